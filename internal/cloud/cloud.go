@@ -1,0 +1,191 @@
+// Package cloud is the cloud as the rest of Berth sees it: values for network
+// interfaces, subnets and instances, the calls that Berth makes on them, and
+// the classes into which a call's failure falls. It knows no SDK and no
+// Kubernetes; cloud/aws implements it for EC2.
+package cloud
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// InterfaceType tells ordinary ENIs from those Berth never uses.
+type InterfaceType string
+
+// The interface types that Berth tells apart, as EC2 spells them
+// (EC2 API, NetworkInterface.InterfaceType). Any other type is foreign.
+const (
+	InterfaceOrdinary InterfaceType = "interface"
+	InterfaceEFA      InterfaceType = "efa"
+	InterfaceTrunk    InterfaceType = "trunk"
+)
+
+// ENI is one elastic network interface as the cloud described it at one
+// moment. Slices are in the cloud's order and owned by the receiver.
+type ENI struct {
+	ID          string
+	MAC         net.HardwareAddr
+	Type        InterfaceType
+	Status      string // "available" when detached, "in-use" when attached or attaching
+	Description string
+	VPCID       string
+	SubnetID    string
+	Zone        string
+	Groups      []string // security group IDs
+	Tags        map[string]string
+	CreatedAt   time.Time // from Berth's own tag; zero when absent
+
+	Primary      netip.Addr     // primary private IPv4 address
+	Addresses    []netip.Addr   // secondary private IPv4 addresses, the primary not among them
+	Prefixes     []netip.Prefix // delegated IPv4 /28 prefixes
+	IPv6         []netip.Addr
+	IPv6Prefixes []netip.Prefix // delegated IPv6 /80 prefixes
+
+	// Attachment is nil for a detached ENI.
+	Attachment *Attachment
+}
+
+// Attachment says where an ENI is plugged in.
+type Attachment struct {
+	ID                  string
+	InstanceID          string
+	DeviceIndex         int
+	NetworkCard         int
+	Status              string // attaching, attached, detaching, detached
+	DeleteOnTermination bool
+}
+
+// Subnet is one subnet with the free address count that the cloud last gave.
+type Subnet struct {
+	ID     string
+	VPCID  string
+	Zone   string
+	CIDR   netip.Prefix
+	IPv6   []netip.Prefix
+	Free   int // AvailableIpAddressCount
+	Tags   map[string]string
+	Public bool
+}
+
+// Instance is what the cloud says of one virtual machine.
+type Instance struct {
+	ID       string
+	Type     string
+	State    string // pending, running, stopping, stopped, shutting-down, terminated
+	Zone     string
+	VPCID    string
+	SubnetID string
+	Primary  netip.Addr
+	ENIs     []ENI // attached interfaces
+}
+
+// Limits are what an instance type allows. IPv4PerENI and IPv6PerENI count
+// every address slot of an ENI, its primary address included; a prefix takes
+// one slot (EC2 User Guide, "IP addresses per network interface per instance
+// type" and "Assigning prefixes to network interfaces").
+type Limits struct {
+	MaxENIs    int // of network card 0
+	IPv4PerENI int
+	IPv6PerENI int
+	Prefixes   bool // Nitro: prefixes can be delegated
+}
+
+// Identity is what an instance's metadata service says of the instance itself.
+type Identity struct {
+	InstanceID   string
+	InstanceType string
+	Region       string
+	Zone         string
+	VPCID        string
+	SubnetID     string // of the primary interface
+	PrimaryMAC   net.HardwareAddr
+	PrimaryIPv4  netip.Addr
+	PrimaryIPv6  netip.Addr // zero when the primary interface has none
+	VPCCIDRs     []netip.Prefix
+}
+
+// CreateENI is a request for a new ENI. ClientToken makes a repeat of the same
+// request return the ENI that the first one made.
+type CreateENI struct {
+	SubnetID    string
+	Groups      []string
+	Description string
+	Tags        map[string]string // applied in the creation call itself
+	ClientToken string
+	Addresses   int // secondary IPv4 addresses to assign at creation; 0 with Prefixes set
+	Prefixes    int // IPv4 /28 prefixes to assign at creation
+	IPv6        int // IPv6 addresses
+	IPv6Prefix  int // IPv6 /80 prefixes
+}
+
+// ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
+type ENIFilter struct {
+	IDs        []string
+	InstanceID string            // attached to this instance
+	VPCID      string            //
+	Status     string            // "available": detached ones only
+	Tags       map[string]string // all must match exactly
+}
+
+// SubnetFilter narrows a listing of subnets. Empty fields do not narrow.
+type SubnetFilter struct {
+	IDs   []string
+	VPCID string
+	Zone  string
+	Tags  map[string]string
+}
+
+// API is what Berth asks of a cloud. Every error is (or wraps) an *Error, so
+// that ClassOf tells what to do about it. Listings are complete: pages are
+// followed. None of the calls retries what is not idempotent on its own.
+type API interface {
+	// Instance describes one instance with its attached ENIs. An instance
+	// that does not exist is an error of class Gone.
+	Instance(ctx context.Context, id string) (Instance, error)
+	// Instances describes those of ids that the cloud knows; unknown ones are
+	// left out without an error.
+	Instances(ctx context.Context, ids []string) ([]Instance, error)
+	// Limits tells what an instance type allows.
+	Limits(ctx context.Context, instanceType string) (Limits, error)
+	// ENIs lists the interfaces that match.
+	ENIs(ctx context.Context, f ENIFilter) ([]ENI, error)
+	// Subnets lists the subnets that match.
+	Subnets(ctx context.Context, f SubnetFilter) ([]Subnet, error)
+	// VPCCIDRs lists the IPv4 and IPv6 blocks associated with a VPC.
+	VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error)
+	// CreateENI creates a detached ENI with its addresses and tags in one call.
+	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
+	// AttachENI attaches an ENI at a device index and returns the attachment
+	// ID; the link shows up in the instance later.
+	AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (attachmentID string, err error)
+	// DetachENI begins a detachment.
+	DetachENI(ctx context.Context, attachmentID string) error
+	// DeleteENI deletes a detached ENI.
+	DeleteENI(ctx context.Context, eniID string) error
+	// SetDeleteOnTermination sets whether an ENI goes with its instance.
+	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
+	// AssignAddresses assigns n further secondary IPv4 addresses of the
+	// cloud's choice and returns them. Not idempotent: after an error of class
+	// Transient the caller describes the ENI before it asks again.
+	AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error)
+	// AssignPrefixes is AssignAddresses for IPv4 /28 prefixes.
+	AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error)
+	// UnassignAddresses takes secondary IPv4 addresses off an ENI.
+	UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error
+	// UnassignPrefixes takes IPv4 prefixes off an ENI.
+	UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error
+	// AssignIPv6 assigns n IPv6 addresses of the cloud's choice.
+	AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error)
+	// UnassignIPv6 takes IPv6 addresses off an ENI.
+	UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error
+	// Tag creates or replaces tags on a resource.
+	Tag(ctx context.Context, resourceID string, tags map[string]string) error
+}
+
+// Metadata is the instance's own view, from its metadata service. It lags
+// behind the cloud and is trusted for identity only, never for addresses.
+type Metadata interface {
+	Identity(ctx context.Context) (Identity, error)
+}
