@@ -1,0 +1,129 @@
+// Package source is where a node's pod addresses come from. One interface,
+// one implementation a folder: eni, pool, port.
+package source
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+)
+
+// Lease is one attachment's hold on its addresses. It is a value: the record
+// of an attachment keeps it, and the same value restores it after a restart.
+type Lease struct {
+	IPv4        netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
+	IPv6        netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
+	ENI         string     `json:"eni,omitempty"` // source eni: the interface that carries the addresses
+	DeviceIndex int        `json:"deviceIndex,omitempty"`
+	Pool        string     `json:"pool,omitempty"`  // source pool
+	Block       string     `json:"block,omitempty"` // source pool
+}
+
+// Addrs returns the addresses that are set, IPv4 first.
+func (l Lease) Addrs() []netip.Addr {
+	var out []netip.Addr
+	for _, a := range [...]netip.Addr{l.IPv4, l.IPv6} {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// Request asks for the addresses of one attachment.
+type Request struct {
+	Key attachment.Key
+	Pod attachment.Pod
+}
+
+// Source hands out addresses. All methods may be called concurrently.
+type Source interface {
+	// Restore marks a lease as held, as found in a record at start, before Run
+	// and before any Acquire. An address that the source does not know (yet)
+	// is held all the same and never handed to another. It fails when another
+	// key holds one of the addresses.
+	Restore(key attachment.Key, lease Lease) error
+	// RestoreCooling marks an address as cooling since a moment, as found in
+	// a record at start. A moment longer ago than the period is no error.
+	RestoreCooling(addr netip.Addr, since time.Time)
+	// Run keeps the source supplied until ctx ends, and returns only then.
+	Run(ctx context.Context) error
+	// Acquire gives the addresses for a new attachment: at once, from memory,
+	// while one is warm, else as soon as one becomes so. When ctx ends first the
+	// error is an *Exhausted that names the reason, and no waiter is left.
+	// Acquire for a key that already holds a lease returns that lease.
+	Acquire(ctx context.Context, req Request) (Lease, error)
+	// Release ends the hold of key: its addresses cool from now on. A key that
+	// holds nothing is no error. The returned moment is when cooling began.
+	Release(key attachment.Key) time.Time
+	// Cancel ends a hold whose addresses never reached a pod: they do not cool
+	// and are handed out again at once, as if never taken.
+	Cancel(key attachment.Key)
+	// CoolingPeriod tells how long a released address is kept back.
+	CoolingPeriod() time.Duration
+	// Ready is nil once an address was usable on this node, now or before a
+	// restart; exhaustion does not make it fail. Else it says what is missing.
+	Ready() error
+	// Snapshot is the source's view for introspection and metrics.
+	Snapshot() Snapshot
+}
+
+// Exhausted says that no address became free in time, and why.
+type Exhausted struct {
+	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,
+	// max-pods, cooling, permission, unreachable, starting.
+	Reason string
+	// Message tells a person what is wrong and what to do about it.
+	Message string
+	Err     error // the context's error, or the cloud's last one
+}
+
+// Error is the message.
+func (e *Exhausted) Error() string { return e.Message }
+
+// Unwrap gives the error behind it.
+func (e *Exhausted) Unwrap() error { return e.Err }
+
+// State of one address.
+type State string
+
+// The states that an address of the node can be in.
+const (
+	Used      State = "used"
+	Warm      State = "warm"
+	Cooling   State = "cooling"
+	NotReady  State = "not-ready" // assigned by the cloud, its ENI's data path not programmed yet
+	Withdrawn State = "withdrawn" // on its way back to the cloud
+)
+
+// AddressInfo is one address in a Snapshot.
+type AddressInfo struct {
+	Addr   netip.Addr      `json:"address"`
+	State  State           `json:"state"`
+	Group  string          `json:"group"` // ENI ID or block name
+	Prefix netip.Prefix    `json:"prefix,omitzero"`
+	Key    *attachment.Key `json:"key,omitempty"`   // when used
+	Since  time.Time       `json:"since,omitzero"` // when it entered the state, if known
+}
+
+// GroupInfo is one ENI or block in a Snapshot.
+type GroupInfo struct {
+	ID          string `json:"id"`
+	DeviceIndex int    `json:"deviceIndex"`
+	Primary     bool   `json:"primary"`
+	MAC         string `json:"mac,omitempty"`
+	Subnet      string `json:"subnet,omitempty"`
+	Ready       bool   `json:"ready"`
+	Reason      string `json:"reason,omitempty"` // why not ready
+	Capacity    int    `json:"capacity"`         // usable addresses at most
+}
+
+// Snapshot is a source's state at one moment.
+type Snapshot struct {
+	Groups    []GroupInfo   `json:"groups"`
+	Addresses []AddressInfo `json:"addresses"`
+	Waiting   int           `json:"waiting"`            // Acquires that wait
+	LastError string        `json:"lastError,omitempty"` // the last cloud trouble, empty when healed
+}
