@@ -10,27 +10,8 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 )
 
-// Lease is one attachment's hold on its addresses. It is a value: the record
-// of an attachment keeps it, and the same value restores it after a restart.
-type Lease struct {
-	IPv4        netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
-	IPv6        netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
-	ENI         string     `json:"eni,omitempty"` // source eni: the interface that carries the addresses
-	DeviceIndex int        `json:"deviceIndex,omitempty"`
-	Pool        string     `json:"pool,omitempty"`  // source pool
-	Block       string     `json:"block,omitempty"` // source pool
-}
-
-// Addrs returns the addresses that are set, IPv4 first.
-func (l Lease) Addrs() []netip.Addr {
-	var out []netip.Addr
-	for _, a := range [...]netip.Addr{l.IPv4, l.IPv6} {
-		if a.IsValid() {
-			out = append(out, a)
-		}
-	}
-	return out
-}
+// Lease is one attachment's hold on its addresses, kept in its record.
+type Lease = attachment.Lease
 
 // Request asks for the addresses of one attachment.
 type Request struct {
@@ -104,7 +85,7 @@ type AddressInfo struct {
 	State  State           `json:"state"`
 	Group  string          `json:"group"` // ENI ID or block name
 	Prefix netip.Prefix    `json:"prefix,omitzero"`
-	Key    *attachment.Key `json:"key,omitempty"`   // when used
+	Key    *attachment.Key `json:"key,omitempty"`  // when used
 	Since  time.Time       `json:"since,omitzero"` // when it entered the state, if known
 }
 
@@ -124,6 +105,6 @@ type GroupInfo struct {
 type Snapshot struct {
 	Groups    []GroupInfo   `json:"groups"`
 	Addresses []AddressInfo `json:"addresses"`
-	Waiting   int           `json:"waiting"`            // Acquires that wait
+	Waiting   int           `json:"waiting"`             // Acquires that wait
 	LastError string        `json:"lastError,omitempty"` // the last cloud trouble, empty when healed
 }

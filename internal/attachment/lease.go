@@ -1,0 +1,25 @@
+package attachment
+
+import "net/netip"
+
+// Lease is one attachment's hold on its addresses. It is a value: the record
+// of an attachment keeps it, and the same value restores it after a restart.
+type Lease struct {
+	IPv4        netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
+	IPv6        netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
+	ENI         string     `json:"eni,omitempty"` // source eni: the interface that carries the addresses
+	DeviceIndex int        `json:"deviceIndex,omitempty"`
+	Pool        string     `json:"pool,omitempty"`  // source pool
+	Block       string     `json:"block,omitempty"` // source pool
+}
+
+// Addrs returns the addresses that are set, IPv4 first.
+func (l Lease) Addrs() []netip.Addr {
+	var out []netip.Addr
+	for _, a := range [...]netip.Addr{l.IPv4, l.IPv6} {
+		if a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}

@@ -1,0 +1,166 @@
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// The names of the files in a store's directory.
+const (
+	recordPrefix  = "attachment-" // then Key.ID
+	coolingPrefix = "cooling-"    // then the address
+	recordSuffix  = ".json"
+	badSuffix     = ".bad"     // damaged
+	foreignSuffix = ".foreign" // of another instance
+	tmpPrefix     = ".new-"    // not yet renamed into place
+)
+
+func recordFile(k Key) string         { return recordPrefix + k.ID() + recordSuffix }
+func coolingFile(a netip.Addr) string { return coolingPrefix + a.String() + recordSuffix }
+
+// Quarantined is a damaged record: a file that was renamed out of the way,
+// with what could still be read of it. Its addresses may be in use.
+type Quarantined struct {
+	File      string // name in the directory
+	Reason    error
+	Cooling   bool // it was the record of a cooling address
+	Addresses []netip.Addr
+	HostLink  string // empty when unreadable
+	KeyID     string // Key.ID of its attachment; empty for a cooling record
+}
+
+// load fills the index from the directory.
+func (s *Store) load() ([]Quarantined, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	var bad []Quarantined
+	for _, e := range entries {
+		name := e.Name()
+		switch {
+		case !e.Type().IsRegular():
+		case strings.HasPrefix(name, tmpPrefix):
+			if err := s.remove(name); err != nil {
+				return nil, err
+			}
+		case !strings.HasPrefix(name, recordPrefix) && !strings.HasPrefix(name, coolingPrefix):
+		case strings.HasSuffix(name, recordSuffix) || strings.HasSuffix(name, recordSuffix+badSuffix):
+			q, err := s.loadFile(name)
+			if err != nil {
+				return nil, err
+			}
+			if q != nil {
+				bad = append(bad, *q)
+			}
+		}
+	}
+	return bad, nil
+}
+
+// loadFile reads one file and indexes it, sets it aside or quarantines it. The
+// error is of the file system.
+func (s *Store) loadFile(name string) (*Quarantined, error) {
+	data, err := os.ReadFile(filepath.Join(s.dir, name))
+	if err != nil {
+		return nil, err
+	}
+	if strings.HasSuffix(name, badSuffix) {
+		return salvage(name, data, errors.New("quarantined at an earlier start")), nil
+	}
+	owner, problem := s.parse(name, data)
+	switch {
+	case problem != nil:
+		s.log.Error("quarantining a damaged record", "file", name, "err", problem)
+		if err := s.rename(name, name+badSuffix); err != nil {
+			return nil, err
+		}
+		return salvage(name+badSuffix, data, problem), nil
+	case owner != s.node.InstanceID:
+		s.log.Warn("setting aside a record of another instance", "file", name, "instance", owner)
+		return nil, s.rename(name, name+foreignSuffix)
+	}
+	return nil, nil
+}
+
+// parse decodes a file and indexes it if it is this instance's. It returns the
+// instance that wrote it, and what is wrong with it.
+func (s *Store) parse(name string, data []byte) (owner string, problem error) {
+	if strings.HasPrefix(name, coolingPrefix) {
+		c, err := DecodeCooling(data)
+		if err != nil {
+			return "", err
+		}
+		if name != coolingFile(c.Addr) {
+			return "", fmt.Errorf("file %s holds the cooling record of %s", name, c.Addr)
+		}
+		if c.InstanceID == s.node.InstanceID {
+			s.cooling[c.Addr] = c
+		}
+		return c.InstanceID, nil
+	}
+	r, err := DecodeRecord(data)
+	if err != nil {
+		return "", err
+	}
+	if name != recordFile(r.Key) {
+		return "", fmt.Errorf("file %s holds the record of %s", name, r.Key)
+	}
+	if r.InstanceID != s.node.InstanceID {
+		return r.InstanceID, nil
+	}
+	for _, a := range r.Lease.Addrs() {
+		if holder, ok := s.byAddr[a]; ok {
+			return "", fmt.Errorf("address %s of %s is held by %s too", a, r.Key, holder)
+		}
+	}
+	s.index(r)
+	return r.InstanceID, nil
+}
+
+func (s *Store) rename(from, to string) error {
+	return os.Rename(filepath.Join(s.dir, from), filepath.Join(s.dir, to))
+}
+
+// Discard removes a quarantined file once nothing of it is left to protect.
+func (s *Store) Discard(q Quarantined) error {
+	if err := s.remove(q.File); err != nil {
+		return fmt.Errorf("removing the quarantined record %s: %w", q.File, err)
+	}
+	return nil
+}
+
+var (
+	addrField = regexp.MustCompile(`"(?:ipv4|ipv6|address)":\s*"([0-9A-Fa-f.:]+)"`)
+	linkField = regexp.MustCompile(`"hostLink":\s*"([0-9A-Za-z_-]{1,15})"`)
+)
+
+// salvage reads what it can of a damaged file: a truncated record often still
+// tells its addresses, and a cooling record's name always does.
+func salvage(name string, data []byte, reason error) *Quarantined {
+	q := &Quarantined{File: name, Reason: reason}
+	stem := strings.TrimSuffix(strings.TrimSuffix(name, badSuffix), recordSuffix)
+	if addr, ok := strings.CutPrefix(stem, coolingPrefix); ok {
+		q.Cooling = true
+		if a, err := netip.ParseAddr(addr); err == nil && a.Zone() == "" {
+			q.Addresses = append(q.Addresses, a)
+		}
+		return q
+	}
+	q.KeyID = strings.TrimPrefix(stem, recordPrefix)
+	for _, m := range addrField.FindAllSubmatch(data, -1) {
+		if a, err := netip.ParseAddr(string(m[1])); err == nil && !slices.Contains(q.Addresses, a) {
+			q.Addresses = append(q.Addresses, a)
+		}
+	}
+	if m := linkField.FindSubmatch(data); m != nil {
+		q.HostLink = string(m[1])
+	}
+	return q
+}

@@ -1,0 +1,161 @@
+package attachment
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Version is the format of the records that this program writes. A record of
+// another version is not read: it is quarantined.
+const Version = 1
+
+// State is how far an attachment's set-up or removal has come.
+type State string
+
+// The states in the order of an attachment's life.
+const (
+	// Pending: the lease is held, the kernel may or may not have been touched.
+	Pending State = "pending"
+	// Ready: the kernel is set up and the runtime was or will be told so.
+	Ready State = "ready"
+	// Releasing: removal has begun and must be finished.
+	Releasing State = "releasing"
+)
+
+// Netns names a network namespace. The device and inode tell whether the path
+// still leads to the same namespace.
+type Netns struct {
+	Path  string `json:"path"`
+	Dev   uint64 `json:"dev,omitempty"`
+	Inode uint64 `json:"inode,omitempty"`
+}
+
+// Same tells whether both are the same namespace, whatever their paths.
+func (n Netns) Same(o Netns) bool { return n.Inode != 0 && n.Dev == o.Dev && n.Inode == o.Inode }
+
+// Record is all that a restarted daemon needs to know of an attachment.
+type Record struct {
+	Version    int       `json:"version"`
+	Key        Key       `json:"key"`
+	Pod        Pod       `json:"pod,omitzero"`
+	Lease      Lease     `json:"lease"`
+	Netns      Netns     `json:"netns"`
+	HostLink   string    `json:"hostLink"`
+	HostMAC    string    `json:"hostMAC,omitempty"`
+	PodMAC     string    `json:"podMAC,omitempty"`
+	MTU        int       `json:"mtu,omitempty"` // bytes
+	State      State     `json:"state"`
+	Since      time.Time `json:"since"`
+	InstanceID string    `json:"instanceID"`
+	BootID     string    `json:"bootID"`
+}
+
+// Cooling is a released address that is not handed out for a while.
+type Cooling struct {
+	Version  int        `json:"version"`
+	Addr     netip.Addr `json:"address"`
+	ENI      string     `json:"eni,omitempty"`
+	Key      Key        `json:"key"` // the attachment that held it
+	HostLink string     `json:"hostLink,omitempty"`
+	// ReleasedBoot is the moment of release on the boot clock, in
+	// nanoseconds: wall time may be set back, this cannot.
+	ReleasedBoot time.Duration `json:"releasedBoot"`
+	BootID       string        `json:"bootID"`
+	InstanceID   string        `json:"instanceID"`
+}
+
+// Encode returns the record as it stands on disk.
+func (r Record) Encode() ([]byte, error) {
+	r.Version = Version
+	if err := r.validate(); err != nil {
+		return nil, err
+	}
+	return encode(r)
+}
+
+// Encode returns the record as it stands on disk.
+func (c Cooling) Encode() ([]byte, error) {
+	c.Version = Version
+	if err := c.validate(); err != nil {
+		return nil, err
+	}
+	return encode(c)
+}
+
+// DecodeRecord reads what Record.Encode wrote. The error says which field is
+// wrong in a damaged or foreign one.
+func DecodeRecord(data []byte) (Record, error) {
+	var r Record
+	if err := decode(data, &r); err != nil {
+		return Record{}, err
+	}
+	return r, r.validate()
+}
+
+// DecodeCooling reads what Cooling.Encode wrote.
+func DecodeCooling(data []byte) (Cooling, error) {
+	var c Cooling
+	if err := decode(data, &c); err != nil {
+		return Cooling{}, err
+	}
+	return c, c.validate()
+}
+
+func encode(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a record: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+func decode(data []byte, v any) error {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(v); err != nil {
+		return fmt.Errorf("decoding a record: %w", err)
+	}
+	if dec.More() {
+		return errors.New("decoding a record: data after its end")
+	}
+	return nil
+}
+
+func (r Record) validate() error {
+	switch {
+	case r.Version != Version:
+		return fmt.Errorf("version is %d, expected %d", r.Version, Version)
+	case r.Key.ContainerID == "" || r.Key.IfName == "":
+		return fmt.Errorf("key %q lacks a container ID or interface name", r.Key)
+	case len(r.Lease.Addrs()) == 0:
+		return errors.New("lease has no address")
+	case r.Lease.IPv4.IsValid() && !r.Lease.IPv4.Is4():
+		return fmt.Errorf("lease.ipv4 is %s, expected an IPv4 address", r.Lease.IPv4)
+	case r.Lease.IPv6.IsValid() && (!r.Lease.IPv6.Is6() || r.Lease.IPv6.Is4In6() || r.Lease.IPv6.Zone() != ""):
+		return fmt.Errorf("lease.ipv6 is %s, expected an IPv6 address", r.Lease.IPv6)
+	case r.State != Pending && r.State != Ready && r.State != Releasing:
+		return fmt.Errorf("state is %q, expected pending, ready or releasing", r.State)
+	case r.HostLink == "":
+		return errors.New("hostLink is empty")
+	case r.InstanceID == "" || r.BootID == "":
+		return errors.New("instanceID or bootID is empty")
+	}
+	return nil
+}
+
+func (c Cooling) validate() error {
+	switch {
+	case c.Version != Version:
+		return fmt.Errorf("version is %d, expected %d", c.Version, Version)
+	case !c.Addr.IsValid() || c.Addr.Zone() != "":
+		return fmt.Errorf("address is %q, expected an IP address without a zone", c.Addr)
+	case c.ReleasedBoot < 0:
+		return fmt.Errorf("releasedBoot is %d, expected nanoseconds since boot", c.ReleasedBoot)
+	case c.InstanceID == "" || c.BootID == "":
+		return errors.New("instanceID or bootID is empty")
+	}
+	return nil
+}

@@ -1,0 +1,241 @@
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+)
+
+// Node is who writes records: the instance, and the boot of its kernel.
+type Node struct {
+	InstanceID string
+	BootID     string
+}
+
+// Store keeps the records of this node in a directory, one file each, and an
+// index of them in memory. Methods for different keys may be called
+// concurrently; calls for one key are put in order by the caller, who holds
+// that container's lock.
+type Store struct {
+	dir  string
+	node Node
+	log  *slog.Logger
+	seq  atomic.Uint64 // names temporary files
+
+	mu      sync.RWMutex // guards the maps below, never held during I/O
+	records map[Key]Record
+	byAddr  map[netip.Addr]Key
+	cooling map[netip.Addr]Cooling
+}
+
+// Open reads the records in dir, which it creates when missing (0700), and
+// returns what it could not take over besides. Records of another instance
+// are set aside, damaged ones quarantined; neither is indexed.
+func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error) {
+	if node.InstanceID == "" || node.BootID == "" {
+		return nil, nil, fmt.Errorf("opening attachment records: instance ID %q and boot ID %q must be known", node.InstanceID, node.BootID)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, nil, fmt.Errorf("creating the directory of attachment records: %w", err)
+	}
+	s := &Store{
+		dir: dir, node: node, log: log,
+		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, cooling: map[netip.Addr]Cooling{},
+	}
+	bad, err := s.load()
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading attachment records: %w", err)
+	}
+	return s, bad, nil
+}
+
+// Node returns the identity that the store stamps on what it writes.
+func (s *Store) Node() Node { return s.node }
+
+// Get returns the record of key.
+func (s *Store) Get(key Key) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// ByAddr returns the record of the attachment that holds addr.
+func (s *Store) ByAddr(addr netip.Addr) (Record, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	key, ok := s.byAddr[addr]
+	if !ok {
+		return Record{}, false
+	}
+	r, ok := s.records[key]
+	return r, ok
+}
+
+// Records returns all attachments, in no order.
+func (s *Store) Records() []Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]Record, 0, len(s.records))
+	for _, r := range s.records {
+		out = append(out, r)
+	}
+	return out
+}
+
+// CoolingRecords returns the cooling addresses, in no order.
+func (s *Store) CoolingRecords() []Cooling {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	out := make([]Cooling, 0, len(s.cooling))
+	for _, c := range s.cooling {
+		out = append(out, c)
+	}
+	return out
+}
+
+// Put writes a record, atomically replacing the one of the same key, and
+// stamps it with the node's identity. It refuses an address that another
+// attachment holds.
+func (s *Store) Put(r Record) error {
+	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
+	data, err := r.Encode()
+	if err != nil {
+		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
+	}
+	if err := s.claim(r); err != nil {
+		return err
+	}
+	if err := s.write(recordFile(r.Key), data); err != nil {
+		s.mu.Lock()
+		s.unclaim(r)
+		s.mu.Unlock()
+		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.records[r.Key]; ok {
+		s.drop(old)
+	}
+	s.index(r)
+	return nil
+}
+
+// claim reserves the record's addresses before the file is written, so that
+// two attachments cannot both write one address.
+func (s *Store) claim(r Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range r.Lease.Addrs() {
+		if holder, ok := s.byAddr[a]; ok && holder != r.Key {
+			return fmt.Errorf("recording attachment %s: address %s is held by %s", r.Key, a, holder)
+		}
+	}
+	for _, a := range r.Lease.Addrs() {
+		s.byAddr[a] = r.Key
+	}
+	return nil
+}
+
+// unclaim takes back claims that no indexed record stands behind. s.mu is held.
+func (s *Store) unclaim(r Record) {
+	old, had := s.records[r.Key]
+	for _, a := range r.Lease.Addrs() {
+		if s.byAddr[a] == r.Key && (!had || (a != old.Lease.IPv4 && a != old.Lease.IPv6)) {
+			delete(s.byAddr, a)
+		}
+	}
+}
+
+// Delete removes the record of key. A key without one is no error.
+func (s *Store) Delete(key Key) error {
+	if err := s.remove(recordFile(key)); err != nil {
+		return fmt.Errorf("removing the record of attachment %s: %w", key, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, ok := s.records[key]; ok {
+		s.drop(old)
+	}
+	return nil
+}
+
+// PutCooling writes the cooling record of an address, stamped with the node's identity.
+func (s *Store) PutCooling(c Cooling) error {
+	c.Version, c.InstanceID, c.BootID = Version, s.node.InstanceID, s.node.BootID
+	data, err := c.Encode()
+	if err != nil {
+		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
+	}
+	if err := s.write(coolingFile(c.Addr), data); err != nil {
+		return fmt.Errorf("recording that %s cools: %w", c.Addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cooling[c.Addr] = c
+	return nil
+}
+
+// DeleteCooling removes the cooling record of an address. One without a record
+// costs no system call and is no error.
+func (s *Store) DeleteCooling(addr netip.Addr) error {
+	s.mu.RLock()
+	_, ok := s.cooling[addr]
+	s.mu.RUnlock()
+	if !ok {
+		return nil
+	}
+	if err := s.remove(coolingFile(addr)); err != nil {
+		return fmt.Errorf("removing the cooling record of %s: %w", addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.cooling, addr)
+	return nil
+}
+
+// index enters r into the maps. s.mu is held.
+func (s *Store) index(r Record) {
+	s.records[r.Key] = r
+	for _, a := range r.Lease.Addrs() {
+		s.byAddr[a] = r.Key
+	}
+}
+
+// drop takes r out of the maps. s.mu is held.
+func (s *Store) drop(r Record) {
+	delete(s.records, r.Key)
+	for _, a := range r.Lease.Addrs() {
+		if s.byAddr[a] == r.Key {
+			delete(s.byAddr, a)
+		}
+	}
+}
+
+// write replaces a file of the directory. It does not sync: what the records
+// describe is gone too when the kernel crashes.
+func (s *Store) write(name string, data []byte) error {
+	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
+	err := os.WriteFile(tmp, data, 0o600)
+	if err == nil {
+		err = os.Rename(tmp, filepath.Join(s.dir, name))
+	}
+	if err != nil {
+		return errors.Join(err, s.remove(filepath.Base(tmp)))
+	}
+	return nil
+}
+
+func (s *Store) remove(name string) error {
+	err := os.Remove(filepath.Join(s.dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

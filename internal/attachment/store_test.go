@@ -1,0 +1,268 @@
+package attachment
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var (
+	testNode = Node{InstanceID: "i-1", BootID: "boot-1"}
+	quiet    = slog.New(slog.DiscardHandler)
+	addrCmp  = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+)
+
+func testRecord(container, addr string) Record {
+	return Record{
+		Key:      Key{Network: "berth", ContainerID: container, IfName: "eth0"},
+		Pod:      Pod{Namespace: "default", Name: container},
+		Lease:    Lease{IPv4: netip.MustParseAddr(addr), ENI: "eni-1"},
+		Netns:    Netns{Path: "/run/netns/" + container, Dev: 4, Inode: 4026531840},
+		HostLink: "bth" + container,
+		State:    Ready,
+		Since:    time.Unix(1700000000, 0).UTC(),
+	}
+}
+
+func openStore(t *testing.T, dir string, node Node) (*Store, []Quarantined) {
+	t.Helper()
+	s, bad, err := Open(dir, node, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, bad
+}
+
+func mustPut(t *testing.T, s *Store, recs ...Record) {
+	t.Helper()
+	for _, r := range recs {
+		if err := s.Put(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRecordsSurviveARestart(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	want := testRecord("c1", "10.0.0.5")
+	mustPut(t, s, testRecord("c2", "10.0.0.6"), want)
+	cool := Cooling{Addr: netip.MustParseAddr("fd00::5"), Key: want.Key, HostLink: "bthold", ReleasedBoot: 5 * time.Second}
+	if err := s.PutCooling(cool); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Delete(Key{Network: "berth", ContainerID: "c2", IfName: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+
+	s, bad := openStore(t, dir, testNode)
+	if len(bad) != 0 {
+		t.Fatalf("quarantined %v", bad)
+	}
+	want.Version, want.InstanceID, want.BootID = Version, "i-1", "boot-1"
+	if diff := cmp.Diff([]Record{want}, s.Records(), addrCmp); diff != "" {
+		t.Error(diff)
+	}
+	cool.Version, cool.InstanceID, cool.BootID = Version, "i-1", "boot-1"
+	if diff := cmp.Diff([]Cooling{cool}, s.CoolingRecords(), addrCmp); diff != "" {
+		t.Error(diff)
+	}
+	if r, ok := s.ByAddr(want.Lease.IPv4); !ok || r.Key != want.Key {
+		t.Errorf("ByAddr = %v, %v", r, ok)
+	}
+	if _, ok := s.ByAddr(netip.MustParseAddr("10.0.0.6")); ok {
+		t.Error("the address of a deleted attachment is still indexed")
+	}
+	info, err := os.Stat(filepath.Join(dir, recordFile(want.Key)))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode of a record = %v, %v; want 0600", info.Mode(), err)
+	}
+}
+
+func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
+	s, _ := openStore(t, t.TempDir(), testNode)
+	a := testRecord("c1", "10.0.0.5")
+	mustPut(t, s, a)
+	if err := s.Put(testRecord("c2", "10.0.0.5")); err == nil || !strings.Contains(err.Error(), "held by berth/c1/eth0") {
+		t.Fatalf("err = %v, want one that names the holder", err)
+	}
+	a.Lease.IPv4 = netip.MustParseAddr("10.0.0.9")
+	mustPut(t, s, a, testRecord("c2", "10.0.0.5"))
+}
+
+func TestFailedPutLeavesNoClaim(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gone")
+	s, _ := openStore(t, dir, testNode)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(testRecord("c1", "10.0.0.5")); err == nil {
+		t.Fatal("Put into a missing directory succeeded")
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, testRecord("c2", "10.0.0.5"))
+}
+
+func TestDamagedRecordsAreQuarantined(t *testing.T) {
+	r := testRecord("c1", "10.0.0.5")
+	r.InstanceID, r.BootID = "i-1", "boot-1"
+	whole, err := r.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := recordFile(r.Key)
+	tests := map[string]struct {
+		file, content string
+		addrs         []netip.Addr
+		cooling       bool
+	}{
+		"truncated":          {file: name, content: string(whole[:len(whole)-20]), addrs: []netip.Addr{r.Lease.IPv4}},
+		"empty":              {file: name},
+		"unknown version":    {file: name, content: strings.Replace(string(whole), `"version":1`, `"version":99`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
+		"no address":         {file: name, content: strings.Replace(string(whole), `"ipv4":"10.0.0.5",`, "", 1)},
+		"other file's":       {file: recordFile(Key{Network: "x"}), content: string(whole), addrs: []netip.Addr{r.Lease.IPv4}},
+		"binary":             {file: name, content: "\x00\xff\x00"},
+		"data after the end": {file: name, content: string(whole) + "{}", addrs: []netip.Addr{r.Lease.IPv4}},
+		"cooling":            {file: "cooling-10.0.0.7.json", content: "{", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, cooling: true},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.WriteFile(filepath.Join(dir, tt.file), []byte(tt.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // the second start finds the .bad file
+				s, bad := openStore(t, dir, testNode)
+				if len(s.Records())+len(s.CoolingRecords()) != 0 {
+					t.Fatal("a damaged record was indexed")
+				}
+				if len(bad) != 1 {
+					t.Fatalf("%d quarantined, want 1", len(bad))
+				}
+				if diff := cmp.Diff(tt.addrs, bad[0].Addresses, addrCmp); diff != "" {
+					t.Error(diff)
+				}
+				if bad[0].Cooling != tt.cooling || bad[0].File != tt.file+".bad" {
+					t.Errorf("quarantined %+v", bad[0])
+				}
+			}
+			s, bad := openStore(t, dir, testNode)
+			if err := s.Discard(bad[0]); err != nil {
+				t.Fatal(err)
+			}
+			if _, bad = openStore(t, dir, testNode); len(bad) != 0 {
+				t.Error("a discarded file came back")
+			}
+		})
+	}
+}
+
+func TestRecordsOfAnotherInstanceAreNeverUsed(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, Node{InstanceID: "i-other", BootID: "boot-1"})
+	mustPut(t, s, testRecord("c1", "10.0.0.5"))
+	if err := s.PutCooling(Cooling{Addr: netip.MustParseAddr("10.0.0.6")}); err != nil {
+		t.Fatal(err)
+	}
+	s, bad := openStore(t, dir, testNode)
+	if len(s.Records())+len(s.CoolingRecords())+len(bad) != 0 {
+		t.Fatalf("used %v, %v, %v", s.Records(), s.CoolingRecords(), bad)
+	}
+	mustPut(t, s, testRecord("c1", "10.0.0.5"))
+}
+
+func TestLeftoversOfACrashedWriteAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, tmpPrefix+"7"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	openStore(t, dir, testNode)
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Fatalf("left %v, %v", left, err)
+	}
+}
+
+func TestConcurrentPuts(t *testing.T) {
+	dir := t.TempDir()
+	s, _ := openStore(t, dir, testNode)
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			r := testRecord("c"+string(rune('A'+i)), netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}).String())
+			for _, st := range []State{Pending, Ready} {
+				r.State = st
+				if err := s.Put(r); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	again, bad := openStore(t, dir, testNode)
+	if len(again.Records()) != 50 || len(bad) != 0 {
+		t.Errorf("%d records and %d quarantined, want 50 and 0", len(again.Records()), len(bad))
+	}
+}
+
+func TestKeyIDSeparatesItsParts(t *testing.T) {
+	a := Key{Network: "a", ContainerID: "bc", IfName: "eth0"}
+	b := Key{Network: "ab", ContainerID: "c", IfName: "eth0"}
+	if a.ID() == b.ID() || len(a.ID()) != 32 {
+		t.Errorf("IDs %s and %s", a.ID(), b.ID())
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	r := testRecord("c1", "10.0.0.5")
+	r.InstanceID, r.BootID = "i-1", "boot-1"
+	whole, err := r.Encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	f.Add(whole[:40])
+	f.Add([]byte(`{"version":1,"address":"10.0.0.7","key":{},"releasedBoot":5,"bootID":"b","instanceID":"i-1"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if got, err := DecodeRecord(data); err == nil {
+			again, err := got.Encode()
+			if err != nil {
+				t.Fatalf("a decoded record does not encode: %v", err)
+			}
+			if back, err := DecodeRecord(again); err != nil || back.Key != got.Key || back.Lease != got.Lease {
+				t.Fatalf("round trip of %s: %+v, %v", again, back, err)
+			}
+		}
+		if got, err := DecodeCooling(data); err == nil && !got.Addr.IsValid() {
+			t.Fatal("a cooling record without address was accepted")
+		}
+		salvage(recordFile(r.Key)+badSuffix, data, nil)
+	})
+}
+
+func BenchmarkPut(b *testing.B) {
+	dir, err := os.MkdirTemp("/dev/shm", "berth-store-")
+	if err != nil {
+		b.Fatalf("needs a tmpfs at /dev/shm: %v", err)
+	}
+	defer os.RemoveAll(dir)
+	s, _, err := Open(dir, testNode, quiet)
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := testRecord("c1", "10.0.0.5")
+	for b.Loop() {
+		if err := s.Put(r); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
