@@ -4,11 +4,7 @@
 // vanish with the kernel state they describe.
 package attachment
 
-import (
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
-)
+import "fmt"
 
 // Key names one attachment: one interface of one sandbox in one network
 // (CNI specification 1.1, "attachment").
@@ -21,13 +17,6 @@ type Key struct {
 // String reads "network/containerID/ifName".
 func (k Key) String() string {
 	return fmt.Sprintf("%s/%s/%s", k.Network, k.ContainerID, k.IfName)
-}
-
-// ID is a name for the key that is safe in file names and always 32
-// characters long: the first half of the SHA-256 of its parts, in hexadecimal.
-func (k Key) ID() string {
-	sum := sha256.Sum256([]byte(k.Network + "\x00" + k.ContainerID + "\x00" + k.IfName))
-	return hex.EncodeToString(sum[:16])
 }
 
 // Pod is what the runtime tells of the pod behind a sandbox (CNI_ARGS of

@@ -13,7 +13,7 @@ import (
 
 // The names of the files in a store's directory.
 const (
-	recordPrefix  = "attachment-" // then Key.ID
+	recordPrefix  = "attachment-" // then the host link's name
 	coolingPrefix = "cooling-"    // then the address
 	recordSuffix  = ".json"
 	badSuffix     = ".bad"     // damaged
@@ -21,8 +21,8 @@ const (
 	tmpPrefix     = ".new-"    // not yet renamed into place
 )
 
-func recordFile(k Key) string         { return recordPrefix + k.ID() + recordSuffix }
-func coolingFile(a netip.Addr) string { return coolingPrefix + a.String() + recordSuffix }
+func recordFile(hostLink string) string { return recordPrefix + hostLink + recordSuffix }
+func coolingFile(a netip.Addr) string   { return coolingPrefix + a.String() + recordSuffix }
 
 // Quarantined is a damaged record: a file that was renamed out of the way,
 // with what could still be read of it. Its addresses may be in use.
@@ -31,8 +31,7 @@ type Quarantined struct {
 	Reason    error
 	Cooling   bool // it was the record of a cooling address
 	Addresses []netip.Addr
-	HostLink  string // empty when unreadable
-	KeyID     string // Key.ID of its attachment; empty for a cooling record
+	HostLink  string // of its attachment; empty for a cooling record
 }
 
 // load fills the index from the directory.
@@ -109,7 +108,7 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 	if err != nil {
 		return "", err
 	}
-	if name != recordFile(r.Key) {
+	if name != recordFile(r.HostLink) {
 		return "", fmt.Errorf("file %s holds the record of %s", name, r.Key)
 	}
 	if r.InstanceID != s.node.InstanceID {
@@ -136,13 +135,10 @@ func (s *Store) Discard(q Quarantined) error {
 	return nil
 }
 
-var (
-	addrField = regexp.MustCompile(`"(?:ipv4|ipv6|address)":\s*"([0-9A-Fa-f.:]+)"`)
-	linkField = regexp.MustCompile(`"hostLink":\s*"([0-9A-Za-z_-]{1,15})"`)
-)
+var addrField = regexp.MustCompile(`"(?:ipv4|ipv6)":\s*"([0-9A-Fa-f.:]+)"`)
 
-// salvage reads what it can of a damaged file: a truncated record often still
-// tells its addresses, and a cooling record's name always does.
+// salvage reads what it can of a damaged file: the name tells the host link or
+// the cooling address, and a truncated record often still tells its addresses.
 func salvage(name string, data []byte, reason error) *Quarantined {
 	q := &Quarantined{File: name, Reason: reason}
 	stem := strings.TrimSuffix(strings.TrimSuffix(name, badSuffix), recordSuffix)
@@ -153,14 +149,11 @@ func salvage(name string, data []byte, reason error) *Quarantined {
 		}
 		return q
 	}
-	q.KeyID = strings.TrimPrefix(stem, recordPrefix)
+	q.HostLink = strings.TrimPrefix(stem, recordPrefix)
 	for _, m := range addrField.FindAllSubmatch(data, -1) {
 		if a, err := netip.ParseAddr(string(m[1])); err == nil && !slices.Contains(q.Addresses, a) {
 			q.Addresses = append(q.Addresses, a)
 		}
-	}
-	if m := linkField.FindSubmatch(data); m != nil {
-		q.HostLink = string(m[1])
 	}
 	return q
 }

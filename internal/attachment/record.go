@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"time"
 )
 
@@ -44,7 +45,7 @@ type Record struct {
 	Pod        Pod       `json:"pod,omitzero"`
 	Lease      Lease     `json:"lease"`
 	Netns      Netns     `json:"netns"`
-	HostLink   string    `json:"hostLink"`
+	HostLink   string    `json:"hostLink"` // names the record's file too
 	HostMAC    string    `json:"hostMAC,omitempty"`
 	PodMAC     string    `json:"podMAC,omitempty"`
 	MTU        int       `json:"mtu,omitempty"` // bytes
@@ -124,6 +125,9 @@ func decode(data []byte, v any) error {
 	return nil
 }
 
+// linkName is stricter than the kernel: the name is part of a file's name too.
+var linkName = regexp.MustCompile(`^[0-9A-Za-z_-]{1,15}$`)
+
 func (r Record) validate() error {
 	switch {
 	case r.Version != Version:
@@ -138,8 +142,8 @@ func (r Record) validate() error {
 		return fmt.Errorf("lease.ipv6 is %s, expected an IPv6 address", r.Lease.IPv6)
 	case r.State != Pending && r.State != Ready && r.State != Releasing:
 		return fmt.Errorf("state is %q, expected pending, ready or releasing", r.State)
-	case r.HostLink == "":
-		return errors.New("hostLink is empty")
+	case !linkName.MatchString(r.HostLink):
+		return fmt.Errorf("hostLink is %q, expected a link name", r.HostLink)
 	case r.InstanceID == "" || r.BootID == "":
 		return errors.New("instanceID or bootID is empty")
 	}

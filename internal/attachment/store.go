@@ -31,6 +31,7 @@ type Store struct {
 	mu      sync.RWMutex // guards the maps below, never held during I/O
 	records map[Key]Record
 	byAddr  map[netip.Addr]Key
+	byLink  map[string]Key
 	cooling map[netip.Addr]Cooling
 }
 
@@ -46,7 +47,7 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	}
 	s := &Store{
 		dir: dir, node: node, log: log,
-		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, cooling: map[netip.Addr]Cooling{},
+		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, cooling: map[netip.Addr]Cooling{},
 	}
 	bad, err := s.load()
 	if err != nil {
@@ -101,8 +102,8 @@ func (s *Store) CoolingRecords() []Cooling {
 }
 
 // Put writes a record, atomically replacing the one of the same key, and
-// stamps it with the node's identity. It refuses an address that another
-// attachment holds.
+// stamps it with the node's identity. It refuses an address or host link that
+// another attachment holds.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
 	data, err := r.Encode()
@@ -112,7 +113,7 @@ func (s *Store) Put(r Record) error {
 	if err := s.claim(r); err != nil {
 		return err
 	}
-	if err := s.write(recordFile(r.Key), data); err != nil {
+	if err := s.write(recordFile(r.HostLink), data); err != nil {
 		s.mu.Lock()
 		s.unclaim(r)
 		s.mu.Unlock()
@@ -127,11 +128,17 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// claim reserves the record's addresses before the file is written, so that
-// two attachments cannot both write one address.
+// claim reserves the record's addresses and link before the file is written, so that
+// two attachments cannot both write one.
 func (s *Store) claim(r Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if holder, ok := s.byLink[r.HostLink]; ok && holder != r.Key {
+		return fmt.Errorf("recording attachment %s: host link %s belongs to %s", r.Key, r.HostLink, holder)
+	}
+	if old, ok := s.records[r.Key]; ok && old.HostLink != r.HostLink {
+		return fmt.Errorf("recording attachment %s: its host link is %s, not %s", r.Key, old.HostLink, r.HostLink)
+	}
 	for _, a := range r.Lease.Addrs() {
 		if holder, ok := s.byAddr[a]; ok && holder != r.Key {
 			return fmt.Errorf("recording attachment %s: address %s is held by %s", r.Key, a, holder)
@@ -140,12 +147,16 @@ func (s *Store) claim(r Record) error {
 	for _, a := range r.Lease.Addrs() {
 		s.byAddr[a] = r.Key
 	}
+	s.byLink[r.HostLink] = r.Key
 	return nil
 }
 
 // unclaim takes back claims that no indexed record stands behind. s.mu is held.
 func (s *Store) unclaim(r Record) {
 	old, had := s.records[r.Key]
+	if s.byLink[r.HostLink] == r.Key && !had {
+		delete(s.byLink, r.HostLink)
+	}
 	for _, a := range r.Lease.Addrs() {
 		if s.byAddr[a] == r.Key && (!had || (a != old.Lease.IPv4 && a != old.Lease.IPv6)) {
 			delete(s.byAddr, a)
@@ -155,14 +166,16 @@ func (s *Store) unclaim(r Record) {
 
 // Delete removes the record of key. A key without one is no error.
 func (s *Store) Delete(key Key) error {
-	if err := s.remove(recordFile(key)); err != nil {
+	old, ok := s.Get(key)
+	if !ok {
+		return nil
+	}
+	if err := s.remove(recordFile(old.HostLink)); err != nil {
 		return fmt.Errorf("removing the record of attachment %s: %w", key, err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if old, ok := s.records[key]; ok {
-		s.drop(old)
-	}
+	s.drop(old)
 	return nil
 }
 
@@ -203,6 +216,7 @@ func (s *Store) DeleteCooling(addr netip.Addr) error {
 // index enters r into the maps. s.mu is held.
 func (s *Store) index(r Record) {
 	s.records[r.Key] = r
+	s.byLink[r.HostLink] = r.Key
 	for _, a := range r.Lease.Addrs() {
 		s.byAddr[a] = r.Key
 	}
@@ -211,6 +225,9 @@ func (s *Store) index(r Record) {
 // drop takes r out of the maps. s.mu is held.
 func (s *Store) drop(r Record) {
 	delete(s.records, r.Key)
+	if s.byLink[r.HostLink] == r.Key {
+		delete(s.byLink, r.HostLink)
+	}
 	for _, a := range r.Lease.Addrs() {
 		if s.byAddr[a] == r.Key {
 			delete(s.byAddr, a)

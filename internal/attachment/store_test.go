@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -80,7 +81,7 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	if _, ok := s.ByAddr(netip.MustParseAddr("10.0.0.6")); ok {
 		t.Error("the address of a deleted attachment is still indexed")
 	}
-	info, err := os.Stat(filepath.Join(dir, recordFile(want.Key)))
+	info, err := os.Stat(filepath.Join(dir, recordFile(want.HostLink)))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of a record = %v, %v; want 0600", info.Mode(), err)
 	}
@@ -119,7 +120,7 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := recordFile(r.Key)
+	name := recordFile(r.HostLink)
 	tests := map[string]struct {
 		file, content string
 		addrs         []netip.Addr
@@ -128,8 +129,9 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 		"truncated":          {file: name, content: string(whole[:len(whole)-20]), addrs: []netip.Addr{r.Lease.IPv4}},
 		"empty":              {file: name},
 		"unknown version":    {file: name, content: strings.Replace(string(whole), `"version":1`, `"version":99`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
+		"a path as link":     {file: name, content: strings.Replace(string(whole), `"bthc1"`, `"../../x"`, 1), addrs: []netip.Addr{r.Lease.IPv4}},
 		"no address":         {file: name, content: strings.Replace(string(whole), `"ipv4":"10.0.0.5",`, "", 1)},
-		"other file's":       {file: recordFile(Key{Network: "x"}), content: string(whole), addrs: []netip.Addr{r.Lease.IPv4}},
+		"other file's":       {file: recordFile("bthother"), content: string(whole), addrs: []netip.Addr{r.Lease.IPv4}},
 		"binary":             {file: name, content: "\x00\xff\x00"},
 		"data after the end": {file: name, content: string(whole) + "{}", addrs: []netip.Addr{r.Lease.IPv4}},
 		"cooling":            {file: "cooling-10.0.0.7.json", content: "{", addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, cooling: true},
@@ -150,6 +152,9 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 				}
 				if diff := cmp.Diff(tt.addrs, bad[0].Addresses, addrCmp); diff != "" {
 					t.Error(diff)
+				}
+				if want := strings.TrimSuffix(strings.TrimPrefix(tt.file, recordPrefix), recordSuffix); !tt.cooling && bad[0].HostLink != want {
+					t.Errorf("host link %q, want %q", bad[0].HostLink, want)
 				}
 				if bad[0].Cooling != tt.cooling || bad[0].File != tt.file+".bad" {
 					t.Errorf("quarantined %+v", bad[0])
@@ -198,7 +203,7 @@ func TestConcurrentPuts(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 50 {
 		wg.Go(func() {
-			r := testRecord("c"+string(rune('A'+i)), netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}).String())
+			r := testRecord("c"+strconv.Itoa(i), netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}).String())
 			for _, st := range []State{Pending, Ready} {
 				r.State = st
 				if err := s.Put(r); err != nil {
@@ -211,14 +216,6 @@ func TestConcurrentPuts(t *testing.T) {
 	again, bad := openStore(t, dir, testNode)
 	if len(again.Records()) != 50 || len(bad) != 0 {
 		t.Errorf("%d records and %d quarantined, want 50 and 0", len(again.Records()), len(bad))
-	}
-}
-
-func TestKeyIDSeparatesItsParts(t *testing.T) {
-	a := Key{Network: "a", ContainerID: "bc", IfName: "eth0"}
-	b := Key{Network: "ab", ContainerID: "c", IfName: "eth0"}
-	if a.ID() == b.ID() || len(a.ID()) != 32 {
-		t.Errorf("IDs %s and %s", a.ID(), b.ID())
 	}
 }
 
@@ -245,7 +242,7 @@ func FuzzLoad(f *testing.F) {
 		if got, err := DecodeCooling(data); err == nil && !got.Addr.IsValid() {
 			t.Fatal("a cooling record without address was accepted")
 		}
-		salvage(recordFile(r.Key)+badSuffix, data, nil)
+		salvage(recordFile(r.HostLink)+badSuffix, data, nil)
 	})
 }
 

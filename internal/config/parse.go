@@ -1,0 +1,246 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Each function returns a parser that checks a text and stores its value.
+// Their errors say what was expected; the caller adds the setting's name.
+
+func text(dst *string) func(string) error {
+	return func(s string) error {
+		*dst = s
+		return nil
+	}
+}
+
+func boolean(dst *bool) func(string) error {
+	return func(s string) error {
+		v, err := strconv.ParseBool(s)
+		if err != nil {
+			return errors.New("expected true or false")
+		}
+		*dst = v
+		return nil
+	}
+}
+
+// integer takes low to high; an empty text leaves unset behind.
+func integer(dst *int, low, high, unset int) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			*dst = unset
+			return nil
+		}
+		v, err := strconv.Atoi(s)
+		if err != nil || v < low || v > high {
+			return fmt.Errorf("expected a whole number from %d to %d", low, high)
+		}
+		*dst = v
+		return nil
+	}
+}
+
+// duration takes Go's notation (1m30s) or a bare number of seconds, as
+// IP_COOLDOWN_PERIOD is written.
+func duration(dst *time.Duration, low, high time.Duration) func(string) error {
+	return func(s string) error {
+		v, err := time.ParseDuration(s)
+		if n, intErr := strconv.Atoi(s); intErr == nil {
+			v, err = time.Duration(n)*time.Second, nil
+		}
+		if err != nil || v < low || v > high {
+			return fmt.Errorf("expected a duration such as 30s, from %s to %s", low, high)
+		}
+		*dst = v
+		return nil
+	}
+}
+
+func list(dst *[]string, check func(string) error) func(string) error {
+	return func(s string) error {
+		var out []string
+		for item := range strings.SplitSeq(s, ",") {
+			if item = strings.TrimSpace(item); item == "" {
+				continue
+			}
+			if err := check(item); err != nil {
+				return fmt.Errorf("item %q: %w", item, err)
+			}
+			if !slices.Contains(out, item) {
+				out = append(out, item)
+			}
+		}
+		*dst = out
+		return nil
+	}
+}
+
+func prefixed(prefix string) func(string) error {
+	return func(s string) error {
+		if rest, ok := strings.CutPrefix(s, prefix); !ok || rest == "" {
+			return fmt.Errorf("expected an ID such as %s0a1b2c3d", prefix)
+		}
+		return nil
+	}
+}
+
+func pairs(dst *map[string]string) func(string) error {
+	return func(s string) error {
+		out := map[string]string{}
+		for item := range strings.SplitSeq(s, ",") {
+			if item = strings.TrimSpace(item); item == "" {
+				continue
+			}
+			key, value, ok := strings.Cut(item, "=")
+			if !ok || key == "" {
+				return fmt.Errorf("item %q: expected key=value", item)
+			}
+			out[key] = value
+		}
+		*dst = out
+		return nil
+	}
+}
+
+func cidrs(dst *[]netip.Prefix) func(string) error {
+	return func(s string) error {
+		var out []netip.Prefix
+		for item := range strings.SplitSeq(s, ",") {
+			if item = strings.TrimSpace(item); item == "" {
+				continue
+			}
+			p, err := netip.ParsePrefix(item)
+			if err != nil {
+				return fmt.Errorf("item %q: expected a CIDR such as 10.20.0.0/16", item)
+			}
+			if p.Masked() != p {
+				return fmt.Errorf("item %q: bits are set outside the mask, expected %s", item, p.Masked())
+			}
+			out = append(out, p)
+		}
+		*dst = out
+		return nil
+	}
+}
+
+func oneOf(dst *string, allowed ...string) func(string) error {
+	return func(s string) error {
+		v := strings.ToLower(s)
+		if !slices.Contains(allowed, v) {
+			return fmt.Errorf("expected one of %s", strings.Join(allowed, ", "))
+		}
+		*dst = v
+		return nil
+	}
+}
+
+func absolutePath(dst *string, optional bool) func(string) error {
+	return func(s string) error {
+		if s == "" && optional {
+			*dst = ""
+			return nil
+		}
+		if !filepath.IsAbs(s) {
+			return errors.New("expected an absolute path")
+		}
+		*dst = filepath.Clean(s)
+		return nil
+	}
+}
+
+// socketPath is an absolute path that fits sockaddr_un (unix(7): 108 bytes
+// with the ending zero).
+func socketPath(dst *string, optional bool) func(string) error {
+	store := absolutePath(dst, optional)
+	return func(s string) error {
+		s = strings.TrimPrefix(s, "unix://")
+		if len(s) > 107 {
+			return fmt.Errorf("is %d bytes long, a unix socket's path has at most 107", len(s))
+		}
+		return store(s)
+	}
+}
+
+func fileName(dst *string) func(string) error {
+	return func(s string) error {
+		if s == "" || s == "." || s == ".." || strings.ContainsRune(s, '/') {
+			return errors.New("expected a file name without a path")
+		}
+		*dst = s
+		return nil
+	}
+}
+
+func httpURL(dst *string) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			*dst = ""
+			return nil
+		}
+		u, err := url.Parse(s)
+		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			return errors.New("expected a URL such as https://ec2.eu-west-1.amazonaws.com")
+		}
+		*dst = s
+		return nil
+	}
+}
+
+// hostPort takes host:port with a numeric port; empty turns the listener off.
+func hostPort(dst *string) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			*dst = ""
+			return nil
+		}
+		_, port, err := net.SplitHostPort(s)
+		if err != nil {
+			return errors.New("expected host:port, such as :61678")
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return fmt.Errorf("port %q: expected a number up to 65535", port)
+		}
+		*dst = s
+		return nil
+	}
+}
+
+// loopbackPort is hostPort for what must not be reachable from elsewhere.
+func loopbackPort(dst *string) func(string) error {
+	store := hostPort(dst)
+	return func(s string) error {
+		if err := store(s); err != nil || s == "" {
+			return err
+		}
+		host, _, _ := net.SplitHostPort(s)
+		if host == "localhost" {
+			return nil
+		}
+		if a, err := netip.ParseAddr(host); err != nil || !a.IsLoopback() {
+			return fmt.Errorf("host %q is not a loopback address, and this interface must not be reachable from elsewhere: expected 127.0.0.1, [::1] or localhost", host)
+		}
+		return nil
+	}
+}
+
+// mtu takes 0 or what links and IPv4 allow (RFC 791, RFC 8200 for IPv6: 1280).
+func mtu(dst *int) func(string) error {
+	return func(s string) error {
+		var v int
+		if err := integer(&v, 0, 65535, 0)(s); err != nil || (v != 0 && v < 576) {
+			return errors.New("expected 0 or a number of bytes from 576 to 65535")
+		}
+		*dst = v
+		return nil
+	}
+}

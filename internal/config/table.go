@@ -1,0 +1,183 @@
+package config
+
+import (
+	"strings"
+	"time"
+)
+
+// Setting is one row of the table.
+type Setting struct {
+	Group   string   // heading in the reference
+	Flag    string   // without dashes
+	Env     []string // by precedence; BERTH_<FLAG> first, then names known from elsewhere
+	Default string   // as one would write it; empty: not set
+	Unit    string   // what a number counts; empty where the text says it
+	Doc     string   // one sentence or two, for the reference and --help
+
+	parse func(string) error // checks a text and stores it in the Config
+	bare  bool               // a flag that needs no value
+}
+
+const (
+	maxCount = 1 << 16 // no node has as many addresses
+	day      = 24 * time.Hour
+)
+
+// table lists every setting; parsing writes to c.
+func table(c *Config) []Setting {
+	var rows []Setting
+	for _, group := range []struct {
+		name string
+		rows []Setting
+	}{
+		{"Node", nodeSettings(c)},
+		{"Warm addresses", warmSettings(c)},
+		{"ENIs", eniSettings(c)},
+		{"Cloud", cloudSettings(c)},
+		{"Data path", datapathSettings(c)},
+		{"Serving", servingSettings(c)},
+		{"Watching", watchingSettings(c)},
+		{"Plugin installation", installSettings(c)},
+	} {
+		for _, s := range group.rows {
+			s.Group = group.name
+			s.Env = append([]string{"BERTH_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))}, s.Env...)
+			rows = append(rows, s)
+		}
+	}
+	return rows
+}
+
+func nodeSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "node-name", Env: []string{"MY_NODE_NAME", "NODE_NAME"}, parse: text(&c.NodeName),
+			Doc: "Name of this node, shown by introspection and put on ENIs. Default: the host name."},
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, parse: text(&c.ClusterName),
+			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up."},
+		{Flag: "state-dir", Default: "/run/berth", parse: absolutePath(&c.StateDir, false),
+			Doc: "Directory of the attachment records and the last inventory that the cloud confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
+		{Flag: "socket", Default: "/run/berth/berthd.sock", parse: socketPath(&c.Socket, false),
+			Doc: "Unix socket on which the plugin reaches the daemon; made with mode 0600."},
+	}
+}
+
+func warmSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "warm-eni-target", Env: []string{"WARM_ENI_TARGET"}, Unit: "ENIs", parse: integer(&c.WarmENITarget, 0, 64, -1),
+			Doc: "ENIs without a pod to keep attached and filled. Counts as 1 when no other target is set; ignored when a warm IP or minimum IP target is."},
+		{Flag: "warm-ip-target", Env: []string{"WARM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.WarmIPTarget, 0, maxCount, -1),
+			Doc: "Free addresses to keep assigned to the node."},
+		{Flag: "minimum-ip-target", Env: []string{"MINIMUM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.MinimumIPTarget, 0, maxCount, -1),
+			Doc: "Addresses to keep assigned to the node at least, used ones included."},
+		{Flag: "warm-prefix-target", Env: []string{"WARM_PREFIX_TARGET"}, Unit: "prefixes", parse: integer(&c.WarmPrefixTarget, 0, maxCount, -1),
+			Doc: "Unused /28 prefixes to keep assigned to the node, with prefix delegation."},
+		{Flag: "enable-prefix-delegation", Env: []string{"ENABLE_PREFIX_DELEGATION"}, Default: "false", bare: true, parse: boolean(&c.PrefixDelegation),
+			Doc: "Assign /28 prefixes to ENIs rather than single addresses, where the instance type allows it."},
+		{Flag: "min-allocate", Unit: "addresses", parse: integer(&c.MinAllocate, 0, maxCount, -1),
+			Doc: "Addresses to have assigned to the node at least. With pre-allocate and max-above-watermark, the second way to ask for warm addresses; not to be mixed with the targets above."},
+		{Flag: "pre-allocate", Unit: "addresses", parse: integer(&c.PreAllocate, 0, maxCount, -1),
+			Doc: "Free addresses to keep assigned to the node. Counts as 8 when another setting of this dialect is set and this one is not."},
+		{Flag: "max-above-watermark", Unit: "addresses", parse: integer(&c.MaxAboveWatermark, 0, maxCount, -1),
+			Doc: "How many addresses more than needed one growth may assign, to save calls."},
+		{Flag: "cooling-period", Env: []string{"IP_COOLDOWN_PERIOD"}, Default: "30s", parse: duration(&c.CoolingPeriod, 0, day),
+			Doc: "How long a released address is kept from new pods."},
+		{Flag: "max-pods", Env: []string{"MAX_PODS"}, Default: "0", Unit: "pods", parse: integer(&c.MaxPods, 0, maxCount, 0),
+			Doc: "Most pods with an address of their own on this node: growth stops there. 0 sets no cap."},
+		{Flag: "shrink-delay", Default: "1m", parse: duration(&c.ShrinkDelay, 0, day),
+			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
+		{Flag: "listing-interval", Default: "5m", parse: duration(&c.ListingInterval, time.Second, day),
+			Doc: "How often everything the cloud holds for this node is listed, to repair what events missed."},
+	}
+}
+
+func eniSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: integer(&c.MaxENI, 0, 64, 0),
+			Doc: "Most ENIs on this node, the primary included. Not set or 0: what the instance type allows."},
+		{Flag: "first-interface-index", Default: "0", parse: integer(&c.FirstInterfaceIndex, 0, 15, 0),
+			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node."},
+		{Flag: "subnets", Unit: "subnet IDs", parse: list(&c.Subnets, prefixed("subnet-")),
+			Doc: "Subnets of new ENIs, separated by commas. Default: the primary ENI's."},
+		{Flag: "subnet-tags", Unit: "key=value", parse: pairs(&c.SubnetTags),
+			Doc: "Tags that choose the subnets of new ENIs in the node's zone, separated by commas; not with subnets."},
+		{Flag: "security-groups", Unit: "group IDs", parse: list(&c.SecurityGroups, prefixed("sg-")),
+			Doc: "Security groups of new ENIs, separated by commas. Default: the primary ENI's."},
+	}
+}
+
+func cloudSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(&c.Region),
+			Doc: "AWS region. Default: the instance's."},
+		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(&c.EC2Endpoint),
+			Doc: "URL of the EC2 API. Default: the region's."},
+		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(&c.IMDSEndpoint),
+			Doc: "URL of the instance metadata service. Default: http://169.254.169.254."},
+	}
+}
+
+func datapathSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "external-snat", Env: []string{"AWS_VPC_K8S_CNI_EXTERNALSNAT"}, Default: "false", bare: true, parse: boolean(&c.ExternalSNAT),
+			Doc: "Leave address translation to a NAT gateway: pods leave the VPC with their own address."},
+		{Flag: "exclude-snat-cidrs", Env: []string{"AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS"}, parse: cidrs(&c.ExcludeSNATCIDRs),
+			Doc: "Networks outside the VPC that see the pod's own address, separated by commas."},
+		{Flag: "mtu", Env: []string{"AWS_VPC_ENI_MTU"}, Default: "0", Unit: "bytes", parse: mtu(&c.MTU),
+			Doc: "MTU of pod interfaces and secondary ENIs. 0 takes the primary interface's (9001 in a VPC)."},
+		{Flag: "block-metadata", Default: "false", bare: true, parse: boolean(&c.BlockMetadata),
+			Doc: "Keep pods from the instance metadata service."},
+		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 0, 24, 0),
+			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
+	}
+}
+
+func servingSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "warm-wait", Default: "45s", parse: duration(&c.WarmWait, 0, 10*time.Minute),
+			Doc: "How long an ADD waits for an address when none is warm, before it fails with code 11 (try again later)."},
+		{Flag: "drain-timeout", Default: "5s", parse: duration(&c.DrainTimeout, 0, 10*time.Minute),
+			Doc: "How long a daemon that was asked to end lets kernel work finish."},
+		{Flag: "cri-socket", parse: socketPath(&c.CRISocket, true),
+			Doc: "Socket of the container runtime, such as /run/containerd/containerd.sock. When set, a pod whose network namespace is gone is released only if the runtime does not list it either."},
+		{Flag: "netns-grace", Default: "1m", parse: duration(&c.NetnsGrace, 0, day),
+			Doc: "How long a network namespace must be gone before its attachment is released without a DEL."},
+		{Flag: "repair-interval", Default: "1m", parse: duration(&c.RepairInterval, time.Second, day),
+			Doc: "How often the kernel is compared with what it should be, besides at every change seen."},
+	}
+}
+
+func watchingSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: loopbackPort(&c.IntrospectionAddr),
+			Doc: "Where /ip-manager is served; a loopback address. Empty turns it off."},
+		{Flag: "metrics-address", Default: ":61678", parse: hostPort(&c.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
+			Doc: "Serve /debug/pprof on the introspection address."},
+		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: oneOf(&c.LogLevel, "debug", "info", "warn", "error"),
+			Doc: "Least severity that is logged: debug, info, warn or error."},
+		{Flag: "log-format", Default: "text", parse: oneOf(&c.LogFormat, "text", "json"),
+			Doc: "Form of a log line: text or json."},
+	}
+}
+
+func installSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "install-cni", Default: "false", bare: true, parse: boolean(&c.InstallCNI),
+			Doc: "Install the plugin binary and its configuration, once the first address is usable."},
+		{Flag: "cni-bin-dir", Default: "/opt/cni/bin", parse: absolutePath(&c.CNIBinDir, false),
+			Doc: "Where the runtime looks for plugin binaries."},
+		{Flag: "cni-conf-dir", Default: "/etc/cni/net.d", parse: absolutePath(&c.CNIConfDir, false),
+			Doc: "Where the runtime looks for network configuration."},
+		{Flag: "cni-conf-name", Default: "10-berth.conflist", parse: fileName(&c.CNIConfName),
+			Doc: "Name of the configuration file."},
+		{Flag: "cni-plugin", parse: absolutePath(&c.CNIPlugin, true),
+			Doc: "The plugin binary to install. Default: berth, beside berthd's own binary."},
+		{Flag: "cni-version", Default: "1.0.0", parse: oneOf(&c.CNIVersion, "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
+			Doc: "CNI version of the installed configuration."},
+		{Flag: "cni-network", Default: "berth", parse: fileName(&c.CNINetwork),
+			Doc: "Network name of the installed configuration."},
+		{Flag: "cni-chain", Default: "portmap,bandwidth", parse: list(&c.CNIChain, func(s string) error { return fileName(new(string))(s) }),
+			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir is left out."},
+	}
+}
