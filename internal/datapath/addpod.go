@@ -1,0 +1,213 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// AddPod makes a pod's link, addresses and routes on both sides.
+//
+// It is idempotent: for a pod that has all of it, it changes nothing and gives
+// the same answer; for one left half done, it finishes. On failure it removes
+// a link that it made itself, and leaves one that was there before. The route
+// on the node comes last, so nothing reaches a pod that is not complete.
+//
+// Errors: ErrNotSetUp, ErrNoNetns, ErrInterfaceExists, ErrAddressInUse.
+func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
+	if err := n.begin(ctx); err != nil {
+		return PodLinks{}, err
+	}
+	s, err := n.settled()
+	if err != nil {
+		return PodLinks{}, err
+	}
+	if err := pod.Validate(); err != nil {
+		return PodLinks{}, fmt.Errorf("add pod link: %w", err)
+	}
+	pod = pod.complete(s.mtu)
+
+	ns, err := n.openPodNetns(pod.Netns)
+	if err != nil {
+		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
+	}
+	defer func() { _ = ns.Close() }()
+	inPod, err := routeHandle(ns)
+	if err != nil {
+		return PodLinks{}, fmt.Errorf("open netlink in %s: %w", pod.Netns, err)
+	}
+	defer inPod.Close()
+
+	if err := n.claims.take(ctx, pod.HostIfName); err != nil {
+		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
+	}
+	links, created, err := n.ensureLink(pod, ns, inPod)
+	if err == nil {
+		if err = wirePodSide(pod, links, ns, inPod); err == nil {
+			err = n.wireHostSide(pod, links)
+		}
+	}
+	if err != nil {
+		if created {
+			err = errors.Join(err, n.undoLink(pod, links))
+		}
+		n.claims.drop(pod.HostIfName)
+		return PodLinks{}, err
+	}
+	return links, nil
+}
+
+// ensureLink makes the veth pair, or finds the one that an earlier AddPod of
+// this attachment made. created tells which.
+func (n *Node) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (links PodLinks, created bool, err error) {
+	links, err = n.createLink(pod, ns, inPod)
+	if !errors.Is(err, unix.EEXIST) {
+		return links, err == nil || links.HostIndex != 0, err
+	}
+	host, err := n.main.LinkByName(pod.HostIfName)
+	if isNoLink(err) {
+		return PodLinks{}, false, fmt.Errorf("%s in %s: %w", pod.IfName, pod.Netns, ErrInterfaceExists)
+	}
+	if err != nil {
+		return PodLinks{}, false, fmt.Errorf("look up %s: %w", pod.HostIfName, err)
+	}
+	links, ok, err := podEnds(host, pod, inPod)
+	if err != nil || ok {
+		return links, false, err
+	}
+	// A link of this attachment's name whose other end is elsewhere is the
+	// remnant of a sandbox that was made anew.
+	if err := n.main.LinkDel(host); err != nil && !isNoLink(err) {
+		return PodLinks{}, false, fmt.Errorf("remove stale %s: %w", pod.HostIfName, err)
+	}
+	links, err = n.createLink(pod, ns, inPod)
+	if errors.Is(err, unix.EEXIST) {
+		err = fmt.Errorf("%s in %s: %w", pod.IfName, pod.Netns, ErrInterfaceExists)
+	}
+	return links, err == nil || links.HostIndex != 0, err
+}
+
+// createLink makes the veth with its peer inside the pod's namespace. A
+// HostIndex in the answer means that the link exists, even with an error.
+func (n *Node) createLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (PodLinks, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = pod.HostIfName
+	attrs.HardwareAddr = pod.HostMAC
+	attrs.MTU = pod.MTU
+	attrs.Group = podGroup
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName = pod.IfName
+	veth.PeerHardwareAddr = pod.PodMAC
+	veth.PeerMTU = uint32(pod.MTU)
+	veth.PeerNamespace = netlink.NsFd(ns)
+	if err := n.main.LinkAdd(veth); err != nil {
+		return PodLinks{}, fmt.Errorf("make link %s with peer %s in %s: %w", pod.HostIfName, pod.IfName, pod.Netns, err)
+	}
+	links := PodLinks{HostMAC: pod.HostMAC, PodMAC: pod.PodMAC, HostIndex: veth.Index, MTU: pod.MTU}
+	if links.HostIndex == 0 { // the library drops the error of its own look-up
+		host, err := n.main.LinkByName(pod.HostIfName)
+		if err != nil {
+			return PodLinks{}, fmt.Errorf("look up %s just made: %w", pod.HostIfName, err)
+		}
+		links.HostIndex = host.Attrs().Index
+	}
+	peer, err := inPod.LinkByName(pod.IfName)
+	if err != nil {
+		return links, fmt.Errorf("look up %s in %s: %w", pod.IfName, pod.Netns, err)
+	}
+	links.PodIndex = peer.Attrs().Index
+	return links, nil
+}
+
+// podEnds tells whether host's peer is the pod's interface, and describes both.
+func podEnds(host netlink.Link, pod Pod, inPod *netlink.Handle) (PodLinks, bool, error) {
+	peer, err := inPod.LinkByName(pod.IfName)
+	if isNoLink(err) {
+		return PodLinks{}, false, nil
+	}
+	if err != nil {
+		return PodLinks{}, false, fmt.Errorf("look up %s in %s: %w", pod.IfName, pod.Netns, err)
+	}
+	h, p := host.Attrs(), peer.Attrs()
+	if host.Type() != "veth" || peer.Type() != "veth" || h.ParentIndex != p.Index || p.ParentIndex != h.Index {
+		return PodLinks{}, false, nil
+	}
+	return PodLinks{
+		HostMAC: h.HardwareAddr, PodMAC: p.HardwareAddr,
+		HostIndex: h.Index, PodIndex: p.Index, MTU: p.MTU,
+	}, true, nil
+}
+
+// undoLink removes a link that the failed call made.
+func (n *Node) undoLink(pod Pod, links PodLinks) error {
+	err := n.main.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: links.HostIndex}})
+	if err != nil && !isNoLink(err) {
+		return fmt.Errorf("undo: remove %s: %w", pod.HostIfName, err)
+	}
+	return nil
+}
+
+// wireHostSide brings the host end up and gives it the pod's neighbours and routes.
+func (n *Node) wireHostSide(pod Pod, links PodLinks) error {
+	if err := n.main.LinkSetUp(linkRef(links.HostIndex)); err != nil {
+		return fmt.Errorf("set %s up: %w", pod.HostIfName, err)
+	}
+	for _, addr := range pod.Addrs() {
+		if err := n.main.NeighSet(neighbour(links.HostIndex, addr, links.PodMAC)); err != nil {
+			return fmt.Errorf("add neighbour %s to %s: %w", addr, pod.HostIfName, err)
+		}
+		if err := n.addPodRoute(pod, links.HostIndex, addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) addPodRoute(pod Pod, index int, addr netip.Addr) error {
+	err := n.main.RouteAdd(podRoute(index, addr))
+	if !errors.Is(err, unix.EEXIST) {
+		if err != nil {
+			return fmt.Errorf("add route %s dev %s to table %d: %w", addr, pod.HostIfName, PodTable, err)
+		}
+		return nil
+	}
+	other, err := n.podRouteLink(addr)
+	if err != nil || other == index {
+		return err
+	}
+	name := fmt.Sprintf("link %d", other)
+	if link, err := n.main.LinkByIndex(other); err == nil {
+		name = link.Attrs().Name
+	}
+	return fmt.Errorf("route %s to %s: %w: %s", addr, pod.HostIfName, ErrAddressInUse, name)
+}
+
+// podRouteLink finds the link that PodTable sends an address to, 0 for none.
+// It lists the table: only a collision comes here.
+func (n *Node) podRouteLink(addr netip.Addr) (int, error) {
+	routes, err := n.listRoutes(n.slow, familyOf(addr), PodTable)
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range routes {
+		if routeDst(r) == hostPrefix(addr) {
+			return r.LinkIndex, nil
+		}
+	}
+	return 0, nil
+}
+
+func podRoute(index int, addr netip.Addr) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: index,
+		Dst:       ipNet(hostPrefix(addr)),
+		Table:     PodTable,
+		Scope:     scopeFor(addr, netlink.SCOPE_LINK),
+		Protocol:  Protocol,
+	}
+}

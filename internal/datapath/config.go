@@ -1,0 +1,149 @@
+package datapath
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config is the wanted state of a node apart from its ENIs and pods.
+type Config struct {
+	// PrimaryMAC finds the primary link.
+	PrimaryMAC net.HardwareAddr
+	// PrimaryIPv4 is the source address of translated IPv4 packets. Needed
+	// unless ExternalSNAT is set or LocalCIDRs has no IPv4.
+	PrimaryIPv4 netip.Addr
+	// PrimaryIPv6, when set, is the source of translated IPv6 packets. Leave it
+	// zero, as is usual, to let pods leave with their own global address.
+	PrimaryIPv6 netip.Addr
+	// LocalCIDRs are the VPC's, of both families. One of IPv6 turns the IPv6
+	// data path on.
+	LocalCIDRs []netip.Prefix
+	// ExcludeCIDRs are outside the VPC but see the pod's own address.
+	ExcludeCIDRs []netip.Prefix
+	// ExternalSNAT leaves translation to a NAT gateway: nothing is translated
+	// and every packet leaves by the ENI of its source.
+	ExternalSNAT bool
+	// BlockMetadata keeps pods from 169.254.169.254 and fd00:ec2::254.
+	BlockMetadata bool
+	// MTU of pod links and secondary ENIs in bytes; 0 takes the primary link's.
+	MTU int
+	// MarkShift moves the eight mark bits left, 0 to 24.
+	MarkShift uint
+}
+
+// IPv6 tells whether the IPv6 data path is wanted.
+func (c Config) IPv6() bool {
+	return c.PrimaryIPv6.IsValid() || slices.ContainsFunc(c.LocalCIDRs, func(p netip.Prefix) bool {
+		return p.Addr().Is6()
+	})
+}
+
+// Validate names the first field that cannot work.
+func (c Config) Validate() error {
+	if len(c.PrimaryMAC) != 6 {
+		return fmt.Errorf("PrimaryMAC %q: want six octets", c.PrimaryMAC)
+	}
+	if c.PrimaryIPv4.IsValid() && !c.PrimaryIPv4.Is4() {
+		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", c.PrimaryIPv4)
+	}
+	if c.PrimaryIPv6.IsValid() && !isIPv6(c.PrimaryIPv6) {
+		return fmt.Errorf("PrimaryIPv6 %s: not an IPv6 address", c.PrimaryIPv6)
+	}
+	if len(c.LocalCIDRs) == 0 {
+		return fmt.Errorf("LocalCIDRs: want the CIDRs of the VPC, got none")
+	}
+	v4 := false
+	for _, f := range []struct {
+		name     string
+		prefixes []netip.Prefix
+	}{{"LocalCIDRs", c.LocalCIDRs}, {"ExcludeCIDRs", c.ExcludeCIDRs}} {
+		for _, p := range f.prefixes {
+			if !p.IsValid() || p.Addr().Is4In6() {
+				return fmt.Errorf("%s: %s is not a CIDR", f.name, p)
+			}
+			v4 = v4 || p.Addr().Is4() && f.name == "LocalCIDRs"
+		}
+	}
+	if v4 && !c.ExternalSNAT && !c.PrimaryIPv4.IsValid() {
+		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT, or ExternalSNAT")
+	}
+	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
+		return fmt.Errorf("MTU %d: want 0 or %d to %d", c.MTU, minMTU, maxMTU)
+	}
+	if c.MarkShift > 24 {
+		return fmt.Errorf("MarkShift %d: want 0 to 24", c.MarkShift)
+	}
+	return nil
+}
+
+// IPv6 needs links of 1280 bytes (RFC 8200 section 5), IPv4 of 68 (RFC 791);
+// 65535 is the largest that veth takes.
+const (
+	minMTU = 576
+	maxMTU = 65535
+)
+
+func (c Config) equal(d Config) bool {
+	return bytes.Equal(c.PrimaryMAC, d.PrimaryMAC) &&
+		c.PrimaryIPv4 == d.PrimaryIPv4 && c.PrimaryIPv6 == d.PrimaryIPv6 &&
+		slices.Equal(c.LocalCIDRs, d.LocalCIDRs) && slices.Equal(c.ExcludeCIDRs, d.ExcludeCIDRs) &&
+		c.ExternalSNAT == d.ExternalSNAT && c.BlockMetadata == d.BlockMetadata &&
+		c.MTU == d.MTU && c.MarkShift == d.MarkShift
+}
+
+func (c Config) mark(m uint32) uint32 { return m << c.MarkShift }
+
+func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
+
+// disjoint returns the prefixes of one family, masked, sorted, without those
+// that another one contains.
+func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if p.Addr().Is4() == v4 {
+			out = append(out, p.Masked())
+		}
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	return slices.CompactFunc(out, func(a, b netip.Prefix) bool { return a.Overlaps(b) })
+}
+
+// families are the address families of the data path. IPv4 is always there:
+// it costs nothing and a node without it does not exist in EC2.
+func (c Config) families() []int {
+	if c.IPv6() {
+		return []int{unix.AF_INET, unix.AF_INET6}
+	}
+	return []int{unix.AF_INET}
+}
+
+// snat is the source of translated packets of a family; zero for no translation.
+func (c Config) snat(family int) netip.Addr {
+	switch {
+	case c.ExternalSNAT:
+		return netip.Addr{}
+	case family == unix.AF_INET:
+		return c.PrimaryIPv4
+	default:
+		return c.PrimaryIPv6
+	}
+}
+
+// direct are the destinations of one family that see a pod's own address.
+func (c Config) direct(family int) []netip.Prefix {
+	all := slices.Concat(c.LocalCIDRs, c.ExcludeCIDRs)
+	if family == unix.AF_INET6 {
+		all = append(all, netip.MustParsePrefix("fe80::/10")) // never leaves the link
+	}
+	return disjoint(all, family == unix.AF_INET)
+}

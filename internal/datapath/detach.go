@@ -1,0 +1,106 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// DetachPod is the fast part of removing a pod: its routes go, and with them
+// everything that reaches it and (by the spoofing check) everything it sends.
+// The link is left for ReapLinks. It needs HostIfName and the addresses; other
+// fields are not looked at, and the pod's namespace may be gone.
+//
+// It is idempotent and succeeds when nothing is left to remove. It never
+// touches a route of the same address to another link. On failure call it
+// again.
+func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	if !isLinkName(pod.HostIfName) {
+		return fmt.Errorf("detach pod link: HostIfName %q: want a name that HostLinkName makes", pod.HostIfName)
+	}
+	link, err := n.main.LinkByName(pod.HostIfName)
+	if isNoLink(err) { // and the kernel dropped its routes with it
+		n.claims.drop(pod.HostIfName)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("detach: look up %s: %w", pod.HostIfName, err)
+	}
+	for _, addr := range pod.Addrs() {
+		// The kernel compares the link too, so another one's route is safe.
+		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !isGone(err) {
+			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, pod.HostIfName, err)
+		}
+	}
+	n.claims.drop(pod.HostIfName)
+	return nil
+}
+
+// ReapLinks removes pod links, many in one wait: the kernel waits for RCU some
+// 20 ms for each removal (measured), and once for a whole link group removed
+// together. The links are first moved into a group of this batch's own, so
+// nobody else's link can be in it.
+//
+// Links that are missing are no error; one that AddPod took up again since its
+// DetachPod is left alone. Names that HostLinkName cannot have
+// made are refused. On failure some links may be left; call it again.
+func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	for _, name := range hostLinks {
+		if !isLinkName(name) {
+			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
+		}
+	}
+	mine, done := n.claims.bury(hostLinks)
+	defer done()
+	group := int(reapGroupMin + n.reaps.Add(1)%(reapGroupMax-reapGroupMin))
+	var errs []error
+	moved := 0
+	for _, name := range mine {
+		switch err := n.moveToGroup(name, group); {
+		case err == nil:
+			moved++
+		case !isNoLink(err):
+			errs = append(errs, fmt.Errorf("remove %s: set link group: %w", name, err))
+		}
+	}
+	if moved == 0 {
+		return errors.Join(errs...)
+	}
+	if err := n.deleteGroup(group); err != nil && !isNoLink(err) {
+		errs = append(errs, fmt.Errorf("remove %d pod links: %w", moved, err))
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) moveToGroup(name string, group int) error {
+	req := n.slowRequest(unix.RTM_SETLINK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func (n *Node) deleteGroup(group int) error {
+	req := n.slowRequest(unix.RTM_DELLINK)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// slowRequest is a request that the netlink library has no call for.
+func (n *Node) slowRequest(kind int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
+	req.Sockets = n.raw
+	return req
+}

@@ -1,0 +1,80 @@
+// Package datapath programs the Linux kernel of one node: pod links, policy
+// routing, ENI tables, sysctls and packet filtering (design.md section 5; the
+// pod side and the rule priorities follow document 000). It speaks netlink and
+// nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
+//
+// # Policy
+//
+// A packet is routed by five kinds of rules, whose number depends on the
+// number of ENIs and never on the number of pods:
+//
+//	0     local                 the node's own addresses
+//	512   lookup PodTable       one /32 or /128 route a pod; no match falls through
+//	1024  fwmark Primary: main  replies of connections that came in by the primary link
+//	1025  fwmark Outside: main  destinations that will be SNATed
+//	1536  fwmark ENI n: table n pods whose address lives on secondary ENI n
+//
+// The marks are set on packets from pod links only, by the chain "classify"
+// of the nftables table "berth". It runs after DNAT, so that a service address
+// is judged by where the packet really goes. An ENI is found from the source
+// address by one hash lookup, filled when the ENI is set up, so that adding a
+// pod touches routes alone.
+//
+// # Ownership
+//
+// What Berth made can be told apart: routes and rules carry Protocol, pod
+// links are veths named LinkPrefix + 12 characters in a link group of
+// Berth's own, filtering is in the table named NftTable. Nothing else is ever
+// changed or removed, except the sysctls that Setup names.
+package datapath
+
+// Numbers that identify Berth's state in the kernel.
+const (
+	// Protocol marks every route and rule that Berth makes (rtnetlink's
+	// rtm_protocol and FRA_PROTOCOL).
+	Protocol = 190
+
+	// PodTable is the routing table that holds one route for each pod address.
+	PodTable = 19000
+	// ENITableBase plus an ENI's device index is the table of a secondary ENI.
+	ENITableBase = 19000
+	// MaxDeviceIndex is the highest device index of an ENI that carries pods:
+	// the mark has six bits for it.
+	MaxDeviceIndex = 63
+
+	// LinkPrefix begins the name of every pod link on the host side.
+	LinkPrefix = "bth"
+	// NftTable is the name of Berth's nftables table (family inet).
+	NftTable = "berth"
+)
+
+// Priorities of the policy rules (document 000: 512, 1025 and 1536; 1024 is
+// for connections that came in by the primary link).
+const (
+	RulePod     = 512
+	RulePrimary = 1024
+	RuleOutside = 1025
+	RuleENI     = 1536
+)
+
+// Bits of the packet mark, moved left by Config.MarkShift. Only these eight
+// bits are ever changed. With no shift they keep clear of kube-proxy (0x4000,
+// 0x8000), the portmap plugin (0x2000), Cilium (0xf00 and the upper half),
+// Calico (the upper half) and Tailscale (0xff0000).
+const (
+	// MarkPrimary means: connection came in by the primary link. The same bit
+	// is kept in the conntrack mark.
+	MarkPrimary = 0x80
+	// MarkOutside means: leaves the VPC, is SNATed to the primary address.
+	MarkOutside = 0x40
+	// MarkENI holds the device index of the secondary ENI that owns the source.
+	MarkENI = 0x3f
+)
+
+// Link groups (IFLA_GROUP) of pod links: podGroup from creation on, a number
+// of its own up to reapGroupMax while a batch of links is being removed.
+const (
+	podGroup     = Protocol << 16
+	reapGroupMin = podGroup + 1
+	reapGroupMax = podGroup + 0xffff
+)

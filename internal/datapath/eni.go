@@ -1,0 +1,356 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ENI is one elastic network interface as the node's kernel should have it.
+type ENI struct {
+	ID  string // names it in errors and to RemoveENI
+	MAC net.HardwareAddr
+	// DeviceIndex is unique on the node, 1 to MaxDeviceIndex on a secondary
+	// ENI. It is the number of its table and its mark.
+	DeviceIndex int
+	// Primary ENIs belong to the operating system: only sysctls are set there.
+	Primary bool
+	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
+	// link, as the source of ARP requests for the router.
+	PrimaryIPv4 netip.Addr
+	Subnet      netip.Prefix // IPv4
+	// Gateway is the IPv4 router; zero takes the subnet's first address
+	// (Amazon VPC user guide, "VPC and subnet sizing").
+	Gateway netip.Addr
+	// GatewayIPv6 is the IPv6 router; zero takes fe80:ec2::1, the router of every
+	// VPC subnet (Amazon VPC user guide, "Subnet CIDR reservations").
+	GatewayIPv6 netip.Addr
+	// Addresses are what pods may use, both families. Prefixes likewise; EC2
+	// assigns /28 and /80 only, and others are refused.
+	Addresses []netip.Addr
+	Prefixes  []netip.Prefix
+}
+
+// Lengths of the prefixes that EC2 assigns to an ENI (EC2 user guide,
+// "Prefix delegation").
+const (
+	prefixBits4 = 28
+	prefixBits6 = 80
+)
+
+var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
+
+// Validate names the first field that cannot work.
+func (e ENI) Validate() error {
+	if len(e.MAC) != 6 {
+		return fmt.Errorf("MAC %q: want six octets", e.MAC)
+	}
+	if e.Primary {
+		return nil
+	}
+	if e.DeviceIndex < 1 || e.DeviceIndex > MaxDeviceIndex {
+		return fmt.Errorf("DeviceIndex %d: want 1 to %d on a secondary ENI", e.DeviceIndex, MaxDeviceIndex)
+	}
+	if e.PrimaryIPv4.IsValid() && !e.PrimaryIPv4.Is4() {
+		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
+	}
+	if e.hasIPv4() && !e.gateway4().Is4() {
+		return fmt.Errorf("Gateway, Subnet: want the IPv4 router of the ENI's subnet")
+	}
+	if !isIPv6(e.gateway6()) {
+		return fmt.Errorf("GatewayIPv6 %s: not an IPv6 address", e.GatewayIPv6)
+	}
+	for _, a := range e.Addresses {
+		if !a.Is4() && !isIPv6(a) {
+			return fmt.Errorf("Addresses: %s is not an IPv4 or IPv6 address", a)
+		}
+	}
+	for _, p := range e.Prefixes {
+		if want := prefixBits(p.Addr()); !p.IsValid() || p.Bits() != want || p != p.Masked() {
+			return fmt.Errorf("Prefixes: %s: want an aligned /%d (EC2 assigns no other)", p, want)
+		}
+	}
+	return nil
+}
+
+func prefixBits(a netip.Addr) int {
+	if a.Is4() {
+		return prefixBits4
+	}
+	return prefixBits6
+}
+
+func (e ENI) table() int { return ENITableBase + e.DeviceIndex }
+
+func (e ENI) hasIPv4() bool {
+	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.Gateway.IsValid() || e.has(netip.Addr.Is4)
+}
+
+func (e ENI) hasIPv6() bool { return e.GatewayIPv6.IsValid() || e.has(isIPv6) }
+
+func (e ENI) has(family func(netip.Addr) bool) bool {
+	for _, a := range e.Addresses {
+		if family(a) {
+			return true
+		}
+	}
+	for _, p := range e.Prefixes {
+		if family(p.Addr()) {
+			return true
+		}
+	}
+	return false
+}
+
+func (e ENI) gateway4() netip.Addr {
+	if e.Gateway.IsValid() || !e.Subnet.IsValid() {
+		return e.Gateway
+	}
+	return e.Subnet.Masked().Addr().Next()
+}
+
+func (e ENI) gateway6() netip.Addr {
+	if e.GatewayIPv6.IsValid() {
+		return e.GatewayIPv6
+	}
+	return vpcGateway6
+}
+
+// SetENI makes an ENI fit for pods: link up, MTU, rp_filter loose, its own
+// address, its table, its rule, and the map from its addresses to its mark. It
+// is idempotent, puts back what is missing, and with changed Addresses changes
+// the map only. On failure what was done stays; call it again. An address is
+// usable by a pod once this has returned nil for it.
+//
+// Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
+func (n *Node) SetENI(ctx context.Context, eni ENI) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	_, err := n.setENI(eni)
+	return err
+}
+
+// setENI is SetENI under setupMu. It names what it had to change.
+func (n *Node) setENI(eni ENI) (changed []string, err error) {
+	s, err := n.settled()
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) ([]string, error) {
+		return changed, fmt.Errorf("set up ENI %s: %w", eni.ID, err)
+	}
+	if err := eni.Validate(); err != nil {
+		return fail(err)
+	}
+	if err := n.indexFree(eni); err != nil {
+		return fail(err)
+	}
+	link, err := n.findENILink(eni)
+	if err != nil {
+		return fail(err)
+	}
+	steps := []func() ([]string, error){
+		func() ([]string, error) { return n.setENISysctls(s.config, link.Attrs().Name) },
+	}
+	if !eni.Primary {
+		steps = append(steps,
+			func() ([]string, error) { return n.setENILink(eni, link, s.mtu) },
+			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
+			func() ([]string, error) { return n.setENIMap(eni, s.config) },
+			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), eniRules(eni, s.config)) },
+		)
+	}
+	for _, step := range steps {
+		did, err := step()
+		changed = append(changed, did...)
+		if err != nil {
+			return fail(err)
+		}
+	}
+	n.mu.Lock()
+	n.enis[eni.ID] = eni
+	n.mu.Unlock()
+	return changed, nil
+}
+
+// indexFree refuses a device index that another ENI of this node has.
+func (n *Node) indexFree(eni ENI) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, other := range n.enis {
+		if id != eni.ID && !other.Primary && !eni.Primary && other.DeviceIndex == eni.DeviceIndex {
+			return fmt.Errorf("DeviceIndex %d: taken by ENI %s", eni.DeviceIndex, id)
+		}
+	}
+	return nil
+}
+
+func (n *Node) findENILink(eni ENI) (netlink.Link, error) {
+	links, err := whole(n.slow.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return linkByMAC(links, eni.MAC)
+}
+
+// linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
+// the link below them, so stacked links do not count.
+func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error) {
+	for _, l := range links {
+		switch l.Type() {
+		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "bridge", "bond", "team", "vrf":
+			continue
+		}
+		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !isLinkName(l.Attrs().Name) {
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
+}
+
+func (n *Node) setENILink(eni ENI, link netlink.Link, mtu int) (changed []string, err error) {
+	a := link.Attrs()
+	if a.MTU != mtu {
+		if err := n.slow.LinkSetMTU(link, mtu); err != nil {
+			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
+		}
+		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
+	}
+	if a.Flags&net.FlagUp == 0 {
+		if err := n.slow.LinkSetUp(link); err != nil {
+			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
+		}
+		changed = append(changed, a.Name+" up")
+	}
+	if !eni.PrimaryIPv4.IsValid() {
+		return changed, nil
+	}
+	addr := &netlink.Addr{IPNet: ipNet(hostPrefix(eni.PrimaryIPv4)), Flags: unix.IFA_F_NOPREFIXROUTE, Scope: unix.RT_SCOPE_LINK}
+	switch err := n.slow.AddrAdd(link, addr); {
+	case err == nil:
+		changed = append(changed, fmt.Sprintf("address %s of %s", eni.PrimaryIPv4, a.Name))
+	case !errors.Is(err, unix.EEXIST):
+		return changed, fmt.Errorf("add address %s to %s: %w", eni.PrimaryIPv4, a.Name, err)
+	}
+	return changed, nil
+}
+
+// eniRoutes are the whole table of an ENI: the router on link, and all by it.
+func eniRoutes(eni ENI, index int, c Config) []netlink.Route {
+	var gws []netip.Addr
+	if eni.hasIPv4() {
+		gws = append(gws, eni.gateway4())
+	}
+	if c.IPv6() && eni.hasIPv6() {
+		gws = append(gws, eni.gateway6())
+	}
+	var routes []netlink.Route
+	for _, gw := range gws {
+		routes = append(routes, netlink.Route{
+			Family: familyOf(gw), LinkIndex: index, Table: eni.table(), Protocol: Protocol,
+			Dst: ipNet(hostPrefix(gw)), Scope: scopeFor(gw, netlink.SCOPE_LINK),
+		}, netlink.Route{
+			Family: familyOf(gw), LinkIndex: index, Table: eni.table(), Protocol: Protocol,
+			Dst: ipNet(netip.PrefixFrom(unspecified(gw), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+		})
+	}
+	return routes
+}
+
+// setENIRoutes makes the ENI's table hold eniRoutes and nothing else of ours.
+func (n *Node) setENIRoutes(eni ENI, index int, c Config) (changed []string, err error) {
+	want := eniRoutes(eni, index, c)
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		have, err := n.listRoutes(n.slow, family, eni.table())
+		if err != nil {
+			return changed, err
+		}
+		missing, extra := diffRoutes(want, have, family)
+		for _, r := range extra {
+			if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
+				return changed, fmt.Errorf("remove route %s: %w", r, err)
+			}
+			changed = append(changed, fmt.Sprintf("removed route %s of table %d", routeDst(r), eni.table()))
+		}
+		for _, r := range missing {
+			if err := n.slow.RouteReplace(&r); err != nil {
+				return changed, fmt.Errorf("add route %s: %w", r, err)
+			}
+			changed = append(changed, fmt.Sprintf("route %s of table %d", routeDst(r), eni.table()))
+		}
+	}
+	return changed, nil
+}
+
+func diffRoutes(want, have []netlink.Route, family int) (missing, extra []netlink.Route) {
+	same := func(a, b netlink.Route) bool {
+		return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex
+	}
+	for _, w := range want {
+		if w.Family == family && !containsFunc(have, w, same) {
+			missing = append(missing, w)
+		}
+	}
+	for _, h := range have {
+		if !containsFunc(want, h, same) {
+			extra = append(extra, h)
+		}
+	}
+	return missing, extra
+}
+
+func containsFunc[T any](list []T, v T, same func(a, b T) bool) bool {
+	for _, x := range list {
+		if same(x, v) {
+			return true
+		}
+	}
+	return false
+}
+
+// RemoveENI removes an ENI's rule, map entries and table, so that it can be
+// detached. An unknown index is no error; on failure call it again. The ENI's
+// link and the address on it go with the detachment.
+func (n *Node) RemoveENI(ctx context.Context, deviceIndex int) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	if deviceIndex < 1 || deviceIndex > MaxDeviceIndex {
+		return fmt.Errorf("remove ENI: DeviceIndex %d: want 1 to %d", deviceIndex, MaxDeviceIndex)
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	return n.removeENI(deviceIndex)
+}
+
+// removeENI is RemoveENI under setupMu. The rule goes first: without it a
+// packet of a leftover pod falls through to main instead of a half table.
+func (n *Node) removeENI(deviceIndex int) error {
+	eni := ENI{DeviceIndex: deviceIndex}
+	if _, err := n.setRules(isENIRule(deviceIndex), nil); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+	}
+	if err := n.clearENIMap(deviceIndex); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+	}
+	if _, err := n.setENIRoutes(eni, 0, Config{}); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, e := range n.enis {
+		if !e.Primary && e.DeviceIndex == deviceIndex {
+			delete(n.enis, id)
+		}
+	}
+	return nil
+}

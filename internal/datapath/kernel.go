@@ -1,0 +1,82 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The small words in which the rest speaks to the netlink library.
+
+// linkRef names a link by index without a look-up.
+func linkRef(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}
+
+// isNoLink tells that a link does not exist.
+func isNoLink(err error) bool {
+	var notFound netlink.LinkNotFoundError
+	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
+}
+
+// isGone tells that a route, rule or address to be removed was not there.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) ||
+		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
+}
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func familyName(family int) string {
+	if family == unix.AF_INET {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// scopeFor: IPv6 routes have no scope.
+func scopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
+	if a.Is4() {
+		return scope
+	}
+	return netlink.SCOPE_UNIVERSE
+}
+
+// routeDst is a route's destination; the default route is 0.0.0.0/0 or ::/0.
+func routeDst(r netlink.Route) netip.Prefix {
+	if r.Dst == nil {
+		if r.Family == unix.AF_INET6 {
+			return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	addr, ok := netip.AddrFromSlice(r.Dst.IP)
+	if !ok {
+		return netip.Prefix{}
+	}
+	if r.Family != unix.AF_INET6 {
+		addr = addr.Unmap()
+	}
+	bits, _ := r.Dst.Mask.Size()
+	return netip.PrefixFrom(addr, bits)
+}
+
+// listRoutes lists Berth's routes of one table.
+func (n *Node) listRoutes(h *netlink.Handle, family, table int) ([]netlink.Route, error) {
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: Protocol},
+			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list %s routes of table %d: %w", familyName(family), table, err)
+	}
+	return routes, nil
+}

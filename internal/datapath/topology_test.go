@@ -1,0 +1,147 @@
+package datapath
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+)
+
+// vpc is a node with two ENIs, each wired to a router that, like a VPC, drops
+// a packet whose source does not belong to the ENI it came by (strict reverse
+// path filtering over one route an address).
+//
+//	node eth0 (primary)   10.0.0.10 2001:db8::10 —— r0 router
+//	node eth1 (secondary) 10.0.0.20              —— r1 router
+//
+// On the router live an internet host, an on-premises host, a VPC peer.
+type vpc struct {
+	t            testing.TB
+	router, host *space
+	node         *Node
+	config       Config
+	pods         int
+}
+
+const (
+	internet   = "203.0.113.5"
+	onPrem     = "192.168.7.5"
+	peer       = "10.0.5.5"
+	internet6  = "2001:db8:f::5"
+	peer6      = "2001:db8:0:5::5"
+	nodeAddr   = "10.0.0.10"
+	nodeAddr6  = "2001:db8::10"
+	eniAddr    = "10.0.0.20"
+	eniPrefix  = "10.0.0.32/28"
+	eniPrefix6 = "2001:db8:0:0:1::/80"
+	firstPods  = "10.0.0.64/28" // addresses of the primary ENI
+	firstPods6 = "2001:db8:0:0:2::/80"
+)
+
+func newVPC(t testing.TB, edit ...func(*Config)) *vpc {
+	t.Helper()
+	v := &vpc{t: t, router: newSpace(t, "router"), host: newSpace(t, "node")}
+	wire(v.host, "eth0", v.router, "r0")
+	wire(v.host, "eth1", v.router, "r1")
+
+	r := v.router
+	for _, l := range []string{"all", "r0", "r1"} {
+		r.sysctl("net/ipv4/conf/"+l+"/rp_filter", "1")
+	}
+	r.sysctl("net/ipv4/ip_forward", "1")
+	r.sysctl("net/ipv6/conf/all/forwarding", "1")
+	for _, a := range []string{"10.0.0.1/32", internet + "/32", onPrem + "/32", peer + "/32", "169.254.169.254/32",
+		internet6 + "/128", peer6 + "/128", "fd00:ec2::254/128"} {
+		r.address("lo", a)
+	}
+	r.address("r0", "fe80:ec2::1/64")
+	r.address("r1", "fe80:ec2::1/64")
+	// A VPC delivers to the ENI that owns an address without asking the link.
+	for _, d := range []struct{ dst, via, link string }{
+		{nodeAddr + "/32", "", "r0"}, {firstPods, nodeAddr, "r0"}, {eniAddr + "/32", "", "r1"}, {eniPrefix, eniAddr, "r1"},
+		{nodeAddr6 + "/128", "", "r0"}, {firstPods6, "fe80::a", "r0"}, {eniPrefix6, "fe80::b", "r1"},
+	} {
+		r.route(d.dst, d.via, d.link)
+	}
+	for link, addrs := range map[string][]string{"r0": {nodeAddr6, "fe80::a"}, "r1": {"fe80::b"}} {
+		for _, a := range addrs {
+			mac := v.host.link("eth" + link[1:]).Attrs().HardwareAddr
+			r.must(r.nl.NeighSet(neighbour(r.link(link).Attrs().Index, netip.MustParseAddr(a), mac)))
+		}
+	}
+	h := v.host
+	h.address("eth0", nodeAddr+"/24")
+	h.address("eth0", nodeAddr6+"/64")
+	h.route("0.0.0.0/0", "10.0.0.1", "eth0")
+	h.route("::/0", "fe80:ec2::1", "eth0")
+
+	v.config = Config{
+		PrimaryMAC:   h.link("eth0").Attrs().HardwareAddr,
+		PrimaryIPv4:  netip.MustParseAddr(nodeAddr),
+		LocalCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/48")},
+		ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")},
+	}
+	for _, e := range edit {
+		e(&v.config)
+	}
+	v.node = h.open()
+	v.setup()
+	v.setENI(v.eni())
+	return v
+}
+
+func (v *vpc) setup() {
+	v.t.Helper()
+	if err := v.node.Setup(context.Background(), v.config); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// eni is the secondary ENI.
+func (v *vpc) eni() ENI {
+	return ENI{
+		ID: "eni-2", MAC: v.host.link("eth1").Attrs().HardwareAddr, DeviceIndex: 1,
+		PrimaryIPv4: netip.MustParseAddr(eniAddr), Subnet: netip.MustParsePrefix("10.0.0.0/24"),
+		Prefixes: []netip.Prefix{netip.MustParsePrefix(eniPrefix), netip.MustParsePrefix(eniPrefix6)},
+	}
+}
+
+func (v *vpc) setENI(e ENI) {
+	v.t.Helper()
+	if err := v.node.SetENI(context.Background(), e); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// pod is a sandbox with its link.
+type pod struct {
+	*space
+	want  Pod
+	links PodLinks
+}
+
+// sandbox makes a pod's namespace and description, no link yet.
+func (v *vpc) sandbox(addrs ...string) *pod {
+	v.t.Helper()
+	v.pods++
+	p := &pod{space: newSpace(v.t, "pod")}
+	p.want = Pod{Netns: p.path(), IfName: "eth0", HostIfName: HostLinkName("net", p.name, "eth0")}
+	for _, a := range addrs {
+		if addr := netip.MustParseAddr(a); addr.Is4() {
+			p.want.IPv4 = addr
+		} else {
+			p.want.IPv6 = addr
+		}
+	}
+	return p
+}
+
+// pod makes a sandbox and attaches it.
+func (v *vpc) pod(addrs ...string) *pod {
+	v.t.Helper()
+	p := v.sandbox(addrs...)
+	var err error
+	if p.links, err = v.node.AddPod(context.Background(), p.want); err != nil {
+		v.t.Fatal(err)
+	}
+	return p
+}
