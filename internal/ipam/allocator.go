@@ -1,0 +1,259 @@
+package ipam
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Allocator hands out the addresses of one node, in one family, to holders of
+// type K, one address each. It is a plain value in memory: not safe for
+// concurrent use, its owner locks.
+type Allocator[K comparable] struct {
+	period  time.Duration
+	seq     uint64 // grows whenever an address becomes free: the order of freedom
+	entries map[netip.Addr]*entry[K]
+	holders map[K]*entry[K]
+	groups  map[string]*group[K]
+	orphans [4]int             // entries without a unit, by state
+	ready   indexed[*group[K]] // groups with an assignable address
+	cooling indexed[*entry[K]] // by end of cooling
+}
+
+// state of an address that has an entry.
+type state uint8
+
+const (
+	free state = iota
+	used
+	cooling
+	withdrawn
+)
+
+// entry is one address that is a single, or was ever touched in its prefix.
+type entry[K comparable] struct {
+	addr  netip.Addr
+	state state
+	key   K         // when used
+	since time.Time // when it became used or cooling
+	freed uint64    // when it last became free, in the allocator's order
+	unit  *unit[K]  // nil: held or cooling, but not listed by the cloud
+	pos   int       // in its unit's free heap, or in the cooling heap
+}
+
+// New returns an empty allocator whose released addresses cool for period.
+func New[K comparable](period time.Duration) *Allocator[K] {
+	return &Allocator[K]{
+		period:  period,
+		entries: map[netip.Addr]*entry[K]{},
+		holders: map[K]*entry[K]{},
+		groups:  map[string]*group[K]{},
+		ready:   indexed[*group[K]]{less: lessGroup[K], pos: func(g *group[K]) *int { return &g.pos }},
+		cooling: indexed[*entry[K]]{less: lessCooling[K], pos: func(e *entry[K]) *int { return &e.pos }},
+	}
+}
+
+// Assignment is one holder's address and where it comes from. Group is empty
+// while the cloud does not list the address.
+type Assignment struct {
+	Addr   netip.Addr
+	Group  string
+	Index  int
+	Prefix netip.Prefix // zero for a single address
+}
+
+func (e *entry[K]) assignment() Assignment {
+	a := Assignment{Addr: e.addr}
+	if e.unit != nil {
+		a.Group, a.Index, a.Prefix = e.unit.group.id, e.unit.group.index, e.unit.prefix
+	}
+	return a
+}
+
+// Take gives key an address, or tells that none is assignable at now. A key
+// that holds one gets the same again. Cooling that ended by now is over.
+// O(log n) in the number of addresses, groups and prefixes.
+func (a *Allocator[K]) Take(key K, now time.Time) (Assignment, bool) {
+	if e, ok := a.holders[key]; ok {
+		return e.assignment(), true
+	}
+	a.Expire(now)
+	if a.ready.Len() == 0 {
+		return Assignment{}, false
+	}
+	u := a.ready.top().units.top()
+	e := u.pick(a)
+	a.move(e, used)
+	e.key, e.since = key, now
+	a.holders[key] = e
+	return e.assignment(), true
+}
+
+// Hold marks addr as held by key since a moment, as found in a record. An address that the
+// cloud does not list is held all the same, and one that cools stops cooling:
+// the holder's record is the later word. It fails when either side is taken.
+func (a *Allocator[K]) Hold(key K, addr netip.Addr, since time.Time) error {
+	if h, ok := a.holders[key]; ok {
+		if h.addr == addr {
+			return nil
+		}
+		return fmt.Errorf("hold %v for %v: it holds %v already", addr, key, h.addr)
+	}
+	e := a.entry(addr)
+	if e.state == used {
+		return fmt.Errorf("hold %v for %v: held by %v", addr, key, e.key)
+	}
+	a.move(e, used)
+	e.key, e.since = key, since
+	a.holders[key] = e
+	return nil
+}
+
+// Release ends key's hold; the address cools from now on. It tells which
+// address that was, if any.
+func (a *Allocator[K]) Release(key K, now time.Time) (netip.Addr, bool) {
+	e, ok := a.unhold(key)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	a.cool(e, now)
+	return e.addr, true
+}
+
+// Cancel ends key's hold on an address that was never used: it is free at
+// once, and as long free as before.
+func (a *Allocator[K]) Cancel(key K) (netip.Addr, bool) {
+	e, ok := a.unhold(key)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	a.move(e, free)
+	a.forgetIfUnlisted(e)
+	return e.addr, true
+}
+
+// Lookup tells what key holds.
+func (a *Allocator[K]) Lookup(key K) (Assignment, bool) {
+	e, ok := a.holders[key]
+	if !ok {
+		return Assignment{}, false
+	}
+	return e.assignment(), true
+}
+
+func (a *Allocator[K]) unhold(key K) (*entry[K], bool) {
+	e, ok := a.holders[key]
+	if ok {
+		delete(a.holders, key)
+		var none K
+		e.key = none
+	}
+	return e, ok
+}
+
+// entry finds or makes the entry of addr: in the prefix that contains it, or
+// unlisted.
+func (a *Allocator[K]) entry(addr netip.Addr) *entry[K] {
+	if e, ok := a.entries[addr]; ok {
+		return e
+	}
+	e := &entry[K]{addr: addr, pos: -1}
+	a.entries[addr] = e
+	if u := a.prefixUnit(addr); u != nil {
+		e.freed = u.since
+		u.adopt(e)
+	}
+	a.place(e)
+	return e
+}
+
+// prefixUnit finds the delegated prefix that contains addr. Rare: restore and
+// moves only.
+func (a *Allocator[K]) prefixUnit(addr netip.Addr) *unit[K] {
+	for _, g := range a.groups {
+		for p, u := range g.prefixes {
+			if p.Contains(addr) {
+				return u
+			}
+		}
+	}
+	return nil
+}
+
+// move changes an entry's state and every count and queue that follows from it.
+func (a *Allocator[K]) move(e *entry[K], to state) {
+	a.unplace(e)
+	e.state = to
+	a.place(e)
+}
+
+// unplace takes e out of its queue and its unit's counts.
+func (a *Allocator[K]) unplace(e *entry[K]) {
+	if e.state == cooling {
+		a.cooling.set(e, false)
+	}
+	u := e.unit
+	if u == nil {
+		a.orphans[e.state]--
+		return
+	}
+	u.free.set(e, false)
+	u.count[e.state]--
+	u.group.count[e.state]--
+	a.fix(u)
+}
+
+// place is unplace's opposite.
+func (a *Allocator[K]) place(e *entry[K]) {
+	if e.state == cooling {
+		a.cooling.set(e, true)
+	}
+	u := e.unit
+	if u == nil {
+		a.orphans[e.state]++
+		return
+	}
+	if e.state == free {
+		u.free.set(e, true)
+	}
+	u.count[e.state]++
+	u.group.count[e.state]++
+	a.fix(u)
+}
+
+// fix restores the order of units and groups after u's counts changed.
+func (a *Allocator[K]) fix(u *unit[K]) {
+	g := u.group
+	g.units.set(u, u.assignable() > 0)
+	a.ready.set(g, g.ready && !g.withdrawn && g.units.Len() > 0)
+}
+
+// forgetIfUnlisted drops the entry of a free address that the cloud does not list.
+func (a *Allocator[K]) forgetIfUnlisted(e *entry[K]) {
+	if e.state == free && e.unit == nil {
+		a.unplace(e)
+		delete(a.entries, e.addr)
+	}
+}
+
+// tick returns the next moment in the order of freedom.
+func (a *Allocator[K]) tick() uint64 {
+	a.seq++
+	return a.seq
+}
+
+func lessGroup[K comparable](x, y *group[K]) bool {
+	return cmp.Or(cmp.Compare(y.count[used], x.count[used]), cmp.Compare(x.index, y.index), cmp.Compare(x.id, y.id)) < 0
+}
+
+func lessUnit[K comparable](x, y *unit[K]) bool {
+	if x.prefix.IsValid() != y.prefix.IsValid() {
+		return x.prefix.IsValid()
+	}
+	return cmp.Or(cmp.Compare(y.count[used], x.count[used]), x.prefix.Addr().Compare(y.prefix.Addr())) < 0
+}
+
+func lessFree[K comparable](x, y *entry[K]) bool {
+	return cmp.Or(cmp.Compare(x.freed, y.freed), x.addr.Compare(y.addr)) < 0
+}

@@ -1,0 +1,77 @@
+package ipam
+
+import (
+	"net/netip"
+	"time"
+)
+
+// A released address cools for a period (document 000, "Pod IP address cooling
+// period"; document 004 gives it 30 s), so that every node's
+// service proxy learns of the pod's end before the address serves another.
+// While it cools it is not handed out, not withdrawn, and neither free nor
+// warm. The period ends at since+period inclusive.
+
+// DefaultCooling is the period when none is configured.
+const DefaultCooling = 30 * time.Second
+
+// Period tells how long released addresses cool.
+func (a *Allocator[K]) Period() time.Duration { return a.period }
+
+// Cool marks an address as cooling since a moment, as found in a record. An
+// address that is held stays held, one that the cloud does not list cools all
+// the same.
+func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
+	if since.After(now) {
+		since = now // the wall clock was set back: never cool longer than a period
+	}
+	e, known := a.entries[addr]
+	switch {
+	case !since.Add(a.period).After(now):
+		return // over already
+	case !known:
+		e = a.entry(addr)
+	case e.state == used, e.state == cooling && !since.After(e.since):
+		return
+	}
+	a.cool(e, since)
+}
+
+func (a *Allocator[K]) cool(e *entry[K], since time.Time) {
+	a.unplace(e)
+	e.state, e.since = cooling, since
+	a.place(e)
+}
+
+// Expire frees the addresses whose cooling ended by now, and tells how many.
+func (a *Allocator[K]) Expire(now time.Time) int {
+	n := 0
+	for ; a.cooling.Len() > 0; n++ {
+		e := a.cooling.top()
+		if e.since.Add(a.period).After(now) {
+			break
+		}
+		if e.unit == nil || e.unit.large() {
+			a.detach(e)
+			delete(a.entries, e.addr)
+			continue
+		}
+		e.freed = a.tick()
+		a.move(e, free)
+	}
+	return n
+}
+
+// NextExpiry tells when the next cooling ends, if any address cools.
+func (a *Allocator[K]) NextExpiry() (time.Time, bool) {
+	if a.cooling.Len() == 0 {
+		return time.Time{}, false
+	}
+	return a.cooling.top().since.Add(a.period), true
+}
+
+func lessCooling[K comparable](x, y *entry[K]) bool {
+	if !x.since.Equal(y.since) {
+		return x.since.Before(y.since)
+	}
+	return x.addr.Less(y.addr)
+}

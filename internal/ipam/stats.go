@@ -1,0 +1,141 @@
+package ipam
+
+import (
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Counts are the addresses of a group by what they are good for.
+type Counts struct {
+	Used      int // held by pods
+	Cooling   int
+	Free      int // assignable once the group is ready
+	Withdrawn int // on their way back, those in withdrawn prefixes and groups included
+
+	FreeSingles  int // single addresses that could be withdrawn
+	FreePrefixes int // prefixes that could be withdrawn: nothing used or cooling in them
+}
+
+// GroupCounts are one group's counts.
+type GroupCounts struct {
+	ID        string
+	Index     int
+	Ready     bool
+	Withdrawn bool // the group as a whole
+	Counts
+}
+
+// Groups counts each group, in the order of GroupIDs. O(groups and prefixes).
+func (a *Allocator[K]) Groups() []GroupCounts {
+	ids := a.GroupIDs()
+	out := make([]GroupCounts, len(ids))
+	for i, id := range ids {
+		g := a.groups[id]
+		out[i] = GroupCounts{ID: g.id, Index: g.index, Ready: g.ready, Withdrawn: g.withdrawn, Counts: g.counts()}
+	}
+	return out
+}
+
+func (g *group[K]) counts() Counts {
+	c := Counts{
+		Used: g.count[used], Cooling: g.count[cooling],
+		Free: g.singles.assignable(), FreeSingles: g.singles.count[free],
+		Withdrawn: g.singles.count[withdrawn],
+	}
+	for _, u := range g.prefixes {
+		c.Free += u.assignable()
+		switch {
+		case u.withdrawn:
+			c.Withdrawn += u.size()
+		case u.busy() == 0:
+			c.FreePrefixes++
+		}
+	}
+	if g.withdrawn {
+		c.Withdrawn += c.Free
+		c.Free, c.FreeSingles, c.FreePrefixes = 0, 0, 0
+	}
+	return c
+}
+
+// Unlisted counts the addresses that are held, or cool, although the cloud
+// does not list them.
+func (a *Allocator[K]) Unlisted() (held, cool int) { return a.orphans[used], a.orphans[cooling] }
+
+// AddressView is one address as a person may want to see it.
+type AddressView[K comparable] struct {
+	Addr      netip.Addr
+	Group     string // empty while the cloud does not list it
+	Prefix    netip.Prefix
+	Ready     bool // its group's data path works
+	Used      bool
+	Cooling   bool
+	Withdrawn bool
+	Key       K         // when used
+	Since     time.Time // when it became used or cooling
+}
+
+// Addresses yields every address in no order. Of a prefix too large to list
+// (more than 256 addresses) only those that were touched appear.
+func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
+	return func(yield func(AddressView[K]) bool) {
+		for _, e := range a.entries {
+			if !yield(e.view()) {
+				return
+			}
+		}
+		for _, g := range a.groups {
+			for _, u := range g.prefixes {
+				if !u.eachUntouched(yield) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (e *entry[K]) view() AddressView[K] {
+	v := AddressView[K]{
+		Addr: e.addr, Key: e.key, Since: e.since,
+		Used: e.state == used, Cooling: e.state == cooling, Withdrawn: e.state == withdrawn,
+	}
+	if u := e.unit; u != nil {
+		v.Group, v.Prefix, v.Ready = u.group.id, u.prefix, u.group.ready
+		v.Withdrawn = v.Withdrawn || u.withdrawn || u.group.withdrawn
+	}
+	return v
+}
+
+func (u *unit[K]) eachUntouched(yield func(AddressView[K]) bool) bool {
+	if u.hostBits() > 8 {
+		return true
+	}
+	for addr := u.prefix.Addr(); u.prefix.Contains(addr); addr = addr.Next() {
+		if _, touched := u.members[addr]; touched {
+			continue
+		}
+		e := entry[K]{addr: addr, unit: u}
+		if !yield(e.view()) {
+			return false
+		}
+	}
+	return true
+}
+
+// GroupIDs lists the groups, by index and then ID.
+func (a *Allocator[K]) GroupIDs() []string {
+	ids := slices.Collect(maps.Keys(a.groups))
+	slices.SortFunc(ids, func(x, y string) int {
+		if d := a.groups[x].index - a.groups[y].index; d != 0 {
+			return d
+		}
+		if x < y {
+			return -1
+		}
+		return 1
+	})
+	return ids
+}

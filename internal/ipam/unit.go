@@ -1,0 +1,101 @@
+package ipam
+
+import "net/netip"
+
+// unit is a prefix, or the single addresses of a group. The addresses of a
+// prefix are not enumerated: one that was never touched has no entry, and the
+// cursor stands at the first such.
+type unit[K comparable] struct {
+	group     *group[K]
+	prefix    netip.Prefix // zero for the singles
+	since     uint64       // when its untouched addresses became free
+	cursor    netip.Addr   // the next untouched address; invalid when there is none left
+	members   map[netip.Addr]*entry[K]
+	free      indexed[*entry[K]]
+	count     [4]int // members by state
+	withdrawn bool   // the prefix is on its way back
+	pos       int    // in the group's queue of units
+}
+
+// largeBits is the number of host bits from which on a prefix (an IPv6 /80 has
+// 48) is so large that released addresses in it are forgotten once they have
+// cooled: never-used ones, which have been free longer, do not run out.
+const largeBits = 32
+
+func newUnit[K comparable](g *group[K], p netip.Prefix, since uint64) *unit[K] {
+	u := &unit[K]{group: g, prefix: p, since: since, members: map[netip.Addr]*entry[K]{}, pos: -1}
+	u.free = indexed[*entry[K]]{less: lessFree[K], pos: func(e *entry[K]) *int { return &e.pos }}
+	if p.IsValid() {
+		u.cursor = p.Addr()
+	}
+	return u
+}
+
+// adopt makes e a member; the caller places it.
+func (u *unit[K]) adopt(e *entry[K]) {
+	e.unit = u
+	u.members[e.addr] = e
+}
+
+func (u *unit[K]) hostBits() int { return u.prefix.Addr().BitLen() - u.prefix.Bits() }
+
+func (u *unit[K]) large() bool { return u.prefix.IsValid() && u.hostBits() >= largeBits }
+
+// size counts the addresses of the unit.
+func (u *unit[K]) size() int {
+	if !u.prefix.IsValid() {
+		return len(u.members)
+	}
+	return 1 << min(u.hostBits(), 62)
+}
+
+// busy counts the addresses that a pod holds or held a moment ago.
+func (u *unit[K]) busy() int { return u.count[used] + u.count[cooling] }
+
+// assignable counts the addresses that could be handed out if the group is ready.
+func (u *unit[K]) assignable() int {
+	switch {
+	case u.withdrawn:
+		return 0
+	case u.prefix.IsValid():
+		return u.size() - u.busy()
+	default:
+		return u.count[free]
+	}
+}
+
+// pick finds the unit's longest-free address, making its entry when it was
+// never touched. The unit must have an assignable address.
+func (u *unit[K]) pick(a *Allocator[K]) *entry[K] {
+	fresh, ok := u.untouched()
+	if u.free.Len() > 0 {
+		top := u.free.top()
+		if !ok || top.freed < u.since || top.freed == u.since && top.addr.Less(fresh) {
+			return top
+		}
+	}
+	e := &entry[K]{addr: fresh, pos: -1, freed: u.since}
+	a.entries[fresh] = e
+	u.adopt(e)
+	a.place(e)
+	return e
+}
+
+// untouched moves the cursor to the next address without an entry. A large
+// prefix starts over at its end, as its released addresses are forgotten.
+func (u *unit[K]) untouched() (netip.Addr, bool) {
+	for u.cursor.IsValid() {
+		if _, touched := u.members[u.cursor]; !touched {
+			return u.cursor, true
+		}
+		u.cursor = u.cursor.Next()
+		if u.prefix.Contains(u.cursor) {
+			continue
+		}
+		u.cursor = netip.Addr{}
+		if u.large() {
+			u.cursor = u.prefix.Addr()
+		}
+	}
+	return netip.Addr{}, false
+}

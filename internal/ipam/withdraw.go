@@ -1,0 +1,116 @@
+package ipam
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Withdrawing is the first half of giving addresses back: what is withdrawn is
+// no longer assignable, so the cloud can be asked to take it. Then either the
+// group is set without it (SetGroup: it is gone), or Restore makes it
+// assignable again. Used and cooling addresses are never withdrawn.
+
+// Withdraw takes up to n free single addresses of a group out, the
+// longest-free first, and returns them.
+func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
+	g, ok := a.groups[id]
+	if !ok {
+		return nil
+	}
+	var out []netip.Addr
+	for len(out) < n && g.singles.free.Len() > 0 {
+		e := g.singles.free.top()
+		a.move(e, withdrawn)
+		out = append(out, e.addr)
+	}
+	return out
+}
+
+// WithdrawListed takes those of addrs out that are free single addresses, and
+// returns them.
+func (a *Allocator[K]) WithdrawListed(addrs []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, addr := range addrs {
+		e, ok := a.entries[addr]
+		if ok && e.state == free && e.unit != nil && !e.unit.prefix.IsValid() {
+			a.move(e, withdrawn)
+			out = append(out, addr)
+		}
+	}
+	return out
+}
+
+// WithdrawPrefixes takes up to n prefixes of a group out in which nothing is
+// used or cooling, the highest first, and returns them.
+func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
+	g, ok := a.groups[id]
+	if !ok {
+		return nil
+	}
+	var out []netip.Prefix
+	for _, p := range slices.Backward(g.sortedPrefixes()) {
+		if len(out) < n && a.withdrawPrefix(g.prefixes[p]) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func (a *Allocator[K]) withdrawPrefix(u *unit[K]) bool {
+	if u.withdrawn || u.busy() > 0 {
+		return false
+	}
+	u.withdrawn = true
+	a.fix(u)
+	return true
+}
+
+// WithdrawGroup takes a whole group out, if nothing in it is used or cooling.
+func (a *Allocator[K]) WithdrawGroup(id string) error {
+	g, ok := a.groups[id]
+	if !ok {
+		return fmt.Errorf("withdraw group %s: no such group", id)
+	}
+	if g.count[used]+g.count[cooling] > 0 {
+		return fmt.Errorf("withdraw group %s: %d addresses used, %d cooling", id, g.count[used], g.count[cooling])
+	}
+	g.withdrawn = true
+	a.fix(g.singles)
+	return nil
+}
+
+// Restore makes withdrawn addresses and prefixes assignable again, as long
+// free as before.
+func (a *Allocator[K]) Restore(addrs []netip.Addr, prefixes []netip.Prefix) {
+	for _, addr := range addrs {
+		if e, ok := a.entries[addr]; ok && e.state == withdrawn {
+			a.move(e, free)
+		}
+	}
+	for _, p := range prefixes {
+		for _, g := range a.groups {
+			if u, ok := g.prefixes[p.Masked()]; ok {
+				u.withdrawn = false
+				a.fix(u)
+			}
+		}
+	}
+}
+
+// RestoreGroup ends the withdrawal of a group.
+func (a *Allocator[K]) RestoreGroup(id string) {
+	if g, ok := a.groups[id]; ok {
+		g.withdrawn = false
+		a.fix(g.singles)
+	}
+}
+
+func (g *group[K]) sortedPrefixes() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(g.prefixes))
+	for p := range g.prefixes {
+		out = append(out, p)
+	}
+	slices.SortFunc(out, comparePrefix)
+	return out
+}
