@@ -22,6 +22,10 @@ const (
 	InterfaceTrunk    InterfaceType = "trunk"
 )
 
+// TagCreatedAt is the tag with which Berth records when it made an ENI, in
+// RFC 3339; the cloud keeps no such time.
+const TagCreatedAt = "berth.dev/created-at"
+
 // ENI is one elastic network interface as the cloud described it at one
 // moment. Slices are in the cloud's order and owned by the receiver.
 type ENI struct {

@@ -1,0 +1,72 @@
+package aws
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/xml"
+	"fmt"
+	"io"
+
+	sdkmw "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+)
+
+// peekSize is how much of an answer is looked at to find its root element.
+const peekSize = 4096
+
+// badAnswer is an answer that EC2 would not give: cut short, from something
+// in between, or with a field that cannot be read.
+type badAnswer struct{ err error }
+
+func (e *badAnswer) Error() string { return "malformed answer: " + e.err.Error() }
+func (e *badAnswer) Unwrap() error { return e.err }
+
+// checkAnswers refuses successful answers whose root element is not that of
+// the action. The SDK takes an empty body, or a proxy's log-in page, for an
+// empty listing; a caller would take that for a cloud in which nothing exists.
+func checkAnswers(s *middleware.Stack) error {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("berth/checkAnswer",
+		func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+			out, meta, err := next.HandleDeserialize(ctx, in)
+			if err != nil {
+				return out, meta, err
+			}
+			r, ok := out.RawResponse.(*smithyhttp.Response)
+			if !ok || r.StatusCode < 200 || r.StatusCode > 299 || r.Body == nil {
+				return out, meta, nil
+			}
+			body := bufio.NewReaderSize(r.Body, peekSize)
+			want := sdkmw.GetOperationName(ctx) + "Response"
+			head, perr := body.Peek(1)
+			if perr == nil {
+				// One read's worth is enough; it need not fill the buffer.
+				head, _ = body.Peek(body.Buffered())
+			}
+			if root := rootElement(head); root != want {
+				_ = r.Body.Close()
+				return out, meta, &badAnswer{fmt.Errorf("root element %q, expected %q", root, want)}
+			}
+			r.Body = struct {
+				io.Reader
+				io.Closer
+			}{body, r.Body}
+			return out, meta, nil
+		}), middleware.After)
+}
+
+// rootElement returns the name of the first element in the beginning of an
+// XML document; empty when there is none.
+func rootElement(head []byte) string {
+	d := xml.NewDecoder(bytes.NewReader(head))
+	for {
+		t, err := d.RawToken()
+		if err != nil {
+			return ""
+		}
+		if e, ok := t.(xml.StartElement); ok {
+			return e.Name.Local
+		}
+	}
+}

@@ -1,0 +1,276 @@
+package aws
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// wrong is an error for a request that makes no sense; nothing was sent.
+func wrong(op, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Bug, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
+// positive returns n for a field of a request that leaves out zero.
+func positive(n int) *int32 {
+	if n == 0 {
+		return nil
+	}
+	return sdk.Int32(int32(n))
+}
+
+func tagList(tags map[string]string) []types.Tag {
+	var out []types.Tag
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
+		out = append(out, types.Tag{Key: sdk.String(k), Value: sdk.String(tags[k])})
+	}
+	return out
+}
+
+// CreateENI implements cloud.API. Without a client token in the request it
+// makes one up, so that its own repetitions create one ENI only. A token that
+// was used for a different request is an error of class Bug.
+func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
+	const op = "CreateNetworkInterface"
+	for _, n := range []struct {
+		field string
+		value int
+	}{{"addresses", req.Addresses}, {"prefixes", req.Prefixes}, {"IPv6 addresses", req.IPv6}, {"IPv6 prefixes", req.IPv6Prefix}} {
+		if n.value < 0 || n.value > 1000 {
+			return cloud.ENI{}, wrong(op, "%d %s asked for: expected 0 to 1000", n.value, n.field)
+		}
+	}
+	if req.Addresses > 0 && req.Prefixes > 0 || req.IPv6 > 0 && req.IPv6Prefix > 0 {
+		return cloud.ENI{}, wrong(op, "addresses and prefixes of one family asked for: EC2 gives one kind in a call")
+	}
+	if req.ClientToken == "" {
+		req.ClientToken = rand.Text()
+	}
+	in := &ec2.CreateNetworkInterfaceInput{
+		SubnetId:                       &req.SubnetID,
+		Groups:                         req.Groups,
+		ClientToken:                    &req.ClientToken,
+		SecondaryPrivateIpAddressCount: positive(req.Addresses),
+		Ipv4PrefixCount:                positive(req.Prefixes),
+		Ipv6AddressCount:               positive(req.IPv6),
+		Ipv6PrefixCount:                positive(req.IPv6Prefix),
+	}
+	if req.Description != "" {
+		in.Description = &req.Description
+	}
+	if len(req.Tags) > 0 {
+		in.TagSpecifications = []types.TagSpecification{{
+			ResourceType: types.ResourceTypeNetworkInterface, Tags: tagList(req.Tags),
+		}}
+	}
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.CreateNetworkInterface, in)
+	if err != nil {
+		return cloud.ENI{}, err
+	}
+	if got.NetworkInterface == nil {
+		return cloud.ENI{}, fail(op, &badAnswer{fmt.Errorf("networkInterface is missing")})
+	}
+	var r reading
+	e := r.eni(got.NetworkInterface)
+	if r.err != nil {
+		return cloud.ENI{}, fail(op, r.err)
+	}
+	return e, nil
+}
+
+// AttachENI implements cloud.API. A taken device index is an error of class
+// Conflict, an instance without room one of class LimitReached.
+func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
+	const op = "AttachNetworkInterface"
+	got, _, err := invoke(ctx, c, op, once, c.api.AttachNetworkInterface, &ec2.AttachNetworkInterfaceInput{
+		NetworkInterfaceId: &eniID,
+		InstanceId:         &instanceID,
+		DeviceIndex:        sdk.Int32(int32(deviceIndex)),
+		// Without it, EC2 counts device indexes of other cards as taken
+		// (cilium/cilium#42512).
+		NetworkCardIndex: sdk.Int32(0),
+	})
+	if err != nil {
+		return "", err
+	}
+	var r reading
+	id := r.text("attachmentId", got.AttachmentId)
+	if r.err != nil {
+		return "", fail(op, r.err)
+	}
+	return id, nil
+}
+
+// settle turns the Gone of a repetition into success: the attempt before it,
+// whose reply was lost, has done the work.
+func settle(lostReply bool, err error) error {
+	if lostReply && cloud.ClassOf(err) == cloud.Gone {
+		return nil
+	}
+	return err
+}
+
+// DetachENI implements cloud.API.
+func (c *Client) DetachENI(ctx context.Context, attachmentID string) error {
+	_, lost, err := invoke(ctx, c, "DetachNetworkInterface", idempotent, c.api.DetachNetworkInterface,
+		&ec2.DetachNetworkInterfaceInput{AttachmentId: &attachmentID})
+	return settle(lost, err)
+}
+
+// DeleteENI implements cloud.API. An ENI that is still attached or detaching
+// is an error of class Conflict.
+func (c *Client) DeleteENI(ctx context.Context, eniID string) error {
+	_, lost, err := invoke(ctx, c, "DeleteNetworkInterface", idempotent, c.api.DeleteNetworkInterface,
+		&ec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &eniID})
+	return settle(lost, err)
+}
+
+// SetDeleteOnTermination implements cloud.API.
+func (c *Client) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error {
+	_, _, err := invoke(ctx, c, "ModifyNetworkInterfaceAttribute", idempotent, c.api.ModifyNetworkInterfaceAttribute,
+		&ec2.ModifyNetworkInterfaceAttributeInput{
+			NetworkInterfaceId: &eniID,
+			Attachment:         &types.NetworkInterfaceAttachmentChanges{AttachmentId: &attachmentID, DeleteOnTermination: &on},
+		})
+	return err
+}
+
+// Tag implements cloud.API.
+func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]string) error {
+	if len(tags) == 0 {
+		return nil
+	}
+	_, _, err := invoke(ctx, c, "CreateTags", idempotent, c.api.CreateTags,
+		&ec2.CreateTagsInput{Resources: []string{resourceID}, Tags: tagList(tags)})
+	return err
+}
+
+// count refuses a number of addresses that EC2 would take for something else.
+func count(op string, n int) error {
+	if n < 1 || n > 1000 {
+		return wrong(op, "%d addresses or prefixes asked for: expected 1 to 1000", n)
+	}
+	return nil
+}
+
+// AssignAddresses implements cloud.API.
+func (c *Client) AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
+	got, err := c.assign(ctx, n, &ec2.AssignPrivateIpAddressesInput{
+		NetworkInterfaceId: &eniID, SecondaryPrivateIpAddressCount: sdk.Int32(int32(n)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	var r reading
+	var out []netip.Addr
+	for _, a := range got.AssignedPrivateIpAddresses {
+		out = append(out, r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress))
+	}
+	return assigned(assignOp, out, r.err)
+}
+
+// AssignPrefixes implements cloud.API.
+func (c *Client) AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error) {
+	got, err := c.assign(ctx, n, &ec2.AssignPrivateIpAddressesInput{
+		NetworkInterfaceId: &eniID, Ipv4PrefixCount: sdk.Int32(int32(n)),
+	})
+	if err != nil {
+		return nil, err
+	}
+	var r reading
+	var out []netip.Prefix
+	for _, p := range got.AssignedIpv4Prefixes {
+		out = append(out, r.delegated("assignedIpv4PrefixSet", p.Ipv4Prefix))
+	}
+	return assigned(assignOp, out, r.err)
+}
+
+const assignOp = "AssignPrivateIpAddresses"
+
+func (c *Client) assign(ctx context.Context, n int, in *ec2.AssignPrivateIpAddressesInput) (*ec2.AssignPrivateIpAddressesOutput, error) {
+	if err := count(assignOp, n); err != nil {
+		return nil, err
+	}
+	got, _, err := invoke(ctx, c, assignOp, once, c.api.AssignPrivateIpAddresses, in)
+	return got, err
+}
+
+// assigned checks what an assignment returned. The call has taken effect, so
+// an answer that cannot be read is like a lost one: Transient.
+func assigned[T any](op string, got []T, err error) ([]T, error) {
+	if err == nil && len(got) == 0 {
+		err = &badAnswer{fmt.Errorf("nothing was assigned: expected addresses or an error")}
+	}
+	if err != nil {
+		return nil, fail(op, err)
+	}
+	return got, nil
+}
+
+// AssignIPv6 implements cloud.API. Like AssignAddresses it is not idempotent.
+func (c *Client) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
+	const op = "AssignIpv6Addresses"
+	if err := count(op, n); err != nil {
+		return nil, err
+	}
+	got, _, err := invoke(ctx, c, op, once, c.api.AssignIpv6Addresses,
+		&ec2.AssignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6AddressCount: sdk.Int32(int32(n))})
+	if err != nil {
+		return nil, err
+	}
+	var r reading
+	var out []netip.Addr
+	for _, a := range got.AssignedIpv6Addresses {
+		out = append(out, r.ipv6("assignedIpv6Addresses", &a))
+	}
+	return assigned(op, out, r.err)
+}
+
+func texts[T fmt.Stringer](values []T) []string {
+	out := make([]string, len(values))
+	for i, v := range values {
+		out[i] = v.String()
+	}
+	return out
+}
+
+// UnassignAddresses implements cloud.API. An address that is not on the ENI is
+// an error of class Gone, and none is taken off then.
+func (c *Client) UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	return c.unassign(ctx, &ec2.UnassignPrivateIpAddressesInput{NetworkInterfaceId: &eniID, PrivateIpAddresses: texts(addrs)})
+}
+
+// UnassignPrefixes is UnassignAddresses for prefixes.
+func (c *Client) UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error {
+	if len(prefixes) == 0 {
+		return nil
+	}
+	return c.unassign(ctx, &ec2.UnassignPrivateIpAddressesInput{NetworkInterfaceId: &eniID, Ipv4Prefixes: texts(prefixes)})
+}
+
+func (c *Client) unassign(ctx context.Context, in *ec2.UnassignPrivateIpAddressesInput) error {
+	_, _, err := invoke(ctx, c, "UnassignPrivateIpAddresses", idempotent, c.api.UnassignPrivateIpAddresses, in)
+	return err
+}
+
+// UnassignIPv6 is UnassignAddresses for IPv6 addresses.
+func (c *Client) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	_, _, err := invoke(ctx, c, "UnassignIpv6Addresses", idempotent, c.api.UnassignIpv6Addresses,
+		&ec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs)})
+	return err
+}

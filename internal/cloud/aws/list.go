@@ -1,0 +1,247 @@
+package aws
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+const (
+	pageSize     = 1000 // the most that the describe calls allow
+	filterValues = 200  // the most values that a filter may have (EC2 API Reference, "Filter")
+)
+
+// filters builds the Filters of a describe call.
+type filters []types.Filter
+
+// add narrows by a property of the things listed; an empty value does not.
+func (f *filters) add(name, value string) {
+	if value != "" {
+		*f = append(*f, types.Filter{Name: sdk.String(name), Values: []string{literal(value)}})
+	}
+}
+
+// tags narrows by tags, in a stable order.
+func (f *filters) tags(tags map[string]string) {
+	keys := make([]string, 0, len(tags))
+	for k := range tags {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		*f = append(*f, types.Filter{Name: sdk.String("tag:" + k), Values: []string{literal(tags[k])}})
+	}
+}
+
+// literal takes the meaning of wildcards from what a person may have put
+// into a tag (EC2 User Guide, "List and filter your resources").
+func literal(v string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(v)
+}
+
+// chunks splits ids into filters of a size that EC2 accepts. Without ids it
+// yields the filters alone, once.
+func (f filters) chunks(name string, ids []string) []filters {
+	if len(ids) == 0 {
+		return []filters{f}
+	}
+	var out []filters
+	for chunk := range slices.Chunk(ids, filterValues) {
+		out = append(out, append(slices.Clone(f), types.Filter{Name: sdk.String(name), Values: chunk}))
+	}
+	return out
+}
+
+// pages follows the pages of a listing. Page makes the call for a token and
+// returns the next one.
+func pages(op string, page func(token *string) (next *string, err error)) error {
+	var token *string
+	for {
+		next, err := page(token)
+		if err != nil {
+			return err
+		}
+		if sdk.ToString(next) == "" {
+			return nil
+		}
+		if sdk.ToString(next) == sdk.ToString(token) {
+			return fail(op, &badAnswer{fmt.Errorf("nextToken %q: expected another than that of the page before", *next)})
+		}
+		token = next
+	}
+}
+
+// ENIs implements cloud.API. Interfaces in f.IDs that do not exist are left out.
+func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
+	var base filters
+	base.add("attachment.instance-id", f.InstanceID)
+	base.add("vpc-id", f.VPCID)
+	base.add("status", f.Status)
+	base.tags(f.Tags)
+	return c.enis(ctx, base.chunks("network-interface-id", f.IDs))
+}
+
+func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error) {
+	const op = "DescribeNetworkInterfaces"
+	var out []cloud.ENI
+	for _, f := range chunks {
+		err := pages(op, func(token *string) (*string, error) {
+			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
+				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
+			})
+			if err != nil {
+				return nil, err
+			}
+			var r reading
+			for i := range got.NetworkInterfaces {
+				out = append(out, r.eni(&got.NetworkInterfaces[i]))
+			}
+			if r.err != nil {
+				return nil, fail(op, r.err)
+			}
+			return got.NextToken, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Subnets implements cloud.API. Subnets in f.IDs that do not exist are left out.
+func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Subnet, error) {
+	const op = "DescribeSubnets"
+	var base filters
+	base.add("vpc-id", f.VPCID)
+	base.add("availability-zone", f.Zone)
+	base.tags(f.Tags)
+	var out []cloud.Subnet
+	for _, f := range base.chunks("subnet-id", f.IDs) {
+		err := pages(op, func(token *string) (*string, error) {
+			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
+				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
+			})
+			if err != nil {
+				return nil, err
+			}
+			var r reading
+			for i := range got.Subnets {
+				out = append(out, r.subnet(&got.Subnets[i]))
+			}
+			if r.err != nil {
+				return nil, fail(op, r.err)
+			}
+			return got.NextToken, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// VPCCIDRs implements cloud.API. A VPC that does not exist is an error of class Gone.
+func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
+	const op = "DescribeVpcs"
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{VpcIds: []string{vpcID}})
+	if err != nil {
+		return nil, err
+	}
+	if len(got.Vpcs) != 1 {
+		return nil, fail(op, &badAnswer{fmt.Errorf("vpcSet has %d VPCs: expected the one asked for", len(got.Vpcs))})
+	}
+	var r reading
+	out := r.vpcCIDRs(&got.Vpcs[0])
+	if r.err == nil && len(out) == 0 {
+		r.bad("cidrBlockAssociationSet", "", "at least one associated block")
+	}
+	if r.err != nil {
+		return nil, fail(op, r.err)
+	}
+	return out, nil
+}
+
+// Instance implements cloud.API. Two calls make it up, since only the listing
+// of interfaces has their tags.
+func (c *Client) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	const op = "DescribeInstances"
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	list, err := instancesIn(op, got)
+	if err != nil {
+		return cloud.Instance{}, err
+	}
+	if len(list) != 1 || list[0].ID != id {
+		return cloud.Instance{}, fail(op, &badAnswer{fmt.Errorf("instancesSet has %d instances: expected the one asked for", len(list))})
+	}
+	if list[0].ENIs, err = c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
+		return cloud.Instance{}, err
+	}
+	return list[0], nil
+}
+
+// Instances implements cloud.API.
+func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
+	const op = "DescribeInstances"
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	var out []cloud.Instance
+	for _, f := range filters(nil).chunks("instance-id", ids) {
+		err := pages(op, func(token *string) (*string, error) {
+			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
+				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
+			})
+			if err != nil {
+				return nil, err
+			}
+			list, err := instancesIn(op, got)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, list...)
+			return got.NextToken, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	enis, err := c.enis(ctx, filters(nil).chunks("attachment.instance-id", ids))
+	if err != nil {
+		return nil, err
+	}
+	of := make(map[string][]cloud.ENI, len(out))
+	for _, e := range enis {
+		if e.Attachment != nil {
+			of[e.Attachment.InstanceID] = append(of[e.Attachment.InstanceID], e)
+		}
+	}
+	for i := range out {
+		out[i].ENIs = of[out[i].ID]
+	}
+	return out, nil
+}
+
+func instancesIn(op string, got *ec2.DescribeInstancesOutput) ([]cloud.Instance, error) {
+	var r reading
+	var out []cloud.Instance
+	for _, res := range got.Reservations {
+		for i := range res.Instances {
+			out = append(out, r.instance(&res.Instances[i]))
+		}
+	}
+	if r.err != nil {
+		return nil, fail(op, r.err)
+	}
+	return out, nil
+}

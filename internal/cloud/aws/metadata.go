@@ -1,0 +1,235 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	smithymw "github.com/aws/smithy-go/middleware"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// Pauses between attempts while the metadata service does not answer.
+const (
+	metadataPause    = 250 * time.Millisecond
+	metadataMaxPause = 2 * time.Second
+	metadataMax      = 64 << 10 // bytes read of one answer; the longest real ones are a few hundred
+)
+
+// Metadata is the instance metadata service, in version 2 with tokens; the
+// SDK falls back to version 1 where tokens are not served.
+type Metadata struct {
+	api     *imds.Client
+	clock   clock.Clock
+	timeout time.Duration
+}
+
+var _ cloud.Metadata = (*Metadata)(nil)
+
+// NewMetadata returns a client of the metadata service. Of o it uses
+// IMDSEndpoint, HTTPClient, MetadataTimeout, UserAgent and Clock.
+func NewMetadata(o Options) *Metadata {
+	o = o.withDefaults()
+	return &Metadata{
+		api: imds.New(imds.Options{
+			Endpoint:   o.IMDSEndpoint,
+			HTTPClient: o.HTTPClient,
+			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent())},
+		}),
+		clock:   o.Clock,
+		timeout: o.MetadataTimeout,
+	}
+}
+
+// Identity implements cloud.Metadata. It waits for a metadata service that is
+// not up yet, up to Options.MetadataTimeout. Errors name the path that could
+// not be read; their class is Transient, or Permission when the service is
+// switched off for the instance.
+func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
+	ctx, cancel := m.deadline(ctx)
+	defer cancel()
+	r := &metadataReading{m: m, ctx: ctx}
+	id := cloud.Identity{
+		InstanceID:   r.text("instance-id"),
+		InstanceType: r.text("instance-type"),
+		Region:       r.text("placement/region"),
+		Zone:         r.text("placement/availability-zone"),
+		PrimaryMAC:   r.mac("mac"),
+		PrimaryIPv4:  r.addr("local-ipv4"),
+	}
+	nic := "network/interfaces/macs/" + id.PrimaryMAC.String() + "/"
+	id.VPCID = r.text(nic + "vpc-id")
+	id.SubnetID = r.text(nic + "subnet-id")
+	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
+	id.PrimaryIPv6 = r.firstIPv6(nic + "ipv6s")
+	if r.err != nil {
+		return cloud.Identity{}, r.err
+	}
+	return id, nil
+}
+
+// region reads the instance's region alone.
+func (m *Metadata) region(ctx context.Context) (string, error) {
+	ctx, cancel := m.deadline(ctx)
+	defer cancel()
+	r := &metadataReading{m: m, ctx: ctx}
+	region := r.text("placement/region")
+	return region, r.err
+}
+
+// deadline bounds a reading by the injected clock.
+func (m *Metadata) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	end := m.clock.After(m.timeout)
+	go func() {
+		select {
+		case <-end:
+			cancel(fmt.Errorf("gave up after %v: %w", m.timeout, context.DeadlineExceeded))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// presence tells whether a path may be absent.
+type presence bool
+
+const (
+	required presence = true
+	optional presence = false
+)
+
+// metadataReading reads paths until the first that fails.
+type metadataReading struct {
+	m   *Metadata
+	ctx context.Context
+	err error
+}
+
+func (r *metadataReading) fail(path string, class cloud.Class, err error) {
+	if r.err == nil {
+		r.err = &cloud.Error{Class: class, Op: "GetMetadata", Err: fmt.Errorf("instance metadata %s: %w", path, err)}
+	}
+}
+
+func (r *metadataReading) bad(path, value, expected string) {
+	r.fail(path, cloud.Transient, &badAnswer{fmt.Errorf("%q: expected %s", value, expected)})
+}
+
+// get reads one path, and again while the service is coming up.
+func (r *metadataReading) get(path string, need presence) string {
+	pause := metadataPause
+	for r.err == nil {
+		body, err := r.m.once(r.ctx, path)
+		if err == nil {
+			return body
+		}
+		switch status := statusOf(err); {
+		case status == http.StatusNotFound && need == optional:
+			return ""
+		case status == http.StatusForbidden:
+			r.fail(path, cloud.Permission, fmt.Errorf("the metadata service is switched off for this instance (HttpEndpoint): %w", err))
+			return ""
+		case !r.again(err, status):
+			r.fail(path, cloud.Permission, err)
+			return ""
+		}
+		select {
+		case <-r.m.clock.After(pause):
+			pause = min(2*pause, metadataMaxPause)
+		case <-r.ctx.Done():
+			r.fail(path, cloud.Transient, fmt.Errorf("%w; last: %w", context.Cause(r.ctx), err))
+		}
+	}
+	return ""
+}
+
+// again tells whether an error may pass. A required path that is missing may
+// appear while the instance boots.
+func (r *metadataReading) again(err error, status int) bool {
+	if status == 0 {
+		return !strings.Contains(err.Error(), "access disabled to EC2 IMDS")
+	}
+	return status == http.StatusNotFound || status == http.StatusUnauthorized || status == http.StatusTooManyRequests || status >= 500
+}
+
+func (m *Metadata) once(ctx context.Context, path string) (string, error) {
+	out, err := m.api.GetMetadata(ctx, &imds.GetMetadataInput{Path: path})
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = out.Content.Close() }()
+	body, err := io.ReadAll(io.LimitReader(out.Content, metadataMax+1))
+	if err == nil && len(body) > metadataMax {
+		err = errors.New("answer is too long")
+	}
+	return strings.TrimSpace(string(body)), err
+}
+
+func (r *metadataReading) text(path string) string {
+	s := r.get(path, required)
+	if s == "" || strings.ContainsAny(s, "<> \t\r\n") {
+		r.bad(path, s, "one word")
+	}
+	return s
+}
+
+func (r *metadataReading) mac(path string) net.HardwareAddr {
+	s := r.get(path, required)
+	mac, err := net.ParseMAC(s)
+	if err != nil || len(mac) != 6 {
+		r.bad(path, s, "a MAC address")
+		return nil
+	}
+	return mac
+}
+
+func (r *metadataReading) addr(path string) netip.Addr {
+	s := r.get(path, required)
+	a, err := netip.ParseAddr(s)
+	if err != nil || !a.Is4() {
+		r.bad(path, s, "an IPv4 address")
+		return netip.Addr{}
+	}
+	return a
+}
+
+func (r *metadataReading) firstIPv6(path string) netip.Addr {
+	list := strings.Fields(r.get(path, optional))
+	if len(list) == 0 {
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(list[0])
+	if err != nil || !a.Is6() || a.Is4In6() || a.Zone() != "" {
+		r.bad(path, list[0], "an IPv6 address")
+		return netip.Addr{}
+	}
+	return a
+}
+
+func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
+	list := strings.Fields(r.get(path, need))
+	if len(list) == 0 && need == required {
+		r.bad(path, "", "at least one prefix")
+	}
+	var out []netip.Prefix
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if err != nil || p != p.Masked() || p.Addr().Is4In6() {
+			r.bad(path, s, "a prefix without host bits")
+			return nil
+		}
+		out = append(out, p)
+	}
+	return out
+}

@@ -1,0 +1,123 @@
+package aws
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/version"
+)
+
+// The defaults of Options.
+const (
+	DefaultCallTimeout     = 15 * time.Second
+	DefaultMetadataTimeout = 30 * time.Second
+)
+
+// Options configure New and NewMetadata. The zero value is right for an EC2
+// instance, or a pod with an IAM role.
+type Options struct {
+	// Region is the AWS region; from the environment, the shared
+	// configuration or the instance metadata service when empty.
+	Region string
+	// EC2Endpoint is the URL of the EC2 API, for a VPC endpoint or a lab; the
+	// region's public endpoint when empty.
+	EC2Endpoint string
+	// IMDSEndpoint is the URL of the instance metadata service;
+	// http://169.254.169.254 when empty.
+	IMDSEndpoint string
+	// Credentials sign the calls. When nil, the SDK's default chain is used:
+	// environment, shared files, web identity (IRSA), container credentials
+	// (EKS Pod Identity), the instance's role.
+	Credentials sdk.CredentialsProvider
+	// HTTPClient sends the calls to EC2 and to the metadata service; the
+	// SDK's own with short connection time-outs when nil.
+	HTTPClient sdk.HTTPClient
+	// CallTimeout bounds the time that one call takes on the wire and in its
+	// repetitions, waiting for the limiter not counted; DefaultCallTimeout when 0.
+	CallTimeout time.Duration
+	// MetadataTimeout bounds how long Identity waits for a metadata service
+	// that does not answer; DefaultMetadataTimeout when 0.
+	MetadataTimeout time.Duration
+	// Ceilings limit the calls of an action, by its EC2 name such as
+	// "AssignPrivateIpAddresses", besides what the limiter learns.
+	Ceilings map[string]Limit
+	// Fallback tells the limits of an instance type when EC2 cannot be asked;
+	// the table of package limits when nil.
+	Fallback func(instanceType string) (cloud.Limits, bool)
+	// Observer is told of every call; may be nil.
+	Observer Observer
+	// Logger is never nil after defaults; slog.Default when not set.
+	Logger *slog.Logger
+	// UserAgent is the program's name in the User-Agent header; "berth" when empty.
+	UserAgent string
+	// Clock is the machine's when nil.
+	Clock clock.Clock
+}
+
+// Observer is told what is sent to EC2, for metrics. Its methods are called
+// from many goroutines at once and must not block.
+type Observer interface {
+	// Call reports one request: the action, EC2's error code and the time to
+	// the reply. The code is CodeOK for success, and one of the other Code
+	// constants when there was no reply to take a code from.
+	Call(op, code string, d time.Duration)
+	// Limited reports that the limiter held a call of op back for d.
+	Limited(op string, d time.Duration)
+}
+
+// Codes reported to an Observer where EC2 gave none.
+const (
+	CodeOK          = "OK"
+	CodeNoReply     = "NoReply"        // time-out, or no connection
+	CodeBadReply    = "MalformedReply" // an answer that EC2 would not give
+	CodeCredentials = "NoCredentials"  // nothing was sent
+)
+
+type ignore struct{}
+
+func (ignore) Call(string, string, time.Duration) {}
+func (ignore) Limited(string, time.Duration)      {}
+
+func (o Options) withDefaults() Options {
+	if o.HTTPClient == nil {
+		o.HTTPClient = awshttp.NewBuildableClient().
+			WithDialerOptions(func(d *net.Dialer) { d.Timeout = 5 * time.Second }).
+			WithTransportOptions(func(t *http.Transport) { t.TLSHandshakeTimeout = 5 * time.Second })
+	}
+	if o.CallTimeout <= 0 {
+		o.CallTimeout = DefaultCallTimeout
+	}
+	if o.MetadataTimeout <= 0 {
+		o.MetadataTimeout = DefaultMetadataTimeout
+	}
+	if o.Fallback == nil {
+		o.Fallback = func(instanceType string) (cloud.Limits, bool) {
+			l, ok := limits.Lookup(instanceType)
+			return cloud.Limits(l), ok
+		}
+	}
+	if o.Observer == nil {
+		o.Observer = ignore{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.UserAgent == "" {
+		o.UserAgent = "berth"
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
+	}
+	return o
+}
+
+// agent is what the SDK puts into the User-Agent header: name/version.
+func (o Options) agent() (name, value string) { return o.UserAgent, version.String() }

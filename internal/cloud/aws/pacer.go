@@ -1,0 +1,207 @@
+package aws
+
+import (
+	"math"
+	"time"
+)
+
+// The pacer's constants. Rates are in calls per second.
+const (
+	startRate  = 100 // the highest that EC2 publishes for an action (EC2 Developer Guide, "Request throttling")
+	startBurst = 100 // likewise, the largest bucket
+	floorRate  = 0.5
+	topRate    = 1000
+
+	searchRate = 1.0   // where the search for the granted rate begins
+	searchStep = 0.7   // added for each call that passes: the rate doubles every second
+	cut        = 0.85  // what is kept of the measured rate after a refusal
+	probe      = 0.006 // relative growth for each call that passes, at low rates
+	probeSlope = 0.1   // at higher ones: growth in calls per second, every second,
+	probeShare = 0.01  // and besides, for each call that passes
+	probeLate  = 0.02  // for each call that passes, once nothing was refused for probeAfter
+	probeAfter = 20 * time.Second
+
+	firstHold = time.Second // how long the queue stands still after a refusal, at most holdCalls calls
+	holdCalls = 5
+	longHold  = 30 * time.Second
+	storeTime = 2 // seconds of unused rate after which credit counts as saved up
+	storeGain = 0.02
+)
+
+// pacer decides when the next call of one action may be sent. It is a token
+// bucket whose rate is not configured but learned, with no clock of its own:
+// time comes in with every call. It is not safe for concurrent use.
+//
+// EC2 refuses a call when a bucket at its end, of unknown size and refill rate,
+// is empty. That gives the pacer an exact measurement: between two refusals the
+// bucket went from empty to empty, so the calls that passed in between, divided
+// by the time, are the refill rate, or this client's share of it when others
+// draw from the same bucket. It works in three phases:
+//
+//   - open: nothing was ever refused. Calls go out at startRate.
+//   - searching, after the first refusal: the queue stands still for a second, then
+//     the rate starts at searchRate and doubles every second until the next refusal.
+//   - settled: each refusal sets the rate to cut times the measured rate, and
+//     calls that pass while others queue raise it: mostly by a
+//     fixed amount a second, so that clients that share a bucket converge to
+//     equal shares, and at low rates by less, so that refusals stay rare. The
+//     rate swings around the granted one in cycles of 50 calls or more, with
+//     one refusal each.
+//
+// A refusal that hits credit saved up while the action was hardly used says
+// nothing about the rate; it halves the burst instead. Refusals with nothing
+// passing in between double the hold, up to longHold.
+type pacer struct {
+	phase   phase
+	rate    float64
+	burst   float64 // most credit that can be saved up
+	credit  float64 // calls that may be sent now; brought up to date until at
+	at      time.Time
+	held    time.Time // nothing is sent before
+	ceiling Limit
+
+	// Since the last refusal:
+	epoch  int       // counts refusals; calls sent before one do not judge the rate after it
+	since  time.Time // when it was
+	passed int       // calls sent since and not refused
+	busy   bool      // no credit was saved up since: passed measures the granted rate
+
+	strikes int // refusals in a row with nothing passing in between
+}
+
+type phase int
+
+const (
+	open phase = iota
+	searching
+	settled
+)
+
+// permit is the right to send one call, to be handed back with its outcome.
+type permit struct {
+	epoch  int
+	queued bool // the limiter was what held calls back
+	stored bool // drawn from saved-up credit
+}
+
+// newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no limit.
+func newPacer(now time.Time, ceiling Limit) *pacer {
+	p := &pacer{rate: startRate, burst: startBurst, at: now, since: now, ceiling: ceiling}
+	if ceiling.Rate > 0 {
+		p.rate = min(p.rate, ceiling.Rate)
+	}
+	p.burst = p.maxBurst()
+	p.credit = p.burst
+	return p
+}
+
+func (p *pacer) maxBurst() float64 {
+	if p.ceiling.Burst > 0 {
+		return float64(p.ceiling.Burst)
+	}
+	return startBurst
+}
+
+// delay tells how long after now the next call may be sent; 0 is at once.
+func (p *pacer) delay(now time.Time) time.Duration {
+	if now.Before(p.held) {
+		return p.held.Sub(now)
+	}
+	p.accrue(now)
+	// The tolerance keeps a rounding error from asking for a wait of nothing.
+	if p.credit >= 1-1e-9 {
+		return 0
+	}
+	wait := time.Duration(math.Ceil((1 - p.credit) / p.rate * float64(time.Second)))
+	return max(wait, time.Microsecond)
+}
+
+// take draws one permit; delay must have been 0 at now.
+func (p *pacer) take(now time.Time) permit {
+	p.accrue(now)
+	got := permit{epoch: p.epoch, queued: p.credit < 2, stored: !p.busy}
+	p.credit--
+	return got
+}
+
+func (p *pacer) accrue(now time.Time) {
+	if dt := now.Sub(p.at).Seconds(); dt > 0 {
+		p.credit = min(p.burst, p.credit+dt*p.rate)
+		p.at = now
+	}
+	if p.credit > max(2, storeTime*p.rate) {
+		p.busy = false
+	}
+}
+
+// pass reports that the call of a permit was not refused for its rate.
+func (p *pacer) pass(now time.Time, got permit) {
+	if got.epoch != p.epoch {
+		return
+	}
+	p.passed++
+	p.strikes = 0
+	if got.stored {
+		p.burst = min(p.maxBurst(), p.burst+storeGain)
+	}
+	if !got.queued {
+		return
+	}
+	p.accrue(now)
+	switch {
+	case p.phase == searching:
+		p.rate += searchStep
+	case now.Sub(p.since) > probeAfter:
+		p.rate += max(probeLate, p.growth())
+	default:
+		p.rate += p.growth()
+	}
+	p.clamp()
+}
+
+func (p *pacer) growth() float64 {
+	return min(probe*p.rate, probeSlope/p.rate+probeShare)
+}
+
+// refuse reports that the call of a permit was throttled. Calls that were in
+// flight together count as one refusal.
+func (p *pacer) refuse(now time.Time, got permit) {
+	if got.epoch != p.epoch {
+		return
+	}
+	p.accrue(now)
+	switch elapsed := now.Sub(p.since).Seconds(); {
+	case p.phase == open:
+		p.phase, p.rate, p.burst = searching, searchRate, max(1, p.burst/2)
+	case p.passed == 0:
+		p.strikes++
+		p.rate /= 2
+	case p.busy && elapsed > 0:
+		p.phase, p.rate = settled, cut*min(p.rate, float64(p.passed)/elapsed)
+	default:
+		p.rate, p.burst = cut*p.rate, max(1, p.burst/2)
+	}
+	p.clamp()
+
+	p.held = now.Add(p.hold())
+	p.epoch++
+	p.since, p.passed, p.busy = now, 0, true
+	// EC2's bucket is empty now. What flows into it while the queue stands
+	// still is left there: it may be too small to hold it.
+	p.credit, p.at = 1, p.held
+}
+
+func (p *pacer) hold() time.Duration {
+	hold := firstHold
+	if p.phase == settled {
+		hold = min(hold, time.Duration(holdCalls/p.rate*float64(time.Second)))
+	}
+	return min(longHold, hold<<min(p.strikes, 8))
+}
+
+func (p *pacer) clamp() {
+	p.rate = max(floorRate, min(topRate, p.rate))
+	if p.ceiling.Rate > 0 {
+		p.rate = min(p.rate, p.ceiling.Rate)
+	}
+}
