@@ -1,0 +1,90 @@
+# What to run is in the README; how it is built is in docs/contributing.md.
+# Everything below works from a fresh clone: missing Debian packages are
+# installed by hack/deps.sh, pinned Go tools are built by hack/tool.sh.
+
+SHELL := bash
+.SHELLFLAGS := -o errexit -o pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+MODULE  := github.com/berthnet/berth
+LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
+
+# make demo: MODE is how nodes get their addresses, KEEP=1 leaves the lab up,
+# DEMO_FLAGS are further flags of `vpclab demo`.
+MODE       ?= node
+KEEP       ?=
+DEMO_FLAGS ?=
+
+# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`.
+PKG          ?= ./...
+TEST_FLAGS   ?=
+TEST_TIMEOUT ?= 20m
+
+# What needs root runs as it is for root; for others in namespaces of their
+# own, except that a lab which is to stay up needs the machine's.
+ifneq ($(shell id -u),0)
+AS_ROOT := $(if $(KEEP),sudo,hack/sandbox.sh)
+endif
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the programs into bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other
+	@hack/deps.sh demo
+	@echo "Building Berth (the first time takes a few minutes) ..." >&2
+	@$(MAKE) build
+	$(AS_ROOT) bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+
+.PHONY: test
+test: ## Run all tests with the race detector
+	@hack/deps.sh test
+	@hack/test.sh -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) $(PKG)
+
+.PHONY: e2e
+e2e: ## Run the tests against real container runtimes
+	@hack/deps.sh test
+	@hack/test.sh -tags e2e -timeout 60m $(TEST_FLAGS) ./test/...
+
+.PHONY: bench
+bench: build ## Measure the budgets into bench/results.json
+	@hack/deps.sh test
+	@mkdir -p bench
+	go build -o bin/bench ./test/bench
+	$(AS_ROOT) bin/bench -out bench/results.json
+
+.PHONY: lint
+lint: check-format ## Check formatting, go vet, and the linters with the import rules
+	go vet ./...
+	"$$(hack/tool.sh lint golangci-lint)" run ./...
+
+.PHONY: format
+format: ## Rewrite the Go files in the project's format
+	"$$(hack/tool.sh lint golangci-lint)" fmt ./...
+
+.PHONY: check-format
+check-format:
+	@unformatted=$$(git ls-files -z --cached --others --exclude-standard '*.go' | xargs -0 gofmt -l); \
+	if [ -n "$$unformatted" ]; then echo "Not formatted (make format):" >&2; echo "$$unformatted" >&2; exit 1; fi
+
+.PHONY: generate
+generate: ## Rewrite everything that is generated
+	@hack/deps.sh generate
+	@tools=$$(dirname "$$(hack/tool.sh generate protoc-gen-go)"); hack/tool.sh generate protoc-gen-go-grpc >/dev/null; \
+	PATH="$$tools:$$PATH" go generate ./...
+
+.PHONY: check-generated
+check-generated: ## Fail when generated files or module files are not current
+	@hack/check-generated.sh
+
+.PHONY: clean
+clean: ## Remove what was built here
+	rm -rf bin dist

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Regenerates everything in a copy of the tree and fails, showing the
+# difference, when the tree's generated files or go.mod files are not current.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+trap 'exit 130' INT TERM HUP
+cd "$root"
+git ls-files -z --cached --others --exclude-standard --deduplicate |
+	while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
+	tar -c --null -T - | tar -x -C "$copy"
+
+cd "$copy"
+export GIT_DIR=$copy/.git GIT_WORK_TREE=$copy
+git init -q
+git add -A -f
+unset GIT_DIR GIT_WORK_TREE
+
+echo "Regenerating ..." >&2
+make generate
+for module in . tools/*/; do
+	go -C "$module" mod tidy
+done
+
+# The version of Debian's protoc, which a comment records, may differ.
+git add -A -f -N
+if ! git diff --exit-code -I '^//.*protoc +v[0-9.]+$'; then
+	echo "Generated files are not current: run \`make generate\` (or \`go mod tidy\`) and commit the result." >&2
+	exit 1
+fi
+echo "Generated files are current."

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# The one place that names Debian packages. Installs those that are missing,
+# and says so; does nothing and prints nothing when all are there.
+#
+#   hack/deps.sh GROUP...        groups: see packages() below
+set -euo pipefail
+
+# packages GROUP prints "what to look for" and "the package that has it".
+packages() {
+	case $1 in
+	demo) cat <<-EOF ;;
+		ip        iproute2
+		ping      iputils-ping
+	EOF
+	test) cat <<-EOF ;;
+		ip        iproute2
+		ping      iputils-ping
+		unshare   util-linux
+		nft       nftables
+		iptables  iptables
+		gcc       gcc
+		/usr/include/stdlib.h   libc6-dev
+		/usr/lib/cni/portmap    containernetworking-plugins
+		/etc/ssl/certs          ca-certificates
+	EOF
+	generate) cat <<-EOF ;;
+		protoc    protobuf-compiler
+	EOF
+	ci) cat <<-EOF ;;
+		make      make
+		git       git
+	EOF
+	*)
+		echo "hack/deps.sh: no group of packages is called $1" >&2
+		exit 2
+		;;
+	esac
+}
+
+missing=()
+for group in "$@"; do
+	list=$(packages "$group")
+	while read -r thing package; do
+		case $thing in
+		/*) [ -e "$thing" ] || missing+=("$package") ;;
+		*) PATH=$PATH:/usr/sbin:/sbin command -v "$thing" >/dev/null || missing+=("$package") ;;
+		esac
+	done <<<"$list"
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+	as_root=(sudo)
+fi
+if ! command -v apt-get >/dev/null || { [ ${#as_root[@]} -gt 0 ] && ! command -v sudo >/dev/null; }; then
+	echo "These Debian packages are needed and missing: ${missing[*]}" >&2
+	echo "Install them, or what your distribution calls them, as root and run this again." >&2
+	exit 1
+fi
+
+echo "Installing Debian packages: ${missing[*]}" >&2
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+install() {
+	"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -q --no-install-recommends -o Dpkg::Lock::Timeout=300 "${missing[@]}" >"$log" 2>&1 </dev/null
+}
+# A package list that was never fetched, or is old, is the usual first failure.
+if ! install; then
+	echo "Refreshing the package lists ..." >&2
+	if ! { "${as_root[@]}" apt-get update -q >>"$log" 2>&1 </dev/null && install; }; then
+		cat "$log" >&2
+		echo "apt-get could not install: ${missing[*]}" >&2
+		exit 1
+	fi
+fi

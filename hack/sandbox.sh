@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Runs a command as root of namespaces of its own: network (only lo, up), mounts
+# (an empty /run), processes, and users when the caller is not root. Whatever
+# the command makes there vanishes with it, however it ends, and the machine's
+# own network is never touched.
+#
+#   hack/sandbox.sh COMMAND [ARGUMENT...]
+#
+# With BERTH_LEFTOVERS=check, a command that succeeds but leaves network
+# namespaces, links, nftables tables or processes behind fails after all.
+# There is no way out of the sandbox: fetch Go modules before entering it.
+set -euo pipefail
+
+if [ "${1:-}" != --inside ]; then
+	flags=(--net --mount --pid --fork --kill-child --mount-proc)
+	if [ "$(id -u)" != 0 ]; then
+		flags+=(--user --map-root-user)
+	fi
+	if ! why=$(unshare "${flags[@]}" true 2>&1); then
+		echo "hack/sandbox.sh: cannot make namespaces: $why" >&2
+		echo "Run this as root (sudo -E make ...), or allow unprivileged user namespaces" >&2
+		echo "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces," >&2
+		echo "kernel.apparmor_restrict_unprivileged_userns). A container needs CAP_SYS_ADMIN." >&2
+		exit 1
+	fi
+	# Short, since paths of unix sockets go below it.
+	TMPDIR=$(mktemp -d /tmp/bt.XXXXXX)
+	export TMPDIR
+	setpriv --pdeathsig KILL unshare "${flags[@]}" "$0" --inside "$@" &
+	sandbox=$!
+	trap '{ kill -KILL "$sandbox" && wait "$sandbox"; } 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
+	trap 'exit 130' INT TERM HUP
+	wait "$sandbox"
+	exit
+fi
+
+shift
+mount -t tmpfs -o mode=755 tmpfs /run
+mount -t sysfs sysfs /sys 2>/dev/null || true # so that /sys/class/net is this namespace's
+ip link set lo up
+trap 'exit 130' INT TERM HUP # the end of process 1 ends everything in here
+
+"$@" &
+wait $! || exit $?
+[ "${BERTH_LEFTOVERS:-}" = check ] || exit 0
+
+# Everything here was made by the command, so nothing may be left.
+leftovers() {
+	ip netns list | sed 's/^/network namespace /'
+	ip -o link | awk -F': ' '$2 != "lo" { print "link " $2 }'
+	nft list tables | sed 's/^/nftables /'
+	for family in -4 -6; do
+		ip "$family" rule show | awk '$1 != "0:" && $1 != "32766:" && $1 != "32767:" { print "rule " $0 }'
+	done
+	local process args
+	for process in /proc/[0-9]*; do
+		case ${process#/proc/} in
+		1 | "$BASHPID") ;; # this script and the subshell that runs this function
+		*) args=$(tr '\0' ' ' 2>/dev/null <"$process/cmdline") && [ -n "$args" ] && echo "process $args" ;;
+		esac
+	done 2>/dev/null
+	return 0
+}
+# A killed process and the links of a deleted namespace take a moment to go.
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+	left=$(leftovers)
+	[ -n "$left" ] || exit 0
+	sleep 1
+done
+{
+	echo "LEFT BEHIND by: $*"
+	while read -r line; do echo "  $line"; done <<<"$left"
+} >&2
+exit 1

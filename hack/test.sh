@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs go test as root of a sandbox and ends with a summary. Exits with
+# failure when a test fails, when nothing was tested, or when the tests leave
+# namespaces, links, rules, tables or processes behind.
+#
+#   hack/test.sh GO_TEST_ARGUMENT...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+summary=$(hack/tool.sh testsum testsum)
+go mod download # nothing can be fetched in the sandbox
+
+# Results are never taken from the cache: the kernel and the programs that the
+# tests run are no part of its key.
+status=0
+BERTH_LEFTOVERS=check hack/sandbox.sh go test -json -count=1 "$@" | "$summary" || status=$?
+if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
+exit "$status"

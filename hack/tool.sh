@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Prints the path of a Go program from a module under tools/, after building it
+# when this machine has not built that version before. The program is one that
+# the module pins with a tool line, or the module itself.
+#
+#   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
+#
+# Binaries are kept outside the tree, by the checksum of the module's files and
+# the Go version, so that a fresh clone need not build them again.
+set -euo pipefail
+
+module=$1 program=$2
+root=$(cd "$(dirname "$0")/.." && pwd)
+dir=$root/tools/$module
+
+if [ "$module" = "$program" ]; then
+	package=.
+elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
+	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
+	exit 1
+fi
+key=$(find "$dir" -type f | LC_ALL=C sort | xargs -d '\n' cat | sha256sum | cut -c1-12)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth/tools/$module-$key-$(go env GOVERSION)-$(go env GOARCH)
+binary=$cache/$program
+
+if [ ! -x "$binary" ]; then
+	mkdir -p "$cache"
+	echo "Building $program (once for this version; golangci-lint takes some minutes) ..." >&2
+	started=$SECONDS
+	(
+		trap 'kill $!; exit' TERM
+		while sleep 30 & wait $!; do echo "  still building $program, $((SECONDS - started)) s"; done
+	) >&2 &
+	ticker=$!
+	trap 'kill "$ticker" 2>/dev/null || true; rm -f "$binary.$$"' EXIT
+	trap 'exit 130' INT TERM HUP
+	CGO_ENABLED=0 go -C "$dir" build -trimpath -ldflags="-s -w" -o "$binary.$$" "$package" >&2
+	mv "$binary.$$" "$binary"
+	echo "Built $program in $((SECONDS - started)) s." >&2
+fi
+echo "$binary"
