@@ -1,0 +1,236 @@
+package ec2
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+func describeENIs(r *request) (any, error) {
+	ids, fs, p := r.list("NetworkInterfaceId"), r.filters(), r.page("NetworkInterfaceId", 1000)
+	r.text("IncludeManagedResources")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	id := func(e *vpc.ENI) string { return e.ID }
+	list, err := pick(r.cloud.Described().ENIs(), ids, "eni", id)
+	if err != nil {
+		return nil, err
+	}
+	n := r.names()
+	if list, err = apply(list, fs, n.eniAttributes); err != nil {
+		return nil, err
+	}
+	list, next := cut(r, p, list, id)
+	return struct {
+		ENIs []eniXML `xml:"networkInterfaceSet>item"`
+		Next string   `xml:"nextToken,omitempty"`
+	}{each(list, n.eni), next}, nil
+}
+
+// eniAttributes are the filters of DescribeNetworkInterfaces.
+func (n names) eniAttributes(e *vpc.ENI, name string) ([]string, bool) {
+	switch name {
+	case "network-interface-id":
+		return []string{e.ID}, true
+	case "availability-zone":
+		return []string{e.Zone}, true
+	case "description":
+		return []string{e.Description}, true
+	case "group-id":
+		return e.Groups, true
+	case "group-name":
+		return each(e.Groups, func(id string) string { return n.groups[id] }), true
+	case "interface-type":
+		return []string{e.Type}, true
+	case "mac-address":
+		return []string{e.MAC.String()}, true
+	case "owner-id":
+		return []string{n.account}, true
+	case "requester-id":
+		return []string{e.RequesterID}, true
+	case "requester-managed":
+		return boolean(false), true
+	case "source-dest-check":
+		return boolean(e.SourceDestCheck), true
+	case "status":
+		return []string{e.Status()}, true
+	case "subnet-id":
+		return []string{e.SubnetID}, true
+	case "vpc-id":
+		return []string{e.VPCID}, true
+	}
+	if v, ok := eniAddressAttributes(e, name); ok {
+		return v, true
+	}
+	if v, ok := attachmentAttributes(e.Attachment, n.account, name); ok {
+		return v, true
+	}
+	return tagAttributes(e.Tags, name)
+}
+
+func eniAddressAttributes(e *vpc.ENI, name string) ([]string, bool) {
+	switch name {
+	case "private-ip-address":
+		return []string{e.Primary.String()}, true
+	case "addresses.private-ip-address":
+		return append([]string{e.Primary.String()}, each(e.Secondary, netip.Addr.String)...), true
+	case "addresses.primary":
+		if len(e.Secondary) > 0 {
+			return []string{"true", "false"}, true
+		}
+		return boolean(true), true
+	case "ipv6-addresses.ipv6-address":
+		return each(e.IPv6, netip.Addr.String), true
+	}
+	return nil, false
+}
+
+func attachmentAttributes(a *vpc.Attachment, account, name string) ([]string, bool) {
+	get := func(f func() string) ([]string, bool) {
+		if a == nil {
+			return nil, true
+		}
+		return []string{f()}, true
+	}
+	switch name {
+	case "attachment.attachment-id":
+		return get(func() string { return a.ID })
+	case "attachment.attach-time":
+		return get(func() string { return stamp(a.Time) })
+	case "attachment.delete-on-termination":
+		return get(func() string { return strconv.FormatBool(a.DeleteOnTermination) })
+	case "attachment.device-index":
+		return get(func() string { return strconv.Itoa(a.DeviceIndex) })
+	case "attachment.instance-id":
+		return get(func() string { return a.InstanceID })
+	case "attachment.instance-owner-id":
+		return get(func() string { return account })
+	case "attachment.status":
+		return get(func() string { return string(a.Status) })
+	}
+	return nil, false
+}
+
+// tagSpecification reads the tags that a call gives to what it creates.
+func (r *request) tagSpecification(kinds ...string) map[string]vpc.Tags {
+	out := map[string]vpc.Tags{}
+	for _, p := range r.each("TagSpecification") {
+		kind := r.need(p + "ResourceType")
+		if kind != "" && !slices.Contains(kinds, kind) {
+			r.fail(vpc.Errorf("InvalidParameterValue", "'%s' is not a valid taggable resource type for this operation.", kind))
+		}
+		if out[kind] == nil {
+			out[kind] = vpc.Tags{}
+		}
+		for k, v := range r.tags(p + "Tag") {
+			out[kind][k] = v
+		}
+	}
+	return out
+}
+
+// tags reads NAME.N.Key and NAME.N.Value.
+func (r *request) tags(name string) vpc.Tags {
+	out := vpc.Tags{}
+	for _, p := range r.each(name) {
+		k := r.need(p + "Key")
+		if _, twice := out[k]; twice {
+			r.fail(vpc.Errorf("InvalidParameterValue", "Duplicate tag key '%s' specified.", k))
+		}
+		out[k] = r.text(p + "Value")
+	}
+	return out
+}
+
+func createENI(r *request) (any, error) {
+	q := vpc.CreateRequest{
+		SubnetID: r.need("SubnetId"), Groups: r.list("SecurityGroupId"), Type: r.text("InterfaceType"),
+		Description: r.text("Description"), ClientToken: r.text("ClientToken"), Requester: r.call.Principal.ARN,
+		Tags: r.tagSpecification("network-interface")["network-interface"],
+	}
+	q.Primary, q.Addresses = r.addresses("")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	e, err := r.cloud.CreateNetworkInterface(q)
+	if err != nil {
+		return nil, err
+	}
+	x := r.names().eni(&e)
+	if e.Attachment == nil {
+		x.Status = "pending"
+	}
+	return struct {
+		ENI   eniXML `xml:"networkInterface"`
+		Token string `xml:"clientToken,omitempty"`
+	}{x, q.ClientToken}, nil
+}
+
+func attachENI(r *request) (any, error) {
+	q := vpc.AttachRequest{ENIID: r.need("NetworkInterfaceId"), InstanceID: r.need("InstanceId")}
+	r.need("DeviceIndex")
+	q.DeviceIndex, _ = r.number("DeviceIndex")
+	q.NetworkCard, _ = r.number("NetworkCardIndex")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	id, err := r.cloud.AttachNetworkInterface(q)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		ID   string `xml:"attachmentId"`
+		Card int    `xml:"networkCardIndex"`
+	}{id, q.NetworkCard}, nil
+}
+
+func detachENI(r *request) (any, error) {
+	id := r.need("AttachmentId")
+	force, _ := r.truth("Force")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	return done{true}, r.cloud.DetachNetworkInterface(id, force)
+}
+
+func deleteENI(r *request) (any, error) {
+	id := r.need("NetworkInterfaceId")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	return done{true}, r.cloud.DeleteNetworkInterface(id)
+}
+
+func modifyENI(r *request) (any, error) {
+	id := r.need("NetworkInterfaceId")
+	m := vpc.Modification{AttachmentID: r.text("Attachment.AttachmentId")}
+	n := 0
+	if m.Groups = r.list("SecurityGroupId"); len(m.Groups) > 0 {
+		n++
+	}
+	if v, ok := r.lookup("Description.Value"); ok {
+		m.Description = &v
+		n++
+	}
+	if v, ok := r.truth("SourceDestCheck.Value"); ok {
+		m.SourceDestCheck = &v
+		n++
+	}
+	if v, ok := r.truth("Attachment.DeleteOnTermination"); ok {
+		m.DeleteOnTermination = &v
+		n++
+		if m.AttachmentID == "" {
+			r.need("Attachment.AttachmentId")
+		}
+	}
+	if n != 1 {
+		r.fail(vpc.Errorf("InvalidParameterCombination", "Exactly one attribute must be modified in a call, got %d", n))
+	}
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	return done{true}, r.cloud.ModifyNetworkInterface(id, m)
+}

@@ -1,0 +1,208 @@
+package ec2
+
+import (
+	"bytes"
+	"context"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// apiVersion is the only version of the API that the lab speaks.
+const apiVersion = "2016-11-15"
+
+// maxBody is the largest request that is read.
+const maxBody = 1 << 20
+
+type handler struct {
+	cloud *vpc.Cloud
+	wall  func() time.Time // by which the age of signatures is judged
+	next  atomic.Uint64    // request number
+}
+
+// Option changes how the API is served.
+type Option func(*handler)
+
+// WithWallClock judges the age of signatures by another clock than the
+// machine's, by which clients sign. (Expiry of credentials goes by the cloud's clock.)
+func WithWallClock(now func() time.Time) Option { return func(h *handler) { h.wall = now } }
+
+// Handler serves the EC2 Query API of a cloud at every path.
+func Handler(cloud *vpc.Cloud, opts ...Option) http.Handler {
+	h := &handler{cloud: cloud, wall: time.Now}
+	for _, o := range opts {
+		o(h)
+	}
+	return h
+}
+
+// ServeHTTP answers one call: authenticate, admit (throttling, faults,
+// permissions), run, reply.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.cloud.Down() {
+		panic(http.ErrAbortHandler)
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		h.refuse(w, vpc.Errorf("RequestTooLarge", "The request is larger than %d bytes.", maxBody))
+		return
+	}
+	req, failure := h.read(r, body)
+	if failure != nil {
+		h.cloud.Finish(req.call, failure.Code)
+		h.refuse(w, failure)
+		return
+	}
+	v := h.cloud.Admit(req.call)
+	if err := h.wait(r.Context(), v.Latency); err != nil || v.LoseRequest {
+		h.cloud.Finish(req.call, "LostRequest")
+		panic(http.ErrAbortHandler)
+	}
+	if v.Err != nil {
+		h.cloud.Finish(req.call, v.Err.Code)
+		h.refuse(w, v.Err)
+		return
+	}
+	reply, err := actions[req.call.Action](req)
+	switch {
+	case v.LoseReply:
+		h.cloud.Finish(req.call, "LostReply")
+		panic(http.ErrAbortHandler)
+	case err != nil:
+		h.cloud.Finish(req.call, vpc.CodeOf(err))
+		h.refuse(w, err)
+	default:
+		h.cloud.Finish(req.call, "")
+		h.reply(w, req.call.Action, reply)
+	}
+}
+
+// request is one authenticated call on its way through its action.
+type request struct {
+	*params
+	cloud  *vpc.Cloud
+	call   vpc.Call
+	dryRun bool
+}
+
+// read parses and authenticates a call. Even when it fails, the returned
+// request says as much of the call as is known.
+func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
+	req := &request{cloud: h.cloud, call: vpc.Call{Action: "(none)"}}
+	form, err := url.ParseQuery(string(body))
+	if err != nil || r.Method != http.MethodPost && r.Method != http.MethodGet {
+		return req, vpc.Errorf("MalformedQueryString", "The request is not a form post.")
+	}
+	for k, v := range r.URL.Query() {
+		form[k] = append(form[k], v...)
+	}
+	if _, ok := actions[form.Get("Action")]; ok {
+		req.call.Action = form.Get("Action")
+	}
+	req.call.Params = form
+	who, failure := h.authenticate(r, body)
+	if failure != nil {
+		return req, failure
+	}
+	req.call.Principal = who
+	if req.params, failure = parse(form); failure != nil {
+		return req, failure
+	}
+	return req, req.check()
+}
+
+// check judges what is common to all actions.
+func (r *request) check() *vpc.Error {
+	action := r.values["Action"]
+	if action == "" {
+		return vpc.Errorf("MissingAction", "The request must contain the parameter Action")
+	}
+	if _, ok := actions[action]; !ok {
+		return vpc.Errorf("InvalidAction", "The action %s is not valid for this web service.", action)
+	}
+	if v := r.values["Version"]; v != apiVersion {
+		return vpc.Errorf("InvalidParameterValue", "Version %q is not supported; the lab speaks %s.", v, apiVersion)
+	}
+	r.dryRun, _ = r.truth("DryRun")
+	r.call.Tags = r.has("TagSpecification")
+	r.call.Unbounded = strings.HasPrefix(action, "Describe") && len(r.values) == 2
+	return r.err
+}
+
+// ready ends the reading of parameters: it returns the first mistake, a
+// parameter that is not known, or the outcome of a dry run.
+func (r *request) ready() error {
+	if r.err != nil {
+		return r.err
+	}
+	if name := r.unknown(); name != "" {
+		return vpc.Errorf("UnknownParameter", "The parameter %s is not recognized", name)
+	}
+	if r.dryRun {
+		return &vpc.Error{Code: "DryRunOperation", Status: http.StatusPreconditionFailed,
+			Message: "Request would have succeeded, but DryRun flag is set."}
+	}
+	return nil
+}
+
+// wait lets d pass by the cloud's clock, or less when the client gives up.
+func (h *handler) wait(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	select {
+	case <-h.cloud.Clock().After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// requestID makes the ID that each reply carries.
+func (h *handler) requestID() string {
+	n := h.next.Add(1)
+	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
+}
+
+func (h *handler) reply(w http.ResponseWriter, action string, reply any) {
+	var b bytes.Buffer
+	start := xml.StartElement{Name: xml.Name{Local: action + "Response"}, Attr: []xml.Attr{
+		{Name: xml.Name{Local: "xmlns"}, Value: "http://ec2.amazonaws.com/doc/" + apiVersion + "/"},
+	}}
+	if err := xml.NewEncoder(&b).EncodeElement(reply, start); err != nil {
+		h.refuse(w, err)
+		return
+	}
+	root, rest, _ := bytes.Cut(b.Bytes(), []byte(">"))
+	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	fmt.Fprintf(w, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
+}
+
+// refuse answers with an error.
+func (h *handler) refuse(w http.ResponseWriter, err error) {
+	e := (*vpc.Error)(nil)
+	if !errors.As(err, &e) {
+		e = &vpc.Error{Code: "InternalError", Status: http.StatusInternalServerError, Message: err.Error()}
+	}
+	type item struct{ Code, Message string }
+	b, err := xml.Marshal(struct {
+		XMLName   xml.Name `xml:"Response"`
+		Errors    []item   `xml:"Errors>Error"`
+		RequestID string
+	}{Errors: []item{{e.Code, e.Message}}, RequestID: h.requestID()})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	w.WriteHeader(e.Status)
+	_, _ = w.Write(append([]byte(xml.Header), b...))
+}

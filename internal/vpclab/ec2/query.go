@@ -1,0 +1,207 @@
+package ec2
+
+import (
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// maxParams is how many parameters one request may have.
+const maxParams = 10000
+
+// params are the parameters of one request. Reading one marks it as known;
+// the first mistake is kept.
+type params struct {
+	values map[string]string
+	known  map[string]bool
+	err    *vpc.Error
+}
+
+// parse reads the form of a request.
+func parse(form url.Values) (*params, *vpc.Error) {
+	if len(form) > maxParams {
+		return nil, vpc.Errorf("RequestTooLarge", "The request has %d parameters; the most is %d.", len(form), maxParams)
+	}
+	p := &params{values: make(map[string]string, len(form)), known: map[string]bool{}}
+	for name, vs := range form {
+		if name == "" || len(vs) != 1 {
+			return nil, vpc.Errorf("InvalidQueryParameter", "The parameter %q is given %d times.", name, len(vs))
+		}
+		p.values[name] = vs[0]
+	}
+	for _, name := range []string{"Action", "Version", "DryRun"} {
+		p.known[name] = true
+	}
+	return p, nil
+}
+
+func (p *params) fail(e *vpc.Error) {
+	if p.err == nil {
+		p.err = e
+	}
+}
+
+func (p *params) invalid(name, value string) {
+	p.fail(vpc.Errorf("InvalidParameterValue", "Value (%s) for parameter %s is invalid.", value, name))
+}
+
+// lookup reads one parameter.
+func (p *params) lookup(name string) (string, bool) {
+	v, ok := p.values[name]
+	if ok {
+		p.known[name] = true
+	}
+	return v, ok
+}
+
+func (p *params) text(name string) string {
+	v, _ := p.lookup(name)
+	return v
+}
+
+// need reads a parameter that must be there.
+func (p *params) need(name string) string {
+	v := p.text(name)
+	if v == "" {
+		p.fail(vpc.Errorf("MissingParameter", "The request must contain the parameter %s", name))
+	}
+	return v
+}
+
+// number reads a count; ok tells whether it was given.
+func (p *params) number(name string) (n int, ok bool) {
+	v, ok := p.lookup(name)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 0 {
+		p.invalid(name, v)
+		return 0, true
+	}
+	return n, true
+}
+
+// truth reads a boolean; ok tells whether it was given.
+func (p *params) truth(name string) (b, ok bool) {
+	v, ok := p.lookup(name)
+	if !ok {
+		return false, false
+	}
+	b, err := strconv.ParseBool(strings.ToLower(v))
+	if err != nil {
+		p.invalid(name, v)
+	}
+	return b, true
+}
+
+// indices lists the numbers N for which parameters name.N or name.N.* exist, in order.
+func (p *params) indices(name string) []int {
+	var out []int
+	for k := range p.values {
+		rest, ok := strings.CutPrefix(k, name+".")
+		if !ok {
+			continue
+		}
+		digits, _, _ := strings.Cut(rest, ".")
+		n, err := strconv.Atoi(digits)
+		if err == nil && n >= 0 && strconv.Itoa(n) == digits && !slices.Contains(out, n) {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// each lists the prefixes of a list of structures: "Filter.1.", "Filter.2.".
+func (p *params) each(name string) []string {
+	var out []string
+	for _, n := range p.indices(name) {
+		out = append(out, name+"."+strconv.Itoa(n)+".")
+	}
+	return out
+}
+
+// list reads name.1, name.2 and so on.
+func (p *params) list(name string) []string {
+	var out []string
+	for _, n := range p.indices(name) {
+		if v, ok := p.lookup(name + "." + strconv.Itoa(n)); ok {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// nested reads name.1.field, name.2.field and so on.
+func (p *params) nested(name, field string) []string {
+	var out []string
+	for _, prefix := range p.each(name) {
+		if v, ok := p.lookup(prefix + field); ok {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// addr reads an optional address of a family.
+func (p *params) addr(name string, is4 bool) netip.Addr {
+	v := p.text(name)
+	if v == "" {
+		return netip.Addr{}
+	}
+	return p.addrs(name, []string{v}, is4)[0]
+}
+
+func (p *params) addrs(name string, values []string, is4 bool) []netip.Addr {
+	var out []netip.Addr
+	for _, v := range values {
+		a, err := netip.ParseAddr(v)
+		if err != nil || a.Is4() != is4 || a.Zone() != "" {
+			p.fail(vpc.Errorf("InvalidParameterValue", "invalid value for parameter address: %s", v))
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+func (p *params) prefixes(name string, values []string, is4 bool) []netip.Prefix {
+	var out []netip.Prefix
+	for _, v := range values {
+		a, err := netip.ParsePrefix(v)
+		if err != nil || a.Addr().Is4() != is4 {
+			p.invalid(name, v)
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// unknown names a parameter that no one has read, "" when there is none.
+func (p *params) unknown() string {
+	var left []string
+	for k := range p.values {
+		if !p.known[k] {
+			left = append(left, k)
+		}
+	}
+	if len(left) == 0 {
+		return ""
+	}
+	slices.Sort(left)
+	return left[0]
+}
+
+// has tells whether any parameter of a list or structure is given.
+func (p *params) has(name string) bool {
+	for k := range p.values {
+		if k == name || strings.HasPrefix(k, name+".") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,200 @@
+package ec2
+
+import (
+	"encoding/base64"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// maxFilterValues is how many values one request's filters may hold
+// (EC2 API, "Filter": 200).
+const maxFilterValues = 200
+
+// attributes tells what a filter name means for a resource: the values of it
+// that may match. ok is false for a name that the resource kind does not have.
+type attributes[T any] func(v *T, name string) (values []string, ok bool)
+
+type filter struct {
+	name   string
+	values []string
+}
+
+// filters reads Filter.N.
+func (r *request) filters() []filter {
+	var out []filter
+	n := 0
+	for _, p := range r.each("Filter") {
+		f := filter{r.need(p + "Name"), r.list(p + "Value")}
+		if len(f.values) == 0 {
+			r.fail(vpc.Errorf("InvalidParameterValue", "The filter '%s' has no values", f.name))
+		}
+		n += len(f.values)
+		out = append(out, f)
+	}
+	if n > maxFilterValues {
+		r.fail(vpc.Errorf("FilterLimitExceeded", "The maximum number of filter values specified on a single call is %d", maxFilterValues))
+	}
+	return out
+}
+
+// apply keeps what matches every filter: for each, any of its values.
+func apply[T any](list []*T, fs []filter, attrs attributes[T]) ([]*T, error) {
+	for _, f := range fs {
+		if _, ok := attrs(new(T), f.name); !ok {
+			return nil, vpc.Errorf("InvalidParameterValue", "The filter '%s' is invalid", f.name)
+		}
+	}
+	return slices.DeleteFunc(list, func(v *T) bool {
+		for _, f := range fs {
+			values, _ := attrs(v, f.name)
+			if !slices.ContainsFunc(values, f.matches) {
+				return true
+			}
+		}
+		return false
+	}), nil
+}
+
+func (f *filter) matches(value string) bool {
+	return slices.ContainsFunc(f.values, func(pattern string) bool { return wildcard(pattern, value) })
+}
+
+// wildcard matches * (any text) and ? (one character); \ takes the next
+// character as it is (EC2 User Guide, "Filtering resources").
+func wildcard(pattern, s string) bool {
+	star, retry := "", "" // what follows the last * and the text it is tried on
+	starred := false
+	for {
+		if pattern != "" && pattern[0] == '*' {
+			pattern, starred = pattern[1:], true
+			star, retry = pattern, s
+			continue
+		}
+		if s == "" && pattern == "" {
+			return true
+		}
+		if rest, ok := one(pattern, s); ok {
+			pattern, s = rest, s[1:]
+			continue
+		}
+		if !starred || retry == "" {
+			return false
+		}
+		retry = retry[1:]
+		pattern, s = star, retry
+	}
+}
+
+// one matches the first character of s and returns the rest of the pattern.
+func one(pattern, s string) (rest string, ok bool) {
+	if pattern == "" || s == "" {
+		return "", false
+	}
+	if pattern[0] == '?' {
+		return pattern[1:], true
+	}
+	if pattern[0] == '\\' && len(pattern) > 1 {
+		pattern = pattern[1:]
+	}
+	return pattern[1:], pattern[0] == s[0]
+}
+
+// tagAttributes answers tag:KEY, tag-key and tag-value.
+func tagAttributes(tags vpc.Tags, name string) ([]string, bool) {
+	if key, ok := strings.CutPrefix(name, "tag:"); ok {
+		if v, ok := tags[key]; ok {
+			return []string{v}, true
+		}
+		return nil, true
+	}
+	var out []string
+	for k, v := range tags {
+		switch name {
+		case "tag-key":
+			out = append(out, k)
+		case "tag-value":
+			out = append(out, v)
+		}
+	}
+	return out, name == "tag-key" || name == "tag-value"
+}
+
+// pick keeps the resources with the given IDs; all when there are none. It is
+// an error to name one that does not exist.
+func pick[T any](list []*T, ids []string, kind string, id func(*T) string) ([]*T, error) {
+	if len(ids) == 0 {
+		return list, nil
+	}
+	byID := make(map[string]*T, len(list))
+	for _, v := range list {
+		byID[id(v)] = v
+	}
+	var out []*T
+	var missing []string
+	for _, want := range ids {
+		v := byID[want]
+		if v == nil {
+			missing = append(missing, want)
+		} else if !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, vpc.NotFound(kind, missing...)
+	}
+	return out, nil
+}
+
+// page is which part of a listing is asked for.
+type page struct {
+	size  int // 0: everything
+	after string
+}
+
+// page reads MaxResults and NextToken. ids names the ID list that must not be
+// given together with MaxResults, most the upper bound of MaxResults.
+func (r *request) page(ids string, most int) page {
+	n, given := r.number("MaxResults")
+	token := r.text("NextToken")
+	if given && (n < 5 || n > most) {
+		r.fail(vpc.Errorf("InvalidParameterValue", "Value ( %d ) for parameter maxResults is invalid. Expecting a value between 5 and %d.", n, most))
+	}
+	if given && ids != "" && r.has(ids) {
+		r.fail(vpc.Errorf("InvalidParameterCombination", "The parameter %s cannot be used with the parameter maxResults", ids))
+	}
+	p := page{size: n}
+	if token != "" {
+		b, err := base64.RawURLEncoding.DecodeString(token)
+		action, after, ok := strings.Cut(string(b), "\n")
+		if err != nil || !ok || action != r.call.Action {
+			r.fail(vpc.Errorf("InvalidParameterValue", "Unable to parse pagination token"))
+		}
+		p.after = after
+	}
+	return p
+}
+
+// cut takes one page out of a listing that is ordered by key, and makes the
+// token of the next one, "" at the end. A token is the last key shown, so that
+// what appears or vanishes in between moves nothing else.
+func cut[T any](r *request, p page, list []*T, key func(*T) string) ([]*T, string) {
+	if p.after != "" {
+		i := 0
+		for i < len(list) && key(list[i]) <= p.after {
+			i++
+		}
+		list = list[i:]
+	}
+	if p.size == 0 || len(list) <= p.size {
+		return list, ""
+	}
+	list = list[:p.size]
+	last := r.call.Action + "\n" + key(list[p.size-1])
+	return list, base64.RawURLEncoding.EncodeToString([]byte(last))
+}
+
+// boolean is how filters spell a truth value.
+func boolean(b bool) []string { return []string{strconv.FormatBool(b)} }

@@ -1,0 +1,73 @@
+package spec
+
+import (
+	"net/netip"
+	"time"
+)
+
+// The static access key of a spec that names none. It opens nothing but a lab.
+const (
+	DefaultAccessKeyID     = "AKIALABLABLABLABLAB1"
+	DefaultSecretAccessKey = "lab-secret-access-key-that-opens-only-the-lab"
+)
+
+// Default is a lab to start with: one VPC with two subnets in two zones, a
+// security group that lets the VPC talk to itself, and two m5.large nodes
+// whose role may make every call.
+func Default() Spec {
+	return Spec{
+		VPCs: []VPC{{
+			Name:  "lab",
+			CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")},
+			Subnets: []Subnet{
+				{Name: "a", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.0.0/22")},
+				{Name: "b", Zone: "lab-1b", CIDR: netip.MustParsePrefix("10.0.4.0/22")},
+			},
+			SecurityGroups: []SecurityGroup{{
+				Name:        "default",
+				Description: "everything within the VPC, and out of it",
+				Ingress:     []Rule{{Protocol: "-1", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}},
+			}},
+		}},
+		Instances: []Instance{
+			{Name: "node-a", Type: "m5.large", Subnet: "a", Role: "node"},
+			{Name: "node-b", Type: "m5.large", Subnet: "b", Role: "node"},
+		},
+		Roles: []Role{{Name: "node", Actions: []string{"*"}}},
+		Delays: Delays{
+			Attach: Duration(200 * time.Millisecond),
+			Link:   Duration(300 * time.Millisecond),
+			Detach: Duration(200 * time.Millisecond),
+		},
+	}
+}
+
+// withDefaults fills what may be left out.
+func (s Spec) withDefaults() Spec {
+	if s.Region == "" {
+		s.Region = "lab-1"
+	}
+	if s.Account == "" {
+		s.Account = "123456789012"
+	}
+	if s.Seed == 0 {
+		s.Seed = 1
+	}
+	if len(s.AccessKeys) == 0 {
+		s.AccessKeys = []AccessKey{{ID: DefaultAccessKeyID, Secret: DefaultSecretAccessKey, Actions: []string{"*"}}}
+	}
+	if s.IMDS.V1 == nil {
+		on := true
+		s.IMDS.V1 = &on
+	}
+	if s.IMDS.CredentialTTL == 0 {
+		s.IMDS.CredentialTTL = Duration(6 * time.Hour)
+	}
+	if s.Quotas.NetworkInterfaces == 0 {
+		s.Quotas.NetworkInterfaces = 5000
+	}
+	if s.Throttle == "" {
+		s.Throttle = "documented"
+	}
+	return s
+}

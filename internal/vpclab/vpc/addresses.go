@@ -1,0 +1,391 @@
+package vpc
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/internal/cloud/limits"
+)
+
+// maxUnplugged is how many addresses of a family an available ENI may hold:
+// as many as the largest instance type takes.
+const maxUnplugged = 64
+
+// AddressRequest says which addresses a call asks for: given ones, or counts
+// that EC2 chooses.
+type AddressRequest struct {
+	IPv4            []netip.Addr
+	IPv4Count       int
+	Prefixes        []netip.Prefix
+	PrefixCount     int
+	IPv6            []netip.Addr
+	IPv6Count       int
+	IPv6Prefixes    []netip.Prefix
+	IPv6PrefixCount int
+	// AllowReassignment takes given secondary IPv4 addresses off other ENIs of the subnet.
+	AllowReassignment bool
+}
+
+// Assigned is what a call assigned.
+type Assigned struct {
+	IPv4         []netip.Addr
+	Prefixes     []netip.Prefix
+	IPv6         []netip.Addr
+	IPv6Prefixes []netip.Prefix
+}
+
+// AssignAddresses assigns everything a request asks for, or nothing.
+func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, err error) {
+	err = c.change(func() error {
+		e, err := c.findENI(eniID)
+		if err != nil {
+			return err
+		}
+		n := e.Clone()
+		a := c.addresses(&n, c.holder(e))
+		if err := a.assign(r); err != nil {
+			a.rollback()
+			return err
+		}
+		out = a.got
+		c.putENI(&n)
+		c.countFree(e.SubnetID)
+		for _, from := range a.robbed {
+			c.putENI(from)
+			c.emit(AddressesChanged, c.holder(from), from)
+		}
+		c.emit(AddressesChanged, c.holder(&n), &n)
+		return nil
+	})
+	return out, err
+}
+
+// addressing assigns addresses to an ENI that is not in the books yet (a new
+// one or a copy), and can take everything back.
+type addressing struct {
+	c      *Cloud
+	e      *ENI
+	v4     *space4
+	v6     *space6 // nil without IPv6
+	limits limits.Limits
+	itype  string
+	got    Assigned
+	robbed map[string]*ENI // ENIs that lost addresses to this one
+	undo   []func()
+}
+
+// addresses prepares to assign addresses to e, plugged in i or in nothing. The lock is held.
+func (c *Cloud) addresses(e *ENI, i *Instance) *addressing {
+	a := &addressing{
+		c: c, e: e, v4: c.space4[e.SubnetID], v6: c.space6[e.SubnetID], robbed: map[string]*ENI{},
+		limits: limits.Limits{IPv4PerENI: maxUnplugged, IPv6PerENI: maxUnplugged, Prefixes: true},
+	}
+	if i != nil {
+		a.limits, _ = limits.Lookup(i.Type)
+		a.itype = i.Type
+	}
+	return a
+}
+
+func (a *addressing) rollback() {
+	for _, f := range slices.Backward(a.undo) {
+		f()
+	}
+	a.undo = nil
+}
+
+// create gives a new ENI its primary address and whatever else is asked for.
+func (a *addressing) create(primary netip.Addr, r AddressRequest) error {
+	if err := a.createAll(primary, r); err != nil {
+		a.rollback()
+		return err
+	}
+	return nil
+}
+
+func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
+	if !primary.IsValid() {
+		p, ok := a.v4.pick(a.c.rng)
+		if !ok {
+			return subnetFull()
+		}
+		primary = p
+	} else if err := a.usable4(primary); err != nil {
+		return err
+	} else if a.v4.taken(primary) {
+		return Errorf("InvalidIPAddress.InUse", "Address %s is in use.", primary)
+	}
+	a.take4(primary)
+	a.e.Primary = primary
+	return a.assign(r)
+}
+
+func (a *addressing) assign(r AddressRequest) error {
+	if err := a.fits(r); err != nil {
+		return err
+	}
+	for _, step := range []func(AddressRequest) error{a.given4, a.prefixes4, a.chosen4, a.given6, a.prefixes6, a.chosen6} {
+		if err := step(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fits checks the limits of the ENI before the space of the subnet.
+func (a *addressing) fits(r AddressRequest) error {
+	prefixes := len(r.Prefixes) + r.PrefixCount + len(r.IPv6Prefixes) + r.IPv6PrefixCount
+	if prefixes > 0 && !a.limits.Prefixes {
+		return prefixesUnsupported(a.itype)
+	}
+	fresh := 0
+	for _, x := range r.IPv4 {
+		if !slices.Contains(a.e.Secondary, x) {
+			fresh++
+		}
+	}
+	want4 := fresh + r.IPv4Count + len(r.Prefixes) + r.PrefixCount
+	want6 := len(r.IPv6) + r.IPv6Count + len(r.IPv6Prefixes) + r.IPv6PrefixCount
+	if want6 > 0 && a.v6 == nil {
+		return invalid("The subnet '%s' does not have an IPv6 CIDR block.", a.e.SubnetID)
+	}
+	if want4 > 0 && a.e.slots4()+want4 > a.limits.IPv4PerENI || want6 > 0 && a.e.slots6()+want6 > a.limits.IPv6PerENI {
+		return tooManyAddresses()
+	}
+	return nil
+}
+
+func (a *addressing) usable4(x netip.Addr) error {
+	if !a.v4.cidr.Contains(x) {
+		return invalid("Address does not fall within the subnet's address range")
+	}
+	if a.v4.reserved(x) {
+		return invalid("Address %s is in subnet's reserved address range", x)
+	}
+	return nil
+}
+
+func (a *addressing) take4(x netip.Addr) {
+	a.v4.take(x)
+	a.undo = append(a.undo, func() { a.v4.release(x) })
+}
+
+func (a *addressing) given4(r AddressRequest) error {
+	var refused []string
+	for _, x := range r.IPv4 {
+		if err := a.usable4(x); err != nil {
+			return err
+		}
+		if slices.Contains(a.e.Secondary, x) {
+			a.got.IPv4 = append(a.got.IPv4, x)
+			continue
+		}
+		if a.v4.taken(x) {
+			if !r.AllowReassignment || !a.rob(x) {
+				refused = append(refused, x.String())
+				continue
+			}
+		} else {
+			a.take4(x)
+		}
+		a.add4(x)
+	}
+	if len(refused) > 0 {
+		return invalid("[%s] assigned, but move is not allowed.", strings.Join(refused, ", "))
+	}
+	return nil
+}
+
+func (a *addressing) add4(x netip.Addr) {
+	a.e.Secondary = append(a.e.Secondary, x)
+	a.got.IPv4 = append(a.got.IPv4, x)
+}
+
+// rob takes a secondary address off the ENI that has it, and tells whether it
+// could: primary addresses and those of prefixes do not move.
+func (a *addressing) rob(x netip.Addr) bool {
+	for _, other := range a.c.enis.all() {
+		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
+			continue
+		}
+		n := a.robbed[other.ID]
+		if n == nil {
+			c := other.Clone()
+			n = &c
+			a.robbed[other.ID] = n
+		}
+		n.Secondary = slices.DeleteFunc(n.Secondary, func(y netip.Addr) bool { return y == x })
+		return true
+	}
+	return false
+}
+
+func (a *addressing) chosen4(r AddressRequest) error {
+	if r.IPv4Count > a.v4.free {
+		return subnetFull()
+	}
+	for range r.IPv4Count {
+		x, ok := a.v4.pick(a.c.rng)
+		if !ok {
+			return subnetFull()
+		}
+		a.take4(x)
+		a.add4(x)
+	}
+	return nil
+}
+
+func (a *addressing) prefixes4(r AddressRequest) error {
+	for _, p := range r.Prefixes {
+		if p.Bits() != prefixBits4 || p != p.Masked() || !a.v4.cidr.Contains(p.Addr()) {
+			return invalid("Prefix %s is not an aligned /28 within the subnet's address range", p)
+		}
+		if !a.v4.prefixFree(p) {
+			return invalid("[%s] assigned, but move is not allowed.", p)
+		}
+		a.takePrefix4(p)
+	}
+	for range r.PrefixCount {
+		p, ok := a.v4.pickPrefix(a.c.rng)
+		if !ok {
+			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
+		}
+		a.takePrefix4(p)
+	}
+	return nil
+}
+
+func (a *addressing) takePrefix4(p netip.Prefix) {
+	a.v4.takePrefix(p)
+	a.undo = append(a.undo, func() { a.v4.releasePrefix(p) })
+	a.e.Prefixes = append(a.e.Prefixes, p)
+	a.got.Prefixes = append(a.got.Prefixes, p)
+}
+
+func (a *addressing) given6(r AddressRequest) error {
+	for _, x := range r.IPv6 {
+		if !a.v6.cidr.Contains(x) {
+			return invalid("Address does not fall within the subnet's address range")
+		}
+		if a.v6.reserved(x) {
+			return invalid("Address %s is in subnet's reserved address range", x)
+		}
+		if a.v6.taken(x) {
+			return Errorf("InvalidIPAddress.InUse", "Address %s is in use.", x)
+		}
+		a.take6(x)
+	}
+	return nil
+}
+
+func (a *addressing) take6(x netip.Addr) {
+	a.v6.take(x)
+	a.undo = append(a.undo, func() { a.v6.release(x) })
+	a.e.IPv6 = append(a.e.IPv6, x)
+	a.got.IPv6 = append(a.got.IPv6, x)
+}
+
+func (a *addressing) chosen6(r AddressRequest) error {
+	for range r.IPv6Count {
+		x, _ := a.v6.pick(a.c.rng)
+		a.take6(x)
+	}
+	return nil
+}
+
+func (a *addressing) prefixes6(r AddressRequest) error {
+	for _, p := range r.IPv6Prefixes {
+		if p.Bits() != prefixBits6 || p != p.Masked() || !a.v6.cidr.Contains(p.Addr()) {
+			return invalid("Prefix %s is not an aligned /80 within the subnet's address range", p)
+		}
+		if !a.v6.prefixFree(p) {
+			return invalid("[%s] assigned, but move is not allowed.", p)
+		}
+		a.takePrefix6(p)
+	}
+	for range r.IPv6PrefixCount {
+		p, ok := a.v6.pickPrefix(a.c.rng)
+		if !ok {
+			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
+		}
+		a.takePrefix6(p)
+	}
+	return nil
+}
+
+func (a *addressing) takePrefix6(p netip.Prefix) {
+	a.v6.takePrefix(p)
+	a.undo = append(a.undo, func() { a.v6.releasePrefix(p) })
+	a.e.IPv6Prefixes = append(a.e.IPv6Prefixes, p)
+	a.got.IPv6Prefixes = append(a.got.IPv6Prefixes, p)
+}
+
+func subnetFull() *Error {
+	return Errorf("InsufficientFreeAddressesInSubnet", "The specified subnet does not have enough free addresses to satisfy the request.")
+}
+
+func tooManyAddresses() *Error {
+	return Errorf("PrivateIpAddressLimitExceeded", "Number of private addresses will exceed limit.")
+}
+
+func prefixesUnsupported(instanceType string) *Error {
+	return Errorf("UnsupportedOperation", "The instance type %s does not support prefixes on network interfaces.", instanceType)
+}
+
+// Unassign takes addresses and prefixes off an ENI, all or none.
+func (c *Cloud) Unassign(eniID string, r Assigned) error {
+	return c.change(func() error {
+		e, err := c.findENI(eniID)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(r.IPv4, e.Primary) {
+			return invalid("The primary IP address '%s' of interface %s cannot be unassigned", e.Primary, eniID)
+		}
+		n := e.Clone()
+		ok := remove(&n.Secondary, r.IPv4) && remove(&n.Prefixes, r.Prefixes) &&
+			remove(&n.IPv6, r.IPv6) && remove(&n.IPv6Prefixes, r.IPv6Prefixes)
+		if !ok {
+			return invalid("Some of the specified addresses are not assigned to interface %s", eniID)
+		}
+		c.release(e.SubnetID, r)
+		c.putENI(&n)
+		c.countFree(e.SubnetID)
+		c.emit(AddressesChanged, c.holder(&n), &n)
+		return nil
+	})
+}
+
+// remove takes every item of gone out of list and tells whether all were there.
+func remove[T comparable](list *[]T, gone []T) bool {
+	for _, g := range gone {
+		i := slices.Index(*list, g)
+		if i < 0 {
+			return false
+		}
+		*list = slices.Delete(*list, i, i+1)
+	}
+	return true
+}
+
+func (c *Cloud) release(subnetID string, r Assigned) {
+	for _, a := range r.IPv4 {
+		c.space4[subnetID].release(a)
+	}
+	for _, p := range r.Prefixes {
+		c.space4[subnetID].releasePrefix(p)
+	}
+	for _, a := range r.IPv6 {
+		c.space6[subnetID].release(a)
+	}
+	for _, p := range r.IPv6Prefixes {
+		c.space6[subnetID].releasePrefix(p)
+	}
+}
+
+// String lists what was assigned, for logs.
+func (a Assigned) String() string {
+	return fmt.Sprint(a.IPv4, a.Prefixes, a.IPv6, a.IPv6Prefixes)
+}

@@ -1,0 +1,183 @@
+package vpc
+
+import (
+	"github.com/berthnet/berth/internal/cloud/limits"
+)
+
+// AttachRequest plugs an ENI into an instance.
+type AttachRequest struct {
+	ENIID       string
+	InstanceID  string
+	DeviceIndex int
+	NetworkCard int
+}
+
+// AttachNetworkInterface begins to attach an ENI and returns the attachment's
+// ID. The attachment becomes "attached" after the attach delay; the link
+// appears (event ENIAttached) after the link delay.
+func (c *Cloud) AttachNetworkInterface(r AttachRequest) (attachmentID string, err error) {
+	err = c.change(func() error {
+		e, err := c.findENI(r.ENIID)
+		if err != nil {
+			return err
+		}
+		i, err := c.findInstance(r.InstanceID)
+		if err != nil {
+			return err
+		}
+		if i.State != Running && i.State != Stopped {
+			return Errorf("IncorrectInstanceState", "The instance '%s' is not in the 'running' or 'stopped' state: it is '%s'.", i.ID, i.State)
+		}
+		if err := c.mayAttach(e, i, r.DeviceIndex, r.NetworkCard); err != nil {
+			return err
+		}
+		attachmentID = c.plug(i, e, r.DeviceIndex, r.NetworkCard, Attaching, false)
+		c.after(c.delays.Attach.D(), func() { c.attached(r.ENIID, attachmentID) })
+		c.after(c.delays.Link.D(), func() { c.linkUp(r.ENIID, attachmentID) })
+		return nil
+	})
+	return attachmentID, err
+}
+
+// mayAttach checks what EC2 checks before an attachment. The lock is held.
+func (c *Cloud) mayAttach(e *ENI, i *Instance, device, card int) error {
+	if e.Attachment != nil {
+		return Errorf("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", e.ID)
+	}
+	if e.VPCID != i.VPCID {
+		return badCombination("You may not attach a network interface to an instance if they are not in the same VPC")
+	}
+	if e.Zone != i.Zone {
+		return badCombination("You may not attach a network interface to an instance if they are not in the same availability zone")
+	}
+	return c.slotFree(e, i, device, card)
+}
+
+// slotFree checks the limits of the instance type. The lock is held.
+func (c *Cloud) slotFree(e *ENI, i *Instance, device, card int) error {
+	l, _ := limits.Find(i.Type)
+	if card < 0 || card >= l.NetworkCards {
+		return invalid("Network card index '%d' exceeds the limit for %s", card, i.Type)
+	}
+	used := 0
+	for _, other := range c.plugIn(i.ID) {
+		a := other.Attachment
+		if a.NetworkCard != card {
+			continue
+		}
+		used++
+		if a.DeviceIndex == device {
+			return invalid("Instance '%s' already has an interface attached at device index '%d'.", i.ID, device)
+		}
+	}
+	if used >= l.MaxENIs {
+		return Errorf("AttachmentLimitExceeded", "Interface count %d exceeds the limit for %s", used+1, i.Type)
+	}
+	if device < 0 || device > 255 {
+		return invalid("Value (%d) for parameter deviceIndex is invalid.", device)
+	}
+	return c.room(i, e)
+}
+
+// room checks that an instance's type can carry what an ENI already has.
+func (c *Cloud) room(i *Instance, e *ENI) error {
+	l, _ := limits.Lookup(i.Type)
+	if !l.Prefixes && len(e.Prefixes)+len(e.IPv6Prefixes) > 0 {
+		return prefixesUnsupported(i.Type)
+	}
+	if e.slots4() > l.IPv4PerENI || e.slots6() > l.IPv6PerENI {
+		return tooManyAddresses()
+	}
+	return nil
+}
+
+// plug records an attachment and returns its ID. The lock is held.
+func (c *Cloud) plug(i *Instance, e *ENI, device, card int, s AttachmentStatus, deleteOnTermination bool) string {
+	n := e.Clone()
+	n.Attachment = &Attachment{
+		ID: c.newID("eni-attach"), InstanceID: i.ID, DeviceIndex: device, NetworkCard: card,
+		Status: s, DeleteOnTermination: deleteOnTermination, Time: c.clock.Now(),
+	}
+	if c.plugged[i.ID] == nil {
+		c.plugged[i.ID] = map[string]struct{}{}
+	}
+	c.plugged[i.ID][e.ID] = struct{}{}
+	c.attachments[n.Attachment.ID] = e.ID
+	c.putENI(&n)
+	return n.Attachment.ID
+}
+
+// attachment returns an ENI if it still has the given attachment and is not
+// being detached. The lock is held.
+func (c *Cloud) attachment(eniID, attachmentID string) (*ENI, bool) {
+	e := c.enis.get(eniID)
+	ok := e != nil && e.Attachment != nil && e.Attachment.ID == attachmentID && e.Attachment.Status != Detaching
+	return e, ok
+}
+
+// attached ends the attaching state. The lock is held.
+func (c *Cloud) attached(eniID, attachmentID string) {
+	if e, ok := c.attachment(eniID, attachmentID); ok {
+		n := e.Clone()
+		n.Attachment.Status = Attached
+		c.putENI(&n)
+	}
+}
+
+// linkUp makes the link appear in a running instance. The lock is held.
+func (c *Cloud) linkUp(eniID, attachmentID string) {
+	e, ok := c.attachment(eniID, attachmentID)
+	if !ok || e.Attachment.LinkUp {
+		return
+	}
+	i := c.instances.get(e.Attachment.InstanceID)
+	if i.State != Running {
+		return
+	}
+	n := e.Clone()
+	n.Attachment.LinkUp = true
+	c.putENI(&n)
+	c.emit(ENIAttached, i, &n)
+}
+
+// DetachNetworkInterface begins to detach an ENI; it is available again after
+// the detach delay.
+func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
+	return c.change(func() error {
+		e := c.enis.get(c.attachments[attachmentID])
+		if e == nil {
+			return NotFound("eni-attach", attachmentID)
+		}
+		a := e.Attachment
+		switch {
+		case a.DeviceIndex == 0:
+			return Errorf("OperationNotPermitted", "The network interface at device index 0 and networkCard index %d cannot be detached.", a.NetworkCard)
+		case a.Status == Detaching:
+			return nil
+		case a.Status == Attaching && !force:
+			return Errorf("IncorrectState", "The attachment '%s' is in state 'attaching' and cannot be detached.", attachmentID)
+		}
+		n := e.Clone()
+		n.Attachment.Status = Detaching
+		c.putENI(&n)
+		c.after(c.delays.Detach.D(), func() {
+			if e := c.enis.get(c.attachments[attachmentID]); e != nil {
+				c.unplug(e)
+			}
+		})
+		return nil
+	})
+}
+
+// unplug ends an attachment at once. The lock is held.
+func (c *Cloud) unplug(e *ENI) {
+	i := c.instances.get(e.Attachment.InstanceID)
+	delete(c.plugged[e.Attachment.InstanceID], e.ID)
+	delete(c.attachments, e.Attachment.ID)
+	last := e.Clone()
+	last.Attachment.Status = Detached
+	n := e.Clone()
+	n.Attachment = nil
+	c.putENI(&n)
+	c.emit(ENIDetached, i, &last)
+}

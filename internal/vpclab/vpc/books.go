@@ -1,0 +1,166 @@
+package vpc
+
+import (
+	"slices"
+	"time"
+)
+
+// Books is everything the cloud holds at one moment, as copies, each list
+// ordered by ID.
+type Books struct {
+	Seq         uint64 // of the last event that is already contained
+	Time        time.Time
+	Region      string
+	Account     string
+	VPCs        []VPC
+	Subnets     []Subnet
+	Groups      []SecurityGroup
+	RouteTables []RouteTable
+	Instances   []Instance // terminated ones are shown for an hour
+	ENIs        []ENI
+}
+
+// Snapshot returns the books as they are, without any lag.
+func (c *Cloud) Snapshot() (b Books) {
+	c.read(func() {
+		b = Books{
+			Seq: c.seq, Time: c.clock.Now(), Region: c.region, Account: c.account,
+			VPCs: copies(c.vpcs.all(), VPC.Clone), Subnets: copies(c.subnets.all(), Subnet.Clone),
+			Groups: copies(c.groups.all(), SecurityGroup.Clone), RouteTables: copies(c.routes.all(), RouteTable.Clone),
+			Instances: copies(c.instances.all(), Instance.Clone), ENIs: copies(c.enis.all(), ENI.Clone),
+		}
+	})
+	return b
+}
+
+func copies[T any](in []*T, clone func(T) T) []T {
+	out := make([]T, len(in))
+	for i, v := range in {
+		out[i] = clone(*v)
+	}
+	return out
+}
+
+// Instance finds an instance by ID or name; one that is not terminated first.
+func (b Books) Instance(idOrName string) (found Instance, ok bool) {
+	for _, i := range b.Instances {
+		if (i.ID == idOrName || i.Name == idOrName) && (!ok || found.State == Terminated) {
+			found, ok = i, true
+		}
+	}
+	return found, ok
+}
+
+// ENI finds an ENI by ID.
+func (b Books) ENI(id string) (ENI, bool) {
+	return find(b.ENIs, func(e ENI) bool { return e.ID == id })
+}
+
+// Subnet finds a subnet by ID or name.
+func (b Books) Subnet(idOrName string) (Subnet, bool) {
+	return find(b.Subnets, func(s Subnet) bool { return s.ID == idOrName || s.Name == idOrName })
+}
+
+// VPC finds a VPC by ID or name.
+func (b Books) VPC(idOrName string) (VPC, bool) {
+	return find(b.VPCs, func(v VPC) bool { return v.ID == idOrName || v.Name == idOrName })
+}
+
+// Group finds a security group by ID, or by name where only one VPC has it.
+func (b Books) Group(idOrName string) (SecurityGroup, bool) {
+	return find(b.Groups, func(g SecurityGroup) bool { return g.ID == idOrName || g.Name == idOrName })
+}
+
+func find[T any](list []T, is func(T) bool) (found T, ok bool) {
+	if i := slices.IndexFunc(list, is); i >= 0 {
+		return list[i], true
+	}
+	return found, false
+}
+
+// InstanceENIs are the ENIs plugged in an instance, the primary one first.
+func (b Books) InstanceENIs(instanceID string) []ENI {
+	var out []ENI
+	for _, e := range b.ENIs {
+		if e.Attachment != nil && e.Attachment.InstanceID == instanceID {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, func(x, y ENI) int {
+		return (x.Attachment.NetworkCard-y.Attachment.NetworkCard)*1000 + x.Attachment.DeviceIndex - y.Attachment.DeviceIndex
+	})
+	return out
+}
+
+// View is the world as a describe call sees it, which may lag. What it returns
+// is shared and must not be changed.
+type View struct {
+	c  *Cloud
+	at time.Time
+}
+
+// Described is the view of describe calls.
+func (c *Cloud) Described() (v View) {
+	c.read(func() { v = View{c, c.clock.Now().Add(-c.lag)} })
+	return v
+}
+
+// Metadata is the view of the metadata service.
+func (c *Cloud) Metadata() (v View) {
+	c.read(func() { v = View{c, c.clock.Now().Add(-c.imdsLag)} })
+	return v
+}
+
+func seen[T any](v View, t *table[T]) (out []*T) {
+	v.c.read(func() { out = t.allAsOf(v.at) })
+	return out
+}
+
+// VPCs lists all VPCs, ordered by ID; and so on for the other kinds.
+func (v View) VPCs() []*VPC { return seen(v, &v.c.vpcs) }
+
+// Subnets lists all subnets.
+func (v View) Subnets() []*Subnet { return seen(v, &v.c.subnets) }
+
+// Groups lists all security groups.
+func (v View) Groups() []*SecurityGroup { return seen(v, &v.c.groups) }
+
+// RouteTables lists all route tables.
+func (v View) RouteTables() []*RouteTable { return seen(v, &v.c.routes) }
+
+// Instances lists all instances.
+func (v View) Instances() []*Instance { return seen(v, &v.c.instances) }
+
+// ENIs lists all ENIs.
+func (v View) ENIs() []*ENI { return seen(v, &v.c.enis) }
+
+// Instance is one instance as it is seen, or as it began when the view is
+// older than the instance; nil when there is none.
+func (v View) Instance(id string) (out *Instance) {
+	v.c.read(func() {
+		if out = v.c.instances.asOf(id, v.at); out == nil {
+			out = v.c.instances.first(id)
+		}
+	})
+	return out
+}
+
+// InstanceENIs are the ENIs that the view shows plugged in an instance, the
+// primary one first. The primary one is always shown.
+func (v View) InstanceENIs(instanceID string) (out []*ENI) {
+	v.c.read(func() {
+		for _, id := range v.c.enis.ids {
+			e := v.c.enis.asOf(id, v.at)
+			if now := v.c.enis.get(id); e == nil && now != nil && now.Attachment != nil && now.Attachment.DeviceIndex == 0 {
+				e = now
+			}
+			if e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
+				out = append(out, e)
+			}
+		}
+	})
+	slices.SortFunc(out, func(x, y *ENI) int {
+		return (x.Attachment.NetworkCard-y.Attachment.NetworkCard)*1000 + x.Attachment.DeviceIndex - y.Attachment.DeviceIndex
+	})
+	return out
+}

@@ -1,0 +1,231 @@
+package vpc
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// maxGroups is how many security groups an ENI may have
+// (VPC quotas, "Security groups per network interface").
+const maxGroups = 5
+
+// CreateRequest asks for a new ENI.
+type CreateRequest struct {
+	SubnetID    string
+	Groups      []string   // default: the VPC's default group
+	Primary     netip.Addr // zero: any free address
+	Addresses   AddressRequest
+	Type        string // default "interface"
+	Description string
+	Tags        Tags
+	ClientToken string
+	Requester   string
+}
+
+// CreateNetworkInterface makes an available ENI. The same ClientToken with the
+// same request gives the same ENI, with other parameters IdempotentParameterMismatch.
+func (c *Cloud) CreateNetworkInterface(r CreateRequest) (out ENI, err error) {
+	err = c.change(func() error {
+		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
+			if ok {
+				out = prior.enis[0].Clone()
+			}
+			return err
+		}
+		e, err := c.create(r)
+		if err != nil {
+			return err
+		}
+		c.remember(r.ClientToken, idempotent{request: r, enis: []ENI{e.Clone()}})
+		out = e.Clone()
+		return nil
+	})
+	return out, err
+}
+
+// create makes an available ENI. The lock is held.
+func (c *Cloud) create(r CreateRequest) (*ENI, error) {
+	subnet := c.subnets.get(r.SubnetID)
+	if subnet == nil {
+		return nil, NotFound("subnet", r.SubnetID)
+	}
+	groups, err := c.checkGroups(subnet.VPCID, r.Groups)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkTags(nil, r.Tags); err != nil {
+		return nil, err
+	}
+	if r.Type == "" {
+		r.Type = "interface"
+	}
+	if !slices.Contains([]string{"interface", "efa", "efa-only", "trunk", "branch"}, r.Type) {
+		return nil, invalid("Value (%s) for parameter InterfaceType is invalid.", r.Type)
+	}
+	if len(c.enis.all()) >= c.spec.Quotas.NetworkInterfaces {
+		return nil, Errorf("NetworkInterfaceLimitExceeded", "The maximum number of network interfaces has been reached.")
+	}
+	e := &ENI{
+		VPCID: subnet.VPCID, SubnetID: subnet.ID, Zone: subnet.Zone, Type: r.Type, Description: r.Description,
+		Groups: groups, SourceDestCheck: true, RequesterID: r.Requester, Created: c.clock.Now(), Tags: maps.Clone(r.Tags),
+	}
+	if err := c.addresses(e, nil).create(r.Primary, r.Addresses); err != nil {
+		return nil, err
+	}
+	e.ID, e.MAC = c.newID("eni"), c.newMAC()
+	c.putENI(e)
+	c.countFree(subnet.ID)
+	return e, nil
+}
+
+// checkGroups returns the groups an ENI in a VPC gets for those asked for. The lock is held.
+func (c *Cloud) checkGroups(vpcID string, ids []string) ([]string, error) {
+	if len(ids) == 0 {
+		return c.groupsNamed(vpcID, nil), nil
+	}
+	var missing, out []string
+	for _, id := range ids {
+		g := c.groups.get(id)
+		if g == nil {
+			missing = append(missing, id)
+			continue
+		}
+		if g.VPCID != vpcID {
+			return nil, Errorf("InvalidParameter", "Security group %s and the subnet belong to different networks.", id)
+		}
+		if !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, NotFound("sg", missing...)
+	}
+	if len(out) > maxGroups {
+		return nil, Errorf("SecurityGroupsPerInterfaceLimitExceeded", "The maximum number of security groups per interface is %d.", maxGroups)
+	}
+	return out, nil
+}
+
+// findENI returns an ENI that a change names. The lock is held.
+func (c *Cloud) findENI(id string) (*ENI, error) {
+	e := c.enis.get(id)
+	if e == nil || c.tooFresh(c.enis.asOf(id, c.clock.Now().Add(-c.lag)) == nil) {
+		return nil, NotFound("eni", id)
+	}
+	return e, nil
+}
+
+// findInstance returns an instance that a change names. The lock is held.
+func (c *Cloud) findInstance(id string) (*Instance, error) {
+	i := c.instances.get(id)
+	if i == nil || c.tooFresh(c.instances.asOf(id, c.clock.Now().Add(-c.lag)) == nil) {
+		return nil, NotFound("i", id)
+	}
+	return i, nil
+}
+
+// tooFresh tells whether a change may not see yet what describe calls do not show yet.
+func (c *Cloud) tooFresh(unseen bool) bool { return c.lagWrites && unseen }
+
+// DeleteNetworkInterface deletes an available ENI.
+func (c *Cloud) DeleteNetworkInterface(id string) error {
+	return c.change(func() error {
+		e, err := c.findENI(id)
+		if err != nil {
+			return err
+		}
+		if e.Attachment != nil {
+			return invalid("Network interface '%s' is currently in use.", id)
+		}
+		c.delete(e)
+		return nil
+	})
+}
+
+// delete takes an ENI out of the books and frees its addresses. The lock is held.
+func (c *Cloud) delete(e *ENI) {
+	v4, v6 := c.space4[e.SubnetID], c.space6[e.SubnetID]
+	for _, a := range append([]netip.Addr{e.Primary}, e.Secondary...) {
+		v4.release(a)
+	}
+	for _, p := range e.Prefixes {
+		v4.releasePrefix(p)
+	}
+	for _, a := range e.IPv6 {
+		v6.release(a)
+	}
+	for _, p := range e.IPv6Prefixes {
+		v6.releasePrefix(p)
+	}
+	c.enis.put(e.ID, nil, c.clock.Now(), c.keep())
+	if keep := c.keep(); keep > 0 {
+		c.eventually(2*keep, func() { c.enis.drop(e.ID) })
+	}
+	c.countFree(e.SubnetID)
+}
+
+// Modification changes attributes of an ENI; nil fields stay as they are.
+type Modification struct {
+	Groups              []string
+	Description         *string
+	SourceDestCheck     *bool
+	AttachmentID        string // which attachment DeleteOnTermination is about
+	DeleteOnTermination *bool
+}
+
+// ModifyNetworkInterface changes attributes of an ENI.
+func (c *Cloud) ModifyNetworkInterface(id string, m Modification) error {
+	return c.change(func() error {
+		e, err := c.findENI(id)
+		if err != nil {
+			return err
+		}
+		n := e.Clone()
+		if m.Groups != nil {
+			if n.Groups, err = c.checkGroups(e.VPCID, m.Groups); err != nil {
+				return err
+			}
+		}
+		if m.Description != nil {
+			n.Description = *m.Description
+		}
+		if m.SourceDestCheck != nil {
+			n.SourceDestCheck = *m.SourceDestCheck
+		}
+		if m.DeleteOnTermination != nil {
+			if n.Attachment == nil || n.Attachment.ID != m.AttachmentID {
+				return NotFound("eni-attach", m.AttachmentID)
+			}
+			n.Attachment.DeleteOnTermination = *m.DeleteOnTermination
+		}
+		c.putENI(&n)
+		if m.Groups != nil || m.SourceDestCheck != nil {
+			c.emit(GroupsChanged, c.holder(&n), &n)
+		}
+		return nil
+	})
+}
+
+// holder is the instance that an ENI is plugged in, nil when it is available. The lock is held.
+func (c *Cloud) holder(e *ENI) *Instance {
+	if e.Attachment == nil {
+		return nil
+	}
+	return c.instances.get(e.Attachment.InstanceID)
+}
+
+// SetGroupRules replaces the rules of a security group, named by ID.
+func (c *Cloud) SetGroupRules(groupID string, ingress, egress []Rule) error {
+	return c.change(func() error {
+		g := c.groups.get(groupID)
+		if g == nil {
+			return NotFound("sg", groupID)
+		}
+		n := g.Clone()
+		n.Ingress, n.Egress = cloneRules(ingress), cloneRules(egress)
+		c.groups.put(groupID, &n, c.clock.Now(), c.keep())
+		c.emit(GroupsChanged, nil, nil)
+		return nil
+	})
+}

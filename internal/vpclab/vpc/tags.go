@@ -1,0 +1,125 @@
+package vpc
+
+import (
+	"maps"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of tags (EC2 User Guide, "Tag restrictions").
+const (
+	maxTags     = 50
+	maxTagKey   = 128
+	maxTagValue = 256
+)
+
+// checkTags tells whether tags may be added to what a resource has.
+func checkTags(has, add Tags) error {
+	n := len(has)
+	for k, v := range add {
+		switch {
+		case k == "" || utf8.RuneCountInString(k) > maxTagKey:
+			return invalid("Tag key exceeds the maximum length of %d characters or is empty", maxTagKey)
+		case utf8.RuneCountInString(v) > maxTagValue:
+			return invalid("Tag value exceeds the maximum length of %d characters", maxTagValue)
+		case strings.HasPrefix(strings.ToLower(k), "aws:"):
+			return invalid("Tag keys starting with 'aws:' are reserved for internal use")
+		}
+		if _, ok := has[k]; !ok {
+			n++
+		}
+	}
+	if n > maxTags {
+		return Errorf("TagLimitExceeded", "The maximum number of Tags for a resource has been reached.")
+	}
+	return nil
+}
+
+// CreateTags adds or replaces tags of resources; all of them or none.
+func (c *Cloud) CreateTags(ids []string, tags Tags) error {
+	return c.retag(ids, func(has Tags) (Tags, error) {
+		if err := checkTags(has, tags); err != nil {
+			return nil, err
+		}
+		out := maps.Clone(has)
+		if out == nil {
+			out = Tags{}
+		}
+		maps.Copy(out, tags)
+		return out, nil
+	})
+}
+
+// DeleteTags removes tags: each key of tags, if its value is nil or equal; all
+// tags when tags is empty. Tags that are not there are no error.
+func (c *Cloud) DeleteTags(ids []string, tags map[string]*string) error {
+	return c.retag(ids, func(has Tags) (Tags, error) {
+		out := Tags{}
+		for k, v := range has {
+			want, named := tags[k]
+			if len(tags) == 0 || named && (want == nil || *want == v) {
+				continue
+			}
+			out[k] = v
+		}
+		return out, nil
+	})
+}
+
+// retag applies f to the tags of every resource, or changes nothing.
+func (c *Cloud) retag(ids []string, f func(Tags) (Tags, error)) error {
+	return c.change(func() error {
+		var commits []func()
+		for _, id := range ids {
+			has, put, err := c.tagged(id)
+			if err != nil {
+				return err
+			}
+			tags, err := f(has)
+			if err != nil {
+				return err
+			}
+			commits = append(commits, func() { put(tags) })
+		}
+		for _, commit := range commits {
+			commit()
+		}
+		return nil
+	})
+}
+
+// tagged finds any resource by ID, with its tags and the way to replace them. The lock is held.
+func (c *Cloud) tagged(id string) (Tags, func(Tags), error) {
+	now, keep := c.clock.Now(), c.keep()
+	kind, _, _ := strings.Cut(id, "-")
+	switch kind {
+	case "eni":
+		if e, err := c.findENI(id); err == nil {
+			return e.Tags, func(t Tags) { n := e.Clone(); n.Tags = t; c.putENI(&n) }, nil
+		}
+	case "i":
+		if i, err := c.findInstance(id); err == nil {
+			return i.Tags, func(t Tags) { n := *i; n.Tags = t; c.putInstance(&n) }, nil
+		}
+	case "subnet":
+		if s := c.subnets.get(id); s != nil {
+			return s.Tags, func(t Tags) { n := *s; n.Tags = t; c.subnets.put(id, &n, now, keep) }, nil
+		}
+	case "vpc":
+		if v := c.vpcs.get(id); v != nil {
+			return v.Tags, func(t Tags) { n := *v; n.Tags = t; c.vpcs.put(id, &n, now, keep) }, nil
+		}
+	case "sg":
+		if g := c.groups.get(id); g != nil {
+			return g.Tags, func(t Tags) { n := *g; n.Tags = t; c.groups.put(id, &n, now, keep) }, nil
+		}
+	case "rtb":
+		if r := c.routes.get(id); r != nil {
+			return r.Tags, func(t Tags) { n := *r; n.Tags = t; c.routes.put(id, &n, now, keep) }, nil
+		}
+	}
+	if _, ok := idKinds[kind]; !ok {
+		return nil, nil, Errorf("InvalidID", "The ID '%s' is not valid", id)
+	}
+	return nil, nil, NotFound(kind, id)
+}
