@@ -1,0 +1,51 @@
+package eni
+
+import "fmt"
+
+// Kind is what an Action does; also its name in logs and metrics.
+type Kind string
+
+// The kinds of action, and of the calls that are none.
+const (
+	Assign      Kind = "assign"       // addresses or prefixes to an attached ENI
+	Create      Kind = "create"       // a detached ENI with its first addresses
+	Attach      Kind = "attach"       // a detached ENI of ours
+	Unassign    Kind = "unassign"     // free addresses or prefixes off an ENI
+	Detach      Kind = "detach"       // an ENI nobody needs
+	Delete      Kind = "delete"       // a detached ENI of ours
+	KeepWithVM  Kind = "set-deletion" // reconcile DeleteOnTermination
+	Retag       Kind = "tag"          // an adopted ENI that names another instance
+	Observe     Kind = "observe"      // describe the node's ENIs
+	FindSubnets Kind = "find-subnets" // describe the candidate subnets
+	Collect     Kind = "collect"      // delete what vanished instances left
+)
+
+// Action is one step towards the policy, small enough to be one EC2 change.
+type Action struct {
+	Kind      Kind
+	ENI       string // all but Create
+	Subnet    string // Create
+	Index     int    // Create, Attach: the device index
+	Addresses int    // Assign, Create, Unassign: single addresses
+	Prefixes  int    // Assign, Create, Unassign: /28 prefixes
+}
+
+// String reads "assign 5 addresses to eni-a".
+func (a Action) String() string {
+	amount := fmt.Sprintf("%d addresses", a.Addresses)
+	if a.Prefixes > 0 {
+		amount = fmt.Sprintf("%d prefixes", a.Prefixes)
+	}
+	switch a.Kind {
+	case Assign:
+		return fmt.Sprintf("assign %s to %s", amount, a.ENI)
+	case Unassign:
+		return fmt.Sprintf("unassign %s from %s", amount, a.ENI)
+	case Create:
+		return fmt.Sprintf("create an ENI with %s in %s for device index %d", amount, a.Subnet, a.Index)
+	case Attach:
+		return fmt.Sprintf("attach %s at device index %d", a.ENI, a.Index)
+	default:
+		return fmt.Sprintf("%s %s", a.Kind, a.ENI)
+	}
+}

@@ -1,0 +1,233 @@
+package eni
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// Plan tells what to do next to bring a node to its policy. It is pure: the
+// same input gives the same actions, in the order in which to do them. Within
+// one plan each ENI is asked for addresses at most once.
+//
+// Growth: first ENIs of ours that are begun but not attached, then room on
+// attached ENIs by device index, then new ENIs, each with as many addresses as
+// are still needed. Shrinking, only without a need to grow and only what
+// Release allows: whole ENIs with nothing used or cooling, the highest index
+// first, then free addresses of the emptiest ENI, the primary last, since it
+// can never be given back. Detached ENIs of ours that nobody needs are deleted.
+func Plan(l cloud.Limits, p ipam.Policy, s State) []Action {
+	b := newPlanner(l, p, s)
+	if b.need > 0 {
+		b.grow()
+	} else {
+		b.shrink()
+	}
+	b.tidy()
+	return b.actions
+}
+
+// planner is the working copy of a state that a plan's steps spend.
+type planner struct {
+	limits  cloud.Limits
+	policy  ipam.Policy
+	demand  ipam.Demand
+	tally   tally
+	slots   int
+	need    int // addresses still to ask for; 0 when the target is met
+	asked   int // addresses that the plan asks for so far
+	enis    []ENIState
+	subnets []SubnetState
+	indexes map[int]bool // device indexes taken
+	ours    int          // ENIs that count towards MAX_ENI
+	refused bool         // State.NoMoreENIs
+	release int
+	claimed map[string]bool // detached ENIs that the plan attaches
+	actions []Action
+}
+
+func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
+	b := &planner{
+		limits: l, policy: p, slots: slots(l), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs,
+		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
+		indexes: map[int]bool{}, claimed: map[string]bool{},
+	}
+	b.demand = p.Demand(b.slots, l.Prefixes, b.tally.Usage)
+	if b.tally.total < b.demand.Want {
+		b.need = b.demand.Request - b.tally.total
+	}
+	for _, e := range s.ENIs {
+		if e.Phase == Detached {
+			continue
+		}
+		b.indexes[e.Index] = true
+		if e.Ours {
+			b.ours++
+		}
+	}
+	return b
+}
+
+func (b *planner) do(a Action) { b.actions = append(b.actions, a) }
+
+func (b *planner) grow() {
+	b.attachBegun()
+	for _, e := range sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) }, byIndex) {
+		b.assign(e)
+	}
+	for b.need > 0 && b.create() {
+	}
+	if b.need > 0 && len(b.actions) == 0 {
+		b.makeRoomForPrefixes()
+	}
+}
+
+// attachBegun finishes ENIs that were created but not attached.
+func (b *planner) attachBegun() {
+	begun := sorted(b.enis, func(e ENIState) bool { return e.Ours && e.Phase == Detached },
+		func(x, y ENIState) int { return cmp.Or(cmp.Compare(y.total(), x.total()), cmp.Compare(x.ID, y.ID)) })
+	for _, e := range begun {
+		index, ok := b.freeIndex()
+		if !ok || b.need <= 0 {
+			return
+		}
+		b.claimed[e.ID] = true
+		b.useIndex(index)
+		b.need -= e.total()
+		b.asked += e.total()
+		b.do(Action{Kind: Attach, ENI: e.ID, Index: index})
+	}
+}
+
+// assign fills room on an attached ENI.
+func (b *planner) assign(e ENIState) {
+	room := b.slots - e.Addresses - e.Prefixes - e.Withdrawn
+	if b.need <= 0 || room <= 0 {
+		return
+	}
+	sn := b.subnet(e.Subnet)
+	a := Action{Kind: Assign, ENI: e.ID}
+	a.Prefixes, a.Addresses = b.amount(room, sn.Free, sn.NoPrefix)
+	if a.Prefixes+a.Addresses > 0 {
+		b.spend(sn, a)
+		b.do(a)
+	}
+}
+
+// create plans a new ENI and tells whether it could.
+func (b *planner) create() bool {
+	index, ok := b.freeIndex()
+	if !ok {
+		return false
+	}
+	sn := b.subnetForNew()
+	if sn == nil {
+		return false
+	}
+	a := Action{Kind: Create, Subnet: sn.ID, Index: index}
+	sn.Free-- // the ENI's primary address
+	a.Prefixes, a.Addresses = b.amount(b.slots, sn.Free, sn.NoPrefix)
+	// While prefixes cannot be had, a warm target is met as far as attached
+	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
+	free := b.tally.free() + b.asked
+	wanting := b.tally.Waiting > free || free == 0
+	if a.Prefixes+a.Addresses == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
+		sn.Free++
+		return false
+	}
+	b.spend(sn, a)
+	b.useIndex(index)
+	b.do(a)
+	return true
+}
+
+// amount is how much of the need one ENI with some free slots in a subnet with
+// some free addresses can take: whole prefixes where the policy says so and the
+// subnet has them, else single addresses.
+func (b *planner) amount(room, free int, noPrefix bool) (prefixes, addresses int) {
+	unit := b.demand.Unit
+	if unit > 1 && !noPrefix && free >= unit {
+		return min((b.need+unit-1)/unit, room, free/unit), 0
+	}
+	return 0, max(0, min(b.need, room, free))
+}
+
+func (b *planner) spend(sn *SubnetState, a Action) {
+	n := a.Addresses + a.Prefixes*ipam.PrefixAddresses
+	b.need -= n
+	b.asked += n
+	sn.Free -= n
+}
+
+// makeRoomForPrefixes gives single addresses back whose slots a prefix can
+// take: how a node that a fragmented subnet filled with singles recovers.
+func (b *planner) makeRoomForPrefixes() {
+	if b.demand.Unit == 1 {
+		return
+	}
+	for _, e := range sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) && e.FreeSingles > 0 }, byIndex) {
+		sn := b.subnet(e.Subnet)
+		if n := min(e.FreeSingles, (b.need+b.demand.Unit-1)/b.demand.Unit, sn.Free/b.demand.Unit); !sn.NoPrefix && n > 0 {
+			b.do(Action{Kind: Unassign, ENI: e.ID, Addresses: n})
+			return
+		}
+	}
+}
+
+// freeIndex finds the lowest free device index from the first that serves
+// pods, if the instance and MAX_ENI have room for one more ENI.
+func (b *planner) freeIndex() (int, bool) {
+	full := len(b.indexes) >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours >= b.policy.MaxENI
+	if full || b.refused {
+		return 0, false
+	}
+	index := max(1, b.policy.FirstInterfaceIndex)
+	for b.indexes[index] {
+		index++
+	}
+	return index, true
+}
+
+func (b *planner) useIndex(i int) {
+	b.indexes[i] = true
+	b.ours++
+}
+
+// subnet finds a subnet's working copy; one not known is unlimited.
+func (b *planner) subnet(id string) *SubnetState {
+	for i := range b.subnets {
+		if b.subnets[i].ID == id {
+			return &b.subnets[i]
+		}
+	}
+	b.subnets = append(b.subnets, SubnetState{ID: id, Free: Unlimited})
+	return &b.subnets[len(b.subnets)-1]
+}
+
+// subnetForNew picks the subnet for a new ENI: one that has prefixes if those
+// are wanted, then the most free addresses, then the lowest ID. An ENI takes
+// one address for itself, so two must be free.
+func (b *planner) subnetForNew() *SubnetState {
+	var best *SubnetState
+	for i := range b.subnets {
+		sn := &b.subnets[i]
+		if sn.ForNew && sn.Free >= 2 && (best == nil || b.better(sn, best)) {
+			best = sn
+		}
+	}
+	return best
+}
+
+func (b *planner) better(x, y *SubnetState) bool {
+	px, py := b.hasPrefix(x), b.hasPrefix(y)
+	if px != py {
+		return px
+	}
+	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
+}
+
+func (b *planner) hasPrefix(sn *SubnetState) bool {
+	return b.demand.Unit > 1 && !sn.NoPrefix && sn.Free > b.demand.Unit
+}

@@ -1,0 +1,70 @@
+package eni
+
+import (
+	"cmp"
+
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// shrink gives back excess that has persisted. See Plan for the order.
+func (b *planner) shrink() {
+	excess := min(b.tally.total-b.demand.Keep, b.release)
+	gone := b.detachUnused(&excess)
+	if b.demand.WholeENIs || excess <= 0 {
+		return
+	}
+	given := map[string]bool{} // one change an ENI and plan
+	emptiest := sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) && !gone[e.ID] },
+		func(x, y ENIState) int {
+			if x.Primary != y.Primary {
+				return map[bool]int{true: 1, false: -1}[x.Primary]
+			}
+			return cmp.Or(cmp.Compare(x.Used, y.Used), -byIndex(x, y))
+		})
+	for _, e := range emptiest {
+		if n := min(excess, e.FreeSingles); n > 0 {
+			b.do(Action{Kind: Unassign, ENI: e.ID, Addresses: n})
+			given[e.ID] = true
+			excess -= n
+		}
+	}
+	for _, e := range emptiest {
+		if n := min(excess/ipam.PrefixAddresses, e.FreePrefixes); n > 0 && !given[e.ID] {
+			b.do(Action{Kind: Unassign, ENI: e.ID, Prefixes: n})
+			excess -= n * ipam.PrefixAddresses
+		}
+	}
+}
+
+// detachUnused detaches ENIs that nothing needs, if the target is still met
+// without them. One without any address serves nobody and needs no patience.
+func (b *planner) detachUnused(excess *int) map[string]bool {
+	gone := map[string]bool{}
+	unused := sorted(b.enis, func(e ENIState) bool {
+		return serves(e, b.policy) && !e.Primary && e.Used+e.Cooling+e.Withdrawn == 0
+	}, func(x, y ENIState) int { return -byIndex(x, y) })
+	for _, e := range unused {
+		if n := e.total(); n == 0 || n <= *excess {
+			*excess -= n
+			gone[e.ID] = true
+			b.do(Action{Kind: Detach, ENI: e.ID})
+		}
+	}
+	return gone
+}
+
+// tidy deletes detached ENIs that the plan has no use for and puts the
+// attributes of the others right.
+func (b *planner) tidy() {
+	for _, e := range sorted(b.enis, func(e ENIState) bool { return e.Ours && e.Phase == Detached && !b.claimed[e.ID] }, byIndex) {
+		b.do(Action{Kind: Delete, ENI: e.ID})
+	}
+	for _, e := range sorted(b.enis, func(e ENIState) bool { return e.Ours && !e.Primary && e.Phase == Attached }, byIndex) {
+		if e.WrongTags {
+			b.do(Action{Kind: Retag, ENI: e.ID})
+		}
+		if e.WrongDeletion {
+			b.do(Action{Kind: KeepWithVM, ENI: e.ID})
+		}
+	}
+}

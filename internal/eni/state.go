@@ -1,0 +1,124 @@
+package eni
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// Phase is where an ENI is on its way in or out.
+type Phase int
+
+// The phases. An attaching ENI counts as attached: its addresses are on their way.
+const (
+	Detached Phase = iota
+	Attached
+	Detaching
+)
+
+// ENIState is one ENI as a plan sees it.
+type ENIState struct {
+	ID      string
+	Subnet  string
+	Index   int // device index, unless Detached
+	Phase   Phase
+	Primary bool
+	Ours    bool // the primary, or made by Berth: may be changed
+
+	Addresses int // single addresses assigned for pods; withdrawn ones are not
+	Prefixes  int // prefixes assigned for pods; withdrawn ones are not
+	Withdrawn int // slots of addresses and prefixes on their way back
+
+	Used, Cooling int
+	FreeSingles   int // could be withdrawn now
+	FreePrefixes  int // could be withdrawn now
+
+	WrongDeletion bool // DeleteOnTermination is not as configured
+	WrongTags     bool // carries another instance's ID
+}
+
+// total counts the addresses, those inside prefixes included.
+func (e ENIState) total() int { return e.Addresses + e.Prefixes*ipam.PrefixAddresses }
+
+// SubnetState is one subnet as a plan sees it.
+type SubnetState struct {
+	ID       string
+	Free     int  // addresses that can be had; Unlimited when not known
+	NoPrefix bool // had no free aligned prefix a while ago
+	ForNew   bool // new ENIs may be made here
+}
+
+// Unlimited is the free count of a subnet that is not known yet: asking tells.
+const Unlimited = 1 << 30
+
+// State is a node as a plan sees it.
+type State struct {
+	ENIs    []ENIState // on the instance, foreign ones too, and detached ones of ours
+	Subnets []SubnetState
+	Waiting int // pods that wait for an address
+	// Release is how many addresses may be given back now: the excess that has
+	// persisted. 0 while none has.
+	Release int
+	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
+	// the limits say.
+	NoMoreENIs bool
+}
+
+// slots is how many addresses or prefixes an ENI holds for pods (document 000,
+// "How many addresses are available?": M−1, as the primary address serves none).
+func slots(l cloud.Limits) int { return max(0, l.IPv4PerENI-1) }
+
+// MaxPods is how many pods an instance type can run with single addresses:
+// ENIs × (addresses per ENI − 1) + 2, the two being host-network pods
+// (document 004, "最大 Pod 数量").
+func MaxPods(l cloud.Limits) int { return l.MaxENIs*slots(l) + 2 }
+
+// serves tells whether an ENI's addresses are for pods.
+func serves(e ENIState, p ipam.Policy) bool {
+	return e.Ours && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
+}
+
+// tally is the node's addresses summed over the ENIs that serve pods.
+type tally struct {
+	ipam.Usage
+	total int
+}
+
+func (s State) tally(p ipam.Policy) tally {
+	t := tally{Usage: ipam.Usage{Waiting: s.Waiting}}
+	for _, e := range s.ENIs {
+		if serves(e, p) {
+			t.total += e.total()
+			t.Used += e.Used
+			t.Cooling += e.Cooling
+		}
+	}
+	return t
+}
+
+// free counts the addresses that could serve a pod that waits.
+func (t tally) free() int { return t.total - t.Used - t.Cooling }
+
+// Excess is how many addresses the node has above what the policy keeps.
+func Excess(l cloud.Limits, p ipam.Policy, s State) int {
+	t := s.tally(p)
+	return max(0, t.total-p.Demand(slots(l), l.Prefixes, t.Usage).Keep)
+}
+
+// sorted returns the ENIs that pass keep, in an order.
+func sorted(list []ENIState, keep func(ENIState) bool, order func(x, y ENIState) int) []ENIState {
+	var out []ENIState
+	for _, e := range list {
+		if keep(e) {
+			out = append(out, e)
+		}
+	}
+	slices.SortFunc(out, order)
+	return out
+}
+
+func byIndex(x, y ENIState) int {
+	return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.ID, y.ID))
+}

@@ -1,0 +1,93 @@
+package ipam
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// The formula cases of the operator: (available, used, pre-allocate,
+// min-allocate, max-above-watermark) to needed, before max-above-watermark is
+// added. Document 003 is the authority: pre-allocate − (available − used).
+func TestCiliumFormula(t *testing.T) {
+	for _, c := range []struct{ available, used, pre, min, above, needed int }{
+		{0, 0, 0, 16, 0, 16},
+		{0, 0, 8, 16, 0, 16},
+		{0, 0, 16, 8, 0, 16},
+		{8, 0, 0, 16, 0, 8},
+		{8, 4, 8, 0, 0, 4},
+		{8, 4, 8, 0, 8, 4},
+		{4, 4, 8, 0, 8, 8},
+	} {
+		p := Policy{Dialect: Cilium, PreAllocate: c.pre, MinAllocate: c.min, MaxAboveWatermark: c.above}
+		d := p.Demand(14, true, Usage{Used: c.used})
+		if got := d.Want - c.available; got != c.needed {
+			t.Errorf("%+v: needed %d", c, got)
+		}
+		if got := d.Request - c.available; got != c.needed+c.above {
+			t.Errorf("%+v: requested %d, want %d", c, got, c.needed+c.above)
+		}
+	}
+}
+
+func TestDemand(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		p     Policy
+		slots int
+		u     Usage
+		want  int
+	}{
+		{"cooling is supply for a warm target", Policy{WarmIP: 5}, 14, Usage{Used: 2, Cooling: 9}, 7},
+		{"cooling is no supply for pods that wait", Policy{WarmIP: 1}, 14, Usage{Used: 2, Cooling: 9, Waiting: 3}, 14},
+		{"max-pods caps", Policy{WarmENI: 1, MaxPods: 20}, 14, Usage{Used: 10}, 20},
+		{"max-pods caps waiting behind cooling", Policy{WarmIP: 1, MaxPods: 10}, 14, Usage{Used: 2, Cooling: 8, Waiting: 8}, 10},
+		{"max-pods caps in whole prefixes", Policy{WarmPrefix: 1, PrefixDelegation: true, MaxPods: 20}, 3, Usage{Used: 20}, 32},
+		{"warm IPs in whole prefixes", Policy{WarmIP: 5, PrefixDelegation: true}, 3, Usage{Used: 12}, 32},
+		{"minimum in whole prefixes", Policy{MinimumIP: 33, PrefixDelegation: true}, 3, Usage{}, 48},
+		{"no warm prefix still means one free address", Policy{PrefixDelegation: true}, 3, Usage{Used: 16}, 32},
+		{"max-allocate caps", Policy{Dialect: Cilium, PreAllocate: 8, MaxAllocate: 10}, 14, Usage{Used: 6}, 10},
+	} {
+		if got := c.p.Demand(c.slots, true, c.u).Want; got != c.want {
+			t.Errorf("%s: want %d, got %d", c.name, c.want, got)
+		}
+	}
+}
+
+func TestPrefixDelegationNeedsAnInstanceTypeThatHasIt(t *testing.T) {
+	p := Policy{PrefixDelegation: true, WarmPrefix: 1, WarmENI: 1}
+	if d := p.Demand(3, false, Usage{}); d.Unit != 1 || !d.WholeENIs {
+		t.Errorf("without prefixes: %+v", d)
+	}
+}
+
+func TestValidateNamesTheFields(t *testing.T) {
+	err := Policy{Dialect: "x", WarmENI: -1, MinAllocate: 9, MaxAllocate: 3, FirstInterfaceIndex: -2}.Validate()
+	for _, word := range []string{"dialect", "WARM_ENI_TARGET -1", "min-allocate 9", "first-interface-index -2"} {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("error %v does not name %s", err, word)
+		}
+	}
+	for _, p := range []Policy{{}, DefaultAWS(), DefaultCilium()} {
+		if err := p.Validate(); err != nil {
+			t.Errorf("%+v: %v", p, err)
+		}
+	}
+}
+
+func TestFromEnv(t *testing.T) {
+	env := map[string]string{"WARM_IP_TARGET": "5", "MINIMUM_IP_TARGET": "10", "ENABLE_PREFIX_DELEGATION": "true", "IP_COOLDOWN_PERIOD": "45", "MAX_ENI": ""}
+	lookup := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
+	p, cool, err := FromEnv(lookup)
+	want := Policy{Dialect: AWS, WarmENI: 1, WarmPrefix: 1, WarmIP: 5, MinimumIP: 10, PrefixDelegation: true}
+	if err != nil || p != want || cool != 45*time.Second {
+		t.Errorf("got %+v %v %v", p, cool, err)
+	}
+	env = map[string]string{"WARM_ENI_TARGET": "many", "MAX_ENI": "-1", "ENABLE_PREFIX_DELEGATION": "perhaps"}
+	_, _, err = FromEnv(lookup)
+	for name := range env {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("error %v does not name %s", err, name)
+		}
+	}
+}
