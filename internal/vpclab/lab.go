@@ -8,14 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"sync"
 	"time"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
 
 	"github.com/berthnet/berth/internal/vpclab/ec2"
 	"github.com/berthnet/berth/internal/vpclab/imds"
@@ -23,12 +20,13 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
+// anyPort is a loopback port of the system's choice.
+const anyPort = "127.0.0.1:0"
+
 // Lab is a served cloud.
 type Lab struct {
 	Cloud  *vpc.Cloud
 	EC2URL string // the endpoint URL of the EC2 API
-	// AccessKeyID and SecretAccessKey are the spec's first static key.
-	AccessKeyID, SecretAccessKey string
 
 	mu      sync.Mutex // guards all below
 	closed  bool
@@ -36,27 +34,34 @@ type Lab struct {
 	imds    map[string]string // metadata URLs by instance ID
 }
 
-// Serve makes the cloud of a spec and serves it on loopback ports of the
-// system's choice. Close it when done.
-func Serve(s spec.Spec, opts ...vpc.Option) (*Lab, error) {
+// StaticKey is a credential that does not expire.
+type StaticKey struct {
+	AccessKeyID     string
+	SecretAccessKey string
+}
+
+// Serve makes the cloud of a spec and serves its EC2 API on a loopback port of
+// the system's choice. Close it when done.
+func Serve(s spec.Spec, opts ...vpc.Option) (*Lab, error) { return ServeOn(anyPort, s, opts...) }
+
+// ServeOn is Serve with the EC2 API at a given address.
+func ServeOn(ec2Addr string, s spec.Spec, opts ...vpc.Option) (*Lab, error) {
 	cloud, err := vpc.New(s, opts...)
 	if err != nil {
 		return nil, err
 	}
-	key := cloud.Spec().AccessKeys[0]
-	l := &Lab{Cloud: cloud, AccessKeyID: key.ID, SecretAccessKey: key.Secret, imds: map[string]string{}}
-	if l.EC2URL, err = l.listen("127.0.0.1:0", ec2.Handler(cloud)); err != nil {
+	l := &Lab{Cloud: cloud, imds: map[string]string{}}
+	if l.EC2URL, err = l.listen(ec2Addr, ec2.Handler(cloud)); err != nil {
 		cloud.Close()
-		return nil, err
+		return nil, fmt.Errorf("serve the EC2 API: %w", err)
 	}
 	return l, nil
 }
 
-// Credentials gives the static key, as an aws.CredentialsProvider.
-func (l *Lab) Credentials() aws.CredentialsProvider {
-	return aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
-		return aws.Credentials{AccessKeyID: l.AccessKeyID, SecretAccessKey: l.SecretAccessKey, Source: "vpclab"}, nil
-	})
+// Credentials is the spec's first static key.
+func (l *Lab) Credentials() StaticKey {
+	k := l.Cloud.Spec().AccessKeys[0]
+	return StaticKey{k.ID, k.Secret}
 }
 
 // IMDSURL is the endpoint URL of the metadata service as one instance, named
@@ -65,33 +70,55 @@ func (l *Lab) Credentials() aws.CredentialsProvider {
 func (l *Lab) IMDSURL(instance string) string {
 	id := l.Cloud.InstanceID(instance)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if url, ok := l.imds[id]; ok {
+	url, ok := l.imds[id]
+	l.mu.Unlock()
+	if ok {
 		return url
 	}
-	url, err := l.listenLocked("127.0.0.1:0", imds.Handler(l.Cloud, func(*http.Request) (string, bool) { return id, true }))
-	if err == nil {
-		l.imds[id] = url
+	url, err := l.listen(anyPort, imds.Handler(l.Cloud, func(*http.Request) (string, bool) { return id, true }))
+	if err != nil {
+		return ""
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.imds[id] = url
 	return url
+}
+
+// ServeIMDS serves the metadata service at an address for all instances. A
+// caller is the instance that owns its source address, else the one named.
+func (l *Lab) ServeIMDS(addr, instance string) (url string, err error) {
+	id := l.Cloud.InstanceID(instance)
+	if _, ok := l.Cloud.Snapshot().Instance(id); !ok {
+		return "", fmt.Errorf("serve instance metadata: no instance %q", instance)
+	}
+	identify := func(r *http.Request) (string, bool) {
+		if owner, ok := l.Cloud.Snapshot().OwnerOf(r.RemoteAddr); ok {
+			return owner, true
+		}
+		return id, true
+	}
+	if url, err = l.listen(addr, imds.Handler(l.Cloud, identify)); err != nil {
+		return "", fmt.Errorf("serve instance metadata: %w", err)
+	}
+	return url, nil
 }
 
 // listen serves h at an address and returns its URL.
 func (l *Lab) listen(addr string, h http.Handler) (string, error) {
+	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	s := &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.listenLocked(addr, h)
-}
-
-func (l *Lab) listenLocked(addr string, h http.Handler) (string, error) {
 	if l.closed {
-		return "", errors.New("serve lab: closed")
+		return "", errors.Join(errors.New("the lab is closed"), ln.Close())
 	}
-	ln, err := net.Listen("tcp", addr)
-	if err != nil {
-		return "", fmt.Errorf("serve lab: %w", err)
-	}
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 	l.servers = append(l.servers, s)
 	go func() { _ = s.Serve(ln) }()
 	return "http://" + ln.Addr().String(), nil

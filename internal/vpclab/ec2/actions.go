@@ -1,13 +1,12 @@
 package ec2
 
-// actions are all the actions that the lab knows. Each reads its parameters,
-// calls ready, and only then touches the cloud.
-var actions = map[string]func(*request) (any, error){}
+// action reads its parameters, calls ready, and only then touches the cloud.
+// It returns what to reply as XML.
+type action func(*request) (any, error)
 
-// An init avoids the cycle from the handler, which looks actions up, to the
-// actions, which take the handler's request.
-func init() {
-	for name, run := range map[string]func(*request) (any, error){
+// actions are all the actions that the lab knows.
+func actions() map[string]action {
+	return map[string]action{
 		"AssignIpv6Addresses":             assignIPv6,
 		"AssignPrivateIpAddresses":        assignIPv4,
 		"AttachNetworkInterface":          attachENI,
@@ -31,7 +30,5 @@ func init() {
 		"TerminateInstances":              terminateInstances,
 		"UnassignIpv6Addresses":           unassignIPv6,
 		"UnassignPrivateIpAddresses":      unassignIPv4,
-	} {
-		actions[name] = run
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/vpclab/wire"
 )
 
 // apiVersion is the only version of the API that the lab speaks.
@@ -23,9 +24,10 @@ const apiVersion = "2016-11-15"
 const maxBody = 1 << 20
 
 type handler struct {
-	cloud *vpc.Cloud
-	wall  func() time.Time // by which the age of signatures is judged
-	next  atomic.Uint64    // request number
+	cloud   *vpc.Cloud
+	actions map[string]action
+	wall    func() time.Time // by which the age of signatures is judged
+	next    atomic.Uint64    // request number
 }
 
 // Option changes how the API is served.
@@ -37,7 +39,7 @@ func WithWallClock(now func() time.Time) Option { return func(h *handler) { h.wa
 
 // Handler serves the EC2 Query API of a cloud at every path.
 func Handler(cloud *vpc.Cloud, opts ...Option) http.Handler {
-	h := &handler{cloud: cloud, wall: time.Now}
+	h := &handler{cloud: cloud, actions: actions(), wall: time.Now}
 	for _, o := range opts {
 		o(h)
 	}
@@ -48,7 +50,8 @@ func Handler(cloud *vpc.Cloud, opts ...Option) http.Handler {
 // permissions), run, reply.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cloud.Down() {
-		panic(http.ErrAbortHandler)
+		wire.HangUp(w)
+		return
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
@@ -64,18 +67,19 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v := h.cloud.Admit(req.call)
 	if err := h.wait(r.Context(), v.Latency); err != nil || v.LoseRequest {
 		h.cloud.Finish(req.call, "LostRequest")
-		panic(http.ErrAbortHandler)
+		wire.HangUp(w)
+		return
 	}
 	if v.Err != nil {
 		h.cloud.Finish(req.call, v.Err.Code)
 		h.refuse(w, v.Err)
 		return
 	}
-	reply, err := actions[req.call.Action](req)
+	reply, err := h.actions[req.call.Action](req)
 	switch {
 	case v.LoseReply:
 		h.cloud.Finish(req.call, "LostReply")
-		panic(http.ErrAbortHandler)
+		wire.HangUp(w)
 	case err != nil:
 		h.cloud.Finish(req.call, vpc.CodeOf(err))
 		h.refuse(w, err)
@@ -104,8 +108,10 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	for k, v := range r.URL.Query() {
 		form[k] = append(form[k], v...)
 	}
-	if _, ok := actions[form.Get("Action")]; ok {
-		req.call.Action = form.Get("Action")
+	name := form.Get("Action")
+	_, known := h.actions[name]
+	if known {
+		req.call.Action = name
 	}
 	req.call.Params = form
 	who, failure := h.authenticate(r, body)
@@ -116,24 +122,23 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 	if req.params, failure = parse(form); failure != nil {
 		return req, failure
 	}
+	switch {
+	case name == "":
+		return req, vpc.Errorf("MissingAction", "The request must contain the parameter Action")
+	case !known:
+		return req, vpc.Errorf("InvalidAction", "The action %s is not valid for this web service.", name)
+	}
 	return req, req.check()
 }
 
 // check judges what is common to all actions.
 func (r *request) check() *vpc.Error {
-	action := r.values["Action"]
-	if action == "" {
-		return vpc.Errorf("MissingAction", "The request must contain the parameter Action")
-	}
-	if _, ok := actions[action]; !ok {
-		return vpc.Errorf("InvalidAction", "The action %s is not valid for this web service.", action)
-	}
 	if v := r.values["Version"]; v != apiVersion {
 		return vpc.Errorf("InvalidParameterValue", "Version %q is not supported; the lab speaks %s.", v, apiVersion)
 	}
 	r.dryRun, _ = r.truth("DryRun")
 	r.call.Tags = r.has("TagSpecification")
-	r.call.Unbounded = strings.HasPrefix(action, "Describe") && len(r.values) == 2
+	r.call.Unbounded = strings.HasPrefix(r.call.Action, "Describe") && len(r.values) == 2
 	return r.err
 }
 

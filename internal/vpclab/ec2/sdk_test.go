@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
 	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go"
@@ -30,13 +31,18 @@ func newRig(t *testing.T, s spec.Spec, opts ...vpc.Option) rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(lab.Close)
-	return rig{t, lab, client(lab, lab.Credentials(), 1)}
+	return rig{t, lab, client(lab, static(lab), 1)}
 }
 
 func client(lab *vpclab.Lab, creds aws.CredentialsProvider, attempts int) *awsec2.Client {
 	return awsec2.New(awsec2.Options{
 		BaseEndpoint: &lab.EC2URL, Region: lab.Cloud.Region(), Credentials: creds, RetryMaxAttempts: attempts,
 	})
+}
+
+func static(lab *vpclab.Lab) aws.CredentialsProvider {
+	k := lab.Credentials()
+	return credentials.NewStaticCredentialsProvider(k.AccessKeyID, k.SecretAccessKey, "")
 }
 
 // instant is the default spec without delays.
@@ -145,4 +151,3 @@ func TestLifeOfAnENI(t *testing.T) {
 	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
 	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
 }
-

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/vpclab/wire"
 )
 
 // Headers and bounds of session tokens (EC2 User Guide, "How Instance
@@ -43,7 +44,8 @@ func Handler(cloud *vpc.Cloud, identify func(*http.Request) (instanceID string, 
 // ServeHTTP answers one request.
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if h.cloud.IMDSDown() {
-		panic(http.ErrAbortHandler)
+		wire.HangUp(w)
+		return
 	}
 	id, ok := h.identify(r)
 	if !ok {

@@ -1,6 +1,7 @@
 package vpc
 
 import (
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -163,4 +164,18 @@ func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 		return (x.Attachment.NetworkCard-y.Attachment.NetworkCard)*1000 + x.Attachment.DeviceIndex - y.Attachment.DeviceIndex
 	})
 	return out
+}
+
+// OwnerOf finds the instance with an ENI that owns an address, written as
+// net.Conn does ("10.0.0.7:1234").
+func (b Books) OwnerOf(addrPort string) (instanceID string, ok bool) {
+	ap, err := netip.ParseAddrPort(addrPort)
+	if err != nil {
+		return "", false
+	}
+	e, ok := find(b.ENIs, func(e ENI) bool { return e.Attachment != nil && e.Owns(ap.Addr().Unmap()) })
+	if !ok {
+		return "", false
+	}
+	return e.Attachment.InstanceID, true
 }

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+)
+
+func newServe() *cobra.Command {
+	var specFile, ec2Addr, imdsAddr, imdsInstance string
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve the EC2 API and the instance metadata service of a virtual VPC",
+		Long: `Serve the EC2 API and the instance metadata service of a virtual VPC, for any
+AWS SDK or the aws command. No packets flow and no root is needed. It ends with
+SIGINT or SIGTERM.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s := spec.Default()
+			if specFile != "" {
+				var err error
+				if s, err = spec.Load(specFile); err != nil {
+					return err
+				}
+			}
+			lab, err := vpclab.ServeOn(ec2Addr, s)
+			if err != nil {
+				return err
+			}
+			defer lab.Close()
+			imdsURL := ""
+			if imdsInstance == "" && len(s.Instances) > 0 {
+				imdsInstance = s.Instances[0].Name
+			}
+			if imdsInstance != "" {
+				if imdsURL, err = lab.ServeIMDS(imdsAddr, imdsInstance); err != nil {
+					return err
+				}
+			}
+			if err := describe(cmd.OutOrStdout(), lab, imdsURL, imdsInstance); err != nil {
+				return err
+			}
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&specFile, "spec", "", "YAML `file` that describes the lab (default: one VPC, two subnets, two m5.large)")
+	f.StringVar(&ec2Addr, "ec2-addr", "127.0.0.1:9280", "`address` of the EC2 API")
+	f.StringVar(&imdsAddr, "imds-addr", "127.0.0.1:9281", "`address` of the instance metadata service")
+	f.StringVar(&imdsInstance, "imds-instance", "", "`instance` (name or ID) whose metadata a caller sees that is none of the instances (default: the first)")
+	return c
+}
+
+// describe prints what there is and how to use it; the part between the lines
+// can be pasted into a shell.
+func describe(w io.Writer, lab *vpclab.Lab, imdsURL, imdsInstance string) error {
+	key := lab.Credentials()
+	_, err := fmt.Fprintf(w, `EC2 API            %s
+Instance metadata  %s (as instance %s)
+
+export AWS_ENDPOINT_URL_EC2=%s
+export AWS_REGION=%s
+export AWS_ACCESS_KEY_ID=%s
+export AWS_SECRET_ACCESS_KEY=%s
+export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
+
+`, lab.EC2URL, imdsURL, imdsInstance, lab.EC2URL, lab.Cloud.Region(), key.AccessKeyID, key.SecretAccessKey, imdsURL)
+	if err != nil {
+		return err
+	}
+	books := lab.Cloud.Snapshot()
+	for _, s := range books.Subnets {
+		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %d addresses free\n", s.ID, s.Name, s.CIDR, s.Zone, s.Free); err != nil {
+			return err
+		}
+	}
+	for _, i := range books.Instances {
+		primary := books.InstanceENIs(i.ID)[0].Primary
+		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %s\n", i.ID, i.Name, primary, i.Zone, i.Type); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(w, "\nTry: aws ec2 describe-instances --output table")
+	return err
+}
