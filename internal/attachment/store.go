@@ -90,6 +90,14 @@ func (s *Store) Records() []Record {
 	return out
 }
 
+// Cooling returns the cooling record of addr.
+func (s *Store) Cooling(addr netip.Addr) (Cooling, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	c, ok := s.cooling[addr]
+	return c, ok
+}
+
 // CoolingRecords returns the cooling addresses, in no order.
 func (s *Store) CoolingRecords() []Cooling {
 	s.mu.RLock()

@@ -159,13 +159,13 @@ func absolutePath(dst *string, optional bool) func(string) error {
 }
 
 // socketPath is an absolute path that fits sockaddr_un (unix(7): 108 bytes
-// with the ending zero).
+// with the ending zero), with four bytes to spare for a name while it is made.
 func socketPath(dst *string, optional bool) func(string) error {
 	store := absolutePath(dst, optional)
 	return func(s string) error {
 		s = strings.TrimPrefix(s, "unix://")
-		if len(s) > 107 {
-			return fmt.Errorf("is %d bytes long, a unix socket's path has at most 107", len(s))
+		if len(s) > 103 {
+			return fmt.Errorf("is %d bytes long, expected at most 103 for a unix socket", len(s))
 		}
 		return store(s)
 	}

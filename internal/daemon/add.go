@@ -1,0 +1,256 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/source"
+)
+
+var _ = failpoint.Register(
+	"daemon.add.leased", "daemon.add.recorded", "daemon.add.wired", "daemon.add.ready",
+	"daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded",
+)
+
+// addRequest is an ADD as the daemon understands it.
+type addRequest struct {
+	key   attachment.Key
+	pod   attachment.Pod
+	netns string
+	mtu   int // bytes; 0: the node's
+}
+
+// add attaches one interface: lease, record, kernel, record, in this order, so
+// that a crash at any point leaves a record of what must be undone. The same
+// add again gives the same answer. An add that fails, or whose caller left,
+// leaves nothing.
+func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, error) {
+	unlock, err := d.locks.lock(ctx, req.key.ContainerID)
+	if err != nil {
+		return attachment.Record{}, err
+	}
+	defer unlock()
+	ns, err := d.netnsOf(req.netns)
+	if err != nil {
+		return attachment.Record{}, err
+	}
+	if rec, ok := d.Store.Get(req.key); ok {
+		if rec.State == attachment.Ready && rec.Netns.Same(ns) {
+			return d.addAgain(ctx, rec)
+		}
+		if err := d.clear(ctx, rec); err != nil {
+			return attachment.Record{}, err
+		}
+	}
+	link := hostLinkName(req.key)
+	if err := d.reaper.await(ctx, link, ns); err != nil {
+		return attachment.Record{}, err
+	}
+	lease, err := d.acquire(ctx, source.Request{Key: req.key, Pod: req.pod})
+	if err != nil {
+		return attachment.Record{}, err
+	}
+	return d.setUp(ctx, attachment.Record{
+		Key: req.key, Pod: req.pod, Lease: lease, Netns: ns, HostLink: link, MTU: req.mtu,
+		State: attachment.Pending, Since: d.Clock.Now().UTC().Round(0),
+	})
+}
+
+// netnsOf identifies the sandbox's namespace, or says what is wrong with it.
+func (d *Daemon) netnsOf(path string) (attachment.Netns, error) {
+	ns, err := d.InspectNetns(path)
+	switch {
+	case errors.Is(err, errNetnsGone):
+		return ns, failf(types.ErrInvalidNetNS, "netns-missing", "network namespace %s; is the directory of namespaces mounted into berthd with HostToContainer propagation?", err)
+	case errors.Is(err, errNotNetns):
+		return ns, failf(types.ErrInvalidNetNS, "netns-invalid", "%s: it was unmounted, or its mount does not reach berthd (HostToContainer propagation is needed)", err)
+	case err != nil:
+		return ns, failf(types.ErrInvalidNetNS, "netns-invalid", "opening the network namespace: %s", err)
+	}
+	return ns, nil
+}
+
+// addAgain answers an ADD for what is set up already, and sets up what someone
+// removed of it.
+func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	links, err := d.Kernel.AddPod(kctx, podOf(rec))
+	if err != nil {
+		return attachment.Record{}, kernelFailure(err)
+	}
+	before := rec
+	rec = withLinks(rec, links)
+	if rec != before {
+		if err := d.Store.Put(rec); err != nil {
+			return attachment.Record{}, recordFailure(err)
+		}
+	}
+	return rec, nil
+}
+
+// clear makes room for an ADD where an attachment of the same key is half set
+// up, half removed, or in a sandbox that is no more.
+func (d *Daemon) clear(ctx context.Context, rec attachment.Record) error {
+	if rec.State == attachment.Pending {
+		return d.undo(ctx, rec)
+	}
+	return d.release(ctx, rec, "replaced by a new sandbox")
+}
+
+// acquire gets addresses, waiting for them no longer than the daemon is
+// configured to, the caller lets it, and the daemon lives.
+func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Lease, error) {
+	wait := d.WarmWait
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)-replyMargin)
+	}
+	wctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	defer context.AfterFunc(d.draining, cancel)()
+	lease, err := d.Source.Acquire(wctx, req)
+	if err == nil {
+		return lease, nil
+	}
+	if d.draining.Err() != nil {
+		return lease, failf(types.ErrTryAgainLater, "draining", "berthd is being restarted; try again")
+	}
+	if ctx.Err() != nil {
+		return lease, context.Cause(ctx)
+	}
+	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
+		return lease, failf(types.ErrTryAgainLater, ex.Reason, "no address for the pod: %s", ex.Message)
+	}
+	return lease, failf(types.ErrTryAgainLater, "source", "no address for the pod: %s", err)
+}
+
+// replyMargin is kept of the caller's time to say why there was no address.
+const replyMargin = 500 * time.Millisecond
+
+// setUp takes a lease to a ready attachment or, failing that, undoes all of
+// it, the lease included. A panic leaves the record for the next start or DEL.
+func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	ready, err := d.trySetUp(ctx, rec)
+	if err == nil {
+		err = context.Cause(ctx) // nobody will hear of it: the runtime would not use it
+	}
+	if err == nil {
+		d.markUsable()
+		return ready, nil
+	}
+	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {
+		d.Log.Error("undoing a failed ADD, will try again", "attachment", rec.Key.String(), "err", undoErr)
+	}
+	return attachment.Record{}, err
+}
+
+// giveUp undoes a failed set-up. An address that the kernel has in use
+// elsewhere cools, so that the next pod tries another.
+func (d *Daemon) giveUp(ctx context.Context, rec attachment.Record, cause error) error {
+	if errors.Is(cause, datapath.ErrAddressInUse) {
+		return d.release(ctx, rec, "its address is in use in the kernel")
+	}
+	return d.undo(ctx, rec)
+}
+
+func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if err := failpoint.Hit("daemon.add.leased"); err != nil {
+		return rec, err
+	}
+	if err := d.Store.Put(rec); err != nil {
+		return rec, recordFailure(err)
+	}
+	// A cooling record that is still there has cooled, or the source would not
+	// have given the address away. The attachment's record outranks it.
+	for _, a := range rec.Lease.Addrs() {
+		if err := d.Store.DeleteCooling(a); err != nil {
+			return rec, recordFailure(err)
+		}
+	}
+	if err := failpoint.Hit("daemon.add.recorded"); err != nil {
+		return rec, err
+	}
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	links, err := d.Kernel.AddPod(kctx, podOf(rec))
+	if err != nil {
+		return rec, kernelFailure(err)
+	}
+	if err := failpoint.Hit("daemon.add.wired"); err != nil {
+		return rec, err
+	}
+	rec = withLinks(rec, links)
+	rec.State = attachment.Ready
+	if err := d.Store.Put(rec); err != nil {
+		return rec, recordFailure(err)
+	}
+	return rec, failpoint.Hit("daemon.add.ready")
+}
+
+// undo takes back an ADD of which the runtime never heard that it worked. The
+// address does not cool: no pod ever used it. What cannot be undone now stays
+// recorded as pending, for the sweep, the next ADD or DEL, or the next start.
+func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	rec.State = attachment.Pending
+	if now, ok := d.Store.Get(rec.Key); ok && now.State == attachment.Ready {
+		if err := d.Store.Put(rec); err != nil {
+			return recordFailure(err)
+		}
+	}
+	if err := d.Kernel.DetachPod(kctx, podOf(rec)); err != nil {
+		return kernelFailure(err)
+	}
+	if err := failpoint.Hit("daemon.undo.detached"); err != nil {
+		return err
+	}
+	d.reaper.add(rec.HostLink, rec.Netns)
+	if err := d.reaper.await(kctx, rec.HostLink, attachment.Netns{}); err != nil {
+		return kernelFailure(err)
+	}
+	if err := failpoint.Hit("daemon.undo.reaped"); err != nil {
+		return err
+	}
+	if err := d.Store.Delete(rec.Key); err != nil {
+		return recordFailure(err)
+	}
+	err := failpoint.Hit("daemon.undo.unrecorded")
+	d.Source.Cancel(rec.Key)
+	return err
+}
+
+func withLinks(rec attachment.Record, links datapath.PodLinks) attachment.Record {
+	rec.HostMAC, rec.PodMAC, rec.MTU = links.HostMAC.String(), links.PodMAC.String(), links.MTU
+	return rec
+}
+
+func parseMAC(s string) net.HardwareAddr {
+	mac, err := net.ParseMAC(s)
+	if err != nil {
+		return nil
+	}
+	return mac
+}
+
+func recordFailure(err error) error {
+	return &Failure{Code: CodeRecord, Reason: "record", Message: "the attachment's record could not be written", Details: err.Error(), Err: err}
+}
+
+// kernelFailure says what a person can do about a data path error.
+func kernelFailure(err error) error {
+	switch {
+	case errors.Is(err, datapath.ErrNoNetns):
+		return failf(types.ErrInvalidNetNS, "netns-missing", "%s", err)
+	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
+		return failf(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
+	}
+	return &Failure{Code: CodeKernel, Reason: "kernel", Message: "the kernel refused a step of the pod's network", Details: err.Error(), Err: err}
+}

@@ -1,0 +1,119 @@
+// Package daemon is berthd: it owns a node's attachments from the runtime's
+// ADD to the moment a released address has cooled, and the recovery of all of
+// it after a crash (design.md section 4). Addresses come from a source.Source,
+// the kernel is programmed through a Kernel; both are handed in.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Kernel is what the daemon asks of the data path for pods. All methods may
+// be called concurrently, those for one attachment never are. datapath.Node
+// implements it and documents each.
+type Kernel interface {
+	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
+	CheckPod(ctx context.Context, pod datapath.Pod) error
+	DetachPod(ctx context.Context, pod datapath.Pod) error
+	ReapLinks(ctx context.Context, hostLinks []string) error
+	Inventory(ctx context.Context) (datapath.Inventory, error)
+}
+
+// Sandboxes lists the container IDs that the runtime knows, running or not.
+type Sandboxes interface {
+	Sandboxes(ctx context.Context) (map[string]bool, error)
+}
+
+// Options are the parts of a Daemon. Those marked optional may be left zero.
+type Options struct {
+	Source      source.Source
+	Kernel      Kernel
+	Store       *attachment.Store
+	Quarantined []attachment.Quarantined // what Store found damaged; optional
+	Sandboxes   Sandboxes                // optional
+	Metrics     *Metrics
+	Clock       clock.Clock
+	Log         *slog.Logger
+	NodeName    string
+	StateDir    string // for the mark that an address was usable once
+
+	WarmWait     time.Duration // how long an ADD waits for an address
+	DrainTimeout time.Duration // how long kernel work may go on at the end
+	NetnsGrace   time.Duration // how long a namespace must be gone
+
+	// InspectNetns identifies a network namespace; optional, for tests without one.
+	InspectNetns func(path string) (attachment.Netns, error)
+}
+
+// kernelTimeout bounds the kernel work of one ADD or DEL. It is netlink on
+// this machine: a second would be much.
+const kernelTimeout = 15 * time.Second
+
+// Daemon serves one node. Make it with New, call Recover, then Serve.
+type Daemon struct {
+	Options
+	locks      *keyLocks // by container ID
+	reaper     *reaper
+	cooling    *coolingRecords
+	conditions *conditions
+
+	draining context.Context // ends when the daemon begins to end
+	drain    context.CancelCauseFunc
+
+	mu          sync.Mutex                   // guards below, memory only
+	usable      bool                         // an address was usable once on this instance
+	quarantined []attachment.Quarantined     // damaged records whose kernel state lives
+	netnsGone   map[attachment.Key]time.Time // since when a namespace has been missing
+}
+
+var errDraining = errors.New("berthd is ending")
+
+// New puts a Daemon together. Nothing runs yet.
+func New(o Options) *Daemon {
+	if o.InspectNetns == nil {
+		o.InspectNetns = inspectNetns
+	}
+	d := &Daemon{
+		Options:     o,
+		locks:       newKeyLocks(),
+		reaper:      newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
+		conditions:  newConditions(o.Clock, o.Log),
+		quarantined: o.Quarantined,
+		netnsGone:   map[attachment.Key]time.Time{},
+	}
+	d.cooling = &coolingRecords{
+		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,
+		locks: newKeyLocks(), wake: make(chan struct{}, 1),
+	}
+	d.draining, d.drain = context.WithCancelCause(context.Background())
+	d.Metrics.Registry.MustRegister(&stateCollector{d})
+	return d
+}
+
+// kernelContext is for work that must reach a consistent state whether or not
+// the caller is still there.
+func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), kernelTimeout)
+}
+
+// podOf is a record as the data path wants it.
+func podOf(r attachment.Record) datapath.Pod {
+	return datapath.Pod{
+		Netns: r.Netns.Path, IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
+		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
+		HostMAC: parseMAC(r.HostMAC), PodMAC: parseMAC(r.PodMAC),
+	}
+}
+
+func hostLinkName(k attachment.Key) string {
+	return datapath.HostLinkName(k.Network, k.ContainerID, k.IfName)
+}

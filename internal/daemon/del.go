@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/failpoint"
+)
+
+var _ = failpoint.Register(
+	"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released",
+)
+
+// del removes an attachment, whatever is there of it. An unknown one is no error.
+func (d *Daemon) del(ctx context.Context, key attachment.Key) error {
+	unlock, err := d.locks.lock(ctx, key.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok := d.Store.Get(key)
+	switch {
+	case !ok:
+		return d.delQuarantined(ctx, key)
+	case rec.State == attachment.Pending:
+		return d.undo(ctx, rec)
+	default:
+		return d.release(ctx, rec, "DEL")
+	}
+}
+
+// release takes an attachment from ready to nothing. The caller holds the
+// container's lock. The record says first that removal has begun, and what
+// cools is on disk before the pod loses its routes: a crash in between is
+// finished at the next start, with the address still held back. The link is
+// removed behind the reply; should the daemon end first, the next start finds it.
+func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string) error {
+	kctx, cancel := kernelContext(ctx)
+	defer cancel()
+	if rec.State != attachment.Releasing {
+		rec.State = attachment.Releasing
+		if err := d.Store.Put(rec); err != nil {
+			return recordFailure(err)
+		}
+	}
+	if err := failpoint.Hit("daemon.del.marked"); err != nil {
+		return err
+	}
+	released := d.Clock.Boot()
+	for _, a := range rec.Lease.Addrs() {
+		if err := d.cooling.put(kctx, attachment.Cooling{
+			Addr: a, ENI: rec.Lease.ENI, Key: rec.Key, HostLink: rec.HostLink, ReleasedBoot: released,
+		}); err != nil {
+			return recordFailure(err)
+		}
+	}
+	if err := failpoint.Hit("daemon.del.cooling"); err != nil {
+		return err
+	}
+	if err := d.Kernel.DetachPod(kctx, podOf(rec)); err != nil {
+		return kernelFailure(err)
+	}
+	if err := failpoint.Hit("daemon.del.detached"); err != nil {
+		return err
+	}
+	d.reaper.add(rec.HostLink, rec.Netns)
+	if err := d.Store.Delete(rec.Key); err != nil {
+		return recordFailure(err)
+	}
+	err := failpoint.Hit("daemon.del.unrecorded")
+	d.Source.Release(rec.Key)
+	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
+	d.Log.Debug("released", "attachment", rec.Key.String(), "addresses", rec.Lease.Addrs(), "why", why)
+	return errors.Join(err, failpoint.Hit("daemon.del.released"))
+}

@@ -1,0 +1,156 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/berthnet/berth/internal/datapath"
+)
+
+// fakeKernel is a Kernel in memory that follows datapath.Node's contracts.
+type fakeKernel struct {
+	mu     sync.Mutex // guards all
+	links  map[string]datapath.Pod
+	routes map[netip.Addr]string
+	fail   map[string]error // by method
+	hook   map[string]func()
+	reaps  [][]string
+}
+
+var _ Kernel = (*fakeKernel)(nil)
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{links: map[string]datapath.Pod{}, routes: map[netip.Addr]string{}, fail: map[string]error{}, hook: map[string]func(){}}
+}
+
+// enter runs a method's hook without the lock and returns its armed error with
+// the lock held.
+func (k *fakeKernel) enter(ctx context.Context, method string) error {
+	k.mu.Lock()
+	hook := k.hook[method]
+	k.mu.Unlock()
+	if hook != nil {
+		hook()
+	}
+	k.mu.Lock()
+	return errors.Join(k.fail[method], ctx.Err())
+}
+
+func (k *fakeKernel) AddPod(ctx context.Context, p datapath.Pod) (datapath.PodLinks, error) {
+	err := k.enter(ctx, "AddPod")
+	defer k.mu.Unlock()
+	if err != nil {
+		return datapath.PodLinks{}, err
+	}
+	for _, a := range p.Addrs() {
+		if l, ok := k.routes[a]; ok && l != p.HostIfName {
+			return datapath.PodLinks{}, fmt.Errorf("route %s: %w: %s", a, datapath.ErrAddressInUse, l)
+		}
+	}
+	if p.HostMAC == nil {
+		p.HostMAC, p.PodMAC = []byte{2, 0, 0, 0, 0, 1}, []byte{2, 0, 0, 0, 0, 2}
+	}
+	if p.MTU == 0 {
+		p.MTU = 9001
+	}
+	k.links[p.HostIfName] = p
+	for _, a := range p.Addrs() {
+		k.routes[a] = p.HostIfName
+	}
+	return datapath.PodLinks{HostMAC: p.HostMAC, PodMAC: p.PodMAC, MTU: p.MTU}, nil
+}
+
+func (k *fakeKernel) CheckPod(ctx context.Context, p datapath.Pod) error {
+	err := k.enter(ctx, "CheckPod")
+	defer k.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for _, a := range p.Addrs() {
+		if k.routes[a] != p.HostIfName {
+			return &datapath.Mismatch{Pod: p, Differences: []string{fmt.Sprintf("no route to %s", a)}}
+		}
+	}
+	return nil
+}
+
+func (k *fakeKernel) DetachPod(ctx context.Context, p datapath.Pod) error {
+	err := k.enter(ctx, "DetachPod")
+	defer k.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	for _, a := range p.Addrs() {
+		if k.routes[a] == p.HostIfName {
+			delete(k.routes, a)
+		}
+	}
+	return nil
+}
+
+func (k *fakeKernel) ReapLinks(ctx context.Context, links []string) error {
+	err := k.enter(ctx, "ReapLinks")
+	defer k.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	k.reaps = append(k.reaps, links)
+	for _, l := range links {
+		delete(k.links, l)
+		for a, on := range k.routes {
+			if on == l {
+				delete(k.routes, a)
+			}
+		}
+	}
+	return nil
+}
+
+func (k *fakeKernel) Inventory(ctx context.Context) (datapath.Inventory, error) {
+	err := k.enter(ctx, "Inventory")
+	defer k.mu.Unlock()
+	if err != nil {
+		return datapath.Inventory{}, err
+	}
+	var inv datapath.Inventory
+	for l := range k.links {
+		inv.Links = append(inv.Links, datapath.LinkInfo{Name: l})
+	}
+	for a, l := range k.routes {
+		inv.Routes = append(inv.Routes, datapath.RouteInfo{Addr: a, Link: l})
+	}
+	return inv, nil
+}
+
+// set arms an error for a method, nil disarms it.
+func (k *fakeKernel) set(method string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.fail[method] = err
+}
+
+// onEnter runs f at the begin of each call of a method.
+func (k *fakeKernel) onEnter(method string, f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.hook[method] = f
+}
+
+// state lists links and routes, sorted.
+func (k *fakeKernel) state() (links []string, routes []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for l := range k.links {
+		links = append(links, l)
+	}
+	for a, l := range k.routes {
+		routes = append(routes, a.String()+" "+l)
+	}
+	slices.Sort(links)
+	slices.Sort(routes)
+	return links, routes
+}

@@ -1,0 +1,61 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// callLimit bounds a call of which the caller set no bound, or a later one.
+// An ADD may wait for an address besides.
+const callLimit = 60 * time.Second
+
+// observe is around every call of the plugin: it enforces a deadline, turns a
+// panic into an error, makes every error a Failure, and logs and counts.
+func (d *Daemon) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
+	verb, ok := strings.CutPrefix(info.FullMethod, "/"+rpc.Node_ServiceDesc.ServiceName+"/")
+	if !ok {
+		return handle(ctx, req) // health checks
+	}
+	limit := callLimit
+	if verb == "Add" {
+		limit += d.WarmWait
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	begun := time.Now()
+	reply, err = recovered(ctx, d, verb, req, handle)
+	took := time.Since(begun)
+	log := d.Log.With("verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond))
+	if a, ok := req.(interface{ GetAttachment() *rpc.Attachment }); ok {
+		log = log.With("container", a.GetAttachment().GetContainerId(), "interface", a.GetAttachment().GetIfName())
+	}
+	if err == nil {
+		d.Metrics.called(verb, "success", "", took)
+		log.Debug("served")
+		return reply, nil
+	}
+	f := failureOf(err)
+	d.Metrics.called(verb, "failure", f.Reason, took)
+	log.Warn("failed", "code", f.Code, "reason", f.Reason, "err", f)
+	return nil, f.GRPCStatus().Err()
+}
+
+// recovered handles a call and returns a panic as an error.
+func recovered(ctx context.Context, d *Daemon, verb string, req any, handle grpc.UnaryHandler) (reply any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			d.Log.Error("panic in a call", "verb", verb, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			f := failureOf(fmt.Errorf("panic: %v", p))
+			f.Reason = "panic"
+			reply, err = nil, f
+		}
+	}()
+	return handle(ctx, req)
+}

@@ -1,0 +1,225 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// recovery is one start's comparison of records, kernel and runtime.
+type recovery struct {
+	*Daemon
+	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
+	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
+	owned  map[string]bool         // links that a record or a damaged record stands for
+}
+
+// recoverState finishes or undoes what an earlier daemon left half done, tells
+// the source what is held and what cools, and removes kernel state that nobody
+// accounts for. The daemon serves only after it. The reaper runs already.
+func (d *Daemon) recoverState(ctx context.Context) error {
+	d.readUsable()
+	inv, err := d.Kernel.Inventory(ctx)
+	if err != nil {
+		return fmt.Errorf("listing the kernel's pod links: %w", err)
+	}
+	r := &recovery{Daemon: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
+	for _, l := range inv.Links {
+		r.links[l.Name] = nil
+	}
+	for _, route := range inv.Routes {
+		if _, ok := r.links[route.Link]; ok {
+			r.links[route.Link] = append(r.links[route.Link], route.Addr)
+		}
+	}
+	for _, rec := range d.Store.Records() {
+		if err := r.attachment(ctx, rec); err != nil {
+			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
+		}
+	}
+	for _, q := range d.quarantinedList() {
+		if err := r.quarantined(ctx, q); err != nil {
+			d.Log.Error("recovering a damaged record", "file", q.File, "err", err)
+		}
+	}
+	r.reportQuarantine()
+	r.cooling(ctx)
+	r.leftovers(ctx)
+	return nil
+}
+
+// runtimeLists asks the container runtime which sandboxes it knows. Nil when
+// none is configured or it does not answer: then nothing is concluded from it.
+func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
+	if d.Sandboxes == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	list, err := d.Sandboxes.Sandboxes(ctx)
+	if err != nil {
+		d.Log.Warn("asking the container runtime for its sandboxes", "err", err)
+		return nil
+	}
+	return list
+}
+
+// attachment takes one record up, finishes or undoes it.
+func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
+	_, inKernel := r.links[rec.HostLink]
+	if rec.BootID != r.Store.Node().BootID && !inKernel {
+		r.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
+		return r.Store.Delete(rec.Key)
+	}
+	r.owned[rec.HostLink] = true
+	if rec.State == attachment.Pending {
+		r.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
+		return r.undo(ctx, rec)
+	}
+	if err := r.Source.Restore(rec.Key, rec.Lease); err != nil {
+		return fmt.Errorf("restoring its addresses: %w", err)
+	}
+	if rec.State == attachment.Releasing {
+		r.Log.Info("finishing the removal of an attachment", "attachment", rec.Key.String())
+		return r.release(ctx, rec, "recovery")
+	}
+	return r.ready(ctx, rec)
+}
+
+// ready takes up an attachment that was complete. When its sandbox is gone it
+// is released now only if the runtime says so too, else by the sweep in time.
+func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
+	alive, err := netnsAlive(r.InspectNetns, rec.Netns)
+	if err != nil {
+		return fmt.Errorf("looking at its network namespace: %w", err)
+	}
+	if !alive {
+		if r.listed == nil || r.listed[rec.Key.ContainerID] {
+			return nil
+		}
+		r.Log.Info("releasing an attachment whose sandbox is gone", "attachment", rec.Key.String())
+		return r.release(ctx, rec, "sandbox gone")
+	}
+	_, err = r.addAgain(ctx, rec)
+	return err
+}
+
+// quarantined holds the addresses of a damaged record whose link lives, and
+// lets those of the others cool.
+func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
+	routed, inKernel := r.links[q.HostLink]
+	if len(q.Addresses) == 0 {
+		q.Addresses = routed
+		r.setQuarantinedAddresses(q)
+	}
+	if lease := leaseOf(q.Addresses); len(lease.Addrs()) > 0 {
+		if _, held := r.Store.ByAddr(lease.Addrs()[0]); held {
+			return r.Store.Discard(q) // an intact record speaks for the address
+		}
+		if err := r.Source.Restore(quarantineKey(q), lease); err != nil {
+			return fmt.Errorf("holding its addresses: %w", err)
+		}
+	}
+	if inKernel {
+		r.owned[q.HostLink] = true
+		return nil
+	}
+	return r.releaseQuarantined(ctx, q)
+}
+
+// leaseOf is the first address of each family.
+func leaseOf(addrs []netip.Addr) (lease source.Lease) {
+	for _, a := range addrs {
+		if a.Is4() && !lease.IPv4.IsValid() {
+			lease.IPv4 = a
+		}
+		if a.Is6() && !lease.IPv6.IsValid() {
+			lease.IPv6 = a
+		}
+	}
+	return lease
+}
+
+// cooling tells the source what still cools. A reboot ends cooling, and an
+// attachment's record outranks a cooling record of its address.
+func (r *recovery) cooling(_ context.Context) {
+	now, boot := r.Clock.Now(), r.Clock.Boot()
+	for _, c := range r.Store.CoolingRecords() {
+		_, held := r.Store.ByAddr(c.Addr)
+		elapsed := max(0, boot-c.ReleasedBoot)
+		if held || c.BootID != r.Store.Node().BootID || elapsed >= r.Source.CoolingPeriod() {
+			if err := r.Store.DeleteCooling(c.Addr); err != nil {
+				r.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
+			}
+			continue
+		}
+		r.Source.RestoreCooling(c.Addr, now.Add(-elapsed))
+		r.Daemon.cooling.add(c.ReleasedBoot, c.Addr)
+	}
+}
+
+// leftovers removes pod links that no record stands for. Whatever their
+// addresses are now, they were in use until this moment, so they cool.
+func (r *recovery) leftovers(ctx context.Context) {
+	var links []string
+	for link, addrs := range r.links {
+		if r.owned[link] {
+			continue
+		}
+		r.Log.Warn("removing a pod link that no record stands for", "link", link, "addresses", addrs)
+		if err := r.leftover(ctx, link, addrs); err != nil {
+			r.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
+		}
+		links = append(links, link)
+	}
+	ctx, cancel := kernelContext(ctx)
+	defer cancel()
+	for _, link := range links {
+		if err := r.reaper.await(ctx, link, attachment.Netns{}); err != nil {
+			r.Log.Warn("a pod link that no record stands for is not gone yet", "link", link, "err", err)
+			return
+		}
+	}
+}
+
+func (r *recovery) leftover(ctx context.Context, link string, addrs []netip.Addr) error {
+	for _, a := range addrs {
+		if _, held := r.Store.ByAddr(a); held {
+			continue
+		}
+		if _, cools := r.Store.Cooling(a); cools {
+			continue
+		}
+		released := r.Clock.Boot()
+		if err := r.Daemon.cooling.put(ctx, attachment.Cooling{Addr: a, HostLink: link, ReleasedBoot: released}); err != nil {
+			return err
+		}
+		r.Source.RestoreCooling(a, r.Clock.Now())
+		r.Daemon.cooling.add(released, a)
+	}
+	for _, pod := range podsOf(link, addrs) {
+		if err := r.Kernel.DetachPod(ctx, pod); err != nil {
+			return err
+		}
+	}
+	r.reaper.add(link, attachment.Netns{})
+	return nil
+}
+
+// podsOf spreads any number of addresses over as many pods as DetachPod needs.
+func podsOf(link string, addrs []netip.Addr) []datapath.Pod {
+	pods := []datapath.Pod{{HostIfName: link}}
+	for _, a := range addrs {
+		if a.Is4() {
+			pods = append(pods, datapath.Pod{HostIfName: link, IPv4: a})
+		} else {
+			pods = append(pods, datapath.Pod{HostIfName: link, IPv6: a})
+		}
+	}
+	return pods
+}

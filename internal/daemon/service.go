@@ -1,0 +1,135 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// service turns the protocol's messages into the daemon's words and back, and
+// refuses what cannot be right.
+type service struct {
+	rpc.UnimplementedNodeServer
+	daemon *Daemon
+}
+
+// Add implements rpc.NodeServer.
+func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, error) {
+	key, err := keyOf(req.GetAttachment())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetNetns() == "" {
+		return nil, failf(types.ErrInvalidEnvironmentVariables, "bad-request", "CNI_NETNS is empty, expected the path of the pod's network namespace")
+	}
+	if mtu := req.GetMtu(); mtu != 0 && (mtu < 576 || mtu > 65535) {
+		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", mtu)
+	}
+	pod := req.GetPod()
+	rec, err := s.daemon.add(ctx, addRequest{
+		key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()),
+		pod: attachment.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return replyOf(rec), nil
+}
+
+// Del implements rpc.NodeServer.
+func (s *service) Del(ctx context.Context, req *rpc.DelRequest) (*rpc.DelReply, error) {
+	key, err := keyOf(req.GetAttachment())
+	if err != nil {
+		return nil, err
+	}
+	return &rpc.DelReply{}, s.daemon.del(ctx, key)
+}
+
+// Check implements rpc.NodeServer.
+func (s *service) Check(ctx context.Context, req *rpc.CheckRequest) (*rpc.CheckReply, error) {
+	key, err := keyOf(req.GetAttachment())
+	if err != nil {
+		return nil, err
+	}
+	var addrs []netip.Addr
+	for _, a := range req.GetAddresses() {
+		p, err := netip.ParsePrefix(a)
+		if err != nil {
+			return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "prevResult: address %q is not a CIDR", a)
+		}
+		addrs = append(addrs, p.Addr())
+	}
+	return &rpc.CheckReply{}, s.daemon.check(ctx, key, req.GetNetns(), addrs)
+}
+
+// GC implements rpc.NodeServer.
+func (s *service) GC(ctx context.Context, req *rpc.GCRequest) (*rpc.GCReply, error) {
+	valid := make([]attachment.Key, 0, len(req.GetValid()))
+	for _, a := range req.GetValid() {
+		valid = append(valid, attachment.Key{Network: req.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()})
+	}
+	released, err := s.daemon.gc(ctx, req.GetNetwork(), valid)
+	if err != nil {
+		return nil, err
+	}
+	reply := &rpc.GCReply{}
+	for _, k := range released {
+		reply.Released = append(reply.Released, &rpc.Attachment{Network: k.Network, ContainerId: k.ContainerID, IfName: k.IfName})
+	}
+	return reply, nil
+}
+
+// Status implements rpc.NodeServer.
+func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply, error) {
+	return &rpc.StatusReply{}, s.daemon.status()
+}
+
+// keyOf checks what names an attachment: CNI's rules for container IDs, the
+// kernel's for interface names.
+func keyOf(a *rpc.Attachment) (attachment.Key, error) {
+	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
+	bad := func(variable, format string, args ...any) (attachment.Key, error) {
+		return key, failf(types.ErrInvalidEnvironmentVariables, "bad-request", "%s %s", variable, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case key.ContainerID == "":
+		return bad("CNI_CONTAINERID", "is empty")
+	case len(key.ContainerID) > 1024:
+		return bad("CNI_CONTAINERID", "is %d bytes long, expected at most 1024", len(key.ContainerID))
+	case key.IfName == "" || len(key.IfName) > 15 || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/: \t\n\v\f\r\x00"):
+		return bad("CNI_IFNAME", "is %q, expected 1 to 15 characters without '/', ':' and spaces", key.IfName)
+	case strings.ContainsRune(key.Network+key.ContainerID, 0):
+		return bad("CNI_CONTAINERID", "or the network's name has a zero byte")
+	}
+	return key, nil
+}
+
+// The gateways of the pod side (document 000 for IPv4; datapath sets them up).
+const (
+	podGateway4 = "169.254.1.1"
+	podGateway6 = "fe80::1"
+)
+
+func replyOf(rec attachment.Record) *rpc.AddReply {
+	reply := &rpc.AddReply{
+		Host:    &rpc.Interface{Name: rec.HostLink, Mac: rec.HostMAC},
+		Sandbox: &rpc.Interface{Name: rec.Key.IfName, Mac: rec.PodMAC},
+		Mtu:     uint32(rec.MTU),
+	}
+	for _, a := range rec.Lease.Addrs() {
+		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
+		if a.Is4() {
+			reply.Routes = append(reply.Routes,
+				&rpc.Route{Dst: podGateway4 + "/32"}, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
+		} else {
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "::/0", Gateway: podGateway6})
+		}
+	}
+	return reply
+}

@@ -1,0 +1,126 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+)
+
+// sweepInterval is how often attachments without a living sandbox are looked for.
+const sweepInterval = 15 * time.Second
+
+// sweepLoop releases, until ctx ends, what no DEL will come for.
+func (d *Daemon) sweepLoop(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.Clock.After(min(sweepInterval, max(d.NetnsGrace/2, time.Second))):
+			d.sweep(ctx)
+		}
+	}
+}
+
+// sweep finishes what an ADD or DEL could not, and releases attachments whose
+// network namespace has been gone for the grace period. A namespace that is
+// only out of this process's sight must not cost a pod its network: besides,
+// the runtime must not list the sandbox or, when it cannot be asked, the pod's
+// link must be gone, which it is as soon as the kernel ends the namespace.
+func (d *Daemon) sweep(ctx context.Context) {
+	var gone []attachment.Record
+	for _, rec := range d.Store.Records() {
+		if rec.State != attachment.Ready {
+			d.sweepHalfDone(ctx, rec)
+			continue
+		}
+		if d.goneForGrace(rec) {
+			gone = append(gone, rec)
+		}
+	}
+	d.forgetNetnsGone()
+	d.sweepGone(ctx, gone)
+}
+
+// sweepHalfDone retries, once the container's lock is free, what failed before.
+func (d *Daemon) sweepHalfDone(ctx context.Context, rec attachment.Record) {
+	if d.Clock.Now().Sub(rec.Since) < kernelTimeout {
+		return // most likely under way
+	}
+	unlock, err := d.locks.lock(ctx, rec.Key.ContainerID)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	now, ok := d.Store.Get(rec.Key)
+	if !ok || now.State == attachment.Ready || !now.Since.Equal(rec.Since) {
+		return
+	}
+	if err := d.clear(ctx, now); err != nil {
+		d.Log.Warn("finishing what was half done, will try again", "attachment", rec.Key.String(), "state", now.State, "err", err)
+	}
+}
+
+// goneForGrace notes when a namespace was first missed and tells whether that
+// is long enough ago.
+func (d *Daemon) goneForGrace(rec attachment.Record) bool {
+	alive, err := netnsAlive(d.InspectNetns, rec.Netns)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if alive || err != nil {
+		delete(d.netnsGone, rec.Key)
+		return false
+	}
+	since, missed := d.netnsGone[rec.Key]
+	if !missed {
+		d.netnsGone[rec.Key] = d.Clock.Now()
+		return d.NetnsGrace == 0
+	}
+	return d.Clock.Now().Sub(since) >= d.NetnsGrace
+}
+
+// forgetNetnsGone drops notes about attachments that are no more.
+func (d *Daemon) forgetNetnsGone() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for key := range d.netnsGone {
+		if _, ok := d.Store.Get(key); !ok {
+			delete(d.netnsGone, key)
+		}
+	}
+}
+
+// sweepGone releases those of the candidates, and of the damaged
+// records, that nothing speaks for any more.
+func (d *Daemon) sweepGone(ctx context.Context, gone []attachment.Record) {
+	damaged := d.quarantinedList()
+	if len(gone)+len(damaged) == 0 {
+		return
+	}
+	inv, err := d.Kernel.Inventory(ctx)
+	if err != nil {
+		d.Log.Warn("listing the kernel's pod links", "err", err)
+		return
+	}
+	inKernel := map[string]bool{}
+	for _, l := range inv.Links {
+		inKernel[l.Name] = true
+	}
+	listed := d.runtimeLists(ctx)
+	for _, rec := range gone {
+		if listed != nil && listed[rec.Key.ContainerID] || listed == nil && inKernel[rec.HostLink] {
+			continue
+		}
+		if _, err := d.releaseIf(ctx, rec, "network namespace gone without a DEL"); err != nil {
+			d.Log.Warn("releasing an attachment whose namespace is gone", "attachment", rec.Key.String(), "err", err)
+		}
+	}
+	for _, q := range damaged {
+		if inKernel[q.HostLink] {
+			continue
+		}
+		if err := d.releaseQuarantined(ctx, q); err != nil {
+			d.Log.Warn("releasing what a damaged record stood for", "file", q.File, "err", err)
+		}
+	}
+}

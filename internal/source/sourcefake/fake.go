@@ -1,0 +1,247 @@
+// Package sourcefake is a source.Source in memory, for tests of what uses one.
+package sourcefake
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Source hands out the addresses it was given, longest free first, and
+// cools released ones by its clock.
+type Source struct {
+	clock  clock.Clock
+	period time.Duration
+
+	mu      sync.Mutex // guards all below
+	free    []netip.Addr
+	cooling []cooled // by since
+	held    map[attachment.Key]source.Lease
+	waiting []chan struct{}
+	ready   bool
+	reason  string // of Exhausted
+	eni     string
+	cancels int
+}
+
+type cooled struct {
+	addr  netip.Addr
+	since time.Time
+}
+
+var _ source.Source = (*Source)(nil)
+
+// New returns a source of these addresses that cools by clk for period.
+func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
+	return &Source{
+		clock: clk, period: period, free: slices.Clone(addrs), held: map[attachment.Key]source.Lease{},
+		ready: len(addrs) > 0, reason: "subnet-full", eni: "eni-fake",
+	}
+}
+
+// Supply adds warm addresses and serves those who wait.
+func (s *Source) Supply(addrs ...netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, addrs...)
+	s.ready = s.ready || len(addrs) > 0
+	s.notify()
+}
+
+// notify lets every waiter look again. s.mu is held.
+func (s *Source) notify() {
+	for _, w := range s.waiting {
+		close(w)
+	}
+	s.waiting = nil
+}
+
+// Restore implements source.Source.
+func (s *Source) Restore(key attachment.Key, lease source.Lease) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range lease.Addrs() {
+		for other, l := range s.held {
+			if other != key && slices.Contains(l.Addrs(), a) {
+				return fmt.Errorf("address %s is held by %s", a, other)
+			}
+		}
+	}
+	for _, a := range lease.Addrs() {
+		s.free = slices.DeleteFunc(s.free, func(f netip.Addr) bool { return f == a })
+	}
+	s.held[key] = lease
+	s.ready = true
+	return nil
+}
+
+// RestoreCooling implements source.Source.
+func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = slices.DeleteFunc(s.free, func(f netip.Addr) bool { return f == addr })
+	s.cool(addr, since)
+}
+
+// cool keeps the list sorted. s.mu is held.
+func (s *Source) cool(addr netip.Addr, since time.Time) {
+	s.cooling = append(s.cooling, cooled{addr, since})
+	slices.SortStableFunc(s.cooling, func(a, b cooled) int { return a.since.Compare(b.since) })
+}
+
+// Run implements source.Source: nothing is supplied but by Supply.
+func (s *Source) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// Acquire implements source.Source for IPv4 or IPv6 addresses, one a lease.
+func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+	for {
+		lease, ok, changed, next := s.try(req.Key)
+		if ok {
+			return lease, nil
+		}
+		select {
+		case <-changed:
+		case <-next:
+		case <-ctx.Done():
+			s.mu.Lock()
+			s.waiting = slices.DeleteFunc(s.waiting, func(w chan struct{}) bool { return w == changed })
+			s.mu.Unlock()
+			return source.Lease{}, &source.Exhausted{Reason: s.reason, Message: "the fake source has no free address", Err: ctx.Err()}
+		}
+	}
+}
+
+// try takes an address or joins those who wait; next fires when one has cooled.
+func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed chan struct{}, next <-chan time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l, held := s.held[key]; held {
+		return l, true, nil, nil
+	}
+	s.warm()
+	if len(s.free) > 0 {
+		a := s.free[0]
+		s.free = s.free[1:]
+		l := source.Lease{ENI: s.eni}
+		if a.Is4() {
+			l.IPv4 = a
+		} else {
+			l.IPv6 = a
+		}
+		s.held[key] = l
+		return l, true, nil, nil
+	}
+	if len(s.cooling) > 0 {
+		next = s.clock.After(s.cooling[0].since.Add(s.period).Sub(s.clock.Now()))
+	}
+	changed = make(chan struct{})
+	s.waiting = append(s.waiting, changed)
+	return lease, false, changed, next
+}
+
+// warm moves what has cooled to the free list. s.mu is held.
+func (s *Source) warm() {
+	now := s.clock.Now()
+	for len(s.cooling) > 0 && !now.Before(s.cooling[0].since.Add(s.period)) {
+		s.free = append(s.free, s.cooling[0].addr)
+		s.cooling = s.cooling[1:]
+	}
+}
+
+// Release implements source.Source.
+func (s *Source) Release(key attachment.Key) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	for _, a := range s.held[key].Addrs() {
+		s.cool(a, now)
+	}
+	delete(s.held, key)
+	s.notify()
+	return now
+}
+
+// Cancel implements source.Source.
+func (s *Source) Cancel(key attachment.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l, ok := s.held[key]; ok {
+		s.free = append(l.Addrs(), s.free...)
+		s.cancels++
+	}
+	delete(s.held, key)
+	s.notify()
+}
+
+// CoolingPeriod implements source.Source.
+func (s *Source) CoolingPeriod() time.Duration { return s.period }
+
+// Ready implements source.Source.
+func (s *Source) Ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready {
+		return fmt.Errorf("the fake source never had an address")
+	}
+	return nil
+}
+
+// Snapshot implements source.Source.
+func (s *Source) Snapshot() source.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.warm()
+	snap := source.Snapshot{Waiting: len(s.waiting), Groups: []source.GroupInfo{{ID: s.eni, Primary: true, Ready: true, Capacity: len(s.free) + len(s.cooling) + len(s.held)}}}
+	add := func(a netip.Addr, st source.State, key *attachment.Key, since time.Time) {
+		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Group: s.eni, Key: key, Since: since})
+	}
+	for _, a := range s.free {
+		add(a, source.Warm, nil, time.Time{})
+	}
+	for _, c := range s.cooling {
+		add(c.addr, source.Cooling, nil, c.since)
+	}
+	for k, l := range s.held {
+		for _, a := range l.Addrs() {
+			add(a, source.Used, &k, time.Time{})
+		}
+	}
+	slices.SortFunc(snap.Addresses, func(a, b source.AddressInfo) int { return a.Addr.Compare(b.Addr) })
+	return snap
+}
+
+// Holder returns who holds addr.
+func (s *Source) Holder(addr netip.Addr) (attachment.Key, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, l := range s.held {
+		if slices.Contains(l.Addrs(), addr) {
+			return k, true
+		}
+	}
+	return attachment.Key{}, false
+}
+
+// Waiting tells how many Acquires wait.
+func (s *Source) Waiting() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting)
+}
+
+// Cancels tells how many leases were taken back without cooling.
+func (s *Source) Cancels() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cancels
+}
