@@ -32,9 +32,24 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	}
 	pod = pod.complete(s.mtu)
 
+	if _, err := n.claims.acquire(ctx, pod.HostIfName); err != nil {
+		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
+	}
+	defer n.claims.release(pod.HostIfName)
+	links, err := n.addPod(pod)
+	if err != nil {
+		n.claims.set(pod.HostIfName, unknown, 0)
+		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
+	}
+	n.claims.set(pod.HostIfName, live, links.HostIndex)
+	return links, nil
+}
+
+// addPod is AddPod for a complete pod, with the turn of its link.
+func (n *Node) addPod(pod Pod) (PodLinks, error) {
 	ns, err := n.openPodNetns(pod.Netns)
 	if err != nil {
-		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
+		return PodLinks{}, err
 	}
 	defer func() { _ = ns.Close() }()
 	inPod, err := routeHandle(ns)
@@ -43,23 +58,16 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	}
 	defer inPod.Close()
 
-	if err := n.claims.take(ctx, pod.HostIfName); err != nil {
-		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
-	}
 	links, created, err := n.ensureLink(pod, ns, inPod)
 	if err == nil {
 		if err = wirePodSide(pod, links, ns, inPod); err == nil {
 			err = n.wireHostSide(pod, links)
 		}
 	}
-	if err != nil {
-		if created {
-			err = errors.Join(err, n.undoLink(pod, links))
-		}
-		n.claims.drop(pod.HostIfName)
-		return PodLinks{}, err
+	if err != nil && created {
+		err = errors.Join(err, n.undoLink(pod, links))
 	}
-	return links, nil
+	return links, err
 }
 
 // ensureLink makes the veth pair, or finds the one that an earlier AddPod of
@@ -185,21 +193,6 @@ func (n *Node) addPodRoute(pod Pod, index int, addr netip.Addr) error {
 		name = link.Attrs().Name
 	}
 	return fmt.Errorf("route %s to %s: %w: %s", addr, pod.HostIfName, ErrAddressInUse, name)
-}
-
-// podRouteLink finds the link that PodTable sends an address to, 0 for none.
-// It lists the table: only a collision comes here.
-func (n *Node) podRouteLink(addr netip.Addr) (int, error) {
-	routes, err := n.listRoutes(n.slow, familyOf(addr), PodTable)
-	if err != nil {
-		return 0, err
-	}
-	for _, r := range routes {
-		if routeDst(r) == hostPrefix(addr) {
-			return r.LinkIndex, nil
-		}
-	}
-	return 0, nil
 }
 
 func podRoute(index int, addr netip.Addr) *netlink.Route {

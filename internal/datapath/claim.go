@@ -3,72 +3,137 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 )
 
-// claims keeps the three who act on pod links by name apart: AddPod, which may
-// take up a link that is there already, ReapLinks, which removes what was
-// detached, and Repair, which removes what nobody wants.
+// claims is what a Node remembers of pod links by name, and what makes calls
+// about one link take turns: AddPod, which may take up a link that is there
+// already, DetachPod, ReapLinks, which removes what was detached, and Repair,
+// which must neither bring back what was detached since its caller looked nor
+// remove what was added since.
 type claims struct {
-	mu    sync.Mutex
-	live  map[string]bool          // guarded by mu: added by this Node and not detached since
-	dying map[string]chan struct{} // guarded by mu: being removed; closed when done
+	mu      sync.Mutex
+	links   map[string]*claim // guarded by mu, with what it points to
+	indexes map[int]string    // guarded by mu: of live links
 }
+
+type claim struct {
+	state claimState
+	index int           // of the link, while live
+	turn  chan struct{} // not nil while a call is at work; closed when it ends
+}
+
+type claimState int
+
+const (
+	unknown  claimState = iota
+	live                // added, or wanted and found by Repair
+	detached            // stays so until AddPod, whatever a late Repair is told
+)
 
 func newClaims() *claims {
-	return &claims{live: map[string]bool{}, dying: map[string]chan struct{}{}}
+	return &claims{links: map[string]*claim{}, indexes: map[int]string{}}
 }
 
-// take marks a link as live. It waits for a removal of it that has begun.
-func (c *claims) take(ctx context.Context, link string) error {
+// acquire waits for the turn of a link and tells its state. Each acquire is
+// followed by one release.
+func (c *claims) acquire(ctx context.Context, link string) (claimState, error) {
 	for {
 		c.mu.Lock()
-		gone := c.dying[link]
-		if gone == nil {
-			c.live[link] = true
+		l := c.links[link]
+		if l == nil {
+			l = &claim{}
+			c.links[link] = l
+		}
+		busy := l.turn
+		if busy == nil {
+			l.turn = make(chan struct{})
 			c.mu.Unlock()
-			return nil
+			return l.state, nil
 		}
 		c.mu.Unlock()
 		select {
-		case <-gone:
+		case <-busy:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for the removal of %s: %w", link, ctx.Err())
+			return unknown, fmt.Errorf("wait for another call about %s: %w", link, ctx.Err())
 		}
 	}
 }
 
-// drop ends a link's being live.
-func (c *claims) drop(link string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.live, link)
+// acquireAll takes the turns of many, in one order for all callers so that no
+// two of them wait for each other. It leaves out those that are live.
+func (c *claims) acquireAll(ctx context.Context, links []string) ([]string, error) {
+	var mine []string
+	for _, link := range slices.Compact(slices.Sorted(slices.Values(links))) {
+		state, err := c.acquire(ctx, link)
+		if err != nil {
+			for _, l := range mine {
+				c.release(l)
+			}
+			return nil, err
+		}
+		if state == live {
+			c.release(link)
+			continue
+		}
+		mine = append(mine, link)
+	}
+	return mine, nil
 }
 
-func (c *claims) isLive(link string) bool {
+// set changes the state of a link whose turn the caller has.
+func (c *claims) set(link string, state claimState, index int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.live[link]
+	l := c.links[link]
+	delete(c.indexes, l.index)
+	l.state, l.index = state, index
+	if state == live {
+		c.indexes[index] = link
+	}
 }
 
-// bury marks those links as dying that are neither live nor dying already, and
-// returns them with the call to make when they are removed.
-func (c *claims) bury(links []string) (mine []string, done func()) {
+// release ends a turn.
+func (c *claims) release(link string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	gone := make(chan struct{})
-	for _, link := range links {
-		if !c.live[link] && c.dying[link] == nil {
-			c.dying[link] = gone
-			mine = append(mine, link)
+	l := c.links[link]
+	close(l.turn)
+	l.turn = nil
+	if l.state == unknown {
+		delete(c.links, link) // who waits makes it anew
+	}
+}
+
+// liveName names the live link with an index.
+func (c *claims) liveName(index int) (string, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name, ok := c.indexes[index]
+	return name, ok
+}
+
+// detachedLinks lists what forget may be told later.
+func (c *claims) detachedLinks() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []string
+	for name, l := range c.links {
+		if l.state == detached {
+			list = append(list, name)
 		}
 	}
-	return mine, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for _, link := range mine {
-			delete(c.dying, link)
+	return list
+}
+
+// forget drops the memory of detached links that nobody wants any more.
+func (c *claims) forget(links []string, wanted map[string]bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range links {
+		if l := c.links[name]; l != nil && l.state == detached && l.turn == nil && !wanted[name] {
+			delete(c.links, name)
 		}
-		close(gone)
 	}
 }

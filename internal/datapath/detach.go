@@ -24,9 +24,13 @@ func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
 	if !isLinkName(pod.HostIfName) {
 		return fmt.Errorf("detach pod link: HostIfName %q: want a name that HostLinkName makes", pod.HostIfName)
 	}
+	if _, err := n.claims.acquire(ctx, pod.HostIfName); err != nil {
+		return fmt.Errorf("detach: %w", err)
+	}
+	defer n.claims.release(pod.HostIfName)
+	n.claims.set(pod.HostIfName, detached, 0)
 	link, err := n.main.LinkByName(pod.HostIfName)
 	if isNoLink(err) { // and the kernel dropped its routes with it
-		n.claims.drop(pod.HostIfName)
 		return nil
 	}
 	if err != nil {
@@ -38,7 +42,6 @@ func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
 			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, pod.HostIfName, err)
 		}
 	}
-	n.claims.drop(pod.HostIfName)
 	return nil
 }
 
@@ -59,26 +62,39 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
 		}
 	}
-	mine, done := n.claims.bury(hostLinks)
-	defer done()
+	_, err := n.reap(ctx, hostLinks)
+	return err
+}
+
+// reap is ReapLinks for names that are known to be Berth's. It names the links
+// that it removed.
+func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err error) {
+	mine, err := n.claims.acquireAll(ctx, links)
+	if err != nil {
+		return nil, fmt.Errorf("remove pod links: %w", err)
+	}
+	defer func() {
+		for _, name := range mine {
+			n.claims.release(name)
+		}
+	}()
 	group := int(reapGroupMin + n.reaps.Add(1)%(reapGroupMax-reapGroupMin))
 	var errs []error
-	moved := 0
 	for _, name := range mine {
 		switch err := n.moveToGroup(name, group); {
 		case err == nil:
-			moved++
+			reaped = append(reaped, name)
 		case !isNoLink(err):
 			errs = append(errs, fmt.Errorf("remove %s: set link group: %w", name, err))
 		}
 	}
-	if moved == 0 {
-		return errors.Join(errs...)
+	if len(reaped) == 0 {
+		return nil, errors.Join(errs...)
 	}
 	if err := n.deleteGroup(group); err != nil && !isNoLink(err) {
-		errs = append(errs, fmt.Errorf("remove %d pod links: %w", moved, err))
+		return nil, errors.Join(append(errs, fmt.Errorf("remove %d pod links: %w", len(reaped), err))...)
 	}
-	return errors.Join(errs...)
+	return reaped, errors.Join(errs...)
 }
 
 func (n *Node) moveToGroup(name string, group int) error {

@@ -69,7 +69,7 @@ func routeDst(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
-// listRoutes lists Berth's routes of one table.
+// listRoutes lists Berth's routes of one table, or of all (RT_TABLE_UNSPEC).
 func (n *Node) listRoutes(h *netlink.Handle, family, table int) ([]netlink.Route, error) {
 	routes, err := whole(func() ([]netlink.Route, error) {
 		return h.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: Protocol},

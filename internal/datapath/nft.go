@@ -64,8 +64,7 @@ func (r ruleSpec) userData(tag string) []byte {
 // inKernel compares comments, whose tag covers the content of all rules, and
 // the elements of the sets that are fixed.
 func (rs ruleset) inKernel(conn *nftables.Conn) bool {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil || !slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == NftTable && t.Flags == 0 }) {
+	if there, err := hasTable(conn); err != nil || !there {
 		return false
 	}
 	for _, ch := range rs.chains {
@@ -84,14 +83,14 @@ func (rs ruleset) inKernel(conn *nftables.Conn) bool {
 			continue
 		}
 		have, err := conn.GetSetElements(s.set)
-		if err != nil || !sameElements(have, s.elements) {
+		if err != nil || !sameKeys(have, s.elements) {
 			return false
 		}
 	}
 	return true
 }
 
-func sameElements(a, b []nftables.SetElement) bool {
+func sameKeys(a, b []nftables.SetElement) bool {
 	keys := func(list []nftables.SetElement) map[string]bool {
 		m := map[string]bool{}
 		for _, e := range list {
@@ -166,11 +165,23 @@ func (n *Node) eniEntries(conn *nftables.Conn) (eniEntries, error) {
 	return m, nil
 }
 
+// hasTable tells whether Berth's table is there and not switched off by a flag.
+func hasTable(conn *nftables.Conn) (bool, error) {
+	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false, fmt.Errorf("list nftables tables: %w", err)
+	}
+	return slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == NftTable && t.Flags == 0 }), nil
+}
+
 // kernelEntries reads the ENI maps; an absent table has no entries.
 func kernelEntries(conn *nftables.Conn) (eniEntries, error) {
+	if there, err := hasTable(conn); err != nil || !there {
+		return eniEntries{}, err
+	}
 	sets, err := conn.GetSets(berthTable())
 	if err != nil {
-		return eniEntries{}, nil // no table
+		return nil, fmt.Errorf("list nftables sets: %w", err)
 	}
 	m := eniEntries{}
 	for _, em := range eniMaps() {

@@ -15,8 +15,7 @@ import (
 )
 
 // Node is the data path of the network namespace that it was opened in. All
-// methods are safe for concurrent use; calls about the same pod must not
-// overlap (the daemon holds a lock for each container).
+// methods are safe for concurrent use; calls about one pod take turns.
 type Node struct {
 	ns   netns.NsHandle
 	nsID nsID

@@ -1,0 +1,218 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Mismatch tells how the kernel differs from a wanted pod.
+type Mismatch struct {
+	Pod         Pod
+	Differences []string // one a missing or wrong thing, at least one
+}
+
+// Error names every difference.
+func (m *Mismatch) Error() string {
+	return fmt.Sprintf("pod link %s: %s", m.Pod.HostIfName, strings.Join(m.Differences, "; "))
+}
+
+// CheckPod compares the kernel with a wanted pod on both sides and changes
+// nothing. MTU and MAC addresses are compared when they are set in pod. It
+// fails with a *Mismatch that names every difference, or with ErrNoNetns.
+func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	if err := pod.Validate(); err != nil {
+		return fmt.Errorf("check pod link: %w", err)
+	}
+	ns, err := n.openPodNetns(pod.Netns)
+	if err != nil {
+		return fmt.Errorf("check %s: %w", pod.HostIfName, err)
+	}
+	defer func() { _ = ns.Close() }()
+	inPod, err := routeHandle(ns)
+	if err != nil {
+		return fmt.Errorf("open netlink in %s: %w", pod.Netns, err)
+	}
+	defer inPod.Close()
+
+	c := &check{node: n, inPod: inPod, pod: pod}
+	for _, step := range []func() error{c.links, c.hostSide, c.podSide} {
+		if err := step(); err != nil {
+			return fmt.Errorf("check %s: %w", pod.HostIfName, err)
+		}
+	}
+	if len(c.found) > 0 {
+		return &Mismatch{Pod: pod, Differences: c.found}
+	}
+	return nil
+}
+
+// check collects the differences of one pod.
+type check struct {
+	node       *Node
+	inPod      *netlink.Handle
+	pod        Pod
+	host, peer *netlink.LinkAttrs // nil when missing
+	found      []string
+}
+
+func (c *check) differs(format string, args ...any) {
+	c.found = append(c.found, fmt.Sprintf(format, args...))
+}
+
+func (c *check) links() error {
+	host, err := c.node.main.LinkByName(c.pod.HostIfName)
+	if err == nil {
+		c.host = host.Attrs()
+	} else if !isNoLink(err) {
+		return fmt.Errorf("look up %s: %w", c.pod.HostIfName, err)
+	} else {
+		c.differs("link %s is missing on the node", c.pod.HostIfName)
+	}
+	peer, err := c.inPod.LinkByName(c.pod.IfName)
+	if err == nil {
+		c.peer = peer.Attrs()
+	} else if !isNoLink(err) {
+		return fmt.Errorf("look up %s in %s: %w", c.pod.IfName, c.pod.Netns, err)
+	} else {
+		c.differs("link %s is missing in the pod", c.pod.IfName)
+	}
+	if c.host != nil && c.peer != nil && (c.host.ParentIndex != c.peer.Index || c.peer.ParentIndex != c.host.Index) {
+		c.differs("%s on the node and %s in the pod are not one link", c.pod.HostIfName, c.pod.IfName)
+	}
+	c.link(c.host, c.pod.HostMAC)
+	c.link(c.peer, c.pod.PodMAC)
+	return nil
+}
+
+func (c *check) link(l *netlink.LinkAttrs, mac net.HardwareAddr) {
+	switch {
+	case l == nil:
+		return
+	case l.Flags&net.FlagUp == 0:
+		c.differs("%s is down", l.Name)
+	}
+	if c.pod.MTU != 0 && l.MTU != c.pod.MTU {
+		c.differs("%s has MTU %d, not %d", l.Name, l.MTU, c.pod.MTU)
+	}
+	if mac != nil && !bytes.Equal(l.HardwareAddr, mac) {
+		c.differs("%s has MAC address %s, not %s", l.Name, l.HardwareAddr, mac)
+	}
+}
+
+func (c *check) hostSide() error {
+	if c.host == nil {
+		return nil
+	}
+	for _, addr := range c.pod.Addrs() {
+		index, err := c.node.podRouteLink(addr)
+		if err != nil {
+			return err
+		}
+		switch {
+		case index == 0:
+			c.differs("no route to %s in table %d", addr, PodTable)
+		case index != c.host.Index:
+			c.differs("table %d sends %s to link %d, not %s", PodTable, addr, index, c.host.Name)
+		}
+	}
+	return nil
+}
+
+func (c *check) podSide() error {
+	if c.peer == nil {
+		return nil
+	}
+	for _, addr := range c.pod.Addrs() {
+		for _, step := range []func(netip.Addr) error{c.address, c.wayOut} {
+			if err := step(addr); err != nil {
+				return err
+			}
+		}
+		if c.host == nil {
+			continue
+		}
+		if err := c.gateway(addr); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *check) address(addr netip.Addr) error {
+	list, err := whole(func() ([]netlink.Addr, error) {
+		return c.inPod.AddrList(linkRef(c.peer.Index), familyOf(addr))
+	})
+	if err != nil {
+		return fmt.Errorf("list addresses in %s: %w", c.pod.Netns, err)
+	}
+	for _, a := range list {
+		if got, ok := netip.AddrFromSlice(a.IP); ok && got.Unmap() == addr {
+			return nil
+		}
+	}
+	c.differs("%s lacks address %s", c.pod.IfName, addr)
+	return nil
+}
+
+func (c *check) wayOut(addr netip.Addr) error {
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return c.inPod.RouteList(linkRef(c.peer.Index), familyOf(addr))
+	})
+	if err != nil {
+		return fmt.Errorf("list routes in %s: %w", c.pod.Netns, err)
+	}
+	for _, want := range podSideRoutes(c.peer.Index, addr) {
+		same := func(a, b netlink.Route) bool { return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) }
+		want.Family = familyOf(addr)
+		if !containsFunc(routes, *want, same) {
+			c.differs("the pod lacks its route to %s", routeDst(*want))
+		}
+	}
+	return nil
+}
+
+func (c *check) gateway(addr netip.Addr) error {
+	list, err := whole(func() ([]netlink.Neigh, error) {
+		return c.inPod.NeighList(c.peer.Index, familyOf(addr))
+	})
+	if err != nil {
+		return fmt.Errorf("list neighbours in %s: %w", c.pod.Netns, err)
+	}
+	gw := gatewayFor(addr)
+	for _, e := range list {
+		if e.IP.Equal(gw.AsSlice()) && e.State&netlink.NUD_PERMANENT != 0 && bytes.Equal(e.HardwareAddr, c.host.HardwareAddr) {
+			return nil
+		}
+	}
+	c.differs("the pod lacks the permanent neighbour entry of %s at %s", gw, c.host.HardwareAddr)
+	return nil
+}
+
+// podRouteLink finds the link that PodTable sends an address to, 0 for none,
+// without listing the table: the kernel names the route that matches.
+func (n *Node) podRouteLink(addr netip.Addr) (int, error) {
+	routes, err := n.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up the route to %s: %w", addr, err)
+	}
+	for _, r := range routes {
+		if r.Table == PodTable && routeDst(r) == hostPrefix(addr) {
+			return r.LinkIndex, nil
+		}
+	}
+	return 0, nil
+}

@@ -1,0 +1,172 @@
+package datapath
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Inventory is what Berth owns in the kernel, whoever made it and when.
+type Inventory struct {
+	Links  []LinkInfo  `json:"links"`
+	Routes []RouteInfo `json:"routes"` // of PodTable
+	ENIs   []ENIInfo   `json:"enis"`   // secondary, by device index
+	Rules  []RuleInfo  `json:"rules"`
+	Table  bool        `json:"table"` // whether the nftables table exists
+}
+
+// LinkInfo is the host end of a pod link.
+type LinkInfo struct {
+	Name  string `json:"name"`
+	Index int    `json:"index"`
+	MAC   string `json:"mac"`
+	MTU   int    `json:"mtu"`
+	Up    bool   `json:"up"`
+	// PeerIndex is the pod end's index in its namespace, and PeerNetnsID that
+	// namespace as this one numbers it (negative when unknown).
+	PeerIndex   int  `json:"peerIndex"`
+	PeerNetnsID int  `json:"peerNetnsID"`
+	Dying       bool `json:"dying"` // a removal has begun
+}
+
+// RouteInfo is the route of one pod address.
+type RouteInfo struct {
+	Addr      netip.Addr `json:"address"`
+	LinkIndex int        `json:"linkIndex"`
+	Link      string     `json:"link"` // empty when the link is gone
+}
+
+// ENIInfo is what exists for one device index.
+type ENIInfo struct {
+	DeviceIndex int            `json:"deviceIndex"`
+	Routes      []netip.Prefix `json:"routes"`  // destinations in its table
+	Sources     []netip.Prefix `json:"sources"` // that the maps lead to it
+}
+
+// RuleInfo is one policy rule.
+type RuleInfo struct {
+	IPv6     bool   `json:"ipv6"`
+	Priority int    `json:"priority"`
+	Table    int    `json:"table"`
+	Mark     uint32 `json:"mark"`
+	Mask     uint32 `json:"mask"`
+}
+
+// Inventory lists Berth's state. It costs a few listings, so it is for
+// recovery, repair and tests, not for the path of an ADD. Lists are sorted.
+func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
+	if err := n.begin(ctx); err != nil {
+		return Inventory{}, err
+	}
+	var inv Inventory
+	names := map[int]string{}
+	links, err := whole(n.slow.LinkList)
+	if err != nil {
+		return inv, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+		if isPodLink(l) {
+			inv.Links = append(inv.Links, linkInfo(l.Attrs()))
+		}
+	}
+	enis := map[int]*ENIInfo{}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if err := n.inventRoutes(&inv, family, names, enis); err != nil {
+			return inv, err
+		}
+		rules, err := n.listRules(family)
+		if err != nil {
+			return inv, err
+		}
+		for _, r := range rules {
+			k := ruleKey(r)
+			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, k.priority, k.table, k.mark, k.mask})
+			if k.priority == RuleENI {
+				eniInfo(enis, k.table-ENITableBase)
+			}
+		}
+	}
+	if err := n.inventFilter(&inv, enis); err != nil {
+		return inv, err
+	}
+	for _, e := range enis {
+		slices.SortFunc(e.Sources, comparePrefix)
+		inv.ENIs = append(inv.ENIs, *e)
+	}
+	inv.sort()
+	return inv, nil
+}
+
+// isPodLink tells Berth's pod links from others.
+func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && isLinkName(l.Attrs().Name) }
+
+func linkInfo(a *netlink.LinkAttrs) LinkInfo {
+	return LinkInfo{
+		Name: a.Name, Index: a.Index, MAC: a.HardwareAddr.String(), MTU: a.MTU,
+		Up: a.Flags&net.FlagUp != 0, PeerIndex: a.ParentIndex, PeerNetnsID: a.NetNsID,
+		Dying: a.Group >= reapGroupMin && a.Group <= reapGroupMax,
+	}
+}
+
+func eniInfo(enis map[int]*ENIInfo, deviceIndex int) *ENIInfo {
+	if enis[deviceIndex] == nil {
+		enis[deviceIndex] = &ENIInfo{DeviceIndex: deviceIndex}
+	}
+	return enis[deviceIndex]
+}
+
+// inventRoutes sorts one listing of Berth's routes into tables.
+func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, enis map[int]*ENIInfo) error {
+	routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		switch i := r.Table - ENITableBase; {
+		case r.Table == PodTable:
+			inv.Routes = append(inv.Routes, RouteInfo{routeDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
+		case i >= 1 && i <= MaxDeviceIndex:
+			e := eniInfo(enis, i)
+			e.Routes = append(e.Routes, routeDst(r))
+		}
+	}
+	return nil
+}
+
+func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
+	conn, err := n.nft()
+	if err != nil {
+		return err
+	}
+	if inv.Table, err = hasTable(conn); err != nil || !inv.Table {
+		return err
+	}
+	entries, err := kernelEntries(conn)
+	if err != nil {
+		return err
+	}
+	for p, i := range entries {
+		e := eniInfo(enis, i)
+		e.Sources = append(e.Sources, p)
+	}
+	return nil
+}
+
+func (inv *Inventory) sort() {
+	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
+	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
+	slices.SortFunc(inv.ENIs, func(a, b ENIInfo) int { return a.DeviceIndex - b.DeviceIndex })
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}

@@ -1,0 +1,192 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Wanted is all that should exist on a node.
+type Wanted struct {
+	Config Config
+	ENIs   []ENI
+	Pods   []Pod
+}
+
+// Repair compares Wanted with the kernel, puts back what is missing and removes
+// what is Berth's and not wanted. It names each change; with nothing to change
+// it writes nothing. What Berth did not make is left alone.
+//
+// It is for the start of the daemon, where it also makes the Node know the
+// pods of before, and for Watch's events. Wanted may be a moment old: a pod
+// that DetachPod was called for since is not brought back, nor is one removed
+// that AddPod was called for. Of a pod it looks at the node's side only; the
+// inside is the pod's own (CheckPod compares it). An ENI whose link has not
+// appeared and a pod whose namespace is gone are errors that do not keep it
+// from the rest; the errors are joined.
+func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, p := range want.Pods {
+		if err := p.Validate(); err != nil {
+			return nil, fmt.Errorf("repair: pod %s: %w", p.HostIfName, err)
+		}
+		names[p.HostIfName] = true
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	graves := n.claims.detachedLinks()
+
+	if repaired, err = n.setup(want.Config); err != nil {
+		return repaired, fmt.Errorf("repair: %w", err)
+	}
+	var errs []error
+	for _, eni := range want.ENIs {
+		did, err := n.setENI(eni)
+		repaired = append(repaired, did...)
+		errs = append(errs, err)
+	}
+	inv, err := n.Inventory(ctx)
+	if err != nil {
+		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
+	}
+	for _, part := range []func() ([]string, error){
+		func() ([]string, error) { return n.removeStrayENIs(want.ENIs, inv) },
+		func() ([]string, error) { return n.removeStrayRoutes(ctx, want.Pods, inv) },
+		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
+		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
+	} {
+		did, err := part()
+		repaired = append(repaired, did...)
+		errs = append(errs, err)
+	}
+	n.claims.forget(graves, names)
+	return repaired, errors.Join(errs...)
+}
+
+func (n *Node) removeStrayENIs(want []ENI, inv Inventory) (did []string, err error) {
+	wanted := map[int]bool{}
+	for _, e := range want {
+		if !e.Primary {
+			wanted[e.DeviceIndex] = true
+		}
+	}
+	var errs []error
+	for _, e := range inv.ENIs {
+		if wanted[e.DeviceIndex] || e.DeviceIndex < 1 || e.DeviceIndex > MaxDeviceIndex {
+			continue
+		}
+		if err := n.removeENI(e.DeviceIndex); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		did = append(did, fmt.Sprintf("removed ENI %d", e.DeviceIndex))
+	}
+	return did, errors.Join(errs...)
+}
+
+// removeStrayRoutes removes routes of PodTable that no wanted or live pod has.
+func (n *Node) removeStrayRoutes(ctx context.Context, pods []Pod, inv Inventory) (did []string, err error) {
+	owner := map[netip.Addr][]string{}
+	for _, p := range pods {
+		for _, a := range p.Addrs() {
+			owner[a] = append(owner[a], p.HostIfName)
+		}
+	}
+	var errs []error
+	for _, r := range inv.Routes {
+		if slices.Contains(owner[r.Addr], r.Link) {
+			continue
+		}
+		if isLinkName(r.Link) {
+			state, err := n.claims.acquire(ctx, r.Link)
+			if err != nil {
+				return did, errors.Join(append(errs, err)...)
+			}
+			if state == live {
+				n.claims.release(r.Link)
+				continue
+			}
+		}
+		err := n.slow.RouteDel(podRoute(r.LinkIndex, r.Addr))
+		if isLinkName(r.Link) {
+			n.claims.release(r.Link)
+		}
+		if err != nil && !isGone(err) {
+			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", r.Addr, r.Link, err))
+			continue
+		}
+		did = append(did, fmt.Sprintf("removed route %s dev %s", r.Addr, r.Link))
+	}
+	return did, errors.Join(errs...)
+}
+
+// removeStrayLinks removes pod links that are not wanted, and not live.
+func (n *Node) removeStrayLinks(ctx context.Context, wanted map[string]bool, inv Inventory) (did []string, err error) {
+	var stray []string
+	for _, l := range inv.Links {
+		if !wanted[l.Name] {
+			stray = append(stray, l.Name)
+		}
+	}
+	reaped, err := n.reap(ctx, stray)
+	for _, name := range reaped {
+		did = append(did, "removed link "+name)
+	}
+	return did, err
+}
+
+// restorePods puts back links, neighbours and routes of wanted pods.
+func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did []string, err error) {
+	links := map[string]LinkInfo{}
+	for _, l := range inv.Links {
+		links[l.Name] = l
+	}
+	routes := map[netip.Addr]int{}
+	for _, r := range inv.Routes {
+		routes[r.Addr] = r.LinkIndex
+	}
+	var errs []error
+	for _, p := range pods {
+		what, err := n.restorePod(ctx, p, links[p.HostIfName], routes)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("repair pod link %s: %w", p.HostIfName, err))
+		} else if what != "" {
+			did = append(did, what)
+		}
+	}
+	return did, errors.Join(errs...)
+}
+
+func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int) (did string, err error) {
+	state, err := n.claims.acquire(ctx, p.HostIfName)
+	if err != nil {
+		return "", err
+	}
+	defer n.claims.release(p.HostIfName)
+	if state == detached {
+		return "", nil
+	}
+	whole := link.Index != 0 && link.Up
+	for _, a := range p.Addrs() {
+		whole = whole && routes[a] == link.Index
+	}
+	if whole {
+		n.claims.set(p.HostIfName, live, link.Index)
+		return "", nil
+	}
+	s, err := n.settled()
+	if err != nil {
+		return "", err
+	}
+	links, err := n.addPod(p.complete(s.mtu))
+	if err != nil {
+		return "", err
+	}
+	n.claims.set(p.HostIfName, live, links.HostIndex)
+	return "pod link " + p.HostIfName, nil
+}

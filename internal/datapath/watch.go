@@ -1,0 +1,188 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// EventKind says what a daemon should do about an Event.
+type EventKind string
+
+const (
+	// LinkAppeared: a link that may be an ENI's is there, or has a new MAC.
+	LinkAppeared EventKind = "link-appeared"
+	// LinkVanished: such a link is gone, or that of a live pod.
+	LinkVanished EventKind = "link-vanished"
+	// StateLost: something of Berth's was removed or switched off; Repair puts
+	// it back.
+	StateLost EventKind = "state-lost"
+	// Resync: events were lost; everything must be looked at again.
+	Resync EventKind = "resync"
+)
+
+// Event is one change in the kernel.
+type Event struct {
+	Kind EventKind
+	Link string           // name, of a link event
+	MAC  net.HardwareAddr // of a link event
+	What string           // for a log
+}
+
+// Watch reports changes until ctx ends, when the channel is closed. It begins
+// with nothing: what is there already is for SetENI and Repair to find. A
+// reader that is slow loses nothing silently: when the kernel's buffer has
+// overflowed, a Resync tells so. Changes by this Node's own calls may be
+// reported too; a Repair in answer to them finds nothing to do.
+func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
+	if err := n.begin(ctx); err != nil {
+		return nil, err
+	}
+	w := &watcher{node: n, out: make(chan Event, 64), links: map[int]seenLink{}}
+	route, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_IFADDR)
+	if err != nil {
+		return nil, fmt.Errorf("watch links and routes: %w", err)
+	}
+	filter, err := nl.SubscribeAt(n.ns, netns.None(), unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		route.Close()
+		return nil, fmt.Errorf("watch nftables: %w", err)
+	}
+	// Subscribed first: a link that comes while these are listed is reported.
+	links, err := whole(n.slow.LinkList)
+	if err != nil {
+		route.Close()
+		filter.Close()
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		w.links[l.Attrs().Index] = seen(l)
+	}
+	var readers sync.WaitGroup
+	readers.Go(func() { w.read(ctx, route, w.routeMessage) })
+	readers.Go(func() { w.read(ctx, filter, w.nftMessage) })
+	go func() {
+		<-ctx.Done()
+		route.Close()
+		filter.Close()
+		readers.Wait()
+		close(w.out)
+	}()
+	return w.out, nil
+}
+
+// watcher turns netlink messages into events.
+type watcher struct {
+	node  *Node
+	out   chan Event
+	links map[int]seenLink // by index; of the route reader alone
+}
+
+type seenLink struct {
+	name string
+	mac  string
+	up   bool
+}
+
+func seen(l netlink.Link) seenLink {
+	a := l.Attrs()
+	return seenLink{a.Name, string(a.HardwareAddr), a.Flags&net.FlagUp != 0}
+}
+
+func (w *watcher) emit(ctx context.Context, e Event) {
+	select {
+	case w.out <- e:
+	case <-ctx.Done():
+	}
+}
+
+// message is one netlink message without its framing.
+type message struct {
+	kind uint16
+	data []byte
+}
+
+func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(context.Context, message)) {
+	for ctx.Err() == nil {
+		msgs, from, err := s.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, unix.ENOBUFS):
+			w.emit(ctx, Event{Kind: Resync, What: "the kernel dropped events"})
+			continue
+		case err != nil:
+			w.emit(ctx, Event{Kind: Resync, What: "reading events failed: " + err.Error()})
+			return
+		case from.Pid != nl.PidKernel:
+			continue
+		}
+		for _, m := range msgs {
+			handle(ctx, message{m.Header.Type, m.Data})
+		}
+	}
+}
+
+func (w *watcher) routeMessage(ctx context.Context, m message) {
+	switch m.kind {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		w.linkMessage(ctx, m)
+	case unix.RTM_DELROUTE:
+		if what := w.lostRoute(m.data); what != "" {
+			w.emit(ctx, Event{Kind: StateLost, What: what})
+		}
+	case unix.RTM_DELRULE:
+		if lostRule(m.data) {
+			w.emit(ctx, Event{Kind: StateLost, What: "a policy rule was removed"})
+		}
+	case unix.RTM_DELADDR:
+		if what := w.lostAddress(m.data); what != "" {
+			w.emit(ctx, Event{Kind: StateLost, What: what})
+		}
+	}
+}
+
+func (w *watcher) linkMessage(ctx context.Context, m message) {
+	header := nl.DeserializeIfInfomsg(m.data)
+	if header.Family != unix.AF_UNSPEC {
+		return // a bridge port's or an IPv6 message about the link
+	}
+	link, err := netlink.LinkDeserialize(nil, m.data)
+	if err != nil {
+		w.emit(ctx, Event{Kind: Resync, What: "unreadable link message: " + err.Error()})
+		return
+	}
+	now, index := seen(link), link.Attrs().Index
+	before, known := w.links[index]
+	podName, isLive := w.node.claims.liveName(index)
+	ours := isPodLink(link)
+	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
+	if m.kind == unix.RTM_DELLINK {
+		delete(w.links, index)
+		if ours && !isLive {
+			return // a removal of our own
+		}
+		event.Kind, event.What = LinkVanished, "link "+now.name+" vanished"
+		w.emit(ctx, event)
+		return
+	}
+	w.links[index] = now
+	switch {
+	case !ours && (!known || before.mac != now.mac || before.name != now.name):
+		event.Kind, event.What = LinkAppeared, "link "+now.name+" appeared"
+		w.emit(ctx, event)
+	case known && before.up && !now.up && (!ours || isLive && podName == now.name):
+		// The kernel drops the routes of a link that goes down without a word.
+		event.Kind, event.What = StateLost, "link "+now.name+" went down"
+		w.emit(ctx, event)
+	}
+}

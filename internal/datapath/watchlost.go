@@ -1,0 +1,125 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Which removals concern Berth. A removal of a route that this Node made
+// itself is told by what the Node still claims.
+
+// lostRoute describes a removed route that should be there, else "".
+func (w *watcher) lostRoute(data []byte) string {
+	if len(data) < unix.SizeofRtMsg {
+		return ""
+	}
+	header := nl.DeserializeRtMsg(data)
+	attrs, err := nl.ParseRouteAttr(data[header.Len():])
+	if err != nil || header.Protocol != Protocol {
+		return ""
+	}
+	table, oif, dst := uint32(header.Table), uint32(0), "default"
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case unix.RTA_TABLE:
+			table = binary.NativeEndian.Uint32(a.Value)
+		case unix.RTA_OIF:
+			oif = binary.NativeEndian.Uint32(a.Value)
+		case unix.RTA_DST:
+			if addr, ok := netip.AddrFromSlice(a.Value); ok {
+				dst = addr.String()
+			}
+		}
+	}
+	if table == PodTable {
+		if name, isLive := w.node.claims.liveName(int(oif)); isLive {
+			return fmt.Sprintf("the route to %s by %s was removed", dst, name)
+		}
+		return ""
+	}
+	for _, e := range w.node.knownENIs() {
+		if !e.Primary && e.table() == int(table) {
+			return fmt.Sprintf("route %s of table %d was removed", dst, table)
+		}
+	}
+	return ""
+}
+
+func lostRule(data []byte) bool {
+	if len(data) < unix.SizeofRtMsg {
+		return false
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
+	if err != nil {
+		return false
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == nl.FRA_PROTOCOL && len(a.Value) == 1 {
+			return a.Value[0] == Protocol
+		}
+	}
+	return false
+}
+
+// lostAddress describes the removal of a secondary ENI's own address.
+func (w *watcher) lostAddress(data []byte) string {
+	if len(data) < unix.SizeofIfAddrmsg {
+		return ""
+	}
+	attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfAddrmsg:])
+	if err != nil {
+		return ""
+	}
+	for _, a := range attrs {
+		addr, ok := netip.AddrFromSlice(a.Value)
+		if a.Attr.Type != unix.IFA_LOCAL || !ok {
+			continue
+		}
+		for _, e := range w.node.knownENIs() {
+			if !e.Primary && e.PrimaryIPv4 == addr {
+				return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
+			}
+		}
+	}
+	return ""
+}
+
+// nftMessage looks for removals in Berth's table. In all of these messages
+// the table's name is attribute 1.
+func (w *watcher) nftMessage(ctx context.Context, m message) {
+	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
+		return
+	}
+	var what string
+	switch m.kind & 0xff {
+	case unix.NFT_MSG_DELTABLE:
+		what = "the nftables table was removed"
+	case unix.NFT_MSG_DELCHAIN:
+		what = "an nftables chain was removed"
+	case unix.NFT_MSG_DELRULE:
+		what = "an nftables rule was removed"
+	case unix.NFT_MSG_DELSET:
+		what = "an nftables set was removed"
+	case unix.NFT_MSG_DELSETELEM:
+		what = "nftables set elements were removed"
+	default:
+		return
+	}
+	attrs, err := netlink.UnmarshalAttributes(m.data[4:])
+	if err != nil || m.data[0] != unix.NFPROTO_INET {
+		return
+	}
+	for _, a := range attrs {
+		if a.Type == unix.NFTA_TABLE_NAME && strings.TrimRight(string(a.Data), "\x00") == NftTable {
+			w.emit(ctx, Event{Kind: StateLost, What: what})
+			return
+		}
+	}
+}
