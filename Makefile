@@ -62,8 +62,10 @@ bench: build ## Measure the budgets into bench/results.json
 	$(AS_ROOT) bin/bench -out bench/results.json
 
 .PHONY: lint
-lint: check-format ## Check formatting, go vet, and the linters with the import rules
+lint: check-format ## Check formatting, documents, go vet, and the linters with the import rules
+	hack/check-docs.sh
 	go vet ./...
+	for module in $$(dirname tools/*/*.go | sort -u); do go -C "$$module" vet ./...; done
 	"$$(hack/tool.sh lint golangci-lint)" run ./...
 
 .PHONY: format

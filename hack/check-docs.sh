@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Fails when a document names what does not exist: a relative link, a heading
+# of another page, a test, a make target, or a path in the tree.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bad=0
+complain() { # complain FILE WHAT
+	echo "$1: $2" >&2
+	bad=1
+}
+
+# anchors FILE prints the headings of a page as links spell them.
+anchors() {
+	sed -n 's/^#\{1,6\} //p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
+}
+
+tests=$(git grep -hoE --untracked '^func (Test|Fuzz|Benchmark)[A-Za-z0-9_]+' -- '*_test.go' | sed 's/^func //')
+targets=$(sed -n 's/^\([a-z0-9-]*\):.*/\1/p' Makefile)
+
+for doc in README.md CHANGELOG.md $(find docs -name '*.md'); do
+	for link in $(grep -oE '\]\([^)]+\)' "$doc" | sed 's/^](//; s/)$//' | grep -v '^https\?:' || true); do
+		target=${link%%#*}
+		page=$doc
+		if [ -n "$target" ]; then
+			page=$(dirname "$doc")/$target
+		fi
+		if [ ! -e "$page" ]; then
+			complain "$doc" "link to $link: no such file"
+		elif [[ $link == *#* ]] && ! anchors "$page" | grep -qxF -- "${link#*#}"; then
+			complain "$doc" "link to $link: no such heading"
+		fi
+	done
+	for name in $(grep -oE '`(Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9_]*`' "$doc" | tr -d '`' || true); do
+		grep -qxF "$name" <<<"$tests" || complain "$doc" "no test is called $name"
+	done
+	for name in $(grep -oE '(^|`)make [a-z0-9-]+' "$doc" | sed 's/.*make //' || true); do
+		grep -qxF "$name" <<<"$targets" || complain "$doc" "make has no target $name"
+	done
+	for name in $(grep -oE '`(internal|cmd|hack|tools|docs|deploy|api)/[A-Za-z0-9_./-]+`' "$doc" | tr -d '`' || true); do
+		[ -e "$name" ] || complain "$doc" "no such path: $name"
+	done
+done
+exit "$bad"
