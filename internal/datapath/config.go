@@ -109,13 +109,14 @@ func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
 			out = append(out, p.Masked())
 		}
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
+	slices.SortFunc(out, comparePrefix)
+	kept := out[:0]
+	for _, p := range out { // a containing prefix sorts before what it contains
+		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(p) {
+			kept = append(kept, p)
 		}
-		return a.Bits() - b.Bits()
-	})
-	return slices.CompactFunc(out, func(a, b netip.Prefix) bool { return a.Overlaps(b) })
+	}
+	return kept
 }
 
 // families are the address families of the data path. IPv4 is always there:

@@ -1,0 +1,392 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+var ctx = context.Background()
+
+func (v *vpc) inventory() Inventory {
+	v.t.Helper()
+	inv, err := v.node.Inventory(ctx)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return inv
+}
+
+// has asserts the numbers of pod links and pod routes on the node.
+func (v *vpc) has(links, routes int) {
+	v.t.Helper()
+	if inv := v.inventory(); len(inv.Links) != links || len(inv.Routes) != routes {
+		v.t.Errorf("%d links and %d routes, want %d and %d: %+v %+v", len(inv.Links), len(inv.Routes), links, routes, inv.Links, inv.Routes)
+	}
+}
+
+func TestAddPodFamilies(t *testing.T) {
+	v := newVPC(t)
+	v.host.serveTCP(":81")
+	for _, c := range []struct {
+		name  string
+		addrs []string
+	}{{"IPv4", []string{podA}}, {"IPv6", []string{podA6}}, {"dual", []string{podB, podB6}}} {
+		t.Run(c.name, func(t *testing.T) {
+			p := v.pod(c.addrs...)
+			if err := v.node.CheckPod(ctx, p.want); err != nil {
+				t.Error(err)
+			}
+			p.serveTCP(":80")
+			for _, a := range p.want.Addrs() {
+				node := nodeAddr
+				if a.Is6() {
+					node = nodeAddr6
+				}
+				v.host.seenAs(netip.AddrPortFrom(a, 80).String(), node)
+				p.seenAs(netip.AddrPortFrom(netip.MustParseAddr(node), 81).String(), a.String())
+			}
+			host, peer := v.host.link(p.want.HostIfName).Attrs(), p.link("eth0").Attrs()
+			if got := (PodLinks{host.HardwareAddr, peer.HardwareAddr, host.Index, peer.Index, peer.MTU}); fmt.Sprint(got) != fmt.Sprint(p.links) {
+				t.Errorf("AddPod said %v, the kernel %v", p.links, got)
+			}
+			if peer.MTU != 1500 || host.MTU != 1500 {
+				t.Errorf("MTU %d and %d, want the primary link's", host.MTU, peer.MTU)
+			}
+		})
+	}
+}
+
+func TestAddPodAgainChangesNothing(t *testing.T) {
+	v := newVPC(t)
+	p := v.pod(podA, podA6)
+	before := fmt.Sprint(v.inventory())
+	again, err := v.node.AddPod(ctx, p.want)
+	if err != nil || fmt.Sprint(again) != fmt.Sprint(p.links) {
+		t.Errorf("second AddPod: %v, %v; first: %v", again, err, p.links)
+	}
+	if after := fmt.Sprint(v.inventory()); after != before {
+		t.Errorf("second AddPod changed %s to %s", before, after)
+	}
+}
+
+func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
+	v := newVPC(t)
+	v.host.serveTCP(":81")
+	for _, undo := range []struct {
+		name string
+		do   func(p *pod)
+	}{
+		{"host route", func(p *pod) { p.must(v.host.nl.RouteDel(podRoute(p.links.HostIndex, p.want.IPv4))) }},
+		{"host link up", func(p *pod) { p.must(v.host.nl.LinkSetDown(linkRef(p.links.HostIndex))) }},
+		{"pod address", func(p *pod) { p.must(p.nl.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4))) }},
+		{"pod link up", func(p *pod) { p.must(p.nl.LinkSetDown(linkRef(p.links.PodIndex))) }},
+		{"pod neighbour", func(p *pod) { p.must(p.nl.NeighDel(neighbour(p.links.PodIndex, gateway4, p.links.HostMAC))) }},
+		{"all but the link", func(p *pod) {
+			p.must(p.nl.LinkSetDown(linkRef(p.links.PodIndex)))
+			p.must(p.nl.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
+			p.must(v.host.nl.LinkSetDown(linkRef(p.links.HostIndex)))
+		}},
+	} {
+		t.Run(undo.name, func(t *testing.T) {
+			p := v.pod(podA)
+			undo.do(p)
+			if err := v.node.CheckPod(ctx, p.want); err == nil {
+				t.Error("CheckPod does not notice")
+			}
+			if _, err := v.node.AddPod(ctx, p.want); err != nil {
+				t.Fatal(err)
+			}
+			if err := v.node.CheckPod(ctx, p.want); err != nil {
+				t.Error(err)
+			}
+			p.seenAs(nodeAddr+":81", podA)
+			v.remove(p)
+		})
+	}
+}
+
+// remove is a whole DEL.
+func (v *vpc) remove(p *pod) {
+	v.t.Helper()
+	if err := v.node.DetachPod(ctx, p.want); err != nil {
+		v.t.Fatal(err)
+	}
+	if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+func TestAddPodFailures(t *testing.T) {
+	v := newVPC(t)
+	plain := filepath.Join(t.TempDir(), "unmounted")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	taken := v.pod(podA)
+	foreign := v.sandbox(podB)
+	wire(foreign.space, "eth0", v.router, "other")
+
+	for _, c := range []struct {
+		name string
+		edit func(p *Pod)
+		is   error
+		says string
+	}{
+		{"missing netns", func(p *Pod) { p.Netns = "/run/netns/btdp-none" }, ErrNoNetns, "/run/netns/btdp-none"},
+		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNoNetns, "plain file"},
+		{"the node's own netns", func(p *Pod) { p.Netns = v.host.path() }, nil, "the node's own"},
+		{"another kind of namespace", func(p *Pod) { p.Netns = "/proc/self/ns/mnt" }, nil, "not of the network"},
+		{"foreign eth0", func(p *Pod) { p.Netns = foreign.path() }, ErrInterfaceExists, "eth0"},
+		{"address of another pod", func(p *Pod) { p.IPv4 = netip.MustParseAddr(podA) }, ErrAddressInUse, taken.want.HostIfName},
+		{"bad MAC", func(p *Pod) { p.PodMAC = []byte{1, 0, 0, 0, 0, 1} }, nil, "make link"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := fmt.Sprint(v.inventory())
+			p := v.sandbox(podC)
+			c.edit(&p.want)
+			_, err := v.node.AddPod(ctx, p.want)
+			if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error %v, want %v that says %q", err, c.is, c.says)
+			}
+			if after := fmt.Sprint(v.inventory()); after != before {
+				t.Errorf("the failed AddPod left %s, was %s", after, before)
+			}
+			if _, err := p.nl.LinkByName("eth0"); err == nil {
+				t.Error("the failed AddPod left eth0 in the pod")
+			}
+		})
+	}
+	if foreign.link("eth0").Attrs().Index == 0 {
+		t.Error("the foreign eth0 is gone")
+	}
+	if err := v.node.CheckPod(ctx, taken.want); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAddPodReplacesTheLinkOfAGoneSandbox(t *testing.T) {
+	v := newVPC(t)
+	old, again := v.pod(podA), v.sandbox(podA)
+	again.want.HostIfName = old.want.HostIfName
+	if _, err := v.node.AddPod(ctx, again.want); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.node.CheckPod(ctx, again.want); err != nil {
+		t.Error(err)
+	}
+	v.has(1, 1)
+}
+
+func TestAddPodWithIPv6SwitchedOffInTheSandbox(t *testing.T) {
+	v := newVPC(t)
+	p := v.sandbox(podA6)
+	p.sysctl("net/ipv6/conf/all/disable_ipv6", "1")
+	p.sysctl("net/ipv6/conf/default/disable_ipv6", "1")
+	if _, err := v.node.AddPod(ctx, p.want); err != nil {
+		t.Fatal(err)
+	}
+	v.host.serveTCP(":81")
+	p.seenAs("["+nodeAddr6+"]:81", podA6)
+}
+
+func TestAddPodBeforeSetup(t *testing.T) {
+	n := newSpace(t, "node").open()
+	if _, err := n.AddPod(ctx, Pod{}); !errors.Is(err, ErrNotSetUp) {
+		t.Errorf("error %v, want ErrNotSetUp", err)
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := n.AddPod(cancelled, Pod{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want Canceled", err)
+	}
+	_ = n.Close()
+	if _, err := n.AddPod(ctx, Pod{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v, want ErrClosed", err)
+	}
+}
+
+func TestDetachPod(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA, podA6), v.pod(podB)
+	b.serveTCP(":80")
+	a.serveTCP(":80")
+	a.seenAs(podB+":80", podA)
+	if err := v.node.DetachPod(ctx, a.want); err != nil {
+		t.Fatal(err)
+	}
+	v.has(2, 1)
+	a.cannotReach("", podB+":80")
+	a.cannotReach("", nodeAddr+":80")
+	v.host.cannotReach("", podA+":80")
+
+	// The address may be another pod's by now: it stays that pod's.
+	c := v.pod(podA)
+	for range 2 {
+		if err := v.node.DetachPod(ctx, a.want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.seenAs(podB+":80", podA)
+	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName, HostLinkName("never", "was", "there")}); err != nil {
+		t.Fatal(err)
+	}
+	v.has(2, 2)
+	if _, err := a.nl.LinkByName("eth0"); err == nil {
+		t.Error("the pod's end is still there")
+	}
+	if err := v.node.DetachPod(ctx, a.want); err != nil {
+		t.Errorf("DetachPod of a link that is gone: %v", err)
+	}
+	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
+		t.Errorf("ReapLinks of a link that is gone: %v", err)
+	}
+}
+
+func TestReapLinksLeavesOthersAlone(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	if err := v.node.ReapLinks(ctx, []string{"eth1"}); err == nil {
+		t.Error("ReapLinks took a link that is not Berth's")
+	}
+	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
+		t.Fatal(err)
+	}
+	v.has(1, 1) // a is live: it was never detached
+	if err := v.node.DetachPod(ctx, a.want); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.node.AddPod(ctx, a.want); err != nil { // the runtime tries again before the removal
+		t.Fatal(err)
+	}
+	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.node.CheckPod(ctx, a.want); err != nil {
+		t.Errorf("ReapLinks removed a pod that was added again: %v", err)
+	}
+	if v.host.link("eth1") == nil || v.host.link("eth0") == nil {
+		t.Error("an ENI is gone")
+	}
+}
+
+func TestDetachPodOfAGoneSandbox(t *testing.T) {
+	v := newVPC(t)
+	p := v.pod(podA)
+	p.must(p.nl.LinkDel(linkRef(p.links.PodIndex)))
+	if err := v.node.DetachPod(ctx, p.want); err != nil {
+		t.Fatal(err)
+	}
+	v.has(0, 0)
+}
+
+func TestCheckPodNamesEveryDifference(t *testing.T) {
+	v := newVPC(t)
+	p, other := v.pod(podA, podA6), v.pod(podC)
+	h, s := v.host.nl, p.nl
+	p.must(h.RouteDel(podRoute(p.links.HostIndex, p.want.IPv4)))
+	p.must(h.RouteAdd(podRoute(other.links.HostIndex, p.want.IPv4)))
+	p.must(h.RouteDel(podRoute(p.links.HostIndex, p.want.IPv6)))
+	p.must(h.LinkSetDown(linkRef(p.links.HostIndex)))
+	p.must(s.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
+	p.must(s.NeighSet(neighbour(p.links.PodIndex, gateway4, other.links.HostMAC)))
+	p.must(s.RouteDel(podSideRoutes(p.links.PodIndex, p.want.IPv6)[0]))
+	p.must(s.LinkSetMTU(linkRef(p.links.PodIndex), 1400))
+	p.want.MTU = 1500
+
+	err := v.node.CheckPod(ctx, p.want)
+	var m *Mismatch
+	if !errors.As(err, &m) {
+		t.Fatalf("error %v, want a Mismatch", err)
+	}
+	for _, part := range []string{"sends " + podA, "no route to " + podA6, p.want.HostIfName + " is down",
+		"lacks address " + podA, "neighbour entry of 169.254.1.1", "lacks its route to ::/0", "MTU 1400"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+	if err := v.node.CheckPod(ctx, v.sandbox(podB).want); !strings.Contains(fmt.Sprint(err), "missing on the node; link eth0 is missing in the pod") {
+		t.Errorf("check of a pod that was never added: %v", err)
+	}
+	p.want.Netns = "/run/netns/btdp-none"
+	if err := v.node.CheckPod(ctx, p.want); !errors.Is(err, ErrNoNetns) {
+		t.Errorf("error %v, want ErrNoNetns", err)
+	}
+}
+
+func TestHundredPodsAtOnce(t *testing.T) {
+	v := newVPC(t)
+	rules := len(v.inventory().Rules)
+	var pods []*pod
+	addr := netip.MustParseAddr("10.0.64.1")
+	for range 100 {
+		pods = append(pods, v.sandbox(addr.String()))
+		addr = addr.Next()
+	}
+	each := func(do func(p *pod) error) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for _, p := range pods {
+			wg.Go(func() {
+				if err := do(p); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	each(func(p *pod) error { _, err := v.node.AddPod(ctx, p.want); return err })
+	v.has(100, 100)
+	if got := len(v.inventory().Rules); got != rules {
+		t.Errorf("%d rules with 100 pods, %d with none", got, rules)
+	}
+	each(func(p *pod) error { return v.node.CheckPod(ctx, p.want) })
+	each(func(p *pod) error { return v.node.DetachPod(ctx, p.want) })
+	v.has(100, 0)
+	each(func(p *pod) error { return v.node.ReapLinks(ctx, []string{p.want.HostIfName, pods[0].want.HostIfName}) })
+	v.has(0, 0)
+}
+
+func TestNodesInParallel(t *testing.T) {
+	for i := range 2 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			v := newVPC(t)
+			for range 3 {
+				a, b := v.pod(podA), v.pod(podB)
+				b.serveTCP(":80")
+				a.seenAs(podB+":80", podA)
+				v.remove(a)
+				v.remove(b)
+			}
+			v.has(0, 0)
+		})
+	}
+}
+
+func TestOpenByPathAndCaller(t *testing.T) {
+	s := newSpace(t, "node")
+	if _, err := Open(WithNetnsPath("/run/netns/btdp-none")); !errors.Is(err, ErrNoNetns) {
+		t.Errorf("error %v, want ErrNoNetns", err)
+	}
+	n, err := Open(WithNetnsPath(s.path()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = n.Close() }()
+	var m *Node
+	s.in(func() (err error) { m, err = Open(); return err })
+	defer func() { _ = m.Close() }()
+	if m.nsID != n.nsID {
+		t.Error("Open does not bind to the caller's namespace")
+	}
+	var _ netlink.Link = s.link("lo")
+}

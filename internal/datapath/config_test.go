@@ -1,0 +1,171 @@
+package datapath
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func prefixes(list ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range list {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func TestConfigValidate(t *testing.T) {
+	good := Config{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if good.IPv6() {
+		t.Error("IPv6 is on without an IPv6 CIDR")
+	}
+	for field, edit := range map[string]func(*Config){
+		"PrimaryMAC":        func(c *Config) { c.PrimaryMAC = nil },
+		"PrimaryIPv4: want": func(c *Config) { c.PrimaryIPv4 = netip.Addr{} },
+		"PrimaryIPv4 2001":  func(c *Config) { c.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
+		"PrimaryIPv6 10":    func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
+		"LocalCIDRs":        func(c *Config) { c.LocalCIDRs = nil },
+		"ExcludeCIDRs":      func(c *Config) { c.ExcludeCIDRs = []netip.Prefix{{}} },
+		"MTU":               func(c *Config) { c.MTU = 70000 },
+		"MarkShift":         func(c *Config) { c.MarkShift = 25 },
+	} {
+		c := good
+		edit(&c)
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
+			t.Errorf("error %v does not begin with %q", err, field)
+		}
+	}
+	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
+	if err := good.Validate(); err != nil {
+		t.Errorf("with external SNAT no source address is needed: %v", err)
+	}
+}
+
+func TestDisjoint(t *testing.T) {
+	for _, c := range []struct {
+		in   []netip.Prefix
+		want string
+	}{
+		{nil, "[]"},
+		{prefixes("10.1.0.0/16", "10.0.0.0/16"), "[10.0.0.0/16 10.1.0.0/16]"},
+		{prefixes("10.0.5.0/24", "10.0.0.0/8", "10.255.0.0/16", "2001:db8::/32"), "[10.0.0.0/8]"},
+		{prefixes("10.0.0.7/16", "10.0.0.0/16"), "[10.0.0.0/16]"},
+		{prefixes("0.0.0.0/0", "10.0.0.0/8", "192.168.0.0/16"), "[0.0.0.0/0]"},
+	} {
+		if got := fmt.Sprint(disjoint(c.in, true)); got != c.want {
+			t.Errorf("disjoint(%v) = %s, want %s", c.in, got, c.want)
+		}
+	}
+}
+
+func TestIntervals(t *testing.T) {
+	for _, c := range []struct{ in, want string }{
+		{"10.0.0.0/16", "0a000000 0a010000!"},
+		{"10.0.0.5/32", "0a000005 0a000006!"},
+		{"240.0.0.0/4", "f0000000"}, // past the last address there is none
+		{"0.0.0.0/0", "00000000"},
+		{"2001:db8::/32", "20010db8000000000000000000000000 20010db9000000000000000000000000!"},
+	} {
+		var got []string
+		for _, e := range intervals(prefixes(c.in)) {
+			s := fmt.Sprintf("%x", e.Key)
+			if e.IntervalEnd {
+				s += "!"
+			}
+			got = append(got, s)
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("intervals(%s) = %s, want %s", c.in, s, c.want)
+		}
+	}
+}
+
+func TestMarksKeepToTheirBits(t *testing.T) {
+	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkENI != 0 || MarkENI != MaxDeviceIndex {
+		t.Error("the mark's fields overlap")
+	}
+	c := Config{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
+	for _, r := range nodeRules(c) {
+		if r.Mask != nil && *r.Mask&^uint32(0xff<<24) != 0 {
+			t.Errorf("rule %s reaches beyond its eight bits", describeRule(r))
+		}
+	}
+}
+
+func TestENIValidate(t *testing.T) {
+	good := ENI{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Subnet: prefixes("10.0.0.0/24")[0],
+		Addresses: addrs(podA), Prefixes: prefixes(eniPrefix, eniPrefix6)}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if gw := good.gateway4().String(); gw != "10.0.0.1" {
+		t.Errorf("gateway %s, want the subnet's first address", gw)
+	}
+	for field, edit := range map[string]func(*ENI){
+		"MAC":         func(e *ENI) { e.MAC = nil },
+		"DeviceIndex": func(e *ENI) { e.DeviceIndex = 0 },
+		"Device":      func(e *ENI) { e.DeviceIndex = MaxDeviceIndex + 1 },
+		"Gateway,":    func(e *ENI) { e.Subnet = netip.Prefix{} },
+		"GatewayIPv6": func(e *ENI) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
+		"Addresses":   func(e *ENI) { e.Addresses = []netip.Addr{{}} },
+		"Prefixes":    func(e *ENI) { e.Prefixes = prefixes("10.0.0.0/27") },
+		"Prefixes: 1": func(e *ENI) { e.Prefixes = prefixes("10.0.0.5/28") },
+	} {
+		e := good
+		edit(&e)
+		if err := e.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
+			t.Errorf("error %v does not begin with %q", err, field)
+		}
+	}
+}
+
+func TestDiffEntries(t *testing.T) {
+	p := prefixes("10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32")
+	have := eniEntries{p[0]: 1, p[1]: 1, p[2]: 2}
+	want := eniEntries{p[1]: 1, p[2]: 1, p[3]: 1}
+	add, remove := diffEntries(want, have, 1)
+	// .1 left the ENI, .2 stays, .3 moved here from another, .4 is new
+	if fmt.Sprint(add) != fmt.Sprint(eniEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(eniEntries{p[0]: 1, p[2]: 2}) {
+		t.Errorf("add %v, remove %v", add, remove)
+	}
+}
+
+func TestRulesPerFamily(t *testing.T) {
+	c := Config{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	count := func(c Config, family, priority int) (n int) {
+		for _, r := range nodeRules(c) {
+			if r.Family == family && r.Priority == priority {
+				n++
+			}
+		}
+		return n
+	}
+	if count(c, unix.AF_INET6, RulePod) != 0 {
+		t.Error("IPv6 rules on an IPv4 node")
+	}
+	if count(c, unix.AF_INET, RuleOutside) != 1 {
+		t.Error("no rule for what is SNATed")
+	}
+	c.ExternalSNAT, c.LocalCIDRs = true, prefixes("10.0.0.0/16", "2001:db8::/56")
+	if count(c, unix.AF_INET, RuleOutside) != 0 {
+		t.Error("a rule for SNAT although it is external")
+	}
+	if count(c, unix.AF_INET6, RulePod) != 1 {
+		t.Error("no IPv6 rule on a dual-stack node")
+	}
+}
