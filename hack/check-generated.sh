@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Regenerates everything in a copy of the tree and fails, showing the
-# difference, when the tree's generated files or go.mod files are not current.
+# difference, when the tree's generated files or go.mod are not current.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -13,21 +13,18 @@ git ls-files -z --cached --others --exclude-standard --deduplicate |
 	tar -c --null -T - | tar -x -C "$copy"
 
 cd "$copy"
-export GIT_DIR=$copy/.git GIT_WORK_TREE=$copy
+unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE # set when run from a git hook
 git init -q
 git add -A -f
-unset GIT_DIR GIT_WORK_TREE
 
 echo "Regenerating ..." >&2
 make generate
-for module in . tools/*/; do
-	go -C "$module" mod tidy
-done
+go mod tidy
 
 # The version of Debian's protoc, which a comment records, may differ.
 git add -A -f -N
 if ! git diff --exit-code -I '^//.*protoc +v[0-9.]+$'; then
-	echo "Generated files are not current: run \`make generate\` (or \`go mod tidy\`) and commit the result." >&2
+	echo "Generated files are not current: run \`make generate\` and \`go mod tidy\`, and commit the result." >&2
 	exit 1
 fi
 echo "Generated files are current."
