@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -37,6 +39,7 @@ type Sandboxes interface {
 type Options struct {
 	Source      source.Source
 	Kernel      Kernel
+	Upkeep      Upkeep // optional
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
 	Sandboxes   Sandboxes                // optional
@@ -49,6 +52,12 @@ type Options struct {
 	WarmWait     time.Duration // how long an ADD waits for an address
 	DrainTimeout time.Duration // how long kernel work may go on at the end
 	NetnsGrace   time.Duration // how long a namespace must be gone
+
+	RepairInterval time.Duration // how often the kernel is repaired without an event
+
+	Introspection net.Listener // for /ip-manager, on a loopback address; optional
+	Monitoring    net.Listener // for metrics and probes; optional
+	Pprof         bool         // profiles on Introspection
 
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (attachment.Netns, error)
@@ -66,6 +75,7 @@ type Daemon struct {
 	cooling    *coolingRecords
 	conditions *conditions
 
+	serving  atomic.Bool
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
 

@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -581,5 +582,15 @@ func waitFor(t *testing.T, ok func() bool) {
 			t.Fatal("not in time")
 		case <-time.After(time.Millisecond):
 		}
+	}
+}
+
+func sourceRequest(container string) source.Request { return source.Request{Key: keyFor(container)} }
+
+// recordOf is the record that an ADD begins with.
+func recordOf(container string, lease attachment.Lease) attachment.Record {
+	return attachment.Record{
+		Key: keyFor(container), Lease: lease, HostLink: hostLinkName(keyFor(container)), State: attachment.Pending,
+		Since: time.Unix(1700000000, 0).UTC(),
 	}
 }

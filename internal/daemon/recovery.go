@@ -37,6 +37,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			r.links[route.Link] = append(r.links[route.Link], route.Addr)
 		}
 	}
+	r.cooling() // first: what is released below begins to cool anew
 	for _, rec := range d.Store.Records() {
 		if err := r.attachment(ctx, rec); err != nil {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
@@ -48,8 +49,8 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 		}
 	}
 	r.reportQuarantine()
-	r.cooling(ctx)
 	r.leftovers(ctx)
+	r.awaitReaper(ctx)
 	return nil
 }
 
@@ -147,7 +148,7 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 
 // cooling tells the source what still cools. A reboot ends cooling, and an
 // attachment's record outranks a cooling record of its address.
-func (r *recovery) cooling(_ context.Context) {
+func (r *recovery) cooling() {
 	now, boot := r.Clock.Now(), r.Clock.Boot()
 	for _, c := range r.Store.CoolingRecords() {
 		_, held := r.Store.ByAddr(c.Addr)
@@ -166,7 +167,6 @@ func (r *recovery) cooling(_ context.Context) {
 // leftovers removes pod links that no record stands for. Whatever their
 // addresses are now, they were in use until this moment, so they cool.
 func (r *recovery) leftovers(ctx context.Context) {
-	var links []string
 	for link, addrs := range r.links {
 		if r.owned[link] {
 			continue
@@ -175,13 +175,16 @@ func (r *recovery) leftovers(ctx context.Context) {
 		if err := r.leftover(ctx, link, addrs); err != nil {
 			r.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
 		}
-		links = append(links, link)
 	}
-	ctx, cancel := kernelContext(ctx)
+}
+
+// awaitReaper waits a while for the links that recovery removed.
+func (r *recovery) awaitReaper(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
-	for _, link := range links {
-		if err := r.reaper.await(ctx, link, attachment.Netns{}); err != nil {
-			r.Log.Warn("a pod link that no record stands for is not gone yet", "link", link, "err", err)
+	for _, p := range r.reaper.list() {
+		if err := r.reaper.await(ctx, p.link, attachment.Netns{}); err != nil {
+			r.Log.Warn("a pod link of before is not gone yet", "link", p.link, "err", err)
 			return
 		}
 	}

@@ -29,6 +29,7 @@ func (d *Daemon) Run(ctx context.Context, l net.Listener) error {
 	defer stopLoops()
 	wg.Go(func() { d.reaper.run(loops) })
 	wg.Go(func() { d.cooling.run(loops) })
+	d.serveWatchers(loops, &wg)
 
 	if err := d.recoverState(ctx); err != nil {
 		return errors.Join(fmt.Errorf("recovering the node's state: %w", err), l.Close())
@@ -41,22 +42,39 @@ func (d *Daemon) Run(ctx context.Context, l net.Listener) error {
 	})
 	wg.Go(func() { d.sweepLoop(loops) })
 	wg.Go(func() { d.supplyLoop(loops) })
+	wg.Go(func() { d.repairLoop(loops) })
 
 	server, checks := d.newServer()
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
+	d.serving.Store(true)
 	d.Log.Info("serving", "socket", l.Addr().String(), "attachments", len(d.Store.Records()))
 	select {
 	case err := <-served:
 		return fmt.Errorf("serving the plugin: %w", err)
 	case <-ctx.Done():
 	}
+	d.serving.Store(false)
 	checks.Shutdown()
 	d.shutDown(server)
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
+}
+
+// serveWatchers serves introspection and monitoring. Their end does not end the daemon.
+func (d *Daemon) serveWatchers(ctx context.Context, wg *sync.WaitGroup) {
+	wg.Go(func() {
+		if err := serveHTTP(ctx, d.Introspection, d.introspectionHandler()); err != nil {
+			d.Log.Error("serving introspection", "err", err)
+		}
+	})
+	wg.Go(func() {
+		if err := serveHTTP(ctx, d.Monitoring, d.monitoringHandler()); err != nil {
+			d.Log.Error("serving metrics", "err", err)
+		}
+	})
 }
 
 func (d *Daemon) newServer() (*grpc.Server, *health.Server) {

@@ -1,0 +1,394 @@
+package daemon
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/failpoint"
+)
+
+// restart ends a daemon as a crash would leave the node: its records and the
+// kernel stay as they are. Then it starts another and waits until that serves.
+func (n *node) restart(r *running) *running {
+	n.t.Helper()
+	if r != nil {
+		if err := r.stop(); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	next := n.start()
+	defer n.tick()()
+	waitFor(n.t, next.serving.Load)
+	return next
+}
+
+// breakAt makes a failpoint return an error: what was done before it stays.
+func breakAt(t *testing.T, name string) {
+	t.Helper()
+	restore, err := failpoint.Set(name + "=error")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(restore)
+}
+
+// halted leaves a node as it is when the daemon is killed at a failpoint.
+func halted(t *testing.T, n *node, point string, do func(d *running)) {
+	t.Helper()
+	d := n.assemble()
+	restore, err := failpoint.Set(point + "=error")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer restore()
+	// What a kill would prevent is prevented: nothing is undone.
+	n.kernel.set("DetachPod", nil)
+	do(d)
+}
+
+func TestRecoveryFromEveryStepOfDel(t *testing.T) {
+	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
+		t.Run(point, func(t *testing.T) {
+			n := newNode(t, "10.0.0.5")
+			r := n.restart(nil)
+			mustAdd(t, r, "a", n.newNetns("a"))
+			if err := r.stop(); err != nil {
+				t.Fatal(err)
+			}
+			halted(t, n, point, func(d *running) {
+				if err := d.Source.Restore(keyFor("a"), attachment.Lease{IPv4: n.addrs[0]}); err != nil {
+					t.Fatal(err)
+				}
+				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
+					t.Fatalf("err = %v", err)
+				}
+			})
+			r = n.restart(nil)
+			n.wantKernel(t, 0, 0)
+			if recs := r.Store.Records(); len(recs) != 0 {
+				t.Errorf("records %v", recs)
+			}
+			if doc := r.document(); doc.Totals.Cooling != 1 || doc.Totals.Available != 0 {
+				t.Errorf("totals %+v, want the address cooling", doc.Totals)
+			}
+			n.clock.Advance(29 * time.Second)
+			if doc := r.document(); doc.Totals.Cooling != 1 {
+				t.Error("the address cooled too short")
+			}
+			n.clock.Advance(2 * time.Second)
+			if doc := r.document(); doc.Totals.Available != 1 {
+				t.Error("the address never cooled")
+			}
+			waitFor(t, func() bool { return len(r.Store.CoolingRecords()) == 0 })
+		})
+	}
+}
+
+func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
+	for point, ready := range map[string]bool{"daemon.add.leased": false, "daemon.add.recorded": false, "daemon.add.wired": false, "daemon.add.ready": true} {
+		t.Run(point, func(t *testing.T) {
+			n := newNode(t, "10.0.0.5")
+			ns := n.newNetns("a")
+			halted(t, n, point, func(d *running) {
+				lease, err := d.acquire(within(t), sourceRequest("a"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				rec := recordOf("a", lease)
+				rec.Netns = n.netns[ns]
+				if _, err := d.trySetUp(within(t), rec); !errors.Is(err, failpoint.ErrHit) {
+					t.Fatalf("err = %v", err)
+				}
+			})
+			r := n.restart(nil)
+			if ready {
+				n.wantKernel(t, 1, 1)
+			} else {
+				n.wantKernel(t, 0, 0)
+			}
+			// The runtime retries, or cleans up and retries.
+			if got := mustAdd(t, r, "a", ns).GetAddresses()[0]; got != "10.0.0.5/32" {
+				t.Errorf("address %s", got)
+			}
+		})
+	}
+}
+
+func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	first := mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.kernel.mu.Lock()
+	clear(n.kernel.routes)
+	n.kernel.mu.Unlock()
+	r = n.restart(nil)
+	n.wantKernel(t, 1, 1)
+	if again := mustAdd(t, r, "a", "/run/netns/a"); again.String() != first.String() {
+		t.Errorf("after the restart %v, before %v", again, first)
+	}
+	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
+		t.Errorf("address %s is held by another pod", got)
+	}
+}
+
+func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(n.dir, "attachments")); err != nil {
+		t.Fatal(err)
+	}
+	r = n.restart(nil)
+	n.wantKernel(t, 0, 0)
+	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
+		t.Errorf("address %s was just taken from a pod and must cool", got)
+	}
+}
+
+func TestRecoveryAfterReboot(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	mustAdd(t, r, "b", n.newNetns("b"))
+	mustDel(t, r, "b")
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
+	r = n.restart(nil)
+	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
+		t.Errorf("records %v, cooling %v", recs, cools)
+	}
+	if doc := r.document(); doc.Totals.Available != 2 {
+		t.Errorf("totals %+v, want both addresses available", doc.Totals)
+	}
+}
+
+func TestRecoveryIgnoresAnotherInstance(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.ident.InstanceID, n.kernel = "i-2", newFakeKernel()
+	r = n.restart(nil)
+	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
+		t.Errorf("address %s", got)
+	}
+}
+
+// damage truncates the record of a container to a percentage.
+func (n *node) damage(container string, keep int) {
+	n.t.Helper()
+	path := filepath.Join(n.dir, "attachments", "attachment-"+hostLinkName(keyFor(container))+".json")
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, data[:len(data)*keep/100], 0o600)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func TestDamagedRecordOfALivePod(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.damage("a", 30)
+	for range 2 { // quarantined at the first start, found so at the second
+		r = n.restart(nil)
+		n.wantKernel(t, 1, 1)
+		if c, _ := r.conditions.get(ConditionRecords); c.Healthy || !strings.Contains(c.Message, hostLinkName(keyFor("a"))) {
+			t.Errorf("condition %+v", c)
+		}
+		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
+			t.Errorf("its address is not held, holder %v", holder)
+		}
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = n.restart(nil)
+	defer n.tick()()
+	mustDel(t, r, "a")
+	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
+		t.Fatal(err)
+	}
+	n.wantKernel(t, 0, 0)
+	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
+		t.Error("its address does not cool")
+	}
+	if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
+		t.Errorf("condition %+v after the DEL", c)
+	}
+}
+
+func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.damage("a", 90)
+	n.kernel = newFakeKernel()
+	r = n.restart(nil)
+	if doc := r.document(); doc.Totals.Cooling != 1 {
+		t.Errorf("totals %+v, want its address cooling", doc.Totals)
+	}
+	left, err := filepath.Glob(filepath.Join(n.dir, "attachments", "*.bad"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestVanishedSandbox(t *testing.T) {
+	tests := map[string]struct {
+		listed   map[string]bool // by the runtime
+		linkGone bool
+		released bool
+	}{
+		"no runtime, link gone":       {linkGone: true, released: true},
+		"no runtime, link lives":      {},
+		"runtime does not list it":    {listed: map[string]bool{}, released: true},
+		"runtime lists it still":      {listed: map[string]bool{"a": true}, linkGone: true},
+		"runtime lists another":       {listed: map[string]bool{"b": true}, linkGone: true, released: true},
+		"runtime and kernel agree so": {listed: map[string]bool{"a": true}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "10.0.0.5")
+			n.listed = tt.listed
+			d := n.assemble()
+			ns := n.newNetns("a")
+			if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
+				t.Fatal(err)
+			}
+			n.removeNetns(ns)
+			if tt.linkGone {
+				n.kernel.links, n.kernel.routes = newFakeKernel().links, newFakeKernel().routes
+			}
+			d.sweep(within(t))
+			if len(d.Store.Records()) != 1 {
+				t.Fatal("released without grace")
+			}
+			n.clock.Advance(time.Minute)
+			d.sweep(within(t))
+			if released := len(d.Store.Records()) == 0; released != tt.released {
+				t.Errorf("released: %v, want %v", released, tt.released)
+			}
+		})
+	}
+}
+
+func TestReleasedNamespaceComesBackInTime(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	ns := n.newNetns("a")
+	if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
+		t.Fatal(err)
+	}
+	saved := n.netns[ns]
+	n.removeNetns(ns)
+	d.sweep(within(t))
+	n.netns[ns] = saved
+	n.clock.Advance(time.Minute)
+	d.sweep(within(t))
+	n.removeNetns(ns)
+	d.sweep(within(t))
+	if len(d.Store.Records()) != 1 {
+		t.Error("the grace period did not begin anew")
+	}
+}
+
+func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	defer n.tick()()
+	breakAt(t, "daemon.add.wired")
+	n.kernel.set("DetachPod", errors.New("busy"))
+	if _, err := r.add(within(t), addRequest{key: keyFor("a"), netns: n.newNetns("a")}); err == nil {
+		t.Fatal("ADD succeeded")
+	}
+	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
+		t.Fatal("the address was given back while its link lives")
+	}
+	n.kernel.set("DetachPod", nil)
+	n.clock.Advance(kernelTimeout)
+	waitFor(t, func() bool { return len(r.Store.Records()) == 0 })
+	n.wantKernel(t, 0, 0)
+	if _, ok := r.source.Holder(n.addrs[0]); ok {
+		t.Error("the address is still held")
+	}
+}
+
+func TestEveryFailpointIsHit(t *testing.T) {
+	// The crash tests take the list from failpoint.Names: a point that no
+	// path reaches would test nothing.
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	defer n.tick()()
+	for _, name := range failpoint.Names() {
+		if !strings.HasPrefix(name, "daemon.") {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			spec := name + "=error@1"
+			if strings.HasPrefix(name, "daemon.undo.") {
+				spec += ",daemon.add.wired=error@1"
+			}
+			restore, err := failpoint.Set(spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer restore()
+			ns := n.newNetns(name)
+			_, addErr := r.add(within(t), addRequest{key: keyFor(name), netns: ns})
+			delErr := r.del(within(t), keyFor(name))
+			if strings.HasPrefix(name, "daemon.undo.") {
+				if !errors.Is(addErr, failpoint.ErrHit) {
+					t.Errorf("ADD: %v", addErr)
+				}
+			} else if !errors.Is(errors.Join(addErr, delErr), failpoint.ErrHit) {
+				t.Errorf("not hit: ADD %v, DEL %v", addErr, delErr)
+			}
+			if err := r.del(within(t), keyFor(name)); err != nil {
+				t.Errorf("second DEL: %v", err)
+			}
+			if left := r.Store.Records(); len(left) != 0 {
+				t.Errorf("left %v", left)
+			}
+			n.clock.Advance(31 * time.Second)
+		})
+	}
+}
+
+func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
+		t.Fatal(err)
+	}
+	r = n.restart(r)
+	if len(r.Store.CoolingRecords()) != 0 || len(r.Store.Records()) != 1 {
+		t.Errorf("cooling %v, records %v", r.Store.CoolingRecords(), r.Store.Records())
+	}
+	n.wantKernel(t, 1, 1)
+}

@@ -1,0 +1,172 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+)
+
+// Upkeep is what the daemon asks of the data path besides pods. Network
+// implements it.
+type Upkeep interface {
+	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
+	Watch(ctx context.Context) (<-chan datapath.Event, error)
+	// Repair makes the node's own state and all pods as wanted, removes what
+	// is Berth's and not wanted, and names what it did. It fails with
+	// ErrENIsUnknown, having done nothing, while it would take the state of an
+	// ENI for a leftover that is only not known yet.
+	Repair(ctx context.Context, pods []datapath.Pod) ([]string, error)
+	// ForwardPolicy finds packet filters that drop pods' packets by default.
+	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
+}
+
+// repairDebounce gathers the events of one disturbance.
+const repairDebounce = 200 * time.Millisecond
+
+// repairLoop repairs what others change, at once when it is seen and at an
+// interval, until ctx ends.
+func (d *Daemon) repairLoop(ctx context.Context) {
+	if d.Upkeep == nil {
+		return
+	}
+	events := d.watch(ctx)
+	d.repair(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case e, ok := <-events:
+			if !ok {
+				events = d.watch(ctx)
+				continue
+			}
+			if e.Kind == datapath.LinkAppeared {
+				continue // an ENI's; the source's to see to
+			}
+			d.Log.Info("kernel state was changed by someone", "what", e.What)
+			drainEvents(ctx, events, d.Clock.After(repairDebounce))
+		case <-d.Clock.After(d.RepairInterval):
+		}
+		d.repair(ctx)
+	}
+}
+
+// watch never fails for good: without events the interval remains.
+func (d *Daemon) watch(ctx context.Context) <-chan datapath.Event {
+	events, err := d.Upkeep.Watch(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			d.Log.Warn("watching the kernel, repairing by the interval only", "err", err)
+		}
+		return nil
+	}
+	return events
+}
+
+// drainEvents takes events until the end of the gathering time.
+func drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-end:
+			return
+		case _, ok := <-events:
+			if !ok {
+				return
+			}
+		}
+	}
+}
+
+func (d *Daemon) repair(ctx context.Context) {
+	var pods []datapath.Pod
+	for _, rec := range d.Store.Records() {
+		if rec.State == attachment.Ready {
+			pods = append(pods, podOf(rec))
+		}
+	}
+	did, err := d.Upkeep.Repair(ctx, pods)
+	if errors.Is(err, ErrENIsUnknown) {
+		did, err = d.repairPods(ctx)
+	}
+	if len(did) > 0 {
+		d.Metrics.repairs.Add(float64(len(did)))
+		d.Log.Warn("repaired kernel state", "what", did)
+	}
+	if err != nil && ctx.Err() == nil {
+		d.Log.Warn("repairing kernel state, will try again", "err", err)
+	}
+	d.lookAtForwarding(ctx)
+}
+
+// repairPods puts back what pods miss on the node and removes nothing.
+func (d *Daemon) repairPods(ctx context.Context) (did []string, err error) {
+	inv, err := d.Kernel.Inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var have []string
+	for _, r := range inv.Routes {
+		have = append(have, r.Addr.String()+" "+r.Link)
+	}
+	var errs []error
+	for _, rec := range d.Store.Records() {
+		missing := rec.State == attachment.Ready && slices.ContainsFunc(podOf(rec).Addrs(), func(a netip.Addr) bool {
+			return !slices.Contains(have, a.String()+" "+rec.HostLink)
+		})
+		if !missing {
+			continue
+		}
+		if err := d.repairPod(ctx, rec); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		did = append(did, "pod link "+rec.HostLink)
+	}
+	return did, errors.Join(errs...)
+}
+
+func (d *Daemon) repairPod(ctx context.Context, seen attachment.Record) error {
+	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok := d.Store.Get(seen.Key)
+	if !ok || rec.State != attachment.Ready {
+		return nil
+	}
+	_, err = d.addAgain(ctx, rec)
+	return err
+}
+
+// lookAtForwarding keeps the condition about others' packet filters.
+func (d *Daemon) lookAtForwarding(ctx context.Context) {
+	found, err := d.Upkeep.ForwardPolicy(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			d.Log.Warn("looking for packet filters that drop forwarded packets", "err", err)
+		}
+		return
+	}
+	if len(found) == 0 {
+		d.conditions.set(ConditionForwarding, true, "NoDropPolicy", "")
+		return
+	}
+	var messages []string
+	for _, f := range found {
+		messages = append(messages, f.Message)
+	}
+	d.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
+}
+
+// ErrENIsUnknown: the address source has not set up every ENI yet.
+var ErrENIsUnknown = fmt.Errorf("not every ENI is known yet")
