@@ -45,7 +45,6 @@ func checkAnswers(s *middleware.Stack) error {
 				head, _ = body.Peek(body.Buffered())
 			}
 			if root := rootElement(head); root != want {
-				_ = r.Body.Close()
 				return out, meta, &badAnswer{fmt.Errorf("root element %q, expected %q", root, want)}
 			}
 			r.Body = struct {

@@ -79,7 +79,10 @@ func New(ctx context.Context, o Options) (*Client, error) {
 // load reads the SDK's configuration. Its retryer serves only the fetching of
 // credentials and the region.
 func load(ctx context.Context, o Options) (sdk.Config, error) {
-	opts := []func(*config.LoadOptions) error{config.WithHTTPClient(o.HTTPClient)}
+	opts := []func(*config.LoadOptions) error{
+		config.WithHTTPClient(o.HTTPClient),
+		config.WithLogger(o.sdkLogger()),
+	}
 	if o.Region != "" {
 		opts = append(opts, config.WithRegion(o.Region))
 	}

@@ -110,6 +110,7 @@ var phrases = []struct {
 }{
 	{"already has an interface attached", cloud.Conflict},            // AttachNetworkInterface: the device index is taken
 	{"is already attached", cloud.Conflict},                          // AttachNetworkInterface
+	{"move is not allowed", cloud.Conflict},                          // AssignPrivateIpAddresses, CreateNetworkInterface: a named address is taken
 	{"currently in use", cloud.Conflict},                             // DeleteNetworkInterface while detaching
 	{"not assigned to", cloud.Gone},                                  // UnassignPrivateIpAddresses, UnassignIpv6Addresses
 	{"sufficient free ipv4 addresses or prefixes", cloud.SubnetFull}, // CreateNetworkInterface, AssignPrivateIpAddresses

@@ -148,15 +148,33 @@ func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Sub
 	return out, nil
 }
 
+// one is a page for the one thing that a filter names. Describe calls with
+// neither a filter nor a page draw from a smaller bucket at EC2 (EC2 Developer
+// Guide, "Request throttling"), which the limiter could not tell apart; so
+// single things are asked for by filter too.
+func one(name, id string) (f filters, page *int32) {
+	f.add(name, id)
+	return f, sdk.Int32(100)
+}
+
+// gone is EC2's answer for an ID that does not exist, where a filter was used.
+func gone(op, code, what, id string) error {
+	return &cloud.Error{Class: cloud.Gone, Op: op, Code: code, Message: fmt.Sprintf("The %s '%s' does not exist", what, id)}
+}
+
 // VPCCIDRs implements cloud.API. A VPC that does not exist is an error of class Gone.
 func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
 	const op = "DescribeVpcs"
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{VpcIds: []string{vpcID}})
+	f, page := one("vpc-id", vpcID)
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return nil, err
 	}
-	if len(got.Vpcs) != 1 {
-		return nil, fail(op, &badAnswer{fmt.Errorf("vpcSet has %d VPCs: expected the one asked for", len(got.Vpcs))})
+	switch {
+	case len(got.Vpcs) == 0:
+		return nil, gone(op, "InvalidVpcID.NotFound", "vpc ID", vpcID)
+	case len(got.Vpcs) > 1 || sdk.ToString(got.Vpcs[0].VpcId) != vpcID:
+		return nil, fail(op, &badAnswer{fmt.Errorf("vpcSet: expected %s alone", vpcID)})
 	}
 	var r reading
 	out := r.vpcCIDRs(&got.Vpcs[0])
@@ -173,16 +191,19 @@ func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, er
 // of interfaces has their tags.
 func (c *Client) Instance(ctx context.Context, id string) (cloud.Instance, error) {
 	const op = "DescribeInstances"
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	f, page := one("instance-id", id)
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return cloud.Instance{}, err
 	}
 	list, err := instancesIn(op, got)
-	if err != nil {
+	switch {
+	case err != nil:
 		return cloud.Instance{}, err
-	}
-	if len(list) != 1 || list[0].ID != id {
-		return cloud.Instance{}, fail(op, &badAnswer{fmt.Errorf("instancesSet has %d instances: expected the one asked for", len(list))})
+	case len(list) == 0:
+		return cloud.Instance{}, gone(op, "InvalidInstanceID.NotFound", "instance ID", id)
+	case len(list) > 1 || list[0].ID != id:
+		return cloud.Instance{}, fail(op, &badAnswer{fmt.Errorf("instancesSet: expected %s alone", id)})
 	}
 	if list[0].ENIs, err = c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
 		return cloud.Instance{}, err

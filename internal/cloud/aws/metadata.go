@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	smithymw "github.com/aws/smithy-go/middleware"
@@ -37,13 +38,17 @@ type Metadata struct {
 var _ cloud.Metadata = (*Metadata)(nil)
 
 // NewMetadata returns a client of the metadata service. Of o it uses
-// IMDSEndpoint, HTTPClient, MetadataTimeout, UserAgent and Clock.
+// IMDSEndpoint, HTTPClient, MetadataTimeout, Logger, UserAgent and Clock.
 func NewMetadata(o Options) *Metadata {
 	o = o.withDefaults()
 	return &Metadata{
 		api: imds.New(imds.Options{
 			Endpoint:   o.IMDSEndpoint,
 			HTTPClient: o.HTTPClient,
+			Logger:     o.sdkLogger(),
+			// Attempts are repeated here, where a service that is coming up is
+			// told from one that refuses.
+			Retryer:    sdk.NopRetryer{},
 			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent())},
 		}),
 		clock:   o.Clock,

@@ -1,6 +1,8 @@
 package aws
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -8,6 +10,7 @@ import (
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/smithy-go/logging"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
@@ -117,6 +120,17 @@ func (o Options) withDefaults() Options {
 		o.Clock = clock.Real{}
 	}
 	return o
+}
+
+// sdkLogger carries the SDK's own few messages into the log.
+func (o Options) sdkLogger() logging.Logger {
+	return logging.LoggerFunc(func(class logging.Classification, format string, v ...any) {
+		level := slog.LevelDebug
+		if class == logging.Warn {
+			level = slog.LevelWarn
+		}
+		o.Logger.Log(context.Background(), level, "AWS SDK", "msg", fmt.Sprintf(format, v...))
+	})
 }
 
 // agent is what the SDK puts into the User-Agent header: name/version.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
-	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -86,14 +85,19 @@ func (c *Client) ask(ctx context.Context, instanceType string) (cloud.Limits, er
 
 func (c *Client) describeType(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	const op = "DescribeInstanceTypes"
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{
-		InstanceTypes: []types.InstanceType{types.InstanceType(instanceType)},
-	})
+	f, page := one("instance-type", instanceType)
+	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return cloud.Limits{}, err
 	}
-	if len(got.InstanceTypes) != 1 || string(got.InstanceTypes[0].InstanceType) != instanceType {
-		return cloud.Limits{}, fail(op, &badAnswer{fmt.Errorf("instanceTypeSet has %d types: expected %s alone", len(got.InstanceTypes), instanceType)})
+	switch {
+	case len(got.InstanceTypes) == 0:
+		return cloud.Limits{}, &cloud.Error{
+			Class: cloud.Bug, Op: op, Code: "InvalidInstanceType",
+			Message: fmt.Sprintf("the instance type %q does not exist in this region", instanceType),
+		}
+	case len(got.InstanceTypes) > 1 || string(got.InstanceTypes[0].InstanceType) != instanceType:
+		return cloud.Limits{}, fail(op, &badAnswer{fmt.Errorf("instanceTypeSet: expected %s alone", instanceType)})
 	}
 	var r reading
 	l := r.limits(&got.InstanceTypes[0])

@@ -1,0 +1,285 @@
+package aws
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+const (
+	describeENIs = "DescribeNetworkInterfaces"
+	attach       = "AttachNetworkInterface"
+	noENIs       = "<networkInterfaceSet/>"
+	oneAddress   = "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item></assignedPrivateIpAddressesSet>"
+)
+
+var (
+	dropped   = answer{drop: true}
+	throttled = refusal(503, "RequestLimitExceeded", "Request limit exceeded.")
+	internal  = refusal(500, "InternalError", "An internal error has occurred")
+)
+
+// TestRepeats says for each kind of call and trouble how many requests are
+// sent, and what comes out.
+func TestRepeats(t *testing.T) {
+	describe := func(ctx context.Context, c *Client) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
+	assign := func(ctx context.Context, c *Client) error {
+		// A connection that was used before, as usual: net/http must not repeat either.
+		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
+			return err
+		}
+		_, err := c.AssignAddresses(ctx, "eni-1", 1)
+		return err
+	}
+	attachENI := func(ctx context.Context, c *Client) error { _, err := c.AttachENI(ctx, "eni-1", "i-1", 1); return err }
+	detach := func(ctx context.Context, c *Client) error { return c.DetachENI(ctx, "eni-attach-1") }
+	del := func(ctx context.Context, c *Client) error { return c.DeleteENI(ctx, "eni-1") }
+	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
+
+	tests := []struct {
+		name    string
+		call    func(context.Context, *Client) error
+		action  string
+		answers []answer
+		sent    int
+		want    cloud.Class // Unknown: success
+	}{
+		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
+		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, transientTries, cloud.Transient},
+		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, throttledTries, cloud.Throttled},
+		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
+		{"assign, reply lost", assign, assignOp, []answer{dropped, ok(assignOp, oneAddress)}, 1, cloud.Transient},
+		{"assign, internal error", assign, assignOp, []answer{internal, ok(assignOp, oneAddress)}, 1, cloud.Transient},
+		{"assign, throttled", assign, assignOp, []answer{throttled, ok(assignOp, oneAddress)}, 2, cloud.Unknown},
+		{"assign, throttled, then lost", assign, assignOp, []answer{throttled, dropped, ok(assignOp, oneAddress)}, 2, cloud.Transient},
+		{"assign, subnet full", assign, assignOp, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
+		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
+		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
+		{"delete, reply lost", del, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
+		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
+		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
+		{"detach, throttled, then gone", detach, "DetachNetworkInterface", []answer{throttled, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Gone},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{tt.action: tt.answers, "DescribeSubnets": {ok("DescribeSubnets", "<subnetSet/>")}})
+			var seen record
+			err := tt.call(t.Context(), client(t, s, func(o *Options) { o.Observer = &seen }))
+			if tt.want == cloud.Unknown && err != nil {
+				t.Fatalf("got %v", err)
+			}
+			if tt.want != cloud.Unknown && cloud.ClassOf(err) != tt.want {
+				t.Errorf("got class %v (%v), want %v", cloud.ClassOf(err), err, tt.want)
+			}
+			if n := len(s.sent(tt.action)); n != tt.sent {
+				t.Errorf("%d requests sent, want %d", n, tt.sent)
+			}
+			total := 0
+			for key, n := range seen.codes {
+				if strings.HasPrefix(key, tt.action+" ") {
+					total += n
+				}
+			}
+			if total != tt.sent {
+				t.Errorf("the observer saw %v, want %d calls", seen.codes, tt.sent)
+			}
+		})
+	}
+}
+
+// TestCreateTokens: all repetitions of a creation carry one token, the
+// caller's if there is one.
+func TestCreateTokens(t *testing.T) {
+	const create = "CreateNetworkInterface"
+	for _, token := range []string{"", "intent-7"} {
+		s := serve(t, map[string][]answer{create: {dropped, throttled, ok(create, "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>")}})
+		e, err := client(t, s).CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: token})
+		if err != nil || e.ID != "eni-1" {
+			t.Fatalf("got %+v, %v", e, err)
+		}
+		sent := s.sent(create)
+		if len(sent) != 3 {
+			t.Fatalf("%d requests, want 3", len(sent))
+		}
+		first := sent[0].Get("ClientToken")
+		if first == "" || token != "" && first != token {
+			t.Errorf("client token %q, want %q", first, token)
+		}
+		for _, r := range sent {
+			if got := r.Get("ClientToken"); got != first {
+				t.Errorf("a repetition has token %q, the first request %q", got, first)
+			}
+		}
+	}
+}
+
+// TestExpiredCredentials: a refusal for expired credentials fetches new ones
+// and makes the call again, also one that is not idempotent; and only once.
+func TestExpiredCredentials(t *testing.T) {
+	old := refusal(400, "RequestExpired", "Request has expired.")
+	t.Run("renewed", func(t *testing.T) {
+		s := serve(t, map[string][]answer{assignOp: {old, ok(assignOp, oneAddress)}})
+		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
+		if _, err := c.AssignAddresses(t.Context(), "eni-1", 1); err != nil {
+			t.Fatal(err)
+		}
+		if len(s.keys) != 2 || s.keys[0] != "KEY1" || s.keys[1] != "KEY2" {
+			t.Errorf("signed with %v, want KEY1, then KEY2", s.keys)
+		}
+	})
+	t.Run("still expired", func(t *testing.T) {
+		s := serve(t, map[string][]answer{assignOp: {old}})
+		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
+		_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
+		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(assignOp)) != 2 {
+			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(assignOp)))
+		}
+	})
+}
+
+// TestNoCredentials takes the credentials from a metadata service in trouble.
+func TestNoCredentials(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		status int
+		want   cloud.Class
+	}{{"no role", 404, cloud.Permission}, {"metadata service broken", 500, cloud.Transient}} {
+		t.Run(tt.name, func(t *testing.T) {
+			clearAWS(t)
+			imds := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPut {
+					w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "60")
+					_, _ = w.Write([]byte("token"))
+					return
+				}
+				w.WriteHeader(tt.status)
+			}))
+			t.Cleanup(imds.Close)
+			s := serve(t, nil)
+			var seen record
+			c := client(t, s, func(o *Options) {
+				o.Credentials, o.IMDSEndpoint, o.Observer = nil, imds.URL, &seen
+			})
+			_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
+			if cloud.ClassOf(err) != tt.want {
+				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
+			}
+			if err == nil || !strings.Contains(err.Error(), "IAM role") {
+				t.Errorf("error %q does not say what to do", err)
+			}
+			if len(s.calls) != 0 {
+				t.Errorf("%d unsigned calls were sent", len(s.calls))
+			}
+			if seen.count(assignOp+" "+CodeCredentials) != 1 {
+				t.Errorf("the observer saw %v", seen.codes)
+			}
+		})
+	}
+}
+
+// clearAWS takes the machine's own AWS settings out of a test.
+func clearAWS(t testing.TB) {
+	for _, k := range []string{
+		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION",
+		"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+		"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_EC2_METADATA_DISABLED", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_CA_BUNDLE",
+	} {
+		t.Setenv(k, "")
+	}
+	t.Setenv("AWS_CONFIG_FILE", t.TempDir()+"/none")
+	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", t.TempDir()+"/none")
+}
+
+// TestBlackHole: an endpoint that never answers costs one time-out.
+func TestBlackHole(t *testing.T) {
+	release := make(chan struct{})
+	hole := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+	}))
+	t.Cleanup(hole.Close)
+	t.Cleanup(func() { close(release) })
+	var seen record
+	c := client(t, &server{Server: hole}, func(o *Options) {
+		o.CallTimeout, o.Clock, o.Observer = 100*time.Millisecond, clock.Real{}, &seen
+	})
+	start := time.Now()
+	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
+	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
+		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+	if seen.count(describeENIs+" "+CodeNoReply) != 1 {
+		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
+	}
+}
+
+// TestOutageAndRecovery: while nothing listens calls fail as transient, and
+// the next ones work again.
+func TestOutageAndRecovery(t *testing.T) {
+	s := serve(t, map[string][]answer{describeENIs: {dropped, dropped, dropped, dropped, ok(describeENIs, noENIs)}})
+	c := client(t, s)
+	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); cloud.ClassOf(err) != cloud.Transient {
+		t.Fatalf("during the outage: %v", err)
+	}
+	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
+		t.Fatalf("after the outage: %v", err)
+	}
+}
+
+// TestCanceled: the caller's context is honoured on the wire and in the
+// limiter's queue, where the call had no effect for sure.
+func TestCanceled(t *testing.T) {
+	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
+	c := client(t, s, func(o *Options) {
+		o.Clock = clock.NewFake(time.Unix(1e9, 0))
+		o.Ceilings = map[string]Limit{describeENIs: {Rate: 1, Burst: 1}}
+	})
+	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.ENIs(ctx, cloud.ENIFilter{})
+	if cloud.ClassOf(err) != cloud.Throttled || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "not sent") {
+		t.Errorf("in the queue: %v (class %v)", err, cloud.ClassOf(err))
+	}
+	if n := len(s.sent(describeENIs)); n != 1 {
+		t.Errorf("%d requests, want 1", n)
+	}
+}
+
+func TestNewRefusesBadOptions(t *testing.T) {
+	clearAWS(t)
+	for _, tt := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Region: "x", EC2Endpoint: "ec2.example"}, "EC2 endpoint"},
+		{Options{Region: "x", EC2Endpoint: "ftp://x"}, "EC2 endpoint"},
+		{Options{Region: "x", IMDSEndpoint: "http://"}, "metadata endpoint"},
+		{Options{IMDSEndpoint: "http://127.0.0.1:1", Clock: newHasty()}, "AWS_REGION"},
+	} {
+		_, err := New(t.Context(), tt.o)
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: error %v, want one that names %q", tt.o, err, tt.want)
+		}
+	}
+}
+
+var _ sdk.CredentialsProvider = (*rotating)(nil)

@@ -1,0 +1,106 @@
+package aws
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+const describeTypes = "DescribeInstanceTypes"
+
+func typeInfo(name, head, network string) answer {
+	return ok(describeTypes, "<instanceTypeSet><item><instanceType>"+name+"</instanceType>"+head+"<networkInfo>"+network+"</networkInfo></item></instanceTypeSet>")
+}
+
+func TestLimits(t *testing.T) {
+	network := `<maximumNetworkInterfaces>4</maximumNetworkInterfaces><ipv4AddressesPerInterface>15</ipv4AddressesPerInterface>
+<ipv6AddressesPerInterface>15</ipv6AddressesPerInterface><ipv6Supported>true</ipv6Supported>`
+	cards := `<maximumNetworkInterfaces>60</maximumNetworkInterfaces><ipv4AddressesPerInterface>50</ipv4AddressesPerInterface><ipv6Supported>false</ipv6Supported>
+<networkCards><item><networkCardIndex>1</networkCardIndex><maximumNetworkInterfaces>14</maximumNetworkInterfaces></item>
+<item><networkCardIndex>0</networkCardIndex><maximumNetworkInterfaces>15</maximumNetworkInterfaces></item></networkCards>`
+	for _, tt := range []struct {
+		name, head, network string
+		want                cloud.Limits
+	}{
+		{"nitro", "<hypervisor>nitro</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"xen", "<hypervisor>xen</hypervisor>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15}},
+		{"metal", "<bareMetal>true</bareMetal>", network, cloud.Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"several cards", "<hypervisor>nitro</hypervisor>", cards, cloud.Limits{MaxENIs: 15, IPv4PerENI: 50, Prefixes: true}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := serve(t, map[string][]answer{describeTypes: {typeInfo("x.large", tt.head, tt.network)}})
+			c := client(t, s)
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					if got, err := c.Limits(t.Context(), "x.large"); err != nil || got != tt.want {
+						t.Errorf("got %+v, %v; want %+v", got, err, tt.want)
+					}
+				})
+			}
+			wg.Wait()
+			if n := len(s.calls); n != 1 {
+				t.Errorf("EC2 was asked %d times, want once", n)
+			}
+		})
+	}
+}
+
+func TestLimitsMalformed(t *testing.T) {
+	for _, tt := range []struct {
+		a    answer
+		want string
+	}{
+		{ok(describeTypes, "<instanceTypeSet/>"), "does not exist in this region"},
+		{typeInfo("other", "", ""), "instanceTypeSet"},
+		{ok(describeTypes, "<instanceTypeSet><item><instanceType>no.such</instanceType></item></instanceTypeSet>"), "networkInfo"},
+		{typeInfo("no.such", "", "<maximumNetworkInterfaces>2</maximumNetworkInterfaces>"), "ipv4AddressesPerInterface"},
+		{typeInfo("no.such", "", "<ipv4AddressesPerInterface>2</ipv4AddressesPerInterface>"), "maximumNetworkInterfaces"},
+		{typeInfo("no.such", "", "<maximumNetworkInterfaces>0</maximumNetworkInterfaces><ipv4AddressesPerInterface>2</ipv4AddressesPerInterface>"), "at least one"},
+	} {
+		s := serve(t, map[string][]answer{describeTypes: {tt.a}})
+		_, err := client(t, s).Limits(t.Context(), "no.such")
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("got %v, want an error that names %s", err, tt.want)
+		}
+	}
+}
+
+// TestLimitsFallback: the table answers while EC2 cannot be asked, and EC2 is
+// asked again later; a type that EC2 does not know is an error.
+func TestLimitsFallback(t *testing.T) {
+	s := serve(t, map[string][]answer{describeTypes: {
+		refusal(403, "UnauthorizedOperation", "no"),
+		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>"),
+	}})
+	time := newHasty()
+	c := client(t, s, func(o *Options) { o.Clock = time })
+	for range 2 {
+		got, err := c.Limits(t.Context(), "m5.large")
+		if want := (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}); err != nil || got != want {
+			t.Fatalf("got %+v, %v; want the table's %+v", got, err, want)
+		}
+	}
+	if n := len(s.calls); n != 1 {
+		t.Errorf("EC2 was asked %d times within the time of the fallback, want once", n)
+	}
+	time.advance(fallbackFor)
+	if got, err := c.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 7 {
+		t.Errorf("after the time of the fallback: %+v, %v", got, err)
+	}
+
+	for name, a := range map[string]answer{
+		"type unknown to EC2":       ok(describeTypes, "<instanceTypeSet/>"),
+		"type unknown to the table": refusal(403, "UnauthorizedOperation", "no"),
+	} {
+		s := serve(t, map[string][]answer{describeTypes: {a}})
+		c := client(t, s, func(o *Options) {
+			o.Fallback = func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }
+		})
+		if got, err := c.Limits(t.Context(), "m5.large"); err == nil {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
