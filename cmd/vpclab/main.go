@@ -13,7 +13,9 @@ import (
 )
 
 // commands are the subcommands, each in a file of its own.
-var commands = []func() *cobra.Command{newServe}
+var commands = []func() *cobra.Command{
+	newUp, newStatus, newPod, newExec, newKill, newStart, newFault, newDown, newDemo, newServe, newLabProcess,
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+)
+
+func contextFor(cmd *cobra.Command, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(cmd.Context(), timeout)
+}
+
+func absDir(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", fmt.Errorf("--dir: %w", err)
+	}
+	return abs, nil
+}
+
+// absolute makes paths independent of the directory that the command runs in.
+func (f *labFlags) absolute() error {
+	for _, p := range []*string{&f.dir, &f.specFile, &f.binDir} {
+		if *p == "" {
+			continue
+		}
+		var err error
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printNext says what to do with a lab.
+func printNext(w io.Writer, dir string) {
+	at := ""
+	if dir != lab.DefaultDir {
+		at = " --dir " + dir
+	}
+	for _, l := range [][2]string{
+		{"vpclab status" + at, "nodes, ENIs, addresses, pods, drops"},
+		{"vpclab pod add" + at + " node-1 web", "a pod, through CNI as a runtime would"},
+		{"vpclab exec" + at + " node-1/web -- ip addr", "a command inside the pod, or inside a node"},
+		{"vpclab exec" + at + " node-1 -- curl -s localhost:6666/ip-manager", "what berthd knows"},
+		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
+		{"vpclab kill" + at + " node-1 --restart", "kill -9 berthd and start it again"},
+		{"vpclab down" + at, "remove everything"},
+	} {
+		fmt.Fprintf(w, "  %-58s %s\n", l[0], l[1])
+	}
+}

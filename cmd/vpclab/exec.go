@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+func newExec() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "exec NODE[/POD] -- COMMAND [ARG...]",
+		Short: "Run a command in the network of a node or pod",
+		Long: `Run a command in the network of a node or pod; internet, onprem and vpc stand for
+the host on the internet, the one on premises and the VPC's router. Files and
+processes are this machine's. Programs beside vpclab are found without a path,
+and BERTH_SOCKET leads them to the node's daemon.`,
+		Example: `  vpclab exec node-1 -- berthctl ip-manager
+  vpclab exec node-1/web -- ping -c 1 10.0.4.20
+  vpclab exec internet -- tcpdump -ni eth0`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+				return errors.New("want NODE -- COMMAND, such as vpclab exec node-1 -- ip route")
+			}
+			t, err := control.Dial(dir).Target(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return run(t, args[1:])
+		},
+	}
+	dirFlag(c, &dir)
+	return c
+}
+
+// run becomes the command; it returns only when that fails.
+func run(t control.Target, argv []string) error {
+	if self, err := os.Executable(); err == nil {
+		_ = os.Setenv("PATH", filepath.Dir(self)+":"+os.Getenv("PATH"))
+	}
+	bin, err := exec.LookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // the thread that enters the namespace is the one that becomes the command
+	if err := ns.Enter(t.Netns); err != nil {
+		return err
+	}
+	if err := syscall.Exec(bin, argv, append(os.Environ(), t.Env...)); err != nil {
+		return fmt.Errorf("run %s: %w", bin, err)
+	}
+	return nil
+}

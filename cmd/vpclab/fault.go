@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+)
+
+func newFault() *cobra.Command {
+	var dir string
+	var count int
+	c := &cobra.Command{
+		Use:     "fault KIND [ACTION] [VALUE] | list | clear [KIND]",
+		Short:   "Make the cloud misbehave",
+		Long:    faultHelp(),
+		Example: faultExamples(),
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			return fault(cmd, control.Dial(dir), args, count)
+		},
+	}
+	dirFlag(c, &dir)
+	c.Flags().IntVar(&count, "count", 0, "how many calls it meets, for error, lost-reply and lost-request (default: all until cleared)")
+	return c
+}
+
+func fault(cmd *cobra.Command, ctl *control.Client, args []string, count int) error {
+	out := cmd.OutOrStdout()
+	switch args[0] {
+	case "list":
+		list, err := ctl.Faults(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			fmt.Fprintln(out, "The cloud behaves.")
+		}
+		for _, f := range list {
+			fmt.Fprintln(out, f)
+		}
+		return nil
+	case "clear":
+		kind := strings.Join(args[1:], " ")
+		n, err := ctl.ClearFaults(cmd.Context(), kind)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%d faults cleared\n", n)
+		return nil
+	}
+	if len(args) == 2 && args[1] == "off" { // outage off
+		_, err := ctl.ClearFaults(cmd.Context(), args[0])
+		return err
+	}
+	if len(args) == 2 && args[1] == "on" {
+		args = args[:1]
+	}
+	k, err := control.KindNamed(args[0])
+	if err != nil {
+		return err
+	}
+	r, err := k.Request(args[1:], count)
+	if err != nil {
+		return err
+	}
+	return ctl.AddFault(cmd.Context(), r)
+}
+
+func faultHelp() string {
+	var b strings.Builder
+	b.WriteString("Make the cloud misbehave. A fault stays until it is cleared, or has met --count calls.\nACTION is an EC2 action or a pattern, such as 'Describe*'.\n\n")
+	for _, k := range control.Kinds {
+		fmt.Fprintf(&b, "  %-28s %s\n", strings.TrimSpace(k.Name+" "+k.Args), k.Doc)
+	}
+	b.WriteString("  list                         show the faults in force\n  clear [KIND]                 end them; outage off does the same for one\n")
+	return b.String()
+}
+
+func faultExamples() string {
+	var lines []string
+	for _, k := range control.Kinds {
+		lines = append(lines, "  vpclab fault "+k.Example)
+	}
+	return strings.Join(lines, "\n")
+}

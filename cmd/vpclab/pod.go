@@ -1,0 +1,151 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/vpclab/node"
+)
+
+func newPod() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "pod",
+		Short: "Add, remove and list pods",
+		Long: `Add, remove and list pods. A pod is a network namespace that a runtime would make
+for it, wired by the real plugin through libcni, with an echo server inside:
+TCP and UDP on port 7777, HTTP on 8080.`,
+	}
+	c.AddCommand(newPodAdd(), newPodDel(), newPodList())
+	return c
+}
+
+func newPodAdd() *cobra.Command {
+	var dir, namespace string
+	var ports []string
+	var count int
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "add NODE [NAME...]",
+		Short: "Add pods to a node",
+		Example: `  vpclab pod add node-1
+  vpclab pod add node-1 web --port 30080:8080/tcp
+  vpclab pod add node-2 --count 8`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			mappings, err := parsePorts(ports)
+			if err != nil {
+				return err
+			}
+			names := args[1:]
+			for len(names) < max(count, 1) {
+				names = append(names, "") // the lab chooses
+			}
+			ctl := control.Dial(dir)
+			var errs []error
+			for _, name := range names {
+				p, err := ctl.AddPod(cmd.Context(), control.PodRequest{
+					Node: args[0], Name: name, Namespace: namespace, Ports: mappings, Timeout: timeout.String(),
+				})
+				if err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s  %s  in %s\n", args[0], p.Name, strings.Join(p.Addresses, ","), p.Took)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	dirFlag(c, &dir)
+	c.Flags().StringVarP(&namespace, "namespace", "n", "default", "Kubernetes `namespace` that the plugin is told")
+	c.Flags().StringArrayVar(&ports, "port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
+	c.Flags().IntVar(&count, "count", 1, "how many pods, the named ones included")
+	c.Flags().DurationVar(&timeout, "timeout", 90*time.Second, "how long each may take; failures are tried again until then, as a kubelet does")
+	return c
+}
+
+func parsePorts(in []string) ([]node.PortMapping, error) {
+	var out []node.PortMapping
+	for _, s := range in {
+		ports, proto, ok := strings.Cut(s, "/")
+		if !ok {
+			proto = "tcp"
+		}
+		host, pod, ok := strings.Cut(ports, ":")
+		h, err1 := strconv.ParseUint(host, 10, 16)
+		p, err2 := strconv.ParseUint(pod, 10, 16)
+		if !ok || err1 != nil || err2 != nil || proto != "tcp" && proto != "udp" {
+			return nil, fmt.Errorf("--port %q: want HOST:POD, HOST:POD/tcp or HOST:POD/udp", s)
+		}
+		out = append(out, node.PortMapping{HostPort: int(h), ContainerPort: int(p), Protocol: proto})
+	}
+	return out, nil
+}
+
+func newPodDel() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:     "del NODE NAME...",
+		Aliases: []string{"delete", "rm"},
+		Short:   "Remove pods from a node",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			ctl := control.Dial(dir)
+			var errs []error
+			for _, name := range args[1:] {
+				if err := ctl.DelPod(cmd.Context(), args[0], name); err != nil {
+					errs = append(errs, err)
+					continue
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s removed\n", args[0], name)
+			}
+			return errors.Join(errs...)
+		},
+	}
+	dirFlag(c, &dir)
+	return c
+}
+
+func newPodList() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List pods",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			s, err := control.Dial(dir).Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+			fmt.Fprintln(w, "POD\tNAMESPACE\tADDRESS\tENI\tINDEX\tNETNS")
+			for _, n := range s.Nodes {
+				for _, p := range n.Pods {
+					fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex, p.Netns)
+				}
+			}
+			return w.Flush()
+		},
+	}
+	dirFlag(c, &dir)
+	return c
+}

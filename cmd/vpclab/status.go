@@ -1,0 +1,122 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+)
+
+func newStatus() *cobra.Command {
+	var dir, format string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show nodes, ENIs, addresses, pods, dropped packets and faults",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if format != "table" && format != "json" {
+				return fmt.Errorf("--output %q: want table or json", format)
+			}
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := contextFor(cmd, 30*time.Second)
+			defer cancel()
+			s, err := control.Dial(dir).Status(ctx)
+			if err != nil {
+				return err
+			}
+			if format == "json" {
+				e := json.NewEncoder(cmd.OutOrStdout())
+				e.SetIndent("", "  ")
+				return e.Encode(s)
+			}
+			return printStatus(cmd.OutOrStdout(), s)
+		},
+	}
+	dirFlag(c, &dir)
+	c.Flags().StringVarP(&format, "output", "o", "table", "`format`: table or json")
+	return c
+}
+
+// printStatus writes what a person wants to see at a glance.
+func printStatus(out io.Writer, s lab.Status) error {
+	fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
+	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "\nNODE\tINSTANCE\tTYPE\tADDRESS\tBERTHD\tPID\tSTARTS\tENIS\tPODS")
+	for _, n := range s.Nodes {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, n.Address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
+	}
+	fmt.Fprintln(w, "\nENI\tNODE\tINDEX\tSTATUS\tSUBNET\tPRIMARY\tADDRESSES\tDROPS")
+	for _, n := range s.Nodes {
+		for _, e := range n.ENIs {
+			eniRow(w, e, n.Name)
+		}
+	}
+	for _, e := range s.Loose {
+		eniRow(w, e, "-")
+	}
+	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESS\tENI\tINDEX")
+	for _, n := range s.Nodes {
+		for _, p := range n.Pods {
+			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(s.Gateway) > 0 {
+		fmt.Fprintf(out, "\nDropped at the internet gateway: %s\n", drops(s.Gateway))
+	}
+	for _, f := range s.Faults {
+		fmt.Fprintf(out, "\nFault: %s\n", f)
+	}
+	for _, n := range s.Nodes {
+		if n.Why != "" {
+			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
+		}
+	}
+	if s.Trouble != "" {
+		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
+	}
+	return nil
+}
+
+func eniRow(w io.Writer, e lab.ENIStatus, node string) {
+	addrs := fmt.Sprint(len(e.Secondary))
+	if len(e.Prefixes) > 0 {
+		addrs += fmt.Sprintf(" + %d × /28", len(e.Prefixes))
+	}
+	fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.DeviceIndex, e.Status, e.Subnet, e.Primary, addrs, drops(e.Drops))
+}
+
+func drops(d fabric.Drops) string {
+	if len(d) == 0 {
+		return "-"
+	}
+	var parts []string
+	for _, c := range slices.Sorted(maps.Keys(d)) {
+		parts = append(parts, fmt.Sprintf("%s %d", c, d[c]))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func join(addrs []netip.Addr) string {
+	var parts []string
+	for _, a := range addrs {
+		parts = append(parts, a.String())
+	}
+	return strings.Join(parts, ",")
+}

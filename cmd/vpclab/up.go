@@ -1,0 +1,172 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+)
+
+// labFlags describe a lab to raise.
+type labFlags struct {
+	dir, specFile, instanceType, binDir string
+	nodes                               int
+	daemonArgs                          []string
+	env                                 map[string]string
+	noDaemons                           bool
+}
+
+func (f *labFlags) register(c *cobra.Command) {
+	dirFlag(c, &f.dir)
+	c.Flags().StringVar(&f.specFile, "spec", "", "YAML `file` that describes the VPC and its instances (default: one VPC, two subnets)")
+	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, when no spec is given")
+	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
+	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of berthd and berth (default: where vpclab is)")
+	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
+	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
+	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
+}
+
+func dirFlag(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "dir", lab.DefaultDir, "`directory` of the lab; one lab a directory")
+}
+
+func (f *labFlags) options() (lab.Options, error) {
+	o := lab.Options{
+		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
+		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
+	}
+	if f.nodes < 1 || f.nodes > 100 {
+		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
+	}
+	if f.specFile != "" {
+		s, err := spec.Load(f.specFile)
+		if err != nil {
+			return o, err
+		}
+		o.Spec = &s
+	}
+	return o, nil
+}
+
+// args are the flags again, for the background process.
+func (f *labFlags) args() []string {
+	out := []string{
+		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
+		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
+	}
+	for _, a := range f.daemonArgs {
+		out = append(out, "--berthd-arg="+a)
+	}
+	for k, v := range f.env {
+		out = append(out, "--env="+k+"="+v)
+	}
+	return out
+}
+
+func newUp() *cobra.Command {
+	var f labFlags
+	var timeout time.Duration
+	c := &cobra.Command{
+		Use:   "up",
+		Short: "Raise a lab in the background: a VPC, nodes, and berthd on each",
+		Long: `Raise a lab in the background: a virtual VPC that carries packets, nodes in network
+namespaces, and a berthd on each. Pods are added with vpclab pod add. What an
+earlier lab in the same directory left behind is removed first. Needs root.`,
+		Example: `  vpclab up
+  vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
+  vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.absolute(); err != nil {
+				return err
+			}
+			if _, err := f.options(); err != nil {
+				return err
+			}
+			if pid := control.Holder(f.dir); pid != 0 {
+				return fmt.Errorf("a lab is running in %s already (process %d): end it with vpclab down, or give another --dir", f.dir, pid)
+			}
+			ctx, cancel := contextFor(cmd, timeout)
+			defer cancel()
+			began := time.Now()
+			out := cmd.OutOrStdout()
+			pid, err := control.Spawn(ctx, f.dir, append([]string{"lab-process"}, f.args()...), func(line string) {
+				fmt.Fprintln(out, " ", line)
+			})
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "The lab is up after %.1f s (process %d, log %s).\n\n", time.Since(began).Seconds(), pid, control.LogPath(f.dir))
+			printNext(out, f.dir)
+			return nil
+		},
+	}
+	f.register(c)
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready")
+	return c
+}
+
+// newLabProcess is what vpclab up starts in the background.
+func newLabProcess() *cobra.Command {
+	var f labFlags
+	c := &cobra.Command{
+		Use: "lab-process", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o, err := f.options()
+			if err != nil {
+				return err
+			}
+			report := os.NewFile(control.ReportFD, "report")
+			if report == nil {
+				return errors.New("lab-process is started by vpclab up")
+			}
+			o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+			return control.Run(cmd.Context(), o, report)
+		},
+	}
+	f.register(c)
+	return c
+}
+
+func newDown() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "down",
+		Short: "End the lab and remove everything of it",
+		Long: `End the lab and remove everything of it: processes, network namespaces, links and
+its directory. It also removes what a lab left that crashed or was killed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := absDir(dir)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := contextFor(cmd, time.Minute)
+			defer cancel()
+			removed, err := control.Down(ctx, dir)
+			out := cmd.OutOrStdout()
+			for _, r := range removed {
+				fmt.Fprintln(out, "removed", r)
+			}
+			if err != nil {
+				return err
+			}
+			if len(removed) == 0 {
+				fmt.Fprintf(out, "There is no lab in %s.\n", dir)
+				return nil
+			}
+			fmt.Fprintln(out, "Nothing of the lab is left.")
+			return nil
+		},
+	}
+	dirFlag(c, &dir)
+	return c
+}

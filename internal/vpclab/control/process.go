@@ -1,0 +1,135 @@
+package control
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+// ReportFD is the descriptor on which a spawned lab process reports progress.
+const ReportFD = 3
+
+// Spawn starts this program again with args as a lab process in the
+// background, passes its progress on to show, and returns when the lab is
+// ready. A lab that fails, or is not ready when ctx ends, is ended; the error
+// then holds the end of its log.
+func Spawn(ctx context.Context, dir string, args []string, show func(string)) (pid int, err error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return 0, fmt.Errorf("find this program: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return 0, fmt.Errorf("lab directory: %w", err)
+	}
+	log, err := os.OpenFile(LogPath(dir), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o644)
+	if err != nil {
+		return 0, fmt.Errorf("lab log: %w", err)
+	}
+	defer log.Close()
+	in, out, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	cmd := exec.Command(exe, args...)
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{out}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	out.Close()
+	if err != nil {
+		return 0, fmt.Errorf("start the lab process: %w", err)
+	}
+	unwatch := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer unwatch()
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		if lines.Text() == readyLine {
+			pid := cmd.Process.Pid
+			return pid, cmd.Process.Release()
+		}
+		show(lines.Text())
+	}
+	err = cmd.Wait()
+	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), tail(LogPath(dir), 20))
+}
+
+func tail(path string, n int) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-n):], "\n")
+}
+
+// Down removes the lab in dir, whether it runs, hangs or died, and returns
+// what was removed, once nothing of it is left.
+func Down(ctx context.Context, dir string) ([]string, error) {
+	id := lab.IDOf(dir)
+	var removed []string
+	r, err := Dial(dir).end(ctx)
+	switch {
+	case err == nil:
+		removed = r.Removed
+	case !errors.Is(err, ErrNotRunning) && ctx.Err() == nil:
+		// It answers, but could not: what it left is swept below.
+		removed = append(removed, "a lab that could not end by itself: "+err.Error())
+	}
+	if pid := Holder(dir); pid != 0 {
+		if err := endProcess(ctx, dir, pid); err != nil {
+			return removed, err
+		}
+		removed = append(removed, fmt.Sprintf("lab process %d", pid))
+	}
+	swept, err := lab.Sweep(dir, id)
+	for _, s := range swept {
+		if !slices.Contains(removed, s) {
+			removed = append(removed, s)
+		}
+	}
+	if err != nil {
+		return removed, err
+	}
+	if _, err := os.Stat(dir); err == nil {
+		if err := os.RemoveAll(dir); err != nil {
+			return removed, fmt.Errorf("remove the lab's directory: %w", err)
+		}
+		removed = append(removed, dir)
+	}
+	left, err := ns.List(fabric.Prefix(id))
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("these network namespaces are still there: %v", left)
+	}
+	return removed, err
+}
+
+// endProcess waits for a lab process to end, and kills it when it does not
+// within five seconds.
+func endProcess(ctx context.Context, dir string, pid int) error {
+	patience := time.Now().Add(5 * time.Second)
+	for Holder(dir) == pid {
+		if time.Now().After(patience) {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("kill lab process %d: %w", pid, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("lab process %d does not end: %w", pid, ctx.Err())
+		case <-time.After(10 * time.Millisecond): // a foreign process's edge
+		}
+	}
+	return nil
+}

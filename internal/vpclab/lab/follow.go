@@ -1,0 +1,170 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
+
+// follow brings the fabric to where the books are and keeps it there: every
+// later event of the cloud is turned into links, routes and machines before
+// the call that caused it returns.
+func (l *Lab) follow() error {
+	l.following.Lock()
+	defer l.following.Unlock()
+	var from uint64
+	l.cancel = l.Cloud.Subscribe(func(ev vpc.Event) {
+		l.following.Lock()
+		defer l.following.Unlock()
+		l.mu.Lock()
+		skip := l.closed || ev.Seq <= from
+		l.mu.Unlock()
+		if skip {
+			return
+		}
+		if err := l.apply(ev); err != nil {
+			l.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
+		}
+	})
+	books := l.Cloud.Snapshot()
+	from = books.Seq
+	if err := l.Fabric.SetGroups(books.Groups); err != nil {
+		return err
+	}
+	for _, i := range books.Instances {
+		if i.State != vpc.Running {
+			continue
+		}
+		if err := l.addMachine(i); err != nil {
+			return err
+		}
+		for _, e := range books.InstanceENIs(i.ID) {
+			if !e.Attachment.LinkUp {
+				continue
+			}
+			if err := l.attach(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// apply turns one event into machines, links and routes.
+func (l *Lab) apply(ev vpc.Event) error {
+	switch ev.Kind {
+	case vpc.InstanceLaunched:
+		return l.addMachine(ev.Instance)
+	case vpc.InstanceStopped:
+		_, err := l.removeMachine(ev.Instance.ID)
+		return err
+	case vpc.InstanceTerminated:
+		m, err := l.removeMachine(ev.Instance.ID)
+		if m != nil {
+			err = errors.Join(err, m.Scrap())
+		}
+		return err
+	case vpc.ENIAttached:
+		return l.attach(ev.ENI)
+	case vpc.ENIDetached:
+		return l.Fabric.Detach(ev.ENI.ID)
+	case vpc.AddressesChanged:
+		return l.Fabric.Update(ev.ENI)
+	case vpc.GroupsChanged:
+		if ev.ENI.ID == "" {
+			return l.Fabric.SetGroups(l.Cloud.Snapshot().Groups)
+		}
+		return l.Fabric.Update(ev.ENI)
+	}
+	return nil
+}
+
+// addMachine turns an instance's power on.
+func (l *Lab) addMachine(i vpc.Instance) error {
+	name := i.Name
+	if name == "" {
+		name = i.ID
+	}
+	if !validNode.MatchString(name) {
+		return fmt.Errorf("instance %s: the name %q cannot name a node: want lower-case letters, digits and dashes, at most 42", i.ID, name)
+	}
+	l.mu.Lock()
+	taken := l.nodes[name] != nil
+	l.mu.Unlock()
+	if taken {
+		return fmt.Errorf("instance %s: there is a node %s already", i.ID, name)
+	}
+	if err := l.Fabric.AddNode(name); err != nil {
+		return err
+	}
+	n, err := node.New(node.Options{
+		Name: name, InstanceID: i.ID, Netns: l.Fabric.NodePath(name),
+		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
+		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: "vpclab-" + l.ID,
+		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
+	})
+	if err != nil {
+		return errors.Join(err, l.Fabric.RemoveNode(name))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nodes[name] = &machine{Node: n, instanceID: i.ID, autostart: !l.NoDaemons}
+	return nil
+}
+
+// removeMachine pulls an instance's plug and returns what was its machine;
+// nil when it did not run.
+func (l *Lab) removeMachine(instanceID string) (*machine, error) {
+	m := l.machine(instanceID)
+	if m == nil {
+		return nil, nil
+	}
+	l.mu.Lock()
+	delete(l.nodes, m.Name)
+	l.mu.Unlock()
+	return m, errors.Join(m.PowerOff(), l.Fabric.RemoveNode(m.Name))
+}
+
+// machine finds a running instance; nil when it does not run.
+func (l *Lab) machine(instanceID string) *machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.nodes {
+		if m.instanceID == instanceID {
+			return m
+		}
+	}
+	return nil
+}
+
+// attach makes an ENI's link appear. With the primary one the machine has
+// booted: an echo server answers on it, and berthd starts as a DaemonSet's
+// pod would.
+func (l *Lab) attach(e vpc.ENI) error {
+	m := l.machine(e.Attachment.InstanceID)
+	if m == nil {
+		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
+	}
+	if err := l.Fabric.Attach(m.Name, e); err != nil {
+		return err
+	}
+	if e.Attachment.DeviceIndex != 0 {
+		return nil
+	}
+	if err := m.Serve(); err != nil {
+		return err
+	}
+	l.Progress(fmt.Sprintf("node %s (%s) has %s", m.Name, e.Attachment.InstanceID, e.Primary))
+	if !m.autostart {
+		return nil
+	}
+	m.autostart = false
+	return m.Start()
+}

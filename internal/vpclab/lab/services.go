@@ -1,0 +1,79 @@
+package lab
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/ec2"
+	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/imds"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+// EC2URL is the EC2 API's endpoint as every node reaches it.
+var EC2URL = "http://" + fabric.EC2Endpoint.String()
+
+// serve opens the cloud's services in the router's namespace, and the echo
+// servers of the outside hosts.
+func (l *Lab) serve() error {
+	metadata := imds.Handler(l.Cloud, l.identify)
+	for _, s := range []struct {
+		at netip.Addr
+		h  http.Handler
+	}{
+		{fabric.EC2Endpoint, ec2.Handler(l.Cloud)},
+		{fabric.IMDSEndpoint, metadata},
+		{fabric.IMDSEndpoint6, metadata},
+	} {
+		ln, err := ns.Listen(l.Fabric.RouterPath(), netip.AddrPortFrom(s.at, 80))
+		if err != nil {
+			return err
+		}
+		srv := &http.Server{
+			Handler: s.h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
+			// A connection that is reset at the end leaves nothing behind that
+			// would keep the namespace.
+			ConnState: func(c net.Conn, state http.ConnState) {
+				if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {
+					_ = t.SetLinger(0)
+				}
+			},
+		}
+		l.servers = append(l.servers, srv)
+		go func() { _ = srv.Serve(ln) }()
+	}
+	for _, path := range []string{l.Fabric.InternetPath(), l.Fabric.OnPremPath()} {
+		e, err := echo.Serve(path)
+		if err != nil {
+			return err
+		}
+		l.echoes = append(l.echoes, e)
+	}
+	return nil
+}
+
+// identify finds the instance that a metadata request comes from by its source
+// address, which the fabric has checked.
+func (l *Lab) identify(r *http.Request) (string, bool) {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return "", false
+	}
+	for _, e := range l.Cloud.Snapshot().ENIs {
+		if e.Attachment != nil && e.Owns(from.Addr().Unmap()) {
+			return e.Attachment.InstanceID, true
+		}
+	}
+	return "", false
+}
+
+// CloudEndpoints tells where nodes find the cloud, for people.
+func CloudEndpoints() string {
+	return fmt.Sprintf("EC2 API %s, metadata http://%s", EC2URL, fabric.IMDSEndpoint)
+}

@@ -1,0 +1,175 @@
+package lab
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// Status is the lab at one moment, for people and scripts.
+type Status struct {
+	ID       string       `json:"id"`
+	Dir      string       `json:"dir"`
+	PID      int          `json:"pid"`
+	EC2URL   string       `json:"ec2URL"`
+	VPC      string       `json:"vpc"` // the VPC's primary block
+	Internet netip.Addr   `json:"internetHost"`
+	OnPrem   netip.Addr   `json:"onPremHost"`
+	Nodes    []NodeStatus `json:"nodes"`
+	Loose    []ENIStatus  `json:"detachedENIs"`
+	Gateway  fabric.Drops `json:"gatewayDrops"`
+	Calls    []CallCount  `json:"ec2Calls"`
+	Trouble  string       `json:"trouble,omitempty"`
+	Faults   []string     `json:"faults"` // filled by who keeps them
+}
+
+// NodeStatus is one node.
+type NodeStatus struct {
+	Name       string      `json:"name"`
+	InstanceID string      `json:"instanceID"`
+	Type       string      `json:"type"`
+	Zone       string      `json:"zone"`
+	Address    netip.Addr  `json:"address"`
+	Netns      string      `json:"netns"`
+	Log        string      `json:"log"`
+	Daemon     string      `json:"berthd"` // ready, not ready, down
+	Why        string      `json:"why,omitempty"`
+	PID        int         `json:"pid,omitempty"`
+	Starts     int         `json:"starts"`
+	ENIs       []ENIStatus `json:"enis"`
+	Pods       []PodStatus `json:"pods"`
+}
+
+// ENIStatus is one ENI as EC2 and the fabric know it.
+type ENIStatus struct {
+	ID          string         `json:"id"`
+	DeviceIndex int            `json:"deviceIndex"`
+	MAC         string         `json:"mac"`
+	Subnet      string         `json:"subnet"`
+	Primary     netip.Addr     `json:"primary"`
+	Secondary   []netip.Addr   `json:"secondary"`
+	Prefixes    []netip.Prefix `json:"prefixes,omitempty"`
+	IPv6        []netip.Addr   `json:"ipv6,omitempty"`
+	Status      string         `json:"status"`
+	Drops       fabric.Drops   `json:"drops"`
+}
+
+// PodStatus is one pod.
+type PodStatus struct {
+	Name        string       `json:"name"`
+	Namespace   string       `json:"namespace"`
+	Addresses   []netip.Addr `json:"addresses"`
+	ENI         string       `json:"eni"`
+	DeviceIndex int          `json:"deviceIndex"`
+	Container   string       `json:"container"`
+	Netns       string       `json:"netns"`
+}
+
+// CallCount is how often an EC2 action was called.
+type CallCount struct {
+	Action string         `json:"action"`
+	Count  int            `json:"count"`
+	Errors map[string]int `json:"errors,omitempty"`
+}
+
+// Status looks at everything.
+func (l *Lab) Status(ctx context.Context) (Status, error) {
+	books := l.Books()
+	drops, err := l.Fabric.Drops()
+	if err != nil {
+		return Status{}, err
+	}
+	s := Status{
+		ID: l.ID, Dir: l.Dir, PID: os.Getpid(), EC2URL: EC2URL, VPC: books.VPCs[0].CIDRs[0].String(),
+		Internet: fabric.InternetHost, OnPrem: fabric.OnPremHost,
+		Gateway: drops["igw"], Calls: callCounts(l.Cloud.Calls()),
+	}
+	if err := l.Trouble(); err != nil {
+		s.Trouble = err.Error()
+	}
+	for _, e := range books.ENIs {
+		if e.Attachment == nil {
+			s.Loose = append(s.Loose, eniStatus(e, books, nil))
+		}
+	}
+	nodes := l.Nodes()
+	s.Nodes = make([]NodeStatus, len(nodes))
+	var wg sync.WaitGroup
+	for i, n := range nodes {
+		wg.Go(func() { s.Nodes[i] = nodeStatus(ctx, n, books, drops) })
+	}
+	wg.Wait()
+	return s, nil
+}
+
+func callCounts(calls map[string]vpc.CallStats) []CallCount {
+	var out []CallCount
+	for action, c := range calls {
+		out = append(out, CallCount{action, c.Count, c.Errors})
+	}
+	slices.SortFunc(out, func(a, b CallCount) int {
+		if a.Action < b.Action {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[string]fabric.Drops) NodeStatus {
+	i, _ := books.Instance(n.InstanceID)
+	s := NodeStatus{
+		Name: n.Name, InstanceID: n.InstanceID, Type: i.Type, Zone: i.Zone,
+		Netns: n.Netns, Log: n.LogFile(), PID: n.PID(), Starts: n.Starts(), Daemon: "down",
+	}
+	if s.PID != 0 {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		s.Daemon = "ready"
+		if _, err := n.Get(ctx, node.ReadyURL); err != nil {
+			s.Daemon, s.Why = "not ready", err.Error()
+		}
+	}
+	enis := books.InstanceENIs(n.InstanceID)
+	for _, e := range enis {
+		if e.Attachment.DeviceIndex == 0 {
+			s.Address = e.Primary
+		}
+		s.ENIs = append(s.ENIs, eniStatus(e, books, drops[e.ID]))
+	}
+	for _, p := range n.Pods() {
+		s.Pods = append(s.Pods, podStatus(p, enis))
+	}
+	return s
+}
+
+func eniStatus(e vpc.ENI, books vpc.Books, drops fabric.Drops) ENIStatus {
+	s := ENIStatus{
+		ID: e.ID, MAC: e.MAC.String(), Primary: e.Primary, Secondary: e.Secondary, Prefixes: e.Prefixes,
+		IPv6: e.IPv6, Status: e.Status(), Drops: drops, DeviceIndex: -1,
+	}
+	if sub, ok := books.Subnet(e.SubnetID); ok {
+		s.Subnet = sub.Name
+	}
+	if e.Attachment != nil {
+		s.DeviceIndex, s.Status = e.Attachment.DeviceIndex, string(e.Attachment.Status)
+	}
+	return s
+}
+
+func podStatus(p *node.Pod, enis []vpc.ENI) PodStatus {
+	s := PodStatus{Name: p.Name, Namespace: p.Namespace, Addresses: p.Addrs, Container: p.ContainerID, Netns: p.Netns(), DeviceIndex: -1}
+	for _, e := range enis {
+		if p.Addr().IsValid() && e.Owns(p.Addr()) {
+			s.ENI, s.DeviceIndex = e.ID, e.Attachment.DeviceIndex
+		}
+	}
+	return s
+}
