@@ -2,7 +2,6 @@ package ec2
 
 import (
 	"bytes"
-	"context"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -65,7 +64,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	v := h.cloud.Admit(req.call)
-	if err := h.wait(r.Context(), v.Latency); err != nil || v.LoseRequest {
+	if !h.wait(v.Latency) || v.LoseRequest {
 		h.cloud.Finish(req.call, "LostRequest")
 		wire.HangUp(w)
 		return
@@ -158,16 +157,17 @@ func (r *request) ready() error {
 	return nil
 }
 
-// wait lets d pass by the cloud's clock, or less when the client gives up.
-func (h *handler) wait(ctx context.Context, d time.Duration) error {
+// wait lets d pass by the cloud's clock, and tells whether it did before the
+// lab was closed. A client that gives up meanwhile takes nothing back, as with EC2.
+func (h *handler) wait(d time.Duration) bool {
 	if d <= 0 {
-		return nil
+		return true
 	}
 	select {
 	case <-h.cloud.Clock().After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+		return true
+	case <-h.cloud.Done():
+		return false
 	}
 }
 

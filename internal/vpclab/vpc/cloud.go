@@ -95,6 +95,9 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 // Close ends the cloud's timers.
 func (c *Cloud) Close() { c.closeOnce.Do(func() { close(c.done) }) }
 
+// Done is closed when the cloud is.
+func (c *Cloud) Done() <-chan struct{} { return c.done }
+
 // Region is the region's name, such as "lab-1".
 func (c *Cloud) Region() string { return c.region }
 
