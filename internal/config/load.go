@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/failpoint"
 )
 
 // Loader ties the table to a flag set and an environment.
@@ -121,7 +123,7 @@ func (c *Config) contradictions() []error {
 func unknown(settings []Setting, env map[string]string) []string {
 	var out []string
 	for name := range env {
-		if !strings.HasPrefix(name, "BERTH_") || strings.Contains(name, "_SERVICE_") || strings.Contains(name, "_PORT") {
+		if !strings.HasPrefix(name, "BERTH_") || strings.Contains(name, "_SERVICE_") || strings.Contains(name, "_PORT") || name == failpoint.EnvVar {
 			continue
 		}
 		if !slices.ContainsFunc(settings, func(s Setting) bool { return slices.Contains(s.Env, name) }) {

@@ -12,17 +12,21 @@ import (
 
 // The conditions of a node, each healthy or not, with a reason.
 const (
-	// ConditionDataPath: the node's own kernel state is set up.
-	ConditionDataPath = "DataPathReady"
-	// ConditionForwarding: nothing else on the node drops forwarded packets.
+	ConditionDataPath   = "DataPathReady"
 	ConditionForwarding = "ForwardingAllowed"
-	// ConditionSupply: an ADD gets an address, or would once one has cooled.
-	ConditionSupply = "AddressesAvailable"
-	// ConditionRecords: all attachment records could be read.
-	ConditionRecords = "RecordsIntact"
-	// ConditionInstalled: plugin and configuration are in place.
-	ConditionInstalled = "PluginInstalled"
+	ConditionSupply     = "AddressesAvailable"
+	ConditionRecords    = "RecordsIntact"
+	ConditionInstalled  = "PluginInstalled"
 )
+
+// conditionDocs says when each is healthy.
+var conditionDocs = [][2]string{
+	{ConditionDataPath, "the node's own kernel state is set up"},
+	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
+	{ConditionSupply, "an address was usable once and no ADD waits for one"},
+	{ConditionRecords, "all attachment records could be read"},
+	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
+}
 
 // Condition is one thing that a person may need to act on.
 type Condition struct {

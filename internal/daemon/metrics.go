@@ -18,8 +18,8 @@ type Metrics struct {
 	Registry *prometheus.Registry
 
 	requests *prometheus.CounterVec
-	add, del prometheus.Histogram
-	repairs  prometheus.Counter
+	add, del *prometheus.HistogramVec
+	repairs  *prometheus.CounterVec
 	Cloud    CloudMetrics
 }
 
@@ -28,23 +28,18 @@ type Metrics struct {
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "berth_cni_requests_total", Help: "Calls of the CNI plugin by verb, result and, of failures, the reason."},
-			[]string{"verb", "result", "reason"}),
-		add: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "berth_add_duration_seconds", Help: "Time that ADD took in the daemon, waiting for an address included.", Buckets: callBuckets}),
-		del: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "berth_del_duration_seconds", Help: "Time that DEL took in the daemon.", Buckets: callBuckets}),
-		repairs: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "berth_repairs_total", Help: "Times that kernel state which someone else changed was put back."}),
-		Cloud: newCloudMetrics(),
+		requests: famRequests.counter(), add: famAdd.histogram(callBuckets), del: famDel.histogram(callBuckets),
+		repairs: famRepairs.counter(), Cloud: newCloudMetrics(),
 	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "berth_build_info", Help: "Always 1; the label tells the version.", ConstLabels: prometheus.Labels{"version": version.String()}})
-	info.Set(1)
-	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, info,
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: famBuild.name, Help: famBuild.help}, famBuild.labels)
+	build.WithLabelValues(version.String()).Set(1)
+	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.Registry.MustRegister(m.Cloud.all()...)
+	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
+		v.WithLabelValues() // shown from the start, with a count of 0
+	}
+	m.repairs.WithLabelValues()
 	return m
 }
 
@@ -52,13 +47,13 @@ func (m *Metrics) called(verb, result, reason string, took time.Duration) {
 	m.requests.WithLabelValues(verb, result, reason).Inc()
 	switch verb {
 	case "Add":
-		m.add.Observe(took.Seconds())
+		m.add.WithLabelValues().Observe(took.Seconds())
 	case "Del":
-		m.del.Observe(took.Seconds())
+		m.del.WithLabelValues().Observe(took.Seconds())
 	}
 }
 
-// CloudMetrics count what the cloud is asked for.
+// CloudMetrics count what the cloud is asked for. They observe the EC2 client.
 type CloudMetrics struct {
 	calls      *prometheus.CounterVec
 	duration   *prometheus.HistogramVec
@@ -67,20 +62,10 @@ type CloudMetrics struct {
 }
 
 func newCloudMetrics() CloudMetrics {
-	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
 	return CloudMetrics{
-		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "berth_ec2_calls_total", Help: "Calls to EC2 by operation and error code; the code of a success is empty."},
-			[]string{"operation", "code"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "berth_ec2_call_duration_seconds", Help: "Time that calls to EC2 took, without the client's limiter.", Buckets: buckets},
-			[]string{"operation"}),
-		wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "berth_ec2_limiter_wait_seconds", Help: "Time that calls to EC2 were held back by the client's limiter.", Buckets: buckets},
-			[]string{"operation"}),
-		reconciles: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "berth_reconciles_total", Help: "Runs of the ENI reconciler by result."},
-			[]string{"result"}),
+		calls: famCalls.counter(), duration: famCallTime.histogram(buckets),
+		wait: famLimiter.histogram(buckets), reconciles: famReconciles.counter(),
 	}
 }
 
@@ -88,14 +73,14 @@ func (c CloudMetrics) all() []prometheus.Collector {
 	return []prometheus.Collector{c.calls, c.duration, c.wait, c.reconciles}
 }
 
-// Called counts one call to the cloud. Code is empty when it succeeded.
-func (c CloudMetrics) Called(operation, code string, took time.Duration) {
+// Call counts one call to EC2 with the code of its answer.
+func (c CloudMetrics) Call(operation, code string, took time.Duration) {
 	c.calls.WithLabelValues(operation, code).Inc()
 	c.duration.WithLabelValues(operation).Observe(took.Seconds())
 }
 
-// Waited counts the time that the limiter held one call back.
-func (c CloudMetrics) Waited(operation string, waited time.Duration) {
+// Limited counts the time that the limiter held one call back.
+func (c CloudMetrics) Limited(operation string, waited time.Duration) {
 	c.wait.WithLabelValues(operation).Observe(waited.Seconds())
 }
 
@@ -106,11 +91,11 @@ func (c CloudMetrics) Reconciled(result string) { c.reconciles.WithLabelValues(r
 type stateCollector struct{ daemon *Daemon }
 
 var (
-	addressesDesc = prometheus.NewDesc("berth_addresses", "Addresses of this node by state.", []string{"state"}, nil)
-	enisDesc      = prometheus.NewDesc("berth_enis", "ENIs of this node that carry pods.", nil, nil)
-	waitingDesc   = prometheus.NewDesc("berth_waiting_adds", "ADDs that wait for an address.", nil, nil)
-	reapDesc      = prometheus.NewDesc("berth_reap_pending", "Links of released pods that the kernel still has to remove.", nil, nil)
-	conditionDesc = prometheus.NewDesc("berth_condition", "1 while the condition is healthy, else 0.", []string{"type"}, nil)
+	addressesDesc = famAddresses.desc()
+	enisDesc      = famENIs.desc()
+	waitingDesc   = famWaiting.desc()
+	reapDesc      = famReap.desc()
+	conditionDesc = famCondition.desc()
 )
 
 // Describe implements prometheus.Collector.

@@ -98,7 +98,7 @@ func (d *Daemon) repair(ctx context.Context) {
 		did, err = d.repairPods(ctx)
 	}
 	if len(did) > 0 {
-		d.Metrics.repairs.Add(float64(len(did)))
+		d.Metrics.repairs.WithLabelValues().Add(float64(len(did)))
 		d.Log.Warn("repaired kernel state", "what", did)
 	}
 	if err != nil && ctx.Err() == nil {

@@ -1,0 +1,179 @@
+package config
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+)
+
+func load(t *testing.T, args, env []string) (Config, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+	l := NewLoader(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return l.Load(env)
+}
+
+func TestDefaults(t *testing.T) {
+	c, err := load(t, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _ := os.Hostname()
+	want := Config{
+		NodeName: host, StateDir: "/run/berth", Socket: "/run/berth/berthd.sock",
+		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
+		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1,
+		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute,
+		SubnetTags: map[string]string{},
+		WarmWait:   45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
+		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: ":61678", LogLevel: "info", LogFormat: "text",
+		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
+		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+	}
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	alias, own := "WARM_IP_TARGET=3", "BERTH_WARM_IP_TARGET=5"
+	for name, tt := range map[string]struct {
+		args, env []string
+		want      int
+	}{
+		"none":                    {want: -1},
+		"alias":                   {env: []string{alias}, want: 3},
+		"own name wins":           {env: []string{alias, own}, want: 5},
+		"flag wins":               {args: []string{"--warm-ip-target=7"}, env: []string{alias, own}, want: 7},
+		"empty is not set":        {env: []string{"BERTH_WARM_IP_TARGET=", alias}, want: 3},
+		"zero is set":             {env: []string{"WARM_IP_TARGET=0"}, want: 0},
+		"flag with a space":       {args: []string{"--warm-ip-target", "7"}, want: 7},
+		"flag set to the default": {args: []string{"--warm-ip-target="}, env: []string{own}, want: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := load(t, tt.args, tt.env)
+			if err != nil || c.WarmIPTarget != tt.want {
+				t.Errorf("warm IP target %d, %v; want %d", c.WarmIPTarget, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
+	c, err := load(t, nil, []string{
+		"WARM_ENI_TARGET=2", "MINIMUM_IP_TARGET=10", "WARM_PREFIX_TARGET=1", "MAX_ENI=4", "ENABLE_PREFIX_DELEGATION=true",
+		"IP_COOLDOWN_PERIOD=45", "AWS_VPC_K8S_CNI_EXTERNALSNAT=true", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=192.168.0.0/16, 172.16.0.0/12",
+		"AWS_VPC_ENI_MTU=1500", "CLUSTER_NAME=prod", "AWS_VPC_K8S_CNI_LOGLEVEL=DEBUG", "MY_NODE_NAME=ip-10-0-0-1",
+		"AWS_ENDPOINT_URL_EC2=http://127.0.0.1:9000", "AWS_REGION=eu-west-1",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{c.WarmENITarget, c.MinimumIPTarget, c.WarmPrefixTarget, c.MaxENI, c.PrefixDelegation, c.CoolingPeriod,
+		c.ExternalSNAT, c.MTU, c.ClusterName, c.LogLevel, c.NodeName, c.EC2Endpoint, c.Region}
+	want := []any{2, 10, 1, 4, true, 45 * time.Second, true, 1500, "prod", "debug", "ip-10-0-0-1", "http://127.0.0.1:9000", "eu-west-1"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if want := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12")}; len(c.ExcludeSNATCIDRs) != 2 || c.ExcludeSNATCIDRs[0] != want[0] || c.ExcludeSNATCIDRs[1] != want[1] {
+		t.Errorf("excluded %v", c.ExcludeSNATCIDRs)
+	}
+}
+
+func TestBareFlags(t *testing.T) {
+	c, err := load(t, []string{"--external-snat", "--pprof=true", "--block-metadata=false"}, []string{"BERTH_BLOCK_METADATA=true"})
+	if err != nil || !c.ExternalSNAT || !c.Pprof || c.BlockMetadata {
+		t.Errorf("%v %v %v, %v", c.ExternalSNAT, c.Pprof, c.BlockMetadata, err)
+	}
+}
+
+func TestAllMistakesAreNamedAtOnce(t *testing.T) {
+	_, err := load(t,
+		[]string{"--warm-wait=soon", "--introspection-address=0.0.0.0:6666", "--mtu=100"},
+		[]string{"WARM_ENI_TARGET=many", "BERTH_SUBNETS=subnet-1,vpc-2", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=10.0.0.1/8"})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{
+		`--warm-wait: "soon": expected a duration`,
+		`--introspection-address: "0.0.0.0:6666": host "0.0.0.0" is not a loopback address`,
+		`--mtu: "100": expected 0 or a number of bytes from 576`,
+		`environment variable WARM_ENI_TARGET: "many": expected a whole number from 0 to 64`,
+		`environment variable BERTH_SUBNETS: "subnet-1,vpc-2": item "vpc-2": expected an ID such as subnet-`,
+		`environment variable AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS: "10.0.0.1/8": item "10.0.0.1/8": bits are set outside the mask, expected 10.0.0.0/8`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %s\nin %v", want, err)
+		}
+	}
+}
+
+func TestWrongValues(t *testing.T) {
+	for _, arg := range []string{
+		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 104), "--cooling-period=-1s", "--max-eni=-2", "--first-interface-index=16",
+		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
+		"--cni-version=0.2.0", "--cni-conf-name=../x", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
+		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
+	} {
+		if _, err := load(t, []string{arg}, nil); err == nil {
+			t.Errorf("%s was accepted", arg)
+		}
+	}
+}
+
+func TestContradictions(t *testing.T) {
+	for _, args := range [][]string{
+		{"--warm-ip-target=1", "--pre-allocate=8"},
+		{"--subnets=subnet-1", "--subnet-tags=a=b"},
+		{"--introspection-address=127.0.0.1:7000", "--metrics-address=127.0.0.1:7000"},
+	} {
+		if _, err := load(t, args, nil); err == nil {
+			t.Errorf("%v were accepted together", args)
+		}
+	}
+}
+
+func TestUnknownVariables(t *testing.T) {
+	c, err := load(t, nil, []string{"BERTH_WARM_IP_TARGT=1", "BERTH_OPERATOR_SERVICE_HOST=10.0.0.1", "BERTH_PORT_80_TCP=x", "BERTH_FAILPOINTS=", "HOME=/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"BERTH_WARM_IP_TARGT"}, c.Unknown); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSettingsAreWellFormed(t *testing.T) {
+	seen := map[string]string{}
+	for _, s := range table(&Config{}) {
+		if s.Doc == "" || !strings.HasSuffix(s.Doc, ".") || s.Group == "" {
+			t.Errorf("--%s: documentation %q, group %q", s.Flag, s.Doc, s.Group)
+		}
+		for _, name := range append([]string{"--" + s.Flag}, s.Env...) {
+			if other, dup := seen[name]; dup {
+				t.Errorf("%s belongs to --%s and --%s", name, other, s.Flag)
+			}
+			seen[name] = s.Flag
+		}
+	}
+}
+
+func TestReferenceListsEverySetting(t *testing.T) {
+	var b strings.Builder
+	if err := WriteReference(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range table(&Config{}) {
+		if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
+			t.Errorf("lacks --%s", s.Flag)
+		}
+	}
+}

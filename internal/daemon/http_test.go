@@ -1,0 +1,154 @@
+package daemon
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// get asks a handler for a path in the name of a host.
+func get(h http.Handler, host, path string) (int, string) {
+	req := httptest.NewRequest(http.MethodGet, "http://"+host+path, nil)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	body, _ := io.ReadAll(w.Body)
+	return w.Code, string(body)
+}
+
+func TestDocument(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	d := n.assemble()
+	for _, c := range []string{"a", "b"} {
+		if _, err := d.add(within(t), addRequest{key: keyFor(c), netns: n.newNetns(c)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.del(within(t), keyFor("a")); err != nil {
+		t.Fatal(err)
+	}
+	n.clock.Advance(10 * time.Second)
+	code, body := get(d.introspectionHandler(), "localhost:6666", introspect.Path)
+	var doc introspect.Document
+	if err := json.Unmarshal([]byte(body), &doc); err != nil || code != http.StatusOK {
+		t.Fatalf("status %d, %v: %s", code, err, body)
+	}
+	if len(doc.Allocated) != 1 || doc.Allocated[0].ContainerID != "b" || doc.Allocated[0].Address.String() != "10.0.0.6" {
+		t.Errorf("allocated %+v", doc.Allocated)
+	}
+	if len(doc.Available) != 1 || doc.Available[0].Address.String() != "10.0.0.7" {
+		t.Errorf("available %+v", doc.Available)
+	}
+	if len(doc.Cooling) != 1 || doc.Cooling[0].RemainingSeconds != 20 {
+		t.Errorf("cooling %+v", doc.Cooling)
+	}
+	if want := (introspect.Totals{Allocated: 1, Available: 1, Cooling: 1}); doc.Totals.Allocated != want.Allocated || doc.Totals.Available != want.Available || doc.Totals.Cooling != want.Cooling {
+		t.Errorf("totals %+v", doc.Totals)
+	}
+	if doc.InstanceID != "i-1" || len(doc.ENIs) != 1 || doc.ENIs[0].Used != 1 {
+		t.Errorf("document %s", body)
+	}
+	if strings.Contains(body, "null") {
+		t.Errorf("a list is null: %s", body)
+	}
+}
+
+func TestIntrospectionRefusesForeignHosts(t *testing.T) {
+	h := newNode(t).assemble().introspectionHandler()
+	for host, want := range map[string]int{
+		"localhost:6666": 200, "127.0.0.1:6666": 200, "[::1]:6666": 200, "127.0.0.1": 200, "localhost": 200,
+		"rebound.example:6666": 403, "10.0.0.1:6666": 403, "localhost.example": 403,
+	} {
+		if code, _ := get(h, host, introspect.Path); code != want {
+			t.Errorf("host %s: status %d, want %d", host, code, want)
+		}
+	}
+}
+
+func TestProfilesAreOffByDefault(t *testing.T) {
+	d := newNode(t).assemble()
+	if code, _ := get(d.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusNotFound {
+		t.Errorf("status %d", code)
+	}
+	d.Pprof = true
+	if code, _ := get(d.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusOK {
+		t.Errorf("switched on: status %d", code)
+	}
+}
+
+func TestMonitoring(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.restart(nil)
+	h := r.monitoringHandler()
+	mustAdd(t, r, "a", n.newNetns("a"))
+	mustDel(t, r, "a")
+	r.Metrics.Cloud.Call("AssignPrivateIpAddresses", "OK", time.Millisecond)
+	r.Metrics.Cloud.Limited("AssignPrivateIpAddresses", time.Millisecond)
+	r.Metrics.Cloud.Reconciled("success")
+	_, body := get(h, "10.0.0.1:61678", "/metrics")
+	for _, want := range []string{
+		`berth_addresses{state="cooling"} 1`, `berth_addresses{state="warm"} 1`, `berth_addresses{state="used"} 0`,
+		"berth_enis 1", `berth_cni_requests_total{reason="",result="success",verb="Add"} 1`,
+		"berth_add_duration_seconds_count 1", "berth_del_duration_seconds_count 1",
+		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"} 1`,
+		`berth_ec2_limiter_wait_seconds_count{operation="AssignPrivateIpAddresses"} 1`,
+		`berth_reconciles_total{result="success"} 1`,
+		"berth_reap_pending ", `berth_condition{type="DataPathReady"} 1`, "berth_build_info{",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	for _, path := range []string{"/livez", "/readyz"} {
+		if code, body := get(h, "x", path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if code, _ := get(h, "x", "/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz after the end: %d", code)
+	}
+}
+
+func TestListenHTTPNamesTheFlag(t *testing.T) {
+	l, err := ListenHTTP("metrics-address", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := ListenHTTP("metrics-address", l.Addr().String()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
+		t.Errorf("err = %v", err)
+	}
+	if l, err := ListenHTTP("metrics-address", ""); l != nil || err != nil {
+		t.Error(fmt.Sprint("empty address: ", l, err))
+	}
+}
+
+func TestMetricsReferenceIsComplete(t *testing.T) {
+	var b strings.Builder
+	if err := WriteMetricsReference(&b); err != nil {
+		t.Fatal(err)
+	}
+	d := newNode(t, "10.0.0.5").assemble()
+	d.Metrics.called("Add", "success", "", time.Millisecond)
+	d.Metrics.Cloud.Call("X", "OK", 0)
+	d.Metrics.Cloud.Limited("X", 0)
+	d.Metrics.Cloud.Reconciled("success")
+	served, err := d.Metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range served {
+		if name := f.GetName(); strings.HasPrefix(name, "berth_") && !strings.Contains(b.String(), "`"+name+"` | "+strings.ToLower(f.GetType().String())) {
+			t.Errorf("the reference lacks %s, a %s", name, f.GetType())
+		}
+	}
+}

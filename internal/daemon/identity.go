@@ -1,0 +1,84 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// identityFile remembers who the node is, for a start without metadata service.
+const identityFile = "identity.json"
+
+// knownTimeout is how long the metadata service gets to answer when the
+// identity is known from an earlier start in the same boot.
+const knownTimeout = 5 * time.Second
+
+type savedIdentity struct {
+	BootID   string         `json:"bootID"`
+	Identity cloud.Identity `json:"identity"`
+}
+
+// Identify asks the metadata service who this node is. When that does not
+// answer, the answer to an earlier daemon counts, if the kernel was not booted
+// since: an instance cannot change its identity while it runs.
+func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
+	path := filepath.Join(stateDir, identityFile)
+	known, isKnown := readIdentity(path, bootID)
+	askCtx := ctx
+	if isKnown {
+		var cancel context.CancelFunc
+		askCtx, cancel = context.WithTimeout(ctx, knownTimeout)
+		defer cancel()
+	}
+	id, err := meta.Identity(askCtx)
+	switch {
+	case err == nil:
+		return id, writeIdentity(path, savedIdentity{bootID, id})
+	case isKnown && ctx.Err() == nil:
+		log.Warn("the metadata service does not answer, using the identity of an earlier start", "instance", known.InstanceID, "err", err)
+		return known, nil
+	}
+	return id, fmt.Errorf("asking the metadata service who this node is: %w", err)
+}
+
+func readIdentity(path, bootID string) (cloud.Identity, bool) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return cloud.Identity{}, false
+	}
+	var saved savedIdentity
+	if json.Unmarshal(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
+		return cloud.Identity{}, false
+	}
+	return saved.Identity, true
+}
+
+func writeIdentity(path string, saved savedIdentity) error {
+	data, err := json.Marshal(saved)
+	if err == nil {
+		err = os.WriteFile(path+".new", data, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return fmt.Errorf("remembering the node's identity: %w", err)
+	}
+	return nil
+}
+
+// BootID returns the kernel's ID of this boot (random(4)).
+func BootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("reading the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
