@@ -3,6 +3,7 @@ package aws
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,8 +100,10 @@ func TestLimiterLearns(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		outcome := make(chan bool, 64)
+		var callers sync.WaitGroup
+		defer callers.Wait()
 		for range 32 {
-			go func() {
+			callers.Go(func() {
 				var ticket uint64
 				for {
 					p, tk, _, err := l.acquire(ctx, ticket)
@@ -115,9 +118,12 @@ func TestLimiterLearns(t *testing.T) {
 					if ticket = 0; !ok {
 						ticket = tk
 					}
-					outcome <- ok
+					select {
+					case outcome <- ok:
+					case <-ctx.Done():
+					}
 				}
-			}()
+			})
 		}
 		start, passed, refused := time.Now(), 0, 0
 		for {

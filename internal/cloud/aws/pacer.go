@@ -12,7 +12,7 @@ const (
 	floorRate  = 0.5
 	topRate    = 1000
 
-	searchRate = 1.0   // where the search for the granted rate begins
+	searchRate = 4.0   // where the search for the granted rate begins
 	searchStep = 0.7   // added for each call that passes: the rate doubles every second
 	cut        = 0.85  // what is kept of the measured rate after a refusal
 	probe      = 0.006 // relative growth for each call that passes, at low rates
@@ -21,7 +21,7 @@ const (
 	probeLate  = 0.02  // for each call that passes, once nothing was refused for probeAfter
 	probeAfter = 20 * time.Second
 
-	firstHold = time.Second // how long the queue stands still after a refusal, at most holdCalls calls
+	firstHold = 500 * time.Millisecond // how long the queue stands still after a refusal, at most holdCalls calls
 	holdCalls = 5
 	longHold  = 30 * time.Second
 	storeTime = 2 // seconds of unused rate after which credit counts as saved up
@@ -39,14 +39,15 @@ const (
 // draw from the same bucket. It works in three phases:
 //
 //   - open: nothing was ever refused. Calls go out at startRate.
-//   - searching, after the first refusal: the queue stands still for a second, then
-//     the rate starts at searchRate and doubles every second until the next refusal.
+//   - searching, after the first refusal: the queue stands still for firstHold,
+//     then the rate starts at searchRate and doubles every second until the next
+//     refusal.
 //   - settled: each refusal sets the rate to cut times the measured rate, and
-//     calls that pass while others queue raise it: mostly by a
-//     fixed amount a second, so that clients that share a bucket converge to
-//     equal shares, and at low rates by less, so that refusals stay rare. The
-//     rate swings around the granted one in cycles of 50 calls or more, with
-//     one refusal each.
+//     calls that pass while others queue raise it: mostly by a fixed amount a
+//     second, so that among clients that share a bucket small shares grow at
+//     the cost of large ones, and at low rates by less, so that refusals stay
+//     rare. The rate swings around the granted one in cycles of
+//     some 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
 //
 // A refusal that hits credit saved up while the action was hardly used says
 // nothing about the rate; it halves the burst instead. Refusals with nothing
@@ -125,13 +126,16 @@ func (p *pacer) take(now time.Time) permit {
 }
 
 func (p *pacer) accrue(now time.Time) {
-	if dt := now.Sub(p.at).Seconds(); dt > 0 {
-		p.credit = min(p.burst, p.credit+dt*p.rate)
-		p.at = now
+	dt := now.Sub(p.at).Seconds()
+	if dt <= 0 {
+		return
 	}
+	p.at = now
+	p.credit += dt * p.rate
 	if p.credit > max(2, storeTime*p.rate) {
 		p.busy = false
 	}
+	p.credit = min(p.burst, p.credit)
 }
 
 // pass reports that the call of a permit was not refused for its rate.

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -45,15 +46,16 @@ type world struct {
 	bucket   *bucket
 	pacers   []*pacer
 	inflight []int
-	callers  int // most calls of one client in flight
-	latency  time.Duration
+	callers  int           // most calls of one client in flight
+	latency  time.Duration // on average
+	rng      *rand.Rand
 	pending  replies
 	passed   []int
 	refused  []int
 }
 
 func newWorld(b *bucket, clients, callers int, latency time.Duration) *world {
-	w := &world{now: time.Unix(1e9, 0), bucket: b, callers: callers, latency: latency}
+	w := &world{now: time.Unix(1e9, 0), bucket: b, callers: callers, latency: latency, rng: rand.New(rand.NewPCG(1, 2))}
 	b.at, b.tokens = w.now, b.size
 	for range clients {
 		w.pacers = append(w.pacers, newPacer(w.now, Limit{}))
@@ -80,7 +82,7 @@ func (w *world) run(d time.Duration) (passed, refused []int) {
 				}
 				got := p.take(w.now)
 				ok := w.bucket.take(w.now)
-				heap.Push(&w.pending, reply{w.now.Add(w.latency), i, got, !ok})
+				heap.Push(&w.pending, reply{w.now.Add(w.latency/2 + time.Duration(w.rng.Int64N(int64(w.latency)))), i, got, !ok})
 				w.inflight[i]++
 			}
 		}
@@ -175,6 +177,27 @@ func TestPacerShares(t *testing.T) {
 	}
 }
 
+// TestPacerWastesLittle: a long job takes hardly longer than EC2's documented
+// buckets alone make it.
+func TestPacerWastesLittle(t *testing.T) {
+	for _, b := range []bucket{{rate: 5, size: 100}, {rate: 5, size: 50}, {rate: 20, size: 100}} {
+		for _, calls := range []int{500, 2000} {
+			w := newWorld(&b, 1, 50, 100*time.Millisecond)
+			done, took := 0, time.Duration(0)
+			for done < calls {
+				passed, _ := w.run(time.Second)
+				done += sum(passed)
+				took += time.Second
+			}
+			least := (float64(calls) - b.size) / b.rate
+			t.Logf("%d calls at %v/s with %v at once: %v, at least %.0f s", calls, b.rate, b.size, took, least)
+			if took.Seconds() > 1.1*least+1 {
+				t.Errorf("%d calls at %v/s took %v, want at most 1.1 times %.0f s", calls, b.rate, took, least)
+			}
+		}
+	}
+}
+
 // TestPacerOutage: while everything is refused, attempts become rare, and
 // afterwards the rate comes back.
 func TestPacerOutage(t *testing.T) {
@@ -211,6 +234,27 @@ func TestPacerBurst(t *testing.T) {
 	passed, _ = w.run(2 * time.Minute)
 	if got := float64(sum(passed)) / 120; math.Abs(got-5) > 1 {
 		t.Errorf("settled at %.2f/s after the burst, want 5 ± 20 %%", got)
+	}
+}
+
+// TestPacerQuiet: a refusal after a quiet time says nothing about the rate,
+// however small the burst has become.
+func TestPacerQuiet(t *testing.T) {
+	w := newWorld(&bucket{rate: 5, size: 50}, 1, 200, 10*time.Millisecond)
+	w.run(2 * time.Minute)
+	p := w.pacers[0]
+	for _, burst := range []float64{1, 8, 50} {
+		p.burst = burst
+		before, now := p.rate, w.now.Add(10*time.Minute)
+		if d := p.delay(now); d != 0 {
+			t.Fatalf("a call after a quiet time has to wait %v", d)
+		}
+		p.refuse(now, p.take(now))
+		if p.rate < 0.8*before {
+			t.Errorf("with a burst of %v the rate went from %.2f to %.2f", burst, before, p.rate)
+		}
+		w.now = now
+		w.run(2 * time.Minute)
 	}
 }
 

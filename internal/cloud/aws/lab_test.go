@@ -1,0 +1,407 @@
+package aws
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/vpclab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
+func labSpec() spec.Spec {
+	p := netip.MustParsePrefix
+	s := spec.Default()
+	s.Throttle, s.Delays = "none", spec.Delays{}
+	s.VPCs[0].IPv6 = []netip.Prefix{p("2001:db8::/56")}
+	s.VPCs[0].Subnets = []spec.Subnet{
+		{Name: "a", Zone: "lab-1a", CIDR: p("10.0.0.0/22"), IPv6: p("2001:db8:0:1::/64"), Tags: map[string]string{"for": "pods"}},
+		{Name: "tiny", Zone: "lab-1a", CIDR: p("10.0.8.0/28")},
+	}
+	s.Instances = []spec.Instance{
+		{Name: "node", Type: "t3.small", Subnet: "a", Role: "node"},
+		{Name: "xen", Type: "t2.medium", Subnet: "a", Role: "node"},
+	}
+	return s
+}
+
+// labClient serves a lab and returns a client of it on the real clock.
+func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab, *Client) {
+	t.Helper()
+	lab, err := vpclab.Serve(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lab.Close)
+	key := lab.Credentials()
+	o := Options{
+		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
+		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	c, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lab, c
+}
+
+func must[T any](t *testing.T) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// eventually repeats a call that meets a state that has to pass.
+func eventually(t *testing.T, call func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for {
+		err := call()
+		if err == nil {
+			return
+		}
+		if cloud.ClassOf(err) != cloud.Conflict || ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// TestLabLife takes an ENI through its whole life, with every call of the API.
+func TestLabLife(t *testing.T) {
+	lab, c := labClient(t, labSpec())
+	ctx := t.Context()
+	id := lab.Cloud.InstanceID("node")
+
+	node := must[cloud.Instance](t)(c.Instance(ctx, id))
+	if node.Type != "t3.small" || node.State != "running" || len(node.ENIs) != 1 || node.ENIs[0].Primary != node.Primary || node.ENIs[0].Attachment.DeviceIndex != 0 {
+		t.Fatalf("instance %+v", node)
+	}
+	if l := must[cloud.Limits](t)(c.Limits(ctx, node.Type)); l != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}) {
+		t.Errorf("limits %+v", l)
+	}
+	blocks := must[[]netip.Prefix](t)(c.VPCCIDRs(ctx, node.VPCID))
+	if len(blocks) != 2 || blocks[0].String() != "10.0.0.0/16" || blocks[1].String() != "2001:db8::/56" {
+		t.Errorf("blocks %v", blocks)
+	}
+	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID, Zone: node.Zone, Tags: map[string]string{"for": "pods"}}))
+	if len(subnets) != 1 || subnets[0].ID != node.SubnetID || subnets[0].CIDR.String() != "10.0.0.0/22" || len(subnets[0].IPv6) != 1 {
+		t.Fatalf("subnets %+v", subnets)
+	}
+
+	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	req := cloud.CreateENI{
+		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2, IPv6: 1,
+		Tags: map[string]string{cloud.TagCreatedAt: made.Format(time.RFC3339), "owner": "*"},
+	}
+	eni := must[cloud.ENI](t)(c.CreateENI(ctx, req))
+	if again := must[cloud.ENI](t)(c.CreateENI(ctx, req)); again.ID != eni.ID {
+		t.Errorf("the same token made %s, then %s", eni.ID, again.ID)
+	}
+	if !eni.CreatedAt.Equal(made) || eni.Tags["owner"] != "*" || len(eni.Addresses) != 2 || len(eni.IPv6) != 1 || !eni.Primary.IsValid() || len(eni.MAC) != 6 {
+		t.Errorf("made %+v", eni)
+	}
+	detached := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Status: "available", VPCID: node.VPCID, Tags: map[string]string{"owner": "*"}}))
+	if len(detached) != 1 || detached[0].ID != eni.ID {
+		t.Errorf("detached interfaces %+v", detached)
+	}
+
+	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
+	if err := c.SetDeleteOnTermination(ctx, eni.ID, attachment, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Tag(ctx, eni.ID, map[string]string{"owner": "node"}); err != nil {
+		t.Fatal(err)
+	}
+	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID, "eni-00000000000000000"}}))
+	if len(list) != 1 || list[0].Attachment == nil || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.ID != attachment ||
+		list[0].Attachment.InstanceID != id || list[0].Attachment.DeviceIndex != 1 || list[0].Tags["owner"] != "node" {
+		t.Fatalf("attached %+v", list)
+	}
+	both := must[[]cloud.Instance](t)(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.InstanceID("xen")}))
+	if len(both) != 2 || len(both[0].ENIs)+len(both[1].ENIs) != 3 {
+		t.Errorf("instances %+v", both)
+	}
+
+	addrs := must[[]netip.Addr](t)(c.AssignAddresses(ctx, eni.ID, 1))
+	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0]) || !subnets[0].CIDR.Contains(addrs[0]) {
+		t.Errorf("assigned %v", addrs)
+	}
+	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, eni.Addresses...)); err != nil {
+		t.Fatal(err)
+	}
+	prefixes := must[[]netip.Prefix](t)(c.AssignPrefixes(ctx, eni.ID, 2))
+	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
+		t.Errorf("assigned %v", prefixes)
+	}
+	v6 := must[[]netip.Addr](t)(c.AssignIPv6(ctx, eni.ID, 2))
+	list = must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))
+	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) || len(list[0].IPv6) != 3 {
+		t.Errorf("now %+v", list[0])
+	}
+	if err := c.UnassignPrefixes(ctx, eni.ID, prefixes); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.UnassignIPv6(ctx, eni.ID, v6); err != nil {
+		t.Fatal(err)
+	}
+
+	if err := c.DetachENI(ctx, attachment); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() error { return c.DeleteENI(ctx, eni.ID) })
+	if left := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}})); len(left) != 0 {
+		t.Errorf("left %+v", left)
+	}
+}
+
+// TestLabRefusals meets every refusal that the lab has for our calls.
+func TestLabRefusals(t *testing.T) {
+	s := labSpec()
+	s.Quotas.NetworkInterfaces = 8
+	lab, c := labClient(t, s)
+	ctx := t.Context()
+	id := lab.Cloud.InstanceID("node")
+	node := must[cloud.Instance](t)(c.Instance(ctx, id))
+	xen := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("xen")))
+	tiny := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID}))
+	tiny = slices.DeleteFunc(tiny, func(s cloud.Subnet) bool { return s.CIDR.Bits() != 28 })
+	primary := node.ENIs[0]
+	eni := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t"}))
+	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
+	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Addresses: 3}))
+	const noENI, noInstance = "eni-00000000000000000", "i-00000000000000000"
+
+	_, createGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-00000000000000000"})
+	_, groupGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: []string{"sg-00000000000000000"}})
+	_, mismatch := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t", Description: "another"})
+	_, full := c.AssignAddresses(ctx, inTiny.ID, 9)
+	_, noPrefix := c.AssignPrefixes(ctx, inTiny.ID, 1)
+	_, tooMany := c.AssignAddresses(ctx, primary.ID, 4)
+	_, xenPrefix := c.AssignPrefixes(ctx, xen.ENIs[0].ID, 1)
+	_, instanceGone := c.Instance(ctx, noInstance)
+	_, vpcGone := c.VPCCIDRs(ctx, "vpc-00000000000000000")
+	_, attachGone := c.AttachENI(ctx, noENI, id, 2)
+	_, attachNowhere := c.AttachENI(ctx, inTiny.ID, noInstance, 2)
+	_, indexTaken := c.AttachENI(ctx, inTiny.ID, id, 1)
+	_, attached := c.AttachENI(ctx, eni.ID, id, 2)
+	_, assignGone := c.AssignAddresses(ctx, noENI, 1)
+	_, malformed := c.AssignAddresses(ctx, "nonsense", 1)
+	_, noType := c.Limits(ctx, "z9.huge")
+	_, third := c.AttachENI(ctx, inTiny.ID, id, 2)
+	if third != nil {
+		t.Fatal(third)
+	}
+	fourth := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
+	_, noSlot := c.AttachENI(ctx, fourth.ID, id, 3)
+	var quota error
+	for range 9 {
+		if _, quota = c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}); quota != nil {
+			break
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		err  error
+		want cloud.Class
+		code string
+	}{
+		{"create in no subnet", createGone, cloud.Gone, "InvalidSubnetID.NotFound"},
+		{"create with no group", groupGone, cloud.Gone, "NotFound"},
+		{"a token for two requests", mismatch, cloud.Bug, "IdempotentParameterMismatch"},
+		{"account's ENIs", quota, cloud.LimitReached, "NetworkInterfaceLimitExceeded"},
+		{"subnet full", full, cloud.SubnetFull, "InsufficientFreeAddressesInSubnet"},
+		{"no aligned prefix", noPrefix, cloud.SubnetFull, "InsufficientCidrBlocks"},
+		{"addresses of the ENI", tooMany, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
+		{"prefix on Xen", xenPrefix, cloud.Bug, "UnsupportedOperation"},
+		{"no such instance", instanceGone, cloud.Gone, "InvalidInstanceID.NotFound"},
+		{"no such VPC", vpcGone, cloud.Gone, "InvalidVpcID.NotFound"},
+		{"attach no ENI", attachGone, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+		{"attach to no instance", attachNowhere, cloud.Gone, "InvalidInstanceID.NotFound"},
+		{"device index taken", indexTaken, cloud.Conflict, "InvalidParameterValue"},
+		{"already attached", attached, cloud.Conflict, "InvalidNetworkInterface.InUse"},
+		{"ENIs of the instance", noSlot, cloud.LimitReached, "AttachmentLimitExceeded"},
+		{"assign to no ENI", assignGone, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+		{"an ID that is none", malformed, cloud.Bug, "Malformed"},
+		{"no such type", noType, cloud.Bug, "InvalidInstanceType"},
+		{"delete while attached", c.DeleteENI(ctx, eni.ID), cloud.Conflict, "InvalidParameterValue"},
+		{"delete no ENI", c.DeleteENI(ctx, noENI), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+		{"detach nothing", c.DetachENI(ctx, "eni-attach-00000000000000000"), cloud.Gone, "InvalidAttachmentID.NotFound"},
+		{"detach the primary", c.DetachENI(ctx, primary.Attachment.ID), cloud.Bug, "OperationNotPermitted"},
+		{"unassign the primary address", c.UnassignAddresses(ctx, primary.ID, []netip.Addr{primary.Primary}), cloud.Bug, "InvalidParameterValue"},
+		{"unassign what is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Addr{netip.MustParseAddr("10.0.3.200")}), cloud.Gone, "InvalidParameterValue"},
+		{"modify no ENI", c.SetDeleteOnTermination(ctx, noENI, attachment, true), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
+		{"a reserved tag", c.Tag(ctx, eni.ID, map[string]string{"aws:x": "y"}), cloud.Bug, "InvalidParameterValue"},
+	} {
+		e, ok := tt.err.(*cloud.Error)
+		if !ok || e.Class != tt.want || !strings.Contains(e.Code, tt.code) {
+			t.Errorf("%s: got %v (class %v), want class %v, code %s", tt.name, tt.err, cloud.ClassOf(tt.err), tt.want, tt.code)
+		}
+	}
+}
+
+// TestLabLostReply: an assignment whose reply is lost is made once, and its
+// effect is seen by describing.
+func TestLabLostReply(t *testing.T) {
+	lab, c := labClient(t, labSpec())
+	ctx := t.Context()
+	node := must[cloud.Instance](t)(c.Instance(ctx, lab.Cloud.InstanceID("node")))
+	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "DescribeNetworkInterfaces"} {
+		if _, err := lab.Cloud.Inject(spec.Fault{Action: action, Kind: "lostReply", Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eni := node.ENIs[0].ID
+	if got, err := c.AssignAddresses(ctx, eni, 2); cloud.ClassOf(err) != cloud.Transient {
+		t.Errorf("got %v, %v; want class transient", got, err)
+	}
+	if n := lab.Cloud.Calls()["AssignPrivateIpAddresses"].Count; n != 1 {
+		t.Errorf("%d calls, want 1", n)
+	}
+	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni}}))
+	if len(list[0].Addresses) != 2 {
+		t.Errorf("%d addresses, want the 2 of the call whose reply was lost", len(list[0].Addresses))
+	}
+	must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
+	if calls, enis := lab.Cloud.Calls()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
+		t.Errorf("%d calls to create made the number of interfaces %d, want 2 calls and 3 interfaces", calls, enis)
+	}
+}
+
+// TestLabThrottled lets many callers at a bucket of 40 calls a second; all
+// calls succeed in the end, few are refused, and no time is wasted.
+func TestLabThrottled(t *testing.T) {
+	s := labSpec()
+	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
+	var seen record
+	lab, c := labClient(t, s, func(o *Options) { o.Observer = &seen })
+	start := time.Now()
+	const callers, each = 10, 16
+	errs := make(chan error, callers)
+	for range callers {
+		go func() {
+			for range each {
+				if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{VPCID: "vpc-00000000000000000"}); err != nil {
+					errs <- err
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	for range callers {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	stats := lab.Cloud.Calls()["DescribeSubnets"]
+	refused, took := stats.Errors["RequestLimitExceeded"], time.Since(start)
+	t.Logf("%d calls in %v, %d refused", stats.Count, took, refused)
+	if stats.Count-refused != callers*each {
+		t.Errorf("%d calls went through, want %d", stats.Count-refused, callers*each)
+	}
+	// 140 calls beyond the bucket at 40 a second are 3.5 s; the search for the rate is part of it.
+	if took > 15*time.Second || refused > callers*each/4 {
+		t.Errorf("took %v with %d calls refused", took, refused)
+	}
+	if seen.count("DescribeSubnets RequestLimitExceeded") != refused || seen.limited == 0 {
+		t.Errorf("the observer saw %v, limited %v", seen.codes, seen.limited)
+	}
+}
+
+// TestLabRoleCredentials takes credentials from the metadata service, loses
+// the right to make a call, and lives on when the credentials expire.
+func TestLabRoleCredentials(t *testing.T) {
+	clearAWS(t)
+	s := labSpec()
+	lab, err := vpclab.Serve(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lab.Close)
+	lab.Cloud.SetCredentialTTL(2 * time.Second)
+	o := Options{
+		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), Clock: clock.Real{},
+	}
+	id := must[cloud.Identity](t)(NewMetadata(o).Identity(t.Context()))
+	c := must[*Client](t)(New(t.Context(), o))
+	node := must[cloud.Instance](t)(c.Instance(t.Context(), id.InstanceID))
+	if id.PrimaryIPv4 != node.Primary || id.PrimaryMAC.String() != node.ENIs[0].MAC.String() || id.SubnetID != node.SubnetID ||
+		id.VPCID != node.VPCID || id.Zone != node.Zone || id.Region != lab.Cloud.Region() || id.InstanceType != node.Type || len(id.VPCCIDRs) != 2 {
+		t.Errorf("metadata say %+v, EC2 says %+v", id, node)
+	}
+
+	lab.Cloud.Deny("DescribeVpcs")
+	_, err = c.VPCCIDRs(t.Context(), id.VPCID)
+	if cloud.ClassOf(err) != cloud.Permission || !strings.Contains(err.Error(), "UnauthorizedOperation") {
+		t.Errorf("got %v, want class permission", err)
+	}
+	lab.Cloud.Allow("DescribeVpcs")
+
+	// Calls go on for longer than any one set of credentials lives. The lab
+	// issues by the wall clock, so this takes real seconds.
+	end := time.Now().Add(5 * time.Second)
+	for time.Now().Before(end) {
+		if _, err := c.VPCCIDRs(t.Context(), id.VPCID); err != nil {
+			t.Fatalf("after the credentials expired: %v", err)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
+}
+
+// TestLabOutage: EC2 goes away and comes back.
+func TestLabOutage(t *testing.T) {
+	lab, c := labClient(t, labSpec(), func(o *Options) { o.Clock = newHasty() })
+	ctx := t.Context()
+	lab.Cloud.Outage(true)
+	if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); cloud.ClassOf(err) != cloud.Transient {
+		t.Errorf("during the outage: %v", err)
+	}
+	lab.Cloud.Outage(false)
+	must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{}))
+}
+
+// TestLabPages lists more interfaces than fit on a page of the lab.
+func TestLabPages(t *testing.T) {
+	s := labSpec()
+	s.VPCs[0].Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/21")
+	lab, c := labClient(t, s)
+	ctx := t.Context()
+	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{Tags: map[string]string{"for": "pods"}}))
+	const n = 1010
+	for range n {
+		must[vpc.ENI](t)(lab.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnets[0].ID, Tags: map[string]string{"batch": "1"}}))
+	}
+	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Tags: map[string]string{"batch": "1"}}))
+	ids := map[string]bool{}
+	for _, e := range list {
+		ids[e.ID] = true
+	}
+	if len(list) != n || len(ids) != n {
+		t.Errorf("listed %d interfaces, %d different ones; want %d", len(list), len(ids), n)
+	}
+}
