@@ -1,0 +1,87 @@
+package spec
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+const good = `
+vpcs:
+- name: lab
+  cidrs: [10.0.0.0/16]
+  ipv6: [2600:1f14:abc:de00::/56]
+  subnets:
+  - {name: a, zone: lab-1a, cidr: 10.0.0.0/24, ipv6: "2600:1f14:abc:de00::/64", tags: {kubernetes.io/role/cni: "1"}}
+  securityGroups:
+  - name: default
+    ingress: [{protocol: tcp, fromPort: 80, toPort: 80, groups: [default]}]
+instances:
+- {name: n1, type: c5.large, subnet: a, role: node, interfaces: [{deviceIndex: 1, type: efa}]}
+roles: [{name: node, actions: ["ec2:Describe*"]}]
+delays: {attach: 2s, link: 2500ms}
+consistency: {describe: 1s}
+imds: {delay: 3s, v1: false}
+rateLimits: {AttachNetworkInterface: {bucket: 10, refill: 0.5}}
+latencies: {"*": 20ms}
+faults: [{action: Assign*, kind: error, code: InternalError, probability: 0.1}]
+`
+
+func TestParse(t *testing.T) {
+	s, err := Parse([]byte(good))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.VPCs[0].Subnets[0].IPv6.Bits() != 64 || s.Delays.Link.D() != 2500*time.Millisecond || *s.IMDS.V1 || s.RateLimits["AttachNetworkInterface"].Refill != 0.5 ||
+		s.Latencies["*"].D() != 20*time.Millisecond || s.Region != "lab-1" || s.AccessKeys[0].ID != DefaultAccessKeyID || s.Faults[0].Probability != 0.1 {
+		t.Errorf("parsed %+v", s)
+	}
+}
+
+// Each mistake is reported with the path of its field.
+func TestMistakesNameTheField(t *testing.T) {
+	for _, tc := range []struct{ old, new, want string }{
+		{"zone: lab-1a", "zome: lab-1a", "vpcs[0].subnets[0].zome: unknown field; known are cidr,"},
+		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.0", "vpcs[0].subnets[0].cidr: netip.ParsePrefix"},
+		{"cidr: 10.0.0.0/24", "cidr: 10.0.0.1/24", "vpcs[0].subnets[0].cidr: 10.0.0.1/24; expected an IPv4 network"},
+		{"cidr: 10.0.0.0/24", "cidr: 10.1.0.0/24", "vpcs[0].subnets[0].cidr: 10.1.0.0/24 is not in the VPC's cidrs"},
+		{"cidrs: [10.0.0.0/16]", "cidrs: 10.0.0.0/16", "vpcs[0].cidrs: expected a list, got text"},
+		{"cidrs: [10.0.0.0/16]", "cidrs: [10.0.0.0/8]", "vpcs[0].cidrs[0]: 10.0.0.0/8; expected"},
+		{"groups: [default]", "groups: [web]", `vpcs[0].securityGroups[0].ingress[0].groups: no security group "web"`},
+		{"protocol: tcp", "protocol: ''", "vpcs[0].securityGroups[0].ingress[0].protocol: expected"},
+		{"fromPort: 80", "fromPort: http", `vpcs[0].securityGroups[0].ingress[0].fromPort: expected int, got "http"`},
+		{"type: c5.large", "type: c5.lorge", `instances[0].type: unknown instance type "c5.lorge"`},
+		{"subnet: a", "subnet: z", `instances[0].subnet: no subnet "z"`},
+		{"role: node", "role: admin", `instances[0].role: no role "admin"`},
+		{"deviceIndex: 1", "deviceIndex: 0", "instances[0].interfaces[0].deviceIndex: 0; expected at least 1"},
+		{"type: efa", "type: afe", "instances[0].interfaces[0].type: \"afe\"; expected"},
+		{"attach: 2s", "attach: 2", "delays.attach: expected text, got a number"},
+		{"attach: 2s", "attach: soon", "delays.attach: time: invalid duration"},
+		{"bucket: 10", "bucket: 0", "rateLimits.AttachNetworkInterface: bucket 0"},
+		{"kind: error", "kind: oops", "faults[0].kind: \"oops\"; expected"},
+		{"code: InternalError", "status: 500", "faults[0].code: expected the error code"},
+		{"probability: 0.1", "probability: 2", "faults[0].probability: 2; expected 0 to 1"},
+		{"v1: false", "v1: no way", "imds.v1: expected bool"},
+		{"roles:", "seed: 1\nseed: 2\nroles:", `"seed" already set`},
+	} {
+		_, err := Parse([]byte(strings.Replace(good, tc.old, tc.new, 1)))
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.new, err, tc.want)
+		}
+	}
+	if _, err := Parse(nil); err == nil || !strings.Contains(err.Error(), "vpcs: expected at least one") {
+		t.Errorf("an empty spec: %v", err)
+	}
+}
+
+func TestDefaultIsSound(t *testing.T) {
+	if _, err := Default().Complete(); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(good))
+	f.Add([]byte("vpcs: [{name: x, subnets: [{}]}]\ninstances: [{interfaces: [null]}]"))
+	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = Parse(b) })
+}

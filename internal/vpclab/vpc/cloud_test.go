@@ -1,0 +1,310 @@
+package vpc_test
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+type tester interface {
+	Helper()
+	Fatal(...any)
+	Cleanup(func())
+}
+
+func newCloud(t tester, s spec.Spec, opts ...vpc.Option) *vpc.Cloud {
+	t.Helper()
+	c, err := vpc.New(s, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func delayed() spec.Spec {
+	s := spec.Default()
+	s.Delays = spec.Delays{
+		Attach: spec.Duration(2 * time.Second), Link: spec.Duration(3 * time.Second), Detach: spec.Duration(time.Second),
+		Launch: spec.Duration(5 * time.Second), Stop: spec.Duration(4 * time.Second), Terminate: spec.Duration(4 * time.Second),
+	}
+	return s
+}
+
+// story records events as "kind instance device index".
+type story struct {
+	c   *vpc.Cloud
+	mu  sync.Mutex // guards got
+	got []string
+}
+
+func follow(c *vpc.Cloud) *story {
+	s := &story{c: c}
+	c.Subscribe(func(e vpc.Event) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		line := string(e.Kind) + " " + e.Instance.Name
+		if e.ENI.Attachment != nil {
+			line += fmt.Sprintf(" %d", e.ENI.Attachment.DeviceIndex)
+		}
+		s.got = append(s.got, line)
+	})
+	return s
+}
+
+// since returns what was recorded since the last call.
+func (s *story) since() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	got := s.got
+	s.got = nil
+	return got
+}
+
+func (s *story) want(t *testing.T, want ...string) {
+	t.Helper()
+	if got := s.since(); !slices.Equal(got, want) {
+		t.Fatalf("events %q, want %q", got, want)
+	}
+}
+
+func subnetID(t tester, c *vpc.Cloud, name string) string {
+	t.Helper()
+	s, ok := c.Snapshot().Subnet(name)
+	if !ok {
+		t.Fatal("no subnet", name)
+	}
+	return s.ID
+}
+
+func spare(t tester, c *vpc.Cloud) vpc.ENI {
+	t.Helper()
+	e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestLinkAppearsAfterItsDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCloud(t, delayed())
+		s := follow(c)
+		e := spare(t, c)
+		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.want(t)
+		time.Sleep(3*time.Second - 1) //nolint:forbidigo // the bubble's clock
+		synctest.Wait()
+		s.want(t)
+		time.Sleep(1) //nolint:forbidigo // the bubble's clock
+		synctest.Wait()
+		s.want(t, "ENIAttached node-a 1")
+		if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+			t.Fatal(err)
+		}
+		s.want(t, "AddressesChanged node-a 1")
+		if err := c.DetachNetworkInterface(id, false); err != nil {
+			t.Fatal(err)
+		}
+		s.want(t)
+		time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
+		synctest.Wait()
+		s.want(t, "ENIDetached node-a 1")
+	})
+}
+
+// An ENI that is detached before its link came never gets one.
+func TestDetachOvertakesLink(t *testing.T) {
+	fake := clock.NewFake(time.Now())
+	c := newCloud(t, delayed(), vpc.WithClock(fake))
+	s := follow(c)
+	e := spare(t, c)
+	id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake.Advance(2 * time.Second)
+	if err := c.DetachNetworkInterface(id, false); err != nil {
+		t.Fatal(err)
+	}
+	fake.Advance(time.Hour)
+	c.Snapshot() // settles what is due
+	if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
+		t.Fatalf("events %q", got)
+	}
+}
+
+func TestInstanceLifeInEvents(t *testing.T) {
+	fake := clock.NewFake(time.Now())
+	c := newCloud(t, delayed(), vpc.WithClock(fake))
+	s := follow(c)
+	step := func(d time.Duration, want ...string) {
+		t.Helper()
+		fake.Advance(d)
+		c.Snapshot()
+		s.want(t, want...)
+	}
+	i, err := c.RunInstance(spec.Instance{Name: "n", Type: "m5.large", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 2, DeleteOnTermination: true}, {DeviceIndex: 1}}})
+	if err != nil || i.State != vpc.Pending {
+		t.Fatal(i.State, err)
+	}
+	kept := c.Snapshot().InstanceENIs(i.ID)[1].ID
+	step(4 * time.Second)
+	step(time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
+	if err := c.StopInstance("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(4*time.Second, "InstanceStopped n")
+	if e, _ := c.Snapshot().ENI(kept); e.Attachment == nil || e.Attachment.LinkUp {
+		t.Fatalf("of a stopped instance: %+v", e.Attachment)
+	}
+	if err := c.StartInstance("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
+	if err := c.TerminateInstance("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(4*time.Second, "ENIDetached n 0", "ENIDetached n 1", "ENIDetached n 2", "InstanceTerminated n")
+	books := c.Snapshot()
+	if e, ok := books.ENI(kept); !ok || e.Status() != "available" || len(books.ENIs) != 3 {
+		t.Fatalf("left %d ENIs, the kept one %+v", len(books.ENIs), e)
+	}
+	step(time.Hour)
+	if _, ok := c.Snapshot().Instance("n"); ok {
+		t.Fatal("still described after an hour")
+	}
+}
+
+func TestSameSeedSameLab(t *testing.T) {
+	now := clock.NewFake(time.Unix(1e9, 0))
+	build := func(seed uint64) vpc.Books {
+		c := newCloud(t, spec.Default(), vpc.WithClock(now), vpc.WithSeed(seed))
+		spare(t, c)
+		return c.Snapshot()
+	}
+	byValue := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+	if d := cmp.Diff(build(7), build(7), byValue); d != "" {
+		t.Errorf("the same seed differs:\n%s", d)
+	}
+	if reflect.DeepEqual(build(7).ENIs, build(8).ENIs) {
+		t.Error("another seed gives the same ENIs")
+	}
+}
+
+// A snapshot is a copy: nothing done to it reaches the cloud.
+func TestSnapshotIsACopy(t *testing.T) {
+	c := newCloud(t, spec.Default())
+	before, scratch := c.Snapshot(), c.Snapshot()
+	for i := range scratch.ENIs {
+		scratch.ENIs[i].Attachment.InstanceID = "changed"
+		scratch.ENIs[i].Groups[0] = "changed"
+		scratch.ENIs[i].MAC[0] = 0xff
+	}
+	scratch.Instances[0].Tags["Name"] = "changed"
+	scratch.Groups[0].Ingress[0].CIDRs[0] = netip.Prefix{}
+	opts := cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.IgnoreFields(vpc.Books{}, "Time")}
+	if d := cmp.Diff(before, c.Snapshot(), opts); d != "" {
+		t.Errorf("the cloud changed:\n%s", d)
+	}
+}
+
+// A subscriber may call the cloud, and events keep their order all the same.
+func TestSubscriberMayCallBack(t *testing.T) {
+	c := newCloud(t, spec.Default())
+	e := spare(t, c)
+	var seqs []uint64
+	cancel := c.Subscribe(func(ev vpc.Event) {
+		seqs = append(seqs, ev.Seq)
+		if len(seqs) == 1 {
+			if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if books := c.Snapshot(); len(seqs) != 2 || seqs[1] != seqs[0]+1 || books.Seq != seqs[1] {
+		t.Fatalf("events %v, books at %d", seqs, books.Seq)
+	}
+	cancel()
+	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil || len(seqs) != 2 {
+		t.Fatalf("%v after the subscription ended, %v", seqs, err)
+	}
+}
+
+// Whatever is asked of the books, in any order and with any delays, they stay sound.
+func TestBooksStaySound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		fake := clock.NewFake(time.Unix(1e9, 0))
+		s := delayed()
+		s.Consistency.Describe = spec.Duration(rapid.Int64Range(0, 5e9).Draw(t, "lag"))
+		s.VPCs[0].Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/26")
+		s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "t2.micro", Subnet: "a"})
+		c := newCloud(t, s, vpc.WithClock(fake), vpc.WithSeed(rapid.Uint64().Draw(t, "seed")))
+		anENI := func(t *rapid.T) vpc.ENI { return rapid.SampledFrom(c.Snapshot().ENIs).Draw(t, "ENI") }
+		t.Repeat(map[string]func(*rapid.T){
+			"create": func(t *rapid.T) {
+				r := vpc.CreateRequest{SubnetID: subnetID(t, c, "a")}
+				r.Addresses.IPv4Count = rapid.IntRange(0, 4).Draw(t, "addresses")
+				r.Addresses.PrefixCount = rapid.IntRange(0, 1).Draw(t, "prefixes")
+				_, _ = c.CreateNetworkInterface(r)
+			},
+			"delete": func(t *rapid.T) { _ = c.DeleteNetworkInterface(anENI(t).ID) },
+			"attach": func(t *rapid.T) {
+				_, _ = c.AttachNetworkInterface(vpc.AttachRequest{
+					ENIID: anENI(t).ID, InstanceID: rapid.SampledFrom(c.Snapshot().Instances).Draw(t, "instance").ID,
+					DeviceIndex: rapid.IntRange(0, 4).Draw(t, "device"),
+				})
+			},
+			"detach": func(t *rapid.T) {
+				if e := anENI(t); e.Attachment != nil {
+					_ = c.DetachNetworkInterface(e.Attachment.ID, rapid.Bool().Draw(t, "force"))
+				}
+			},
+			"assign": func(t *rapid.T) {
+				r := vpc.AddressRequest{IPv4Count: rapid.IntRange(0, 3).Draw(t, "addresses"), PrefixCount: rapid.IntRange(0, 2).Draw(t, "prefixes")}
+				if other := anENI(t); len(other.Secondary) > 0 && rapid.Bool().Draw(t, "rob") {
+					r = vpc.AddressRequest{IPv4: other.Secondary[:1], AllowReassignment: true}
+				}
+				_, _ = c.AssignAddresses(anENI(t).ID, r)
+			},
+			"unassign": func(t *rapid.T) {
+				e := anENI(t)
+				_ = c.Unassign(e.ID, vpc.Assigned{IPv4: e.Secondary, Prefixes: e.Prefixes})
+			},
+			"terminate": func(t *rapid.T) {
+				_ = c.TerminateInstance(rapid.SampledFrom(c.Snapshot().Instances).Draw(t, "instance").ID)
+			},
+			"launch": func(t *rapid.T) {
+				_, _ = c.RunInstance(spec.Instance{
+					Name: "new", Type: rapid.SampledFrom([]string{"t3.small", "m4.large"}).Draw(t, "type"), Subnet: "a",
+					Prefixes: rapid.IntRange(0, 1).Draw(t, "prefixes"), Interfaces: []spec.Interface{{DeviceIndex: 1, Secondary: 2}},
+				})
+			},
+			"time": func(t *rapid.T) { fake.Advance(time.Duration(rapid.Int64Range(0, 4e9).Draw(t, "time"))) },
+			"": func(t *rapid.T) {
+				if err := c.Snapshot().Check(); err != nil {
+					t.Fatal(err)
+				}
+			},
+		})
+	})
+}
