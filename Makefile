@@ -62,10 +62,19 @@ bench: build ## Measure the budgets into bench/results.json
 	$(AS_ROOT) bin/bench -out bench/results.json
 
 .PHONY: lint
-lint: check-format ## Check formatting, documents, go vet, and the linters with the import rules
+lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules
+
+.PHONY: check-docs
+check-docs:
 	hack/check-docs.sh
+
+.PHONY: vet
+vet:
 	go vet ./...
 	for module in $$(dirname tools/*/*.go | sort -u); do go -C "$$module" vet ./...; done
+
+.PHONY: golangci
+golangci:
 	"$$(hack/tool.sh lint golangci-lint)" run ./...
 
 .PHONY: format
