@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/datapath/bare"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+// client calls one node's daemon without the plugin in between.
+type client struct {
+	conn *grpc.ClientConn
+	rpc  rpc.NodeClient
+}
+
+func dial(n *node.Node) (*client, error) {
+	conn, err := grpc.NewClient("unix://"+n.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("reach the daemon of %s: %w", n.Name, err)
+	}
+	return &client{conn, rpc.NewNodeClient(conn)}, nil
+}
+
+func key(rt *libcni.RuntimeConf) *rpc.Attachment {
+	return &rpc.Attachment{Network: "bench", ContainerId: rt.ContainerID, IfName: rt.IfName}
+}
+
+func (c *client) add(ctx context.Context, rt *libcni.RuntimeConf) (time.Duration, error) {
+	start := time.Now()
+	_, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS})
+	return time.Since(start), err
+}
+
+func (c *client) del(ctx context.Context, rt *libcni.RuntimeConf) error {
+	_, err := c.rpc.Del(ctx, &rpc.DelRequest{Attachment: key(rt), Netns: rt.NetNS})
+	return err
+}
+
+// addOnce measures one ADD in a daemon, in a new sandbox, and takes it back.
+func (b *bench) addOnce(ctx context.Context, c *client) (time.Duration, error) {
+	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	if err != nil {
+		return 0, err
+	}
+	took, err := c.add(ctx, rt)
+	if err != nil {
+		return 0, err
+	}
+	return took, c.del(ctx, rt)
+}
+
+// daemonAdd measures a warm ADD in the daemon, its gRPC call included, against
+// the netlink calls that it makes, replayed bare in the same namespace.
+func daemonAdd(ctx context.Context, b *bench) ([]Result, error) {
+	c, err := dial(b.few)
+	if err != nil {
+		return nil, err
+	}
+	defer c.conn.Close()
+	var host *netlink.Handle
+	if err := ns.Do(b.few.Netns, func() (err error) {
+		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("open netlink in %s: %w", b.few.Name, err)
+	}
+	defer host.Close()
+
+	var daemon, floor []float64
+	for i := range b.rounds + warmUp {
+		full, err := b.addOnce(ctx, c)
+		if err != nil {
+			return nil, err
+		}
+		least, err := b.bareOnce(host, i)
+		if err != nil {
+			return nil, fmt.Errorf("bare netlink calls: %w", err)
+		}
+		if i >= warmUp {
+			daemon, floor = append(daemon, millis(full)), append(floor, millis(least))
+		}
+	}
+	return []Result{ratio("daemon-add", "ms", daemon, floor)}, nil
+}
+
+// bareOnce makes one pod link by its bare netlink calls.
+func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
+	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	if err != nil {
+		return 0, err
+	}
+	link := bare.Link{
+		Netns: rt.NetNS, IfName: rt.IfName, HostIf: fmt.Sprintf("bare%d", i),
+		HostMAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, PodMAC: net.HardwareAddr{2, 0, 0, 1, byte(i >> 8), byte(i)},
+		MTU: 9001, Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 249, byte(i >> 8), byte(i)})},
+		Table: 4711, // nobody looks it up
+	}
+	start := time.Now()
+	if err := bare.Add(host, link); err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	made, err := host.LinkByName(link.HostIf)
+	if err != nil {
+		return 0, err
+	}
+	return took, host.LinkDel(made)
+}
+
+// families measures AddPod of the data path with both families against IPv4.
+func families(ctx context.Context, b *bench) ([]Result, error) {
+	n, err := datapath.Open(datapath.WithNetnsPath(b.idle.Netns))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = n.Close() }()
+	primary, err := linkMAC(b.idle.Netns)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Setup(ctx, datapath.Config{
+		PrimaryMAC: primary, ExternalSNAT: true,
+		LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")},
+	}); err != nil {
+		return nil, err
+	}
+	var times [2][]float64
+	for i := range b.rounds + warmUp {
+		for j := range times {
+			took, err := b.linkOnce(ctx, n, 2*i+j, j == 0)
+			if err != nil {
+				return nil, err
+			}
+			if i >= warmUp {
+				times[j] = append(times[j], millis(took))
+			}
+		}
+	}
+	return []Result{ratio("dual-stack-add", "ms", times[0], times[1])}, nil
+}
+
+func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool) (time.Duration, error) {
+	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	if err != nil {
+		return 0, err
+	}
+	pod := datapath.Pod{
+		Netns: rt.NetNS, IfName: rt.IfName, HostIfName: datapath.HostLinkName("bench", rt.ContainerID, rt.IfName),
+		IPv4: netip.AddrFrom4([4]byte{10, 0, 200 + byte(i>>8), byte(i)}),
+	}
+	if dual {
+		pod.IPv6 = netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
+	}
+	start := time.Now()
+	if _, err := n.AddPod(ctx, pod); err != nil {
+		return 0, err
+	}
+	took := time.Since(start)
+	if err := n.DetachPod(ctx, pod); err != nil {
+		return 0, err
+	}
+	return took, n.ReapLinks(ctx, []string{pod.HostIfName})
+}
+
+// linkMAC is the address of the link that holds the default route of a namespace.
+func linkMAC(netns string) (mac net.HardwareAddr, err error) {
+	err = ns.Do(netns, func() error {
+		routes, err := netlink.RouteGet(net.IPv4(198, 51, 100, 1))
+		if err != nil || len(routes) == 0 {
+			return fmt.Errorf("find the default route of %s: %w", netns, err)
+		}
+		link, err := netlink.LinkByIndex(routes[0].LinkIndex)
+		if err != nil {
+			return err
+		}
+		mac = link.Attrs().HardwareAddr
+		return nil
+	})
+	return mac, err
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"golang.org/x/net/ipv4"
+
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+const mebi = 1 << 20
+
+// sizes tells what the plugin and an idle daemon weigh.
+func sizes(_ context.Context, b *bench) ([]Result, error) {
+	st, err := os.Stat(filepath.Join(b.binDir, "berth"))
+	if err != nil {
+		return nil, err
+	}
+	idle, err := rssAnon(b.idle)
+	if err != nil {
+		return nil, err
+	}
+	return []Result{
+		{Name: "plugin-size", Value: float64(st.Size()) / mebi, Unit: "MiB", Runs: 1},
+		{Name: "daemon-idle", Value: idle, Unit: "MiB", Runs: 1},
+	}, nil
+}
+
+// rssAnon is the daemon's private memory in MiB (proc_pid_status(5), RssAnon).
+func rssAnon(n *node.Node) (float64, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
+	if err != nil {
+		return 0, fmt.Errorf("read the memory of %s's daemon: %w", n.Name, err)
+	}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
+			kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(rest, "kB")))
+			return float64(kib) / 1024, err
+		}
+	}
+	return 0, fmt.Errorf("the status of %s's daemon has no RssAnon", n.Name)
+}
+
+// manyPods compares a node with 10 pods and one with 250, then 500.
+func manyPods(ctx context.Context, b *bench) ([]Result, error) {
+	few, err := dial(b.few)
+	if err != nil {
+		return nil, err
+	}
+	defer few.conn.Close()
+	many, err := dial(b.many)
+	if err != nil {
+		return nil, err
+	}
+	defer many.conn.Close()
+
+	fewPods, err := b.fill(ctx, few, 10)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := b.fill(ctx, many, 250)
+	if err != nil {
+		return nil, err
+	}
+	memory, err := rssAnon(b.many)
+	if err != nil {
+		return nil, err
+	}
+	results := []Result{{Name: "daemon-250-pods", Value: memory, Unit: "MiB", Runs: 1}}
+
+	var rates [2][]float64
+	for range 7 {
+		for j, pair := range [][]pod{pods, fewPods} {
+			r, err := forwarded(pair[0], pair[len(pair)-1], time.Second)
+			if err != nil {
+				return nil, err
+			}
+			rates[j] = append(rates[j], r)
+		}
+	}
+	results = append(results, ratio("packets-250-pods", "packets/s", rates[0], rates[1]))
+
+	if _, err := b.fill(ctx, many, 250); err != nil {
+		return nil, err
+	}
+	var times [2][]float64
+	for i := range b.rounds + warmUp {
+		for j, c := range []*client{many, few} {
+			took, err := b.addOnce(ctx, c)
+			if err != nil {
+				return nil, err
+			}
+			if i >= warmUp {
+				times[j] = append(times[j], millis(took))
+			}
+		}
+	}
+	return append(results, ratio("add-500-pods", "ms", times[0], times[1])), nil
+}
+
+// pod is one that stays.
+type pod struct {
+	netns string
+	addr  netip.Addr
+}
+
+// fill adds n pods that stay.
+func (b *bench) fill(ctx context.Context, c *client, n int) ([]pod, error) {
+	all, err := b.sandboxes.sandboxes(n)
+	if err != nil {
+		return nil, err
+	}
+	pods := make(chan pod, n)
+	err = each(all, 4, func(rt *libcni.RuntimeConf) error {
+		reply, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS})
+		if err != nil {
+			return err
+		}
+		p, err := netip.ParsePrefix(reply.GetAddresses()[0])
+		pods <- pod{rt.NetNS, p.Addr()}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	close(pods)
+	var out []pod
+	for p := range pods {
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// forwarded sends small UDP packets from one pod to another as fast as it can,
+// and tells how many a second arrived.
+func forwarded(from, to pod, d time.Duration) (float64, error) {
+	const port = 9
+	in, err := ns.ListenPacket(to.netns, netip.AddrPortFrom(to.addr, port))
+	if err != nil {
+		return 0, err
+	}
+	defer in.Close()
+	if err := in.SetReadBuffer(4 << 20); err != nil {
+		return 0, err
+	}
+	out, err := ns.Dial(context.Background(), from.netns, "udp", netip.AddrPortFrom(to.addr, port), netip.Addr{})
+	if err != nil {
+		return 0, err
+	}
+	defer out.Close()
+
+	end := time.Now().Add(d)
+	if err := in.SetReadDeadline(end); err != nil {
+		return 0, err
+	}
+	go blast(out.(*net.UDPConn), end)
+	return float64(count(in)) / d.Seconds(), nil
+}
+
+const batchSize = 64
+
+func blast(out *net.UDPConn, end time.Time) {
+	conn, msgs := ipv4.NewPacketConn(out), messages()
+	for time.Now().Before(end) {
+		_, _ = conn.WriteBatch(msgs, 0) // what is lost is not counted
+	}
+}
+
+// count reads until the deadline.
+func count(in *net.UDPConn) (packets int) {
+	conn, msgs := ipv4.NewPacketConn(in), messages()
+	for {
+		n, err := conn.ReadBatch(msgs, 0)
+		if err != nil {
+			return packets
+		}
+		packets += n
+	}
+}
+
+func messages() []ipv4.Message {
+	msgs := make([]ipv4.Message, batchSize)
+	for i := range msgs {
+		msgs[i].Buffers = [][]byte{make([]byte, 64)}
+	}
+	return msgs
+}

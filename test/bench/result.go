@@ -1,0 +1,118 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// Result is one figure of the bench, as it stands in results.json.
+type Result struct {
+	Name      string  `json:"name"`
+	Value     float64 `json:"value"`
+	Reference float64 `json:"reference"` // 0 where the value itself has the budget
+	Ratio     float64 `json:"ratio"`     // value over reference; 0 without one
+	Unit      string  `json:"unit"`
+	Runs      int     `json:"runs"` // measurements behind each median
+}
+
+// budget is what design page "Budgets" allows: the ratio, or without a
+// reference the value, at most or at least limit.
+type budget struct {
+	limit   float64
+	atLeast bool
+	against string // what the reference is, for the table
+}
+
+// budgets names every figure that the bench knows, in the order of the report.
+var budgets = []struct {
+	name string
+	budget
+}{
+	{"daemon-add", budget{1.5, false, "its netlink calls, bare"}},
+	{"exec-add", budget{0.6, false, "ptp + host-local"}},
+	{"exec-del", budget{0.5, false, "ptp + host-local"}},
+	{"add-500-pods", budget{1.2, false, "10 pods"}},
+	{"parallel-add", budget{1.2, true, "one at a time"}},
+	{"packets-250-pods", budget{0.95, true, "10 pods"}},
+	{"dual-stack-add", budget{1.3, false, "IPv4 only"}},
+	{"plugin-size", budget{12, false, ""}},
+	{"daemon-idle", budget{40, false, ""}},
+	{"daemon-250-pods", budget{60, false, ""}},
+}
+
+// ratio makes a Result of two sets of measurements taken in turn.
+func ratio(name, unit string, value, reference []float64) Result {
+	v, r := median(value), median(reference)
+	return Result{Name: name, Value: v, Reference: r, Ratio: v / r, Unit: unit, Runs: len(value)}
+}
+
+// median of at least one measurement; that of an even number is the lower of
+// the two in the middle, so that it is always one that was seen.
+func median(xs []float64) float64 {
+	s := slices.Clone(xs)
+	slices.Sort(s)
+	return s[(len(s)-1)/2]
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// met tells whether a result keeps its budget.
+func (b budget) met(r Result) bool {
+	got := r.Ratio
+	if r.Reference == 0 {
+		got = r.Value
+	}
+	if b.atLeast {
+		return got >= b.limit
+	}
+	return got <= b.limit
+}
+
+// report prints the results as a table and tells how many miss their budget.
+func report(w io.Writer, results []Result) (missed int) {
+	tw := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(tw, "figure\tmedian\treference\tagainst\tratio\tbudget\truns\t")
+	for _, row := range budgets {
+		i := slices.IndexFunc(results, func(r Result) bool { return r.Name == row.name })
+		if i < 0 {
+			continue
+		}
+		r := results[i]
+		word, sign := "kept", "≤"
+		if row.atLeast {
+			sign = "≥"
+		}
+		if !row.met(r) {
+			word = "MISSED"
+			missed++
+		}
+		ref, rat := "", ""
+		if r.Reference != 0 {
+			ref, rat = fmt.Sprintf("%.2f %s", r.Reference, r.Unit), fmt.Sprintf("%.2f", r.Ratio)
+		}
+		fmt.Fprintf(tw, "%s\t%.2f %s\t%s\t%s\t%s\t%s %g\t%d\t%s\n", r.Name, r.Value, r.Unit, ref, row.against, rat, sign, row.limit, r.Runs, word)
+	}
+	_ = tw.Flush()
+	return missed
+}
+
+// write puts the results into a file as a JSON list.
+func write(path string, results []Result) error {
+	data, err := json.MarshalIndent(results, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode results: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("make the results' directory: %w", err)
+	}
+	if err := os.WriteFile(path, append(data, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write results: %w", err)
+	}
+	return nil
+}

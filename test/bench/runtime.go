@@ -1,0 +1,87 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+// runtime calls a network's plugins on one node as a container runtime does.
+type runtime struct {
+	netns string // the node's
+	cni   *libcni.CNIConfig
+	list  *libcni.NetworkConfigList
+	// sandboxes begin with this.
+	prefix string
+	made   []string
+}
+
+func newRuntime(netns, prefix, cacheDir string, binDirs []string, list *libcni.NetworkConfigList) *runtime {
+	return &runtime{netns: netns, prefix: prefix, list: list, cni: libcni.NewCNIConfigWithCacheDir(binDirs, cacheDir, nil)}
+}
+
+// sandbox makes a network namespace for one container.
+func (r *runtime) sandbox(i int) (*libcni.RuntimeConf, error) {
+	name := fmt.Sprintf("%s%d", r.prefix, i)
+	if err := ns.Create(name); err != nil {
+		return nil, err
+	}
+	r.made = append(r.made, name)
+	return &libcni.RuntimeConf{ContainerID: name, NetNS: ns.Path(name), IfName: "eth0"}, nil
+}
+
+// sandboxes makes n of them.
+func (r *runtime) sandboxes(n int) ([]*libcni.RuntimeConf, error) {
+	var all []*libcni.RuntimeConf
+	for range n {
+		rt, err := r.sandbox(len(r.made))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, rt)
+	}
+	return all, nil
+}
+
+// add runs ADD and tells how long it took, from exec to result.
+func (r *runtime) add(ctx context.Context, rt *libcni.RuntimeConf) (took time.Duration, err error) {
+	err = ns.Do(r.netns, func() error {
+		start := time.Now()
+		_, err := r.cni.AddNetworkList(ctx, r.list, rt)
+		took = time.Since(start)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("ADD %s by %s: %w", rt.ContainerID, r.list.Name, err)
+	}
+	return took, nil
+}
+
+// del runs DEL and tells how long it took.
+func (r *runtime) del(ctx context.Context, rt *libcni.RuntimeConf) (took time.Duration, err error) {
+	err = ns.Do(r.netns, func() error {
+		start := time.Now()
+		err := r.cni.DelNetworkList(ctx, r.list, rt)
+		took = time.Since(start)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("DEL %s by %s: %w", rt.ContainerID, r.list.Name, err)
+	}
+	return took, nil
+}
+
+// close removes the sandboxes.
+func (r *runtime) close() error {
+	var errs []error
+	for _, name := range r.made {
+		errs = append(errs, ns.Remove(name))
+	}
+	r.made = nil
+	return errors.Join(errs...)
+}

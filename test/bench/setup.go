@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+)
+
+const (
+	// nodeType has room for 15 × 49 pods.
+	nodeType = "m5.16xlarge"
+	// warmAddresses is how many of them are assigned before anything is measured.
+	warmAddresses = 620
+	// warmUp is how many first runs of everything are not counted.
+	warmUp = 5
+)
+
+// bench is what all measurements share: a lab with three nodes (one that stays
+// empty, one with few pods, one that is filled), and a namespace for the
+// reference plugins.
+type bench struct {
+	dir, binDir, refDir string
+	rounds              int
+
+	lab              *lab.Lab
+	idle, few, many  *node.Node
+	refNetns         string
+	berth, reference *runtime
+	sandboxes        *runtime // makes namespaces for measurements that call no plugin
+}
+
+func open(ctx context.Context, binDir, refDir string, rounds int) (_ *bench, err error) {
+	b := &bench{rounds: rounds}
+	if b.binDir, err = filepath.Abs(binDir); err != nil {
+		return nil, err
+	}
+	if b.refDir, err = filepath.Abs(refDir); err != nil {
+		return nil, err
+	}
+	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
+		return nil, fmt.Errorf("make a directory for the lab: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	say("raising a lab with three %s nodes", nodeType)
+	if err := b.raise(ctx); err != nil {
+		return nil, err
+	}
+	return b, b.network()
+}
+
+func (b *bench) raise(ctx context.Context) (err error) {
+	s := lab.DefaultSpec(3, nodeType)
+	s.Throttle = "none" // the cloud's pace is no part of what is measured
+	s.Delays = spec.Delays{}
+	for i := range s.VPCs[0].Subnets {
+		if bits := s.VPCs[0].Subnets[i].CIDR.Bits(); bits > 20 {
+			return fmt.Errorf("the lab's subnets are /%d, expected room for %d addresses", bits, 2*warmAddresses)
+		}
+	}
+	b.lab, err = lab.Start(ctx, lab.Options{
+		Dir: b.dir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
+		DaemonArgs: []string{"--cooling-period=1s", "--cni-chain=", "--log-level=warn"},
+	})
+	if err != nil {
+		return fmt.Errorf("raise a lab: %w", err)
+	}
+	nodes := b.lab.Nodes()
+	b.idle, b.few, b.many = nodes[0], nodes[1], nodes[2]
+	for _, n := range nodes {
+		if n != b.idle {
+			n.Args = append(n.Args, fmt.Sprintf("--minimum-ip-target=%d", warmAddresses), "--warm-ip-target=1")
+		}
+		if err := n.Start(); err != nil {
+			return err
+		}
+	}
+	for _, n := range nodes {
+		if err := n.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	for _, n := range []*node.Node{b.few, b.many} {
+		if err := waitWarm(ctx, n, warmAddresses); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// waitWarm returns once a node has that many addresses to hand out.
+func waitWarm(ctx context.Context, n *node.Node, want int) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for {
+		var doc introspect.Document
+		body, err := n.Get(ctx, node.IntrospectionURL)
+		if err == nil {
+			err = json.Unmarshal([]byte(body), &doc)
+		}
+		if err == nil && doc.Totals.Available >= want {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s has %d addresses available, expected %d (%w)\n%s", n.Name, doc.Totals.Available, want, errors.Join(err, ctx.Err()), n.LogTail(10))
+		case <-time.After(100 * time.Millisecond): // another process's edge
+		}
+	}
+}
+
+// network prepares the runtimes of Berth and of the reference.
+func (b *bench) network() error {
+	name := fmt.Sprintf("%s-reference", b.lab.ID)
+	if err := ns.Create(name); err != nil {
+		return err
+	}
+	b.refNetns = name
+	list, err := berthList(b.few)
+	if err != nil {
+		return err
+	}
+	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.dir, "cache-berth"), []string{b.few.CNIBinDir()}, list)
+	conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"reference","plugins":[{"type":"ptp","mtu":9001,
+		"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.250.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
+		filepath.Join(b.dir, "host-local"))
+	ref, err := libcni.NetworkConfFromBytes([]byte(conf))
+	if err != nil {
+		return fmt.Errorf("configure the reference plugins: %w", err)
+	}
+	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.dir, "cache-reference"), []string{b.refDir}, ref)
+	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", nil, nil)
+	return nil
+}
+
+// berthList is the configuration that a node's daemon installed.
+func berthList(n *node.Node) (*libcni.NetworkConfigList, error) {
+	files, err := libcni.ConfFiles(n.ConfDir(), []string{".conflist"})
+	if err != nil || len(files) == 0 {
+		return nil, fmt.Errorf("find the installed CNI configuration in %s: %w", n.ConfDir(), err)
+	}
+	list, err := libcni.NetworkConfFromFile(files[0])
+	if err != nil {
+		return nil, fmt.Errorf("read the installed CNI configuration: %w", err)
+	}
+	return list, nil
+}
+
+func (b *bench) close() error {
+	var errs []error
+	for _, r := range []*runtime{b.berth, b.reference, b.sandboxes} {
+		if r != nil {
+			errs = append(errs, r.close())
+		}
+	}
+	if b.refNetns != "" {
+		errs = append(errs, ns.Remove(b.refNetns))
+	}
+	if b.lab != nil {
+		errs = append(errs, b.lab.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
+}
