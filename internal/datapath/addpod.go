@@ -59,9 +59,15 @@ func (n *Node) addPod(pod Pod) (PodLinks, error) {
 	defer inPod.Close()
 
 	links, created, err := n.ensureLink(pod, ns, inPod)
-	if err == nil {
-		if err = wirePodSide(pod, links, ns, inPod); err == nil {
-			err = n.wireHostSide(pod, links)
+	// The host end goes up first: the pod's end, going up with a carrier, can
+	// then send at once.
+	for _, step := range []func() error{
+		func() error { return n.raiseHostSide(pod, links) },
+		func() error { return wirePodSide(pod, links, ns, inPod) },
+		func() error { return n.routeToPod(pod, links) },
+	} {
+		if err == nil {
+			err = step()
 		}
 	}
 	if err != nil && created {
@@ -160,11 +166,15 @@ func (n *Node) undoLink(pod Pod, links PodLinks) error {
 	return nil
 }
 
-// wireHostSide brings the host end up and gives it the pod's neighbours and routes.
-func (n *Node) wireHostSide(pod Pod, links PodLinks) error {
+func (n *Node) raiseHostSide(pod Pod, links PodLinks) error {
 	if err := n.main.LinkSetUp(linkRef(links.HostIndex)); err != nil {
 		return fmt.Errorf("set %s up: %w", pod.HostIfName, err)
 	}
+	return nil
+}
+
+// routeToPod gives the host end the pod's neighbours and routes.
+func (n *Node) routeToPod(pod Pod, links PodLinks) error {
 	for _, addr := range pod.Addrs() {
 		if err := n.main.NeighSet(neighbour(links.HostIndex, addr, links.PodMAC)); err != nil {
 			return fmt.Errorf("add neighbour %s to %s: %w", addr, pod.HostIfName, err)
@@ -172,6 +182,13 @@ func (n *Node) wireHostSide(pod Pod, links PodLinks) error {
 		if err := n.addPodRoute(pod, links.HostIndex, addr); err != nil {
 			return err
 		}
+	}
+	// The host end got its carrier from the pod's, and the kernel drops what it
+	// is to send until a worker has noticed. Asking for the link waits for that
+	// (since Linux 6.8), else the answer to a pod's first packet can be lost and
+	// its connection takes a second.
+	if _, err := n.main.LinkByIndex(links.HostIndex); err != nil {
+		return fmt.Errorf("look up %s: %w", pod.HostIfName, err)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 )
@@ -389,4 +390,17 @@ func TestOpenByPathAndCaller(t *testing.T) {
 		t.Error("Open does not bind to the caller's namespace")
 	}
 	var _ netlink.Link = s.link("lo")
+}
+
+// A lost first packet is a second's delay of a pod's first connection.
+func TestFirstPacketPasses(t *testing.T) {
+	v := newVPC(t)
+	v.host.serveTCP(":81")
+	for i := range 20 {
+		p := v.pod(podB)
+		if _, err := p.dialFrom("", nodeAddr+":81", 500*time.Millisecond); err != nil {
+			t.Fatalf("pod %d: %v", i, err)
+		}
+		v.remove(p)
+	}
 }

@@ -1,16 +1,28 @@
 package datapath
 
-import "testing"
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
 
 // The addresses of pods in the tests.
 const (
 	podA  = "10.0.0.65" // on the primary ENI
 	podB  = "10.0.0.33" // on the secondary ENI
-	podC  = "10.0.0.34"
+	podC  = "10.0.0.34" // on the secondary ENI
 	podA6 = "2001:db8::2:0:0:5"
 	podB6 = "2001:db8::1:0:0:5"
 )
 
+// The router drops what leaves by an ENI that does not own the source, so a
+// connection proves its path.
 func TestPodsReachWhatTheyShould(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
@@ -27,6 +39,7 @@ func TestPodsReachWhatTheyShould(t *testing.T) {
 		p.seenAs("169.254.169.254:80", nodeAddr)
 		p.seenAs(nodeAddr+":81", v4)
 		p.seenAs("["+peer6+"]:80", v6)
+		p.seenAs("["+internet6+"]:80", v6) // IPv6 is not translated unless asked for
 		p.seenAs("["+nodeAddr6+"]:81", v6)
 		v.host.seenAs(v4+":80", nodeAddr)
 		v.host.seenAs("["+v6+"]:80", nodeAddr6)
@@ -36,4 +49,249 @@ func TestPodsReachWhatTheyShould(t *testing.T) {
 	b.seenAs(podA+":80", podB)
 	a.seenAs("["+podB6+"]:80", podA6)
 	b.seenAs("["+podA6+"]:80", podB6)
+	v.host.seenAs(internet+":80", nodeAddr)
+}
+
+func TestAddressesOfAnENIWithoutPrefixes(t *testing.T) {
+	v := newVPC(t)
+	e := v.eni()
+	e.Prefixes, e.Addresses = nil, addrs(podB, podB6)
+	v.setENI(e)
+	b, c := v.pod(podB, podB6), v.pod(podC)
+	v.router.serveTCP(":80")
+	b.seenAs(peer+":80", podB)
+	b.seenAs("["+peer6+"]:80", podB6)
+	c.cannotReach("", peer+":80") // no longer the ENI's: leaves by the primary, where a VPC drops it
+}
+
+func TestIPv6IsTranslatedWhenAskedFor(t *testing.T) {
+	v := newVPC(t, func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	b := v.pod(podB6)
+	v.router.serveTCP(":80")
+	b.seenAs("["+internet6+"]:80", nodeAddr6)
+	b.seenAs("["+peer6+"]:80", podB6)
+	v.config.LocalCIDRs = prefixes("10.0.0.0/16", "2001:db8::/32")
+	v.setup()
+	b.seenAs("["+internet6+"]:80", podB6)
+}
+
+// nat adds a NAT rule of someone else's to a namespace.
+func (s *space) nat(hook *nftables.ChainHook, at *nftables.ChainPriority, match ...expr.Any) {
+	s.t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(s.handle)))
+	s.must(err)
+	table := conn.AddTable(&nftables.Table{Name: "services", Family: nftables.TableFamilyINet})
+	chain := conn.AddChain(&nftables.Chain{Name: fmt.Sprintf("nat%d", *hook), Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: at})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: match})
+	s.must(conn.Flush())
+}
+
+// service sends what goes to an address and port to another, like a service
+// address or a node port of kube-proxy.
+func (s *space) service(from, to string) {
+	s.t.Helper()
+	f, o := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
+	port := func(p uint16) []byte { return []byte{byte(p >> 8), byte(p)} }
+	s.nat(nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, rule(destinationIs(f.Addr()), exprs{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: port(f.Port())},
+		&expr.Immediate{Register: 1, Data: o.Addr().AsSlice()},
+		&expr.Immediate{Register: 2, Data: port(o.Port())},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+	})...)
+}
+
+func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA), v.pod(podB)
+	v.router.serveTCP(":80")
+	a.serveTCP(":80")
+	v.host.service("172.20.0.1:80", peer+":80")     // a backend elsewhere in the VPC
+	v.host.service("172.20.0.2:80", podA+":80")     // one on this node
+	v.host.service("172.20.0.3:80", internet+":80") // one outside
+	v.host.service("10.0.200.4:80", internet+":80") // a service address inside the VPC's range
+	b.seenAs("172.20.0.1:80", podB)
+	b.seenAs("172.20.0.2:80", podB)
+	b.seenAs("172.20.0.3:80", nodeAddr)
+	b.seenAs("10.0.200.4:80", nodeAddr)
+}
+
+func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA), v.pod(podB)
+	a.serveTCP(":80")
+	b.serveTCP(":80")
+	v.host.service(nodeAddr+":30080", podB+":80")
+	v.host.service(nodeAddr+":30081", podA+":80")
+	// In by the primary, to a pod on the secondary: the client sees the primary
+	// address answer. It would not get an answer by the secondary.
+	for _, client := range []string{internet, peer, onPrem} {
+		for _, port := range []string{":30080", ":30081"} {
+			if got, err := v.router.dialFrom(client, nodeAddr+port, dialTimeout); err != nil || got.String() != client {
+				t.Errorf("node port %s from %s: seen as %v, %v", port, client, got, err)
+			}
+		}
+		// Straight to the pod by its own ENI, from outside too.
+		if got, err := v.router.dialFrom(client, podB+":80", dialTimeout); err != nil || got.String() != client {
+			t.Errorf("pod address from %s: seen as %v, %v", client, got, err)
+		}
+	}
+}
+
+func TestExternalSNAT(t *testing.T) {
+	v := newVPC(t, func(c *Config) { c.ExternalSNAT = true; c.PrimaryIPv4 = netip.Addr{} })
+	a, b := v.pod(podA), v.pod(podB)
+	v.router.serveTCP(":80")
+	for _, p := range []*pod{a, b} {
+		p.seenAs(internet+":80", p.want.IPv4.String())
+	}
+	for _, r := range v.inventory().Rules {
+		if r.Priority == RuleOutside {
+			t.Errorf("there is a rule %d with external SNAT: %+v", RuleOutside, r)
+		}
+	}
+	v.config.ExternalSNAT, v.config.PrimaryIPv4 = false, netip.MustParseAddr(nodeAddr)
+	v.setup()
+	b.seenAs(internet+":80", nodeAddr)
+}
+
+func TestMarkShift(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB)
+	v.router.serveTCP(":80")
+	for _, shift := range []uint{16, 24, 0} {
+		v.config.MarkShift = shift
+		v.setup()
+		b.seenAs(peer+":80", podB)
+		b.seenAs(internet+":80", nodeAddr)
+		for _, r := range v.inventory().Rules {
+			if r.Mask&^(0xff<<shift) != 0 {
+				t.Errorf("with MarkShift %d there is %+v", shift, r)
+			}
+		}
+	}
+}
+
+func TestBlockMetadata(t *testing.T) {
+	v := newVPC(t, func(c *Config) { c.BlockMetadata = true })
+	v.router.serveTCP(":80")
+	b := v.pod(podB, podB6)
+	for _, to := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
+		start := time.Now()
+		if got, err := b.dialTCP(to); err == nil {
+			t.Errorf("a pod reached %s as %s", to, got)
+		}
+		if took := time.Since(start); took > dialTimeout/2 {
+			t.Errorf("the refusal of %s took %s: a time-out", to, took)
+		}
+	}
+	v.host.seenAs("169.254.169.254:80", nodeAddr)
+	b.seenAs(internet+":80", nodeAddr)
+	v.config.BlockMetadata = false
+	v.setup()
+	b.seenAs("169.254.169.254:80", nodeAddr)
+}
+
+func TestSpoofedSourcesAreDropped(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
+	got := make(chan netip.Addr, 16)
+	for _, network := range []string{"udp4", "udp6"} {
+		var l net.PacketConn
+		v.host.in(func() (err error) { l, err = net.ListenPacket(network, ":53"); return err })
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			buf := make([]byte, 64)
+			for {
+				_, from, err := l.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				got <- from.(*net.UDPAddr).AddrPort().Addr().Unmap()
+			}
+		}()
+	}
+	send := func(from, to string) {
+		b.in(func() error {
+			d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}
+			c, err := d.Dial("udp", net.JoinHostPort(to, "53"))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = c.Close() }()
+			_, err = c.Write([]byte("x"))
+			return err
+		})
+	}
+	for _, c := range []struct{ own, to string }{{podB, nodeAddr}, {podB6, nodeAddr6}} {
+		for _, forged := range map[string][]string{podB: {podA, podC, nodeAddr, peer, internet}, podB6: {podA6, nodeAddr6, peer6, internet6}}[c.own] {
+			b.address("lo", hostPrefix(netip.MustParseAddr(forged)).String())
+			if forged != c.to { // a packet to an address of its own does not leave the pod
+				send(forged, c.to)
+			}
+			b.must(b.nl.AddrDel(linkRef(1), podAddress(netip.MustParseAddr(forged))))
+		}
+		send(c.own, c.to) // comes after the forged ones, so they are not just late
+		select {
+		case from := <-got:
+			if from.String() != c.own {
+				t.Errorf("a packet with the forged source %s passed", from)
+			}
+		case <-time.After(dialTimeout):
+			t.Errorf("the packet with the pod's own source %s did not pass", c.own)
+		}
+	}
+	_ = a
+}
+
+func TestPodsCannotAdvertiseRoutes(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB6)
+	v.host.sysctl("net/ipv6/conf/"+b.want.HostIfName+"/accept_ra", "2")
+	// Router advertisement, life time 1800 s (RFC 4861 section 4.2).
+	ra := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}
+	index := b.links.PodIndex
+	within(t, "the pod has a link-local address", func() bool {
+		err := inNetns(b.handle, func() error {
+			fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = unix.Close(fd) }()
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err != nil {
+				return err
+			}
+			ll, err := net.InterfaceByIndex(index)
+			if err != nil {
+				return err
+			}
+			addrs, err := ll.Addrs()
+			if err != nil {
+				return err
+			}
+			for _, a := range addrs {
+				ip, _ := netip.AddrFromSlice(a.(*net.IPNet).IP)
+				if ip.IsLinkLocalUnicast() && ip.Is6() {
+					if err := unix.Bind(fd, &unix.SockaddrInet6{Addr: ip.As16(), ZoneId: uint32(index)}); err != nil {
+						return err
+					}
+					return unix.Sendto(fd, ra, 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr("ff02::1").As16(), ZoneId: uint32(index)})
+				}
+			}
+			return fmt.Errorf("no link-local address")
+		})
+		return err == nil
+	})
+	// A packet behind it on the same link has arrived: so had the advertisement.
+	v.host.serveTCP(":81")
+	b.seenAs("["+nodeAddr6+"]:81", podB6)
+	routes, err := v.host.nl.RouteList(linkRef(b.links.HostIndex), unix.AF_INET6)
+	v.host.must(err)
+	for _, r := range routes {
+		if r.Protocol == unix.RTPROT_RA || routeDst(r).Bits() == 0 {
+			t.Errorf("a pod gave the node a route: %s", r)
+		}
+	}
 }

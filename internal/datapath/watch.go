@@ -118,6 +118,7 @@ func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(con
 		case ctx.Err() != nil:
 			return
 		case errors.Is(err, unix.ENOBUFS):
+			drain(s)
 			w.emit(ctx, Event{Kind: Resync, What: "the kernel dropped events"})
 			continue
 		case err != nil:
@@ -130,6 +131,22 @@ func (w *watcher) read(ctx context.Context, s *nl.NetlinkSocket, handle func(con
 			handle(ctx, message{m.Header.Type, m.Data})
 		}
 	}
+}
+
+// drain throws away what waits. The kernel reports a loss once, and goes on
+// dropping without a word until the queue was empty; only then is a Resync
+// followed by every event.
+func drain(s *nl.NetlinkSocket) {
+	moment, forever := unix.Timeval{Usec: 1000}, unix.Timeval{}
+	if s.SetReceiveTimeout(&moment) != nil {
+		return // closed
+	}
+	for {
+		if _, _, err := s.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			break // EAGAIN: empty
+		}
+	}
+	_ = s.SetReceiveTimeout(&forever)
 }
 
 func (w *watcher) routeMessage(ctx context.Context, m message) {

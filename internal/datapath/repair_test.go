@@ -1,0 +1,167 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func (v *vpc) wanted(pods ...*pod) Wanted {
+	w := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	for _, p := range pods {
+		w.Pods = append(w.Pods, p.want)
+	}
+	return w
+}
+
+func (v *vpc) repair(w Wanted) string {
+	v.t.Helper()
+	did, err := v.node.Repair(ctx, w)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return strings.Join(did, "; ")
+}
+
+func TestRepairPutsBackWhatWasTaken(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
+	a.serveTCP(":80")
+	v.router.serveTCP(":80")
+	eth0MAC := v.host.link("eth0").Attrs().HardwareAddr
+	for _, c := range []struct {
+		name, command, says string
+	}{
+		{"nothing", "true", ""},
+		{"rules", "ip rule flush", "IPv4 512 table 19000 rule"},
+		{"rules of IPv6", "ip -6 rule flush", "IPv6 512 table 19000 rule"},
+		{"pod routes", "ip route flush table 19000", "pod link " + a.want.HostIfName},
+		{"pod routes of IPv6", "ip -6 route flush table 19000", "pod link " + b.want.HostIfName},
+		{"ENI routes", "ip route flush table 19001", "route 0.0.0.0/0 of table 19001"},
+		{"nftables", "nft flush ruleset", "nftables table berth"},
+		{"one chain", "nft flush chain inet berth from_pod", "nftables table berth"},
+		{"an ENI's chain", "nft flush chain inet berth eni_1", "nftables table berth"},
+		{"the direct set", "nft flush set inet berth direct4", "nftables table berth"},
+		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
+		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
+		{"the ENI's address", "ip address flush dev eth1", "address " + eniAddr},
+		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
+		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
+		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			v.host.run(c.command)
+			if c.name == "rules" { // flush takes the kernel's own rules too
+				v.host.run("ip rule add priority 32766 lookup main")
+			}
+			if c.name == "rules of IPv6" {
+				v.host.run("ip -6 rule add priority 32766 lookup main")
+			}
+			if did := v.repair(v.wanted(a, b)); !strings.Contains(did, c.says) || c.says == "" && did != "" {
+				t.Errorf("repaired %q, want %q", did, c.says)
+			}
+			if did := v.repair(v.wanted(a, b)); did != "" {
+				t.Errorf("a second repair did %q", did)
+			}
+			b.seenAs(podA+":80", podB)
+			b.seenAs("["+podA6+"]:80", podB6)
+			b.seenAs(peer+":80", podB)
+			b.seenAs(internet+":80", nodeAddr)
+			b.seenAs("["+peer6+"]:80", podB6)
+		})
+	}
+	if got := v.host.link("eth0").Attrs().HardwareAddr; got.String() != eth0MAC.String() {
+		t.Error("the primary link changed")
+	}
+}
+
+func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	v.host.must(v.host.nl.LinkDel(linkRef(a.links.HostIndex)))
+	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
+		t.Errorf("repaired %q", did)
+	}
+	if err := v.node.CheckPod(ctx, a.want); err != nil {
+		t.Error(err)
+	}
+	a.want.Netns = "/run/netns/btdp-none"
+	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
+	if _, err := v.node.Repair(ctx, v.wanted(a)); !errors.Is(err, ErrNoNetns) {
+		t.Errorf("error %v, want ErrNoNetns", err)
+	}
+}
+
+func TestRepairAtStartRemovesLeftovers(t *testing.T) {
+	v := newVPC(t)
+	keep, stray := v.pod(podA), v.pod(podB)
+	// A route whose attachment is gone, on a link that is wanted.
+	v.host.must(v.host.nl.RouteAdd(podRoute(keep.links.HostIndex, netip.MustParseAddr(podC))))
+
+	// What this Node added itself it does not take for a leftover.
+	if did := v.repair(v.wanted(keep)); strings.Contains(did, stray.want.HostIfName) {
+		t.Errorf("a live pod was taken for a leftover: %s", did)
+	}
+	v.host.must(v.host.nl.RouteReplace(podRoute(keep.links.HostIndex, netip.MustParseAddr(podC))))
+
+	v.node = v.host.open() // the daemon starts again
+	w := v.wanted(keep)
+	w.ENIs = nil
+	did := v.repair(w)
+	for _, part := range []string{"removed link " + stray.want.HostIfName, "removed route " + podC, "removed route " + podB, "removed ENI 1"} {
+		if !strings.Contains(did, part) {
+			t.Errorf("repair at start did %q, not %q", did, part)
+		}
+	}
+	v.has(1, 1)
+	if inv := v.inventory(); len(inv.ENIs) != 0 {
+		t.Errorf("ENIs left: %+v", inv.ENIs)
+	}
+	if err := v.node.CheckPod(ctx, keep.want); err != nil {
+		t.Error(err)
+	}
+	v.host.serveTCP(":81")
+	keep.seenAs(nodeAddr+":81", podA)
+}
+
+// The daemon's list may be a moment old when Repair reads it.
+func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	old := v.wanted(a)
+	if err := v.node.DetachPod(ctx, a.want); err != nil {
+		t.Fatal(err)
+	}
+	v.repair(old)
+	v.has(1, 0)
+	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
+		t.Fatal(err)
+	}
+	v.repair(old)
+	v.has(0, 0)
+	v.repair(v.wanted())
+	if n := len(v.node.claims.links); n != 0 {
+		t.Errorf("%d detached pods are remembered though nobody wants them", n)
+	}
+	if _, err := v.node.AddPod(ctx, a.want); err != nil {
+		t.Fatal(err)
+	}
+	v.repair(v.wanted()) // and one from before an ADD
+	v.has(1, 1)
+}
+
+func TestRepairGoesOnAfterAnError(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	v.host.run("ip route flush table 19000")
+	w := v.wanted(a)
+	absent := v.eni()
+	absent.ID, absent.DeviceIndex, absent.MAC = "eni-9", 9, []byte{2, 0, 0, 0, 0, 9}
+	w.ENIs = append([]ENI{absent}, w.ENIs...)
+	did, err := v.node.Repair(ctx, w)
+	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
+		t.Errorf("repaired %v, error %v", did, err)
+	}
+}

@@ -1,0 +1,287 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// run runs a program inside the namespace, for what someone else would do.
+func (s *space) run(command string) string {
+	s.t.Helper()
+	var out []byte
+	s.in(func() (err error) {
+		args := strings.Fields(command)
+		if out, err = exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			err = fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+		return err
+	})
+	return string(out)
+}
+
+// filter is the whole of nftables with handles, which change when a rule is
+// written again.
+func (s *space) filter() string {
+	s.t.Helper()
+	conn, err := nftables.New(nftables.WithNetNSFd(int(s.handle)))
+	s.must(err)
+	chains, err := conn.ListChains()
+	s.must(err)
+	var b strings.Builder
+	for _, c := range chains {
+		rules, err := conn.GetRules(c.Table, c)
+		s.must(err)
+		fmt.Fprintln(&b, c.Table.Name, c.Name)
+		for _, r := range rules {
+			fmt.Fprintln(&b, r.Handle, string(r.UserData))
+		}
+	}
+	return b.String()
+}
+
+// policy is all rules and routes, everyone's, as text.
+func (s *space) policy() string {
+	s.t.Helper()
+	var b strings.Builder
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rules, err := s.nl.RuleList(family)
+		s.must(err)
+		for _, r := range rules {
+			fmt.Fprintln(&b, describeRule(r), r.Src, r.Dst, r.Protocol)
+		}
+		routes, err := s.nl.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		s.must(err)
+		for _, r := range routes {
+			fmt.Fprintln(&b, r)
+		}
+	}
+	return b.String()
+}
+
+func TestSetupAgainChangesNothing(t *testing.T) {
+	v := newVPC(t)
+	v.pod(podA)
+	filter, policy := v.host.filter(), v.host.policy()
+	for range 2 {
+		v.setup()
+		v.setENI(v.eni())
+	}
+	// A daemon that was restarted: nothing in memory, all in the kernel.
+	again := v.host.open()
+	if err := again.Setup(ctx, v.config); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.SetENI(ctx, v.eni()); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.host.filter(); got != filter {
+		t.Errorf("nftables was\n%s\nis\n%s", filter, got)
+	}
+	if got := v.host.policy(); got != policy {
+		t.Errorf("policy was\n%s\nis\n%s", policy, got)
+	}
+}
+
+func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB)
+	v.router.serveTCP(":80")
+	again := v.host.open()
+	v.config.BlockMetadata = true // another ruleset: the table is replaced
+	if err := again.Setup(ctx, v.config); err != nil {
+		t.Fatal(err)
+	}
+	b.seenAs(peer+":80", podB) // the ENI's map outlived it
+	if enis := v.inventory().ENIs; len(enis) != 1 || len(enis[0].Sources) != 2 {
+		t.Errorf("ENIs after the restart: %+v", enis)
+	}
+}
+
+func TestSetupConverges(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB)
+	v.router.serveTCP(":80")
+	b.seenAs(onPrem+":80", podB)
+	b.seenAs(peer+":80", podB)
+	v.config.ExcludeCIDRs = nil
+	v.config.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
+	v.setup()
+	b.seenAs(onPrem+":80", nodeAddr)
+	b.seenAs(peer+":80", nodeAddr)
+	for _, r := range v.inventory().Rules {
+		if r.IPv6 && r.Priority != RuleENI {
+			t.Errorf("IPv6 was switched off and left %+v", r)
+		}
+	}
+}
+
+func TestSetupSetsAndChecksSysctls(t *testing.T) {
+	v := newVPC(t)
+	for path, want := range map[string]string{
+		"net/ipv4/ip_forward":             "1",
+		"net/ipv4/conf/eth0/rp_filter":    "2",
+		"net/ipv4/conf/eth1/rp_filter":    "2",
+		"net/ipv6/conf/all/forwarding":    "1",
+		"net/ipv6/conf/eth0/accept_ra":    "2",
+		"net/ipv6/conf/eth1/accept_ra":    "2",
+		"net/ipv4/conf/all/rp_filter":     v.router.readSysctl("net/ipv4/conf/default/rp_filter"), // as it was
+		"net/ipv4/conf/default/rp_filter": v.router.readSysctl("net/ipv4/conf/default/rp_filter"),
+	} {
+		if got := v.host.readSysctl(path); got != want {
+			t.Errorf("sysctl %s is %s, want %s", path, got, want)
+		}
+	}
+	_, err := v.node.setSysctls([]sysctl{{"net/ipv4/conf/none/rp_filter", "2"}})
+	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
+		t.Errorf("error %v does not name the sysctl", err)
+	}
+}
+
+// A distribution may have rp_filter on everywhere.
+func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
+	v := newVPC(t)
+	v.host.sysctl("net/ipv4/conf/all/rp_filter", "1")
+	v.host.sysctl("net/ipv4/conf/default/rp_filter", "1")
+	b := v.pod(podB)
+	b.serveTCP(":80")
+	v.router.serveTCP(":80")
+	b.seenAs(peer+":80", podB)
+	b.seenAs(internet+":80", nodeAddr)
+	v.router.seenAs(podB+":80", "10.0.0.1")
+}
+
+func TestSetupErrors(t *testing.T) {
+	v := newVPC(t)
+	c := v.config
+	c.PrimaryMAC = []byte{2, 0, 0, 0, 0, 99}
+	if err := v.node.Setup(ctx, c); !errors.Is(err, ErrNoLink) {
+		t.Errorf("error %v, want ErrNoLink", err)
+	}
+	e := v.eni()
+	e.MAC = c.PrimaryMAC
+	if err := v.node.SetENI(ctx, e); !errors.Is(err, ErrNoLink) {
+		t.Errorf("error %v, want ErrNoLink", err)
+	}
+	e = v.eni()
+	e.ID = "eni-3"
+	if err := v.node.SetENI(ctx, e); err == nil || !strings.Contains(err.Error(), "taken by ENI eni-2") {
+		t.Errorf("error %v, want one that names the other ENI", err)
+	}
+	if err := v.host.open().SetENI(ctx, v.eni()); !errors.Is(err, ErrNotSetUp) {
+		t.Errorf("error %v, want ErrNotSetUp", err)
+	}
+}
+
+func TestOthersStateIsLeftAlone(t *testing.T) {
+	v := newVPC(t)
+	h := v.host
+	h.run("ip rule add priority 512 to 10.9.0.0/16 lookup main")
+	h.run("ip rule add priority 1536 fwmark 0x1/0x3f lookup 19001")
+	h.run("ip route add 10.9.9.9/32 dev eth0 table 19000")
+	h.run("ip route add 10.9.9.0/24 dev eth1 table 19001 proto static")
+	h.run("nft add table ip others")
+	h.run("nft add chain ip others c { type filter hook forward priority 0 ; policy accept ; }")
+	h.run("nft add rule ip others c ip saddr 192.0.2.1 drop")
+	wire(h, "bthfoo", v.router, "bthbar")
+	wire(h, "mybridge", v.router, "other")
+	theirs := func() string {
+		rules := slices.DeleteFunc(strings.Split(h.run("ip rule"), "\n"), func(line string) bool { return strings.Contains(line, "proto 190") })
+		return fmt.Sprint(rules) + h.run("ip route show table 19000 10.9.9.9") +
+			h.run("ip route show table 19001 10.9.9.0/24") + h.run("nft list table ip others") + h.run("ip -br link show bthfoo")
+	}
+	before := theirs()
+	p := v.pod(podA)
+	v.setup()
+	v.config.MarkShift = 16
+	v.setup()
+	v.remove(p)
+	if _, err := v.node.Repair(ctx, Wanted{Config: v.config}); err != nil {
+		t.Fatal(err)
+	}
+	if err := v.node.RemoveENI(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
+	if got := theirs(); got != before {
+		t.Errorf("others' state was\n%s\nis\n%s", before, got)
+	}
+}
+
+func TestENIChangesHands(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB)
+	v.router.serveTCP(":80")
+	policy := v.host.policy()
+	e := v.eni()
+	var many []netip.Addr
+	for a := netip.MustParseAddr("10.0.100.1"); len(many) < 700; a = a.Next() { // more than one message takes
+		many = append(many, a)
+	}
+	e.Addresses = many
+	v.setENI(e)
+	if got := v.inventory().ENIs[0].Sources; len(got) != 702 {
+		t.Errorf("%d sources, want 702", len(got))
+	}
+	if got := v.host.policy(); got != policy {
+		t.Errorf("new addresses changed routes or rules: was\n%s\nis\n%s", policy, got)
+	}
+	e.Addresses = nil
+	v.setENI(e)
+	if got := v.inventory().ENIs[0].Sources; len(got) != 2 {
+		t.Errorf("sources %v, want two", got)
+	}
+
+	// Another ENI takes over the address.
+	wire(v.host, "eth2", v.router, "r2")
+	other := ENI{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, DeviceIndex: 2,
+		Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")}
+	v.setENI(other)
+	e.Addresses = addrs("10.0.100.1")
+	v.setENI(e)
+	for _, i := range v.inventory().ENIs {
+		if i.DeviceIndex == 2 && len(i.Sources) != 0 || i.DeviceIndex == 1 && len(i.Sources) != 3 {
+			t.Errorf("after the move: %+v", i)
+		}
+	}
+	b.seenAs(peer+":80", podB)
+
+	for range 2 {
+		for _, i := range []int{1, 2} {
+			if err := v.node.RemoveENI(ctx, i); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if enis := v.inventory().ENIs; len(enis) != 0 {
+		t.Errorf("removed ENIs left %+v", enis)
+	}
+	if strings.Contains(v.host.filter(), "eni_1") {
+		t.Error("a removed ENI left its chain")
+	}
+}
+
+func TestENILinkSettings(t *testing.T) {
+	v := newVPC(t, func(c *Config) { c.MTU = 1400 })
+	h := v.host
+	l := h.link("eth1").Attrs()
+	if l.MTU != 1400 {
+		t.Errorf("MTU %d, want 1400", l.MTU)
+	}
+	h.must(h.nl.LinkSetDown(linkRef(l.Index))) // takes the routes along
+	h.must(h.nl.AddrDel(linkRef(l.Index), &netlink.Addr{IPNet: ipNet(hostPrefix(netip.MustParseAddr(eniAddr)))}))
+	v.setENI(v.eni())
+	b := v.pod(podB)
+	v.router.serveTCP(":80")
+	b.seenAs(peer+":80", podB)
+	if got := b.link("eth0").Attrs().MTU; got != 1400 {
+		t.Errorf("the pod's MTU is %d, want 1400", got)
+	}
+}

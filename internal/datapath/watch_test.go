@@ -1,0 +1,143 @@
+package datapath
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// watch collects events until a marker link appears: all that came before has
+// then been seen.
+type watch struct {
+	v      *vpc
+	events <-chan Event
+	stop   context.CancelFunc
+	marks  int
+}
+
+func (v *vpc) watch() *watch {
+	v.t.Helper()
+	wctx, stop := context.WithCancel(ctx)
+	v.t.Cleanup(stop)
+	events, err := v.node.Watch(wctx)
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	return &watch{v: v, events: events, stop: stop}
+}
+
+func (w *watch) next() Event {
+	w.v.t.Helper()
+	select {
+	case e, ok := <-w.events:
+		if !ok {
+			w.v.t.Fatal("the channel was closed")
+		}
+		return e
+	case <-time.After(10 * time.Second):
+		w.v.t.Fatal("no event within 10 s")
+		return Event{}
+	}
+}
+
+// expect reads until an event of a kind says something.
+func (w *watch) expect(kind EventKind, says string) Event {
+	w.v.t.Helper()
+	for {
+		if e := w.next(); e.Kind == kind && strings.Contains(e.What, says) {
+			return e
+		}
+	}
+}
+
+// quiet asserts that do made no event. Links of one socket come in order; the
+// table of nftables is watched by another, and is not asserted.
+func (w *watch) quiet(do func()) {
+	w.v.t.Helper()
+	do()
+	w.marks++
+	name := "mark" + string(rune('a'+w.marks))
+	wire(w.v.host, name, w.v.router, "r"+name)
+	for {
+		e := w.next()
+		if e.Kind == LinkAppeared && e.Link == name {
+			return
+		}
+		if !strings.HasPrefix(e.Link, "mark") {
+			w.v.t.Errorf("unexpected event %+v", e)
+		}
+	}
+}
+
+func TestWatch(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	w := v.watch()
+	h := v.host
+
+	wire(h, "eth2", v.router, "r2")
+	mac := h.link("eth2").Attrs().HardwareAddr
+	if e := w.expect(LinkAppeared, "eth2"); e.Link != "eth2" || e.MAC.String() != mac.String() {
+		t.Errorf("event %+v, want eth2 at %s", e, mac)
+	}
+	h.must(h.nl.LinkDel(h.link("eth2")))
+	if e := w.expect(LinkVanished, "eth2"); e.MAC.String() != mac.String() {
+		t.Errorf("event %+v, want eth2 at %s", e, mac)
+	}
+
+	// Pods that come and go by this Node, and repairs with nothing to do, are no news.
+	w.quiet(func() {
+		b := v.pod(podB, podB6)
+		v.remove(b)
+		v.repair(v.wanted(a))
+	})
+
+	for _, c := range []struct {
+		command string
+		kind    EventKind
+		says    string
+	}{
+		{"ip rule del priority 512", StateLost, "policy rule"},
+		{"ip -6 rule del priority 1024", StateLost, "policy rule"},
+		{"ip route del " + podA + " table 19000", StateLost, "route to " + podA},
+		{"ip route del default table 19001", StateLost, "route default of table 19001"},
+		{"ip -6 route del default table 19001", StateLost, "of table 19001"},
+		{"ip address flush dev eth1", StateLost, "address " + eniAddr},
+		{"ip link set eth1 down", StateLost, "eth1 went down"},
+		{"ip link set " + a.want.HostIfName + " down", StateLost, a.want.HostIfName + " went down"},
+		{"nft delete table inet berth", StateLost, "nftables table was removed"},
+		{"nft flush chain inet berth from_pod", StateLost, "nftables rule was removed"},
+		{"nft flush map inet berth eni_prefix4", StateLost, "elements were removed"},
+		{"ip link del " + a.want.HostIfName, LinkVanished, a.want.HostIfName},
+	} {
+		h.run(c.command)
+		w.expect(c.kind, c.says)
+		if did := v.repair(v.wanted(a)); did == "" {
+			t.Errorf("%s: an event, and nothing to repair", c.command)
+		}
+	}
+	if err := v.node.CheckPod(ctx, a.want); err != nil {
+		t.Error(err)
+	}
+
+	w.stop()
+	for range w.events { //nolint:revive // until it is closed
+	}
+}
+
+// A reader that sleeps is told that it missed something.
+func TestWatchSurvivesAnOverflow(t *testing.T) {
+	v := newVPC(t)
+	wire(v.host, "spare", v.router, "rspare")
+	w := v.watch()
+	spare := v.host.link("spare")
+	for i := range 2000 { // each is an event; the channel fills, then the socket's buffer
+		mac := net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}
+		v.host.must(v.host.nl.LinkSetHardwareAddr(spare, mac))
+	}
+	w.expect(Resync, "dropped")
+	v.host.run("ip rule del priority 512")
+	w.expect(StateLost, "policy rule") // and it goes on
+}
