@@ -5,6 +5,8 @@ package config
 import (
 	"net/netip"
 	"time"
+
+	"github.com/berthnet/berth/internal/ipam"
 )
 
 // Config is every setting of berthd, parsed and checked.
@@ -27,6 +29,7 @@ type Config struct {
 	MinAllocate         int
 	PreAllocate         int
 	MaxAboveWatermark   int
+	MaxAllocate         int
 	FirstInterfaceIndex int
 
 	CoolingPeriod   time.Duration
@@ -80,5 +83,28 @@ type Config struct {
 // CiliumDialect tells whether the warm addresses are asked for in Cilium's
 // words rather than AWS's.
 func (c *Config) CiliumDialect() bool {
-	return c.MinAllocate >= 0 || c.PreAllocate >= 0 || c.MaxAboveWatermark >= 0
+	return c.MinAllocate >= 0 || c.PreAllocate >= 0 || c.MaxAboveWatermark >= 0 || c.MaxAllocate >= 0
+}
+
+// Policy is the warm-pool policy that the settings ask for: the dialect's
+// defaults with what is set in their place.
+func (c *Config) Policy() ipam.Policy {
+	p := ipam.DefaultAWS()
+	if c.CiliumDialect() {
+		p = ipam.DefaultCilium()
+	}
+	for _, v := range []struct {
+		to  *int
+		set int
+	}{
+		{&p.WarmENI, c.WarmENITarget}, {&p.WarmIP, c.WarmIPTarget}, {&p.MinimumIP, c.MinimumIPTarget}, {&p.WarmPrefix, c.WarmPrefixTarget},
+		{&p.MinAllocate, c.MinAllocate}, {&p.PreAllocate, c.PreAllocate}, {&p.MaxAboveWatermark, c.MaxAboveWatermark}, {&p.MaxAllocate, c.MaxAllocate},
+		{&p.FirstInterfaceIndex, c.FirstInterfaceIndex},
+	} {
+		if v.set >= 0 {
+			*v.to = v.set
+		}
+	}
+	p.MaxENI, p.MaxPods, p.PrefixDelegation = c.MaxENI, c.MaxPods, c.PrefixDelegation
+	return p
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/ipam"
 )
 
 func load(t *testing.T, args, env []string) (Config, error) {
@@ -28,9 +30,9 @@ func TestDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Config{
-		NodeName: host, StateDir: "/run/berth", Socket: "/run/berth/berthd.sock",
+		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock",
 		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
-		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1,
+		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute,
 		SubnetTags: map[string]string{},
 		WarmWait:   45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
@@ -118,7 +120,7 @@ func TestAllMistakesAreNamedAtOnce(t *testing.T) {
 
 func TestWrongValues(t *testing.T) {
 	for _, arg := range []string{
-		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 104), "--cooling-period=-1s", "--max-eni=-2", "--first-interface-index=16",
+		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=-2", "--first-interface-index=16",
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
 		"--cni-version=0.2.0", "--cni-conf-name=../x", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
@@ -175,5 +177,31 @@ func TestReferenceListsEverySetting(t *testing.T) {
 		if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
 			t.Errorf("lacks --%s", s.Flag)
 		}
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	aws, cilium := ipam.DefaultAWS(), ipam.DefaultCilium()
+	with := func(p ipam.Policy, change func(*ipam.Policy)) ipam.Policy { change(&p); return p }
+	for name, tt := range map[string]struct {
+		args []string
+		want ipam.Policy
+	}{
+		"nothing set":      {nil, aws},
+		"targets":          {[]string{"--warm-eni-target=0", "--warm-ip-target=5", "--max-eni=2"}, with(aws, func(p *ipam.Policy) { p.WarmENI, p.WarmIP, p.MaxENI = 0, 5, 2 })},
+		"prefixes":         {[]string{"--enable-prefix-delegation", "--max-pods=110"}, with(aws, func(p *ipam.Policy) { p.PrefixDelegation, p.MaxPods = true, 110 })},
+		"Cilium":           {[]string{"--min-allocate=10"}, with(cilium, func(p *ipam.Policy) { p.MinAllocate = 10 })},
+		"Cilium, all ENIs": {[]string{"--pre-allocate=4", "--first-interface-index=0"}, with(cilium, func(p *ipam.Policy) { p.PreAllocate, p.FirstInterfaceIndex = 4, 0 })},
+		"AWS, second ENI":  {[]string{"--first-interface-index=1"}, with(aws, func(p *ipam.Policy) { p.FirstInterfaceIndex = 1 })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := load(t, tt.args, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, c.Policy()); diff != "" {
+				t.Error(diff)
+			}
+		})
 	}
 }

@@ -107,7 +107,7 @@ func (c *Config) contradictions() []error {
 	var out []error
 	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
 	if aws && c.CiliumDialect() {
-		out = append(out, errors.New("--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate and --max-above-watermark: use one dialect"))
+		out = append(out, errors.New("--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"))
 	}
 	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
 		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))

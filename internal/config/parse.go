@@ -23,6 +23,16 @@ func text(dst *string) func(string) error {
 	}
 }
 
+func nonEmpty(dst *string) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			return errors.New("expected a name")
+		}
+		*dst = s
+		return nil
+	}
+}
+
 func boolean(dst *bool) func(string) error {
 	return func(s string) error {
 		v, err := strconv.ParseBool(s)
@@ -159,13 +169,13 @@ func absolutePath(dst *string, optional bool) func(string) error {
 }
 
 // socketPath is an absolute path that fits sockaddr_un (unix(7): 108 bytes
-// with the ending zero), with four bytes to spare for a name while it is made.
+// with the ending zero).
 func socketPath(dst *string, optional bool) func(string) error {
 	store := absolutePath(dst, optional)
 	return func(s string) error {
 		s = strings.TrimPrefix(s, "unix://")
-		if len(s) > 103 {
-			return fmt.Errorf("is %d bytes long, expected at most 103 for a unix socket", len(s))
+		if len(s) > 107 {
+			return fmt.Errorf("is %d bytes long, expected at most 107 for a unix socket", len(s))
 		}
 		return store(s)
 	}

@@ -86,7 +86,7 @@ func Listen(path string) (net.Listener, error) {
 	}
 	// Bound under another name and renamed, the socket is never there with a
 	// wider mode, and never missing while one daemon replaces another.
-	tmp := path + ".new"
+	tmp := temporaryName(path)
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("removing a stale socket: %w", err)
 	}
@@ -99,4 +99,13 @@ func Listen(path string) (net.Listener, error) {
 		return nil, errors.Join(fmt.Errorf("putting the socket in place: %w", err), l.Close(), os.Remove(tmp))
 	}
 	return l, nil
+}
+
+// temporaryName is a name beside path that is no longer: a socket's path may
+// already have all the bytes that the kernel allows (unix(7)).
+func temporaryName(path string) string {
+	if stem, ok := strings.CutSuffix(path, "~"); ok {
+		return stem + "+"
+	}
+	return path[:len(path)-1] + "~"
 }

@@ -1,0 +1,338 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source/sourcefake"
+)
+
+var spaceSeq atomic.Int32
+
+// newSpace makes a network namespace btd-* and returns its path and a handle.
+func newSpace(t testing.TB) (path string, h *netlink.Handle) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes network namespaces and needs root")
+	}
+	name := fmt.Sprintf("btd-%d-%d", os.Getpid(), spaceSeq.Add(1))
+	made := make(chan error)
+	var ns netns.NsHandle
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends in the new namespace
+		var err error
+		ns, err = netns.NewNamed(name)
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		t.Fatalf("make network namespace %s: %v", name, err)
+	}
+	h, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		links, _ := h.LinkList()
+		for _, l := range links {
+			if l.Type() == "veth" {
+				_ = h.LinkDel(l)
+			}
+		}
+		h.Close()
+		_ = ns.Close()
+		if err := netns.DeleteNamed(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("remove network namespace %s: %v", name, err)
+		}
+	})
+	return "/run/netns/" + name, h
+}
+
+// machine is a node with a real kernel: a namespace with a primary link.
+type machine struct {
+	t      testing.TB
+	dir    string
+	path   string
+	net    *netlink.Handle
+	config datapath.Config
+	addrs  []netip.Addr
+}
+
+func newMachine(t testing.TB, pods int) *machine {
+	t.Helper()
+	m := &machine{t: t, dir: t.TempDir()}
+	m.path, m.net = newSpace(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = "ens5", 9001, net.HardwareAddr{2, 0, 0, 0, 0, 5}
+	primary := netlink.NewVeth(attrs)
+	primary.PeerName, primary.PeerMTU = "router", 9001
+	if err := m.net.LinkAdd(primary); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lo", "ens5", "router"} {
+		l, err := m.net.LinkByName(name)
+		if err == nil {
+			err = m.net.LinkSetUp(l)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.config = datapath.Config{
+		PrimaryMAC: attrs.HardwareAddr, PrimaryIPv4: netip.MustParseAddr("10.0.0.4"),
+		LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")},
+	}
+	a := netip.MustParseAddr("10.0.1.1")
+	for range pods {
+		m.addrs = append(m.addrs, a)
+		a = a.Next()
+	}
+	return m
+}
+
+// started is a daemon on a machine.
+type started struct {
+	*Daemon
+	net    *Network
+	source *sourcefake.Source
+	stop   func()
+}
+
+func (m *machine) start(period time.Duration) *started {
+	m.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	boot, err := BootID()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	store, bad, err := attachment.Open(filepath.Join(m.dir, "attachments"), attachment.Node{InstanceID: "i-1", BootID: boot}, log)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	kernel, err := datapath.Open(datapath.WithNetnsPath(m.path))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	if err := kernel.Setup(context.Background(), m.config); err != nil {
+		m.t.Fatal(err)
+	}
+	src := sourcefake.New(clock.Real{}, period, m.addrs...)
+	network := NewNetwork(kernel, m.config, func(map[int]bool) bool { return true })
+	d := New(Options{
+		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
+		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Second, DrainTimeout: 5 * time.Second,
+		NetnsGrace: time.Minute, RepairInterval: time.Minute,
+	})
+	l, err := Listen(filepath.Join(m.dir, "berthd.sock"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx, l) }()
+	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(func() {
+		cancel()
+		if err := errors.Join(<-ended, kernel.Close()); err != nil {
+			m.t.Errorf("daemon ended with %v", err)
+		}
+	})}
+	m.t.Cleanup(s.stop)
+	waitForT(m.t, d.serving.Load)
+	return s
+}
+
+func (m *machine) inventory(s *started) (links, routes int) {
+	m.t.Helper()
+	inv, err := s.net.Inventory(context.Background())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return len(inv.Links), len(inv.Routes)
+}
+
+func waitForT(t testing.TB, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); {
+		if time.Now().After(end) {
+			t.Fatal("not in time")
+		}
+		runtime.Gosched()
+		<-time.After(time.Millisecond)
+	}
+}
+
+func TestLifeOfAPodInTheKernel(t *testing.T) {
+	m := newMachine(t, 4)
+	s := m.start(time.Hour)
+	ns, _ := newSpace(t)
+	ctx := context.Background()
+	first, err := s.add(ctx, addRequest{key: keyFor("a"), netns: ns, mtu: 1400})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.MTU != 1400 || first.HostMAC == "" || first.PodMAC == "" {
+		t.Errorf("record %+v", first)
+	}
+	if again, err := s.add(ctx, addRequest{key: keyFor("a"), netns: ns, mtu: 1400}); err != nil || replyOf(again).String() != replyOf(first).String() {
+		t.Errorf("again %+v, %v; first %+v", again, err, first)
+	}
+	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+
+	s.stop() // a live pod is not touched by the end and the start of a daemon
+	s = m.start(time.Hour)
+	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
+		t.Errorf("CHECK after a restart: %v", err)
+	}
+	if second, err := s.add(ctx, addRequest{key: keyFor("b"), netns: mustSpace(t)}); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
+		t.Errorf("second pod %+v, %v", second, err)
+	}
+
+	// The same namespace again under another container ID, right after the DEL.
+	if err := s.del(ctx, keyFor("a")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.add(ctx, addRequest{key: keyFor("c"), netns: ns}); err != nil {
+		t.Errorf("ADD into the namespace of a removed pod: %v", err)
+	}
+	for _, c := range []string{"a", "b", "c", "d"} {
+		if err := s.del(ctx, keyFor(c)); err != nil {
+			t.Errorf("DEL %s: %v", c, err)
+		}
+	}
+	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes != 0 {
+		t.Errorf("%d links and %d routes are left", links, routes)
+	}
+}
+
+func mustSpace(t testing.TB) string {
+	path, _ := newSpace(t)
+	return path
+}
+
+func TestAddWhoseCallerLeftLeavesNothingInTheKernel(t *testing.T) {
+	m := newMachine(t, 1)
+	s := m.start(time.Hour)
+	ctx, cancel := context.WithCancel(context.Background())
+	s.Kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
+	if _, err := s.add(ctx, addRequest{key: keyFor("a"), netns: mustSpace(t)}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("err = %v", err)
+	}
+	if links, routes := m.inventory(s); links+routes != 0 {
+		t.Errorf("%d links and %d routes are left", links, routes)
+	}
+	if s.source.Cancels() != 1 || len(s.Store.Records()) != 0 {
+		t.Errorf("%d cancels, records %v", s.source.Cancels(), s.Store.Records())
+	}
+}
+
+// interceptedKernel does something before a pod is added.
+type interceptedKernel struct {
+	Kernel
+	before func()
+}
+
+func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapath.PodLinks, error) {
+	k.before()
+	return k.Kernel.AddPod(ctx, p)
+}
+
+func TestNotANetns(t *testing.T) {
+	m := newMachine(t, 1)
+	s := m.start(time.Hour)
+	plain := filepath.Join(t.TempDir(), "plain") // what an unmounted namespace leaves behind
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{plain, "/proc/self/ns/pid", t.TempDir(), plain + "x"} {
+		_, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: path})
+		if f := failureOf(err); err == nil || f.Code != 8 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	ns := mustSpace(t)
+	rec, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: ns})
+	if err != nil {
+		t.Fatal(err)
+	}
+	intact := func() bool { return s.check(context.Background(), keyFor("a"), ns, rec.Lease.Addrs()) == nil }
+	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
+	if err != nil || len(routes) != 1 {
+		t.Fatalf("routes %v, %v", routes, err)
+	}
+	if err := m.net.RouteDel(&routes[0]); err != nil {
+		t.Fatal(err)
+	}
+	waitForT(t, intact)
+	link, err := m.net.LinkByName(rec.HostLink)
+	if err == nil {
+		err = m.net.LinkDel(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitForT(t, intact)
+}
+
+func TestParallelAddsAndDels(t *testing.T) {
+	m := newMachine(t, 24)
+	s := m.start(time.Millisecond)
+	var wg sync.WaitGroup
+	for i := range 12 {
+		ns := mustSpace(t)
+		wg.Go(func() {
+			for range 3 {
+				key := keyFor(fmt.Sprint("c", i))
+				if _, err := s.add(context.Background(), addRequest{key: key, netns: ns}); err != nil {
+					t.Errorf("ADD %s: %v", key, err)
+				}
+				if err := s.del(context.Background(), key); err != nil {
+					t.Errorf("DEL %s: %v", key, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes+len(s.Store.Records()) != 0 {
+		t.Errorf("%d links, %d routes and records %v are left", links, routes, s.Store.Records())
+	}
+}
+
+// shmDir is a directory on a tmpfs, as the records' is on a node.
+func shmDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "btd-")
+	if err != nil {
+		t.Fatalf("needs a tmpfs at /dev/shm: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
