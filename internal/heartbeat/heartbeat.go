@@ -1,0 +1,69 @@
+// Package heartbeat tells a daemon that is restarting from one that is gone.
+//
+// The plugin holds no state, and a STATUS that fails because berthd is being
+// restarted would make the node NotReady and get its pods evicted. So berthd
+// leaves a file beside its socket, and renews it for as long as its own STATUS
+// is good; the plugin looks how old it is when nobody answers.
+//
+// Age is measured by the boot clock, which nobody sets. The file is on the
+// tmpfs of the socket, so that a reboot ends it.
+package heartbeat
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Interval is how often the daemon renews its heartbeat.
+const Interval = 5 * time.Second
+
+// Grace is how long after the last heartbeat a silent daemon counts as
+// restarting (design.md section 4: a restart of less than a minute).
+const Grace = time.Minute
+
+// Path is the file that belongs to a socket.
+func Path(socket string) string { return filepath.Join(filepath.Dir(socket), "heartbeat") }
+
+// Beat renews the heartbeat of a socket's daemon. boot is the time now, since
+// the machine booted.
+func Beat(socket string, boot time.Duration) error {
+	path := Path(socket)
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, []byte(strconv.FormatInt(int64(boot), 10)+"\n"), 0o644); err != nil {
+		return fmt.Errorf("writing the heartbeat: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("putting the heartbeat in place: %w", err)
+	}
+	return nil
+}
+
+// Stop removes the heartbeat: from now on the daemon is not restarting but
+// not ready. A heartbeat that is not there is no error.
+func Stop(socket string) error {
+	if err := os.Remove(Path(socket)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing the heartbeat: %w", err)
+	}
+	return nil
+}
+
+// Recent tells whether the last heartbeat is younger than Grace. A missing or
+// unreadable one is not, nor is one from a future that this boot has not seen.
+func Recent(socket string, boot time.Duration) bool {
+	data, err := os.ReadFile(Path(socket))
+	if err != nil {
+		return false
+	}
+	last, err := strconv.ParseInt(strings.TrimSuffix(string(data), "\n"), 10, 64)
+	if err != nil {
+		return false
+	}
+	age := boot - time.Duration(last)
+	return age >= 0 && age < Grace
+}

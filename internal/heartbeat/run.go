@@ -1,0 +1,30 @@
+package heartbeat
+
+import (
+	"context"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Run is the daemon's side: it renews the heartbeat of a socket while good
+// says so, removes it while not, and reports to failed what goes wrong. It
+// returns when ctx ends and then leaves the heartbeat, for a successor to take
+// over.
+func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, failed func(error)) {
+	for {
+		var err error
+		if good() {
+			err = Beat(socket, clk.Boot())
+		} else {
+			err = Stop(socket)
+		}
+		if err != nil {
+			failed(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-clk.After(Interval):
+		}
+	}
+}
