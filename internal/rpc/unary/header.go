@@ -1,0 +1,158 @@
+package unary
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// requestHeader is the header block of a call.
+func requestHeader(ctx context.Context, method string) []byte {
+	fields := []hpack.HeaderField{
+		{Name: ":method", Value: "POST"},
+		{Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: method},
+		{Name: ":authority", Value: "localhost"},
+		{Name: "te", Value: "trailers"},
+		{Name: "content-type", Value: "application/grpc"},
+		{Name: "user-agent", Value: "berth"},
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: grpcTimeout(time.Until(deadline))})
+	}
+	var block bytes.Buffer
+	enc := hpack.NewEncoder(&block)
+	for _, f := range fields {
+		_ = enc.WriteField(f) // a bytes.Buffer takes everything
+	}
+	return block.Bytes()
+}
+
+// grpcTimeout is at most eight digits and a unit: milliseconds as long as they
+// fit, else seconds.
+func grpcTimeout(d time.Duration) string {
+	if d <= 0 {
+		return "0m"
+	}
+	if ms := (d + time.Millisecond - 1) / time.Millisecond; ms < 1e8 {
+		return strconv.FormatInt(int64(ms), 10) + "m"
+	}
+	return strconv.FormatInt(min(int64(d/time.Second), 1e8-1), 10) + "S"
+}
+
+// receiveHeaders takes the response's headers, or its trailers, which end the
+// call and hold its status.
+func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error) {
+	switch {
+	case f.StreamID != streamID:
+		return false, http2.ConnectionError(http2.ErrCodeProtocol)
+	case f.Truncated:
+		return false, status.Error(codes.Internal, "the headers of the reply are too large")
+	}
+	if !s.headers {
+		final, err := checkResponse(f)
+		if err != nil || !final {
+			return false, err
+		}
+		s.headers = true
+	} else if !f.StreamEnded() {
+		return false, status.Error(codes.Internal, "the trailers of the reply do not end it")
+	}
+	if !f.StreamEnded() {
+		return false, nil
+	}
+	return true, trailerStatus(f)
+}
+
+// checkResponse tells whether headers are a gRPC response's, or else interim
+// ones (RFC 9110, 15.2) that others follow.
+func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
+	code := f.PseudoValue("status")
+	if len(code) == 3 && code[0] == '1' {
+		return false, nil
+	}
+	if code != "200" {
+		return false, status.Errorf(httpCode(code), "the server answered with HTTP status %q", code)
+	}
+	if t := field(f, "content-type"); !strings.HasPrefix(t, "application/grpc") {
+		return false, status.Errorf(codes.Unknown, "the server answered with %q, not gRPC", t)
+	}
+	return true, nil
+}
+
+// httpCode is http-grpc-status-mapping.md of grpc/grpc.
+func httpCode(status string) codes.Code {
+	switch status {
+	case "400":
+		return codes.Internal
+	case "401":
+		return codes.Unauthenticated
+	case "403":
+		return codes.PermissionDenied
+	case "404":
+		return codes.Unimplemented
+	case "429", "502", "503", "504":
+		return codes.Unavailable
+	}
+	return codes.Unknown
+}
+
+// trailerStatus is nil for OK, else the status with its details.
+func trailerStatus(f *http2.MetaHeadersFrame) error {
+	text := field(f, "grpc-status")
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return status.Errorf(codes.Unknown, "the server answered with grpc-status %q, expected a number", text)
+	}
+	if codes.Code(n) == codes.OK {
+		return nil
+	}
+	st := &spb.Status{Code: int32(n), Message: unescape(field(f, "grpc-message"))}
+	if full, err := details(field(f, "grpc-status-details-bin")); err == nil && full.GetCode() == st.Code {
+		st = full
+	}
+	return status.FromProto(st).Err()
+}
+
+// details decodes a binary header, which may come with padding or without.
+func details(value string) (*spb.Status, error) {
+	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
+	if err != nil {
+		return nil, fmt.Errorf("decoding the status details: %w", err)
+	}
+	st := &spb.Status{}
+	if err := proto.Unmarshal(raw, st); err != nil {
+		return nil, fmt.Errorf("decoding the status details: %w", err)
+	}
+	return st, nil
+}
+
+// unescape undoes the percent-encoding of grpc-message; what is malformed
+// stays as it is.
+func unescape(s string) string {
+	if plain, err := url.PathUnescape(s); err == nil {
+		return plain
+	}
+	return s
+}
+
+func field(f *http2.MetaHeadersFrame, name string) string {
+	for _, h := range f.RegularFields() {
+		if h.Name == name {
+			return h.Value
+		}
+	}
+	return ""
+}
