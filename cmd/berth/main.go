@@ -1,0 +1,19 @@
+// Command berth is the CNI plugin, executed by a container runtime.
+//
+// Reading the control group to choose GOMAXPROCS, and again every second,
+// costs a process that lives for milliseconds more than it brings:
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+package main
+
+import (
+	"github.com/containernetworking/cni/pkg/skel"
+
+	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/version"
+)
+
+func main() {
+	skel.PluginMainFuncs(cni.Funcs(), cni.Versions, "CNI plugin berth "+version.String())
+}

@@ -1,0 +1,28 @@
+package cni
+
+import (
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/rpc/wire"
+)
+
+// kubernetesArgs are the CNI_ARGS that Kubernetes' runtimes set.
+type kubernetesArgs struct {
+	types.CommonArgs
+
+	K8S_POD_NAMESPACE          types.UnmarshallableString //revive:disable-line:var-naming
+	K8S_POD_NAME               types.UnmarshallableString //revive:disable-line:var-naming
+	K8S_POD_UID                types.UnmarshallableString //revive:disable-line:var-naming
+	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //revive:disable-line:var-naming
+}
+
+// parseArgs reads CNI_ARGS ("K=V;K2=V2"). Keys that it does not know are an
+// error unless IgnoreUnknown is set, as with the reference plugins. The infra
+// container's ID is CNI_CONTAINERID once more and needs no place of its own.
+func parseArgs(text string) (*wire.Pod, error) {
+	var a kubernetesArgs
+	if err := types.LoadArgs(text, &a); err != nil {
+		return nil, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS is %q, expected KEY=VALUE pairs separated by semicolons: %s", text, err)
+	}
+	return &wire.Pod{Namespace: string(a.K8S_POD_NAMESPACE), Name: string(a.K8S_POD_NAME), Uid: string(a.K8S_POD_UID)}, nil
+}

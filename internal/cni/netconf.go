@@ -1,0 +1,198 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/rpc/wire"
+)
+
+// Defaults of the network configuration.
+const (
+	DefaultSocket = "/run/berth/berthd.sock"
+	// DefaultTimeout is berthd's default wait for an address (45 s, design.md
+	// section 4) and time for the rest, far below the kubelet's four minutes.
+	DefaultTimeout = time.Minute
+)
+
+// Limits of the network configuration.
+const (
+	minTimeout = time.Second
+	maxTimeout = 10 * time.Minute
+	minMTU     = 576   // RFC 791: what every host takes
+	maxMTU     = 65535 // of a veth
+	maxSocket  = 107   // unix(7): sun_path without its terminating zero
+)
+
+// network is what every verb needs of the network configuration.
+type network struct {
+	CNIVersion string   `json:"cniVersion"`
+	Name       string   `json:"name"`
+	Socket     string   `json:"socket"`
+	Timeout    duration `json:"timeout"`
+}
+
+// addConf is what ADD needs besides.
+type addConf struct {
+	network       `json:"-"`
+	MTU           int             `json:"mtu"` // bytes; 0: the daemon's choice
+	DNS           types.DNS       `json:"dns"` // passed on to the result
+	IPAM          types.IPAM      `json:"ipam"`
+	RuntimeConfig runtimeConfig   `json:"runtimeConfig"`
+	PrevResult    json.RawMessage `json:"prevResult"`
+}
+
+// runtimeConfig holds the capability arguments (CNI conventions) that would
+// ask Berth for something that it does not do. Others are none of its business.
+type runtimeConfig struct {
+	IPs []string `json:"ips"`
+	MAC string   `json:"mac"`
+}
+
+// parseNetwork reads what every verb needs, and fills in the defaults. skel
+// has checked the name and the version.
+func parseNetwork(stdin []byte) (network, error) {
+	n := network{Socket: DefaultSocket}
+	if err := decode(stdin, &n); err != nil {
+		return n, err
+	}
+	if n.Socket == "" {
+		n.Socket = DefaultSocket
+	}
+	if !filepath.IsAbs(n.Socket) || len(n.Socket) > maxSocket {
+		return n, invalid("socket", fmt.Sprintf("%q", n.Socket), fmt.Sprintf("an absolute path of at most %d bytes", maxSocket))
+	}
+	return n, nil
+}
+
+func (n network) timeout() time.Duration {
+	if n.Timeout == 0 {
+		return DefaultTimeout
+	}
+	return time.Duration(n.Timeout)
+}
+
+// parseAdd reads all that ADD needs, and refuses what it could not honour.
+func parseAdd(stdin []byte) (addConf, error) {
+	var c addConf
+	n, err := parseNetwork(stdin)
+	if err != nil {
+		return c, err
+	}
+	if err := decode(stdin, &c); err != nil {
+		return c, err
+	}
+	c.network = n
+	switch {
+	case c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU):
+		return c, invalid("mtu", fmt.Sprint(c.MTU), fmt.Sprintf("0 for the daemon's choice, or %d to %d bytes", minMTU, maxMTU))
+	case isSet(c.PrevResult):
+		return c, failf(types.ErrInvalidNetworkConfig, "prevResult: berth makes the pod's interface, and must be the first plugin of its list")
+	case c.IPAM.Type != "":
+		return c, unsupported("ipam.type", c.IPAM.Type, "berth's addresses come from berthd; remove ipam")
+	case len(c.RuntimeConfig.IPs) > 0:
+		return c, unsupported("runtimeConfig.ips", fmt.Sprint(c.RuntimeConfig.IPs), "berthd chooses the address; remove the ips capability")
+	case c.RuntimeConfig.MAC != "":
+		return c, unsupported("runtimeConfig.mac", c.RuntimeConfig.MAC, "berthd chooses the hardware address; remove the mac capability")
+	}
+	return c, nil
+}
+
+func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+
+// validAttachments reads GC's list. A missing list is refused, since an empty
+// one releases everything.
+func validAttachments(stdin []byte) ([]*wire.Attachment, error) {
+	var conf struct {
+		Valid json.RawMessage `json:"cni.dev/valid-attachments"`
+		Early json.RawMessage `json:"cni.dev/attachments"` // a name that libcni sends too
+	}
+	if err := decode(stdin, &conf); err != nil {
+		return nil, err
+	}
+	const key = "cni.dev/valid-attachments"
+	list := conf.Valid
+	if list == nil {
+		list = conf.Early
+	}
+	if list == nil {
+		return nil, failf(types.ErrInvalidNetworkConfig, "%s: missing, expected the list of attachments to keep", key)
+	}
+	var entries []types.GCAttachment
+	if err := json.Unmarshal(list, &entries); err != nil {
+		return nil, failf(types.ErrInvalidNetworkConfig, "%s: expected a list of objects with containerID and ifname: %s", key, err)
+	}
+	valid := make([]*wire.Attachment, len(entries))
+	for i, e := range entries {
+		if e.ContainerID == "" || e.IfName == "" {
+			return nil, failf(types.ErrInvalidNetworkConfig, "%s[%d]: containerID is %q and ifname %q, expected both", key, i, e.ContainerID, e.IfName)
+		}
+		valid[i] = &wire.Attachment{ContainerId: e.ContainerID, IfName: e.IfName}
+	}
+	return valid, nil
+}
+
+// duration is one as Go writes it: "60s", "1m30s".
+type duration time.Duration
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *duration) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		return nil
+	}
+	var text string
+	expected := fmt.Sprintf("a duration from %v to %v such as \"60s\"", minTimeout, maxTimeout)
+	if json.Unmarshal(b, &text) != nil {
+		return invalid("timeout", string(b), expected)
+	}
+	v, err := time.ParseDuration(text)
+	if err != nil || v < minTimeout || v > maxTimeout {
+		return invalid("timeout", fmt.Sprintf("%q", text), expected)
+	}
+	*d = duration(v)
+	return nil
+}
+
+// decode is json.Unmarshal with errors that name the field and what was expected.
+func decode(stdin []byte, to any) error {
+	err := json.Unmarshal(stdin, to)
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*types.Error](err); ok {
+		return e
+	}
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return invalid(e.Field, "a "+e.Value, expected(e.Type))
+	}
+	return types.NewError(types.ErrDecodingFailure, "the network configuration is not valid JSON", err.Error())
+}
+
+func expected(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Int:
+		return "a whole number"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice:
+		return "a list"
+	case reflect.Struct:
+		return "an object"
+	}
+	return t.String()
+}
+
+func invalid(field, got, expected string) *types.Error {
+	return failf(types.ErrInvalidNetworkConfig, "%s is %s, expected %s", field, got, expected)
+}
+
+// unsupported is CNI's code 2, whose message must hold the field and its value.
+func unsupported(field, value, why string) *types.Error {
+	return failf(types.ErrUnsupportedField, "%s %q is not supported: %s", field, value, why)
+}
