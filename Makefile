@@ -75,6 +75,7 @@ vet:
 
 .PHONY: golangci
 golangci:
+	hack/check-import-rules.sh
 	"$$(hack/tool.sh lint golangci-lint)" run ./...
 
 .PHONY: format

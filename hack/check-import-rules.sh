@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Proves that the import rules of .golangci.yml bite: plants imports in a copy
+# of the layout and compares what depguard says with the table below. A rule
+# whose paths match nothing any more would otherwise pass for ever.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lint=$(hack/tool.sh lint golangci-lint)
+berth=github.com/berthnet/berth
+
+# FILE IMPORT RULE, the rule that must refuse it or "-".
+table="
+internal/ipam/a.go                  os                                  pure
+internal/ipam/b.go                  net/http                            pure
+internal/ipam/c.go                  net/netip                           -
+internal/ipam/d.go                  $berth/internal/cloud/aws           pure
+internal/ipam/a_test.go             os                                  -
+internal/eni/plan.go                log/slog                            pure
+internal/eni/plan_policy.go         os                                  pure
+internal/eni/act.go                 os                                  -
+internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
+internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
+internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kubernetes
+internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients
+internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
+internal/source/pool/a.go           k8s.io/client-go/rest               -
+internal/source/eni/a.go            k8s.io/client-go/rest               source-eni
+internal/daemon/b.go                github.com/aws/aws-sdk-go-v2/aws    aws
+internal/eni/observe.go             github.com/aws/aws-sdk-go-v2/aws    aws
+internal/cloud/aws/a.go             github.com/aws/aws-sdk-go-v2/aws    -
+internal/vpclab/ec2/a.go            github.com/aws/aws-sdk-go-v2/aws    aws
+internal/vpclab/ec2/a_test.go       github.com/aws/aws-sdk-go-v2/aws    -
+internal/vpclab/ec2/b.go            $berth/internal/ipam                lab-is-independent
+internal/vpclab/imds/a.go           $berth/internal/cloud/aws           lab-is-independent
+internal/daemon/c.go                $berth/internal/vpclab/spec         lab
+internal/daemon/c_test.go           $berth/internal/vpclab/spec         -
+cmd/berthd/a.go                     $berth/internal/vpclab              lab
+cmd/vpclab/a.go                     $berth/internal/vpclab              -
+cmd/berth/a.go                      github.com/vishvananda/netlink      plugin
+internal/cni/a.go                   $berth/internal/daemon              plugin
+internal/clock/a.go                 math/rand                           one-way
+internal/clock/b.go                 math/rand/v2                        -
+internal/clock/c.go                 log                                 one-way
+internal/clock/d.go                 log/slog                            -
+"
+
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+trap 'exit 130' INT TERM HUP
+cp .golangci.yml "$copy"
+printf 'module %s\n\ngo 1.26.0\n' "$berth" >"$copy/go.mod"
+while read -r file import rule; do
+	[ -n "$file" ] || continue
+	mkdir -p "$copy/$(dirname "$file")"
+	printf 'package p\n\nimport _ "%s"\n' "$import" >"$copy/$file"
+	[ "$rule" = - ] || echo "$file $import $rule"
+done <<<"$table" | sort >"$copy/want"
+
+(cd "$copy" && GOFLAGS=-mod=mod GOPROXY=off "$lint" run --enable-only depguard --output.text.print-issued-lines=false ./... 2>&1 || true) |
+	sed -nE "s/^([^:]+):[0-9:]+ import '([^']+)' is not allowed from list '([^']+)'.*/\1 \2 \3/p" | sort >"$copy/got"
+if ! diff -u --label "refused as it should be" --label "refused" "$copy/want" "$copy/got" >&2; then
+	echo ".golangci.yml does not enforce the import rules as hack/check-import-rules.sh expects them." >&2
+	exit 1
+fi
