@@ -58,7 +58,7 @@ func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest
 	r.oneOf(at+"Ipv4PrefixCount", at+"Ipv4Prefix")
 	r.oneOf(at+"Ipv6AddressCount", at+"Ipv6Addresses", at+"Ipv6PrefixCount", at+"Ipv6Prefix")
 	q.IPv6Count, q.IPv6PrefixCount = r.count(at+"Ipv6AddressCount"), r.count(at+"Ipv6PrefixCount")
-	q.IPv6 = r.addrs("Ipv6Addresses", r.nested(at+"Ipv6Addresses", "Ipv6Address"), false)
+	q.IPv6 = r.addrs(r.nested(at+"Ipv6Addresses", "Ipv6Address"), false)
 	q.IPv6Prefixes = r.prefixes("Ipv6Prefix", r.nested(at+"Ipv6Prefix", "Ipv6Prefix"), false)
 	return primary, q
 }
@@ -66,7 +66,7 @@ func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest
 func assignIPv4(r *request) (any, error) {
 	id := r.need("NetworkInterfaceId")
 	q := vpc.AddressRequest{
-		IPv4:        r.addrs("PrivateIpAddress", r.list("PrivateIpAddress"), true),
+		IPv4:        r.addrs(r.list("PrivateIpAddress"), true),
 		IPv4Count:   r.count("SecondaryPrivateIpAddressCount"),
 		Prefixes:    r.prefixes("Ipv4Prefix", r.list("Ipv4Prefix"), true),
 		PrefixCount: r.count("Ipv4PrefixCount"),
@@ -99,7 +99,7 @@ func assignIPv4(r *request) (any, error) {
 func unassignIPv4(r *request) (any, error) {
 	id := r.need("NetworkInterfaceId")
 	gone := vpc.Assigned{
-		IPv4:     r.addrs("PrivateIpAddress", r.list("PrivateIpAddress"), true),
+		IPv4:     r.addrs(r.list("PrivateIpAddress"), true),
 		Prefixes: r.prefixes("Ipv4Prefix", r.list("Ipv4Prefix"), true),
 	}
 	if r.oneOf("PrivateIpAddress", "Ipv4Prefix") == 0 {
@@ -114,7 +114,7 @@ func unassignIPv4(r *request) (any, error) {
 func assignIPv6(r *request) (any, error) {
 	id := r.need("NetworkInterfaceId")
 	q := vpc.AddressRequest{
-		IPv6:            r.addrs("Ipv6Addresses", r.list("Ipv6Addresses"), false),
+		IPv6:            r.addrs(r.list("Ipv6Addresses"), false),
 		IPv6Count:       r.count("Ipv6AddressCount"),
 		IPv6Prefixes:    r.prefixes("Ipv6Prefix", r.list("Ipv6Prefix"), false),
 		IPv6PrefixCount: r.count("Ipv6PrefixCount"),
@@ -139,7 +139,7 @@ func assignIPv6(r *request) (any, error) {
 func unassignIPv6(r *request) (any, error) {
 	id := r.need("NetworkInterfaceId")
 	gone := vpc.Assigned{
-		IPv6:         r.addrs("Ipv6Addresses", r.list("Ipv6Addresses"), false),
+		IPv6:         r.addrs(r.list("Ipv6Addresses"), false),
 		IPv6Prefixes: r.prefixes("Ipv6Prefix", r.list("Ipv6Prefix"), false),
 	}
 	if r.oneOf("Ipv6Addresses", "Ipv6Prefix") == 0 {

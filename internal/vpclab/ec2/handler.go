@@ -84,7 +84,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, err)
 	default:
 		h.cloud.Finish(req.call, "")
-		h.reply(w, req.call.Action, reply)
+		h.reply(w, r, req.call.Action, reply)
 	}
 }
 
@@ -177,7 +177,7 @@ func (h *handler) requestID() string {
 	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
 }
 
-func (h *handler) reply(w http.ResponseWriter, action string, reply any) {
+func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, reply any) {
 	var b bytes.Buffer
 	start := xml.StartElement{Name: xml.Name{Local: action + "Response"}, Attr: []xml.Attr{
 		{Name: xml.Name{Local: "xmlns"}, Value: "http://ec2.amazonaws.com/doc/" + apiVersion + "/"},
@@ -187,8 +187,9 @@ func (h *handler) reply(w http.ResponseWriter, action string, reply any) {
 		return
 	}
 	root, rest, _ := bytes.Cut(b.Bytes(), []byte(">"))
+	page := fmt.Appendf(nil, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
 	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
-	fmt.Fprintf(w, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
+	wire.Send(w, r, page)
 }
 
 // refuse answers with an error.

@@ -56,32 +56,53 @@ func (n names) instanceAttributes(i *vpc.Instance, enis []*vpc.ENI, name string)
 	case "owner-id":
 		return []string{n.account}, true
 	}
-	var out []string
-	eniFilter, ofENI := strings.CutPrefix(name, "network-interface.")
+	if v, ok := n.primaryAttributes(enis, name); ok {
+		return v, true
+	}
+	if v, ok := n.interfaceAttributes(enis, name); ok {
+		return v, true
+	}
+	return tagAttributes(i.Tags, name)
+}
+
+// primaryAttributes are the filters about an instance's primary ENI.
+func (n names) primaryAttributes(enis []*vpc.ENI, name string) ([]string, bool) {
+	var primary *vpc.ENI
 	for _, e := range enis {
-		primary := e.Attachment.DeviceIndex == 0
-		switch {
-		case primary && name == "private-ip-address":
-			out = append(out, e.Primary.String())
-		case primary && name == "private-dns-name":
-			out = append(out, n.dns(e.Primary))
-		case primary && (name == "instance.group-id" || name == "instance.group-name"):
-			v, _ := n.eniAttributes(e, strings.TrimPrefix(name, "instance."))
-			out = append(out, v...)
-		case ofENI:
-			v, _ := n.eniAttributes(e, eniFilter)
-			out = append(out, v...)
+		if e.Attachment.DeviceIndex == 0 {
+			primary = e
 		}
 	}
 	switch name {
 	case "private-ip-address", "private-dns-name", "instance.group-id", "instance.group-name":
-		return out, true
+	default:
+		return nil, false
 	}
-	if ofENI {
-		_, ok := n.eniAttributes(&vpc.ENI{}, eniFilter)
-		return out, ok && !strings.HasPrefix(eniFilter, "tag")
+	switch {
+	case primary == nil:
+		return nil, true
+	case name == "private-dns-name":
+		return []string{n.dns(primary.Primary)}, true
+	default:
+		return n.eniAttributes(primary, strings.TrimPrefix(name, "instance."))
 	}
-	return tagAttributes(i.Tags, name)
+}
+
+// interfaceAttributes are the filters about any of an instance's ENIs.
+func (n names) interfaceAttributes(enis []*vpc.ENI, name string) ([]string, bool) {
+	name, ok := strings.CutPrefix(name, "network-interface.")
+	if !ok || strings.HasPrefix(name, "tag") {
+		return nil, false
+	}
+	if _, ok := n.eniAttributes(&vpc.ENI{}, name); !ok {
+		return nil, false
+	}
+	var out []string
+	for _, e := range enis {
+		v, _ := n.eniAttributes(e, name)
+		out = append(out, v...)
+	}
+	return out, true
 }
 
 // runInstances launches lab instances. An image is named but there are none:
@@ -137,7 +158,7 @@ func (r *request) launchAddresses(at string) (netip.Addr, vpc.AddressRequest) {
 	}
 	q := vpc.AddressRequest{
 		IPv6Count: r.count("Ipv6AddressCount"),
-		IPv6:      r.addrs("Ipv6Address", r.nested("Ipv6Address", "Ipv6Address"), false),
+		IPv6:      r.addrs(r.nested("Ipv6Address", "Ipv6Address"), false),
 	}
 	return r.addr("PrivateIpAddress", true), q
 }

@@ -154,10 +154,10 @@ func (p *params) addr(name string, is4 bool) netip.Addr {
 	if v == "" {
 		return netip.Addr{}
 	}
-	return p.addrs(name, []string{v}, is4)[0]
+	return p.addrs([]string{v}, is4)[0]
 }
 
-func (p *params) addrs(name string, values []string, is4 bool) []netip.Addr {
+func (p *params) addrs(values []string, is4 bool) []netip.Addr {
 	var out []netip.Addr
 	for _, v := range values {
 		a, err := netip.ParseAddr(v)

@@ -52,15 +52,6 @@ func instant() spec.Spec {
 	return s
 }
 
-// must returns v or ends the test.
-func must[V any](t *testing.T, v V, err error) V {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
 // wantCode checks the EC2 code and HTTP status of an error.
 func wantCode(t *testing.T, err error, code string, status int) {
 	t.Helper()

@@ -17,9 +17,9 @@ import (
 // Headers and bounds of session tokens (EC2 User Guide, "How Instance
 // Metadata Service Version 2 works").
 const (
-	tokenHeader    = "X-Aws-Ec2-Metadata-Token"
-	tokenTTLHeader = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
-	maxTokenTTL    = 21600 // seconds
+	sessionHeader = "X-Aws-Ec2-Metadata-Token"
+	ttlHeader     = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
+	maxTokenTTL   = 21600 // seconds
 )
 
 type handler struct {
@@ -74,7 +74,7 @@ func (h *handler) token(w http.ResponseWriter, r *http.Request, id string) {
 		http.Error(w, "403 - Forbidden", http.StatusForbidden)
 		return
 	}
-	ttl, err := strconv.Atoi(r.Header.Get(tokenTTLHeader))
+	ttl, err := strconv.Atoi(r.Header.Get(ttlHeader))
 	if err != nil || ttl < 1 || ttl > maxTokenTTL {
 		http.Error(w, "400 - Bad Request", http.StatusBadRequest)
 		return
@@ -86,7 +86,7 @@ func (h *handler) token(w http.ResponseWriter, r *http.Request, id string) {
 	}
 	token := base64.URLEncoding.EncodeToString(b)
 	h.open(token, session{id, h.cloud.Clock().Now().Add(time.Duration(ttl) * time.Second)})
-	w.Header().Set(tokenTTLHeader, strconv.Itoa(ttl))
+	w.Header().Set(ttlHeader, strconv.Itoa(ttl))
 	w.Header().Set("Content-Type", "text/plain")
 	fmt.Fprint(w, token)
 }
@@ -107,7 +107,7 @@ func (h *handler) open(token string, s session) {
 // authorized tells whether a request carries a session of its instance, or
 // needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
-	token := r.Header.Get(tokenHeader)
+	token := r.Header.Get(sessionHeader)
 	if token == "" {
 		return h.cloud.IMDSv1()
 	}

@@ -265,7 +265,9 @@ func TestRoleCredentials(t *testing.T) {
 	s := instant()
 	s.IMDS.CredentialTTL = spec.Duration(time.Hour)
 	lab := serve(t, s, vpc.WithClock(fake))
-	provider := ec2rolecreds.New(func(o *ec2rolecreds.Options) { o.Client = awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a")}) })
+	provider := ec2rolecreds.New(func(o *ec2rolecreds.Options) {
+		o.Client = awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a")})
+	})
 	held, err := provider.Retrieve(t.Context())
 	if err != nil || held.SessionToken == "" || !held.Expires.After(time.Now()) {
 		t.Fatalf("%+v, %v", held, err)

@@ -8,7 +8,7 @@ import (
 // The static access key of a spec that names none. It opens nothing but a lab.
 const (
 	DefaultAccessKeyID     = "AKIALABLABLABLABLAB1"
-	DefaultSecretAccessKey = "lab-secret-access-key-that-opens-only-the-lab"
+	DefaultSecretAccessKey = "lab-secret-access-key-that-opens-only-the-lab" //nolint:gosec // it guards nothing
 )
 
 // Default is a lab to start with: one VPC with two subnets in two zones, a

@@ -289,8 +289,7 @@ func (a *addressing) take6(x netip.Addr) {
 
 func (a *addressing) chosen6(r AddressRequest) error {
 	for range r.IPv6Count {
-		x, _ := a.v6.pick(a.c.rng)
-		a.take6(x)
+		a.take6(a.v6.pick(a.c.rng))
 	}
 	return nil
 }

@@ -359,8 +359,7 @@ func (c *Cloud) launchInterface(i *Instance, subnet *Subnet, s spec.Instance, e 
 	return nil
 }
 
-// TerminateInstance, StopInstance and StartInstance are the lab's own ways to
-// do what the EC2 actions do; id may also be the instance's name.
+// TerminateInstance begins to terminate an instance, named by ID or name.
 func (c *Cloud) TerminateInstance(id string) error {
 	_, err := c.TerminateInstances(c.InstanceID(id))
 	return err

@@ -158,10 +158,11 @@ func (s *space6) addr(host uint64) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-func (s *space6) pick(rng *rand.Rand) (netip.Addr, bool) {
+// pick finds a free address at random.
+func (s *space6) pick(rng *rand.Rand) netip.Addr {
 	for {
 		if a := s.addr(rng.Uint64()); !s.taken(a) && !s.reserved(a) {
-			return a, true
+			return a
 		}
 	}
 }
