@@ -190,6 +190,7 @@ func TestNoCredentials(t *testing.T) {
 
 // clearAWS takes the machine's own AWS settings out of a test.
 func clearAWS(t testing.TB) {
+	t.Helper()
 	for _, k := range []string{
 		"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION",
 		"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN", "AWS_CONTAINER_CREDENTIALS_FULL_URI",

@@ -64,6 +64,7 @@ func FuzzEC2Answers(f *testing.F) {
 
 // exercise makes one call and checks what came out of it.
 func exercise(t *testing.T, c *Client, call uint8) error {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	switch call % 10 {
@@ -131,6 +132,7 @@ func exercise(t *testing.T, c *Client, call uint8) error {
 }
 
 func soundENI(t *testing.T, e cloud.ENI) {
+	t.Helper()
 	if e.ID == "" || e.MAC != nil && len(e.MAC) != 6 || e.Primary.IsValid() && !e.Primary.Is4() {
 		t.Errorf("got %+v", e)
 	}

@@ -2,6 +2,7 @@ package aws
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -59,6 +60,7 @@ func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab
 }
 
 func must[T any](t *testing.T) func(v T, err error) T {
+	t.Helper()
 	return func(v T, err error) T {
 		t.Helper()
 		if err != nil {
@@ -254,7 +256,7 @@ func TestLabRefusals(t *testing.T) {
 		{"modify no ENI", c.SetDeleteOnTermination(ctx, noENI, attachment, true), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"a reserved tag", c.Tag(ctx, eni.ID, map[string]string{"aws:x": "y"}), cloud.Bug, "InvalidParameterValue"},
 	} {
-		e, ok := tt.err.(*cloud.Error)
+		e, ok := errors.AsType[*cloud.Error](tt.err)
 		if !ok || e.Class != tt.want || !strings.Contains(e.Code, tt.code) {
 			t.Errorf("%s: got %v (class %v), want class %v, code %s", tt.name, tt.err, cloud.ClassOf(tt.err), tt.want, tt.code)
 		}

@@ -39,21 +39,35 @@ func newLimiter(c clock.Clock, ceiling Limit) *limiter {
 // acquire waits for the turn of a call. A ticket of 0 joins the end of the
 // queue; a call that was throttled passes the ticket it had and keeps its
 // place. When ctx ends first, the queue is as if the call had never joined.
-// Waited is how long the call was held back.
+// Waited is how long the call was held back,
+// 0 when it was not.
 func (l *limiter) acquire(ctx context.Context, ticket uint64) (p permit, t uint64, waited time.Duration, err error) {
-	start := l.clock.Now()
+	if ctx.Err() != nil {
+		return permit{}, ticket, 0, context.Cause(ctx)
+	}
 	place, w := l.join(ticket)
+	start := l.clock.Now()
+	held := false
 	select {
 	case <-w.front:
-	case <-ctx.Done():
-		l.leave(place)
-		return permit{}, w.ticket, l.clock.Now().Sub(start), context.Cause(ctx)
+	default:
+		held = true
+		select {
+		case <-w.front:
+		case <-ctx.Done():
+			l.leave(place)
+			return permit{}, w.ticket, l.clock.Now().Sub(start), context.Cause(ctx)
+		}
 	}
 	for {
 		delay, p := l.try(place)
-		if delay == 0 {
+		switch {
+		case delay == 0 && held:
 			return p, w.ticket, l.clock.Now().Sub(start), nil
+		case delay == 0:
+			return p, w.ticket, 0, nil
 		}
+		held = true
 		select {
 		case <-l.clock.After(delay):
 		case <-ctx.Done():

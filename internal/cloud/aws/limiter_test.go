@@ -73,7 +73,7 @@ func TestLimiterCancel(t *testing.T) {
 			go f()
 			synctest.Wait()
 		}
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // bubble time
 		cancel()
 		for range 3 {
 			if err := <-gone; !errors.Is(err, context.Canceled) {
@@ -113,7 +113,7 @@ func TestLimiterLearns(t *testing.T) {
 					l.mu.Lock()
 					ok := b.take(time.Now())
 					l.mu.Unlock()
-					time.Sleep(50 * time.Millisecond)
+					time.Sleep(50 * time.Millisecond) //nolint:forbidigo // bubble time
 					l.report(p, !ok)
 					if ticket = 0; !ok {
 						ticket = tk

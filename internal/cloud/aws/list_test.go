@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-var comparable = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})}
+var sameValues = cmp.Options{cmpopts.EquateEmpty(), cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})}
 
 // fullENI has every field that is read, in the form of the examples of the
 // EC2 API Reference.
@@ -57,7 +57,7 @@ func TestENIConversion(t *testing.T) {
 	}, {
 		ID: "eni-0b", Status: "available", Tags: map[string]string{"berth.dev/created-at": "yesterday"},
 	}}
-	if d := cmp.Diff(want, got, comparable); d != "" {
+	if d := cmp.Diff(want, got, sameValues); d != "" {
 		t.Error(d)
 	}
 }
@@ -162,7 +162,7 @@ func TestSubnets(t *testing.T) {
 		ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
 		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251, Public: true,
 	}}
-	if d := cmp.Diff(want, got, comparable); d != "" || err != nil {
+	if d := cmp.Diff(want, got, sameValues); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
 	}
 	if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{}); err == nil || !strings.Contains(err.Error(), "subnetSet[subnet-1].availableIpAddressCount") {

@@ -122,7 +122,7 @@ func TestIdentity(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if d := cmp.Diff(tt.want, got, comparable); d != "" {
+			if d := cmp.Diff(tt.want, got, sameValues); d != "" {
 				t.Error(d)
 			}
 			if tt.server.tokens != tt.tokens {

@@ -129,7 +129,7 @@ func (o Options) sdkLogger() logging.Logger {
 		if class == logging.Warn {
 			level = slog.LevelWarn
 		}
-		o.Logger.Log(context.Background(), level, "AWS SDK", "msg", fmt.Sprintf(format, v...))
+		o.Logger.Log(context.Background(), level, "AWS SDK", "text", fmt.Sprintf(format, v...))
 	})
 }
 
