@@ -17,8 +17,10 @@ MODE       ?= node
 KEEP       ?=
 DEMO_FLAGS ?=
 
-# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`.
+# make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`;
+# make bench: BENCH_FLAGS are flags of the bench program, such as -only.
 PKG          ?= ./...
+BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 20m
 
@@ -52,14 +54,17 @@ test: ## Run all tests with the race detector
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes
 	@hack/deps.sh test
-	@hack/test.sh -tags e2e -timeout 60m $(TEST_FLAGS) ./test/...
+	@[ -d test/e2e ] || { echo "NOT RUN: there are no tests in test/e2e yet" >&2; exit 1; }
+	@hack/test.sh -tags e2e -timeout 60m $(TEST_FLAGS) ./test/e2e/...
 
+# The reference plugins are built like Berth, by the same toolchain.
 .PHONY: bench
 bench: build ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench
-	go build -o bin/bench ./test/bench
-	$(AS_ROOT) bin/bench -out bench/results.json
+	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
+	@reference=$$(dirname "$$(hack/tool.sh cniplugins ptp)"); hack/tool.sh cniplugins host-local >/dev/null; \
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules

@@ -25,7 +25,7 @@ binary=$cache/$program
 
 if [ ! -x "$binary" ]; then
 	mkdir -p "$cache"
-	echo "Building $program (once for this version; golangci-lint takes some minutes) ..." >&2
+	echo "Building $program, once for this version$([ "$module" != lint ] || echo "; it takes some minutes") ..." >&2
 	started=$SECONDS
 	(
 		trap 'kill $!; exit' TERM
