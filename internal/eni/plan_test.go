@@ -109,8 +109,8 @@ func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Acti
 }
 
 var (
-	forNew  = []SubnetState{{ID: "s1", Free: 1000, ForNew: true}}
-	primary = ENIState{ID: "eni-0", Subnet: "s1", Phase: Attached, Primary: true, Ours: true}
+	forNew = []SubnetState{{ID: "s1", Free: 1000, ForNew: true}}
+	eni0   = ENIState{ID: "eni-0", Subnet: "s1", Phase: Attached, Primary: true, Ours: true}
 )
 
 func with(e ENIState, change func(*ENIState)) ENIState {
@@ -120,7 +120,7 @@ func with(e ENIState, change func(*ENIState)) ENIState {
 
 func TestForeignENIsTakeIndexesAndRoomOnly(t *testing.T) {
 	foreign := ENIState{ID: "efa", Subnet: "s1", Index: 1, Phase: Attached, Addresses: 9}
-	s := State{Subnets: forNew, Waiting: 4, ENIs: []ENIState{primary, foreign}}
+	s := State{Subnets: forNew, Waiting: 4, ENIs: []ENIState{eni0, foreign}}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Assign, ENI: "eni-0", Addresses: 3},
 		Action{Kind: Create, Subnet: "s1", Index: 2, Addresses: 2})
@@ -131,7 +131,7 @@ func TestForeignENIsTakeIndexesAndRoomOnly(t *testing.T) {
 }
 
 func TestFirstInterfaceIndex(t *testing.T) {
-	s := State{Subnets: forNew, ENIs: []ENIState{with(primary, func(e *ENIState) { e.Addresses = 2 })}}
+	s := State{Subnets: forNew, ENIs: []ENIState{with(eni0, func(e *ENIState) { e.Addresses = 2 })}}
 	p := ipam.DefaultCilium()
 	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 1, Addresses: 8})
 	p.FirstInterfaceIndex = 2
@@ -154,7 +154,7 @@ func TestCiliumAllocationSize(t *testing.T) {
 		{"free on the subnet", 4, 2, 5, 5, 0},
 		{"at the watermark nothing is asked for", 8, 0, 1000, 0, 0},
 	} {
-		s := State{ENIs: []ENIState{with(primary, func(e *ENIState) { e.Addresses, e.Used = c.addrs, c.used })},
+		s := State{ENIs: []ENIState{with(eni0, func(e *ENIState) { e.Addresses, e.Used = c.addrs, c.used })},
 			Subnets: []SubnetState{{ID: "s1", Free: c.subnet, ForNew: true}}}
 		var got, gotNew int
 		for _, a := range Plan(m5xlarge, p, s) {
@@ -171,7 +171,7 @@ func TestCiliumAllocationSize(t *testing.T) {
 }
 
 func TestSubnetChoice(t *testing.T) {
-	full := with(primary, func(e *ENIState) { e.Addresses, e.Used = 14, 14 })
+	full := with(eni0, func(e *ENIState) { e.Addresses, e.Used = 14, 14 })
 	s := State{ENIs: []ENIState{full}, Waiting: 20, Subnets: []SubnetState{
 		{ID: "s1", Free: 5000}, {ID: "s2", Free: 300, ForNew: true}, {ID: "s3", Free: 301, ForNew: true}}}
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
@@ -184,7 +184,7 @@ func TestSubnetChoice(t *testing.T) {
 func TestBegunENIsAreFinishedFirst(t *testing.T) {
 	begun := ENIState{ID: "eni-b", Subnet: "s1", Phase: Detached, Ours: true, Addresses: 3}
 	stray := ENIState{ID: "eni-c", Subnet: "s1", Phase: Detached, Ours: true}
-	s := State{Subnets: forNew, ENIs: []ENIState{primary, begun, stray}, Waiting: 3}
+	s := State{Subnets: forNew, ENIs: []ENIState{eni0, begun, stray}, Waiting: 3}
 	mustPlan(t, t3small, ipam.Policy{MinimumIP: 1}, s,
 		Action{Kind: Attach, ENI: "eni-b", Index: 1}, Action{Kind: Delete, ENI: "eni-c"})
 	s.Waiting = 0
@@ -211,24 +211,24 @@ func TestShrink(t *testing.T) {
 		want    []Action
 	}{
 		{"nothing before the excess has persisted", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(primary, 3, 0, 0)}, 0, nil},
+			[]ENIState{occupied(eni0, 3, 0, 0)}, 0, nil},
 		{"whole ENIs first, then the primary's free addresses", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(primary, 3, 0, 0), occupied(second, 3, 0, 0)}, 99,
+			[]ENIState{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 0)}, 99,
 			[]Action{{Kind: Detach, ENI: "eni-1"}, {Kind: Unassign, ENI: "eni-0", Addresses: 2}}},
 		{"an ENI with a cooling address stays, and that address too", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(primary, 3, 3, 0), occupied(second, 3, 0, 1)}, 99,
+			[]ENIState{occupied(eni0, 3, 3, 0), occupied(second, 3, 0, 1)}, 99,
 			[]Action{{Kind: Unassign, ENI: "eni-1", Addresses: 2}}},
 		{"no more than has persisted", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(primary, 3, 1, 0), occupied(second, 3, 1, 0)}, 1,
+			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0)}, 1,
 			[]Action{{Kind: Unassign, ENI: "eni-1", Addresses: 1}}},
 		{"whole ENIs only", ipam.Policy{WarmENI: 1},
-			[]ENIState{occupied(primary, 3, 1, 0), occupied(second, 3, 1, 0), {ID: "eni-2", Index: 2, Phase: Attached, Ours: true, Addresses: 3, FreeSingles: 3}}, 99,
+			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0), {ID: "eni-2", Index: 2, Phase: Attached, Ours: true, Addresses: 3, FreeSingles: 3}}, 99,
 			[]Action{{Kind: Detach, ENI: "eni-2"}}},
 		{"an ENI without addresses serves nobody", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(primary, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
+			[]ENIState{occupied(eni0, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
 			[]Action{{Kind: Detach, ENI: "eni-1"}}},
 		{"above the watermark is kept", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 1, MaxAboveWatermark: 2},
-			[]ENIState{occupied(primary, 3, 0, 0)}, 99, nil},
+			[]ENIState{occupied(eni0, 3, 0, 0)}, 99, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			mustPlan(t, t3small, c.policy, State{Subnets: forNew, ENIs: c.enis, Release: c.release}, c.want...)
@@ -285,14 +285,14 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 
 func TestRepairs(t *testing.T) {
 	e := ENIState{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Addresses: 1, Used: 1, WrongDeletion: true, WrongTags: true}
-	p := with(primary, func(e *ENIState) { e.Addresses, e.WrongDeletion = 1, true })
+	p := with(eni0, func(e *ENIState) { e.Addresses, e.WrongDeletion = 1, true })
 	foreign := ENIState{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENIState{p, e, foreign}},
 		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: KeepWithVM, ENI: "eni-1"})
 }
 
 func BenchmarkPlan(b *testing.B) {
-	s := State{Subnets: forNew, Waiting: 100, ENIs: []ENIState{primary}}
+	s := State{Subnets: forNew, Waiting: 100, ENIs: []ENIState{eni0}}
 	for i := 1; i < 10; i++ {
 		s.ENIs = append(s.ENIs, ENIState{ID: fmt.Sprint("eni-", i), Subnet: "s1", Index: i, Phase: Attached, Ours: true, Addresses: 49, Used: 49})
 	}

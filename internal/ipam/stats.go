@@ -139,3 +139,9 @@ func (a *Allocator[K]) GroupIDs() []string {
 	})
 	return ids
 }
+
+// Busy tells whether an address is used or cooling, listed or not.
+func (a *Allocator[K]) Busy(addr netip.Addr) bool {
+	e, ok := a.entries[addr]
+	return ok && (e.state == used || e.state == cooling)
+}

@@ -76,7 +76,8 @@ type Usage struct {
 	Waiting int // pods that wait for an address
 }
 
-// Demand is a policy's answer, the same for both dialects.
+// Demand is a policy's answer, the same for both dialects. The counts are not
+// rounded to Unit: what is missing is, when it is asked for.
 type Demand struct {
 	// Want is how many addresses should be assigned, free, used and cooling
 	// together; below it the node grows.
@@ -113,13 +114,13 @@ func (p Policy) Demand(slots int, prefixes bool, u Usage) Demand {
 		d.Want = busy + max(1, p.WarmPrefix*d.Unit)
 	default:
 		d.WholeENIs = true
-		d.Want = roundUp(busy+max(1, p.WarmENI*slots), slots)
+		d.Want = wholeENIs(busy+max(1, p.WarmENI*slots), slots)
 	}
 	if u.Waiting > 0 {
 		d.Want = max(d.Want, busy+u.Cooling)
 	}
-	d.Want = roundUp(p.capped(d.Want), d.Unit)
-	d.Request = roundUp(p.capped(max(d.Want, d.Request)), d.Unit)
+	d.Want = p.capped(d.Want)
+	d.Request = p.capped(max(d.Want, d.Request))
 	d.Keep = d.Request
 	return d
 }
@@ -133,11 +134,11 @@ func (p Policy) capped(n int) int {
 	return n
 }
 
-func roundUp(n, unit int) int {
-	if unit <= 1 {
+func wholeENIs(n, slots int) int {
+	if slots <= 0 {
 		return n
 	}
-	return (n + unit - 1) / unit * unit
+	return (n + slots - 1) / slots * slots
 }
 
 // Validate names every field that makes no sense, in the words of its dialect.
@@ -163,4 +164,13 @@ func (p Policy) Validate() error {
 		errs = append(errs, fmt.Errorf("min-allocate %d: want at most max-allocate, which is %d", p.MinAllocate, p.MaxAllocate))
 	}
 	return errors.Join(errs...)
+}
+
+// Cap is the most addresses that the policy lets a node have; 0: no cap.
+func (p Policy) Cap() int {
+	n := p.capped(1 << 30)
+	if n == 1<<30 {
+		return 0
+	}
+	return n
 }

@@ -42,10 +42,10 @@ func TestDemand(t *testing.T) {
 		{"cooling is no supply for pods that wait", Policy{WarmIP: 1}, 14, Usage{Used: 2, Cooling: 9, Waiting: 3}, 14},
 		{"max-pods caps", Policy{WarmENI: 1, MaxPods: 20}, 14, Usage{Used: 10}, 20},
 		{"max-pods caps waiting behind cooling", Policy{WarmIP: 1, MaxPods: 10}, 14, Usage{Used: 2, Cooling: 8, Waiting: 8}, 10},
-		{"max-pods caps in whole prefixes", Policy{WarmPrefix: 1, PrefixDelegation: true, MaxPods: 20}, 3, Usage{Used: 20}, 32},
-		{"warm IPs in whole prefixes", Policy{WarmIP: 5, PrefixDelegation: true}, 3, Usage{Used: 12}, 32},
-		{"minimum in whole prefixes", Policy{MinimumIP: 33, PrefixDelegation: true}, 3, Usage{}, 48},
-		{"no warm prefix still means one free address", Policy{PrefixDelegation: true}, 3, Usage{Used: 16}, 32},
+		{"max-pods caps prefixes", Policy{WarmPrefix: 1, PrefixDelegation: true, MaxPods: 20}, 3, Usage{Used: 12}, 20},
+		{"warm IPs with prefixes", Policy{WarmIP: 5, PrefixDelegation: true}, 3, Usage{Used: 12}, 17},
+		{"minimum with prefixes", Policy{MinimumIP: 33, PrefixDelegation: true}, 3, Usage{}, 33},
+		{"no warm prefix still means one free address", Policy{PrefixDelegation: true}, 3, Usage{Used: 16}, 17},
 		{"max-allocate caps", Policy{Dialect: Cilium, PreAllocate: 8, MaxAllocate: 10}, 14, Usage{Used: 6}, 10},
 	} {
 		if got := c.p.Demand(c.slots, true, c.u).Want; got != c.want {

@@ -114,3 +114,20 @@ func (g *group[K]) sortedPrefixes() []netip.Prefix {
 	slices.SortFunc(out, comparePrefix)
 	return out
 }
+
+// WithdrawThese takes exactly these addresses (as prefixes of full length) and
+// prefixes out, those of them that are free, as a record from before a restart
+// says that the cloud may have taken them.
+func (a *Allocator[K]) WithdrawThese(things []netip.Prefix) {
+	for _, t := range things {
+		if t.IsSingleIP() {
+			a.WithdrawListed([]netip.Addr{t.Addr()})
+			continue
+		}
+		for _, g := range a.groups {
+			if u, ok := g.prefixes[t.Masked()]; ok {
+				a.withdrawPrefix(u)
+			}
+		}
+	}
+}

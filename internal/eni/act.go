@@ -1,0 +1,199 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+var _ = failpoint.Register(
+	"eni.create.before", "eni.create.after", "eni.attach.before", "eni.attach.after",
+	"eni.assign.before", "eni.assign.after", "eni.unassign.before", "eni.unassign.after",
+	"eni.detach.before", "eni.detach.after", "eni.delete.before", "eni.delete.after",
+	"eni.set-deletion.before", "eni.set-deletion.after", "eni.tag.before", "eni.tag.after",
+	"eni.collect.before", "eni.collect.after",
+)
+
+// around makes a change at the cloud between its two failpoints.
+func around(kind Kind, call func() error) error {
+	if err := failpoint.Hit("eni." + string(kind) + ".before"); err != nil {
+		return err
+	}
+	if err := call(); err != nil {
+		return err
+	}
+	return failpoint.Hit("eni." + string(kind) + ".after")
+}
+
+// act makes a step's one change at the cloud and takes its reply for the truth.
+func (r *Reconciler) act(ctx context.Context, p *step) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	defer cancel()
+	if p.Kind == FindSubnets {
+		return r.findSubnets(ctx)
+	}
+	if p.Kind == Create {
+		return r.create(ctx, p)
+	}
+	k, ok := r.view.enis[p.ENI]
+	if !ok {
+		return &cloud.Error{Class: cloud.Gone, Op: string(p.Kind), Message: p.ENI + " is gone"}
+	}
+	switch p.Kind {
+	case Attach:
+		return r.attach(ctx, p, k)
+	case Assign:
+		return r.assign(ctx, p, k)
+	case Unassign:
+		return r.unassign(ctx, p, k)
+	case Detach:
+		return r.detach(ctx, k)
+	case Delete:
+		return r.delete(ctx, k)
+	case KeepWithVM:
+		return r.setDeletion(ctx, k)
+	case Retag:
+		return r.retag(ctx, k)
+	default:
+		return fmt.Errorf("no such step: %v", p.Action)
+	}
+}
+
+func (r *Reconciler) create(ctx context.Context, p *step) error {
+	done := r.cfg.Subnets.reserve(p.Subnet, p.weight()+1)
+	var made cloud.ENI
+	err := around(Create, func() (err error) {
+		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
+		return err
+	})
+	if err != nil {
+		done(0)
+		return err
+	}
+	done(p.weight() + 1)
+	k := newKnown(made)
+	if k.Tags == nil {
+		k.Tags = p.intent.Request.Tags
+	}
+	k.replied = r.cfg.Clock.Now()
+	k.give(made.Addresses, made.Prefixes, k.replied)
+	r.view.enis[made.ID] = k
+	return nil
+}
+
+// weight is how many addresses of the subnet an action takes.
+func (a Action) weight() int { return a.Addresses + a.Prefixes*ipam.PrefixAddresses }
+
+// attach needs no waiting: the addresses become assignable when the data path
+// reports the link.
+func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
+	var id string
+	err := around(Attach, func() (err error) {
+		id, err = r.cfg.Cloud.AttachENI(ctx, k.ID, r.cfg.InstanceID, p.Index)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// DeleteOnTermination is off after an attachment by API (EC2 API
+	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
+	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
+	k.Status, k.replied = "in-use", r.cfg.Clock.Now()
+	r.forgetIntent()
+	return r.published(ctx)
+}
+
+// published is publish for steps that are done whether or not it is recorded.
+func (r *Reconciler) published(ctx context.Context) error {
+	_ = r.publish(ctx) // logged; the next change or observation records it
+	return nil
+}
+
+func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
+	done := r.cfg.Subnets.reserve(k.SubnetID, p.weight())
+	var addrs []netip.Addr
+	var prefixes []netip.Prefix
+	err := around(Assign, func() (err error) {
+		if p.Prefixes > 0 {
+			prefixes, err = r.cfg.Cloud.AssignPrefixes(ctx, k.ID, p.Prefixes)
+		} else {
+			addrs, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Addresses)
+		}
+		return err
+	})
+	if err != nil {
+		done(0)
+		return err
+	}
+	done(p.weight())
+	k.give(addrs, prefixes, r.cfg.Clock.Now())
+	return r.published(ctx)
+}
+
+func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
+	addrs, prefixes := split(p.things)
+	err := around(Unassign, func() error {
+		if len(prefixes) > 0 {
+			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
+		}
+		return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, addrs)
+	})
+	if err != nil {
+		return err
+	}
+	k.take(p.things, r.cfg.Clock.Now())
+	r.cfg.Subnets.returned(k.SubnetID, p.weight())
+	return r.published(ctx)
+}
+
+func (r *Reconciler) detach(ctx context.Context, k *known) error {
+	err := around(Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
+	if err != nil {
+		return err
+	}
+	at := *k.Attachment
+	at.Status = "detaching"
+	k.Attachment, k.replied = &at, r.cfg.Clock.Now()
+	delete(r.leaving, k.ID)
+	r.lookAt[k.ID] = k.replied.Add(time.Second)
+	return r.published(ctx)
+}
+
+func (r *Reconciler) delete(ctx context.Context, k *known) error {
+	err := around(Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
+	if err != nil && cloud.ClassOf(err) != cloud.Gone {
+		return err
+	}
+	delete(r.view.enis, k.ID)
+	delete(r.lookAt, k.ID)
+	r.view.deleted[k.ID] = r.cfg.Clock.Now()
+	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
+	r.forgetIntent()
+	return nil
+}
+
+func (r *Reconciler) setDeletion(ctx context.Context, k *known) error {
+	on := !r.cfg.KeepENIs
+	err := around(KeepWithVM, func() error { return r.cfg.Cloud.SetDeleteOnTermination(ctx, k.ID, k.Attachment.ID, on) })
+	if err != nil {
+		return err
+	}
+	at := *k.Attachment
+	at.DeleteOnTermination = on
+	k.Attachment, k.replied = &at, r.cfg.Clock.Now()
+	return nil
+}
+
+func (r *Reconciler) retag(ctx context.Context, k *known) error {
+	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
+	if err := around(Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
+		return err
+	}
+	k.Tags[TagInstanceID] = r.cfg.InstanceID
+	return nil
+}

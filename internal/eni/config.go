@@ -1,0 +1,104 @@
+package eni
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// Config is what a Reconciler needs to know. Zero durations take the defaults
+// named; Observer, Intents, Subnets, Rand and Logger may be nil.
+type Config struct {
+	InstanceID   string
+	InstanceType string // empty: as the cloud says
+	Cluster      string // value of TagCluster; only ENIs with it are ever deleted
+	Policy       ipam.Policy
+	Limits       cloud.Limits // zero: as the cloud says
+
+	SubnetIDs    []string          // for new ENIs; empty with no SubnetTags: the primary's
+	SubnetTags   map[string]string // choose subnets for new ENIs in the instance's zone
+	Groups       []string          // security groups of new ENIs; empty: the primary's
+	Tags         map[string]string // further tags of new ENIs
+	KeepENIs     bool              // do not delete ENIs with the instance (DeleteOnTermination off)
+	NoCollection bool              // do not look for what vanished instances left
+
+	Cloud    cloud.API
+	Node     Node
+	Subnets  *SubnetBook // shared by the reconcilers of a process
+	Intents  Intents
+	Observer Observer
+	Clock    clock.Clock
+	Rand     *rand.Rand // for jitter
+	Logger   *slog.Logger
+
+	ShrinkDelay     time.Duration // how long excess must persist; 1 min
+	ListingInterval time.Duration // between full observations, for repair; 1 min
+	CollectInterval time.Duration // between looks for orphans; 10 min
+	OrphanAge       time.Duration // of ENIs that others may delete; 15 min
+	PrefixRetry     time.Duration // before prefixes are tried again in a fragmented subnet; 5 min
+	Settle          time.Duration // how long a reply outranks a listing; 1 min
+	Lag             time.Duration // how long a write may take to show in listings; 5 s
+	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
+	BurstWindow     time.Duration // how long a kick waits for more; 10 ms
+	CallTimeout     time.Duration // of one cloud call; 1 min
+}
+
+func (c *Config) withDefaults() error {
+	var errs []error
+	if c.InstanceID == "" {
+		errs = append(errs, errors.New("InstanceID: want the instance to work for"))
+	}
+	if c.Cluster == "" {
+		errs = append(errs, errors.New("Cluster: want the cluster's name, by which ENIs are known as ours"))
+	}
+	if c.Cloud == nil || c.Node == nil {
+		errs = append(errs, errors.New("Cloud, Node: want both"))
+	}
+	if err := c.Policy.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("Policy: %w", err))
+	}
+	if c.Clock == nil {
+		c.Clock = clock.Real{}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Observer == nil {
+		c.Observer = silent{}
+	}
+	if c.Intents == nil {
+		c.Intents = &MemoryIntents{}
+	}
+	if c.Rand == nil {
+		c.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	if c.Subnets == nil {
+		c.Subnets = NewSubnetBook(c.Cloud)
+	}
+	for _, d := range []struct {
+		to  *time.Duration
+		def time.Duration
+	}{
+		{&c.ShrinkDelay, time.Minute}, {&c.ListingInterval, time.Minute}, {&c.CollectInterval, 10 * time.Minute},
+		{&c.OrphanAge, 15 * time.Minute}, {&c.PrefixRetry, 5 * time.Minute}, {&c.Settle, time.Minute},
+		{&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute}, {&c.BurstWindow, 10 * time.Millisecond},
+		{&c.CallTimeout, time.Minute},
+	} {
+		if *d.to <= 0 {
+			*d.to = d.def
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// jitter spreads d over half to one and a half of it, so that nodes that
+// started together do not call together.
+func (c *Config) jitter(d time.Duration) time.Duration {
+	return d/2 + time.Duration(c.Rand.Int64N(int64(d)+1))
+}

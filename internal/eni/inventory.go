@@ -1,0 +1,140 @@
+package eni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// Inventory is what the cloud has confirmed of a node: the ENIs whose
+// addresses serve pods, or could. It is published at every change, and kept
+// in a file so that a node can serve while the cloud is away.
+type Inventory struct {
+	InstanceID   string       `json:"instanceID"`
+	InstanceType string       `json:"instanceType"`
+	Limits       cloud.Limits `json:"limits"`
+	ENIs         []ENI        `json:"enis"` // by device index
+	// Releasing are addresses and prefixes that the cloud was, or is about to
+	// be, asked to take back. They may be gone already: nobody may get them.
+	Releasing []Release `json:"releasing,omitempty"`
+	// Usable: an address was assignable on this instance once.
+	Usable bool      `json:"usable,omitempty"`
+	At     time.Time `json:"at"` // when the cloud last confirmed it
+}
+
+// ENI is an attached ENI of ours, with what the data path needs to know.
+type ENI struct {
+	ID           string         `json:"id"`
+	MAC          MAC            `json:"mac"`
+	DeviceIndex  int            `json:"deviceIndex"`
+	Primary      bool           `json:"primary,omitempty"`
+	Serves       bool           `json:"serves"` // its addresses are for pods
+	SubnetID     string         `json:"subnetID"`
+	Subnet       netip.Prefix   `json:"subnet,omitzero"` // IPv4
+	PrimaryIPv4  netip.Addr     `json:"primaryIPv4,omitzero"`
+	Addresses    []netip.Addr   `json:"addresses,omitempty"`
+	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
+	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
+	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
+}
+
+// Equal tells whether two say the same.
+func (e ENI) Equal(o ENI) bool {
+	return e.ID == o.ID && slices.Equal(e.MAC, o.MAC) && e.DeviceIndex == o.DeviceIndex &&
+		e.Primary == o.Primary && e.Serves == o.Serves && e.SubnetID == o.SubnetID && e.Subnet == o.Subnet &&
+		e.PrimaryIPv4 == o.PrimaryIPv4 && slices.Equal(e.Addresses, o.Addresses) && slices.Equal(e.Prefixes, o.Prefixes) &&
+		slices.Equal(e.IPv6, o.IPv6) && slices.Equal(e.IPv6Prefixes, o.IPv6Prefixes)
+}
+
+// Release is one address (as a /32) or prefix on its way back.
+type Release struct {
+	Prefix netip.Prefix `json:"prefix"`
+	ENI    string       `json:"eni"`
+	Since  time.Time    `json:"since"`
+}
+
+// MAC is a hardware address that reads "02:00:00:00:00:01" in JSON.
+type MAC net.HardwareAddr
+
+// String reads "02:00:00:00:00:01".
+func (m MAC) String() string { return net.HardwareAddr(m).String() }
+
+// MarshalText implements encoding.TextMarshaler.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *MAC) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*m = nil
+		return nil
+	}
+	hw, err := net.ParseMAC(string(text))
+	if err != nil {
+		return fmt.Errorf("mac: %w", err)
+	}
+	*m = MAC(hw)
+	return nil
+}
+
+// DecodeInventory reads an inventory from JSON and refuses one that cannot be
+// true: no instance, invalid addresses, the same address twice.
+func DecodeInventory(data []byte) (Inventory, error) {
+	var inv Inventory
+	if err := json.Unmarshal(data, &inv); err != nil {
+		return Inventory{}, fmt.Errorf("inventory: %w", err)
+	}
+	if err := inv.validate(); err != nil {
+		return Inventory{}, fmt.Errorf("inventory: %w", err)
+	}
+	return inv, nil
+}
+
+func (inv Inventory) validate() error {
+	if inv.InstanceID == "" {
+		return errors.New("instanceID: want the instance that it is of")
+	}
+	seen := map[netip.Prefix]string{}
+	ids := map[string]bool{}
+	for _, e := range inv.ENIs {
+		if e.ID == "" || ids[e.ID] {
+			return fmt.Errorf("enis: ID %q: want each once", e.ID)
+		}
+		ids[e.ID] = true
+		if e.DeviceIndex < 0 {
+			return fmt.Errorf("enis: %s: deviceIndex %d: want a number from 0", e.ID, e.DeviceIndex)
+		}
+		for _, p := range e.things() {
+			if !p.IsValid() || p != p.Masked() {
+				return fmt.Errorf("enis: %s: %v is no address or aligned prefix", e.ID, p)
+			}
+			if other, ok := seen[p]; ok {
+				return fmt.Errorf("enis: %v is of %s and of %s", p, other, e.ID)
+			}
+			seen[p] = e.ID
+		}
+	}
+	for _, r := range inv.Releasing {
+		if !r.Prefix.IsValid() {
+			return fmt.Errorf("releasing: %v is no address or prefix", r.Prefix)
+		}
+	}
+	return nil
+}
+
+// things are all that the ENI holds for pods, addresses as prefixes of full length.
+func (e ENI) things() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(e.Addresses)+len(e.Prefixes)+len(e.IPv6)+len(e.IPv6Prefixes))
+	for _, a := range slices.Concat(e.Addresses, e.IPv6) {
+		out = append(out, host(a))
+	}
+	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
+}
+
+// host is an address as a prefix.
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

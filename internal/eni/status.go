@@ -1,0 +1,129 @@
+package eni
+
+import (
+	"fmt"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// Status is how a reconciler is doing.
+type Status struct {
+	Confirmed bool        // the cloud has been observed by this process
+	LastError string      // the worst current trouble, and what to do about it; empty when healed
+	Class     cloud.Class // of that trouble
+	Err       error
+	Kind      Kind // the step it stopped
+	Grows     bool // that trouble keeps the node from growing
+
+	Shortage    string // why pods that wait get nothing although nothing failed: a Reason
+	Explanation string // the same in a sentence
+}
+
+// Status may be called at any time.
+func (r *Reconciler) Status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.status
+}
+
+// report renews the status from the gates: growth's trouble matters most to pods.
+func (r *Reconciler) report() {
+	s := Status{Confirmed: !r.confirmed.IsZero()}
+	for _, g := range [...]gate{gateGrow, gateObserve, gateSubnets, gateShrink, gateDelete, gateRepair, gateCollect} {
+		if b := r.gates[g]; b != nil {
+			s.Class, s.Err, s.Kind = b.class, b.err, b.kind
+			s.Grows = g == gateGrow || g == gateSubnets
+			s.LastError = fmt.Sprintf("%s: %v", b.kind, b.err)
+			if hint := advice(b.class); hint != "" {
+				s.LastError += " (" + hint + ")"
+			}
+			break
+		}
+	}
+	if s.Confirmed {
+		s.Shortage, s.Explanation = Shortage(r.limits, r.cfg.Policy, r.state(r.cfg.Clock.Now()))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.status = s
+}
+
+// advice says what a person can do about a class of trouble.
+func advice(c cloud.Class) string {
+	switch c {
+	case cloud.Throttled:
+		return "the same call is made again; ask for a higher EC2 API rate if this lasts"
+	case cloud.SubnetFull:
+		return "free addresses in the subnet, or configure a further subnet"
+	case cloud.LimitReached:
+		return "use a larger instance type, or detach other ENIs"
+	case cloud.Permission:
+		return "allow the action to the role that Berth runs with"
+	case cloud.Bug:
+		return "check the configured subnets and security groups"
+	case cloud.Transient, cloud.Unknown:
+		return "is the EC2 endpoint reachable from this node?"
+	default:
+		return ""
+	}
+}
+
+// Reasons why pods wait although nothing failed, as in source.Exhausted.
+const (
+	ReasonCooling    = "cooling"
+	ReasonMaxPods    = "max-pods"
+	ReasonENILimit   = "eni-limit"
+	ReasonSubnetFull = "subnet-full"
+)
+
+// Shortage tells why a plan cannot give the pods that wait more addresses: a
+// reason and a sentence, or two empty strings when it can.
+func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
+	t := s.tally(p)
+	if t.Waiting <= t.free() {
+		return "", ""
+	}
+	b := newPlanner(l, p, s)
+	if b.need > 0 {
+		b.grow()
+	}
+	if len(b.actions) > 0 {
+		return "", ""
+	}
+	capped := p.Cap()
+	switch {
+	case capped > 0 && t.total >= capped && t.Cooling > 0:
+		return ReasonCooling, fmt.Sprintf("the node has the %d addresses that it may have and %d of them still cool", t.total, t.Cooling)
+	case capped > 0 && t.total >= capped:
+		return ReasonMaxPods, fmt.Sprintf("the node has %d addresses, as many as max-pods or max-allocate allow: run fewer pods here, or raise it", t.total)
+	case b.hasRoom():
+		return ReasonSubnetFull, "no subnet that this node may use has a free address: free some, or configure a further subnet"
+	case t.Cooling > 0:
+		return ReasonCooling, fmt.Sprintf("every ENI that the instance may have is full, and %d addresses still cool", t.Cooling)
+	default:
+		return ReasonENILimit, fmt.Sprintf("every ENI that the instance may have is full (%d addresses used): use a larger instance type, raise MAX_ENI, or use prefixes", t.Used)
+	}
+}
+
+// starved tells whether a node lacks addresses, for its pods or its targets,
+// that its ENIs have room for and its subnets do not.
+func starved(l cloud.Limits, p ipam.Policy, s State) bool {
+	b := newPlanner(l, p, s)
+	if b.need <= 0 {
+		return false
+	}
+	b.grow()
+	return len(b.actions) == 0 && b.hasRoom()
+}
+
+// hasRoom tells whether the instance, were its subnets endless, could grow.
+func (b *planner) hasRoom() bool {
+	for _, e := range b.enis {
+		if serves(e, b.policy) && e.Addresses+e.Prefixes+e.Withdrawn < b.slots {
+			return true
+		}
+	}
+	_, ok := b.freeIndex()
+	return ok
+}

@@ -1,0 +1,147 @@
+package eni
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// step is an action with everything its cloud call takes, so that a throttled
+// one can be made again exactly as it was.
+type step struct {
+	Action
+	things []netip.Prefix // Unassign: what was withdrawn
+	intent Intent         // Create
+}
+
+// prepare turns an action into a step: what leaves is withdrawn from the node
+// first, what is created is written down first. It returns nil when there is
+// nothing to do after all, or not yet.
+func (r *Reconciler) prepare(ctx context.Context, a Action, now time.Time) *step {
+	p := &step{Action: a}
+	switch a.Kind {
+	case Unassign:
+		if !r.withdraw(ctx, p, now) {
+			return nil
+		}
+	case Detach:
+		if !r.cfg.Node.WithdrawENI(ctx, a.ENI) {
+			return nil
+		}
+		r.leaving[a.ENI] = now
+	case Create:
+		p.intent = r.intend(a, now)
+		if err := r.cfg.Intents.Save(p.intent); err != nil {
+			r.fail(gateGrow, Create, fmt.Errorf("record the intent to %v: %w", a, err), now, r.cfg.SlowRetry)
+			return nil
+		}
+	}
+	return p
+}
+
+// withdraw takes addresses out of the node's use and records that, before the
+// cloud is asked to take them.
+func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool {
+	k := r.view.enis[p.ENI]
+	addrs, prefixes := r.cfg.Node.Withdraw(p.ENI, p.Addresses, p.Prefixes)
+	if k == nil || len(addrs)+len(prefixes) == 0 {
+		return false
+	}
+	for _, a := range addrs {
+		p.things = append(p.things, host(a))
+	}
+	p.things = append(p.things, prefixes...)
+	p.Addresses, p.Prefixes = len(addrs), len(prefixes)
+	for _, t := range p.things {
+		k.releasing[t] = now
+	}
+	if err := r.publish(ctx); err != nil {
+		r.giveBack(p)
+		r.fail(gateShrink, Unassign, err, now, r.cfg.SlowRetry)
+		return false
+	}
+	return true
+}
+
+// giveBack undoes withdraw, when the cloud surely took nothing.
+func (r *Reconciler) giveBack(p *step) {
+	k := r.view.enis[p.ENI]
+	if k == nil {
+		return
+	}
+	for _, t := range p.things {
+		delete(k.releasing, t)
+	}
+	r.cfg.Node.RestoreAddresses(split(p.things))
+}
+
+// split sorts things into single addresses and prefixes.
+func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
+	for _, t := range things {
+		if t.IsSingleIP() {
+			addrs = append(addrs, t.Addr())
+		} else {
+			prefixes = append(prefixes, t)
+		}
+	}
+	return addrs, prefixes
+}
+
+// intend writes the request for a new ENI: in the primary's security groups
+// unless configured, all tags and addresses in the one call.
+func (r *Reconciler) intend(a Action, now time.Time) Intent {
+	groups := r.cfg.Groups
+	if k, ok := r.view.primary(); ok && len(groups) == 0 {
+		groups = k.Groups
+	}
+	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
+		SubnetID: a.Subnet, Groups: groups, Description: "Berth (" + r.cfg.InstanceID + ")",
+		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
+		Addresses: a.Addresses, Prefixes: a.Prefixes,
+	}}
+}
+
+// resume repeats a creation that the last process began, unless its ENI is in
+// sight. The token makes the repeat return that ENI. Intents older than an
+// hour are forgotten: listings do not trail that long, and tokens expire.
+func (r *Reconciler) resume(context.Context) bool {
+	now := r.cfg.Clock.Now()
+	intent, ok, err := r.cfg.Intents.Load()
+	r.resumed = true
+	if err != nil {
+		r.cfg.Logger.Warn("intent unreadable; the ENI, if any, is found by its tags", "error", err)
+		ok = false
+	}
+	created := intent.Request.Tags[TagCreatedAt]
+	for _, k := range r.view.enis {
+		if k.Tags[TagCreatedAt] == created {
+			ok = false
+		}
+	}
+	if !ok || now.Sub(intent.At) > time.Hour || intent.Request.Tags[TagInstanceID] != r.cfg.InstanceID {
+		r.forgetIntent()
+		return true
+	}
+	q := intent.Request
+	r.pending = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent}
+	return true
+}
+
+func (r *Reconciler) forgetIntent() {
+	if err := r.cfg.Intents.Clear(); err != nil {
+		r.cfg.Logger.Warn("intent not cleared", "error", err)
+	}
+}
+
+func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
+	return slices.SortedFunc(maps.Keys(m), func(x, y netip.Prefix) int {
+		return cmp.Or(x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
+	})
+}

@@ -1,0 +1,196 @@
+package eni
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// A gate is a group of steps that wait together after a failure, so that
+// trouble with one kind does not stop another, and that growth refused in one
+// way is not tried in another way instead.
+type gate string
+
+const (
+	gateObserve gate = "observe"
+	gateGrow    gate = "grow" // assign, create, attach
+	gateSubnets gate = "find-subnets"
+	gateShrink  gate = "shrink" // unassign, detach
+	gateDelete  gate = "delete"
+	gateRepair  gate = "repair" // set-deletion, tag
+	gateCollect gate = "collect"
+)
+
+func gateOf(k Kind) gate {
+	switch k {
+	case Assign, Create, Attach:
+		return gateGrow
+	case Unassign, Detach:
+		return gateShrink
+	case Delete:
+		return gateDelete
+	case Observe:
+		return gateObserve
+	case FindSubnets:
+		return gateSubnets
+	case Collect:
+		return gateCollect
+	default:
+		return gateRepair
+	}
+}
+
+// backoff is one gate's waiting time and why it waits.
+type backoff struct {
+	until    time.Time
+	failures int // in a row
+	kind     Kind
+	class    cloud.Class
+	err      error
+}
+
+func (r *Reconciler) closed(g gate, now time.Time) bool {
+	b := r.gates[g]
+	return b != nil && b.until.After(now)
+}
+
+// fail closes a gate for wait.
+func (r *Reconciler) fail(g gate, kind Kind, err error, now time.Time, wait time.Duration) {
+	b := r.gates[g]
+	if b == nil {
+		b = &backoff{}
+		r.gates[g] = b
+	}
+	b.failures++
+	b.kind, b.class, b.err, b.until = kind, cloud.ClassOf(err), err, now.Add(wait)
+	r.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
+}
+
+// note remembers trouble that leaves another way open: no gate closes.
+func (r *Reconciler) note(g gate, kind Kind, err error, now time.Time) { r.fail(g, kind, err, now, 0) }
+
+// heal forgets a gate's trouble after a success.
+func (r *Reconciler) heal(g gate) {
+	delete(r.gates, g)
+}
+
+// waitAfter is how long a gate stays closed after an error of a class: slowly
+// repeated where only a person can heal it, else doubling up to half a minute.
+func (r *Reconciler) waitAfter(g gate, class cloud.Class) time.Duration {
+	n := 0
+	if b := r.gates[g]; b != nil {
+		n = min(b.failures, 10)
+	}
+	switch class {
+	case cloud.Permission, cloud.Bug:
+		return r.cfg.jitter(r.cfg.SlowRetry)
+	case cloud.Throttled:
+		return r.cfg.jitter(min(10*time.Second, 250*time.Millisecond<<n))
+	default:
+		return r.cfg.jitter(min(30*time.Second, 500*time.Millisecond<<n))
+	}
+}
+
+func (r *Reconciler) failObserve(err error) {
+	r.fail(gateObserve, Observe, err, r.cfg.Clock.Now(), r.waitAfter(gateObserve, cloud.ClassOf(err)))
+}
+
+// try makes a step and deals with its failure. It always leaves something
+// changed, or a gate closed, so that the pass goes on without spinning.
+func (r *Reconciler) try(ctx context.Context, p *step) bool {
+	start := r.cfg.Clock.Now()
+	err := r.act(ctx, p)
+	r.told(p.Kind, err, start)
+	now := r.cfg.Clock.Now()
+	if err == nil {
+		r.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
+		r.heal(gateOf(p.Kind))
+		return true
+	}
+	class, g := cloud.ClassOf(err), gateOf(p.Kind)
+	switch {
+	case class == cloud.Throttled:
+		// Neither another step nor another ENI: the same call, later.
+		r.pending = p
+		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
+	case class == cloud.SubnetFull && g == gateGrow:
+		r.subnetFull(p, err, now)
+	default:
+		r.undo(p, class, now)
+		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
+	}
+	return true
+}
+
+func (r *Reconciler) told(kind Kind, err error, start time.Time) {
+	r.cfg.Observer.Acted(kind, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
+}
+
+// subnetFull takes the subnet, or prefixes in it, out of the plans for a
+// while: the next plan falls back to single addresses or another subnet.
+func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
+	id := p.Subnet
+	if k, ok := r.view.enis[p.ENI]; ok {
+		id = k.SubnetID
+	}
+	if p.Kind == Create {
+		r.forgetIntent()
+	}
+	if p.Prefixes > 0 {
+		until := now.Add(r.cfg.jitter(r.cfg.PrefixRetry))
+		r.cfg.Subnets.refusedPrefix(id, until)
+		r.retryAt = until
+	} else {
+		r.retryAt = r.cfg.Subnets.refused(id, p.weight(), now)
+		r.subnetsAt = time.Time{}
+	}
+	r.note(gateGrow, p.Kind, err, now)
+}
+
+// undo deals with what a failed step leaves open. Calls that may have taken
+// effect are followed by a look at the ENI before anything is repeated.
+func (r *Reconciler) undo(p *step, class cloud.Class, now time.Time) {
+	uncertain := class == cloud.Transient || class == cloud.Unknown
+	if class == cloud.LimitReached || class == cloud.Gone {
+		r.observeAt = now
+	}
+	switch p.Kind {
+	case Create:
+		if uncertain {
+			r.pending = p // the token makes the repeat return what the first try made
+			return
+		}
+		r.forgetIntent()
+	case Attach:
+		r.lookAt[p.ENI] = now
+		if class == cloud.LimitReached {
+			r.refusedAt = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
+		}
+	case Assign:
+		r.lookAt[p.ENI] = now
+		if k, ok := r.view.enis[p.ENI]; ok && uncertain {
+			u := unsureAssign{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
+			for _, t := range k.things() {
+				u.before[t] = true
+			}
+			r.unsure[p.ENI] = u
+		}
+	case Unassign:
+		if class == cloud.Permission {
+			r.giveBack(p)
+			return
+		}
+		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
+	case Detach:
+		if class == cloud.Permission || class == cloud.Bug {
+			delete(r.leaving, p.ENI)
+			r.cfg.Node.RestoreENI(p.ENI)
+			return
+		}
+		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
+	case Delete:
+		r.lookAt[p.ENI] = now.Add(time.Second)
+	}
+}

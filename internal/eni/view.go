@@ -1,0 +1,172 @@
+package eni
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// view is what is known of one node's ENIs: the last listing, corrected by the
+// replies of calls since. Listings may trail the truth (EC2 Developer Guide,
+// "Eventual consistency"), so what a reply said outranks them for a while.
+type view struct {
+	settle  time.Duration
+	enis    map[string]*known
+	deleted map[string]time.Time // ENIs that a reply said were deleted
+}
+
+// known is one ENI.
+type known struct {
+	cloud.ENI
+	replied   time.Time                  // when a reply last changed its attachment or being
+	added     map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed   map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+}
+
+func newView(settle time.Duration) *view {
+	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}}
+}
+
+func newKnown(e cloud.ENI) *known {
+	return &known{ENI: e, added: map[netip.Prefix]time.Time{}, removed: map[netip.Prefix]time.Time{}, releasing: map[netip.Prefix]time.Time{}}
+}
+
+// fresh tells whether a reply at t still outranks a listing.
+func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) < v.settle }
+
+// merge takes a listing that is complete for the ENIs in scope.
+func (v *view) merge(listed []cloud.ENI, now time.Time, scope func(*known) bool) {
+	seen := map[string]bool{}
+	for _, e := range listed {
+		seen[e.ID] = true
+		if v.fresh(v.deleted[e.ID], now) {
+			continue
+		}
+		k, ok := v.enis[e.ID]
+		if !ok {
+			v.enis[e.ID] = newKnown(e)
+			continue
+		}
+		k.merge(e, v, now)
+	}
+	maps.DeleteFunc(v.enis, func(id string, k *known) bool {
+		return !seen[id] && scope(k) && !v.fresh(k.replied, now)
+	})
+	maps.DeleteFunc(v.deleted, func(_ string, t time.Time) bool { return !v.fresh(t, now) })
+}
+
+func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
+	old := func(t time.Time) bool { return !v.fresh(t, now) }
+	for _, m := range []map[netip.Prefix]time.Time{k.added, k.removed} {
+		maps.DeleteFunc(m, func(_ netip.Prefix, t time.Time) bool { return old(t) })
+	}
+	e.Addresses = k.addresses(e.Addresses)
+	e.Prefixes = k.prefixes(e.Prefixes)
+	// A detachment that a listing shows to be over is: waiting on is no safer.
+	over := k.phase() == Detaching && e.Attachment == nil
+	if v.fresh(k.replied, now) && !over {
+		e.Attachment, e.Status = k.Attachment, k.Status
+	}
+	k.ENI = e
+	held := map[netip.Prefix]bool{}
+	for _, p := range k.things() {
+		held[p] = true
+	}
+	maps.DeleteFunc(k.releasing, func(p netip.Prefix, _ time.Time) bool { return !held[p] })
+}
+
+// addresses corrects a listing's addresses by the replies since.
+func (k *known) addresses(listed []netip.Addr) []netip.Addr {
+	out := slices.DeleteFunc(slices.Clone(listed), func(a netip.Addr) bool { _, gone := k.removed[host(a)]; return gone })
+	for p := range k.added {
+		if p.IsSingleIP() && !slices.Contains(out, p.Addr()) {
+			out = append(out, p.Addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+func (k *known) prefixes(listed []netip.Prefix) []netip.Prefix {
+	out := slices.DeleteFunc(slices.Clone(listed), func(p netip.Prefix) bool { _, gone := k.removed[p]; return gone })
+	for p := range k.added {
+		if !p.IsSingleIP() && !slices.Contains(out, p) {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
+	return out
+}
+
+// things are the ENI's IPv4 addresses and prefixes for pods.
+func (k *known) things() []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(k.Addresses)+len(k.Prefixes))
+	for _, a := range k.Addresses {
+		out = append(out, host(a))
+	}
+	return append(out, k.Prefixes...)
+}
+
+// give records what a reply assigned.
+func (k *known) give(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
+	for _, a := range addrs {
+		prefixes = append(prefixes, host(a))
+	}
+	for _, p := range prefixes {
+		k.added[p] = now
+		delete(k.removed, p)
+		delete(k.releasing, p)
+	}
+	k.Addresses, k.Prefixes = k.addresses(k.Addresses), k.prefixes(k.Prefixes)
+}
+
+// take records what a reply unassigned.
+func (k *known) take(things []netip.Prefix, now time.Time) {
+	for _, p := range things {
+		k.removed[p] = now
+		delete(k.added, p)
+		delete(k.releasing, p)
+	}
+	k.Addresses, k.Prefixes = k.addresses(k.Addresses), k.prefixes(k.Prefixes)
+}
+
+// phase is where the ENI is on its way in or out.
+func (k *known) phase() Phase {
+	switch {
+	case k.Attachment == nil:
+		return Detached
+	case k.Attachment.Status == "detaching" || k.Attachment.Status == "detached":
+		return Detaching
+	default:
+		return Attached
+	}
+}
+
+func (k *known) index() int {
+	if k.Attachment == nil {
+		return 0
+	}
+	return k.Attachment.DeviceIndex
+}
+
+// list returns the ENIs by device index and ID.
+func (v *view) list() []*known {
+	return slices.SortedFunc(maps.Values(v.enis), func(x, y *known) int {
+		return cmp.Or(cmp.Compare(x.index(), y.index()), cmp.Compare(x.ID, y.ID))
+	})
+}
+
+// primary finds the ENI that came with the instance.
+func (v *view) primary() (*known, bool) {
+	for _, k := range v.enis {
+		if primary(k.ENI) {
+			return k, true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,262 @@
+package eni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/source"
+)
+
+const instance = "i-1"
+
+// links is a Datapath whose links appear when a test says so.
+type links struct {
+	mu      sync.Mutex // guards all below
+	missing map[string]bool
+	auto    bool // links are there at once
+	set     map[string]eni.ENI
+	removed []string
+}
+
+var errNoLink = errors.New("no link with this MAC address yet")
+
+func (l *links) SetENI(_ context.Context, e eni.ENI) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.missing[e.ID] || !l.auto && !e.Primary && l.set[e.ID].ID == "" {
+		return errNoLink
+	}
+	l.set[e.ID] = e
+	return nil
+}
+
+func (l *links) RemoveENI(_ context.Context, id string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.set, id)
+	l.removed = append(l.removed, id)
+	return nil
+}
+
+// memStore is an InventoryStore and Intents that outlive a daemon.
+type memStore struct {
+	eni.MemoryIntents
+	mu    sync.Mutex // guards inv and saved
+	inv   eni.Inventory
+	saved bool
+}
+
+func (m *memStore) Load() (eni.Inventory, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.inv, m.saved, nil
+}
+
+func (m *memStore) Save(inv eni.Inventory) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.inv, m.saved = inv, true
+	return nil
+}
+
+// node is a machine whose daemon can be killed and started again.
+type node struct {
+	t      *testing.T
+	cloud  *cloudfake.Cloud
+	links  *links
+	store  *memStore
+	policy ipam.Policy
+	tune   func(*eni.Config)
+	*Source
+	stop    context.CancelFunc
+	done    chan struct{}
+	leases  map[attachment.Key]source.Lease // the records on disk
+	cooling map[netip.Addr]time.Time
+}
+
+// newNode makes a VPC with one instance; call it in a synctest bubble.
+func newNode(t *testing.T, itype string, p ipam.Policy) *node {
+	c := cloudfake.New(clock.Real{})
+	c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
+	c.AddInstance(instance, itype, "subnet-1")
+	return &node{
+		t: t, cloud: c, policy: p, links: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}},
+		store: &memStore{}, leases: map[attachment.Key]source.Lease{}, cooling: map[netip.Addr]time.Time{},
+	}
+}
+
+func (n *node) start() {
+	n.t.Helper()
+	s, err := New(Config{
+		Identity: cloud.Identity{InstanceID: instance}, Cluster: "test", Cloud: n.cloud, Datapath: n.links, Policy: n.policy,
+		Cooling: ipam.DefaultCooling, Store: n.store, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
+		Logger: slog.New(slog.NewTextHandler(n.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})), Tune: n.tune,
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for a, since := range n.cooling {
+		s.RestoreCooling(a, since)
+	}
+	for k, l := range n.leases {
+		if err := s.Restore(k, l); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(n.t.Context())
+	n.Source, n.stop, n.done = s, cancel, make(chan struct{})
+	go func(done chan struct{}) {
+		defer close(done)
+		_ = s.Run(ctx)
+	}(n.done)
+	synctest.Wait()
+}
+
+func (n *node) kill() {
+	n.stop()
+	<-n.done
+}
+
+// settle lets a while pass and all goroutines come to rest.
+func (n *node) settle(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func key(i int) attachment.Key {
+	return attachment.Key{Network: "pods", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}
+}
+
+// add starts a pod and fails the test if it gets no address in time.
+func (n *node) add(i int, within time.Duration) source.Lease {
+	n.t.Helper()
+	l, err := n.try(i, within)
+	if err != nil {
+		n.t.Fatalf("pod %d: %v", i, err)
+	}
+	return l
+}
+
+func (n *node) try(i int, within time.Duration) (source.Lease, error) {
+	ctx, cancel := context.WithTimeout(n.t.Context(), within)
+	defer cancel()
+	l, err := n.Acquire(ctx, source.Request{Key: key(i)})
+	if err == nil {
+		n.leases[key(i)] = l
+	}
+	return l, err
+}
+
+func (n *node) del(i int) {
+	l := n.leases[key(i)]
+	delete(n.leases, key(i))
+	n.cooling[l.IPv4] = n.Release(key(i))
+}
+
+// burst starts pods from..to all at once and waits for them.
+func (n *node) burst(from, to int, within time.Duration) (failed int) {
+	n.t.Helper()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for i := from; i < to; i++ {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(n.t.Context(), within)
+			defer cancel()
+			l, err := n.Acquire(ctx, source.Request{Key: key(i)})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed++
+				return
+			}
+			n.leases[key(i)] = l
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// layout is the pods' addresses on each ENI by device index, as EC2 has them.
+func (n *node) layout() string {
+	list := n.cloud.Truth()
+	slices.SortFunc(list, func(x, y cloud.ENI) int { return index(x) - index(y) })
+	var out []string
+	for _, e := range list {
+		if e.Attachment == nil {
+			out = append(out, "detached")
+			continue
+		}
+		out = append(out, fmt.Sprint(len(e.Addresses)+16*len(e.Prefixes)))
+	}
+	return strings.Join(out, ",")
+}
+
+func index(e cloud.ENI) int {
+	if e.Attachment == nil {
+		return 99
+	}
+	return e.Attachment.DeviceIndex
+}
+
+// check holds the books of the node against EC2's: every lease's address is
+// assigned to the ENI it names, no address has two pods, nothing is handed out
+// while cooling, and nothing that EC2 lacks is warm.
+func (n *node) check() {
+	n.t.Helper()
+	owner := map[netip.Addr]string{}
+	for _, e := range n.cloud.Truth() {
+		for _, a := range e.Addresses {
+			owner[a] = e.ID
+		}
+		for _, p := range e.Prefixes {
+			for a := p.Addr(); p.Contains(a); a = a.Next() {
+				owner[a] = e.ID
+			}
+		}
+	}
+	holder := map[netip.Addr]attachment.Key{}
+	for k, l := range n.leases {
+		if other, ok := holder[l.IPv4]; ok {
+			n.t.Errorf("%v is held by %v and %v", l.IPv4, k, other)
+		}
+		holder[l.IPv4] = k
+		if owner[l.IPv4] != l.ENI {
+			n.t.Errorf("%v has %v of %s, EC2 says %q", k, l.IPv4, l.ENI, owner[l.IPv4])
+		}
+		if since, ok := n.cooling[l.IPv4]; ok && time.Since(since) < ipam.DefaultCooling {
+			n.t.Errorf("%v got %v, released %v ago", k, l.IPv4, time.Since(since))
+		}
+	}
+	for _, a := range n.Snapshot().Addresses {
+		if a.State == source.Warm && owner[a.Addr] == "" {
+			n.t.Errorf("%v is warm here and not assigned at EC2", a.Addr)
+		}
+	}
+}
+
+func (n *node) wantLayout(want string) {
+	n.t.Helper()
+	if got := n.layout(); got != want {
+		n.t.Errorf("addresses per ENI: %s, want %s", got, want)
+	}
+}
+
+// changes are the calls that change something at EC2.
+var changes = []string{"CreateENI", "AttachENI", "DetachENI", "DeleteENI", "SetDeleteOnTermination",
+	"AssignAddresses", "AssignPrefixes", "UnassignAddresses", "UnassignPrefixes", "Tag"}

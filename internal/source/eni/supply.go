@@ -1,0 +1,155 @@
+package eni
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// Usage implements the reconciler's Node.
+func (s *Source) Usage() eni.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len()}
+	for _, g := range s.alloc.Groups() {
+		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, FreeSingles: g.FreeSingles, FreePrefixes: g.FreePrefixes}
+	}
+	return u
+}
+
+// Publish implements the reconciler's Node: the file first, then the memory.
+func (s *Source) Publish(_ context.Context, inv eni.Inventory) error {
+	err := s.save(func() { s.inv = inv })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.served = true
+	s.adopt(inv)
+	s.serve(s.clock.Now())
+	signal(s.program)
+	return err
+}
+
+// save changes the inventory in memory and writes the file, in one order.
+func (s *Source) save(change func()) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	s.mu.Lock()
+	change()
+	inv := s.inv
+	inv.Usable = s.usable
+	s.mu.Unlock()
+	if s.cfg.Store == nil || inv.InstanceID == "" {
+		return nil
+	}
+	return s.cfg.Store.Save(inv)
+}
+
+// load serves from the stored inventory until the cloud answers.
+func (s *Source) load() {
+	if s.cfg.Store == nil {
+		return
+	}
+	inv, ok, err := s.cfg.Store.Load()
+	switch {
+	case err != nil:
+		s.log.Warn("stored inventory not used", "error", err)
+		return
+	case !ok:
+		return
+	case inv.InstanceID != s.cfg.Identity.InstanceID:
+		s.log.Info("stored inventory is of another instance", "instance", inv.InstanceID)
+		return
+	}
+	s.rec.Seed(inv)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.inv, s.usable, s.served = inv, inv.Usable, true
+	s.adopt(inv)
+	for _, r := range inv.Releasing {
+		s.alloc.WithdrawThese([]netip.Prefix{r.Prefix})
+	}
+	signal(s.program)
+}
+
+// adopt takes an inventory into the allocator. What is gone is gone at once;
+// what is new becomes assignable when the data path has it. s.mu is held.
+func (s *Source) adopt(inv eni.Inventory) {
+	next := map[string]eni.ENI{}
+	for _, e := range inv.ENIs {
+		if e.Serves {
+			next[e.ID] = e
+		}
+	}
+	before := s.published
+	s.published = next
+	for id := range before {
+		if _, ok := next[id]; !ok {
+			s.alloc.LoseGroup(id)
+			delete(s.down, id)
+		}
+	}
+	for _, id := range sortedIDs(next) {
+		if old, ok := before[id]; !ok || !old.Equal(next[id]) {
+			s.list(id)
+		}
+	}
+}
+
+// list tells the allocator what of an ENI it may work with: all of one that is
+// not ready yet, as nothing of it is assignable, and of a ready one what is
+// programmed, or busy already. s.mu is held.
+func (s *Source) list(id string) {
+	e := s.published[id]
+	done, ready := s.programmed[id]
+	g := ipam.Group{ID: id, Index: e.DeviceIndex, Addresses: e.Addresses, Prefixes: e.Prefixes}
+	if ready {
+		g.Addresses = filter(e.Addresses, func(a netip.Addr) bool { return slices.Contains(done.Addresses, a) || s.alloc.Busy(a) })
+		g.Prefixes = filter(e.Prefixes, func(p netip.Prefix) bool { return slices.Contains(done.Prefixes, p) })
+	}
+	s.alloc.SetGroup(g)
+	s.alloc.SetReady(id, ready)
+}
+
+func filter[T any](list []T, keep func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), func(x T) bool { return !keep(x) })
+}
+
+// Withdraw implements the reconciler's Node.
+func (s *Source) Withdraw(id string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.alloc.Withdraw(id, addresses), s.alloc.WithdrawPrefixes(id, prefixes)
+}
+
+// RestoreAddresses implements the reconciler's Node.
+func (s *Source) RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alloc.Restore(addresses, prefixes)
+	s.serve(s.clock.Now())
+}
+
+// WithdrawENI implements the reconciler's Node.
+func (s *Source) WithdrawENI(_ context.Context, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.published[id]; !ok {
+		return true
+	}
+	return s.alloc.WithdrawGroup(id) == nil
+}
+
+// RestoreENI implements the reconciler's Node.
+func (s *Source) RestoreENI(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alloc.RestoreGroup(id)
+	s.serve(s.clock.Now())
+	signal(s.program)
+}
+
+func sortedIDs[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
