@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netlink"
 )
 
 var ctx = context.Background()
@@ -215,114 +213,6 @@ func TestAddPodBeforeSetup(t *testing.T) {
 	}
 }
 
-func TestDetachPod(t *testing.T) {
-	v := newVPC(t)
-	a, b := v.pod(podA, podA6), v.pod(podB)
-	b.serveTCP(":80")
-	a.serveTCP(":80")
-	a.seenAs(podB+":80", podA)
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
-	v.has(2, 1)
-	a.cannotReach("", podB+":80")
-	a.cannotReach("", nodeAddr+":80")
-	v.host.cannotReach("", podA+":80")
-
-	// The address may be another pod's by now: it stays that pod's.
-	c := v.pod(podA)
-	for range 2 {
-		if err := v.node.DetachPod(ctx, a.want); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c.seenAs(podB+":80", podA)
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName, HostLinkName("never", "was", "there")}); err != nil {
-		t.Fatal(err)
-	}
-	v.has(2, 2)
-	if _, err := a.nl.LinkByName("eth0"); err == nil {
-		t.Error("the pod's end is still there")
-	}
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Errorf("DetachPod of a link that is gone: %v", err)
-	}
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Errorf("ReapLinks of a link that is gone: %v", err)
-	}
-}
-
-func TestReapLinksLeavesOthersAlone(t *testing.T) {
-	v := newVPC(t)
-	a := v.pod(podA)
-	if err := v.node.ReapLinks(ctx, []string{"eth1"}); err == nil {
-		t.Error("ReapLinks took a link that is not Berth's")
-	}
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Fatal(err)
-	}
-	v.has(1, 1) // a is live: it was never detached
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.node.AddPod(ctx, a.want); err != nil { // the runtime tries again before the removal
-		t.Fatal(err)
-	}
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Fatal(err)
-	}
-	if err := v.node.CheckPod(ctx, a.want); err != nil {
-		t.Errorf("ReapLinks removed a pod that was added again: %v", err)
-	}
-	if v.host.link("eth1") == nil || v.host.link("eth0") == nil {
-		t.Error("an ENI is gone")
-	}
-}
-
-func TestDetachPodOfAGoneSandbox(t *testing.T) {
-	v := newVPC(t)
-	p := v.pod(podA)
-	p.must(p.nl.LinkDel(linkRef(p.links.PodIndex)))
-	if err := v.node.DetachPod(ctx, p.want); err != nil {
-		t.Fatal(err)
-	}
-	v.has(0, 0)
-}
-
-func TestCheckPodNamesEveryDifference(t *testing.T) {
-	v := newVPC(t)
-	p, other := v.pod(podA, podA6), v.pod(podC)
-	h, s := v.host.nl, p.nl
-	p.must(h.RouteDel(podRoute(p.links.HostIndex, p.want.IPv4)))
-	p.must(h.RouteAdd(podRoute(other.links.HostIndex, p.want.IPv4)))
-	p.must(h.RouteDel(podRoute(p.links.HostIndex, p.want.IPv6)))
-	p.must(h.LinkSetDown(linkRef(p.links.HostIndex)))
-	p.must(s.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
-	p.must(s.NeighSet(neighbour(p.links.PodIndex, gateway4, other.links.HostMAC)))
-	p.must(s.RouteDel(podSideRoutes(p.links.PodIndex, p.want.IPv6)[0]))
-	p.must(s.LinkSetMTU(linkRef(p.links.PodIndex), 1400))
-	p.want.MTU = 1500
-
-	err := v.node.CheckPod(ctx, p.want)
-	var m *Mismatch
-	if !errors.As(err, &m) {
-		t.Fatalf("error %v, want a Mismatch", err)
-	}
-	for _, part := range []string{"sends " + podA, "no route to " + podA6, p.want.HostIfName + " is down",
-		"lacks address " + podA, "neighbour entry of 169.254.1.1", "lacks its route to ::/0", "MTU 1400"} {
-		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%q does not say %q", err, part)
-		}
-	}
-	if err := v.node.CheckPod(ctx, v.sandbox(podB).want); !strings.Contains(fmt.Sprint(err), "missing on the node; link eth0 is missing in the pod") {
-		t.Errorf("check of a pod that was never added: %v", err)
-	}
-	p.want.Netns = "/run/netns/btdp-none"
-	if err := v.node.CheckPod(ctx, p.want); !errors.Is(err, ErrNoNetns) {
-		t.Errorf("error %v, want ErrNoNetns", err)
-	}
-}
-
 func TestHundredPodsAtOnce(t *testing.T) {
 	v := newVPC(t)
 	rules := len(v.inventory().Rules)
@@ -389,7 +279,6 @@ func TestOpenByPathAndCaller(t *testing.T) {
 	if m.nsID != n.nsID {
 		t.Error("Open does not bind to the caller's namespace")
 	}
-	var _ netlink.Link = s.link("lo")
 }
 
 // A lost first packet is a second's delay of a pod's first connection.

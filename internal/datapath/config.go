@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
@@ -87,14 +86,6 @@ const (
 	minMTU = 576
 	maxMTU = 65535
 )
-
-func (c Config) equal(d Config) bool {
-	return bytes.Equal(c.PrimaryMAC, d.PrimaryMAC) &&
-		c.PrimaryIPv4 == d.PrimaryIPv4 && c.PrimaryIPv6 == d.PrimaryIPv6 &&
-		slices.Equal(c.LocalCIDRs, d.LocalCIDRs) && slices.Equal(c.ExcludeCIDRs, d.ExcludeCIDRs) &&
-		c.ExternalSNAT == d.ExternalSNAT && c.BlockMetadata == d.BlockMetadata &&
-		c.MTU == d.MTU && c.MarkShift == d.MarkShift
-}
 
 func (c Config) mark(m uint32) uint32 { return m << c.MarkShift }
 

@@ -28,6 +28,12 @@ func isGone(err error) bool {
 		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
 }
 
+// isNoFamily tells that the kernel runs without an address family, as with the
+// boot parameter ipv6.disable=1. It has no state of that family then.
+func isNoFamily(err error) bool {
+	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EPFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
 func familyOf(a netip.Addr) int {
 	if a.Is4() {
 		return unix.AF_INET
@@ -75,6 +81,9 @@ func (n *Node) listRoutes(h *netlink.Handle, family, table int) ([]netlink.Route
 		return h.RouteListFiltered(family, &netlink.Route{Table: table, Protocol: Protocol},
 			netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	})
+	if isNoFamily(err) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s routes of table %d: %w", familyName(family), table, err)
 	}

@@ -114,6 +114,9 @@ func ruleKey(r netlink.Rule) ruleIdentity {
 // without IPv6 has none of IPv6.
 func (n *Node) listRules(family int) ([]netlink.Rule, error) {
 	all, err := whole(func() ([]netlink.Rule, error) { return n.slow.RuleList(family) })
+	if isNoFamily(err) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s rules: %w", familyName(family), err)
 	}

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,8 +15,8 @@ import (
 // kept. On failure what was done stays and the old Config remains in force for
 // AddPod; call it again.
 //
-// Errors: ErrNoLink when no link has PrimaryMAC; others name the sysctl, rule
-// or table.
+// Errors: ErrNoLink when no link has PrimaryMAC, or that of an ENI that was
+// set is gone; others name the sysctl, rule or table.
 func (n *Node) Setup(ctx context.Context, c Config) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -25,7 +26,12 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 	if _, err := n.setup(c); err != nil {
 		return fmt.Errorf("set up the node: %w", err)
 	}
-	return nil
+	var errs []error
+	for _, eni := range n.knownENIs() { // their rules and chains follow the Config
+		_, err := n.setENI(eni)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // setup is Setup under setupMu. It names what it had to change.
@@ -64,17 +70,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 			return changed, err
 		}
 	}
-	old := n.set.Swap(next)
-	if old == nil || old.config.equal(c) {
-		return changed, nil
-	}
-	for _, eni := range n.knownENIs() {
-		did, err := n.setENI(eni)
-		changed = append(changed, did...)
-		if err != nil {
-			return changed, err
-		}
-	}
+	n.set.Store(next)
 	return changed, nil
 }
 
