@@ -3,7 +3,7 @@
 //
 // The numbers are those that DescribeInstanceTypes gives (networkInfo), which
 // are also printed in the EC2 User Guide under "IP addresses per network
-// interface per instance type". They are kept in limits.tsv; see gen.
+// interface per instance type". They are kept in limits.tsv by aws/limitsgen.
 package limits
 
 import (
@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-//go:generate go run ./gen
+//go:generate go run ../aws/limitsgen
 
 //go:embed limits.tsv
 var table string
