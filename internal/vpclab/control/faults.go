@@ -73,9 +73,7 @@ func throttle(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		return nil, fmt.Errorf("throttle %s: rate %q: want calls a second, above 0", r.Action, r.Value)
 	}
 	c.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1, Refill: rate})
-	// What the limit was before cannot be asked; one that no client reaches
-	// takes its place.
-	return func() { c.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1e6, Refill: 1e6}) }, nil
+	return func() { c.ClearRateLimit(r.Action) }, nil
 }
 
 func answer(c *vpc.Cloud, r FaultRequest) (func(), error) {

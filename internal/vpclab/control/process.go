@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,6 +20,21 @@ import (
 
 // ReportFD is the descriptor on which a spawned lab process reports progress.
 const ReportFD = 3
+
+// failedPrefix begins the line of a process that stays up although what it was
+// to show failed.
+const failedPrefix = "failed: "
+
+// ReportEnd ends the progress of a spawned process that stays up: all is
+// ready, or something failed.
+func ReportEnd(w io.WriteCloser, err error) error {
+	line := readyLine
+	if err != nil {
+		line = failedPrefix + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	_, werr := fmt.Fprintln(w, line)
+	return errors.Join(werr, w.Close())
+}
 
 // Spawn starts this program again with args as a lab process in the
 // background, passes its progress on to show, and returns when the lab is
@@ -58,6 +74,9 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 		if lines.Text() == readyLine {
 			pid := cmd.Process.Pid
 			return pid, cmd.Process.Release()
+		}
+		if why, ok := strings.CutPrefix(lines.Text(), failedPrefix); ok {
+			return cmd.Process.Pid, errors.New(why)
 		}
 		show(lines.Text())
 	}

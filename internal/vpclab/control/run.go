@@ -28,7 +28,7 @@ func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
-	release, err := lock(o.Dir)
+	release, err := Lock(o.Dir)
 	if err != nil {
 		return err
 	}
@@ -37,12 +37,7 @@ func Run(ctx context.Context, o lab.Options, report io.WriteCloser) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(Serve(ctx, l, func() error {
-		if _, err := fmt.Fprintln(report, readyLine); err != nil {
-			return err
-		}
-		return report.Close()
-	}), l.Close())
+	return errors.Join(Serve(ctx, l, func() error { return ReportEnd(report, nil) }), l.Close())
 }
 
 // Serve answers on the lab's control socket until ctx ends or the lab is ended
@@ -71,9 +66,9 @@ func Serve(ctx context.Context, l *lab.Lab, ready func() error) error {
 	return srv.Shutdown(stop)
 }
 
-// lock makes this process the one lab of a directory. The kernel drops the
+// Lock makes this process the one lab of a directory. The kernel drops the
 // lock with the process, however it ends.
-func lock(dir string) (release func(), err error) {
+func Lock(dir string) (release func(), err error) {
 	f, err := os.OpenFile(lockPath(dir), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lab lock: %w", err)

@@ -67,6 +67,15 @@ func (c *Conn) Ask(ctx context.Context, text string) (Reply, error) {
 	}
 }
 
+// Once sends one message a single time, over UDP too, and waits that long for
+// its answer.
+func (c *Conn) Once(text string, wait time.Duration) (Reply, error) {
+	if c.network == "udp" {
+		return c.once(text, time.Now().Add(wait), c.readDatagram)
+	}
+	return c.once(text+"\n", time.Now().Add(wait), c.readLine)
+}
+
 func (c *Conn) once(text string, deadline time.Time, read func() (string, error)) (Reply, error) {
 	if err := c.SetDeadline(deadline); err != nil {
 		return Reply{}, err

@@ -22,7 +22,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/vpclab/ns"
@@ -184,13 +183,8 @@ func (f *Fabric) openRouter() error {
 	if f.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return fmt.Errorf("open rtnetlink: %w", err)
 	}
-	here, err := netns.Get()
-	if err != nil {
-		return err
-	}
-	defer here.Close()
 	// A lasting connection stays in the namespace that it was opened in.
-	if f.nft, err = nftables.New(nftables.WithNetNSFd(int(here)), nftables.AsLasting()); err != nil {
+	if f.nft, err = nftables.New(nftables.AsLasting()); err != nil {
 		return fmt.Errorf("open nftables: %w", err)
 	}
 	return nil

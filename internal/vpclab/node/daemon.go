@@ -31,8 +31,9 @@ type daemon struct {
 	err  error         // how it ended; set before done is closed
 }
 
-// Start starts the node's berthd. One that runs already is an error.
-func (n *Node) Start() error {
+// Start starts the node's berthd, this time with further arguments besides
+// those of Options. One that runs already is an error.
+func (n *Node) Start(more ...string) error {
 	n.starting.Lock()
 	defer n.starting.Unlock()
 	if n.Running() {
@@ -47,7 +48,7 @@ func (n *Node) Start() error {
 		return fmt.Errorf("berthd of %s: open its log: %w", n.Name, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(bin, n.daemonArgs()...)
+	cmd := exec.Command(bin, append(n.daemonArgs(), more...)...)
 	cmd.Env = n.daemonEnv()
 	cmd.Stdout, cmd.Stderr = log, log
 	d := &daemon{cmd: cmd, done: make(chan struct{})}

@@ -95,6 +95,15 @@ func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
 	})
 }
 
+// ClearRateLimit takes a SetRateLimit, or the spec's limit, of the same action
+// name or pattern back: what remains is the documented bucket.
+func (c *Cloud) ClearRateLimit(action string) {
+	c.read(func() {
+		delete(c.gate.limits, action)
+		c.gate.buckets = map[string]*bucket{}
+	})
+}
+
 // SetThrottle turns the documented token buckets on or off; limits set for
 // an action stand either way.
 func (c *Cloud) SetThrottle(on bool) { c.read(func() { c.gate.throttle = on }) }

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+// build compiles programs of this module into one directory.
+func build(t *testing.T, programs ...string) (dir string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("a lab makes network namespaces: run its tests as root")
+	}
+	dir = t.TempDir()
+	args := []string{"build", "-o", dir + "/"}
+	for _, p := range programs {
+		args = append(args, "github.com/berthnet/berth/cmd/"+p)
+	}
+	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// cli runs vpclab on a lab directory of its own.
+type cli struct {
+	t        *testing.T
+	bin, dir string
+}
+
+func newCLI(t *testing.T, bin string) *cli {
+	c := &cli{t, filepath.Join(bin, "vpclab"), t.TempDir()}
+	t.Cleanup(func() {
+		if out, err := c.try("down"); err != nil {
+			t.Errorf("down: %v\n%s", err, out)
+		}
+		if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	})
+	return c
+}
+
+// try runs one command; --dir goes after its first word.
+func (c *cli) try(args ...string) (string, error) {
+	words := 1
+	if args[0] == "pod" {
+		words = 2
+	}
+	argv := append(append(append([]string{}, args[:words]...), "--dir", c.dir), args[words:]...)
+	cmd := exec.CommandContext(c.t.Context(), c.bin, argv...)
+	if c.t.Context().Err() != nil { // during clean-up
+		cmd = exec.Command(c.bin, argv...)
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	return out.String(), err
+}
+
+func (c *cli) run(args ...string) string {
+	c.t.Helper()
+	out, err := c.try(args...)
+	if err != nil {
+		c.t.Fatalf("vpclab %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// fails runs a command that must fail with a word about why.
+func (c *cli) fails(want string, args ...string) {
+	c.t.Helper()
+	out, err := c.try(args...)
+	if err == nil || !strings.Contains(out, want) {
+		c.t.Errorf("vpclab %s: %v, want an error with %q in:\n%s", strings.Join(args, " "), err, want, out)
+	}
+}
+
+func (c *cli) status() (s lab.Status) {
+	c.t.Helper()
+	if err := json.Unmarshal([]byte(c.run("status", "-o", "json")), &s); err != nil {
+		c.t.Fatal(err)
+	}
+	return s
+}
+
+func (c *cli) has(out, want string) {
+	c.t.Helper()
+	if !strings.Contains(out, want) {
+		c.t.Errorf("want %q in:\n%s", want, out)
+	}
+}
+
+func TestFabricByCommand(t *testing.T) {
+	c := newCLI(t, build(t, "vpclab"))
+	c.fails("no lab is running", "status")
+	c.has(c.run("up", "--no-daemons", "--nodes", "2", "--instance-type", "t3.small"), "The lab is up")
+	c.fails("running in", "up", "--no-daemons")
+
+	s := c.status()
+	if len(s.Nodes) != 2 || s.Nodes[0].Name != "node-1" || s.Nodes[0].Type != "t3.small" || len(s.Nodes[0].ENIs) != 1 || s.Nodes[0].Daemon != "down" {
+		t.Errorf("status: %+v", s)
+	}
+	c.has(c.run("status"), s.Nodes[1].ENIs[0].ID)
+	c.has(c.run("exec", "node-1", "--", "cat", "/proc/net/fib_trie"), s.Nodes[0].Address.String())
+	c.has(c.run("exec", "internet", "--", "cat", "/proc/net/fib_trie"), s.Internet.String())
+	c.fails("no node", "exec", "node-9", "--", "true")
+	c.fails("want NODE -- COMMAND", "exec", "node-1", "true")
+	c.fails("has no pod", "exec", "node-1/nope", "--", "true")
+
+	c.run("fault", "throttle", "Describe*", "5")
+	c.run("fault", "outage", "on")
+	c.run("fault", "error", "CreateNetworkInterface", "InternalError", "--count", "3")
+	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (first 3 calls)")
+	c.fails("calls a second", "fault", "throttle", "x", "fast")
+	c.fails("want one of", "fault", "earthquake")
+	c.run("fault", "outage", "off")
+	c.has(c.run("fault", "clear"), "2 faults cleared")
+	c.has(c.run("fault", "list"), "behaves")
+
+	c.fails("does not run", "kill", "node-1")
+	c.fails("berthd", "start", "node-1")
+	c.has(c.run("down"), "Nothing of the lab is left")
+	c.has(c.run("down"), "There is no lab")
+}
+
+func TestDownAfterTheLabWasKilled(t *testing.T) {
+	c := newCLI(t, build(t, "vpclab"))
+	c.run("up", "--no-daemons")
+	pid := c.status().PID
+	if holder := control.Holder(c.dir); holder != pid {
+		t.Fatalf("the lab's lock is held by %d, its process is %d", holder, pid)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.has(c.run("up", "--no-daemons"), "leftovers") // up clears what is there, too
+	if err := syscall.Kill(c.status().PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c.has(c.run("down"), "removed vpclab-"+lab.IDOf(c.dir)+"-vpc")
+}
+
+func TestUpSaysWhatIsWrong(t *testing.T) {
+	c := newCLI(t, build(t, "vpclab"))
+	c.fails("berthd", "up") // there is none beside vpclab
+	c.fails("--nodes 0", "up", "--nodes", "0")
+	c.fails("no-such-file", "up", "--spec", "no-such-file")
+	c.fails("unknown instance type", "up", "--no-daemons", "--instance-type", "z9.huge")
+	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
+		t.Errorf("a lab that did not come up left %v, %v", left, err)
+	}
+}

@@ -1,0 +1,81 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/node"
+)
+
+// bringUp makes the pods, all at once on every node, and checks that each node
+// has some on a secondary ENI.
+func bringUp(ctx context.Context, s *stage) (string, error) {
+	var mu sync.Mutex // guards took and errs
+	var took []time.Duration
+	var errs []error
+	var wg sync.WaitGroup
+	for _, n := range s.nodes {
+		for i := range podsPerNode {
+			wg.Go(func() {
+				began := time.Now()
+				_, err := n.AddPod(ctx, fmt.Sprintf("pod-%d", i+1), node.PodOptions{})
+				mu.Lock()
+				defer mu.Unlock()
+				took = append(took, time.Since(began))
+				errs = append(errs, err)
+			})
+		}
+	}
+	wg.Wait()
+	for _, n := range s.nodes {
+		s.pods[n.Name] = n.Pods()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return "", err
+	}
+	enis := map[int]int{}
+	for _, n := range s.nodes {
+		secondary := false
+		for _, p := range s.pods[n.Name] {
+			i, err := s.index(n, p.Addr())
+			if err != nil {
+				return "", err
+			}
+			enis[i]++
+			secondary = secondary || i > 0
+		}
+		if !secondary {
+			return "", fmt.Errorf("all pods of %s are on its primary ENI; %d were to need a second one", n.Name, podsPerNode)
+		}
+	}
+	slices.Sort(took)
+	return fmt.Sprintf("%d pods on %d nodes; ADD median %s, slowest %s; by ENI %v",
+		len(took), len(s.nodes), ms(took[len(took)/2]), ms(took[len(took)-1]), enis), nil
+}
+
+// index is the device index of the ENI that has an address.
+func (s *stage) index(n *node.Node, a netip.Addr) (int, error) {
+	for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
+		if e.Owns(a) {
+			return e.Attachment.DeviceIndex, nil
+		}
+	}
+	return 0, fmt.Errorf("EC2 has not assigned %s to %s", a, n.Name)
+}
+
+// onSecondary is a pod of a node that is not on the primary ENI.
+func (s *stage) onSecondary(n *node.Node) (*node.Pod, error) {
+	for _, p := range s.pods[n.Name] {
+		if i, err := s.index(n, p.Addr()); err == nil && i > 0 {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("%s has no pod on a secondary ENI", n.Name)
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }

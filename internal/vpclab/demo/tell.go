@@ -1,0 +1,97 @@
+package demo
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// teller prints the story and remembers how it went.
+type teller struct {
+	began time.Time
+
+	mu      sync.Mutex // guards all below
+	out     io.Writer
+	results []result
+}
+
+type result struct {
+	name string
+	took time.Duration
+	err  error
+}
+
+func (t *teller) say(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fmt.Fprintf(t.out, format+"\n", args...)
+}
+
+// note is one step of raising the lab.
+func (t *teller) note(s string) { t.say("  %s", s) }
+
+func (t *teller) quote(text string) {
+	for line := range strings.Lines(text) {
+		t.say("      %s", strings.TrimRight(line, "\n"))
+	}
+}
+
+// verdict prints one proof.
+func (t *teller) verdict(name, figures string, took time.Duration, err error) {
+	t.mu.Lock()
+	t.results = append(t.results, result{name, took, err})
+	t.mu.Unlock()
+	if err != nil {
+		t.say("  ✗ %s (%.1f s)", name, took.Seconds())
+		t.quote(err.Error())
+		return
+	}
+	t.say("  ✓ %-56s %s", name, figures)
+}
+
+// summary prints the table and returns what failed, nil when all passed.
+func (t *teller) summary() error {
+	passed := 0
+	var failed []error
+	for _, r := range t.results {
+		if r.err == nil {
+			passed++
+		} else {
+			failed = append(failed, fmt.Errorf("%s: %w", r.name, errFailed))
+		}
+	}
+	t.say("")
+	t.say("  %-10s %d of %d", "proofs", passed, len(proofs))
+	t.say("  %-10s %d", "failed", len(proofs)-passed)
+	t.say("  %-10s %.1f s", "time", time.Since(t.began).Seconds())
+	t.say("")
+	if len(failed) == 0 && passed < len(proofs) {
+		return errFailed
+	}
+	return errors.Join(failed...)
+}
+
+// next says what to do with a lab that stays up.
+func (t *teller) next(dir, node string) {
+	t.say("The lab stays up. Where to go next:")
+	for _, l := range [][2]string{
+		{"status", "nodes, ENIs, pods, dropped packets"},
+		{"exec " + node + " -- curl -s localhost:6666/ip-manager", "what berthd knows"},
+		{"exec " + node + " -- berthctl ip-manager", "the same as a table"},
+		{"exec " + node + " -- ip rule", "policy routing"},
+		{"pod add " + node + " mine", "another pod"},
+		{"exec " + node + "/mine -- curl -s " + internet.String() + ":8080/", "ask the internet who you are"},
+		{"fault throttle 'Assign*' 0.2", "make EC2 misbehave; fault list, fault clear"},
+		{"kill " + node + " --restart", "kill -9 berthd and start it again"},
+		{"down", "remove everything"},
+	} {
+		verb, rest, _ := strings.Cut(l[0], " ")
+		if verb == "pod" {
+			verb, rest = "pod add", strings.TrimPrefix(rest, "add ")
+		}
+		t.say("  %-76s %s", strings.TrimSpace("bin/vpclab "+verb+" --dir "+dir+" "+rest), l[1])
+	}
+}
