@@ -8,9 +8,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -37,9 +35,12 @@ type Sandboxes interface {
 
 // Options are the parts of a Daemon. Those marked optional may be left zero.
 type Options struct {
-	Source      source.Source
-	Kernel      Kernel
-	Upkeep      Upkeep // optional
+	Source source.Source
+	Kernel Kernel
+	Upkeep Upkeep // optional
+	// LinksChanged is told when the link of an ENI may have come or gone; optional.
+	LinksChanged func()
+
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
 	Sandboxes   Sandboxes                // optional
@@ -55,10 +56,6 @@ type Options struct {
 
 	RepairInterval time.Duration // how often the kernel is repaired without an event
 
-	Introspection net.Listener // for /ip-manager, on a loopback address; optional
-	Monitoring    net.Listener // for metrics and probes; optional
-	Pprof         bool         // profiles on Introspection
-
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (attachment.Netns, error)
 }
@@ -67,7 +64,7 @@ type Options struct {
 // this machine: a second would be much.
 const kernelTimeout = 15 * time.Second
 
-// Daemon serves one node. Make it with New, call Recover, then Serve.
+// Daemon serves one node. Make it with New and call Run.
 type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
@@ -75,7 +72,6 @@ type Daemon struct {
 	cooling    *coolingRecords
 	conditions *conditions
 
-	serving  atomic.Bool
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -43,6 +44,7 @@ type node struct {
 // running is one daemon on a node and a client of it.
 type running struct {
 	*Daemon
+	front  *Front
 	source *sourcefake.Source
 	client rpc.NodeClient
 	conn   *grpc.ClientConn
@@ -98,6 +100,7 @@ func (n *node) assemble() *running {
 		n.t.Fatal(err)
 	}
 	src := sourcefake.New(n.clock, 30*time.Second, n.addrs...)
+	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
 		StateDir: n.dir, WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute,
@@ -106,21 +109,22 @@ func (n *node) assemble() *running {
 	if n.listed != nil {
 		o.Sandboxes = n
 	}
-	return &running{Daemon: New(o), source: src}
+	r.Daemon, r.source = New(o), src
+	return r
 }
 
 // start runs a daemon until the test or stop ends it.
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()
-	r.socket = filepath.Join(n.dir, "berthd.sock")
 	l, err := Listen(r.socket)
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx, l) }()
+	r.front = NewFront(FrontOptions{Plugin: l, Socket: r.socket, Metrics: r.Metrics, Clock: n.clock, Log: r.Log})
+	go func() { done <- r.Run(ctx, r.front) }()
 	r.conn, err = grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		n.t.Fatal(err)
@@ -473,6 +477,24 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	wantFailure(t, ask(n.start()), types.ErrPluginNotAvailable)
 }
 
+func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
+	n := newNode(t)
+	r := n.restart(nil)
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	if heartbeat.Recent(r.socket, n.clock.Boot()) {
+		t.Error("a node without any address yet has a heartbeat")
+	}
+	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	n.clock.Advance(heartbeat.Interval)
+	waitFor(t, func() bool { return heartbeat.Recent(r.socket, n.clock.Boot()) })
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
+		t.Error("the end of the daemon took the heartbeat with it")
+	}
+}
+
 func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.start()
@@ -510,7 +532,7 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	var left time.Duration
-	_, err := d.observe(context.Background(), &rpc.DelRequest{}, &grpc.UnaryServerInfo{FullMethod: "/berth.v1.Node/Del"},
+	_, err := d.observe(context.Background(), "Del", &rpc.DelRequest{},
 		func(ctx context.Context, _ any) (any, error) {
 			deadline, _ := ctx.Deadline()
 			left = time.Until(deadline)

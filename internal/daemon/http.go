@@ -11,22 +11,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/berthnet/berth/internal/introspect"
 )
 
-// introspectionHandler serves what only this machine may see.
-func (d *Daemon) introspectionHandler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+introspect.Path, d.serveDocument)
-	if d.Pprof {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	}
-	return localOnly(mux)
+func handleProfiles(mux *http.ServeMux) {
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 }
 
 // localOnly refuses requests for another host's name: a web page that a person
@@ -57,26 +49,18 @@ func isLocalHost(hostport string) bool {
 }
 
 // monitoringHandler serves what a cluster's monitoring asks for.
-func (d *Daemon) monitoringHandler() http.Handler {
+func (f *Front) monitoringHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.Metrics.Registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(f.Metrics.Registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := d.ready(); err != nil {
+		if err := f.readiness(); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ok")
 	})
 	return mux
-}
-
-// ready is nil while the plugin is served and the node can take pods.
-func (d *Daemon) ready() error {
-	if !d.serving.Load() {
-		return errors.New("not serving the plugin")
-	}
-	return d.status()
 }
 
 // serveHTTP serves until ctx ends. A nil listener is one that is turned off.

@@ -22,6 +22,13 @@ func get(h http.Handler, host, path string) (int, string) {
 	return w.Code, string(body)
 }
 
+// frontOf is a front that serves nowhere, with a daemon behind it.
+func frontOf(d *running) *Front {
+	f := &Front{FrontOptions: FrontOptions{Metrics: d.Metrics, Clock: d.Clock, Log: d.Log}, ready: make(chan struct{}), daemon: d.Daemon}
+	close(f.ready)
+	return f
+}
+
 func TestDocument(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	d := n.assemble()
@@ -34,7 +41,7 @@ func TestDocument(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.clock.Advance(10 * time.Second)
-	code, body := get(d.introspectionHandler(), "localhost:6666", introspect.Path)
+	code, body := get(frontOf(d).introspectionHandler(), "localhost:6666", introspect.Path)
 	var doc introspect.Document
 	if err := json.Unmarshal([]byte(body), &doc); err != nil || code != http.StatusOK {
 		t.Fatalf("status %d, %v: %s", code, err, body)
@@ -60,7 +67,7 @@ func TestDocument(t *testing.T) {
 }
 
 func TestIntrospectionRefusesForeignHosts(t *testing.T) {
-	h := newNode(t).assemble().introspectionHandler()
+	h := frontOf(newNode(t).assemble()).introspectionHandler()
 	for host, want := range map[string]int{
 		"localhost:6666": 200, "127.0.0.1:6666": 200, "[::1]:6666": 200, "127.0.0.1": 200, "localhost": 200,
 		"rebound.example:6666": 403, "10.0.0.1:6666": 403, "localhost.example": 403,
@@ -72,12 +79,12 @@ func TestIntrospectionRefusesForeignHosts(t *testing.T) {
 }
 
 func TestProfilesAreOffByDefault(t *testing.T) {
-	d := newNode(t).assemble()
-	if code, _ := get(d.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusNotFound {
+	f := frontOf(newNode(t).assemble())
+	if code, _ := get(f.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusNotFound {
 		t.Errorf("status %d", code)
 	}
-	d.Pprof = true
-	if code, _ := get(d.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusOK {
+	f.Pprof = true
+	if code, _ := get(f.introspectionHandler(), "localhost", "/debug/pprof/cmdline"); code != http.StatusOK {
 		t.Errorf("switched on: status %d", code)
 	}
 }
@@ -85,12 +92,12 @@ func TestProfilesAreOffByDefault(t *testing.T) {
 func TestMonitoring(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
-	h := r.monitoringHandler()
+	h := r.front.monitoringHandler()
 	mustAdd(t, r, "a", n.newNetns("a"))
 	mustDel(t, r, "a")
 	r.Metrics.Cloud.Call("AssignPrivateIpAddresses", "OK", time.Millisecond)
 	r.Metrics.Cloud.Limited("AssignPrivateIpAddresses", time.Millisecond)
-	r.Metrics.Cloud.Reconciled("success")
+	r.Metrics.Cloud.Reconciler().Reconciled(0)
 	_, body := get(h, "10.0.0.1:61678", "/metrics")
 	for _, want := range []string{
 		`berth_addresses{state="cooling"} 1`, `berth_addresses{state="warm"} 1`, `berth_addresses{state="used"} 0`,
@@ -141,7 +148,7 @@ func TestMetricsReferenceIsComplete(t *testing.T) {
 	d.Metrics.called("Add", "success", "", time.Millisecond)
 	d.Metrics.Cloud.Call("X", "OK", 0)
 	d.Metrics.Cloud.Limited("X", 0)
-	d.Metrics.Cloud.Reconciled("success")
+	d.Metrics.Cloud.Reconciler().Reconciled(0)
 	served, err := d.Metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -18,11 +18,7 @@ const callLimit = 60 * time.Second
 
 // observe is around every call of the plugin: it enforces a deadline, turns a
 // panic into an error, makes every error a Failure, and logs and counts.
-func (d *Daemon) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (reply any, err error) {
-	verb, ok := strings.CutPrefix(info.FullMethod, "/"+rpc.Node_ServiceDesc.ServiceName+"/")
-	if !ok {
-		return handle(ctx, req) // health checks
-	}
+func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (reply any, err error) {
 	limit := callLimit
 	if verb == "Add" {
 		limit += d.WarmWait
@@ -45,6 +41,16 @@ func (d *Daemon) observe(ctx context.Context, req any, info *grpc.UnaryServerInf
 	d.Metrics.called(verb, "failure", f.Reason, took)
 	log.Warn("failed", "code", f.Code, "reason", f.Reason, "err", f)
 	return nil, f.GRPCStatus().Err()
+}
+
+// verbOf is the CNI verb of a gRPC method; empty for other services, which are
+// health checks.
+func verbOf(fullMethod string) string {
+	verb, _ := strings.CutPrefix(fullMethod, "/"+rpc.Node_ServiceDesc.ServiceName+"/")
+	if verb == fullMethod {
+		return ""
+	}
+	return verb
 }
 
 // recovered handles a call and returns a panic as an error.

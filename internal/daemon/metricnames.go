@@ -29,7 +29,7 @@ var (
 	famCalls      = family{"berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", []string{"operation", "code"}}
 	famCallTime   = family{"berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", []string{"operation"}}
 	famLimiter    = family{"berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", []string{"operation"}}
-	famReconciles = family{"berth_reconciles_total", "counter", "Runs of the ENI reconciler by result.", []string{"result"}}
+	famReconciles = family{"berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", []string{"result"}}
 	famBuild      = family{"berth_build_info", "gauge", "Always 1; the label tells the version.", []string{"version"}}
 
 	families = []family{

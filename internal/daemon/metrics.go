@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -84,8 +87,28 @@ func (c CloudMetrics) Limited(operation string, waited time.Duration) {
 	c.wait.WithLabelValues(operation).Observe(waited.Seconds())
 }
 
-// Reconciled counts one run of the ENI reconciler.
-func (c CloudMetrics) Reconciled(result string) { c.reconciles.WithLabelValues(result).Inc() }
+// ReconcilerMetrics observe the ENI reconciler. Its calls come from one goroutine.
+type ReconcilerMetrics struct {
+	metrics CloudMetrics
+	failed  string // class of the last error of the pass under way
+}
+
+// Reconciler returns the observer of one reconciler.
+func (c CloudMetrics) Reconciler() *ReconcilerMetrics { return &ReconcilerMetrics{metrics: c} }
+
+// Acted implements eni.Observer.
+func (r *ReconcilerMetrics) Acted(_ eni.Kind, class cloud.Class, err error, _ time.Duration) {
+	if err != nil {
+		r.failed = class.String()
+	}
+}
+
+// Reconciled implements eni.Observer: the result is success, or the class of
+// the last error of the pass.
+func (r *ReconcilerMetrics) Reconciled(time.Duration) {
+	r.metrics.reconciles.WithLabelValues(cmp.Or(r.failed, "success")).Inc()
+	r.failed = ""
+}
 
 // stateCollector reads gauges from the daemon's state when asked.
 type stateCollector struct{ daemon *Daemon }

@@ -2,66 +2,114 @@ package daemon
 
 import (
 	"context"
-	"maps"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/eni"
 )
 
 // Network is a data path that remembers which ENIs were set up, so that a
-// repair knows all that is wanted. The address source sets ENIs up through it.
+// repair knows all that is wanted. The ENI source sets its ENIs up through it.
 type Network struct {
 	*datapath.Node
-	config datapath.Config
 
 	// mu is held over a repair and a change of an ENI, which the data path
 	// does one after the other anyhow, so that no repair works from a list of
 	// before the change. Nothing of a pod's ADD or DEL takes it.
-	mu       sync.Mutex
-	enis     map[string]datapath.ENI // guarded by mu; by ID
-	complete func(known map[int]bool) bool
+	mu     sync.Mutex
+	config datapath.Config         // guarded by mu
+	enis   map[string]datapath.ENI // guarded by mu; by ID
 }
 
-// NewNetwork wraps a data path that is set up with this configuration.
-// complete tells whether the device indexes of the ENIs that were set up are
-// all that the node has; see Upkeep.Repair.
-func NewNetwork(node *datapath.Node, config datapath.Config, complete func(known map[int]bool) bool) *Network {
-	return &Network{Node: node, config: config, enis: map[string]datapath.ENI{}, complete: complete}
+// NewNetwork wraps an open data path. Call Setup before anything else.
+func NewNetwork(node *datapath.Node) *Network {
+	return &Network{Node: node, enis: map[string]datapath.ENI{}}
 }
 
-// SetENI is datapath.Node.SetENI, remembered.
-func (n *Network) SetENI(ctx context.Context, eni datapath.ENI) error {
+// Setup is datapath.Node.Setup, remembered.
+func (n *Network) Setup(ctx context.Context, config datapath.Config) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.Node.SetENI(ctx, eni); err != nil {
+	if err := n.Node.Setup(ctx, config); err != nil {
 		return err
 	}
-	n.enis[eni.ID] = eni
+	n.config = config
 	return nil
 }
 
-// RemoveENI is datapath.Node.RemoveENI, remembered.
-func (n *Network) RemoveENI(ctx context.Context, deviceIndex int) error {
+// SetLocalCIDRs changes the VPC's CIDRs, and the data path if they are others.
+func (n *Network) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
+	n.mu.Lock()
+	next := n.config
+	n.mu.Unlock()
+	if len(cidrs) == 0 || slices.Equal(next.LocalCIDRs, cidrs) {
+		return false, nil
+	}
+	next.LocalCIDRs = cidrs
+	return true, n.Setup(ctx, next)
+}
+
+// SetENI makes an ENI fit for pods (datapath.Node.SetENI). It implements the
+// ENI source's Datapath.
+func (n *Network) SetENI(ctx context.Context, e eni.ENI) error {
+	want := datapath.ENI{
+		ID: e.ID, MAC: net.HardwareAddr(e.MAC), DeviceIndex: e.DeviceIndex, Primary: e.Primary,
+		PrimaryIPv4: e.PrimaryIPv4, Subnet: e.Subnet,
+		Addresses: slices.Concat(e.Addresses, e.IPv6), Prefixes: slices.Concat(e.Prefixes, e.IPv6Prefixes),
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.Node.RemoveENI(ctx, deviceIndex); err != nil {
+	if err := n.Node.SetENI(ctx, want); err != nil {
 		return err
 	}
-	maps.DeleteFunc(n.enis, func(_ string, e datapath.ENI) bool { return !e.Primary && e.DeviceIndex == deviceIndex })
+	n.enis[e.ID] = want
+	return nil
+}
+
+// RemoveENI removes what SetENI made. It implements the ENI source's Datapath.
+func (n *Network) RemoveENI(ctx context.Context, id string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e, ok := n.enis[id]
+	if !ok {
+		return nil
+	}
+	if !e.Primary {
+		if err := n.Node.RemoveENI(ctx, e.DeviceIndex); err != nil {
+			return err
+		}
+	}
+	delete(n.enis, id)
 	return nil
 }
 
 // Repair implements Upkeep.
-func (n *Network) Repair(ctx context.Context, pods []datapath.Pod) ([]string, error) {
+func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, mayNeed func(deviceIndex int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	want := datapath.Wanted{Config: n.config, Pods: pods}
 	known := map[int]bool{}
 	for _, e := range n.enis {
-		known[e.DeviceIndex] = true
+		want.ENIs = append(want.ENIs, e)
+		known[e.DeviceIndex] = !e.Primary
 	}
-	if !n.complete(known) {
-		return nil, ErrENIsUnknown
+	inv, err := n.Inventory(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, ENIs: slices.Collect(maps.Values(n.enis)), Pods: pods})
+	for _, e := range inv.ENIs {
+		if !known[e.DeviceIndex] && mayNeed(e.DeviceIndex) {
+			return nil, fmt.Errorf("device index %d: %w", e.DeviceIndex, ErrENIsUnknown)
+		}
+	}
+	return n.Node.Repair(ctx, want)
 }
+
+// ErrENIsUnknown: the kernel has state of an ENI that the address source has
+// not set up yet, but may.
+var ErrENIsUnknown = errors.New("the address source has not set this ENI up yet")

@@ -129,11 +129,11 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	if err := kernel.Setup(context.Background(), m.config); err != nil {
+	network := NewNetwork(kernel)
+	if err := network.Setup(context.Background(), m.config); err != nil {
 		m.t.Fatal(err)
 	}
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
-	network := NewNetwork(kernel, m.config, func(map[int]bool) bool { return true })
 	d := New(Options{
 		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
 		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Second, DrainTimeout: 5 * time.Second,
@@ -145,7 +145,8 @@ func (m *machine) start(period time.Duration) *started {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx, l) }()
+	front := NewFront(FrontOptions{Plugin: l, Socket: filepath.Join(m.dir, "berthd.sock"), Metrics: d.Metrics, Clock: d.Clock, Log: log})
+	go func() { ended <- d.Run(ctx, front) }()
 	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(func() {
 		cancel()
 		if err := errors.Join(<-ended, kernel.Close()); err != nil {
@@ -153,7 +154,7 @@ func (m *machine) start(period time.Duration) *started {
 		}
 	})}
 	m.t.Cleanup(s.stop)
-	waitForT(m.t, d.serving.Load)
+	waitForT(m.t, func() bool { return front.admitted() != nil })
 	return s
 }
 

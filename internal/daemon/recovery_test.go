@@ -24,7 +24,7 @@ func (n *node) restart(r *running) *running {
 	}
 	next := n.start()
 	defer n.tick()()
-	waitFor(n.t, next.serving.Load)
+	waitFor(n.t, func() bool { return next.front.admitted() != nil })
 	return next
 }
 

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // Upkeep is what the daemon asks of the data path besides pods. Network
@@ -20,9 +20,9 @@ type Upkeep interface {
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	// Repair makes the node's own state and all pods as wanted, removes what
 	// is Berth's and not wanted, and names what it did. It fails with
-	// ErrENIsUnknown, having done nothing, while it would take the state of an
-	// ENI for a leftover that is only not known yet.
-	Repair(ctx context.Context, pods []datapath.Pod) ([]string, error)
+	// ErrENIsUnknown, having done nothing, when there is state of an ENI that
+	// was not set up yet and that mayNeed does not disown.
+	Repair(ctx context.Context, pods []datapath.Pod, mayNeed func(deviceIndex int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 }
@@ -47,11 +47,10 @@ func (d *Daemon) repairLoop(ctx context.Context) {
 				events = d.watch(ctx)
 				continue
 			}
-			if e.Kind == datapath.LinkAppeared {
-				continue // an ENI's; the source's to see to
+			if !d.disturbed(e) {
+				continue
 			}
-			d.Log.Info("kernel state was changed by someone", "what", e.What)
-			drainEvents(ctx, events, d.Clock.After(repairDebounce))
+			d.drainEvents(ctx, events, d.Clock.After(repairDebounce))
 		case <-d.Clock.After(d.RepairInterval):
 		}
 		d.repair(ctx)
@@ -70,18 +69,32 @@ func (d *Daemon) watch(ctx context.Context) <-chan datapath.Event {
 	return events
 }
 
+// disturbed tells the source of links that came or went, and returns whether
+// there may be something to repair.
+func (d *Daemon) disturbed(e datapath.Event) bool {
+	if e.Kind != datapath.StateLost && d.LinksChanged != nil {
+		d.LinksChanged()
+	}
+	if e.Kind == datapath.LinkAppeared {
+		return false
+	}
+	d.Log.Info("kernel state was changed by someone", "what", e.What)
+	return true
+}
+
 // drainEvents takes events until the end of the gathering time.
-func drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
+func (d *Daemon) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-end:
 			return
-		case _, ok := <-events:
+		case e, ok := <-events:
 			if !ok {
 				return
 			}
+			d.disturbed(e)
 		}
 	}
 }
@@ -93,7 +106,7 @@ func (d *Daemon) repair(ctx context.Context) {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := d.Upkeep.Repair(ctx, pods)
+	did, err := d.Upkeep.Repair(ctx, pods, d.mayNeedENI)
 	if errors.Is(err, ErrENIsUnknown) {
 		did, err = d.repairPods(ctx)
 	}
@@ -105,6 +118,15 @@ func (d *Daemon) repair(ctx context.Context) {
 		d.Log.Warn("repairing kernel state, will try again", "err", err)
 	}
 	d.lookAtForwarding(ctx)
+}
+
+// mayNeedENI tells whether an ENI with this device index could be in use: by a
+// pod, or because the source has one there or has not listed any yet.
+func (d *Daemon) mayNeedENI(deviceIndex int) bool {
+	groups := d.Source.Snapshot().Groups
+	return len(groups) == 0 ||
+		slices.ContainsFunc(groups, func(g source.GroupInfo) bool { return g.DeviceIndex == deviceIndex }) ||
+		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.DeviceIndex == deviceIndex })
 }
 
 // repairPods puts back what pods miss on the node and removes nothing.
@@ -167,6 +189,3 @@ func (d *Daemon) lookAtForwarding(ctx context.Context) {
 	}
 	d.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
 }
-
-// ErrENIsUnknown: the address source has not set up every ENI yet.
-var ErrENIsUnknown = fmt.Errorf("not every ENI is known yet")

@@ -16,7 +16,7 @@ import (
 // refuses what cannot be right.
 type service struct {
 	rpc.UnimplementedNodeServer
-	daemon *Daemon
+	front *Front // which lets no call through before it has a daemon
 }
 
 // Add implements rpc.NodeServer.
@@ -32,7 +32,7 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", mtu)
 	}
 	pod := req.GetPod()
-	rec, err := s.daemon.add(ctx, addRequest{
+	rec, err := s.front.daemon.add(ctx, addRequest{
 		key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()),
 		pod: attachment.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()},
 	})
@@ -48,7 +48,7 @@ func (s *service) Del(ctx context.Context, req *rpc.DelRequest) (*rpc.DelReply, 
 	if err != nil {
 		return nil, err
 	}
-	return &rpc.DelReply{}, s.daemon.del(ctx, key)
+	return &rpc.DelReply{}, s.front.daemon.del(ctx, key)
 }
 
 // Check implements rpc.NodeServer.
@@ -65,7 +65,7 @@ func (s *service) Check(ctx context.Context, req *rpc.CheckRequest) (*rpc.CheckR
 		}
 		addrs = append(addrs, p.Addr())
 	}
-	return &rpc.CheckReply{}, s.daemon.check(ctx, key, req.GetNetns(), addrs)
+	return &rpc.CheckReply{}, s.front.daemon.check(ctx, key, req.GetNetns(), addrs)
 }
 
 // GC implements rpc.NodeServer.
@@ -74,7 +74,7 @@ func (s *service) GC(ctx context.Context, req *rpc.GCRequest) (*rpc.GCReply, err
 	for _, a := range req.GetValid() {
 		valid = append(valid, attachment.Key{Network: req.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()})
 	}
-	released, err := s.daemon.gc(ctx, req.GetNetwork(), valid)
+	released, err := s.front.daemon.gc(ctx, req.GetNetwork(), valid)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (s *service) GC(ctx context.Context, req *rpc.GCRequest) (*rpc.GCReply, err
 
 // Status implements rpc.NodeServer.
 func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply, error) {
-	return &rpc.StatusReply{}, s.daemon.status()
+	return &rpc.StatusReply{}, s.front.daemon.status()
 }
 
 // keyOf checks what names an attachment: CNI's rules for container IDs, the
