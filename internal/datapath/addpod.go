@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -183,12 +184,25 @@ func (n *Node) routeToPod(pod Pod, links PodLinks) error {
 			return err
 		}
 	}
-	// The host end got its carrier from the pod's, and the kernel drops what it
-	// is to send until a worker has noticed. Asking for the link waits for that
-	// (since Linux 6.8), else the answer to a pod's first packet can be lost and
-	// its connection takes a second.
-	if _, err := n.main.LinkByIndex(links.HostIndex); err != nil {
-		return fmt.Errorf("look up %s: %w", pod.HostIfName, err)
+	return n.awaitQueue(pod, links.HostIndex)
+}
+
+// awaitQueue waits until the host end sends what it is given. It got its
+// carrier from the pod's end, and until a kernel worker has noticed it drops
+// everything: the answer to a pod's first packet would be lost, and its first
+// connection take a second. Since Linux 6.8 asking for the link waits for the
+// worker; before, it is done within a millisecond or so, and not waited for
+// beyond a few, since a late worker is no failure.
+func (n *Node) awaitQueue(pod Pod, index int) error {
+	for range 10 {
+		link, err := n.main.LinkByIndex(index)
+		if err != nil {
+			return fmt.Errorf("look up %s: %w", pod.HostIfName, err)
+		}
+		if link.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		time.Sleep(time.Millisecond)
 	}
 	return nil
 }

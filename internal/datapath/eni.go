@@ -22,7 +22,8 @@ type ENI struct {
 	// Primary ENIs belong to the operating system: only sysctls are set there.
 	Primary bool
 	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
-	// link, as the source of ARP requests for the router.
+	// link: ARP requests for the router come from it, and what kube-proxy
+	// masquerades on its way out there, which with any other source a VPC drops.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
 	// Gateway is the IPv4 router; zero takes the subnet's first address
@@ -159,7 +160,7 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 		return fail(err)
 	}
 	steps := []func() ([]string, error){
-		func() ([]string, error) { return n.setENISysctls(s.config, link.Attrs().Name) },
+		func() ([]string, error) { return n.setSysctls(eniSysctls(s.config, link.Attrs().Name, eni.Primary)) },
 	}
 	if !eni.Primary {
 		steps = append(steps,
@@ -234,7 +235,7 @@ func (n *Node) setENILink(eni ENI, link netlink.Link, mtu int) (changed []string
 	if !eni.PrimaryIPv4.IsValid() {
 		return changed, nil
 	}
-	addr := &netlink.Addr{IPNet: ipNet(hostPrefix(eni.PrimaryIPv4)), Flags: unix.IFA_F_NOPREFIXROUTE, Scope: unix.RT_SCOPE_LINK}
+	addr := &netlink.Addr{IPNet: ipNet(hostPrefix(eni.PrimaryIPv4)), Flags: unix.IFA_F_NOPREFIXROUTE}
 	switch err := n.slow.AddrAdd(link, addr); {
 	case err == nil:
 		changed = append(changed, fmt.Sprintf("address %s of %s", eni.PrimaryIPv4, a.Name))

@@ -118,6 +118,20 @@ func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
 	b.seenAs("10.0.200.4:80", nodeAddr)
 }
 
+// kube-proxy masquerades some connections of pods (a hairpin, or all if told
+// so). The source that the kernel then picks must be one of the ENI by which
+// the packet leaves.
+func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
+	v := newVPC(t)
+	a, b := v.pod(podA), v.pod(podB)
+	v.router.serveTCP(":80")
+	v.host.nat(nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource-10),
+		rule(destinationIs(netip.MustParseAddr(peer)), exprs{&expr.Masq{}})...)
+	a.seenAs(peer+":80", nodeAddr)
+	b.seenAs(peer+":80", eniAddr)
+	b.seenAs(onPrem+":80", podB)
+}
+
 func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA), v.pod(podB)

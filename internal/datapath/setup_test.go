@@ -132,7 +132,7 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 		"net/ipv4/conf/eth1/rp_filter":    "2",
 		"net/ipv6/conf/all/forwarding":    "1",
 		"net/ipv6/conf/eth0/accept_ra":    "2",
-		"net/ipv6/conf/eth1/accept_ra":    "2",
+		"net/ipv6/conf/eth1/accept_ra":    "0",
 		"net/ipv4/conf/all/rp_filter":     v.router.readSysctl("net/ipv4/conf/default/rp_filter"), // as it was
 		"net/ipv4/conf/default/rp_filter": v.router.readSysctl("net/ipv4/conf/default/rp_filter"),
 	} {
@@ -140,7 +140,12 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 			t.Errorf("sysctl %s is %s, want %s", path, got, want)
 		}
 	}
-	_, err := v.node.setSysctls([]sysctl{{"net/ipv4/conf/none/rp_filter", "2"}})
+	v.host.sysctl("net/ipv6/conf/eth0/accept_ra", "0") // a network manager reads advertisements itself
+	v.setup()
+	if got := v.host.readSysctl("net/ipv6/conf/eth0/accept_ra"); got != "0" {
+		t.Errorf("accept_ra of the primary was 0 and is %s", got)
+	}
+	_, err := v.node.setSysctls([]sysctl{{path: "net/ipv4/conf/none/rp_filter", value: "2"}})
 	if err == nil || !strings.Contains(err.Error(), "net.ipv4.conf.none.rp_filter = 2") {
 		t.Errorf("error %v does not name the sysctl", err)
 	}

@@ -10,17 +10,18 @@ import (
 // the parts (interface names may contain dots).
 type sysctl struct {
 	path, value string
+	unless      string // a value that may stay
 }
 
 func (s sysctl) String() string { return strings.ReplaceAll(s.path, "/", ".") + " = " + s.value }
 
-// nodeSysctls let the node forward. accept_ra comes before forwarding: while
-// it is 1, switching forwarding on throws away the default route that a router
-// advertised.
+// nodeSysctls let the node forward. Those of the primary link come first: while
+// its accept_ra is 1, switching forwarding on throws away the default route
+// that a router advertised.
 func nodeSysctls(c Config, primary string) []sysctl {
-	list := append([]sysctl{{"net/ipv4/ip_forward", "1"}}, eniSysctls(c, primary)...)
+	list := append([]sysctl{{path: "net/ipv4/ip_forward", value: "1"}}, eniSysctls(c, primary, true)...)
 	if c.IPv6() {
-		list = append(list, sysctl{"net/ipv6/conf/all/forwarding", "1"})
+		list = append(list, sysctl{path: "net/ipv6/conf/all/forwarding", value: "1"})
 	}
 	return list
 }
@@ -28,16 +29,21 @@ func nodeSysctls(c Config, primary string) []sysctl {
 // eniSysctls: packets of pods arrive and leave by ENIs that the main table
 // would not choose. The effective rp_filter is the larger of "all" and the
 // link's, so 2 (loose, RFC 3704 section 2.4) holds whatever "all" is.
-func eniSysctls(c Config, link string) []sysctl {
-	list := []sysctl{{"net/ipv4/conf/" + link + "/rp_filter", "2"}}
-	if c.IPv6() {
-		list = append(list, sysctl{"net/ipv6/conf/" + link + "/accept_ra", "2"})
+//
+// Router advertisements stay in use on the primary link although it forwards,
+// unless something other than the kernel reads them there (accept_ra 0, as
+// systemd-networkd sets it). On a secondary ENI they would put a second default
+// route into the main table.
+func eniSysctls(c Config, link string, primary bool) []sysctl {
+	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
+	if !c.IPv6() {
+		return list
 	}
-	return list
-}
-
-func (n *Node) setENISysctls(c Config, link string) (changed []string, err error) {
-	return n.setSysctls(eniSysctls(c, link))
+	ra := sysctl{path: "net/ipv6/conf/" + link + "/accept_ra", value: "0"}
+	if primary {
+		ra.value, ra.unless = "2", "0"
+	}
+	return append(list, ra)
 }
 
 // setSysctls writes those that differ, in order, and reads each back.
@@ -63,7 +69,7 @@ func (s sysctl) set() (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read sysctl %s: %w", s, err)
 	}
-	if strings.TrimSpace(string(have)) == s.value {
+	if now := strings.TrimSpace(string(have)); now == s.value || now == s.unless {
 		return false, nil
 	}
 	if err := os.WriteFile(file, []byte(s.value), 0); err != nil {
