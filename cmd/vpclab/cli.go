@@ -38,19 +38,19 @@ func (f *labFlags) absolute() error {
 	return nil
 }
 
-// printNext says what to do with a lab.
-func printNext(w io.Writer, dir string) {
+// printNext says what to do with a lab that has a node.
+func printNext(w io.Writer, dir, node string) {
 	at := ""
 	if dir != lab.DefaultDir {
 		at = " --dir " + dir
 	}
 	for _, l := range [][2]string{
 		{"vpclab status" + at, "nodes, ENIs, addresses, pods, drops"},
-		{"vpclab pod add" + at + " node-1 web", "a pod, through CNI as a runtime would"},
-		{"vpclab exec" + at + " node-1/web -- ip addr", "a command inside the pod, or inside a node"},
-		{"vpclab exec" + at + " node-1 -- curl -s localhost:6666/ip-manager", "what berthd knows"},
+		{"vpclab pod add" + at + " "+node+" web", "a pod, through CNI as a runtime would"},
+		{"vpclab exec" + at + " "+node+"/web -- ip addr", "a command inside the pod, or inside a node"},
+		{"vpclab exec" + at + " "+node+" -- curl -s localhost:6666/ip-manager", "what berthd knows"},
 		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
-		{"vpclab kill" + at + " node-1 --restart", "kill -9 berthd and start it again"},
+		{"vpclab kill" + at + " "+node+" --restart", "kill -9 berthd and start it again"},
 		{"vpclab down" + at, "remove everything"},
 	} {
 		fmt.Fprintf(w, "  %-58s %s\n", l[0], l[1])

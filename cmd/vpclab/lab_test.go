@@ -162,3 +162,34 @@ func TestUpSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("a lab that did not come up left %v, %v", left, err)
 	}
 }
+
+func TestLabByCommand(t *testing.T) {
+	bin := build(t, "vpclab", "berthd", "berth")
+	c := newCLI(t, bin)
+	c.has(c.run("up", "--instance-type", "t3.small"), "node node-2 is ready")
+	c.run("pod", "add", "node-1", "a", "b")
+	c.run("pod", "add", "node-2", "--count", "2")
+	s := c.status()
+	if len(s.Nodes[0].Pods) != 2 || len(s.Nodes[1].Pods) != 2 || s.Nodes[0].Daemon != "ready" {
+		t.Fatalf("status: %+v", s.Nodes)
+	}
+	far := s.Nodes[1].Pods[0].Addresses[0].String()
+	ask := []string{"exec", "node-1/a", "--", "bash", "-c", "exec 3<>/dev/tcp/" + far + "/7777; echo hello >&3; head -1 <&3"}
+	c.has(c.run(ask...), "you are "+s.Nodes[0].Pods[0].Addresses[0].String()+", to "+far+": hello")
+	c.fails("has a pod a already", "pod", "add", "node-1", "a")
+	c.has(c.run("pod", "list"), far)
+
+	c.run("kill", "node-1")
+	if d := c.status().Nodes[0].Daemon; d != "down" {
+		t.Errorf("berthd is %s after it was killed", d)
+	}
+	c.has(c.run(ask...), "hello") // pods do not mind
+	c.run("start", "node-1")
+	c.run("kill", "node-2", "--restart")
+	c.run("pod", "del", "node-1", "a", "b")
+	c.run("pod", "add", "node-2", "late")
+	if n := c.status().Nodes; len(n[0].Pods) != 0 || len(n[1].Pods) != 3 || n[1].Starts != 2 {
+		t.Errorf("status: %+v", n)
+	}
+	c.has(c.run("down"), "Nothing of the lab is left")
+}

@@ -105,7 +105,11 @@ earlier lab in the same directory left behind is removed first. Needs root.`,
 				return err
 			}
 			fmt.Fprintf(out, "The lab is up after %.1f s (process %d, log %s).\n\n", time.Since(began).Seconds(), pid, control.LogPath(f.dir))
-			printNext(out, f.dir)
+			s, err := control.Dial(f.dir).Status(ctx)
+			if err != nil || len(s.Nodes) == 0 {
+				return err
+			}
+			printNext(out, f.dir, s.Nodes[0].Name)
 			return nil
 		},
 	}

@@ -115,7 +115,7 @@ func converse(ctx context.Context, path, network string, to netip.Addr) (c conve
 		}
 		c.answered++
 		c.worst = max(c.worst, time.Since(began))
-		time.Sleep(2 * time.Millisecond) // the pace of the traffic
+		<-time.After(2 * time.Millisecond) // the pace of the traffic
 	}
 	return c
 }

@@ -3,9 +3,11 @@ package echo
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/ns"
@@ -61,7 +63,7 @@ func (c *Conn) Ask(ctx context.Context, text string) (Reply, error) {
 		if err == nil || !time.Now().Before(deadline) || ctx.Err() != nil {
 			return r, err
 		}
-		if e, ok := err.(net.Error); !ok || !e.Timeout() {
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return r, err
 		}
 	}

@@ -2,8 +2,7 @@ package lab
 
 import (
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -36,7 +35,7 @@ func (l *Lab) serve() error {
 			return err
 		}
 		srv := &http.Server{
-			Handler: s.h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
+			Handler: s.h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(l.Log.Handler(), slog.LevelDebug),
 			// A connection that is reset at the end leaves nothing behind that
 			// would keep the namespace.
 			ConnState: func(c net.Conn, state http.ConnState) {

@@ -1,0 +1,80 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+)
+
+func options(t *testing.T, out *bytes.Buffer, programs ...string) Options {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("the demo makes network namespaces: run its tests as root")
+	}
+	bin := t.TempDir()
+	for _, p := range programs {
+		if o, err := exec.Command("go", "build", "-tags=grpcnotrace", "-o", bin+"/", "github.com/berthnet/berth/cmd/"+p).CombinedOutput(); err != nil {
+			t.Fatalf("go build %s: %v\n%s", p, err, o)
+		}
+	}
+	dir, err := os.MkdirTemp("", "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s is still there", dir)
+		}
+		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	})
+	return Options{Lab: lab.Options{Dir: dir, BinDir: bin, Nodes: 2}, Out: out}
+}
+
+func TestEveryProofPasses(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), options(t, &out, "berthd", "berth")); err != nil {
+		t.Errorf("%v\n%s", err, &out)
+	}
+	if got := strings.Count(out.String(), "  ✓ "); got != len(proofs) {
+		t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofs), &out)
+	}
+}
+
+func TestAnInterruptedDemoCleansUp(t *testing.T) {
+	var out bytes.Buffer
+	o := options(t, &out, "berthd", "berth")
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	o.Out = writerFunc(func(b []byte) (int, error) {
+		if bytes.Contains(b, []byte("✓")) { // in the middle of the story
+			interrupt()
+		}
+		return out.Write(b)
+	})
+	if err := Run(ctx, o); err == nil {
+		t.Error("an interrupted demo claims success")
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+func TestAFailureIsTold(t *testing.T) {
+	var out bytes.Buffer
+	o := options(t, &out) // no berthd to start
+	err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "berthd") {
+		t.Errorf("got %v", err)
+	}
+	_ = os.RemoveAll(o.Lab.Dir) // a lab that did not come up leaves its logs
+}
