@@ -75,6 +75,22 @@ func TestFilterENIs(t *testing.T) {
 	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
 }
 
+// Interfaces that are not ordinary ones show their type.
+func TestInterfaceTypes(t *testing.T) {
+	s := instant()
+	s.Instances[0].Type = "c5n.18xlarge"
+	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "efa"}, {DeviceIndex: 2, Type: "trunk"}}
+	r := newRig(t, s)
+	for want, device := range map[string]int32{"interface": 0, "efa": 1, "trunk": 2} {
+		fs := filters("attachment.instance-id", r.lab.Cloud.InstanceID("node-a"), "interface-type", want)
+		out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: fs})
+		if err != nil || len(out.NetworkInterfaces) != 1 || string(out.NetworkInterfaces[0].InterfaceType) != want ||
+			*out.NetworkInterfaces[0].Attachment.DeviceIndex != device {
+			t.Errorf("%s: %+v, %v", want, out, err)
+		}
+	}
+}
+
 func TestPages(t *testing.T) {
 	r := newRig(t, instant())
 	for range 11 {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -14,20 +15,29 @@ func describeENIs(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	id := func(e *vpc.ENI) string { return e.ID }
-	list, err := pick(r.cloud.Described().ENIs(), ids, "eni", id)
-	if err != nil {
-		return nil, err
-	}
-	n := r.names()
-	if list, err = apply(list, fs, n.eniAttributes); err != nil {
-		return nil, err
-	}
-	list, next := cut(r, p, list, id)
+	n, view := r.names(), r.cloud.Described()
+	from := source[vpc.ENI]{"eni", func(e *vpc.ENI) string { return e.ID }, func() []*vpc.ENI { return candidates(view, fs) }, view.ENI}
+	list, next, err := listing(r, from, ids, fs, p, n.eniAttributes)
 	return struct {
 		ENIs []eniXML `xml:"networkInterfaceSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
-	}{each(list, n.eni), next}, nil
+	}{each(list, n.eni), next}, err
+}
+
+// candidates are all ENIs, or when a filter names instances outright, theirs.
+func candidates(view vpc.View, fs []filter) []*vpc.ENI {
+	for _, f := range fs {
+		if f.name != "attachment.instance-id" || strings.ContainsAny(strings.Join(f.values, ""), `*?\`) {
+			continue
+		}
+		var out []*vpc.ENI
+		for _, id := range slices.Compact(slices.Sorted(slices.Values(f.values))) {
+			out = append(out, view.InstanceENIs(id)...)
+		}
+		slices.SortFunc(out, func(a, b *vpc.ENI) int { return strings.Compare(a.ID, b.ID) })
+		return out
+	}
+	return view.ENIs()
 }
 
 // eniAttributes are the filters of DescribeNetworkInterfaces.

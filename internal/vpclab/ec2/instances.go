@@ -14,24 +14,15 @@ func describeInstances(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	view := r.cloud.Described()
-	id := func(i *vpc.Instance) string { return i.ID }
-	list, err := pick(view.Instances(), ids, "i", id)
-	if err != nil {
-		return nil, err
-	}
-	n, enis := r.names(), byInstance(view.ENIs())
-	list, err = apply(list, fs, func(i *vpc.Instance, name string) ([]string, bool) {
-		return n.instanceAttributes(i, enis[i.ID], name)
+	n, view := r.names(), r.cloud.Described()
+	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
+	list, next, err := listing(r, from, ids, fs, p, func(i *vpc.Instance, name string) ([]string, bool) {
+		return n.instanceAttributes(i, view.InstanceENIs(i.ID), name)
 	})
-	if err != nil {
-		return nil, err
-	}
-	list, next := cut(r, p, list, id)
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`
-	}{n.reservations(list, enis, r.cloud.IMDSv1()), next}, nil
+	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDSv1()), next}, err
 }
 
 // instanceAttributes are the filters of DescribeInstances.
@@ -141,14 +132,12 @@ func runInstances(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	enis := byInstance(currentENIs(r.cloud))
+	books := r.cloud.Snapshot()
+	enis := func(id string) []*vpc.ENI {
+		return each(books.InstanceENIs(id), func(e vpc.ENI) *vpc.ENI { return &e })
+	}
 	launched := each(list, func(i vpc.Instance) *vpc.Instance { return &i })
 	return r.names().reservations(launched, enis, r.cloud.IMDSv1())[0], nil
-}
-
-// currentENIs lists ENIs as they are, for the reply to a change, which never lags.
-func currentENIs(c *vpc.Cloud) []*vpc.ENI {
-	return each(c.Snapshot().ENIs, func(e vpc.ENI) *vpc.ENI { return &e })
 }
 
 // launchAddresses reads addresses either of the call or of its one interface.

@@ -54,25 +54,12 @@ func describeSubnets(r *request) (any, error) {
 		return nil, err
 	}
 	n := r.names()
-	list, next, err := listing(r, p, r.cloud.Described().Subnets(), ids, "subnet", fs,
-		func(s *vpc.Subnet) string { return s.ID }, n.subnetAttributes)
+	list, next, err := listing(r, listed("subnet", r.cloud.Described().Subnets(), func(s *vpc.Subnet) string { return s.ID }),
+		ids, fs, p, n.subnetAttributes)
 	return struct {
 		Subnets []subnetXML `xml:"subnetSet>item"`
 		Next    string      `xml:"nextToken,omitempty"`
 	}{each(list, n.subnet), next}, err
-}
-
-// listing is what every describe call does: pick by ID, filter, cut a page.
-func listing[T any](r *request, p page, all []*T, ids []string, kind string, fs []filter, id func(*T) string, attrs attributes[T]) ([]*T, string, error) {
-	list, err := pick(all, ids, kind, id)
-	if err == nil {
-		list, err = apply(list, fs, attrs)
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	list, next := cut(r, p, list, id)
-	return list, next, nil
 }
 
 func (n names) subnet(s *vpc.Subnet) subnetXML {
@@ -130,8 +117,8 @@ func describeVPCs(r *request) (any, error) {
 		return nil, err
 	}
 	n := r.names()
-	list, next, err := listing(r, p, r.cloud.Described().VPCs(), ids, "vpc", fs,
-		func(v *vpc.VPC) string { return v.ID }, n.vpcAttributes)
+	list, next, err := listing(r, listed("vpc", r.cloud.Described().VPCs(), func(v *vpc.VPC) string { return v.ID }),
+		ids, fs, p, n.vpcAttributes)
 	return struct {
 		VPCs []vpcXML `xml:"vpcSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
@@ -197,8 +184,8 @@ func describeRouteTables(r *request) (any, error) {
 		return nil, err
 	}
 	n := r.names()
-	list, next, err := listing(r, p, r.cloud.Described().RouteTables(), ids, "rtb", fs,
-		func(t *vpc.RouteTable) string { return t.ID }, n.tableAttributes)
+	list, next, err := listing(r, listed("rtb", r.cloud.Described().RouteTables(), func(t *vpc.RouteTable) string { return t.ID }),
+		ids, fs, p, n.tableAttributes)
 	return struct {
 		Tables []tableXML `xml:"routeTableSet>item"`
 		Next   string     `xml:"nextToken,omitempty"`
@@ -297,7 +284,7 @@ func describeGroups(r *request) (any, error) {
 			return nil, vpc.Errorf("InvalidGroup.NotFound", "The security group '%s' does not exist", strings.Join(wanted, ", "))
 		}
 	}
-	list, next, err := listing(r, p, all, ids, "sg", fs, func(g *vpc.SecurityGroup) string { return g.ID }, n.groupAttributes)
+	list, next, err := listing(r, listed("sg", all, func(g *vpc.SecurityGroup) string { return g.ID }), ids, fs, p, n.groupAttributes)
 	return struct {
 		Groups []securityGroupXML `xml:"securityGroupInfo>item"`
 		Next   string             `xml:"nextToken,omitempty"`

@@ -1,7 +1,6 @@
 package ec2
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -234,7 +233,7 @@ type reservationXML struct {
 }
 
 // reservations groups instances by the call that launched them.
-func (n names) reservations(list []*vpc.Instance, enis map[string][]*vpc.ENI, v1 bool) []reservationXML {
+func (n names) reservations(list []*vpc.Instance, enis func(instanceID string) []*vpc.ENI, v1 bool) []reservationXML {
 	var out []reservationXML
 	at := map[string]int{}
 	for _, i := range list {
@@ -244,23 +243,7 @@ func (n names) reservations(list []*vpc.Instance, enis map[string][]*vpc.ENI, v1
 			at[i.ReservationID] = k
 			out = append(out, reservationXML{ID: i.ReservationID, OwnerID: n.account})
 		}
-		out[k].Instances = append(out[k].Instances, n.instance(i, enis[i.ID], v1))
-	}
-	return out
-}
-
-// byInstance sorts attached ENIs by instance and device index.
-func byInstance(enis []*vpc.ENI) map[string][]*vpc.ENI {
-	out := map[string][]*vpc.ENI{}
-	for _, e := range enis {
-		if e.Attachment != nil {
-			out[e.Attachment.InstanceID] = append(out[e.Attachment.InstanceID], e)
-		}
-	}
-	for _, l := range out {
-		slices.SortFunc(l, func(a, b *vpc.ENI) int {
-			return cmp.Or(cmp.Compare(a.Attachment.NetworkCard, b.Attachment.NetworkCard), cmp.Compare(a.Attachment.DeviceIndex, b.Attachment.DeviceIndex))
-		})
+		out[k].Instances = append(out[k].Instances, n.instance(i, enis(i.ID), v1))
 	}
 	return out
 }

@@ -122,20 +122,35 @@ func tagAttributes(tags vpc.Tags, name string) ([]string, bool) {
 	return out, name == "tag-key" || name == "tag-value"
 }
 
-// pick keeps the resources with the given IDs; all when there are none. It is
-// an error to name one that does not exist.
-func pick[T any](list []*T, ids []string, kind string, id func(*T) string) ([]*T, error) {
+// source is where a describe call finds its resources: all of them, or one by
+// ID (nil when there is none). Kind is the prefix of their IDs.
+type source[T any] struct {
+	kind string
+	id   func(*T) string
+	all  func() []*T
+	one  func(id string) *T
+}
+
+// listed is a source of a kind of which there are few.
+func listed[T any](kind string, all []*T, id func(*T) string) source[T] {
+	return source[T]{kind, id, func() []*T { return all }, func(want string) *T {
+		if i := slices.IndexFunc(all, func(v *T) bool { return id(v) == want }); i >= 0 {
+			return all[i]
+		}
+		return nil
+	}}
+}
+
+// pick returns the resources with the given IDs, ordered by ID; all when there
+// are none. It is an error to name one that does not exist.
+func (s source[T]) pick(ids []string) ([]*T, error) {
 	if len(ids) == 0 {
-		return list, nil
-	}
-	byID := make(map[string]*T, len(list))
-	for _, v := range list {
-		byID[id(v)] = v
+		return s.all(), nil
 	}
 	var out []*T
 	var missing []string
 	for _, want := range ids {
-		v := byID[want]
+		v := s.one(want)
 		if v == nil {
 			missing = append(missing, want)
 		} else if !slices.Contains(out, v) {
@@ -143,9 +158,23 @@ func pick[T any](list []*T, ids []string, kind string, id func(*T) string) ([]*T
 		}
 	}
 	if len(missing) > 0 {
-		return nil, vpc.NotFound(kind, missing...)
+		return nil, vpc.NotFound(s.kind, missing...)
 	}
+	slices.SortFunc(out, func(a, b *T) int { return strings.Compare(s.id(a), s.id(b)) })
 	return out, nil
+}
+
+// listing is what every describe call does: pick by ID, filter, cut a page.
+func listing[T any](r *request, s source[T], ids []string, fs []filter, p page, attrs attributes[T]) ([]*T, string, error) {
+	list, err := s.pick(ids)
+	if err == nil {
+		list, err = apply(list, fs, attrs)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	list, next := cut(r, p, list, s.id)
+	return list, next, nil
 }
 
 // page is which part of a listing is asked for.

@@ -47,13 +47,13 @@ func (t tree) get(path string) (string, bool) {
 // tree makes the metadata of an instance as it is seen now.
 func (h *handler) tree(id string) (tree, bool) {
 	view := h.cloud.Metadata()
-	i := view.Instance(id)
+	i, enis := view.Self(id)
 	if i == nil {
 		return nil, false
 	}
-	b := builder{tree{}, view, i}
+	b := builder{tree{}, view, i, enis}
 	b.instance(h.cloud)
-	for _, e := range view.InstanceENIs(id) {
+	for _, e := range enis {
 		if e.Attachment.Status == vpc.Attached {
 			b.eni(h.cloud, e)
 		}
@@ -66,6 +66,7 @@ type builder struct {
 	tree
 	view vpc.View
 	i    *vpc.Instance
+	enis []*vpc.ENI
 }
 
 func (b builder) set(path, value string) {
@@ -89,7 +90,7 @@ func (b builder) instance(c *vpc.Cloud) {
 		"instanceId": b.i.ID, "instanceType": b.i.Type, "pendingTime": b.i.Launched.UTC().Format(time.RFC3339),
 		"region": c.Region(), "version": "2017-09-30",
 	}
-	for _, e := range b.view.InstanceENIs(b.i.ID) {
+	for _, e := range b.enis {
 		if e.Attachment.DeviceIndex != 0 || e.Attachment.NetworkCard != 0 {
 			continue
 		}

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// The static access key of a spec that names none. It opens nothing but a lab.
-const (
-	DefaultAccessKeyID     = "AKIALABLABLABLABLAB1"
-	DefaultSecretAccessKey = "lab-secret-access-key-that-opens-only-the-lab" //nolint:gosec // it guards nothing
-)
+// DefaultAccessKey is the static key of a spec that names none. It may do
+// everything, and opens nothing but a lab.
+func DefaultAccessKey() AccessKey {
+	return AccessKey{ID: "AKIALABLABLABLABLAB1", Secret: "lab-secret-access-key-that-opens-only-the-lab", Actions: []string{"*"}}
+}
 
 // Default is a lab to start with: one VPC with two subnets in two zones, a
 // security group that lets the VPC talk to itself, and two m5.large nodes
@@ -54,7 +54,7 @@ func (s Spec) withDefaults() Spec {
 		s.Seed = 1
 	}
 	if len(s.AccessKeys) == 0 {
-		s.AccessKeys = []AccessKey{{ID: DefaultAccessKeyID, Secret: DefaultSecretAccessKey, Actions: []string{"*"}}}
+		s.AccessKeys = []AccessKey{DefaultAccessKey()}
 	}
 	if s.IMDS.V1 == nil {
 		on := true

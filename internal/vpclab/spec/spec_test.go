@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.VPCs[0].Subnets[0].IPv6.Bits() != 64 || s.Delays.Link.D() != 2500*time.Millisecond || *s.IMDS.V1 || s.RateLimits["AttachNetworkInterface"].Refill != 0.5 ||
-		s.Latencies["*"].D() != 20*time.Millisecond || s.Region != "lab-1" || s.AccessKeys[0].ID != DefaultAccessKeyID || s.Faults[0].Probability != 0.1 {
+		s.Latencies["*"].D() != 20*time.Millisecond || s.Region != "lab-1" || s.AccessKeys[0].ID != DefaultAccessKey().ID || s.Faults[0].Probability != 0.1 {
 		t.Errorf("parsed %+v", s)
 	}
 }

@@ -98,10 +98,13 @@ func (c *Cloud) plug(i *Instance, e *ENI, device, card int, s AttachmentStatus, 
 		ID: c.newID("eni-attach"), InstanceID: i.ID, DeviceIndex: device, NetworkCard: card,
 		Status: s, DeleteOnTermination: deleteOnTermination, Time: c.clock.Now(),
 	}
-	if c.plugged[i.ID] == nil {
-		c.plugged[i.ID] = map[string]struct{}{}
+	for _, index := range []map[string]map[string]struct{}{c.plugged, c.guests} {
+		if index[i.ID] == nil {
+			index[i.ID] = map[string]struct{}{}
+		}
+		index[i.ID][e.ID] = struct{}{}
 	}
-	c.plugged[i.ID][e.ID] = struct{}{}
+	c.hosts[e.ID] = append(c.hosts[e.ID], i.ID)
 	c.attachments[n.Attachment.ID] = e.ID
 	c.putENI(&n)
 	return n.Attachment.ID

@@ -1,6 +1,7 @@
 package vpc
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -87,9 +88,7 @@ func (b Books) InstanceENIs(instanceID string) []ENI {
 			out = append(out, e)
 		}
 	}
-	slices.SortFunc(out, func(x, y ENI) int {
-		return (x.Attachment.NetworkCard-y.Attachment.NetworkCard)*1000 + x.Attachment.DeviceIndex - y.Attachment.DeviceIndex
-	})
+	slices.SortFunc(out, func(x, y ENI) int { return bySlot(x.Attachment, y.Attachment) })
 	return out
 }
 
@@ -135,35 +134,53 @@ func (v View) Instances() []*Instance { return seen(v, &v.c.instances) }
 // ENIs lists all ENIs.
 func (v View) ENIs() []*ENI { return seen(v, &v.c.enis) }
 
-// Instance is one instance as it is seen, or as it began when the view is
-// older than the instance; nil when there is none.
+// ENI is one ENI, nil when the view has none of that ID.
+func (v View) ENI(id string) (out *ENI) {
+	v.c.read(func() { out = v.c.enis.asOf(id, v.at) })
+	return out
+}
+
+// Instance is one instance, nil when the view has none of that ID.
 func (v View) Instance(id string) (out *Instance) {
-	v.c.read(func() {
-		if out = v.c.instances.asOf(id, v.at); out == nil {
-			out = v.c.instances.first(id)
-		}
-	})
+	v.c.read(func() { out = v.c.instances.asOf(id, v.at) })
 	return out
 }
 
 // InstanceENIs are the ENIs that the view shows plugged in an instance, the
-// primary one first. The primary one is always shown.
+// primary one first.
 func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	v.c.read(func() {
-		for _, id := range v.c.enis.ids {
-			e := v.c.enis.asOf(id, v.at)
-			if now := v.c.enis.get(id); e == nil && now != nil && now.Attachment != nil && now.Attachment.DeviceIndex == 0 {
-				e = now
-			}
-			if e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
+		for id := range v.c.guests[instanceID] {
+			if e := v.c.enis.asOf(id, v.at); e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
 				out = append(out, e)
 			}
 		}
 	})
-	slices.SortFunc(out, func(x, y *ENI) int {
-		return (x.Attachment.NetworkCard-y.Attachment.NetworkCard)*1000 + x.Attachment.DeviceIndex - y.Attachment.DeviceIndex
-	})
+	slices.SortFunc(out, func(x, y *ENI) int { return bySlot(x.Attachment, y.Attachment) })
 	return out
+}
+
+// Self is an instance with its ENIs as the instance itself sees them: like
+// Instance and InstanceENIs, but one that is younger than the view's lag sees
+// itself as it began. Nil when there is no such instance.
+func (v View) Self(id string) (*Instance, []*ENI) {
+	i, enis := v.Instance(id), v.InstanceENIs(id)
+	v.c.read(func() {
+		if i == nil {
+			i = v.c.instances.first(id)
+		}
+		for _, e := range v.c.plugIn(id) {
+			if e.Attachment.DeviceIndex == 0 && (len(enis) == 0 || enis[0].Attachment.DeviceIndex != 0) {
+				enis = append([]*ENI{e}, enis...)
+			}
+		}
+	})
+	return i, enis
+}
+
+// bySlot orders attachments by network card and device index.
+func bySlot(a, b *Attachment) int {
+	return cmp.Or(cmp.Compare(a.NetworkCard, b.NetworkCard), cmp.Compare(a.DeviceIndex, b.DeviceIndex))
 }
 
 // OwnerOf finds the instance with an ENI that owns an address, written as

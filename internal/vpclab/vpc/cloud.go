@@ -32,6 +32,8 @@ type Cloud struct {
 	space4      map[string]*space4             // by subnet ID
 	space6      map[string]*space6             // by subnet ID; only subnets with IPv6
 	plugged     map[string]map[string]struct{} // instance ID to the IDs of its ENIs
+	guests      map[string]map[string]struct{} // like plugged, with ENIs that were once plugged in
+	hosts       map[string][]string            // the inverse of guests: ENI ID to instance IDs
 	attachments map[string]string              // attachment ID to ENI ID
 	macs        uint32
 	tokens      map[string]idempotent
@@ -75,9 +77,10 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 		region: s.Region, account: s.Account, spec: s,
 		clock: clock.Real{}, done: make(chan struct{}),
 		space4: map[string]*space4{}, space6: map[string]*space6{},
-		plugged: map[string]map[string]struct{}{}, attachments: map[string]string{},
-		tokens: map[string]idempotent{},
-		lag:    s.Consistency.Describe.D(), lagWrites: s.Consistency.Writes,
+		plugged: map[string]map[string]struct{}{}, guests: map[string]map[string]struct{}{}, hosts: map[string][]string{},
+		attachments: map[string]string{},
+		tokens:      map[string]idempotent{},
+		lag:         s.Consistency.Describe.D(), lagWrites: s.Consistency.Writes,
 		imdsLag: s.IMDS.Delay.D(), imdsV1: *s.IMDS.V1,
 	}
 	for _, o := range opts {

@@ -63,7 +63,7 @@ func (c *Cloud) create(r CreateRequest) (*ENI, error) {
 	if !slices.Contains([]string{"interface", "efa", "efa-only", "trunk", "branch"}, r.Type) {
 		return nil, invalid("Value (%s) for parameter InterfaceType is invalid.", r.Type)
 	}
-	if len(c.enis.all()) >= c.spec.Quotas.NetworkInterfaces {
+	if c.enis.live >= c.spec.Quotas.NetworkInterfaces {
 		return nil, Errorf("NetworkInterfaceLimitExceeded", "The maximum number of network interfaces has been reached.")
 	}
 	e := &ENI{
@@ -158,11 +158,26 @@ func (c *Cloud) delete(e *ENI) {
 	for _, p := range e.IPv6Prefixes {
 		v6.releasePrefix(p)
 	}
-	c.enis.put(e.ID, nil, c.clock.Now(), c.keep())
-	if keep := c.keep(); keep > 0 {
-		c.eventually(2*keep, func() { c.enis.drop(e.ID) })
+	keep := c.keep()
+	c.enis.put(e.ID, nil, c.clock.Now(), keep)
+	if keep > 0 {
+		c.eventually(2*keep, func() { c.forget(e.ID) })
+	} else {
+		c.forget(e.ID)
 	}
 	c.countFree(e.SubnetID)
+}
+
+// forget drops a deleted ENI for good. The lock is held.
+func (c *Cloud) forget(id string) {
+	c.enis.drop(id)
+	for _, host := range c.hosts[id] {
+		delete(c.guests[host], id)
+		if len(c.guests[host]) == 0 {
+			delete(c.guests, host)
+		}
+	}
+	delete(c.hosts, id)
 }
 
 // Modification changes attributes of an ENI; nil fields stay as they are.

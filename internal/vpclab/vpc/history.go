@@ -10,6 +10,7 @@ import (
 type table[T any] struct {
 	rows map[string][]version[T] // by ID, oldest version first
 	ids  []string                // the keys of rows, sorted
+	live int                     // rows that exist now
 }
 
 // version is a resource from a moment on; a nil value is its deletion.
@@ -56,6 +57,11 @@ func (t *table[T]) put(id string, v *T, now time.Time, keep time.Duration) {
 		i, _ := slices.BinarySearch(t.ids, id)
 		t.ids = slices.Insert(t.ids, i, id)
 	}
+	if had := len(vs) > 0 && vs[len(vs)-1].value != nil; had && v == nil {
+		t.live--
+	} else if !had && v != nil {
+		t.live++
+	}
 	vs = append(vs, version[T]{now, v})
 	t.rows[id] = prune(vs, now.Add(-keep))
 	if v == nil && keep <= 0 {
@@ -74,6 +80,9 @@ func prune[T any](vs []version[T], horizon time.Time) []version[T] {
 
 // drop forgets a resource and its history.
 func (t *table[T]) drop(id string) {
+	if t.get(id) != nil {
+		t.live--
+	}
 	delete(t.rows, id)
 	if i, ok := slices.BinarySearch(t.ids, id); ok {
 		t.ids = slices.Delete(t.ids, i, i+1)

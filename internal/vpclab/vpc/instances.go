@@ -183,9 +183,7 @@ func (c *Cloud) plugIn(instanceID string) []*ENI {
 	for id := range c.plugged[instanceID] {
 		out = append(out, c.enis.get(id))
 	}
-	slices.SortFunc(out, func(a, b *ENI) int {
-		return (a.Attachment.NetworkCard-b.Attachment.NetworkCard)*1000 + a.Attachment.DeviceIndex - b.Attachment.DeviceIndex
-	})
+	slices.SortFunc(out, func(a, b *ENI) int { return bySlot(a.Attachment, b.Attachment) })
 	return out
 }
 
