@@ -33,13 +33,16 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	}
 	pod = pod.complete(s.mtu)
 
-	if _, err := n.claims.acquire(ctx, pod.HostIfName); err != nil {
+	before, err := n.claims.acquire(ctx, pod.HostIfName)
+	if err != nil {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	defer n.claims.release(pod.HostIfName)
-	links, err := n.addPod(pod)
+	links, err := n.addPod(ctx, pod)
 	if err != nil {
-		n.claims.set(pod.HostIfName, unknown, 0)
+		if before == live {
+			n.claims.set(pod.HostIfName, unknown, 0)
+		}
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	n.claims.set(pod.HostIfName, live, links.HostIndex)
@@ -47,7 +50,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 }
 
 // addPod is AddPod for a complete pod, with the turn of its link.
-func (n *Node) addPod(pod Pod) (PodLinks, error) {
+func (n *Node) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	ns, err := n.openPodNetns(pod.Netns)
 	if err != nil {
 		return PodLinks{}, err
@@ -66,6 +69,7 @@ func (n *Node) addPod(pod Pod) (PodLinks, error) {
 		func() error { return n.raiseHostSide(pod, links) },
 		func() error { return wirePodSide(pod, links, ns, inPod) },
 		func() error { return n.routeToPod(pod, links) },
+		func() error { return n.awaitQueue(ctx, pod, links.HostIndex) },
 	} {
 		if err == nil {
 			err = step()
@@ -184,7 +188,7 @@ func (n *Node) routeToPod(pod Pod, links PodLinks) error {
 			return err
 		}
 	}
-	return n.awaitQueue(pod, links.HostIndex)
+	return nil
 }
 
 // awaitQueue waits until the host end sends what it is given. It got its
@@ -193,7 +197,7 @@ func (n *Node) routeToPod(pod Pod, links PodLinks) error {
 // connection take a second. Since Linux 6.8 asking for the link waits for the
 // worker; before, it is done within a millisecond or so, and not waited for
 // beyond a few, since a late worker is no failure.
-func (n *Node) awaitQueue(pod Pod, index int) error {
+func (n *Node) awaitQueue(ctx context.Context, pod Pod, index int) error {
 	for range 10 {
 		link, err := n.main.LinkByIndex(index)
 		if err != nil {
@@ -202,7 +206,11 @@ func (n *Node) awaitQueue(pod Pod, index int) error {
 		if link.Attrs().OperState == netlink.OperUp {
 			return nil
 		}
-		time.Sleep(time.Millisecond)
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func BenchmarkAddPod(b *testing.B) {
 			v := newVPC(b)
 			others := benchPods(b, v, c.present, false)
 			for _, p := range others {
-				p.want.IPv4 = netip.AddrFrom4([4]byte{10, 0, 128, byte(p.want.IPv4.As4()[3])})
+				p.want.IPv4 = netip.AddrFrom4([4]byte{10, 0, 128, p.want.IPv4.As4()[3]})
 				if err := addPod(v, p); err != nil {
 					b.Fatal(err)
 				}

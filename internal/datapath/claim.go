@@ -29,7 +29,7 @@ type claimState int
 const (
 	unknown  claimState = iota
 	live                // added, or wanted and found by Repair
-	detached            // stays so until AddPod, whatever a late Repair is told
+	detached            // stays so until AddPod succeeds, whatever a late Repair is told
 )
 
 func newClaims() *claims {

@@ -51,8 +51,8 @@ func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
 // nobody else's link can be in it.
 //
 // Links that are missing are no error; one that AddPod took up again since its
-// DetachPod is left alone. Names that HostLinkName cannot have
-// made are refused. On failure some links may be left; call it again.
+// DetachPod is left alone. Names that HostLinkName cannot have made are
+// refused. On failure some links may be left; call it again.
 func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 	if err := n.begin(ctx); err != nil {
 		return err

@@ -18,7 +18,7 @@ func identify(ns netns.NsHandle) (nsID, error) {
 	if err := unix.Fstat(int(ns), &st); err != nil {
 		return nsID{}, fmt.Errorf("stat network namespace: %w", err)
 	}
-	return nsID{uint64(st.Dev), st.Ino}, nil
+	return nsID{st.Dev, st.Ino}, nil
 }
 
 // openNetns opens the namespace at a path. A missing path, and the plain file

@@ -25,7 +25,9 @@ type Node struct {
 
 	set atomic.Pointer[settled] // what Setup established; nil before
 
-	setupMu sync.Mutex // serializes Setup, SetENI, RemoveENI and Repair: their I/O is each other's
+	// setupMu makes Setup, SetENI, RemoveENI and Repair take turns: each reads
+	// what the others write in the kernel. No ADD or DEL waits for it.
+	setupMu sync.Mutex
 
 	claims *claims
 
@@ -38,11 +40,9 @@ type Node struct {
 
 // settled is the outcome of Setup that later calls need.
 type settled struct {
-	config      Config
-	primary     int // link index
-	primaryName string
-	mtu         int    // of pod links and secondary ENIs
-	tag         string // of the ruleset
+	config Config
+	mtu    int    // of pod links and secondary ENIs
+	tag    string // of the ruleset
 }
 
 // Option configures Open.
@@ -134,9 +134,7 @@ func (n *Node) settled() (*settled, error) {
 	return nil, ErrNotSetUp
 }
 
-// routeHandle opens a NETLINK_ROUTE socket in a namespace. Dumps that the
-// kernel must filter by table are asked for strictly, and errors carry the
-// kernel's own words.
+// routeHandle opens a NETLINK_ROUTE socket in a namespace.
 func routeHandle(ns netns.NsHandle) (*netlink.Handle, error) {
 	return netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 }

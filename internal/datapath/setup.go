@@ -48,7 +48,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		return nil, fmt.Errorf("find the primary link: %w", err)
 	}
 	a := primary.Attrs()
-	next := &settled{config: c, primary: a.Index, primaryName: a.Name, mtu: c.MTU}
+	next := &settled{config: c, mtu: c.MTU}
 	if next.mtu == 0 {
 		next.mtu = a.MTU
 	}

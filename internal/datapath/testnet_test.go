@@ -153,12 +153,14 @@ func (s *space) open() *Node {
 // within polls for what the kernel does on its own time.
 func within(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	look, late := time.NewTicker(2*time.Millisecond), time.After(10*time.Second)
+	defer look.Stop()
 	for !ok() {
-		if time.Now().After(deadline) {
+		select {
+		case <-look.C:
+		case <-late:
 			t.Fatalf("not within 10 s: %s", what)
 		}
-		time.Sleep(2 * time.Millisecond)
 	}
 }
 

@@ -123,7 +123,7 @@ func TestWatch(t *testing.T) {
 	}
 
 	w.stop()
-	for range w.events { //nolint:revive // until it is closed
+	for range w.events { // until it is closed
 	}
 }
 
