@@ -34,6 +34,12 @@ func (e *nsExec) ExecPlugin(ctx context.Context, plugin string, stdin []byte, en
 	return out, err
 }
 
+// Runtime is a further container runtime on this node: what it knows of
+// attachments is in cacheDir and of no interest to the node's own.
+func (n *Node) Runtime(cacheDir string) *libcni.CNIConfig {
+	return libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, cacheDir, inNetns(n.Netns))
+}
+
 // conf reads the node's network as a runtime does: the first configuration by name.
 func (n *Node) conf() (*libcni.NetworkConfigList, error) {
 	files, err := libcni.ConfFiles(n.ConfDir(), []string{".conflist"})

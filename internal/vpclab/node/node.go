@@ -72,7 +72,7 @@ func New(o Options) (*Node, error) {
 	if err := n.linkPlugins(); err != nil {
 		return nil, fmt.Errorf("node %s: %w", o.Name, err)
 	}
-	n.cni = libcni.NewCNIConfigWithCacheDir([]string{n.CNIBinDir()}, n.cacheDir(), inNetns(o.Netns))
+	n.cni = n.Runtime(n.cacheDir())
 	return n, nil
 }
 

@@ -1,0 +1,114 @@
+package harness
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+)
+
+// Raise starts a lab with the programs under test. It is removed when the test
+// ends, after a look at the daemons' logs for data races and panics. Dir,
+// BinDir and, with Nodes and InstanceType, Spec are filled in.
+func Raise(t *testing.T, o lab.Options) *lab.Lab {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	o.Dir, o.BinDir = dir, BinDir
+	l, err := lab.Start(ctx, o)
+	if err != nil {
+		t.Fatalf("raise a lab: %v", err)
+	}
+	t.Cleanup(func() {
+		for _, n := range l.Nodes() {
+			CheckLog(t, n)
+		}
+		if err := l.Close(); err != nil {
+			t.Errorf("remove the lab: %v", err)
+		}
+		if err := l.Trouble(); err != nil {
+			t.Errorf("the lab itself: %v", err)
+		}
+	})
+	return l
+}
+
+// CheckLog looks for what must never stand in a daemon's log, and shows the
+// log's end when the test has failed.
+func CheckLog(t *testing.T, n *node.Node) {
+	t.Helper()
+	data, err := os.ReadFile(n.LogFile())
+	if os.IsNotExist(err) && n.Starts() == 0 {
+		return
+	}
+	if err != nil {
+		t.Errorf("read the log of %s: %v", n.Name, err)
+		return
+	}
+	for _, bad := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
+		if i := strings.Index(string(data), bad); i >= 0 {
+			t.Errorf("%s logged %q:\n%s", n.Name, bad, data[i:min(len(data), i+4000)])
+		}
+	}
+	if t.Failed() {
+		t.Logf("end of the log of %s:\n%s", n.Name, n.LogTail(60))
+	}
+}
+
+// Rest is the time within which everything must have settled.
+const Rest = 60 * time.Second
+
+// Settle waits until the lab agrees with itself (lab.CheckInvariants).
+func Settle(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Rest)
+	defer cancel()
+	if err := l.WaitInvariants(ctx); err != nil {
+		t.Fatalf("after %v still not at rest: %v", Rest, err)
+	}
+}
+
+// Eventually tries until is returns nil, and fails the test with its last
+// error when that takes longer than within. It is for the edges of other
+// processes and of the kernel, which tell nobody when they are done.
+func Eventually(t *testing.T, within time.Duration, what string, is func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	for {
+		err := is()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %v: %v", what, within, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// OK ends the test at an error.
+func OK(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Deadline is the test's context with a time limit.
+func Deadline(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package harness
+
+// raceFlags make the daemons under test report data races when the test does.
+var raceFlags = []string{"-race"}
