@@ -38,6 +38,10 @@ type Options struct {
 	Source source.Source
 	Kernel Kernel
 	Upkeep Upkeep // optional
+	// Install puts plugin and configuration in place, once an address was
+	// usable and now and then after that; a good installation it leaves as it
+	// is. Optional.
+	Install func(context.Context) error
 	// LinksChanged is told when the link of an ENI may have come or gone; optional.
 	LinksChanged func()
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/berthnet/berth/internal/heartbeat"
 )
@@ -57,36 +56,4 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return err
 	}
 	return nil
-}
-
-// supplyInterval is how often the supply of addresses is looked at for the
-// condition and the mark; nothing waits for it.
-const supplyInterval = 5 * time.Second
-
-// supplyLoop keeps the supply condition and remembers the first usable address.
-func (d *Daemon) supplyLoop(ctx context.Context) {
-	for {
-		d.lookAtSupply()
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.Clock.After(supplyInterval):
-		}
-	}
-}
-
-func (d *Daemon) lookAtSupply() {
-	if err := d.Source.Ready(); err != nil {
-		d.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
-		return
-	}
-	d.markUsable()
-	switch snap := d.Source.Snapshot(); {
-	case snap.Waiting > 0 && snap.LastError != "":
-		d.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
-	case snap.Waiting > 0:
-		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
-	default:
-		d.conditions.set(ConditionSupply, true, "Available", "")
-	}
 }

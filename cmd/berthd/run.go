@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/version"
+)
+
+const (
+	lockWait   = 30 * time.Second // for the daemon that this one replaces
+	retryPause = 5 * time.Second  // between attempts of a step of the start
+)
+
+// node is what the parts of one berthd share.
+type node struct {
+	cfg     config.Config
+	log     *slog.Logger
+	clock   clock.Clock
+	metrics *daemon.Metrics
+	front   *daemon.Front
+	bootID  string
+	aws     aws.Options
+	meta    *aws.Metadata
+	id      cloud.Identity
+	network *daemon.Network
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName)
+	if len(cfg.Unknown) > 0 {
+		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
+	}
+	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	var err error
+	if n.bootID, err = daemon.BootID(); err != nil {
+		return err
+	}
+	lockCtx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
+	lock, err := daemon.AcquireLock(lockCtx, cfg.StateDir, n.clock)
+	if err != nil {
+		return err
+	}
+	err = n.serve(ctx)
+	return errors.Join(err, lock.Release())
+}
+
+// serve opens what the node shows to others, waits for what it needs, and runs.
+func (n *node) serve(ctx context.Context) error {
+	if err := n.listen(); err != nil {
+		return err
+	}
+	defer n.front.Close()
+	n.aws = aws.Options{
+		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
+		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd",
+	}
+	n.meta = aws.NewMetadata(n.aws)
+	if err := n.until(ctx, "the instance metadata service", func() (err error) {
+		n.id, err = daemon.Identify(ctx, n.meta, n.cfg.StateDir, n.bootID, n.log)
+		return err
+	}); err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	n.log.Info("identified", "instance", n.id.InstanceID, "type", n.id.InstanceType, "zone", n.id.Zone, "vpc", n.id.VPCID)
+	kernel, err := datapath.Open()
+	if err != nil {
+		return err
+	}
+	n.network = daemon.NewNetwork(kernel)
+	if err := n.until(ctx, "the node's data path", func() error { return n.network.Setup(ctx, n.datapathConfig()) }); err != nil {
+		return ignoreEnd(ctx, errors.Join(err, kernel.Close()))
+	}
+	return errors.Join(n.runDaemon(ctx), kernel.Close())
+}
+
+// listen opens the sockets and answers on them from now on.
+func (n *node) listen() error {
+	introspection, err := daemon.ListenHTTP("introspection-address", n.cfg.IntrospectionAddr)
+	if err != nil {
+		return err
+	}
+	monitoring, err := daemon.ListenHTTP("metrics-address", n.cfg.MetricsAddr)
+	if err != nil {
+		return err
+	}
+	plugin, err := daemon.Listen(n.cfg.Socket)
+	if err != nil {
+		return err
+	}
+	n.front = daemon.NewFront(daemon.FrontOptions{
+		Plugin: plugin, Introspection: introspection, Monitoring: monitoring, Pprof: n.cfg.Pprof,
+		Socket: n.cfg.Socket, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+	})
+	return nil
+}
+
+// until repeats a step of the start until it works or ctx ends, and says
+// meanwhile what is being waited for.
+func (n *node) until(ctx context.Context, what string, step func() error) error {
+	n.front.WaitingFor(what)
+	for {
+		err := step()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
+		n.log.Warn("waiting for "+what+", will try again", "err", err)
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-n.clock.After(retryPause):
+		}
+	}
+}
+
+// ignoreEnd makes an error nil that comes of being asked to end.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (n *node) datapathConfig() datapath.Config {
+	return datapath.Config{
+		PrimaryMAC: n.id.PrimaryMAC, PrimaryIPv4: n.id.PrimaryIPv4,
+		LocalCIDRs: podCIDRs(n.id), ExcludeCIDRs: n.cfg.ExcludeSNATCIDRs, ExternalSNAT: n.cfg.ExternalSNAT,
+		BlockMetadata: n.cfg.BlockMetadata, MTU: n.cfg.MTU, MarkShift: uint(n.cfg.MarkShift),
+	}
+}
+
+// podCIDRs are the VPC's CIDRs of the family that pods get from ENIs.
+func podCIDRs(id cloud.Identity) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+}
+
+// runDaemon puts the address source and the daemon together and runs them.
+func (n *node) runDaemon(ctx context.Context) error {
+	src, err := n.newSource(ctx)
+	if err != nil {
+		return err
+	}
+	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
+		attachment.Node{InstanceID: n.id.InstanceID, BootID: n.bootID}, n.log)
+	if err != nil {
+		return err
+	}
+	o := daemon.Options{
+		Source: src, Kernel: n.network, Upkeep: n.network, LinksChanged: src.Kick,
+		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir,
+		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
+	}
+	if n.cfg.CRISocket != "" {
+		runtime, err := daemon.NewRuntime(n.cfg.CRISocket)
+		if err != nil {
+			return err
+		}
+		defer runtime.Close()
+		o.Sandboxes = runtime
+	}
+	go n.followCIDRs(ctx)
+	return daemon.New(o).Run(ctx, n.front)
+}
+
+func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
+	if n.aws.Region == "" {
+		n.aws.Region = n.id.Region
+	}
+	client, err := aws.New(ctx, n.aws)
+	if err != nil {
+		return nil, err
+	}
+	files := enisource.Files{Dir: n.cfg.StateDir}
+	return enisource.New(enisource.Config{
+		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: client, Datapath: n.network,
+		Policy: n.cfg.Policy(), Cooling: n.cfg.CoolingPeriod,
+		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups,
+		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),
+		ShrinkDelay: n.cfg.ShrinkDelay, ListingInterval: n.cfg.ListingInterval,
+	})
+}
+
+// followCIDRs keeps the data path to the VPC's CIDRs, of which one may be
+// associated at any time, until ctx ends.
+func (n *node) followCIDRs(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-n.clock.After(n.cfg.ListingInterval):
+		}
+		id, err := n.meta.Identity(ctx)
+		if err != nil {
+			continue // told of at the start; the CIDRs stay as they are
+		}
+		switch changed, err := n.network.SetLocalCIDRs(ctx, podCIDRs(id)); {
+		case err != nil:
+			n.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", id.VPCCIDRs, "err", err)
+		case changed:
+			n.log.Info("the VPC's CIDRs changed", "cidrs", id.VPCCIDRs)
+		}
+	}
+}
