@@ -144,7 +144,7 @@ func TestAssignErrors(t *testing.T) {
 		code      string
 	}{
 		{"unknown ENI", "eni-0123456789abcdef0", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceID.NotFound"},
-		{"malformed ENI", "eni-x", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceID.Malformed"},
+		{"malformed ENI", "eni-x", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceId.Malformed"},
 		{"nothing asked for", node, awsec2.AssignPrivateIpAddressesInput{}, "MissingParameter"},
 		{"two ways", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1), Ipv4PrefixCount: aws.Int32(1)}, "InvalidParameterCombination"},
 		{"zero", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(0)}, "InvalidParameterValue"},

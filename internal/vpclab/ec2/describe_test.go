@@ -123,7 +123,7 @@ func TestPages(t *testing.T) {
 	}{
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(4)}, "InvalidParameterValue"},
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(1001)}, "InvalidParameterValue"},
-		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NextToken: aws.String("no token")}, "InvalidParameterValue"},
+		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NextToken: aws.String("no token")}, "InvalidNextToken"},
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NetworkInterfaceIds: []string{"eni-0123456789abcdef0"}}, "InvalidParameterCombination"},
 	} {
 		_, err := r.DescribeNetworkInterfaces(t.Context(), &tc.in)

@@ -7,6 +7,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
 func TestLifeOfAnInstance(t *testing.T) {
@@ -71,6 +73,42 @@ func (r rig) attachID(eni, instanceID string, device int32) {
 	})
 	if err != nil {
 		r.Fatal(err)
+	}
+}
+
+func TestRunInstancesErrors(t *testing.T) {
+	s := instant()
+	s.Throttle = "none"
+	r := newRig(t, s)
+	for code, change := range map[string]func(*awsec2.RunInstancesInput){
+		"InvalidSubnetID.NotFound":          func(in *awsec2.RunInstancesInput) { in.SubnetId = aws.String("subnet-0123456789abcdef0") },
+		"InvalidParameterValue":             func(in *awsec2.RunInstancesInput) { in.InstanceType = "m5.lorge" },
+		"InvalidParameterCombination":       func(in *awsec2.RunInstancesInput) { in.MinCount = aws.Int32(2) },
+		"InsufficientFreeAddressesInSubnet": func(in *awsec2.RunInstancesInput) { in.MaxCount = aws.Int32(1000); in.InstanceType = "t3.nano" },
+		"UnknownParameter":                  func(in *awsec2.RunInstancesInput) { in.EbsOptimized = aws.Bool(true) },
+		"InvalidInterface.IpAddressLimitExceeded": func(in *awsec2.RunInstancesInput) {
+			in.NetworkInterfaces = []types.InstanceNetworkInterfaceSpecification{{
+				DeviceIndex: aws.Int32(0), SubnetId: in.SubnetId, SecondaryPrivateIpAddressCount: aws.Int32(2),
+			}}
+			in.SubnetId = nil
+		},
+	} {
+		in := &awsec2.RunInstancesInput{
+			ImageId: aws.String("ami-0123456789abcdef0"), InstanceType: "t3.nano", MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
+			SubnetId: aws.String(r.subnet("a")),
+		}
+		change(in)
+		if *in.MaxCount == 1000 { // the first 900 fill the subnet but for what is left to the rest
+			if _, err := r.lab.Cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := len(r.lab.Cloud.Snapshot().ENIs)
+		_, err := r.RunInstances(t.Context(), in)
+		wantCode(t, err, code, http.StatusBadRequest)
+		if books := r.lab.Cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
+			t.Fatalf("%s left %d ENIs of %d: %v", code, len(books.ENIs), before, books.Check())
+		}
 	}
 }
 

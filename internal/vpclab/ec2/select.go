@@ -199,7 +199,7 @@ func (r *request) page(ids string, most int) page {
 		b, err := base64.RawURLEncoding.DecodeString(token)
 		action, after, ok := strings.Cut(string(b), "\n")
 		if err != nil || !ok || action != r.call.Action {
-			r.fail(vpc.Errorf("InvalidParameterValue", "Unable to parse pagination token"))
+			r.fail(vpc.Errorf("InvalidNextToken", "The token '%s' is invalid", token))
 		}
 		p.after = after
 	}

@@ -42,16 +42,16 @@ func badCombination(format string, args ...any) *Error {
 	return Errorf("InvalidParameterCombination", format, args...)
 }
 
-// idKinds are the resources by the prefix of their IDs, with the code stem and
-// the words that EC2 uses for them.
-var idKinds = map[string]struct{ stem, words string }{
-	"i":          {"InvalidInstanceID", "instance ID"},
-	"eni":        {"InvalidNetworkInterfaceID", "networkInterface ID"},
-	"eni-attach": {"InvalidAttachmentID", "attachment ID"},
-	"subnet":     {"InvalidSubnetID", "subnet ID"},
-	"vpc":        {"InvalidVpcID", "vpc ID"},
-	"sg":         {"InvalidGroup", "security group"},
-	"rtb":        {"InvalidRouteTableID", "routeTable ID"},
+// idKinds are the resources by the prefix of their IDs, with the codes and the
+// words that EC2 uses for them. Its spelling of ID and Id is not regular.
+var idKinds = map[string]struct{ notFound, malformed, words string }{
+	"i":          {"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed", "instance ID"},
+	"eni":        {"InvalidNetworkInterfaceID.NotFound", "InvalidNetworkInterfaceId.Malformed", "networkInterface ID"},
+	"eni-attach": {"InvalidAttachmentID.NotFound", "InvalidNetworkInterfaceAttachmentId.Malformed", "attachment ID"},
+	"subnet":     {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
+	"vpc":        {"InvalidVpcID.NotFound", "InvalidVpcId.Malformed", "vpc ID"},
+	"sg":         {"InvalidGroup.NotFound", "InvalidGroupId.Malformed", "security group"},
+	"rtb":        {"InvalidRouteTableID.NotFound", "InvalidRouteTableId.Malformed", "routeTable ID"},
 }
 
 // NotFound is the error for an ID of a kind ("eni", "subnet", ...) that does
@@ -60,16 +60,13 @@ func NotFound(kind string, ids ...string) *Error {
 	k := idKinds[kind]
 	for _, id := range ids {
 		if !wellFormed(kind, id) {
-			if kind == "sg" {
-				return Errorf("InvalidGroupId.Malformed", "Invalid id: %q (expecting \"sg-...\")", id)
-			}
-			return Errorf(k.stem+".Malformed", "Invalid id: %q (expecting \"%s-...\")", id, kind)
+			return Errorf(k.malformed, "Invalid id: %q (expecting \"%s-...\")", id, kind)
 		}
 	}
 	if len(ids) > 1 {
-		return Errorf(k.stem+".NotFound", "The %ss '%s' do not exist", k.words, strings.Join(ids, ", "))
+		return Errorf(k.notFound, "The %ss '%s' do not exist", k.words, strings.Join(ids, ", "))
 	}
-	return Errorf(k.stem+".NotFound", "The %s '%s' does not exist", k.words, strings.Join(ids, ", "))
+	return Errorf(k.notFound, "The %s '%s' does not exist", k.words, strings.Join(ids, ", "))
 }
 
 func wellFormed(kind, id string) bool {

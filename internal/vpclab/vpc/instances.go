@@ -136,6 +136,9 @@ func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
 	if err == nil {
 		if err = c.room(i, e); err != nil {
 			c.delete(e)
+			if CodeOf(err) == "PrivateIpAddressLimitExceeded" {
+				err = Errorf("InvalidInterface.IpAddressLimitExceeded", "The number of private addresses exceeds the limit for %s.", i.Type)
+			}
 		}
 	}
 	if err != nil {
