@@ -104,6 +104,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
 	k.Status, k.replied = "in-use", r.cfg.Clock.Now()
+	r.replied = k.replied
 	r.forgetIntent()
 	return r.published(ctx)
 }
@@ -131,7 +132,8 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	done(p.weight())
-	k.give(addrs, prefixes, r.cfg.Clock.Now())
+	r.replied = r.cfg.Clock.Now()
+	k.give(addrs, prefixes, r.replied)
 	return r.published(ctx)
 }
 

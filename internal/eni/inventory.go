@@ -20,12 +20,15 @@ type Inventory struct {
 	InstanceType string       `json:"instanceType"`
 	Limits       cloud.Limits `json:"limits"`
 	ENIs         []ENI        `json:"enis"` // by device index
-	// Releasing are addresses and prefixes that the cloud was, or is about to
-	// be, asked to take back. They may be gone already: nobody may get them.
+	// Releasing are addresses and prefixes that the cloud was asked to take back
+	// lately, or is about to be. Whatever a listing says for a while: nobody may
+	// get them.
 	Releasing []Release `json:"releasing,omitempty"`
+	// Leaving are ENIs that are being detached, likewise; they are not in ENIs.
+	Leaving []Leave `json:"leaving,omitempty"`
 	// Usable: an address was assignable on this instance once.
 	Usable bool      `json:"usable,omitempty"`
-	At     time.Time `json:"at"` // when the cloud last confirmed it
+	At     time.Time `json:"at"` // when a reply last added to it; listings may trail that
 }
 
 // ENI is an attached ENI of ours, with what the data path needs to know.
@@ -57,6 +60,12 @@ type Release struct {
 	Prefix netip.Prefix `json:"prefix"`
 	ENI    string       `json:"eni"`
 	Since  time.Time    `json:"since"`
+}
+
+// Leave is one ENI on its way off the instance.
+type Leave struct {
+	ENI   string    `json:"eni"`
+	Since time.Time `json:"since"`
 }
 
 // MAC is a hardware address that reads "02:00:00:00:00:01" in JSON.
@@ -117,6 +126,11 @@ func (inv Inventory) validate() error {
 				return fmt.Errorf("enis: %v is of %s and of %s", p, other, e.ID)
 			}
 			seen[p] = e.ID
+		}
+	}
+	for _, l := range inv.Leaving {
+		if l.ENI == "" || ids[l.ENI] {
+			return fmt.Errorf("leaving: ENI %q: want one that is not among enis", l.ENI)
 		}
 	}
 	for _, r := range inv.Releasing {

@@ -25,11 +25,10 @@ type Node interface {
 	Withdraw(eni string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix)
 	// RestoreAddresses ends Withdraw, as the cloud still has them assigned.
 	RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix)
-	// WithdrawENI takes a whole ENI out of use, kernel state included, and tells whether it
-	// could: not while one of its addresses is used or cooling.
+	// WithdrawENI takes a whole ENI out of use and tells whether it could: not
+	// while one of its addresses is used or cooling. An inventory without it
+	// follows; one with it, later, means that it stays after all.
 	WithdrawENI(ctx context.Context, eni string) bool
-	// RestoreENI ends WithdrawENI, as the ENI stays attached.
-	RestoreENI(eni string)
 }
 
 // Usage is what pods are doing with the published addresses.

@@ -133,10 +133,7 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 		r.lookAt[id] = start.Add(2 * time.Second)
 	}
 	if since, ok := r.leaving[id]; ok && (!known || k.phase() != Attached || start.Sub(since) >= r.cfg.Lag) {
-		delete(r.leaving, id)
-		if known && k.phase() == Attached {
-			r.cfg.Node.RestoreENI(id)
-		}
+		delete(r.leaving, id) // if it is still attached, publishing it gives it back
 	}
 }
 

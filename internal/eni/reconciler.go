@@ -22,6 +22,7 @@ type Reconciler struct {
 	limits    cloud.Limits
 	itype     string
 	zone, vpc string
+	replied   time.Time            // when a reply last gave the node something
 	confirmed time.Time            // last full observation
 	observeAt time.Time            // when the next is due
 	lookAt    map[string]time.Time // ENIs to describe singly, and when
@@ -61,19 +62,35 @@ func (r *Reconciler) Seed(inv Inventory) {
 		return
 	}
 	now := r.cfg.Clock.Now()
-	r.seeded = true
+	r.seeded, r.replied = true, inv.At
 	if r.limits == (cloud.Limits{}) {
 		r.limits, r.itype = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
 		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
-		r.view.enis[e.ID] = newKnown(e.cloudENI(r.cfg))
+		k := newKnown(e.cloudENI(r.cfg))
+		r.view.enis[e.ID] = k
+		k.replied = inv.At
+		for _, t := range k.things() {
+			k.added[t] = inv.At
+		}
+	}
+	for _, l := range inv.Leaving {
+		k := newKnown(ENI{ID: l.ENI}.cloudENI(r.cfg))
+		k.Attachment.Status, k.replied = "detaching", l.Since
+		r.view.enis[l.ENI] = k
+		r.lookAt[l.ENI] = now
 	}
 	for _, rel := range inv.Releasing {
-		// The call may have taken effect: the listing is believed once it
-		// cannot be older than that.
-		if k := r.view.enis[rel.ENI]; k != nil && now.Sub(rel.Since) < r.cfg.Settle {
+		k := r.view.enis[rel.ENI]
+		if k == nil {
+			continue
+		}
+		if _, has := k.added[rel.Prefix]; has { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = rel.Since
+			delete(k.added, rel.Prefix)
+		} else {
+			k.removed[rel.Prefix] = rel.Since
 		}
 	}
 }
@@ -147,6 +164,9 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
 	if p := r.pending; p != nil && !r.closed(gateOf(p.Kind), now) {
 		r.pending = nil
+		if !r.renew(ctx, p, now) {
+			return true
+		}
 		return r.try(ctx, p)
 	}
 	if !r.observeAt.After(now) {
@@ -221,6 +241,9 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 		Addresses: len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing),
 		Used: u.Used, Cooling: u.Cooling, FreeSingles: u.FreeSingles, FreePrefixes: u.FreePrefixes,
 	}
+	if _, ok := r.leaving[k.ID]; ok && e.Phase == Attached {
+		e.Phase = Detaching // its detachment may be under way: no supply, and not asked for twice
+	}
 	for p := range k.releasing {
 		if p.IsSingleIP() {
 			e.Addresses--
@@ -237,9 +260,17 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.confirmed}
+	now := r.cfg.Clock.Now()
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
 	for _, k := range r.view.list() {
-		if !ours(k.ENI, r.cfg.Cluster) || k.phase() != Attached {
+		since, leaving := r.leaving[k.ID]
+		if k.phase() == Detaching {
+			since, leaving = k.replied, true
+		}
+		if leaving && r.view.fresh(since, now) {
+			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, Since: since})
+		}
+		if leaving || !ours(k.ENI, r.cfg.Cluster) || k.phase() != Attached {
 			continue
 		}
 		e := ENI{
@@ -249,8 +280,10 @@ func (r *Reconciler) inventory() Inventory {
 		}
 		e.Subnet, _ = r.cfg.Subnets.CIDR(k.SubnetID)
 		inv.ENIs = append(inv.ENIs, e)
-		for _, p := range sortedKeys(k.releasing) {
-			inv.Releasing = append(inv.Releasing, Release{Prefix: p, ENI: k.ID, Since: k.releasing[p]})
+		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
+			for _, p := range sortedKeys(m) {
+				inv.Releasing = append(inv.Releasing, Release{Prefix: p, ENI: k.ID, Since: m[p]})
+			}
 		}
 	}
 	return inv

@@ -36,6 +36,11 @@ func (r *Reconciler) prepare(ctx context.Context, a Action, now time.Time) *step
 			return nil
 		}
 		r.leaving[a.ENI] = now
+		if err := r.publish(ctx); err != nil {
+			r.stay(ctx, a.ENI)
+			r.fail(gateShrink, Detach, err, now, r.cfg.SlowRetry)
+			return nil
+		}
 	case Create:
 		p.intent = r.intend(a, now)
 		if err := r.cfg.Intents.Save(p.intent); err != nil {
@@ -61,11 +66,42 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 	p.Addresses, p.Prefixes = len(addrs), len(prefixes)
 	for _, t := range p.things {
 		k.releasing[t] = now
+		delete(k.added, t)
 	}
 	if err := r.publish(ctx); err != nil {
 		r.giveBack(p)
 		r.fail(gateShrink, Unassign, err, now, r.cfg.SlowRetry)
 		return false
+	}
+	return true
+}
+
+// renew readies a throttled step for another try: it may have become pointless
+// by what was observed since, and what is about to leave is recorded as of now.
+func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
+	if p.Kind == Create || p.Kind == FindSubnets {
+		return true
+	}
+	k, ok := r.view.enis[p.ENI]
+	want := Attached
+	if p.Kind == Attach || p.Kind == Delete {
+		want = Detached
+	}
+	if !ok || k.phase() != want {
+		return false
+	}
+	switch p.Kind {
+	case Detach:
+		r.leaving[p.ENI] = now
+		_ = r.publish(ctx)
+	case Unassign:
+		for _, t := range p.things {
+			if _, ok := k.releasing[t]; !ok {
+				return false // a listing showed it gone
+			}
+			k.releasing[t] = now
+		}
+		_ = r.publish(ctx)
 	}
 	return true
 }
@@ -80,6 +116,12 @@ func (r *Reconciler) giveBack(p *step) {
 		delete(k.releasing, t)
 	}
 	r.cfg.Node.RestoreAddresses(split(p.things))
+}
+
+// stay gives an ENI that was about to leave back to the node, by publishing it.
+func (r *Reconciler) stay(ctx context.Context, id string) {
+	delete(r.leaving, id)
+	_ = r.publish(ctx)
 }
 
 // split sorts things into single addresses and prefixes.

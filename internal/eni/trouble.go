@@ -118,7 +118,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	case class == cloud.SubnetFull && g == gateGrow:
 		r.subnetFull(p, err, now)
 	default:
-		r.undo(p, class, now)
+		r.undo(ctx, p, class, now)
 		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
 	}
 	return true
@@ -151,10 +151,13 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 
 // undo deals with what a failed step leaves open. Calls that may have taken
 // effect are followed by a look at the ENI before anything is repeated.
-func (r *Reconciler) undo(p *step, class cloud.Class, now time.Time) {
+func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	uncertain := class == cloud.Transient || class == cloud.Unknown
 	if class == cloud.LimitReached || class == cloud.Gone {
 		r.observeAt = now
+	}
+	if k, ok := r.view.enis[p.ENI]; ok && (p.Kind == Attach || p.Kind == Detach) {
+		k.unsure = true
 	}
 	switch p.Kind {
 	case Create:
@@ -182,13 +185,18 @@ func (r *Reconciler) undo(p *step, class cloud.Class, now time.Time) {
 			r.giveBack(p)
 			return
 		}
+		if k, ok := r.view.enis[p.ENI]; ok {
+			for _, t := range p.things {
+				k.releasing[t] = now // the call may have taken effect until now
+			}
+		}
 		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
 	case Detach:
 		if class == cloud.Permission || class == cloud.Bug {
-			delete(r.leaving, p.ENI)
-			r.cfg.Node.RestoreENI(p.ENI)
+			r.stay(ctx, p.ENI)
 			return
 		}
+		r.leaving[p.ENI] = now
 		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
 	case Delete:
 		r.lookAt[p.ENI] = now.Add(time.Second)

@@ -23,6 +23,7 @@ type view struct {
 type known struct {
 	cloud.ENI
 	replied   time.Time                  // when a reply last changed its attachment or being
+	unsure    bool                       // attaching or detaching was asked for and the reply was lost
 	added     map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed   map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
 	releasing map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
@@ -67,17 +68,38 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 	}
 	e.Addresses = k.addresses(e.Addresses)
 	e.Prefixes = k.prefixes(e.Prefixes)
-	// A detachment that a listing shows to be over is: waiting on is no safer.
-	over := k.phase() == Detaching && e.Attachment == nil
-	if v.fresh(k.replied, now) && !over {
-		e.Attachment, e.Status = k.Attachment, k.Status
+	if v.fresh(k.replied, now) {
+		e.Attachment, e.Status = k.attached(e)
 	}
 	k.ENI = e
 	held := map[netip.Prefix]bool{}
 	for _, p := range k.things() {
 		held[p] = true
 	}
-	maps.DeleteFunc(k.releasing, func(p netip.Prefix, _ time.Time) bool { return !held[p] })
+	for p := range k.releasing {
+		if !held[p] { // gone; an older listing that still has it must not bring it back
+			delete(k.releasing, p)
+			k.removed[p] = now
+		}
+	}
+}
+
+// attached decides between what a reply said of the attachment lately and what
+// a listing says: the reply, but for what only a later listing can know.
+func (k *known) attached(listed cloud.ENI) (*cloud.Attachment, string) {
+	switch {
+	case k.phase() == Detaching && listed.Attachment == nil: // it is over
+		return nil, listed.Status
+	case k.unsure && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
+		k.unsure = false
+		return listed.Attachment, listed.Status
+	case k.Attachment != nil && k.Attachment.ID == "" && listed.Attachment != nil: // as stored, without the ID
+		a := *listed.Attachment
+		a.Status = k.Attachment.Status
+		return &a, listed.Status
+	default:
+		return k.Attachment, k.Status
+	}
 }
 
 // addresses corrects a listing's addresses by the replies since.
@@ -136,11 +158,13 @@ func (k *known) take(things []netip.Prefix, now time.Time) {
 }
 
 // phase is where the ENI is on its way in or out.
-func (k *known) phase() Phase {
+func (k *known) phase() Phase { return phaseOf(k.Attachment) }
+
+func phaseOf(a *cloud.Attachment) Phase {
 	switch {
-	case k.Attachment == nil:
+	case a == nil:
 		return Detached
-	case k.Attachment.Status == "detaching" || k.Attachment.Status == "detached":
+	case a.Status == "detaching" || a.Status == "detached":
 		return Detaching
 	default:
 		return Attached

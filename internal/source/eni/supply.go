@@ -137,19 +137,15 @@ func (s *Source) RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefi
 func (s *Source) WithdrawENI(_ context.Context, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, l := range s.leases {
+		if l.ENI == id {
+			return false // also one that the cloud does not list as its own
+		}
+	}
 	if _, ok := s.published[id]; !ok {
 		return true
 	}
 	return s.alloc.WithdrawGroup(id) == nil
-}
-
-// RestoreENI implements the reconciler's Node.
-func (s *Source) RestoreENI(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.alloc.RestoreGroup(id)
-	s.serve(s.clock.Now())
-	signal(s.program)
 }
 
 func sortedIDs[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

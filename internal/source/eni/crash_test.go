@@ -1,0 +1,223 @@
+package eni
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// killer stops the daemon where an armed failpoint was hit.
+type killer struct {
+	stop func()
+	hits int
+}
+
+func (k *killer) Acted(_ eni.Kind, _ cloud.Class, err error, _ time.Duration) {
+	if errors.Is(err, failpoint.ErrHit) {
+		k.hits++
+		k.stop()
+	}
+}
+
+func (*killer) Reconciled(time.Duration) {}
+
+// arm makes the next starts of n die at failpoints.
+func (n *node) arm() *killer {
+	k := &killer{stop: func() { n.stop() }}
+	n.tune = func(c *eni.Config) { c.Observer = k }
+	return k
+}
+
+// reborn starts the daemon again if it died.
+func (n *node) reborn() {
+	synctest.Wait()
+	select {
+	case <-n.done:
+		n.start()
+	default:
+	}
+}
+
+// finalCheck demands that everything at EC2 is in the books and the other way around.
+func (n *node) finalCheck() {
+	n.t.Helper()
+	n.check()
+	have := map[string]bool{}
+	for _, a := range n.Snapshot().Addresses {
+		have[a.Addr.String()] = true
+	}
+	total := 0
+	for _, e := range n.cloud.Truth() {
+		if e.Attachment == nil {
+			n.t.Errorf("%s is left detached", e.ID)
+			continue
+		}
+		if !e.Attachment.DeleteOnTermination {
+			n.t.Errorf("%s would outlive its instance", e.ID)
+		}
+		for _, a := range e.Addresses {
+			total++
+			if !have[a.String()] {
+				n.t.Errorf("%v is assigned and in nobody's books", a)
+			}
+		}
+	}
+	if total != len(have) {
+		n.t.Errorf("EC2 has %d addresses, the books %d", total, len(have))
+	}
+}
+
+// The daemon dies at each step of growing and shrinking in turn, and comes
+// back. Nothing leaks and nothing is done twice.
+func TestCrashAtEveryStep(t *testing.T) {
+	tried := 0
+	for _, point := range failpoint.Names() {
+		if !strings.HasPrefix(point, "eni.") || strings.HasPrefix(point, "eni.collect") {
+			continue
+		}
+		tried++
+		for _, lag := range []time.Duration{0, 2 * time.Second} {
+			t.Run(fmt.Sprintf("%s/lag=%v", point, lag), func(t *testing.T) {
+				policy, want := ipam.Policy{WarmIP: 1}, "1"
+				if strings.HasPrefix(point, "eni.tag") { // an ENI to adopt must be needed
+					policy, want = ipam.Policy{MinimumIP: 4}, "3,1"
+				}
+				bubble(t, "t3.small", policy, func(t *testing.T, n *node) {
+					if strings.HasPrefix(point, "eni.tag") {
+						n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary,
+							map[string]string{eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-before"})
+					}
+					restore, err := failpoint.Set(point + "=error@1")
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer restore()
+					k := n.arm()
+					n.cloud.SetLag(lag)
+					n.cloud.SetAttachTime(time.Second)
+					n.start()
+					n.settle(time.Second)
+					n.reborn()
+					if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
+						n.reborn()
+						for i := range 7 {
+							if _, ok := n.leases[key(i)]; !ok {
+								n.add(i, 45*time.Second) // as a runtime tries again
+							}
+						}
+					}
+					n.settle(10 * time.Second)
+					n.check()
+					for i := range 7 {
+						n.del(i)
+					}
+					for range 60 {
+						n.settle(5 * time.Second)
+						n.reborn()
+					}
+					n.finalCheck()
+					n.wantLayout(want)
+					if k.hits != 1 {
+						t.Errorf("the failpoint was hit %d times", k.hits)
+					}
+				})
+			})
+		}
+	}
+	if tried < 16 {
+		t.Errorf("only %d failpoints are registered", tried)
+	}
+}
+
+var troubleSeed = flag.Uint64("trouble.seed", 0, "run TestRandomTrouble with this seed alone")
+
+// Random pods, faults, lag and deaths; then peace, and the books must balance.
+func TestRandomTrouble(t *testing.T) {
+	if *troubleSeed != 0 {
+		randomTrouble(t, *troubleSeed)
+		return
+	}
+	for range 40 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) { randomTrouble(t, seed) })
+	}
+}
+
+func randomTrouble(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 0))
+	policies := []ipam.Policy{ipam.DefaultAWS(), {WarmIP: 2}, {WarmIP: 1, MinimumIP: 6}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1}}
+	bubble(t, []string{"t3.small", "m5.xlarge"}[rng.IntN(2)], policies[rng.IntN(len(policies))], func(t *testing.T, n *node) {
+		n.arm()
+		n.cloud.SetLag(time.Duration(rng.IntN(4)) * time.Second)
+		n.cloud.SetAttachTime(time.Duration(rng.IntN(5)) * time.Second)
+		n.cloud.SetLatency("", time.Duration(rng.IntN(200))*time.Millisecond)
+		n.start()
+		live := map[int]bool{}
+		next := 0
+		for range 60 {
+			n.chaos(rng)
+			for range rng.IntN(6) {
+				if _, err := n.try(next, time.Duration(rng.IntN(8))*time.Second); err == nil {
+					live[next] = true
+				} else if ex, ok := errors.AsType[*source.Exhausted](err); !ok || ex.Reason == "" {
+					t.Fatalf("a failure without a reason: %v", err)
+				}
+				next++
+			}
+			for i := range live {
+				if rng.IntN(3) == 0 {
+					n.del(i)
+					delete(live, i)
+				}
+			}
+			n.settle(time.Duration(rng.IntN(40)) * time.Second)
+			n.reborn()
+			n.check()
+		}
+		failpointsOff(t)
+		n.cloud.ClearFaults()
+		n.reborn()
+		for range 80 {
+			n.settle(10 * time.Second)
+			n.reborn()
+		}
+		n.finalCheck()
+	})
+}
+
+// chaos adds one piece of trouble.
+func (n *node) chaos(rng *rand.Rand) {
+	classes := []cloud.Class{cloud.Throttled, cloud.Transient, cloud.Transient, cloud.Conflict, cloud.Permission, cloud.LimitReached}
+	switch rng.IntN(4) {
+	case 0:
+		n.cloud.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(cloud.Transient, ""), After: true})
+	case 1:
+		n.cloud.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(classes[rng.IntN(len(classes))], "Injected")})
+	case 2:
+		names := failpoint.Names()
+		if _, err := failpoint.Set(names[rng.IntN(len(names))] + "=error@1"); err != nil {
+			n.t.Fatal(err)
+		}
+	case 3:
+		n.kill()
+		n.start()
+	}
+}
+
+func failpointsOff(t *testing.T) {
+	if _, err := failpoint.Set(""); err != nil {
+		t.Fatal(err)
+	}
+}
