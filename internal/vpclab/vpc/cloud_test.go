@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -189,6 +190,29 @@ func TestInstanceLifeInEvents(t *testing.T) {
 	step(time.Hour)
 	if _, ok := c.Snapshot().Instance("n"); ok {
 		t.Fatal("still described after an hour")
+	}
+}
+
+func TestRunInstanceMistakes(t *testing.T) {
+	c := newCloud(t, spec.Default())
+	good := spec.Instance{Name: "n", Type: "m5.large", Subnet: "a"}
+	for want, change := range map[string]func(*spec.Instance){
+		`no subnet "z"`:          func(s *spec.Instance) { s.Subnet = "z" },
+		`no subnet "y"`:          func(s *spec.Instance) { s.Interfaces = []spec.Interface{{DeviceIndex: 1, Subnet: "y"}} },
+		`no security group "w"`:  func(s *spec.Instance) { s.SecurityGroups = []string{"w"} },
+		`no role "admin"`:        func(s *spec.Instance) { s.Role = "admin" },
+		"m5.lorge":               func(s *spec.Instance) { s.Type = "m5.lorge" },
+		"already has an":         func(s *spec.Instance) { s.Interfaces = []spec.Interface{{DeviceIndex: 0}} },
+		"IpAddressLimitExceeded": func(s *spec.Instance) { s.Secondary = 10 },
+	} {
+		s := good
+		change(&s)
+		if _, err := c.RunInstance(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	if books := c.Snapshot(); len(books.Instances) != 2 || len(books.ENIs) != 2 || books.Check() != nil {
+		t.Errorf("left %d instances, %d ENIs, %v", len(books.Instances), len(books.ENIs), books.Check())
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
-	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
 // terminatedShown is how long a terminated instance is still described
@@ -298,66 +297,6 @@ func (c *Cloud) transition(ids []string, f func(*Instance) error) (out []StateCh
 		return nil
 	})
 	return out, err
-}
-
-// RunInstance launches an instance as the spec writes one, and returns it.
-func (c *Cloud) RunInstance(s spec.Instance) (out Instance, err error) {
-	err = c.change(func() error {
-		i, err := c.launchSpec(s)
-		if err == nil {
-			out = i.Clone()
-		}
-		return err
-	})
-	return out, err
-}
-
-// launchSpec launches an instance with all its interfaces. The lock is held.
-func (c *Cloud) launchSpec(s spec.Instance) (*Instance, error) {
-	subnet := c.subnetNamed(s.Subnet)
-	if subnet == nil {
-		return nil, NotFound("subnet", s.Subnet)
-	}
-	i, err := c.launch(LaunchRequest{
-		Name: s.Name, Type: s.Type, SubnetID: subnet.ID, Groups: c.groupsNamed(subnet.VPCID, s.SecurityGroups),
-		Role: s.Role, ImageID: "ami-0000000000000001a", Primary: s.PrivateIP, Tags: named(s.Name, s.Tags), id: s.ID,
-		Addresses: AddressRequest{IPv4Count: s.Secondary, PrefixCount: s.Prefixes, IPv6Count: s.IPv6},
-		Requester: c.account,
-	}, c.newID("r"))
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range s.Interfaces {
-		if err := c.launchInterface(i, subnet, s, e); err != nil {
-			c.erase(i.ID)
-			return nil, err
-		}
-	}
-	c.after(c.delays.Launch.D(), func() { c.start(i.ID) })
-	return c.instances.get(i.ID), nil
-}
-
-func (c *Cloud) launchInterface(i *Instance, subnet *Subnet, s spec.Instance, e spec.Interface) error {
-	if e.Subnet != "" {
-		subnet = c.subnetNamed(e.Subnet)
-	}
-	if e.SecurityGroups == nil {
-		e.SecurityGroups = s.SecurityGroups
-	}
-	eni, err := c.create(CreateRequest{
-		SubnetID: subnet.ID, Groups: c.groupsNamed(subnet.VPCID, e.SecurityGroups), Type: e.Type, Description: e.Description,
-		Tags: e.Tags, Requester: c.account,
-		Addresses: AddressRequest{IPv4Count: e.Secondary, PrefixCount: e.Prefixes, IPv6Count: e.IPv6},
-	})
-	if err != nil {
-		return err
-	}
-	if err = c.mayAttach(eni, i, e.DeviceIndex, e.NetworkCard); err != nil {
-		c.delete(eni)
-		return err
-	}
-	c.plug(i, eni, e.DeviceIndex, e.NetworkCard, Attached, e.DeleteOnTermination)
-	return nil
 }
 
 // TerminateInstance begins to terminate an instance, named by ID or name.
