@@ -24,6 +24,9 @@ import (
 const (
 	lockWait   = 30 * time.Second // for the daemon that this one replaces
 	retryPause = 5 * time.Second  // between attempts of a step of the start
+
+	// metadataTimeout is short because asking is repeated.
+	metadataTimeout = 5 * time.Second
 )
 
 // node is what the parts of one berthd share.
@@ -69,7 +72,7 @@ func (n *node) serve(ctx context.Context) error {
 	defer n.front.Close()
 	n.aws = aws.Options{
 		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
-		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd",
+		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
 	}
 	n.meta = aws.NewMetadata(n.aws)
 	if err := n.until(ctx, "the instance metadata service", func() (err error) {
@@ -195,6 +198,7 @@ func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
 		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups,
 		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),
 		ShrinkDelay: n.cfg.ShrinkDelay, ListingInterval: n.cfg.ListingInterval,
+		OrphanAge: n.cfg.OrphanAge, OrphanInterval: n.cfg.OrphanInterval,
 	})
 }
 

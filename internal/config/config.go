@@ -36,6 +36,8 @@ type Config struct {
 	MaxPods         int // 0: no cap
 	ShrinkDelay     time.Duration
 	ListingInterval time.Duration
+	OrphanAge       time.Duration
+	OrphanInterval  time.Duration
 	Subnets         []string
 	SubnetTags      map[string]string
 	SecurityGroups  []string

@@ -85,10 +85,14 @@ func warmSettings(c *Config) []Setting {
 			Doc: "How long a released address is kept from new pods."},
 		{Flag: "max-pods", Env: []string{"MAX_PODS"}, Default: "0", Unit: "pods", parse: integer(&c.MaxPods, 0, maxCount, 0),
 			Doc: "Most pods with an address of their own on this node: growth stops there. 0 sets no cap."},
-		{Flag: "shrink-delay", Default: "1m", parse: duration(&c.ShrinkDelay, 0, day),
+		{Flag: "shrink-delay", Default: "1m", parse: duration(&c.ShrinkDelay, time.Millisecond, day),
 			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
 		{Flag: "listing-interval", Default: "5m", parse: duration(&c.ListingInterval, time.Second, day),
 			Doc: "How often everything the cloud holds for this node is listed, to repair what events missed."},
+		{Flag: "orphan-age", Default: "15m", parse: duration(&c.OrphanAge, time.Second, 30*day),
+			Doc: "How old a detached ENI of a vanished instance of this cluster must be before this node deletes it."},
+		{Flag: "orphan-interval", Default: "10m", parse: duration(&c.OrphanInterval, time.Second, day),
+			Doc: "How often this node looks for such ENIs, at random times around it."},
 	}
 }
 

@@ -75,6 +75,8 @@ type Config struct {
 
 	ShrinkDelay     time.Duration // 0: the reconciler's default, as for those below
 	ListingInterval time.Duration
+	OrphanAge       time.Duration
+	OrphanInterval  time.Duration
 	// Tune may change what the reconciler is made with; for tests.
 	Tune func(*eni.Config)
 }
@@ -132,6 +134,7 @@ func New(cfg Config) (*Source, error) {
 		Policy: cfg.Policy, Limits: cfg.Limits, SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups,
 		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: cfg.Observer,
 		Clock: cfg.Clock, Rand: cfg.Rand, Logger: cfg.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
+		OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
 	}
 	if cfg.Tune != nil {
 		cfg.Tune(&rc)
