@@ -143,6 +143,8 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.R
 	}
 	if err == nil {
 		d.markUsable()
+		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
+			"addresses", rec.Lease.Addrs(), "eni", rec.Lease.ENI)
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {

@@ -71,6 +71,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	err := failpoint.Hit("daemon.del.unrecorded")
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
-	d.Log.Debug("released", "attachment", rec.Key.String(), "addresses", rec.Lease.Addrs(), "why", why)
+	d.Log.Info("released", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
+		"addresses", rec.Lease.Addrs(), "why", why)
 	return errors.Join(err, failpoint.Hit("daemon.del.released"))
 }

@@ -47,6 +47,5 @@ func (d *Daemon) releaseIf(ctx context.Context, seen attachment.Record, why stri
 	if rec.State == attachment.Pending {
 		return true, d.undo(ctx, rec)
 	}
-	d.Log.Info("releasing an attachment", "attachment", rec.Key.String(), "addresses", rec.Lease.Addrs(), "why", why)
 	return true, d.release(ctx, rec, why)
 }

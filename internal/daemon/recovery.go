@@ -86,8 +86,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 		return fmt.Errorf("restoring its addresses: %w", err)
 	}
 	if rec.State == attachment.Releasing {
-		r.Log.Info("finishing the removal of an attachment", "attachment", rec.Key.String())
-		return r.release(ctx, rec, "recovery")
+		return r.release(ctx, rec, "removal that was half done")
 	}
 	return r.ready(ctx, rec)
 }
@@ -103,7 +102,6 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 		if r.listed == nil || r.listed[rec.Key.ContainerID] {
 			return nil
 		}
-		r.Log.Info("releasing an attachment whose sandbox is gone", "attachment", rec.Key.String())
 		return r.release(ctx, rec, "sandbox gone")
 	}
 	_, err = r.addAgain(ctx, rec)

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// berthd runs the command with these flags until the test or stop ends it.
+func berthd(t *testing.T, flags ...string) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := newCommand()
+	cmd.SetArgs(flags)
+	done := make(chan error, 1)
+	go func() { done <- cmd.ExecuteContext(ctx) }()
+	ended := false
+	stop = func() error {
+		cancel()
+		if ended {
+			return nil
+		}
+		ended = true
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(10 * time.Second):
+			t.Fatal("berthd did not end")
+			return nil
+		}
+	}
+	t.Cleanup(func() { _ = stop() })
+	return stop
+}
+
+// deadMetadata is the URL of a metadata service that refuses connections.
+func deadMetadata(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewServer(http.NotFoundHandler())
+	s.Close()
+	return s.URL
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
+	dir, web := t.TempDir(), freeAddress(t)
+	socket := filepath.Join(dir, "berthd.sock")
+	stop := berthd(t, "--state-dir="+dir, "--socket="+socket, "--imds-endpoint="+deadMetadata(t),
+		"--introspection-address=", "--metrics-address="+web, "--log-level=error")
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_, err = rpc.NewNodeClient(conn).Status(ctx, &rpc.StatusRequest{}, grpc.WaitForReady(true))
+	if err == nil || !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
+		t.Errorf("STATUS: %v", err)
+	}
+	for path, want := range map[string]int{"/livez": 200, "/readyz": 503, "/metrics": 200} {
+		r, err := http.Get("http://" + web + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(r.Body)
+		r.Body.Close()
+		if r.StatusCode != want {
+			t.Errorf("%s: %d %s", path, r.StatusCode, body)
+		}
+	}
+	begun := time.Now()
+	if err := stop(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if took := time.Since(begun); took > 2*time.Second {
+		t.Errorf("took %v to end", took)
+	}
+}
+
+func TestAddressInUseNamesTheFlag(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := t.TempDir()
+	cmd := newCommand()
+	cmd.SetArgs([]string{"--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=" + l.Addr().String(), "--log-level=error"})
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--introspection-address "+l.Addr().String()) {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
+	t.Setenv("WARM_IP_TARGET", "many")
+	cmd := newCommand()
+	cmd.SetArgs([]string{"--no-such-flag"})
+	cmd.SetOut(io.Discard)
+	err := cmd.Execute()
+	if err == nil || !strings.Contains(err.Error(), "--no-such-flag") || !strings.Contains(err.Error(), "WARM_IP_TARGET") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestReferences(t *testing.T) {
+	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
+		var out bytes.Buffer
+		cmd := newCommand()
+		cmd.SetArgs([]string{name})
+		cmd.SetOut(&out)
+		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: %v, lacks %s", name, err, want)
+		}
+	}
+}
+
+func TestLogLevelAndFormat(t *testing.T) {
+	var out bytes.Buffer
+	log := newLogger(&out, configWith(t, "--log-level=warn", "--log-format=json"))
+	log.Info("hidden")
+	log.Log(context.Background(), slog.LevelWarn, "shown")
+	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {
+		t.Errorf("log %s", s)
+	}
+}
+
+func configWith(t *testing.T, args ...string) config.Config {
+	t.Helper()
+	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+	l := config.NewLoader(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Load(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
