@@ -36,7 +36,7 @@ daemon and the kernel are the real ones. Exits with 0 when every proof passed.`,
 			}
 			o := demo.Options{
 				Lab:  lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes},
-				Keep: keep, Out: cmd.OutOrStdout(),
+				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
 			case background:

@@ -49,6 +49,28 @@ func TestEveryProofPasses(t *testing.T) {
 	}
 }
 
+// TestProofsNotice breaks what a proof is about, and wants it to fail and the
+// next not to.
+func TestProofsNotice(t *testing.T) {
+	for name, tc := range map[string]struct{ arg, failed string }{
+		"no SNAT":    {"--external-snat", "pod to internet"},
+		"no cooling": {"--cooling-period=0s", "address cools"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			o := options(t, &out, "berthd", "berth")
+			o.Lab.DaemonArgs = []string{tc.arg}
+			err := Run(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), tc.failed) {
+				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
+			}
+			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
+				t.Errorf("want a tick for on-premises and a cross:\n%s", &out)
+			}
+		})
+	}
+}
+
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
 	var out bytes.Buffer
 	o := options(t, &out, "berthd", "berth")

@@ -38,7 +38,7 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 	if err := errors.Join(errs...); err != nil {
 		return "", err
 	}
-	enis := map[int]int{}
+	onPrimary := 0
 	for _, n := range s.nodes {
 		secondary := false
 		for _, p := range s.pods[n.Name] {
@@ -46,7 +46,9 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			enis[i]++
+			if i == 0 {
+				onPrimary++
+			}
 			secondary = secondary || i > 0
 		}
 		if !secondary {
@@ -54,8 +56,8 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 		}
 	}
 	slices.Sort(took)
-	return fmt.Sprintf("%d pods on %d nodes; ADD median %s, slowest %s; by ENI %v",
-		len(took), len(s.nodes), ms(took[len(took)/2]), ms(took[len(took)-1]), enis), nil
+	return fmt.Sprintf("%d pods on %d nodes; ADD median %s, slowest %s; %d on secondary ENIs",
+		len(took), len(s.nodes), ms(took[len(took)/2]), ms(took[len(took)-1]), len(took)-onPrimary), nil
 }
 
 // index is the device index of the ENI that has an address.

@@ -75,23 +75,40 @@ func (t *teller) summary() error {
 }
 
 // next says what to do with a lab that stays up.
-func (t *teller) next(dir, node string) {
+func (t *teller) next(program, dir, node string) {
 	t.say("The lab stays up. Where to go next:")
-	for _, l := range [][2]string{
-		{"status", "nodes, ENIs, pods, dropped packets"},
-		{"exec " + node + " -- curl -s localhost:6666/ip-manager", "what berthd knows"},
-		{"exec " + node + " -- berthctl ip-manager", "the same as a table"},
-		{"exec " + node + " -- ip rule", "policy routing"},
-		{"pod add " + node + " mine", "another pod"},
-		{"exec " + node + "/mine -- curl -s " + internet.String() + ":8080/", "ask the internet who you are"},
-		{"fault throttle 'Assign*' 0.2", "make EC2 misbehave; fault list, fault clear"},
-		{"kill " + node + " --restart", "kill -9 berthd and start it again"},
-		{"down", "remove everything"},
-	} {
-		verb, rest, _ := strings.Cut(l[0], " ")
-		if verb == "pod" {
-			verb, rest = "pod add", strings.TrimPrefix(rest, "add ")
-		}
-		t.say("  %-76s %s", strings.TrimSpace("bin/vpclab "+verb+" --dir "+dir+" "+rest), l[1])
+	at := func(verb, rest string) string {
+		return strings.TrimSpace(program + " " + verb + " --dir " + dir + " " + rest)
+	}
+	t.table([][2]string{
+		{at("status", ""), "nodes, ENIs, pods, dropped packets"},
+		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
+		{at("exec", node+" -- ip rule"), "policy routing"},
+		{at("pod add", node+" mine"), "another pod"},
+		{at("exec", node+"/mine -- curl -s "+internet.String()+":8080/"), "ask the internet who you are"},
+		{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
+		{at("kill", node+" --restart"), "kill -9 berthd and start it again"},
+		{at("down", ""), "remove everything"},
+	})
+}
+
+// after says what to do when the lab is gone again.
+func (t *teller) after(program string) {
+	t.say("The lab is removed. Where to go next:")
+	t.table([][2]string{
+		{program + " demo --keep", "the same, and leave the lab up to look around"},
+		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
+		{program + " help", "what else there is"},
+		{"docs/README.md", "how to install and configure Berth"},
+	})
+}
+
+func (t *teller) table(rows [][2]string) {
+	width := 0
+	for _, r := range rows {
+		width = max(width, len(r[0]))
+	}
+	for _, r := range rows {
+		t.say("  %-*s  %s", width, r[0], r[1])
 	}
 }

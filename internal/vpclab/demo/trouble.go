@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/ns"
@@ -84,106 +83,33 @@ func cooling(ctx context.Context, s *stage) (string, error) {
 	return fmt.Sprintf("%v cool for %.0f s more; new pods got %v", freed, remaining.Seconds(), fresh), nil
 }
 
-// conversation is traffic that goes on while something else happens.
-type conversation struct {
-	answered, lost int
-	worst          time.Duration
-	err            error // the first loss
-}
-
-// converse asks again and again, each question once, until ctx ends.
-func converse(ctx context.Context, path, network string, to netip.Addr) (c conversation) {
-	conn, err := echo.Connect(ctx, path, network, port(to), netip.Addr{})
-	if err != nil {
-		return conversation{lost: 1, err: err}
-	}
-	defer conn.Close()
-	for i := 0; ctx.Err() == nil; i++ {
-		began := time.Now()
-		text := fmt.Sprintf("question %d", i)
-		r, err := conn.Once(text, 2*time.Second)
-		if err == nil && r.Text != text {
-			err = fmt.Errorf("asked %q, was answered %q", text, r.Text)
-		}
-		if err != nil {
-			c.lost++
-			c.err = errors.Join(c.err, err)
-			if network == "tcp" || c.lost > 3 {
-				return c
-			}
-			continue
-		}
-		c.answered++
-		c.worst = max(c.worst, time.Since(began))
-		<-time.After(2 * time.Millisecond) // the pace of the traffic
-	}
-	return c
-}
-
-// killUnderTraffic kills the first node's daemon while its pods talk to
-// everybody, starts it again, and makes a pod after that.
-func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
-	n, other := s.nodes[0], s.nodes[1]
-	talk, stop := context.WithCancel(ctx)
-	defer stop()
-	far := s.pods[other.Name][0].Addr()
-	var wg sync.WaitGroup
-	var mu sync.Mutex // guards all
-	var all []conversation
-	for _, p := range s.pods[n.Name] {
-		for network, to := range map[string]netip.Addr{"tcp": far, "udp": internet} {
-			wg.Go(func() {
-				c := converse(talk, p.Netns(), network, to)
-				mu.Lock()
-				defer mu.Unlock()
-				all = append(all, c)
-			})
-		}
-	}
-	began := time.Now()
-	err := errors.Join(n.Kill(), n.Start(), n.WaitReady(ctx))
-	down := time.Since(began)
-	var p *node.Pod
-	if err == nil {
-		if p, err = n.AddPod(ctx, "after-kill", node.PodOptions{}); err == nil {
-			s.pods[n.Name] = n.Pods()
-			_, err = p.Ask(ctx, "tcp", far, "hello")
-		}
-	}
-	stop()
-	wg.Wait()
-	total, worst := 0, time.Duration(0)
-	for _, c := range all {
-		total += c.answered
-		worst = max(worst, c.worst)
-		if c.lost > 0 {
-			err = errors.Join(err, fmt.Errorf("%d questions lost: %w", c.lost, c.err))
-		}
-	}
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; ready after %s; pod %s added",
-		total, len(all), ms(worst), ms(down), p.Addr()), nil
-}
-
-// throttled lets EC2 admit few calls and makes pods that need new addresses.
+// throttled launches one more node while EC2 admits few calls, and makes as
+// many pods there as its ENIs can hold.
 func throttled(ctx context.Context, s *stage) (string, error) {
-	n := s.nodes[1]
 	cloud := s.lab.Cloud
 	const rate = 2.0 // calls a second of each action
 	cloud.SetRateLimit("*", spec.RateLimit{Bucket: 1, Refill: rate})
 	defer cloud.ClearRateLimit("*")
 	cloud.ResetCalls()
-	// Everything but one address of the node's three ENIs is put to use.
-	const more = 3
-	var wg sync.WaitGroup
-	errs := make([]error, more)
 	began := time.Now()
-	for i := range more {
-		wg.Go(func() {
-			_, errs[i] = n.AddPod(ctx, fmt.Sprintf("throttled-%d", i+1), node.PodOptions{})
-		})
+	name := fmt.Sprintf("node-%d", len(s.nodes)+1)
+	like := s.lab.Cloud.Spec().Instances[0]
+	if _, err := cloud.RunInstance(spec.Instance{Name: name, Type: like.Type, Subnet: like.Subnet, Role: like.Role}); err != nil {
+		return "", err
+	}
+	n, err := s.lab.Node(name)
+	if err != nil {
+		return "", err
+	}
+	s.nodes = append(s.nodes, n)
+	if err := n.WaitReady(ctx); err != nil {
+		return "", err
+	}
+	pods := usableAddresses
+	errs := make([]error, pods)
+	var wg sync.WaitGroup
+	for i := range pods {
+		wg.Go(func() { _, errs[i] = n.AddPod(ctx, fmt.Sprintf("pod-%d", i+1), node.PodOptions{}) })
 	}
 	wg.Wait()
 	took := time.Since(began)
@@ -196,16 +122,15 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 		calls += c.Count
 		refused += c.Errors["RequestLimitExceeded"]
 	}
-	enis := len(s.lab.Books().InstanceENIs(n.InstanceID))
-	if need := 3; enis > need {
-		return "", fmt.Errorf("%d ENIs attached, %d pods need %d", enis, len(s.pods[n.Name]), need)
+	created := cloud.Calls()["CreateNetworkInterface"]
+	if made := created.Count - created.Errors["RequestLimitExceeded"]; made != usableENIs-1 {
+		return "", fmt.Errorf("%d ENIs were created for %d pods, which need %d", made, pods, usableENIs-1)
 	}
-	for _, e := range s.lab.Books().ENIs {
-		if e.Attachment == nil {
-			return "", fmt.Errorf("ENI %s was made and not attached", e.ID)
-		}
+	if 2*refused > calls {
+		return "", fmt.Errorf("%d of %d calls were refused: the limiter does not learn", refused, calls)
 	}
-	return fmt.Sprintf("%d pods in %.1f s at %.0f calls/s; %d calls, %d refused; %d ENIs", more, took.Seconds(), rate, calls, refused, enis), nil
+	return fmt.Sprintf("a new node and its %d pods in %.1f s at %.0f calls/s an action; %d calls, %d refused; %d ENIs",
+		pods, took.Seconds(), rate, calls, refused, usableENIs), nil
 }
 
 // metadataBlocked restarts a daemon with the switch and asks for the metadata

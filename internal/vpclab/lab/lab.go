@@ -113,6 +113,11 @@ func (o Options) complete() (Options, error) {
 	if o.BinDir, err = filepath.Abs(o.BinDir); err != nil {
 		return o, fmt.Errorf("directory of the programs: %w", err)
 	}
+	for _, program := range []string{"berthd", "berth"} {
+		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil && !o.NoDaemons {
+			return o, fmt.Errorf("find %s: %w (build the programs first, or say where they are)", program, err)
+		}
+	}
 	if o.Nodes == 0 {
 		o.Nodes = 2
 	}
