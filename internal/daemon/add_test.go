@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"google.golang.org/grpc"
+
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+func TestAddIsIdempotent(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.start()
+	ns := n.newNetns("a")
+	first := mustAdd(t, r, "a", ns)
+	if got := first.GetAddresses(); len(got) != 1 || got[0] != "10.0.0.5/32" {
+		t.Errorf("addresses %v", got)
+	}
+	if first.GetHost().GetName() != hostLinkName(keyFor("a")) || first.GetSandbox().GetName() != "eth0" || first.GetMtu() != 9001 {
+		t.Errorf("reply %v", first)
+	}
+	n.kernel.mu.Lock()
+	clear(n.kernel.routes) // someone removed them: the second ADD puts them back
+	n.kernel.mu.Unlock()
+	if again := mustAdd(t, r, "a", ns); again.String() != first.String() {
+		t.Errorf("second answer %v, first %v", again, first)
+	}
+	n.wantKernel(t, 1, 1)
+}
+
+func TestAddInNewSandboxOfSameContainerTakesAnotherAddress(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	r := n.start()
+	defer n.tick()()
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if got := mustAdd(t, r, "a", n.newNetns("a")).GetAddresses()[0]; got != "10.0.0.6/32" {
+		t.Errorf("address %s, want the other one: the first cools", got)
+	}
+	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
+		t.Error("the first address does not cool")
+	}
+}
+
+func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	mustAdd(t, r, "a", n.newNetns("a"))
+	mustDel(t, r, "a")
+	n.clock.Advance(30 * time.Second)
+	reply := mustAdd(t, r, "b", n.newNetns("b"))
+	if reply.GetAddresses()[0] != "10.0.0.5/32" {
+		t.Fatalf("address %v", reply.GetAddresses())
+	}
+	mustDel(t, r, "a")
+	if rec, ok := r.Store.ByAddr(n.addrs[0]); !ok || rec.Key != keyFor("b") {
+		t.Errorf("holder %v, %v", rec.Key, ok)
+	}
+	if _, ok := r.Store.Cooling(n.addrs[0]); ok {
+		t.Error("a held address has a cooling record")
+	}
+	_, routes := n.kernel.state()
+	if want := "10.0.0.5 " + hostLinkName(keyFor("b")); len(routes) != 1 || routes[0] != want {
+		t.Errorf("routes %v, want %s", routes, want)
+	}
+}
+
+func TestAddWithoutAddressNamesTheReason(t *testing.T) {
+	n := newNode(t)
+	r := n.start()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := r.client.Add(ctx, addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
+	f := wantFailure(t, err, types.ErrTryAgainLater)
+	if f.GetMessage() != "no address for the pod: the fake source has no free address" {
+		t.Errorf("message %q", f.GetMessage())
+	}
+	if r.source.Waiting() != 0 || len(r.Store.Records()) != 0 {
+		t.Errorf("%d waiters and records %v left", r.source.Waiting(), r.Store.Records())
+	}
+}
+
+func TestCancelledWaitLeavesNothing(t *testing.T) {
+	n := newNode(t)
+	d := n.assemble()
+	ctx, cancel := context.WithCancel(context.Background())
+	ns := n.newNetns("a")
+	done := make(chan error)
+	go func() {
+		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+		done <- err
+	}()
+	waitFor(t, func() bool { return d.source.Waiting() == 1 })
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("err = %v", err)
+	}
+	if d.source.Waiting() != 0 {
+		t.Error("a waiter is left")
+	}
+	n.wantKernel(t, 0, 0)
+}
+
+func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	loops, stop := context.WithCancel(context.Background())
+	defer stop()
+	go d.reaper.run(loops)
+	defer n.tick()()
+	ctx, cancel := context.WithCancel(context.Background())
+	n.kernel.onEnter("AddPod", cancel)
+	_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("err = %v", err)
+	}
+	n.wantKernel(t, 0, 0)
+	if len(d.Store.Records()) != 0 || d.source.Cancels() != 1 {
+		t.Errorf("records %v, %d cancels", d.Store.Records(), d.source.Cancels())
+	}
+}
+
+func TestFailedAddIsUndoneAndAddressNotCooled(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	defer n.tick()()
+	n.kernel.set("AddPod", errors.New("no buffer space"))
+	_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
+	wantFailure(t, err, CodeKernel)
+	n.kernel.set("AddPod", nil)
+	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
+		t.Errorf("address %s", got)
+	}
+}
+
+func TestAddIntoMissingNetns(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	_, err := r.client.Add(within(t), addOf("a", "/run/netns/none"), grpc.WaitForReady(true))
+	wantFailure(t, err, types.ErrInvalidNetNS)
+	if r.source.Waiting() != 0 || r.source.Cancels() != 0 {
+		t.Error("an address was taken for it")
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	for name, req := range map[string]*rpc.AddRequest{
+		"no container":  {Netns: "/x", Attachment: &rpc.Attachment{IfName: "eth0"}},
+		"no attachment": {Netns: "/x"},
+		"long ifname":   {Netns: "/x", Attachment: &rpc.Attachment{ContainerId: "a", IfName: "abcdefghijklmnop"}},
+		"path ifname":   {Netns: "/x", Attachment: &rpc.Attachment{ContainerId: "a", IfName: "../x"}},
+		"no netns":      {Attachment: &rpc.Attachment{ContainerId: "a", IfName: "eth0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
+			wantFailure(t, err, types.ErrInvalidEnvironmentVariables)
+		})
+	}
+}
+
+func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
+	n := newNode(t)
+	r := n.assemble()
+	var mu sync.Mutex
+	calls, fail := 0, errors.New("read-only file system")
+	r.Install = func(context.Context) error {
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		return fail
+	}
+	called := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return calls
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { r.supplyLoop(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	if called() != 0 {
+		t.Error("installed without a usable address")
+	}
+	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	n.clock.Advance(firstInterval)
+	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
+	if c, _ := r.conditions.get(ConditionInstalled); c.Healthy || c.Message != fail.Error() {
+		t.Errorf("condition %+v", c)
+	}
+	mu.Lock()
+	fail = nil
+	mu.Unlock()
+	n.clock.Advance(supplyInterval)
+	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
+}

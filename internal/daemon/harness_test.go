@@ -1,0 +1,245 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/sourcefake"
+)
+
+// node is a machine that outlives the daemons that are started on it: its
+// kernel, its directory, its namespaces.
+type node struct {
+	t      *testing.T
+	dir    string
+	kernel *fakeKernel
+	clock  *clock.Fake
+	ident  attachment.Node
+	addrs  []netip.Addr
+	listed map[string]bool // what the runtime lists; nil: there is no runtime to ask
+
+	mu     sync.Mutex // guards netns
+	netns  map[string]attachment.Netns
+	nextNS uint64
+}
+
+// running is one daemon on a node and a client of it.
+type running struct {
+	*Daemon
+	front  *Front
+	source *sourcefake.Source
+	client rpc.NodeClient
+	conn   *grpc.ClientConn
+	socket string
+	stop   func() error
+}
+
+func newNode(t *testing.T, addrs ...string) *node {
+	n := &node{
+		t: t, dir: t.TempDir(), kernel: newFakeKernel(), clock: clock.NewFake(time.Unix(1700000000, 0)),
+		ident: attachment.Node{InstanceID: "i-1", BootID: "boot-1"}, netns: map[string]attachment.Netns{},
+	}
+	for _, a := range addrs {
+		n.addrs = append(n.addrs, netip.MustParseAddr(a))
+	}
+	return n
+}
+
+// newNetns makes a namespace known and returns its path.
+func (n *node) newNetns(name string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.nextNS++
+	path := "/run/netns/" + name
+	n.netns[path] = attachment.Netns{Path: path, Dev: 4, Inode: 4026530000 + n.nextNS}
+	return path
+}
+
+func (n *node) removeNetns(path string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.netns, path)
+}
+
+func (n *node) inspect(path string) (attachment.Netns, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if ns, ok := n.netns[path]; ok {
+		return ns, nil
+	}
+	return attachment.Netns{}, fmt.Errorf("%s %w", path, errNetnsGone)
+}
+
+// Sandboxes implements Sandboxes.
+func (n *node) Sandboxes(context.Context) (map[string]bool, error) { return n.listed, nil }
+
+// assemble makes a daemon without running it.
+func (n *node) assemble() *running {
+	n.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	store, bad, err := attachment.Open(filepath.Join(n.dir, "attachments"), n.ident, log)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	src := sourcefake.New(n.clock, 30*time.Second, n.addrs...)
+	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
+	o := Options{
+		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
+		StateDir: n.dir, WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute,
+		InspectNetns: n.inspect,
+	}
+	if n.listed != nil {
+		o.Sandboxes = n
+	}
+	r.Daemon, r.source = New(o), src
+	return r
+}
+
+// start runs a daemon until the test or stop ends it.
+func (n *node) start() *running {
+	n.t.Helper()
+	r := n.assemble()
+	l, err := Listen(r.socket)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	r.front = NewFront(FrontOptions{Plugin: l, Socket: r.socket, Metrics: r.Metrics, Clock: n.clock, Log: r.Log})
+	go func() { done <- r.Run(ctx, r.front) }()
+	r.conn, err = grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	r.client = rpc.NewNodeClient(r.conn)
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		advance := n.tick() // the fake clock stands still, the reaper must not wait for it
+		defer advance()
+		return errors.Join(<-done, r.conn.Close())
+	})
+	n.t.Cleanup(func() {
+		if err := r.stop(); err != nil {
+			n.t.Errorf("daemon ended with %v", err)
+		}
+	})
+	return r
+}
+
+// tick lets short waits of the daemon (the reaper's gathering) pass while a
+// test waits for real; the returned function ends it.
+func (n *node) tick() (stop func()) {
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-quit:
+				return
+			case <-time.After(time.Millisecond):
+				n.clock.Advance(time.Millisecond)
+			}
+		}
+	})
+	return func() { close(quit); wg.Wait() }
+}
+
+func addOf(container, netns string) *rpc.AddRequest {
+	return &rpc.AddRequest{
+		Attachment: &rpc.Attachment{Network: "berth", ContainerId: container, IfName: "eth0"},
+		Netns:      netns,
+		Pod:        &rpc.Pod{Namespace: "default", Name: "pod-" + container, Uid: "uid-" + container},
+	}
+}
+
+func delOf(container string) *rpc.DelRequest {
+	return &rpc.DelRequest{Attachment: &rpc.Attachment{Network: "berth", ContainerId: container, IfName: "eth0"}}
+}
+
+func keyFor(container string) attachment.Key {
+	return attachment.Key{Network: "berth", ContainerID: container, IfName: "eth0"}
+}
+
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
+	t.Helper()
+	reply, err := r.client.Add(within(t), addOf(container, netns), grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatalf("ADD %s: %v", container, err)
+	}
+	return reply
+}
+
+func mustDel(t *testing.T, r *running, container string) {
+	t.Helper()
+	if _, err := r.client.Del(within(t), delOf(container), grpc.WaitForReady(true)); err != nil {
+		t.Fatalf("DEL %s: %v", container, err)
+	}
+}
+
+// wantFailure checks the CNI error that a call carried.
+func wantFailure(t *testing.T, err error, code uint) *rpc.Failure {
+	t.Helper()
+	for _, d := range status.Convert(err).Details() {
+		if f, ok := d.(*rpc.Failure); ok {
+			if f.GetCode() != uint32(code) {
+				t.Fatalf("CNI code %d (%s), want %d", f.GetCode(), f.GetMessage(), code)
+			}
+			return f
+		}
+	}
+	t.Fatalf("error %v carries no Failure", err)
+	return nil
+}
+
+func (n *node) wantKernel(t *testing.T, links, routes int) {
+	t.Helper()
+	l, r := n.kernel.state()
+	if len(l) != links || len(r) != routes {
+		t.Errorf("kernel has links %v and routes %v, want %d and %d", l, r, links, routes)
+	}
+}
+
+// waitFor waits for what another goroutine is about to do.
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for !ok() {
+		select {
+		case <-deadline:
+			t.Fatal("not in time")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func sourceRequest(container string) source.Request { return source.Request{Key: keyFor(container)} }
+
+// recordOf is the record that an ADD begins with.
+func recordOf(container string, lease attachment.Lease) attachment.Record {
+	return attachment.Record{
+		Key: keyFor(container), Lease: lease, HostLink: hostLinkName(keyFor(container)), State: attachment.Pending,
+		Since: time.Unix(1700000000, 0).UTC(),
+	}
+}

@@ -1,0 +1,173 @@
+package daemon
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	"google.golang.org/grpc"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/heartbeat"
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+func TestPanicBecomesAnError(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	defer n.tick()()
+	ns := n.newNetns("a")
+	n.kernel.onEnter("AddPod", func() { panic("boom") })
+	_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
+	wantFailure(t, err, types.ErrInternal)
+	n.kernel.onEnter("AddPod", nil)
+	mustAdd(t, r, "a", ns) // the container's lock is free, the half-made attachment was cleared
+	mustDel(t, r, "a")
+}
+
+func TestStatusRemembersAcrossRestarts(t *testing.T) {
+	n := newNode(t)
+	r := n.start()
+	ask := func(r *running) error {
+		_, err := r.client.Status(within(t), &rpc.StatusRequest{}, grpc.WaitForReady(true))
+		return err
+	}
+	wantFailure(t, ask(r), types.ErrPluginNotAvailable)
+	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	if err := ask(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	r = n.start() // its source knows no address
+	if err := ask(r); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	n.ident.InstanceID = "i-2"
+	wantFailure(t, ask(n.start()), types.ErrPluginNotAvailable)
+}
+
+func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
+	n := newNode(t)
+	r := n.restart(nil)
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	if heartbeat.Recent(r.socket, n.clock.Boot()) {
+		t.Error("a node without any address yet has a heartbeat")
+	}
+	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	n.clock.Advance(heartbeat.Interval)
+	waitFor(t, func() bool { return heartbeat.Recent(r.socket, n.clock.Boot()) })
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
+		t.Error("the end of the daemon took the heartbeat with it")
+	}
+}
+
+func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	n.kernel.onEnter("AddPod", func() { close(entered); <-goOn })
+	working := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
+		working <- err
+	}()
+	<-entered
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := r.client.Add(within(t), addOf("b", n.newNetns("b")))
+		waiting <- err
+	}()
+	waitFor(t, func() bool { return r.source.Waiting() == 1 })
+	stopped := make(chan error, 1)
+	go func() { stopped <- r.stop() }()
+	f := wantFailure(t, <-waiting, types.ErrTryAgainLater)
+	if f.GetMessage() != "berthd is being restarted; try again" {
+		t.Errorf("message %q", f.GetMessage())
+	}
+	close(goOn)
+	if err := <-working; err != nil {
+		t.Errorf("the ADD at work: %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	n.wantKernel(t, 1, 1)
+}
+
+func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	var left time.Duration
+	_, err := d.observe(context.Background(), "Del", &rpc.DelRequest{},
+		func(ctx context.Context, _ any) (any, error) {
+			deadline, _ := ctx.Deadline()
+			left = time.Until(deadline)
+			return nil, nil
+		})
+	if err != nil || left <= 0 || left > callLimit {
+		t.Errorf("time left %v, %v", left, err)
+	}
+}
+
+func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
+	dir := t.TempDir()
+	first, err := AcquireLock(context.Background(), dir, clock.Real{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := AcquireLock(ctx, dir, clock.Real{}); err == nil {
+		t.Fatal("a second daemon got the lock")
+	}
+	got := make(chan error, 1)
+	go func() {
+		second, err := AcquireLock(within(t), dir, clock.Real{})
+		if err == nil {
+			err = second.Release()
+		}
+		got <- err
+	}()
+	if err := first.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Errorf("the successor: %v", err)
+	}
+}
+
+func TestListenReplacesAStaleSocketOnly(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.sock")
+	l, err := Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil { // the socket's file stays, as after a kill
+		t.Fatal(err)
+	}
+	l, err = Listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	if _, err := Listen(t.TempDir()); err == nil {
+		t.Error("Listen replaced a directory")
+	}
+}
