@@ -133,11 +133,20 @@ func decode(body []byte, m proto.Message) error {
 	if body[0] != 0 {
 		return errors.New("the reply is compressed, which nobody asked for")
 	}
-	if n := int64(binary.BigEndian.Uint32(body[1:])); n != int64(len(body)-prefixSize) {
+	if n := announced(body); n != int64(len(body)-prefixSize) {
 		return fmt.Errorf("the reply has %d bytes, announced were %d", len(body)-prefixSize, n)
 	}
 	if err := proto.Unmarshal(body[prefixSize:], m); err != nil {
 		return fmt.Errorf("decoding the reply: %w", err)
 	}
 	return nil
+}
+
+// announced is the length of the message that a body begins with, 0 as long as
+// it is not known.
+func announced(body []byte) int64 {
+	if len(body) < prefixSize {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint32(body[1:]))
 }

@@ -112,12 +112,13 @@ func (s *stream) receiveData(f *http2.DataFrame) error {
 	switch {
 	case f.StreamID != streamID || !s.headers:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
-	case len(s.body)+len(f.Data()) > receiveWindow:
-		return status.Errorf(codes.ResourceExhausted, "the reply is larger than %d bytes", MaxReply)
 	case f.StreamEnded():
 		return status.Error(codes.Internal, "the reply ended without a status")
 	}
 	s.body = append(s.body, f.Data()...)
+	if announced(s.body) > MaxReply || len(s.body) > receiveWindow {
+		return status.Errorf(codes.ResourceExhausted, "the reply is larger than %d bytes", MaxReply)
+	}
 	return nil
 }
 

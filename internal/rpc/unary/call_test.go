@@ -1,0 +1,214 @@
+package unary_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/rpc/rpcfake"
+	"github.com/berthnet/berth/internal/rpc/unary"
+	"github.com/berthnet/berth/internal/rpc/wire"
+)
+
+const addMethod = "/berth.v1.Node/Add"
+
+func dial(t *testing.T, socket string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+func add(ctx context.Context, t *testing.T, socket string, req *wire.AddRequest) (*wire.AddReply, error) {
+	t.Helper()
+	reply := &wire.AddReply{}
+	return reply, unary.Call(ctx, dial(t, socket), addMethod, req, reply)
+}
+
+// The largest of these requests needs window updates from the server, the
+// largest reply spans hundreds of frames.
+func TestRequestAndReplyArriveWhole(t *testing.T) {
+	for _, size := range []int{0, 1, 16 << 10, 65535, 65536, 300 << 10, 3 << 20} {
+		text := strings.Repeat("x", size)
+		n := &rpcfake.Node{OnAdd: func(_ context.Context, r *rpc.AddRequest) (*rpc.AddReply, error) {
+			return &rpc.AddReply{Addresses: []string{r.GetNetns()}}, nil
+		}}
+		reply, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{Netns: text})
+		if err != nil {
+			t.Fatalf("%d bytes: %v", size, err)
+		}
+		if got := reply.GetAddresses(); len(got) != 1 || got[0] != text {
+			t.Errorf("%d bytes: came back otherwise", size)
+		}
+	}
+}
+
+func TestReplyTooLarge(t *testing.T) {
+	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+		return &rpc.AddReply{Addresses: []string{strings.Repeat("x", unary.MaxReply)}}, nil
+	}}
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
+	if got := status.Code(err); got != codes.ResourceExhausted {
+		t.Errorf("code %v (%v), want ResourceExhausted", got, err)
+	}
+}
+
+func TestStatusComesWithMessageAndDetails(t *testing.T) {
+	const message = "no address:\n100 % of 子网 subnet-1 is used"
+	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+		return nil, rpcfake.Failure(11, message, "details")
+	}}
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
+	st := status.Convert(err)
+	if st.Code() != codes.Internal || st.Message() != message {
+		t.Errorf("got %v %q, want Internal %q", st.Code(), st.Message(), message)
+	}
+	want := &wire.Failure{Code: 11, Message: message, Details: "details"}
+	if d := st.Details(); len(d) != 1 || !proto.Equal(d[0].(proto.Message), want) {
+		t.Errorf("details %v, want %v", d, want)
+	}
+}
+
+func TestPlainStatus(t *testing.T) {
+	const message = "a%2Fb %ü\x01"
+	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+		return nil, status.Error(codes.FailedPrecondition, message)
+	}}
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
+	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != message {
+		t.Errorf("got %v %q", st.Code(), st.Message())
+	}
+}
+
+func TestUnknownMethod(t *testing.T) {
+	err := unary.Call(t.Context(), dial(t, rpcfake.Start(t, &rpcfake.Node{})), "/berth.v1.Node/Fly", &wire.AddRequest{}, &wire.AddReply{})
+	if got := status.Code(err); got != codes.Unimplemented {
+		t.Errorf("code %v (%v), want Unimplemented", got, err)
+	}
+}
+
+func TestServerLearnsOfDeadlineAndHeaders(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	n := &rpcfake.Node{OnAdd: func(ctx context.Context, _ *rpc.AddRequest) (*rpc.AddReply, error) {
+		deadline, ok := ctx.Deadline()
+		if left := time.Until(deadline); !ok || left < 30*time.Second || left > 41*time.Second {
+			t.Errorf("deadline in %v, want about 40 s", left)
+		}
+		if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("user-agent")) != 1 {
+			t.Errorf("metadata %v has no user-agent", md)
+		}
+		return &rpc.AddReply{}, nil
+	}}
+	if _, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// waiting is an Add that never answers, and says when it was asked and when
+// its caller was seen to go.
+func waiting() (n *rpcfake.Node, asked, left chan struct{}) {
+	asked, left = make(chan struct{}), make(chan struct{})
+	n = &rpcfake.Node{OnAdd: func(ctx context.Context, _ *rpc.AddRequest) (*rpc.AddReply, error) {
+		close(asked)
+		<-ctx.Done()
+		close(left)
+		return nil, ctx.Err()
+	}}
+	return n, asked, left
+}
+
+func TestDeadlinePasses(t *testing.T) {
+	n, _, left := waiting()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{})
+	if got := status.Code(err); got != codes.DeadlineExceeded {
+		t.Errorf("code %v (%v), want DeadlineExceeded", got, err)
+	}
+	<-left
+}
+
+func TestCancelReachesServer(t *testing.T) {
+	n, asked, left := waiting()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-asked
+		cancel()
+	}()
+	_, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{})
+	if got := status.Code(err); got != codes.Canceled {
+		t.Errorf("code %v (%v), want Canceled", got, err)
+	}
+	<-left
+}
+
+func TestServerStopsDuringCall(t *testing.T) {
+	n, asked, _ := waiting()
+	l, socket := rpcfake.Listen(t)
+	s := rpcfake.Serve(t, l, n)
+	go func() {
+		<-asked
+		s.Stop()
+	}()
+	_, err := add(t.Context(), t, socket, &wire.AddRequest{})
+	if got := status.Code(err); got != codes.Unavailable {
+		t.Errorf("code %v (%v), want Unavailable", got, err)
+	}
+}
+
+// A server that drains lets the call finish: GOAWAY does not end it.
+func TestServerDrainsDuringCall(t *testing.T) {
+	asked, draining := make(chan struct{}), make(chan struct{})
+	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+		close(asked)
+		<-draining
+		return rpcfake.DefaultReply("eth0"), nil
+	}}
+	l, socket := rpcfake.Listen(t)
+	s := rpcfake.Serve(t, l, n)
+	stopped := make(chan struct{})
+	go func() {
+		<-asked
+		go func() { s.GracefulStop(); close(stopped) }()
+		for { // the listener closes when the drain has begun
+			c, err := net.Dial("unix", socket)
+			if err != nil {
+				break
+			}
+			_ = c.Close()
+		}
+		close(draining)
+	}()
+	reply, err := add(t.Context(), t, socket, &wire.AddRequest{})
+	if err != nil || len(reply.GetAddresses()) != 1 {
+		t.Errorf("got %v, %v", reply, err)
+	}
+	<-stopped
+}
+
+func TestServerWithItsOwnLimits(t *testing.T) {
+	n := &rpcfake.Node{OnAdd: func(_ context.Context, r *rpc.AddRequest) (*rpc.AddReply, error) {
+		return &rpc.AddReply{Addresses: []string{r.GetNetns()}}, nil
+	}}
+	l, socket := rpcfake.Listen(t)
+	rpcfake.Serve(t, l, n, grpc.StaticStreamWindowSize(128<<10), grpc.StaticConnWindowSize(96<<10), grpc.MaxRecvMsgSize(1<<20))
+	if _, err := add(t.Context(), t, socket, &wire.AddRequest{Netns: strings.Repeat("x", 700<<10)}); err != nil {
+		t.Error(err)
+	}
+	_, err := add(t.Context(), t, socket, &wire.AddRequest{Netns: strings.Repeat("x", 1<<20)})
+	if got := status.Code(err); got != codes.ResourceExhausted {
+		t.Errorf("code %v (%v), want the server's ResourceExhausted", got, err)
+	}
+}
