@@ -103,7 +103,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.Status, k.replied = "in-use", r.cfg.Clock.Now()
+	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
 	r.replied = k.replied
 	r.forgetIntent()
 	return r.published(ctx)
@@ -160,7 +160,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	}
 	at := *k.Attachment
 	at.Status = "detaching"
-	k.Attachment, k.replied = &at, r.cfg.Clock.Now()
+	k.Attachment, k.replied, k.unsure = &at, r.cfg.Clock.Now(), false
 	delete(r.leaving, k.ID)
 	r.lookAt[k.ID] = k.replied.Add(time.Second)
 	return r.published(ctx)

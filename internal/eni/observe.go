@@ -133,6 +133,9 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 		r.lookAt[id] = start.Add(2 * time.Second)
 	}
 	if since, ok := r.leaving[id]; ok && (!known || k.phase() != Attached || start.Sub(since) >= r.cfg.Lag) {
+		if known {
+			k.unsure = false
+		}
 		delete(r.leaving, id) // if it is still attached, publishing it gives it back
 	}
 }

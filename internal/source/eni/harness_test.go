@@ -119,6 +119,7 @@ func (n *node) start() {
 			n.t.Fatal(err)
 		}
 	}
+	n.t.Logf("%s daemon starts, inventory on file: %+v", time.Now().Format(time.TimeOnly), n.store.inv)
 	ctx, cancel := context.WithCancel(n.t.Context())
 	n.Source, n.stop, n.done = s, cancel, make(chan struct{})
 	go func(done chan struct{}) {
@@ -159,6 +160,7 @@ func (n *node) try(i int, within time.Duration) (source.Lease, error) {
 	l, err := n.Acquire(ctx, source.Request{Key: key(i)})
 	if err == nil {
 		n.leases[key(i)] = l
+		n.t.Logf("%s pod %d got %v of %s", time.Now().Format(time.TimeOnly), i, l.IPv4, l.ENI)
 	}
 	return l, err
 }
