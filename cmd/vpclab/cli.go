@@ -46,11 +46,11 @@ func printNext(w io.Writer, dir, node string) {
 	}
 	for _, l := range [][2]string{
 		{"vpclab status" + at, "nodes, ENIs, addresses, pods, drops"},
-		{"vpclab pod add" + at + " "+node+" web", "a pod, through CNI as a runtime would"},
-		{"vpclab exec" + at + " "+node+"/web -- ip addr", "a command inside the pod, or inside a node"},
-		{"vpclab exec" + at + " "+node+" -- curl -s localhost:6666/ip-manager", "what berthd knows"},
+		{"vpclab pod add" + at + " " + node + " web", "a pod, through CNI as a runtime would"},
+		{"vpclab exec" + at + " " + node + "/web -- ip addr", "a command inside the pod, or inside a node"},
+		{"vpclab exec" + at + " " + node + " -- curl -s localhost:6666/ip-manager", "what berthd knows"},
 		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
-		{"vpclab kill" + at + " "+node+" --restart", "kill -9 berthd and start it again"},
+		{"vpclab kill" + at + " " + node + " --restart", "kill -9 berthd and start it again"},
 		{"vpclab down" + at, "remove everything"},
 	} {
 		fmt.Fprintf(w, "  %-58s %s\n", l[0], l[1])

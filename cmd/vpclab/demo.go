@@ -35,7 +35,7 @@ daemon and the kernel are the real ones. Exits with 0 when every proof passed.`,
 				return err
 			}
 			o := demo.Options{
-				Lab:  lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {

@@ -97,6 +97,7 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 	if _, err := cloud.RunInstance(spec.Instance{Name: name, Type: like.Type, Subnet: like.Subnet, Role: like.Role}); err != nil {
 		return "", err
 	}
+	s.lab.CatchUp()
 	n, err := s.lab.Node(name)
 	if err != nil {
 		return "", err

@@ -14,8 +14,8 @@ import (
 var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
 
 // follow brings the fabric to where the books are and keeps it there: every
-// later event of the cloud is turned into links, routes and machines before
-// the call that caused it returns.
+// later event of the cloud is turned into links, routes and machines. CatchUp
+// waits for that.
 func (l *Lab) follow() error {
 	l.following.Lock()
 	defer l.following.Unlock()
@@ -23,6 +23,7 @@ func (l *Lab) follow() error {
 	l.cancel = l.Cloud.Subscribe(func(ev vpc.Event) {
 		l.following.Lock()
 		defer l.following.Unlock()
+		defer l.follows(ev.Seq)
 		l.mu.Lock()
 		skip := l.closed || ev.Seq <= from
 		l.mu.Unlock()
@@ -35,6 +36,7 @@ func (l *Lab) follow() error {
 	})
 	books := l.Cloud.Snapshot()
 	from = books.Seq
+	l.follows(from)
 	if err := l.Fabric.SetGroups(books.Groups); err != nil {
 		return err
 	}
@@ -55,6 +57,25 @@ func (l *Lab) follow() error {
 		}
 	}
 	return nil
+}
+
+func (l *Lab) follows(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.followed = max(l.followed, seq)
+	l.moved.Broadcast()
+}
+
+// CatchUp returns when the fabric has followed every event that the cloud's
+// books contain now. A call of the cloud may return before that, when the
+// cloud is busy telling of other events.
+func (l *Lab) CatchUp() {
+	seq := l.Cloud.Snapshot().Seq
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.followed < seq && !l.closed {
+		l.moved.Wait()
+	}
 }
 
 // apply turns one event into machines, links and routes.

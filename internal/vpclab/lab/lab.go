@@ -61,10 +61,12 @@ type Lab struct {
 
 	following sync.Mutex // held while one event is followed
 
-	mu      sync.Mutex // guards all below; never held across I/O
-	nodes   map[string]*machine
-	trouble []error // what went wrong where nobody could be told
-	closed  bool
+	mu       sync.Mutex // guards all below; never held across I/O
+	nodes    map[string]*machine
+	followed uint64     // the last event that the fabric has followed
+	moved    *sync.Cond // on mu; when followed or closed changed
+	trouble  []error    // what went wrong where nobody could be told
+	closed   bool
 }
 
 // machine is a running instance.
@@ -82,6 +84,7 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}}
+	l.moved = sync.NewCond(&l.mu)
 	if err := l.raise(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -240,6 +243,7 @@ func (l *Lab) Close() error {
 	l.mu.Lock()
 	closed := l.closed
 	l.closed = true
+	l.moved.Broadcast()
 	l.mu.Unlock()
 	if closed {
 		return nil

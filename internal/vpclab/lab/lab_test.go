@@ -3,11 +3,13 @@ package lab
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -82,6 +84,15 @@ func TestTheCloudIsThereForEveryNode(t *testing.T) {
 	}
 }
 
+func TestALostReplyClosesTheConnection(t *testing.T) {
+	l := start(t, Options{Nodes: 1})
+	l.Cloud.Outage(true)
+	_, err := l.Nodes()[0].Get(t.Context(), EC2URL)
+	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %v, want the connection closed without an answer", err)
+	}
+}
+
 func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	l := start(t, Options{Nodes: 1})
 	n := l.Nodes()[0]
@@ -98,17 +109,21 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 
 	machine, err := l.Cloud.RunInstance(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
 	ok(t, err)
+	l.CatchUp()
 	_, err = l.Node("late")
 	ok(t, err)
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), 5*time.Second))
 
 	ok(t, l.Cloud.StopInstance("late"))
+	l.CatchUp()
 	if err := reach(t, n.Netns, primaryOf(l, machine.ID), 200*time.Millisecond); err == nil {
 		t.Error("a stopped instance answers")
 	}
 	ok(t, l.Cloud.StartInstance("late"))
+	l.CatchUp()
 	ok(t, reach(t, n.Netns, primaryOf(l, machine.ID), 5*time.Second))
 	ok(t, l.Cloud.TerminateInstance("late"))
+	l.CatchUp()
 	if _, err := l.Node("late"); err == nil {
 		t.Error("a terminated instance is still a node")
 	}

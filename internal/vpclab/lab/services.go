@@ -1,6 +1,8 @@
 package lab
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
 	"log/slog"
 	"net"
@@ -26,7 +28,7 @@ func (l *Lab) serve() error {
 		at netip.Addr
 		h  http.Handler
 	}{
-		{fabric.EC2Endpoint, ec2.Handler(l.Cloud)},
+		{fabric.EC2Endpoint, l.afterFollowing(ec2.Handler(l.Cloud))},
 		{fabric.IMDSEndpoint, metadata},
 		{fabric.IMDSEndpoint6, metadata},
 	} {
@@ -55,6 +57,38 @@ func (l *Lab) serve() error {
 		l.echoes = append(l.echoes, e)
 	}
 	return nil
+}
+
+// afterFollowing sends h's answers only once the fabric has followed what they
+// tell of: an address is routed when EC2 says that it is assigned.
+func (l *Lab) afterFollowing(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		held := &heldReply{ResponseWriter: w, status: http.StatusOK}
+		h.ServeHTTP(held, r)
+		if held.hungUp { // a lost reply
+			return
+		}
+		l.CatchUp()
+		w.WriteHeader(held.status)
+		_, _ = w.Write(held.body.Bytes())
+	})
+}
+
+// heldReply is an answer that is not sent yet.
+type heldReply struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+	hungUp bool
+}
+
+func (h *heldReply) WriteHeader(status int)      { h.status = status }
+func (h *heldReply) Write(b []byte) (int, error) { return h.body.Write(b) }
+
+// Hijack implements http.Hijacker, by which the cloud hangs up.
+func (h *heldReply) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	h.hungUp = true
+	return http.NewResponseController(h.ResponseWriter).Hijack()
 }
 
 // identify finds the instance that a metadata request comes from by its source

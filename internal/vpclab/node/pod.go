@@ -87,12 +87,17 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
+	var last error // what failed before ctx ended in the middle of an attempt
 	for {
 		p, err := n.tryPod(ctx, name, o)
 		if err == nil {
 			n.settle(name, placeholder, p)
 			return p, nil
 		}
+		if ctx.Err() != nil && last != nil {
+			err = last
+		}
+		last = err
 		if o.Once || !pause(ctx, retryDelay) {
 			n.settle(name, placeholder, nil)
 			return nil, fmt.Errorf("add pod %s on %s: %w", name, n.Name, err)
