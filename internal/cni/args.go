@@ -10,10 +10,10 @@ import (
 type kubernetesArgs struct {
 	types.CommonArgs
 
-	K8S_POD_NAMESPACE          types.UnmarshallableString //revive:disable-line:var-naming
-	K8S_POD_NAME               types.UnmarshallableString //revive:disable-line:var-naming
-	K8S_POD_UID                types.UnmarshallableString //revive:disable-line:var-naming
-	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //revive:disable-line:var-naming
+	K8S_POD_NAMESPACE          types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_NAME               types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_UID                types.UnmarshallableString //nolint:revive // the name is the key
+	K8S_POD_INFRA_CONTAINER_ID types.UnmarshallableString //nolint:revive // the name is the key
 }
 
 // parseArgs reads CNI_ARGS ("K=V;K2=V2"). Keys that it does not know are an

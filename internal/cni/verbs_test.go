@@ -1,0 +1,172 @@
+package cni_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/rpc/rpcfake"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+const netns = "/run/netns/berth-cni-test-none"
+
+// atLeast compares versions of the table above, which is ordered as text.
+func atLeast(v, than string) bool { return v >= than }
+
+// dualStack is a reply with both families.
+func dualStack(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
+	r := rpcfake.DefaultReply("eth0")
+	r.Addresses = append(r.Addresses, "2001:db8::1e/128")
+	r.Routes = append(r.Routes, &rpc.Route{Dst: "::/0", Gateway: "fe80::1"})
+	return r, nil
+}
+
+func TestResults(t *testing.T) {
+	socket := rpcfake.Start(t, &rpcfake.Node{OnAdd: dualStack})
+	for _, v := range versions {
+		t.Run(v, func(t *testing.T) {
+			got, failure := invocation{verb: "ADD", conf: conf(socket, v, "dns", `{"nameservers":["10.0.0.2"]}`)}.run(t)
+			if failure != nil {
+				t.Fatal(failure)
+			}
+			golden := filepath.Join("testdata", "result-"+v+".json")
+			if *update {
+				if err := os.WriteFile(golden, append(bytes.TrimSpace(got), '\n'), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(bytes.TrimSpace(want)), string(bytes.TrimSpace(got))); diff != "" {
+				t.Errorf("result differs from %s (-want +got):\n%s", golden, diff)
+			}
+		})
+	}
+}
+
+// The whole life of an attachment as a runtime drives it.
+func TestLifeOfAnAttachment(t *testing.T) {
+	for _, v := range versions {
+		t.Run(v, func(t *testing.T) {
+			n := &rpcfake.Node{OnAdd: dualStack}
+			cni, list := runtime(t, v, conf(rpcfake.Start(t, n), v, "mtu", "1500"))
+			rt := &libcni.RuntimeConf{ContainerID: "c0ffee", NetNS: netns, IfName: "eth0", Args: [][2]string{
+				{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "ns"}, {"K8S_POD_NAME", "pod"},
+				{"K8S_POD_INFRA_CONTAINER_ID", "c0ffee"}, {"K8S_POD_UID", "uid"}, {"OTHER", "x"},
+			}}
+			attachment := &rpc.Attachment{Network: "berth", ContainerId: "c0ffee", IfName: "eth0"}
+			want := []proto.Message{&rpc.AddRequest{
+				Attachment: attachment, Netns: netns, Mtu: 1500, Pod: &rpc.Pod{Namespace: "ns", Name: "pod", Uid: "uid"},
+			}}
+			if _, err := cni.AddNetworkList(t.Context(), list, rt); err != nil {
+				t.Fatal(err)
+			}
+			if atLeast(v, "0.4.0") {
+				want = append(want, &rpc.CheckRequest{Attachment: attachment, Netns: netns, Addresses: []string{"10.0.97.30/32", "2001:db8::1e/128"}})
+				if err := cni.CheckNetworkList(t.Context(), list, rt); err != nil {
+					t.Error(err)
+				}
+			}
+			if atLeast(v, "1.1.0") {
+				want = append(want, &rpc.StatusRequest{Network: "berth"},
+					&rpc.GCRequest{Network: "berth", Valid: []*rpc.Attachment{{ContainerId: "c0ffee", IfName: "eth0"}}}, &rpc.GCRequest{Network: "berth"})
+				valid := []types.GCAttachment{{ContainerID: "c0ffee", IfName: "eth0"}}
+				// Of these, the second makes libcni send a null list, after a DEL of its own.
+				if err := errors.Join(cni.GetStatusNetworkList(t.Context(), list),
+					cni.GCNetworkList(t.Context(), list, &libcni.GCArgs{ValidAttachments: valid}),
+					libcni.NewCNIConfigWithCacheDir(cni.Path, t.TempDir(), nil).GCNetworkList(t.Context(), list, &libcni.GCArgs{})); err != nil {
+					t.Error(err)
+				}
+			}
+			want = append(want, &rpc.DelRequest{Attachment: attachment, Netns: netns}, &rpc.DelRequest{Attachment: attachment})
+			if err := cni.DelNetworkList(t.Context(), list, rt); err != nil {
+				t.Error(err)
+			}
+			rt.NetNS = ""
+			if err := cni.DelNetworkList(t.Context(), list, rt); err != nil {
+				t.Errorf("second DEL, without a namespace: %v", err)
+			}
+			if diff := cmp.Diff(want, n.Calls(), protocmp.Transform()); diff != "" {
+				t.Errorf("calls to the daemon (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A result that chained plugins have extended is still CHECKed for what is
+// Berth's own.
+func TestCheckOfAChainsResult(t *testing.T) {
+	n := &rpcfake.Node{}
+	prev := `{"cniVersion":"1.0.0","interfaces":[{"name":"bth1"},{"name":"eth0","sandbox":"` + netns + `"},{"name":"ifb1"},{"name":"net1","sandbox":"` + netns + `"}],
+		"ips":[{"interface":3,"address":"192.168.0.1/24"},{"interface":1,"address":"10.0.0.5/32"},{"address":"10.0.0.6/32"}]}`
+	if _, failure := (invocation{verb: "CHECK", conf: conf(rpcfake.Start(t, n), "1.0.0", "prevResult", prev)}).run(t); failure != nil {
+		t.Fatal(failure)
+	}
+	want := []string{"10.0.0.5/32", "10.0.0.6/32"}
+	if diff := cmp.Diff(want, n.Calls()[0].(*rpc.CheckRequest).GetAddresses()); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	out, failure := invocation{verb: "VERSION"}.run(t)
+	if failure != nil {
+		t.Fatal(failure)
+	}
+	info, err := (&version.PluginDecoder{}).Decode(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(versions, info.SupportedVersions()); diff != "" {
+		t.Errorf("supported versions (-want +got):\n%s", diff)
+	}
+}
+
+func TestAboutWithoutCommand(t *testing.T) {
+	cmd := invocation{}.command(t.Context())
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil || len(out) != 0 || !strings.Contains(stderr.String(), "CNI plugin berth") || !strings.Contains(stderr.String(), "0.3.1, 0.4.0, 1.0.0, 1.1.0") {
+		t.Errorf("printed %q and %q, %v", out, stderr.String(), err)
+	}
+}
+
+// GC of a full node does not fit into one flow control window.
+func TestGCOfManyAttachments(t *testing.T) {
+	n := &rpcfake.Node{}
+	valid := make([]types.GCAttachment, 5000)
+	for i := range valid {
+		valid[i] = types.GCAttachment{ContainerID: strings.Repeat("a", 60) + string(rune('a'+i%26)), IfName: "eth0"}
+	}
+	text, err := json.Marshal(valid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, failure := (invocation{verb: "GC", conf: conf(rpcfake.Start(t, n), "1.1.0", "cni.dev/valid-attachments", string(text))}).run(t); failure != nil {
+		t.Fatal(failure)
+	}
+	if got := len(n.Calls()[0].(*rpc.GCRequest).GetValid()); got != len(valid) {
+		t.Errorf("%d attachments arrived, want %d", got, len(valid))
+	}
+}
