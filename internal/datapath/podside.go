@@ -28,12 +28,36 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 			return fmt.Errorf("add neighbour %s in %s: %w", gw, pod.Netns, err)
 		}
 		for _, r := range podSideRoutes(links.PodIndex, addr) {
-			if err := inPod.RouteReplace(r); err != nil {
+			if err := setPodSideRoute(r, inPod); err != nil {
 				return fmt.Errorf("add route %s in %s: %w", r, pod.Netns, err)
 			}
 		}
 	}
 	return nil
+}
+
+// laterMetric begins the metrics of the routes of a pod's further interfaces,
+// to which the link's index is added: each interface keeps its own routes and
+// the first one's are preferred.
+const laterMetric = 2048
+
+// setPodSideRoute puts a route in place, beside one that another interface of
+// the same pod may have to the same destination.
+func setPodSideRoute(r *netlink.Route, inPod *netlink.Handle) error {
+	err := inPod.RouteAdd(r)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	routes, err := whole(func() ([]netlink.Route, error) { return inPod.RouteList(nil, familyOf(routeDst(*r).Addr())) })
+	if err != nil {
+		return err
+	}
+	for _, other := range routes {
+		if routeDst(other) == routeDst(*r) && other.LinkIndex != r.LinkIndex {
+			r.Priority = laterMetric + r.LinkIndex
+		}
+	}
+	return inPod.RouteReplace(r)
 }
 
 func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle) error {
