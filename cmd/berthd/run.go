@@ -56,7 +56,7 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	}
 	lockCtx, cancel := context.WithTimeout(ctx, lockWait)
 	defer cancel()
-	lock, err := daemon.AcquireLock(lockCtx, cfg.StateDir, n.clock)
+	lock, err := daemon.AcquireLock(lockCtx, cfg.StateDir, n.clock, log)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,7 +26,7 @@ const lockFile = "berthd.lock"
 // AcquireLock takes the lock of a state directory, which it makes when missing.
 // A daemon that is just being replaced gets until ctx ends to leave; the error
 // then names its process.
-func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock) (*Lock, error) {
+func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slog.Logger) (*Lock, error) {
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("creating the state directory: %w", err)
 	}
@@ -34,13 +35,16 @@ func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock) (*Lock, 
 	if err != nil {
 		return nil, fmt.Errorf("opening the lock file: %w", err)
 	}
-	for {
+	for waited := false; ; waited = true {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			break
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			return nil, errors.Join(fmt.Errorf("locking %s: %w", path, err), f.Close())
+		}
+		if !waited {
+			log.Info("waiting for another berthd to end", "process", holder(f), "state", stateDir)
 		}
 		select {
 		case <-ctx.Done():

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -169,7 +170,11 @@ func (r *recovery) leftovers(ctx context.Context) {
 		if r.owned[link] {
 			continue
 		}
-		r.Log.Warn("removing a pod link that no record stands for", "link", link, "addresses", addrs)
+		level := slog.LevelInfo // the end of a DEL that a crash left to us
+		if len(addrs) > 0 {
+			level = slog.LevelWarn
+		}
+		r.Log.Log(ctx, level, "removing a pod link that no record stands for", "link", link, "addresses", addrs)
 		if err := r.leftover(ctx, link, addrs); err != nil {
 			r.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
 		}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -78,7 +79,11 @@ func (d *Daemon) disturbed(e datapath.Event) bool {
 	if e.Kind == datapath.LinkAppeared {
 		return false
 	}
-	d.Log.Info("kernel state was changed by someone", "what", e.What)
+	level := slog.LevelInfo
+	if e.Kind == datapath.LinkVanished && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
+		level = slog.LevelDebug // an ENI that was detached, most likely by us
+	}
+	d.Log.Log(context.Background(), level, "kernel state was changed by someone", "what", e.What)
 	return true
 }
 

@@ -123,18 +123,18 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 
 func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
 	dir := t.TempDir()
-	first, err := AcquireLock(context.Background(), dir, clock.Real{})
+	first, err := AcquireLock(context.Background(), dir, clock.Real{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := AcquireLock(ctx, dir, clock.Real{}); err == nil {
+	if _, err := AcquireLock(ctx, dir, clock.Real{}, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("a second daemon got the lock")
 	}
 	got := make(chan error, 1)
 	go func() {
-		second, err := AcquireLock(within(t), dir, clock.Real{})
+		second, err := AcquireLock(within(t), dir, clock.Real{}, slog.New(slog.DiscardHandler))
 		if err == nil {
 			err = second.Release()
 		}
@@ -169,5 +169,39 @@ func TestListenReplacesAStaleSocketOnly(t *testing.T) {
 	c.Close()
 	if _, err := Listen(t.TempDir()); err == nil {
 		t.Error("Listen replaced a directory")
+	}
+}
+
+func TestSupplyCondition(t *testing.T) {
+	n := newNode(t)
+	d := n.assemble()
+	state := func() string { c, _ := d.conditions.get(ConditionSupply); return c.Reason }
+	d.lookAtSupply(false)
+	if got := state(); got != "NoAddressYet" {
+		t.Errorf("reason %s", got)
+	}
+	d.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{}, 2)
+	for _, c := range []string{"a", "b"} {
+		go func() {
+			_, _ = d.Source.Acquire(ctx, sourceRequest(c))
+			done <- struct{}{}
+		}()
+	}
+	<-done // one has the address
+	waitFor(t, func() bool { return d.source.Waiting() == 1 })
+	if waiting := d.lookAtSupply(false); !waiting || state() == "Waiting" {
+		t.Errorf("a wait just begun: %v, reason %s", waiting, state())
+	}
+	d.lookAtSupply(true)
+	if got := state(); got != "Waiting" {
+		t.Errorf("reason %s", got)
+	}
+	cancel()
+	<-done
+	d.lookAtSupply(true)
+	if got := state(); got != "Available" {
+		t.Errorf("reason %s", got)
 	}
 }

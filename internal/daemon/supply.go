@@ -21,8 +21,9 @@ const installInterval = time.Minute
 // and installs the plugin from then on, until ctx ends.
 func (d *Daemon) supplyLoop(ctx context.Context) {
 	var installAt time.Time
+	waiting := false
 	for {
-		d.lookAtSupply()
+		waiting = d.lookAtSupply(waiting)
 		wait := firstInterval
 		if d.wasUsable() {
 			wait = supplyInterval
@@ -38,20 +39,24 @@ func (d *Daemon) supplyLoop(ctx context.Context) {
 	}
 }
 
-func (d *Daemon) lookAtSupply() {
+// lookAtSupply sets the condition and tells whether ADDs wait for an address.
+// A wait is a matter for a person only when there was one a look before too.
+func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 	if err := d.Source.Ready(); err != nil {
 		d.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
-		return
+		return false
 	}
 	d.markUsable()
-	switch snap := d.Source.Snapshot(); {
-	case snap.Waiting > 0 && snap.LastError != "":
-		d.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
-	case snap.Waiting > 0:
-		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
-	default:
+	snap := d.Source.Snapshot()
+	switch {
+	case snap.Waiting == 0:
 		d.conditions.set(ConditionSupply, true, "Available", "")
+	case waited && snap.LastError != "":
+		d.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
+	case waited:
+		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
 	}
+	return snap.Waiting > 0
 }
 
 // install puts plugin and configuration in place, if they are not.
