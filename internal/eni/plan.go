@@ -17,7 +17,7 @@ import (
 // are still needed. Shrinking, only without a need to grow and only what
 // Release allows: whole ENIs with nothing used or cooling, the highest index
 // first, then free addresses of the emptiest ENI, the primary last, since it
-// can never be given back. Detached ENIs of ours that nobody needs are deleted.
+// can never be given back; what cools there is waited for. Detached ENIs of ours that nobody needs are deleted.
 func Plan(l cloud.Limits, p ipam.Policy, s State) []Action {
 	b := newPlanner(l, p, s)
 	if b.need > 0 {

@@ -227,6 +227,12 @@ func TestShrink(t *testing.T) {
 		{"an ENI without addresses serves nobody", ipam.Policy{WarmIP: 1},
 			[]ENIState{occupied(eni0, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
 			[]Action{{Kind: Detach, ENI: "eni-1"}}},
+		{"an ENI that only cools goes whole, and the primary gives nothing in its place", ipam.Policy{WarmIP: 2},
+			[]ENIState{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 3)}, 99,
+			[]Action{{Kind: Unassign, ENI: "eni-0", Addresses: 1}}},
+		{"what cools on an ENI in use is its share of the excess", ipam.Policy{WarmIP: 1},
+			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 2)}, 99,
+			[]Action{{Kind: Unassign, ENI: "eni-0", Addresses: 1}}},
 		{"above the watermark is kept", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 1, MaxAboveWatermark: 2},
 			[]ENIState{occupied(eni0, 3, 0, 0)}, 99, nil},
 	} {

@@ -22,11 +22,12 @@ func (b *planner) shrink() {
 			return cmp.Or(cmp.Compare(x.Used, y.Used), -byIndex(x, y))
 		})
 	for _, e := range emptiest {
-		if n := min(excess, e.FreeSingles); n > 0 {
-			b.do(Action{Kind: Unassign, ENI: e.ID, Addresses: n})
+		share, now := b.shareOf(e, excess)
+		if now > 0 {
+			b.do(Action{Kind: Unassign, ENI: e.ID, Addresses: now})
 			given[e.ID] = true
-			excess -= n
 		}
+		excess -= share
 	}
 	for _, e := range emptiest {
 		if n := min(excess/ipam.PrefixAddresses, e.FreePrefixes); n > 0 && !given[e.ID] {
@@ -34,6 +35,22 @@ func (b *planner) shrink() {
 			excess -= n * ipam.PrefixAddresses
 		}
 	}
+}
+
+// shareOf is how much of the excess an ENI is to give back, and how many single
+// addresses of that can go now. What cools is part of the share: it goes once
+// it has cooled, and until then no fuller ENI gives anything in its place. An
+// ENI that only cools, and fits into the excess whole, waits to go as one.
+func (b *planner) shareOf(e ENIState, excess int) (share, now int) {
+	if !e.Primary && e.Used == 0 && e.Cooling > 0 && e.total() <= excess {
+		return e.total(), 0
+	}
+	unused := e.FreeSingles
+	if e.Prefixes == 0 {
+		unused += e.Cooling
+	}
+	share = min(excess, unused)
+	return share, min(share, e.FreeSingles)
 }
 
 // detachUnused detaches ENIs that nothing needs, if the target is still met
