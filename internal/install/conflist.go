@@ -1,0 +1,92 @@
+package install
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// Network is what the installed configuration says.
+type Network struct {
+	CNIVersion string        // of the configuration
+	Name       string        // of the network
+	Socket     string        // of the daemon
+	MTU        int           // bytes; 0: the daemon's choice
+	Timeout    time.Duration // of the plugin's calls; 0: the plugin's default
+	Chain      []string      // plugins after berth, by type
+}
+
+// capabilities are what the reference plugins must be declared to take from
+// the runtime (CNI conventions).
+var capabilities = map[string]string{
+	"portmap":   "portMappings",
+	"bandwidth": "bandwidth",
+	"tuning":    "mac",
+}
+
+type conflist struct {
+	CNIVersion string       `json:"cniVersion"`
+	Name       string       `json:"name"`
+	Plugins    []pluginConf `json:"plugins"`
+}
+
+type pluginConf struct {
+	Type         string          `json:"type"`
+	Socket       string          `json:"socket,omitempty"`
+	MTU          int             `json:"mtu,omitempty"`
+	Timeout      string          `json:"timeout,omitempty"`
+	Capabilities map[string]bool `json:"capabilities,omitempty"`
+}
+
+// Conflist is the network configuration as a file.
+func (n Network) Conflist() ([]byte, error) {
+	berth := pluginConf{Type: pluginName, Socket: n.Socket, MTU: n.MTU}
+	if n.Timeout > 0 {
+		berth.Timeout = n.Timeout.String()
+	}
+	c := conflist{CNIVersion: n.CNIVersion, Name: n.Name, Plugins: []pluginConf{berth}}
+	for _, kind := range n.Chain {
+		p := pluginConf{Type: kind}
+		if capability := capabilities[kind]; capability != "" {
+			p.Capabilities = map[string]bool{capability: true}
+		}
+		c.Plugins = append(c.Plugins, p)
+	}
+	text, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("writing the network configuration: %w", err)
+	}
+	return append(text, '\n'), nil
+}
+
+// ownership of a configuration.
+type ownership int
+
+const (
+	nobodys ownership = iota // not a network configuration
+	ours                     // a list that has our plugin, or that plugin's own configuration
+	others
+)
+
+// owner tells whose network configuration a text is.
+func owner(text []byte) ownership {
+	var c struct {
+		Type    string       `json:"type"`
+		Plugins []pluginConf `json:"plugins"`
+	}
+	if json.NewDecoder(bytes.NewReader(text)).Decode(&c) != nil {
+		return nobodys
+	}
+	if c.Type != "" {
+		c.Plugins = append(c.Plugins, pluginConf{Type: c.Type})
+	}
+	result := nobodys
+	for _, p := range c.Plugins {
+		if p.Type == pluginName {
+			return ours
+		}
+		result = others
+	}
+	return result
+}

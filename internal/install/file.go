@@ -1,0 +1,131 @@
+package install
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// copyFile makes path a copy of the file source and tells whether it was not.
+func copyFile(path, source string, mode os.FileMode) (changed bool, err error) {
+	src, err := os.Open(source)
+	if err != nil {
+		return false, fmt.Errorf("opening what to copy: %w", err)
+	}
+	defer func() { _ = src.Close() }()
+	switch info, err := src.Stat(); {
+	case err != nil:
+		return false, fmt.Errorf("looking at what to copy: %w", err)
+	case !info.Mode().IsRegular() || info.Size() == 0:
+		return false, fmt.Errorf("%s is no file with content", source)
+	}
+	return put(path, src, mode)
+}
+
+// writeFile makes path hold content and tells whether it did not.
+func writeFile(path string, content []byte, mode os.FileMode) (changed bool, err error) {
+	return put(path, bytes.NewReader(content), mode)
+}
+
+// put replaces path unless it is a plain file with this content and mode.
+func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, err error) {
+	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)
+	}
+	same, err := isSame(path, content, mode)
+	if same || err != nil {
+		return false, err
+	}
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return false, fmt.Errorf("reading it again: %w", err)
+	}
+	tmp, err := stage(path, content, mode)
+	if err != nil {
+		return false, err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return false, errors.Join(fmt.Errorf("putting it in place: %w", err), os.Remove(tmp))
+	}
+	return true, syncDir(filepath.Dir(path))
+}
+
+// isSame tells whether path is a plain file with this content and mode.
+func isSame(path string, content io.Reader, mode os.FileMode) (bool, error) {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("looking at what is in place: %w", err)
+	}
+	if info.IsDir() {
+		return false, errors.New("a directory of this name is in the way")
+	}
+	if info.Mode() != mode { // the type too: a symbolic link is replaced
+		return false, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false, fmt.Errorf("opening what is in place: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	return equal(f, content)
+}
+
+// equal compares two files piece by piece: neither is held in memory whole.
+func equal(a, b io.Reader) (bool, error) {
+	x, y := make([]byte, 32<<10), make([]byte, 32<<10)
+	for {
+		n, errA := io.ReadFull(a, x)
+		m, errB := io.ReadFull(b, y)
+		if !bytes.Equal(x[:n], y[:m]) {
+			return false, nil
+		}
+		if errA != nil || errB != nil {
+			if isEnd(errA) && isEnd(errB) {
+				return true, nil
+			}
+			return false, fmt.Errorf("comparing with what is in place: %w", errors.Join(errA, errB))
+		}
+	}
+}
+
+func isEnd(err error) bool { return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) }
+
+// staged is the name under which a file is written before it is put in place:
+// in the same directory, one that no runtime looks at, and always the same, so
+// that a crash leaves one file at most, which the next attempt removes.
+func staged(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+}
+
+// stage writes content, safe on disk, to the name it returns.
+func stage(path string, content io.Reader, mode os.FileMode) (tmp string, err error) {
+	tmp = staged(path)
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return "", fmt.Errorf("creating it: %w", err)
+	}
+	_, err = io.Copy(f, content)
+	// The mode comes after the content, and regardless of the umask.
+	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+		return "", errors.Join(fmt.Errorf("writing it: %w", err), os.Remove(tmp))
+	}
+	return tmp, nil
+}
+
+// syncDir makes a rename or removal in dir survive a power cut.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("opening %s: %w", dir, err)
+	}
+	defer func() { _ = d.Close() }()
+	if err := d.Sync(); err != nil {
+		return fmt.Errorf("syncing %s: %w", dir, err)
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+package install
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/google/go-cmp/cmp"
+)
+
+// node is a machine's directories with a plugin to install, and the portmap
+// plugin already there.
+func node(t *testing.T) Options {
+	t.Helper()
+	dir := t.TempDir()
+	o := Options{
+		Plugin: filepath.Join(dir, "image", "berth"), BinDir: filepath.Join(dir, "opt/cni/bin"),
+		ConfDir: filepath.Join(dir, "etc/cni/net.d"), ConfName: "10-berth.conflist",
+		Network: Network{CNIVersion: "1.0.0", Name: "berth", Socket: "/run/berth/berthd.sock", Chain: []string{"portmap", "bandwidth"}},
+	}
+	write(t, o.Plugin, "plugin v1", 0o644)
+	write(t, filepath.Join(o.BinDir, "portmap"), "portmap", 0o755)
+	return o
+}
+
+func (o Options) plugin() string { return filepath.Join(o.BinDir, "berth") }
+func (o Options) conf() string   { return filepath.Join(o.ConfDir, o.ConfName) }
+
+func write(t *testing.T, path, content string, mode fs.FileMode) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), mode), os.Chmod(path, mode)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func mustInstall(t *testing.T, o Options) Report {
+	t.Helper()
+	r, err := Install(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func modeOf(t *testing.T, path string) fs.FileMode {
+	t.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Mode()
+}
+
+func TestInstall(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
+	o := node(t)
+	o.Network.MTU, o.Network.Timeout = 1500, 90*time.Second
+	r := mustInstall(t, o)
+	if diff := cmp.Diff(Report{Changed: []string{o.plugin(), o.conf()}, LeftOut: []string{"bandwidth"}}, r); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	if got := read(t, o.plugin()); got != "plugin v1" {
+		t.Errorf("plugin holds %q", got)
+	}
+	if p, c := modeOf(t, o.plugin()), modeOf(t, o.conf()); p != 0o755 || c != 0o600 {
+		t.Errorf("modes %v and %v, want 0755 and 0600", p, c)
+	}
+	list, err := libcni.ConfListFromFile(o.conf())
+	if err != nil {
+		t.Fatalf("a runtime cannot read it: %v", err)
+	}
+	if list.Name != "berth" || list.CNIVersion != "1.0.0" || len(list.Plugins) != 2 || !list.Plugins[1].Network.Capabilities["portMappings"] {
+		t.Errorf("a runtime reads %+v", list)
+	}
+	const want = `{
+  "cniVersion": "1.0.0",
+  "name": "berth",
+  "plugins": [
+    {
+      "type": "berth",
+      "socket": "/run/berth/berthd.sock",
+      "mtu": 1500,
+      "timeout": "1m30s"
+    },
+    {
+      "type": "portmap",
+      "capabilities": {
+        "portMappings": true
+      }
+    }
+  ]
+}
+`
+	if diff := cmp.Diff(want, read(t, o.conf())); diff != "" {
+		t.Errorf("configuration (-want +got):\n%s", diff)
+	}
+}
+
+// inode tells whether a file was replaced.
+func inode(t *testing.T, path string) uint64 {
+	t.Helper()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
+	o := node(t)
+	mustInstall(t, o)
+	for _, tc := range []struct {
+		name    string
+		spoil   func()
+		changed []string
+	}{
+		{"nothing", func() {}, nil},
+		{"another plugin of the same size", func() { write(t, o.Plugin, "plugin v2", 0o755) }, []string{o.plugin()}},
+		{"a longer plugin", func() { write(t, o.Plugin, strings.Repeat("plugin v3", 20_000), 0o755) }, []string{o.plugin()}},
+		{"a plugin cut short", func() { write(t, o.plugin(), "plugin", 0o755) }, []string{o.plugin()}},
+		{"a plugin that is not executable", func() { write(t, o.plugin(), read(t, o.Plugin), 0o644) }, []string{o.plugin()}},
+		{"a readable configuration", func() { write(t, o.conf(), read(t, o.conf()), 0o644) }, []string{o.conf()}},
+		{"a configuration that was edited", func() {
+			write(t, o.conf(), strings.Replace(read(t, o.conf()), "1.0.0", "0.4.0", 1), 0o600)
+		}, []string{o.conf()}},
+		{"a damaged configuration", func() { write(t, o.conf(), `{"cniVer`, 0o600) }, []string{o.conf()}},
+		{"an empty configuration", func() { write(t, o.conf(), ``, 0o600) }, []string{o.conf()}},
+		{"a missing plugin", func() { _ = os.Remove(o.plugin()) }, []string{o.plugin()}},
+		{"a symbolic link", func() {
+			_ = os.Remove(o.plugin())
+			if err := os.Symlink(o.Plugin, o.plugin()); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{o.plugin()}},
+		{"a chained plugin that came later", func() { write(t, filepath.Join(o.BinDir, "bandwidth"), "b", 0o755) }, []string{o.conf()}},
+		{"a temporary file of a crash", func() { write(t, staged(o.conf()), "{", 0o600) }, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.spoil()
+			before := [2]uint64{}
+			if len(tc.changed) == 0 {
+				before = [2]uint64{inode(t, o.plugin()), inode(t, o.conf())}
+			}
+			if diff := cmp.Diff(tc.changed, mustInstall(t, o).Changed); diff != "" {
+				t.Errorf("changed (-want +got):\n%s", diff)
+			}
+			if len(tc.changed) == 0 && before != [2]uint64{inode(t, o.plugin()), inode(t, o.conf())} {
+				t.Error("a file was replaced by an equal one")
+			}
+			if got := mustInstall(t, o).Changed; got != nil {
+				t.Errorf("installing again changed %v", got)
+			}
+			if read(t, o.plugin()) != read(t, o.Plugin) || modeOf(t, o.plugin()) != 0o755 || modeOf(t, o.conf()) != 0o600 {
+				t.Error("what is in place is not what it should be")
+			}
+			for _, path := range []string{staged(o.plugin()), staged(o.conf())} {
+				if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("%s is still there", path)
+				}
+			}
+		})
+	}
+}
+
+// A crash at any moment of the writing leaves the old file in place, and
+// nothing that a runtime would read.
+func TestCrashBeforeRename(t *testing.T) {
+	o := node(t)
+	mustInstall(t, o)
+	before := read(t, o.conf())
+	if _, err := stage(o.conf(), strings.NewReader(`{"half`), confMode); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(t, o.conf()); got != before {
+		t.Errorf("staging changed the file in place to %q", got)
+	}
+	files, err := libcni.ConfFiles(o.ConfDir, []string{".conf", ".conflist", ".json"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{o.conf()}, files); diff != "" {
+		t.Errorf("files that a runtime sees (-want +got):\n%s", diff)
+	}
+}
+
+// Whoever looks meanwhile sees one version or the other, whole.
+func TestNobodySeesHalfAFile(t *testing.T) {
+	o := node(t)
+	one, two := strings.Repeat("1", 300_000), strings.Repeat("2", 200_000)
+	write(t, o.Plugin, one, 0o644)
+	mustInstall(t, o)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 40 {
+			write(t, o.Plugin, []string{two, one}[i%2], 0o644)
+			if _, err := Install(o); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for {
+		if got := read(t, o.plugin()); got != one && got != two {
+			t.Fatalf("saw %d bytes that are neither version", len(got))
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
+	}
+}
+
+func TestOthersConfigurationIsLeftAlone(t *testing.T) {
+	for _, foreign := range []string{
+		`{"cniVersion":"1.0.0","name":"x","plugins":[{"type":"bridge"},{"type":"portmap"}]}`,
+		`{"cniVersion":"1.0.0","name":"x","type":"ptp"}`,
+	} {
+		o := node(t)
+		write(t, o.conf(), foreign, 0o644)
+		if _, err := Install(o); err == nil || !strings.Contains(err.Error(), o.conf()) || !strings.Contains(err.Error(), "--cni-conf-name") {
+			t.Errorf("error %v, want one that names the file and what to do", err)
+		}
+		if _, err := os.Lstat(o.plugin()); !errors.Is(err, fs.ErrNotExist) {
+			t.Error("the plugin was installed all the same")
+		}
+		if removed, err := Uninstall(o.ConfDir, o.ConfName); removed || err != nil {
+			t.Errorf("Uninstall = %v, %v; want it left alone", removed, err)
+		}
+		if read(t, o.conf()) != foreign {
+			t.Error("it was changed")
+		}
+	}
+}
+
+func TestPreferredConfigurations(t *testing.T) {
+	o := node(t)
+	for _, name := range []string{"05-first.conf", "00-multus.conflist", "07-readme.txt", "99-last.conflist", "10-berth.conflist.bak"} {
+		write(t, filepath.Join(o.ConfDir, name), "{}", 0o644)
+	}
+	want := []string{filepath.Join(o.ConfDir, "00-multus.conflist"), filepath.Join(o.ConfDir, "05-first.conf")}
+	if diff := cmp.Diff(want, mustInstall(t, o).Preferred); diff != "" {
+		t.Errorf("preferred (-want +got):\n%s", diff)
+	}
+}
+
+func TestUninstall(t *testing.T) {
+	o := node(t)
+	mustInstall(t, o)
+	for _, want := range []bool{true, false} {
+		if got, err := Uninstall(o.ConfDir, o.ConfName); got != want || err != nil {
+			t.Errorf("Uninstall = %v, %v; want %v", got, err, want)
+		}
+	}
+	if _, err := os.Lstat(o.conf()); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("the configuration is still there")
+	}
+	if _, err := os.Lstat(o.plugin()); err != nil {
+		t.Errorf("the plugin, which running pods need for their DEL: %v", err)
+	}
+}
+
+func TestInstallFailures(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spoil func(*Options)
+		want  string
+	}{
+		{"no plugin to install", func(o *Options) { _ = os.Remove(o.Plugin) }, "opening what to copy"},
+		{"an empty plugin", func(o *Options) { write(t, o.Plugin, "", 0o755) }, "no file with content"},
+		{"a directory as the plugin", func(o *Options) { o.Plugin = filepath.Dir(o.Plugin) }, "no file with content"},
+		{"a directory in the way", func(o *Options) { write(t, filepath.Join(o.plugin(), "x"), "", 0o644) }, "in the way"},
+		{"a name that no runtime reads", func(o *Options) { o.ConfName = "10-berth.conf" }, ".conflist"},
+		{"a file for a directory", func(o *Options) { write(t, o.ConfDir, "", 0o644) }, "directory"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := node(t)
+			tc.spoil(&o)
+			if _, err := Install(o); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q in it", err, tc.want)
+			}
+			if _, err := os.Lstat(o.conf()); err == nil {
+				t.Error("the configuration is in place although the plugin is not")
+			}
+		})
+	}
+}
+
+func TestEqual(t *testing.T) {
+	big := strings.Repeat("x", 100_000)
+	for _, tc := range []struct {
+		a, b string
+		want bool
+	}{
+		{"", "", true}, {"a", "", false}, {"", "a", false}, {"a", "b", false},
+		{big, big, true}, {big, big + "x", false}, {big[:32<<10], big[:32<<10], true}, {big[:32<<10], big[:32<<10+1], false},
+	} {
+		if got, err := equal(strings.NewReader(tc.a), bytes.NewReader([]byte(tc.b))); got != tc.want || err != nil {
+			t.Errorf("equal of %d and %d bytes = %v, %v", len(tc.a), len(tc.b), got, err)
+		}
+	}
+}
