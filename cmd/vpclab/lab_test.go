@@ -14,24 +14,10 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
 )
 
-// build compiles programs of this module into one directory.
-func build(t *testing.T, programs ...string) (dir string) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("a lab makes network namespaces: run its tests as root")
-	}
-	dir = t.TempDir()
-	args := []string{"build", "-o", dir + "/"}
-	for _, p := range programs {
-		args = append(args, "github.com/berthnet/berth/cmd/"+p)
-	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	return dir
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "vpclab", "berthd", "berth")) }
 
 // cli runs vpclab on a lab directory of its own.
 type cli struct {
@@ -39,8 +25,8 @@ type cli struct {
 	bin, dir string
 }
 
-func newCLI(t *testing.T, bin string) *cli {
-	c := &cli{t, filepath.Join(bin, "vpclab"), t.TempDir()}
+func newCLI(t *testing.T) *cli {
+	c := &cli{t, filepath.Join(harness.BinDir, "vpclab"), t.TempDir()}
 	t.Cleanup(func() {
 		if out, err := c.try("down"); err != nil {
 			t.Errorf("down: %v\n%s", err, out)
@@ -103,7 +89,7 @@ func (c *cli) has(out, want string) {
 }
 
 func TestFabricByCommand(t *testing.T) {
-	c := newCLI(t, build(t, "vpclab"))
+	c := newCLI(t)
 	c.fails("no lab is running", "status")
 	c.has(c.run("up", "--no-daemons", "--nodes", "2", "--instance-type", "t3.small"), "The lab is up")
 	c.fails("running in", "up", "--no-daemons")
@@ -130,13 +116,12 @@ func TestFabricByCommand(t *testing.T) {
 	c.has(c.run("fault", "list"), "behaves")
 
 	c.fails("does not run", "kill", "node-1")
-	c.fails("berthd", "start", "node-1")
 	c.has(c.run("down"), "Nothing of the lab is left")
 	c.has(c.run("down"), "There is no lab")
 }
 
 func TestDownAfterTheLabWasKilled(t *testing.T) {
-	c := newCLI(t, build(t, "vpclab"))
+	c := newCLI(t)
 	c.run("up", "--no-daemons")
 	pid := c.status().PID
 	if holder := control.Holder(c.dir); holder != pid {
@@ -153,8 +138,8 @@ func TestDownAfterTheLabWasKilled(t *testing.T) {
 }
 
 func TestUpSaysWhatIsWrong(t *testing.T) {
-	c := newCLI(t, build(t, "vpclab"))
-	c.fails("berthd", "up") // there is none beside vpclab
+	c := newCLI(t)
+	c.fails("find berthd", "up", "--bin-dir", c.dir) // there is none
 	c.fails("--nodes 0", "up", "--nodes", "0")
 	c.fails("no-such-file", "up", "--spec", "no-such-file")
 	c.fails("unknown instance type", "up", "--no-daemons", "--instance-type", "z9.huge")
@@ -164,8 +149,7 @@ func TestUpSaysWhatIsWrong(t *testing.T) {
 }
 
 func TestLabByCommand(t *testing.T) {
-	bin := build(t, "vpclab", "berthd", "berth")
-	c := newCLI(t, bin)
+	c := newCLI(t)
 	c.has(c.run("up", "--instance-type", "t3.small"), "node node-2 is ready")
 	c.run("pod", "add", "node-1", "a", "b")
 	c.run("pod", "add", "node-2", "--count", "2")

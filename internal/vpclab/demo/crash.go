@@ -95,12 +95,16 @@ func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
 	figures, err := t.around(talk, s, n, far)
-	return figures, errors.Join(err, t.end())
+	if err = errors.Join(err, t.end()); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures), nil
 }
 
 // answersEach phase of the crash must bring.
 const answersEach = 1000
 
+// around is the crash, with traffic before, during and after it.
 func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.Addr) (string, error) {
 	for _, p := range s.pods[n.Name] {
 		for network, to := range map[string]netip.Addr{"tcp": far, "udp": internet} {
@@ -134,9 +138,5 @@ func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.
 	if err := t.flow(ctx, answersEach); err != nil {
 		return "", fmt.Errorf("after the restart: %w", err)
 	}
-	if err := t.end(); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; ready again in %s; pod %s added after",
-		t.answered.Load(), t.talks, ms(t.worst), ms(ready), p.Addr()), nil
+	return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr()), nil
 }

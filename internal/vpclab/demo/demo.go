@@ -142,8 +142,19 @@ func (s *stage) play(ctx context.Context, t *teller) error {
 	return t.summary()
 }
 
-// tellLogs shows what the daemons have to say about a failure.
+// tellLogs shows what the fabric dropped and what the daemons say after a failure.
 func (s *stage) tellLogs(t *teller) {
+	drops, err := s.lab.Fabric.Drops()
+	if err != nil {
+		t.say("    the fabric does not tell what it dropped: %v", err)
+	}
+	for _, n := range s.nodes {
+		for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
+			if d := drops[e.ID]; len(d) > 0 {
+				t.say("    dropped in the VPC, from or to ENI %d of %s: %v", e.Attachment.DeviceIndex, n.Name, d)
+			}
+		}
+	}
 	for _, n := range s.nodes {
 		t.say("    the end of %s:", n.LogFile())
 		t.quote(n.LogTail(8))

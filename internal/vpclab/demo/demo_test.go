@@ -4,26 +4,19 @@ import (
 	"bytes"
 	"context"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
 )
 
-func options(t *testing.T, out *bytes.Buffer, programs ...string) Options {
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth")) }
+
+func options(t *testing.T, out *bytes.Buffer) Options {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("the demo makes network namespaces: run its tests as root")
-	}
-	bin := t.TempDir()
-	for _, p := range programs {
-		if o, err := exec.Command("go", "build", "-tags=grpcnotrace", "-o", bin+"/", "github.com/berthnet/berth/cmd/"+p).CombinedOutput(); err != nil {
-			t.Fatalf("go build %s: %v\n%s", p, err, o)
-		}
-	}
 	dir, err := os.MkdirTemp("", "demo")
 	if err != nil {
 		t.Fatal(err)
@@ -36,12 +29,12 @@ func options(t *testing.T, out *bytes.Buffer, programs ...string) Options {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	})
-	return Options{Lab: lab.Options{Dir: dir, BinDir: bin, Nodes: 2}, Out: out}
+	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2}, Out: out}
 }
 
 func TestEveryProofPasses(t *testing.T) {
 	var out bytes.Buffer
-	if err := Run(t.Context(), options(t, &out, "berthd", "berth")); err != nil {
+	if err := Run(t.Context(), options(t, &out)); err != nil {
 		t.Errorf("%v\n%s", err, &out)
 	}
 	if got := strings.Count(out.String(), "  ✓ "); got != len(proofs) {
@@ -58,7 +51,7 @@ func TestProofsNotice(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			o := options(t, &out, "berthd", "berth")
+			o := options(t, &out)
 			o.Lab.DaemonArgs = []string{tc.arg}
 			err := Run(t.Context(), o)
 			if err == nil || !strings.Contains(err.Error(), tc.failed) {
@@ -73,7 +66,7 @@ func TestProofsNotice(t *testing.T) {
 
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
 	var out bytes.Buffer
-	o := options(t, &out, "berthd", "berth")
+	o := options(t, &out)
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	o.Out = writerFunc(func(b []byte) (int, error) {
@@ -93,7 +86,8 @@ func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 func TestAFailureIsTold(t *testing.T) {
 	var out bytes.Buffer
-	o := options(t, &out) // no berthd to start
+	o := options(t, &out)
+	o.Lab.BinDir = t.TempDir() // no berthd to start
 	err := Run(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "berthd") {
 		t.Errorf("got %v", err)

@@ -159,6 +159,15 @@ func (n *Node) Exited() <-chan struct{} {
 	return nil
 }
 
+// ExitCode is the exit status of the daemon's last process, -1 while it runs
+// or when a signal ended it.
+func (n *Node) ExitCode() int {
+	if d := n.current(); d != nil && !n.Running() {
+		return d.cmd.ProcessState.ExitCode()
+	}
+	return -1
+}
+
 // Kill ends the daemon with SIGKILL and returns when it is gone. One that does
 // not run is no error.
 func (n *Node) Kill() error { return n.end(syscall.SIGKILL, 10*time.Second) }
