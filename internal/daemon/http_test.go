@@ -101,7 +101,7 @@ func TestMonitoring(t *testing.T) {
 	_, body := get(h, "10.0.0.1:61678", "/metrics")
 	for _, want := range []string{
 		`berth_addresses{state="cooling"} 1`, `berth_addresses{state="warm"} 1`, `berth_addresses{state="used"} 0`,
-		"berth_enis 1", `berth_cni_requests_total{reason="",result="success",verb="Add"} 1`,
+		"berth_enis 1", `berth_cni_requests_total{reason="",result="success",verb="ADD"} 1`,
 		"berth_add_duration_seconds_count 1", "berth_del_duration_seconds_count 1",
 		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"} 1`,
 		`berth_ec2_limiter_wait_seconds_count{operation="AssignPrivateIpAddresses"} 1`,

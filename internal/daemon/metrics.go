@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"cmp"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -47,7 +48,7 @@ func NewMetrics() *Metrics {
 }
 
 func (m *Metrics) called(verb, result, reason string, took time.Duration) {
-	m.requests.WithLabelValues(verb, result, reason).Inc()
+	m.requests.WithLabelValues(strings.ToUpper(verb), result, reason).Inc()
 	switch verb {
 	case "Add":
 		m.add.WithLabelValues().Observe(took.Seconds())
