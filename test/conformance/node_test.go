@@ -1,0 +1,300 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+const (
+	liveURL = "http://127.0.0.1:61678/livez"
+	start   = 20 * time.Second
+)
+
+func echoPort(p *node.Pod) netip.AddrPort { return netip.AddrPortFrom(p.Addr(), echo.Port) }
+
+// TestInstallation: a node has neither plugin nor configuration, and so takes
+// no pods, until its first address is usable; then it has both, whole.
+func TestInstallation(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: chained(), NoDaemons: true})
+	n := l.Nodes()[0]
+	plugin := filepath.Join(n.CNIBinDir(), "berth")
+	l.Cloud.Outage(true)
+	harness.OK(t, n.Start())
+	harness.Eventually(t, start, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
+	harness.Eventually(t, start, "the daemon has met the outage", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err == nil && doc.LastError == "" {
+			err = fmt.Errorf("no error yet")
+		}
+		return err
+	})
+	if _, err := n.Get(t.Context(), node.ReadyURL); err == nil {
+		t.Error("the node calls itself ready without an address")
+	}
+	if files, _ := libcni.ConfFiles(n.ConfDir(), []string{".conf", ".conflist", ".json"}); len(files) > 0 {
+		t.Errorf("the configuration %v is there before the first address", files)
+	}
+	if _, err := os.Stat(plugin); err == nil {
+		t.Error("the plugin is there before the first address")
+	}
+	l.Cloud.Outage(false)
+	harness.OK(t, n.WaitReady(harness.Deadline(t, 40*time.Second)))
+	list := installed(t, n)
+	if list.Name != "berth" || list.CNIVersion != "1.0.0" {
+		t.Errorf("network %s of version %s is installed, want berth of 1.0.0", list.Name, list.CNIVersion)
+	}
+	caps, err := n.Runtime(t.TempDir()).ValidateNetworkList(t.Context(), list)
+	harness.OK(t, err)
+	for _, want := range []string{"portMappings", "bandwidth"} {
+		if !slices.Contains(caps, want) {
+			t.Errorf("the installed configuration has capabilities %v, without %s", caps, want)
+		}
+	}
+	want, err := os.ReadFile(filepath.Join(harness.BinDir, "berth"))
+	harness.OK(t, err)
+	if got, err := os.ReadFile(plugin); err != nil || string(got) != string(want) {
+		t.Errorf("the installed plugin is not the one given (%v)", err)
+	}
+	if info, err := os.Stat(plugin); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("the installed plugin has mode %v, want 0755 (%v)", info.Mode(), err)
+	}
+	for _, dir := range []string{n.ConfDir(), n.CNIBinDir()} {
+		entries, err := os.ReadDir(dir)
+		harness.OK(t, err)
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") || strings.HasSuffix(e.Name(), "tmp") {
+				t.Errorf("%s is left in %s", e.Name(), dir)
+			}
+		}
+	}
+	_, err = n.AddPod(harness.Deadline(t, start), "p", node.PodOptions{Once: true})
+	harness.OK(t, err)
+}
+
+// TestWhatANodeShows compares introspection, berthctl, metrics and probes with
+// each other and the pods, and looks at who may read what.
+func TestWhatANodeShows(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(quick), "--cooling-period=10s")})
+	n, other := l.Nodes()[0], l.Nodes()[1]
+	ctx := harness.Deadline(t, 60*time.Second)
+	for i := range 4 {
+		_, err := n.AddPod(ctx, fmt.Sprintf("p%d", i), node.PodOptions{Namespace: "shop"})
+		harness.OK(t, err)
+	}
+	gone, err := n.Pod("p3")
+	harness.OK(t, err)
+	before := metrics(t, n)
+	harness.OK(t, n.DelPod(ctx, "p3"))
+	doc, err := lab.Document(ctx, n)
+	harness.OK(t, err)
+
+	if doc.Totals.Allocated != 3 || len(doc.Allocated) != 3 || len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() {
+		t.Errorf("totals %+v, cooling %v; want 3 allocated and %s cooling", doc.Totals, doc.Cooling, gone.Addr())
+	}
+	for _, a := range doc.Allocated {
+		p, err := n.Pod(a.Pod)
+		harness.OK(t, err)
+		if a.Address != p.Addr() || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
+			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address) || time.Since(a.Since) > time.Minute {
+			t.Errorf("allocated: %+v, pod %s has %s in %s", a, p.Name, p.Addr(), p.ContainerID)
+		}
+	}
+	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, doc, before) })
+	t.Run("berthctl", func(t *testing.T) { compareTables(t, n, doc) })
+	t.Run("loopback only", func(t *testing.T) {
+		for from, path := range map[string]string{"another node": other.Netns, "a pod": n.Pods()[0].Netns(), "the node by its address": n.Netns} {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			body, err := ns.Get(ctx, path, fmt.Sprintf("http://%s:6666/ip-manager", primary(t, l, n)))
+			cancel()
+			if err == nil {
+				t.Errorf("%s reads introspection: %.100s", from, body)
+			}
+		}
+		if _, err := n.Get(t.Context(), "http://[::1]:6666/ip-manager"); err == nil {
+			t.Error("introspection is served on ::1 too, configured is 127.0.0.1")
+		}
+	})
+	t.Run("probes", func(t *testing.T) {
+		for _, url := range []string{liveURL, node.ReadyURL} {
+			if body, err := n.Get(t.Context(), url); err != nil || strings.TrimSpace(body) != "ok" {
+				t.Errorf("%s answers %q, %v", url, body, err)
+			}
+		}
+		// A cluster's monitoring reads metrics from elsewhere.
+		if _, err := ns.Get(t.Context(), other.Netns, fmt.Sprintf("http://%s:61678/metrics", primary(t, l, n))); err != nil {
+			t.Errorf("metrics from another node: %v", err)
+		}
+	})
+	t.Run("modes", func(t *testing.T) { modes(t, n) })
+}
+
+func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) string {
+	t.Helper()
+	for _, e := range l.Books().ENIs {
+		if e.Owns(a) {
+			return e.ID
+		}
+	}
+	t.Fatalf("%s belongs to no ENI", a)
+	return ""
+}
+
+// metrics reads the samples of the text format by name and labels.
+func metrics(t *testing.T, n *node.Node) map[string]float64 {
+	t.Helper()
+	body, err := n.Get(t.Context(), node.MetricsURL)
+	harness.OK(t, err)
+	out := map[string]float64{}
+	for in := bufio.NewScanner(strings.NewReader(body)); in.Scan(); {
+		name, value, ok := strings.Cut(in.Text(), " ")
+		if i := strings.LastIndex(in.Text(), " "); ok && !strings.HasPrefix(name, "#") {
+			name, value = in.Text()[:i], in.Text()[i+1:]
+			if out[name], err = strconv.ParseFloat(value, 64); err != nil {
+				t.Fatalf("metrics: %q: %v", in.Text(), err)
+			}
+		}
+	}
+	return out
+}
+
+func compareMetrics(t *testing.T, n *node.Node, doc introspect.Document, before map[string]float64) {
+	m := metrics(t, n)
+	for name, want := range map[string]int{
+		`berth_addresses{state="used"}`:    doc.Totals.Allocated,
+		`berth_addresses{state="warm"}`:    doc.Totals.Available,
+		`berth_addresses{state="cooling"}`: doc.Totals.Cooling,
+		`berth_enis`:                       len(doc.ENIs),
+		`berth_waiting_adds`:               0,
+		`berth_cni_requests_total{reason="",result="success",verb="ADD"}`: 4,
+		`berth_cni_requests_total{reason="",result="success",verb="DEL"}`: 1,
+		`berth_add_duration_seconds_count`:                                4,
+		`berth_del_duration_seconds_count`:                                1,
+		`berth_condition{type="DataPathReady"}`:                           1,
+		`berth_condition{type="AddressesAvailable"}`:                      1,
+		`berth_condition{type="ForwardingAllowed"}`:                       1,
+		`berth_condition{type="PluginInstalled"}`:                         1,
+	} {
+		got, ok := m[name]
+		if !ok || got != float64(want) {
+			t.Errorf("%s is %v (there: %v), want %d", name, got, ok, want)
+		}
+	}
+	if before["berth_del_duration_seconds_count"] != 0 {
+		t.Errorf("berth_del_duration_seconds_count was %v before the first DEL", before["berth_del_duration_seconds_count"])
+	}
+	for _, family := range []string{
+		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`,
+		`berth_ec2_calls_total{code="OK",operation="CreateNetworkInterface"}`,
+		`berth_ec2_call_duration_seconds_count{operation="AttachNetworkInterface"}`,
+		`berth_reconciles_total{result="success"}`,
+	} {
+		if m[family] < 1 {
+			t.Errorf("%s is %v, want 1 at least", family, m[family])
+		}
+	}
+	for _, family := range []string{"berth_ec2_limiter_wait_seconds", "berth_repairs_total", "berth_reap_pending", "berth_build_info", "go_goroutines", "process_start_time_seconds"} {
+		body, err := n.Get(t.Context(), node.MetricsURL)
+		harness.OK(t, err)
+		if !strings.Contains(body, family) && family != "berth_ec2_limiter_wait_seconds" { // nothing was held back
+			t.Errorf("no family %s", family)
+		}
+	}
+}
+
+// compareTables wants every address and pod of the document in what berthctl prints.
+func compareTables(t *testing.T, n *node.Node, doc introspect.Document) {
+	out := berthctl(t, n, "ip-manager")
+	for _, a := range doc.Allocated {
+		line := lineWith(out, a.Address.String()+" ")
+		for _, want := range []string{a.Pod, a.Namespace, a.ENI} {
+			if !strings.Contains(line, want) {
+				t.Errorf("the line of %s is %q, without %s", a.Address, line, want)
+			}
+		}
+	}
+	for _, c := range doc.Cooling {
+		if lineWith(out, c.Address.String()+" ") == "" {
+			t.Errorf("no line for the cooling %s", c.Address)
+		}
+	}
+	if t.Failed() {
+		t.Logf("berthctl ip-manager:\n%s", out)
+	}
+	var again introspect.Document
+	if err := json.Unmarshal([]byte(berthctl(t, n, "ip-manager", "--output=json")), &again); err != nil {
+		t.Errorf("berthctl ip-manager --output=json: %v", err)
+	} else if len(again.Allocated) != len(doc.Allocated) {
+		t.Errorf("berthctl's JSON has %d allocated, want %d", len(again.Allocated), len(doc.Allocated))
+	}
+}
+
+func lineWith(text, part string) string {
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, part) {
+			return line
+		}
+	}
+	return ""
+}
+
+// berthctl runs on the node, as a person there would.
+func berthctl(t *testing.T, n *node.Node, args ...string) string {
+	t.Helper()
+	var out []byte
+	err := ns.Do(n.Netns, func() (err error) {
+		out, err = exec.Command(filepath.Join(harness.BinDir, "berthctl"), args...).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		t.Fatalf("berthctl %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// modes: nobody but root may ask the daemon for anything or read its records.
+func modes(t *testing.T, n *node.Node) {
+	files := 0
+	harness.OK(t, filepath.WalkDir(n.StateDir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		files++
+		if perm := info.Mode().Perm(); perm != 0o600 {
+			t.Errorf("%s has mode %04o, want 0600", path, perm)
+		}
+		return nil
+	}))
+	if info, err := os.Lstat(n.Socket()); err != nil || info.Mode().Type() != fs.ModeSocket {
+		t.Errorf("the socket is %v (%v)", info, err)
+	}
+	if files < 5 { // socket, lock, three records at least
+		t.Errorf("only %d files in %s", files, n.StateDir())
+	}
+}

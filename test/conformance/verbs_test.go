@@ -1,0 +1,482 @@
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// TestVerbs takes one node through every verb. What it shares is the daemon
+// and its supply of addresses; each part leaves nothing of its own.
+func TestVerbs(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: quick})
+	n := l.Nodes()[0]
+	for _, v := range versions {
+		t.Run("life in "+v, func(t *testing.T) { life(t, n, v) })
+	}
+	for name, part := range map[string]func(*testing.T, *node.Node){
+		"VERSION":                            versionVerb,
+		"STATUS of a node that takes pods":   statusVerb,
+		"DEL of what is not there":           delUnknown,
+		"DEL after the namespace":            delAfterNetns,
+		"DEL leaves others alone":            delLeavesOthers,
+		"two interfaces of one container":    twoInterfaces,
+		"CHECK names what is broken":         checkNames,
+		"CHECK of an unknown container":      checkUnknown,
+		"GC":                                 collect,
+		"GC spares what it cannot know":      collectSpares,
+		"ADD repairs what it set up before":  addAgainRepairs,
+		"MTU and DNS of the configuration":   configured,
+		"unknown CNI_ARGS":                   unknownArgs,
+		"the configuration of an older node": oddities,
+	} {
+		t.Run(name, func(t *testing.T) { part(t, n) })
+	}
+	harness.Settle(t, l)
+}
+
+// result is an ADD's answer in the newest version's terms.
+func result(t *testing.T, r types.Result) *types100.Result {
+	t.Helper()
+	cur, err := types100.NewResultFromResult(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cur
+}
+
+func add(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) *types100.Result {
+	t.Helper()
+	r, err := s.CNI.AddNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf)
+	if err != nil {
+		t.Fatalf("ADD: %v", err)
+	}
+	return result(t, r)
+}
+
+func del(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) {
+	t.Helper()
+	if err := s.CNI.DelNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf); err != nil {
+		t.Fatalf("DEL: %v", err)
+	}
+}
+
+func check(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) error {
+	t.Helper()
+	return s.CNI.CheckNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf)
+}
+
+// life is ADD, the same ADD again, CHECK, DEL and DEL again in one version.
+func life(t *testing.T, n *node.Node, version string) {
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, version, "berth", harness.Plugin(n, nil))
+	ctx := harness.Deadline(t, 30*time.Second)
+	first, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	harness.OK(t, err)
+	if first.Version() != version {
+		t.Errorf("the result is of version %s, asked in %s", first.Version(), version)
+	}
+	res := result(t, first)
+	judge(t, s, res, version)
+
+	again, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	harness.OK(t, err)
+	if !reflect.DeepEqual(first, again) {
+		t.Errorf("the same ADD again answered %v, before %v", again, first)
+	}
+	if version != "0.3.1" { // CHECK came with 0.4.0
+		harness.OK(t, check(t, s, list))
+	}
+	del(t, s, list)
+	gone(t, n, res)
+	del(t, s, list)
+	s.Do(t, func() error {
+		if _, err := netlink.LinkByName("eth0"); err == nil {
+			t.Error("eth0 is still there after DEL")
+		}
+		return nil
+	})
+}
+
+// judge compares a result with what the kernel has.
+func judge(t *testing.T, s *harness.Sandbox, r *types100.Result, version string) {
+	t.Helper()
+	addr := addrOf(t, r)
+	if len(r.Interfaces) != 2 {
+		t.Fatalf("interfaces %v, want the host's and the pod's", r.Interfaces)
+	}
+	host, pod := r.Interfaces[0], r.Interfaces[1]
+	if host.Sandbox != "" || pod.Sandbox != s.NetNS || pod.Name != "eth0" {
+		t.Errorf("interfaces %+v and %+v, want the host's and eth0 in %s", host, pod, s.NetNS)
+	}
+	ip := r.IPs[0]
+	if ip.Interface == nil || *ip.Interface != 1 {
+		t.Errorf("the address is of interface %v, want 1", ip.Interface)
+	}
+	if ones, bits := ip.Address.Mask.Size(); ones != 32 || bits != 32 || ip.Gateway.String() != "169.254.1.1" {
+		t.Errorf("address %s by %s, want a /32 by 169.254.1.1", ip.Address.String(), ip.Gateway)
+	}
+	var routes []string
+	for _, rt := range r.Routes {
+		routes = append(routes, fmt.Sprintf("%s via %s", rt.Dst.String(), rt.GW))
+	}
+	want := []string{"0.0.0.0/0 via 169.254.1.1"}
+	if version == "1.1.0" { // the scope that a route without gateway needs came with 1.1.0
+		want = append([]string{"169.254.1.1/32 via <nil>"}, want...)
+		if pod.Mtu != 9001 || host.Mtu != 9001 {
+			t.Errorf("MTU %d and %d in the result, want 9001", host.Mtu, pod.Mtu)
+		}
+	}
+	if !slices.Equal(routes, want) {
+		t.Errorf("routes %q, want %q", routes, want)
+	}
+	harness.OK(t, ns.Do(s.Node.Netns, func() error { return sameLink(host.Name, host.Mac, netip.Addr{}) }))
+	s.Do(t, func() error { return sameLink(pod.Name, pod.Mac, addr) })
+}
+
+// sameLink looks at a link of the calling thread's namespace.
+func sameLink(name, mac string, addr netip.Addr) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	if got := l.Attrs().HardwareAddr.String(); got != mac {
+		return fmt.Errorf("%s has MAC address %s, the result says %s", name, got, mac)
+	}
+	if l.Attrs().MTU != 9001 {
+		return fmt.Errorf("%s has MTU %d, want the ENI's 9001", name, l.Attrs().MTU)
+	}
+	if !addr.IsValid() {
+		return nil
+	}
+	list, err := netlink.AddrList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	if len(list) != 1 || list[0].IPNet.String() != addr.String()+"/32" {
+		return fmt.Errorf("%s has %v, the result says %s/32", name, list, addr)
+	}
+	return nil
+}
+
+// gone waits until nothing of an attachment is in the kernel: the veth leaves
+// behind the reply.
+func gone(t *testing.T, n *node.Node, r *types100.Result) {
+	t.Helper()
+	host, addr := r.Interfaces[0].Name, addrOf(t, r)
+	harness.Eventually(t, 10*time.Second, "the host link leaves", func() error {
+		return ns.Do(n.Netns, func() error {
+			if _, err := netlink.LinkByName(host); err == nil {
+				return fmt.Errorf("%s is there", host)
+			}
+			return nil
+		})
+	})
+	doc, err := lab.Document(t.Context(), n)
+	harness.OK(t, err)
+	for _, a := range doc.Allocated {
+		if a.Address == addr {
+			t.Errorf("%s is still allocated after DEL", addr)
+		}
+	}
+}
+
+func versionVerb(t *testing.T, n *node.Node) {
+	info, err := n.Runtime(t.TempDir()).GetVersionInfo(t.Context(), "berth")
+	harness.OK(t, err)
+	if got := info.SupportedVersions(); !slices.Equal(got, versions) {
+		t.Errorf("VERSION answers %v, want %v", got, versions)
+	}
+}
+
+func statusVerb(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+	harness.OK(t, n.Runtime(t.TempDir()).GetStatusNetworkList(t.Context(), list))
+}
+
+func delUnknown(t *testing.T, n *node.Node) {
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	del(t, s, list)
+	del(t, s, list)
+	s.NetNS = "" // as after a crash of the runtime: it knows the container only
+	del(t, s, list)
+}
+
+func delAfterNetns(t *testing.T, n *node.Node) {
+	for _, version := range versions {
+		s := harness.NewSandbox(t, n)
+		list := harness.Network(t, version, "berth", harness.Plugin(n, nil))
+		r := add(t, s, list)
+		s.Vanish(t)
+		del(t, s, list)
+		gone(t, n, r)
+		del(t, s, list)
+	}
+}
+
+func delLeavesOthers(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	a, b := harness.NewSandbox(t, n), harness.NewSandbox(t, n)
+	ra, rb := add(t, a, list), add(t, b, list)
+	if addrOf(t, ra) == addrOf(t, rb) {
+		t.Fatalf("both pods have %s", addrOf(t, ra))
+	}
+	del(t, a, list)
+	harness.OK(t, check(t, b, list))
+	del(t, b, list)
+}
+
+func twoInterfaces(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	other := harness.Network(t, "1.0.0", "berth-second", harness.Plugin(n, nil))
+	s := harness.NewSandbox(t, n)
+	first := add(t, s, list)
+	s.IfName = "net1"
+	second := add(t, s, other)
+	if addrOf(t, first) == addrOf(t, second) || first.Interfaces[0].Name == second.Interfaces[0].Name {
+		t.Errorf("the interfaces share %v and %v", first, second)
+	}
+	harness.OK(t, check(t, s, other))
+	again := add(t, s, other)
+	if !reflect.DeepEqual(second, again) {
+		t.Errorf("the same ADD again answered %v, before %v", again, second)
+	}
+	s.IfName = "eth0"
+	harness.OK(t, check(t, s, list)) // the second did not take anything from the first
+	s.IfName = "net1"
+	del(t, s, other)
+	s.IfName = "eth0"
+	harness.OK(t, check(t, s, list))
+	del(t, s, list)
+}
+
+// checkNames breaks pods in one way each and wants CHECK to say which.
+func checkNames(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	inPod := func(fn func(eth0 netlink.Link, addr netip.Addr) error) func(*harness.Sandbox, *types100.Result) error {
+		return func(s *harness.Sandbox, r *types100.Result) error {
+			return ns.Do(s.NetNS, func() error {
+				l, err := netlink.LinkByName("eth0")
+				if err != nil {
+					return err
+				}
+				a, _ := netip.AddrFromSlice(r.IPs[0].Address.IP)
+				return fn(l, a.Unmap())
+			})
+		}
+	}
+	for name, tt := range map[string]struct {
+		breaks func(*harness.Sandbox, *types100.Result) error
+		want   []string
+	}{
+		"address": {inPod(func(l netlink.Link, a netip.Addr) error {
+			return netlink.AddrDel(l, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())})
+		}), []string{"eth0 lacks address"}},
+		"default route": {inPod(func(l netlink.Link, _ netip.Addr) error {
+			return delRoutes(l, func(r netlink.Route) bool { return r.Gw != nil })
+		}), []string{"lacks its route to 0.0.0.0/0"}},
+		"neighbour": {inPod(func(l netlink.Link, _ netip.Addr) error {
+			list, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
+			for _, e := range list {
+				err = netlink.NeighDel(&e)
+			}
+			return err
+		}), []string{"neighbour", "169.254.1.1"}},
+		"pod link down": {inPod(func(l netlink.Link, _ netip.Addr) error { return netlink.LinkSetDown(l) }), []string{"eth0 is down"}},
+		"MAC address": {inPod(func(l netlink.Link, _ netip.Addr) error {
+			return netlink.LinkSetHardwareAddr(l, []byte{2, 0, 0, 0, 0, 1})
+		}), []string{"eth0 has MAC address 02:00:00:00:00:01"}},
+		"the link itself": {func(s *harness.Sandbox, r *types100.Result) error {
+			return ns.Do(n.Netns, func() error {
+				l, err := netlink.LinkByName(r.Interfaces[0].Name)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			})
+		}, []string{"is missing on the node", "eth0 is missing in the pod"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := harness.NewSandbox(t, n)
+			r := add(t, s, list)
+			harness.OK(t, check(t, s, list))
+			harness.OK(t, tt.breaks(s, r))
+			err := check(t, s, list)
+			if node.CNICode(err) != daemon.CodeMismatch {
+				t.Errorf("CHECK answers %v with code %d, want code %d", err, node.CNICode(err), daemon.CodeMismatch)
+			}
+			for _, want := range tt.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("CHECK answers %v, want something about %q", err, want)
+				}
+			}
+			del(t, s, list)
+			gone(t, n, r)
+		})
+	}
+	t.Run("another address than the result's", func(t *testing.T) {
+		s := harness.NewSandbox(t, n)
+		add(t, s, list)
+		rt := n.Runtime(t.TempDir())
+		err := rt.CheckNetworkList(t.Context(), list, s.RuntimeConf)
+		if node.CNICode(err) != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "prevResult") {
+			t.Errorf("CHECK without a previous result answers %v with code %d", err, node.CNICode(err))
+		}
+		del(t, s, list)
+	})
+}
+
+func delRoutes(l netlink.Link, which func(netlink.Route) bool) error {
+	routes, err := netlink.RouteList(l, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if which(r) {
+			if err := netlink.RouteDel(&r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func checkUnknown(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	s := harness.NewSandbox(t, n)
+	add(t, s, list)
+	// Another runtime removes the pod; ours still remembers its result.
+	harness.OK(t, n.Runtime(t.TempDir()).DelNetworkList(t.Context(), list, s.RuntimeConf))
+	if err := check(t, s, list); node.CNICode(err) != types.ErrUnknownContainer {
+		t.Errorf("CHECK answers %v with code %d, want %d", err, node.CNICode(err), types.ErrUnknownContainer)
+	}
+	del(t, s, list)
+}
+
+// collect asks for GC through a runtime that remembers nothing, so that libcni
+// sends no DEL of its own and the plugin's GC does the work.
+func collect(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.1.0", "gc", harness.Plugin(n, nil))
+	other := harness.Network(t, "1.1.0", "gc-other", harness.Plugin(n, nil))
+	keep, lose, foreign := harness.NewSandbox(t, n), harness.NewSandbox(t, n), harness.NewSandbox(t, n)
+	add(t, keep, list)
+	lost := add(t, lose, list)
+	add(t, foreign, other)
+	valid := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: keep.ContainerID, IfName: "eth0"}}}
+	blank := n.Runtime(t.TempDir())
+	harness.OK(t, blank.GCNetworkList(t.Context(), list, valid))
+	gone(t, n, lost)
+	harness.OK(t, check(t, keep, list))
+	harness.OK(t, check(t, foreign, other))
+	harness.OK(t, blank.GCNetworkList(t.Context(), list, valid)) // nothing more to do
+	harness.OK(t, check(t, keep, list))
+
+	// The same container with another interface is another attachment.
+	wrong := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: keep.ContainerID, IfName: "net1"}}}
+	harness.OK(t, blank.GCNetworkList(t.Context(), list, wrong))
+	if err := check(t, keep, list); node.CNICode(err) != types.ErrUnknownContainer {
+		t.Errorf("an attachment that is not in the list is still there: %v", err)
+	}
+	del(t, keep, list)
+	del(t, lose, list)
+	del(t, foreign, other)
+}
+
+// collectSpares: a GC whose list is missing must not release anything.
+func collectSpares(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.1.0", "gc", harness.Plugin(n, nil))
+	s := harness.NewSandbox(t, n)
+	add(t, s, list)
+	err := n.Runtime(t.TempDir()).GCNetworkList(t.Context(), list, nil)
+	if err == nil || !strings.Contains(err.Error(), "valid-attachments") {
+		t.Errorf("GC without a list answers %v, want something about valid-attachments", err)
+	}
+	harness.OK(t, check(t, s, list))
+	del(t, s, list)
+}
+
+func addAgainRepairs(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	s := harness.NewSandbox(t, n)
+	first := add(t, s, list)
+	s.Do(t, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return delRoutes(l, func(r netlink.Route) bool { return r.Gw != nil })
+	})
+	again := add(t, s, list)
+	if !reflect.DeepEqual(first, again) {
+		t.Errorf("ADD again answers %v, before %v", again, first)
+	}
+	harness.OK(t, check(t, s, list))
+	del(t, s, list)
+}
+
+func configured(t *testing.T, n *node.Node) {
+	dns := map[string]any{"nameservers": []string{"10.0.0.2"}, "search": []string{"example.org"}}
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, map[string]any{"mtu": 1400, "dns": dns}))
+	s := harness.NewSandbox(t, n)
+	r := add(t, s, list)
+	if r.Interfaces[1].Mtu != 1400 || !slices.Equal(r.DNS.Nameservers, []string{"10.0.0.2"}) || !slices.Equal(r.DNS.Search, []string{"example.org"}) {
+		t.Errorf("MTU %d and DNS %+v in the result", r.Interfaces[1].Mtu, r.DNS)
+	}
+	s.Do(t, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err == nil && l.Attrs().MTU != 1400 {
+			t.Errorf("eth0 has MTU %d, configured are 1400", l.Attrs().MTU)
+		}
+		return err
+	})
+	harness.OK(t, check(t, s, list))
+	del(t, s, list)
+}
+
+func unknownArgs(t *testing.T, n *node.Node) {
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	s := harness.NewSandbox(t, n)
+	s.Args = [][2]string{{"COLOUR", "blue"}}
+	_, err := s.CNI.AddNetworkList(t.Context(), list, s.RuntimeConf)
+	if node.CNICode(err) != types.ErrInvalidEnvironmentVariables || !strings.Contains(err.Error(), "COLOUR") {
+		t.Errorf("unknown arguments: %v with code %d, want code %d naming COLOUR", err, node.CNICode(err), types.ErrInvalidEnvironmentVariables)
+	}
+	s.Args = append(s.Args, [2]string{"IgnoreUnknown", "1"})
+	add(t, s, list)
+	del(t, s, list)
+}
+
+// oddities: fields that berth does not know do not matter to it, and DEL does
+// not mind what would keep an ADD from working.
+func oddities(t *testing.T, n *node.Node) {
+	good := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"veryNew": map[string]any{"a": 1}, "capabilities": map[string]any{"dns": true}}))
+	bad := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"mtu": 7, "ipam": map[string]any{"type": "host-local"}}))
+	s := harness.NewSandbox(t, n)
+	r := add(t, s, good)
+	if _, err := json.Marshal(r); err != nil {
+		t.Error(err)
+	}
+	harness.OK(t, n.Runtime(t.TempDir()).DelNetworkList(context.WithoutCancel(t.Context()), bad, s.RuntimeConf))
+	gone(t, n, r)
+}
