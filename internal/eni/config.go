@@ -46,7 +46,7 @@ type Config struct {
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
 	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
 	BurstWindow     time.Duration // how long a kick waits for more; 10 ms
-	CallTimeout     time.Duration // of one cloud call; 1 min
+	CallTimeout     time.Duration // of one cloud call, its wait for the limiter included; 5 min
 }
 
 func (c *Config) withDefaults() error {
@@ -88,7 +88,7 @@ func (c *Config) withDefaults() error {
 		{&c.ShrinkDelay, time.Minute}, {&c.ListingInterval, time.Minute}, {&c.CollectInterval, 10 * time.Minute},
 		{&c.OrphanAge, 15 * time.Minute}, {&c.PrefixRetry, 5 * time.Minute}, {&c.Settle, time.Minute},
 		{&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute}, {&c.BurstWindow, 10 * time.Millisecond},
-		{&c.CallTimeout, time.Minute},
+		{&c.CallTimeout, 5 * time.Minute},
 	} {
 		if *d.to <= 0 {
 			*d.to = d.def

@@ -3,10 +3,14 @@
 // for its own node, the operator for every node. It knows no Kubernetes and no
 // kernel; what it learns it publishes to a Node, which owns the addresses.
 //
+//	state.go       a node as a plan sees it
+//	plan.go        limits, policy and state to actions: growth; shrink.go: the rest
 //	view.go        what is known of the node's ENIs: listings, corrected by replies
-//	plan.go        limits, policy and state to actions
-//	reconciler.go  one pass: observe, plan, act
-//	act.go         one file of steps that change the cloud, with their failpoints
-//	trouble.go     what to do about each class of error
-//	orphans.go     ENIs left behind by nodes that are no more
+//	reconciler.go  one pass: observe, plan, act; and when to come back
+//	observe.go     listing the node's ENIs and subnets
+//	step.go        what is recorded and withdrawn before the cloud is asked
+//	act.go         the changes at the cloud, each between two failpoints
+//	trouble.go     what is done about each class of error
+//	excess.go      how long excess must persist
+//	orphans.go     ENIs left behind by instances that are no more
 package eni

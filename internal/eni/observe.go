@@ -29,7 +29,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	}
 	r.heal(gateObserve)
 	first := r.confirmed.IsZero()
-	r.confirmed, r.seeded = start, false
+	r.confirmed = start
 	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
 	if first && !r.cfg.NoCollection {
 		r.collectAt = start.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))

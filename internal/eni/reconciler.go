@@ -18,7 +18,6 @@ type Reconciler struct {
 
 	// What follows belongs to the goroutine in Reconcile.
 	view      *view
-	seeded    bool // view came from a stored inventory, the cloud has not confirmed it
 	limits    cloud.Limits
 	itype     string
 	zone, vpc string
@@ -62,7 +61,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		return
 	}
 	now := r.cfg.Clock.Now()
-	r.seeded, r.replied = true, inv.At
+	r.replied = inv.At
 	if r.limits == (cloud.Limits{}) {
 		r.limits, r.itype = inv.Limits, inv.InstanceType
 	}
@@ -201,7 +200,10 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.restoreSettled()
 	s := r.state(now)
 	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
-	for _, a := range Plan(r.limits, r.cfg.Policy, s) {
+	actions := Plan(r.limits, r.cfg.Policy, s)
+	r.starved = starved(r.limits, r.cfg.Policy, s)
+	r.healUnwanted(actions, now)
+	for _, a := range actions {
 		g := gateOf(a.Kind)
 		if r.closed(g, now) || g == gateGrow && r.growthWaits() {
 			continue
@@ -214,7 +216,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		}
 	}
 	// A full subnet is asked about again, however little the plan can do.
-	if r.starved = starved(r.limits, r.cfg.Policy, s); r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
+	if r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
 		return &step{Action: Action{Kind: FindSubnets}}
 	}
 	return nil
@@ -229,6 +231,9 @@ func (r *Reconciler) state(now time.Time) State {
 	u := r.cfg.Node.Usage()
 	s := State{Waiting: u.Waiting, Subnets: r.cfg.Subnets.States(now, r.forNew), NoMoreENIs: r.refusedAt.After(now)}
 	for _, k := range r.view.list() {
+		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
+			continue // neither its device index nor the limits are those of the first card
+		}
 		s.ENIs = append(s.ENIs, r.eniState(k, u.ENIs[k.ID]))
 	}
 	return s

@@ -192,3 +192,7 @@ func (s *sim) layout() string {
 	}
 	return strings.Join(out, ",")
 }
+
+const second = time.Second
+
+func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }

@@ -76,6 +76,19 @@ func (r *Reconciler) heal(g gate) {
 	delete(r.gates, g)
 }
 
+// healUnwanted forgets trouble with steps that nothing asks for any more.
+func (r *Reconciler) healUnwanted(actions []Action, now time.Time) {
+	wanted := map[gate]bool{gateGrow: r.starved || r.growthWaits()}
+	for _, a := range actions {
+		wanted[gateOf(a.Kind)] = true
+	}
+	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair} {
+		if !wanted[g] && !r.closed(g, now) {
+			delete(r.gates, g)
+		}
+	}
+}
+
 // waitAfter is how long a gate stays closed after an error of a class: slowly
 // repeated where only a person can heal it, else doubling up to half a minute.
 func (r *Reconciler) waitAfter(g gate, class cloud.Class) time.Duration {

@@ -73,6 +73,12 @@ func (n *node) finalCheck() {
 				n.t.Errorf("%v is assigned and in nobody's books", a)
 			}
 		}
+		for _, p := range e.Prefixes {
+			total += ipam.PrefixAddresses
+			if !have[p.Addr().String()] {
+				n.t.Errorf("%v is assigned and in nobody's books", p)
+			}
+		}
 	}
 	if total != len(have) {
 		n.t.Errorf("EC2 has %d addresses, the books %d", total, len(have))
@@ -157,7 +163,8 @@ func TestRandomTrouble(t *testing.T) {
 
 func randomTrouble(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0))
-	policies := []ipam.Policy{ipam.DefaultAWS(), {WarmIP: 2}, {WarmIP: 1, MinimumIP: 6}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1}}
+	policies := []ipam.Policy{ipam.DefaultAWS(), {WarmIP: 2}, {WarmIP: 1, MinimumIP: 6}, {Dialect: ipam.Cilium, PreAllocate: 3, MaxAboveWatermark: 2, FirstInterfaceIndex: 1},
+		{PrefixDelegation: true, WarmPrefix: 1}, {PrefixDelegation: true, WarmIP: 3, MaxPods: 30}}
 	bubble(t, []string{"t3.small", "m5.xlarge"}[rng.IntN(2)], policies[rng.IntN(len(policies))], func(t *testing.T, n *node) {
 		n.arm()
 		n.cloud.SetLag(time.Duration(rng.IntN(4)) * time.Second)
@@ -188,6 +195,7 @@ func randomTrouble(t *testing.T, seed uint64) {
 		}
 		failpointsOff(t)
 		n.cloud.ClearFaults()
+		n.cloud.SetFragmented("subnet-1", false)
 		n.reborn()
 		for range 80 {
 			n.settle(10 * time.Second)
@@ -200,6 +208,7 @@ func randomTrouble(t *testing.T, seed uint64) {
 // chaos adds one piece of trouble.
 func (n *node) chaos(rng *rand.Rand) {
 	classes := []cloud.Class{cloud.Throttled, cloud.Transient, cloud.Transient, cloud.Conflict, cloud.Permission, cloud.LimitReached}
+	n.cloud.SetFragmented("subnet-1", rng.IntN(3) == 0)
 	switch rng.IntN(4) {
 	case 0:
 		n.cloud.Inject(cloudfake.Fault{Op: changes[rng.IntN(len(changes))], Times: 1 + rng.IntN(3), Err: cloudfake.Err(cloud.Transient, ""), After: true})

@@ -86,6 +86,7 @@ type node struct {
 	*Source
 	stop    context.CancelFunc
 	done    chan struct{}
+	mu      sync.Mutex                      // guards leases and cooling while pods start at once
 	leases  map[attachment.Key]source.Lease // the records on disk
 	cooling map[netip.Addr]time.Time
 }
@@ -158,6 +159,8 @@ func (n *node) try(i int, within time.Duration) (source.Lease, error) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), within)
 	defer cancel()
 	l, err := n.Acquire(ctx, source.Request{Key: key(i)})
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err == nil {
 		n.leases[key(i)] = l
 		n.t.Logf("%s pod %d got %v of %s", time.Now().Format(time.TimeOnly), i, l.IPv4, l.ENI)
@@ -175,14 +178,13 @@ func (n *node) del(i int) {
 func (n *node) burst(from, to int, within time.Duration) (failed int) {
 	n.t.Helper()
 	var wg sync.WaitGroup
-	var mu sync.Mutex
 	for i := from; i < to; i++ {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(n.t.Context(), within)
 			defer cancel()
 			l, err := n.Acquire(ctx, source.Request{Key: key(i)})
-			mu.Lock()
-			defer mu.Unlock()
+			n.mu.Lock()
+			defer n.mu.Unlock()
 			if err != nil {
 				failed++
 				return
