@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/echo"
@@ -40,6 +41,20 @@ func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wan
 		default:
 			a.took = append(a.took, time.Since(began))
 		}
+	}
+}
+
+// long sends and gets back by TCP what takes many packets, larger ones than the
+// path beyond the VPC has room for: the sender must learn of that.
+func (a *asks) long(ctx context.Context, who, path string, to netip.AddrPort) {
+	if len(a.errs) >= enough {
+		return
+	}
+	one, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	text := strings.Repeat("x", 30000)
+	if r, err := echo.Ask(one, path, "tcp", to, netip.Addr{}, text); err != nil || r.Text != text {
+		a.errs = append(a.errs, fmt.Errorf("%s to %s: %d bytes of %d came back: %w", who, to, len(r.Text), len(text), err))
 	}
 }
 
@@ -114,6 +129,7 @@ func toInternet(ctx context.Context, s *stage) (string, error) {
 	for k, n := range s.nodes {
 		for _, p := range s.pods[n.Name] {
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet), s.primary(n))
+			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet))
 			if i, err := s.index(n, p.Addr()); err == nil {
 				enis[[2]int{k, i}] = true
 			}

@@ -185,6 +185,24 @@ func TestNodesReachEachOtherAndTheOutside(t *testing.T) {
 	}
 }
 
+// TestPathMTU sends more than a packet to where packets are smaller than on
+// the ENI: the router has to say so, and the sender to hear it.
+func TestPathMTU(t *testing.T) {
+	b := raise(t)
+	b.node("a", eni("a", "10.0.0.10", 0))
+	b.node("b", eni("b", "10.0.0.11", 0))
+	b.serve(b.InternetPath())
+	long := strings.Repeat("x", 30000)
+	for _, to := range []netip.Addr{netip.MustParseAddr("10.0.0.11"), InternetHost} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		r, err := echo.Ask(ctx, b.NodePath("a"), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, long)
+		if err != nil || r.Text != long {
+			t.Errorf("to %s: %d bytes of %d came back, %v", to, len(r.Text), len(long), err)
+		}
+	}
+}
+
 func TestDropsWhatAVPCDrops(t *testing.T) {
 	b := raise(t)
 	a := eni("a", "10.0.0.10", 0)
