@@ -35,7 +35,7 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 		return fmt.Errorf("attach %s: no node %s", e.ID, node)
 	}
 	f.links++
-	p := &port{eni: e.Clone(), node: node, link: fmt.Sprintf("eni%d", f.links)}
+	p := &plugged{eni: e.Clone(), node: node, link: fmt.Sprintf("eni%d", f.links)}
 	if err := f.plug(p); err != nil {
 		return errors.Join(fmt.Errorf("attach %s to %s: %w", e.ID, node, err), f.unplug(p))
 	}
@@ -43,7 +43,7 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	return nil
 }
 
-func (f *Fabric) plug(p *port) error {
+func (f *Fabric) plug(p *plugged) error {
 	peer := f.opts.LinkName(p.eni.Attachment.DeviceIndex)
 	if err := f.addVeth(p.link, f.NodePath(p.node), peer, p.eni.MAC, ENIMTU); err != nil {
 		return err
@@ -85,7 +85,7 @@ func (f *Fabric) plug(p *port) error {
 
 // lease configures a primary ENI's link as DHCP and router advertisements do:
 // the primary addresses, a default route, and the link up.
-func (f *Fabric) lease(p *port, link string) error {
+func (f *Fabric) lease(p *plugged, link string) error {
 	s, err := f.subnet(p.eni)
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (f *Fabric) Detach(eniID string) error {
 }
 
 // unplug deletes the link, with which routes and neighbours go, then its rules.
-func (f *Fabric) unplug(p *port) error {
+func (f *Fabric) unplug(p *plugged) error {
 	var errs []error
 	l, err := f.rt.LinkByName(p.link)
 	if err == nil {
@@ -199,7 +199,7 @@ func owned(e vpc.ENI) []netip.Prefix {
 }
 
 // route is the router's way to what an ENI owns.
-func route(p *port, dst netip.Prefix) *netlink.Route {
+func route(p *plugged, dst netip.Prefix) *netlink.Route {
 	gw := toENI
 	if dst.Addr().Is6() {
 		gw = toENI6
@@ -207,7 +207,7 @@ func route(p *port, dst netip.Prefix) *netlink.Route {
 	return &netlink.Route{Dst: ipNet(dst), Gw: gw.AsSlice(), LinkIndex: p.idx, Flags: int(netlink.FLAG_ONLINK)}
 }
 
-func (f *Fabric) addRoute(p *port, dst netip.Prefix) error {
+func (f *Fabric) addRoute(p *plugged, dst netip.Prefix) error {
 	// Replace: an address that moved between ENIs (AllowReassignment) may
 	// arrive before it leaves.
 	if err := f.rt.RouteReplace(route(p, dst)); err != nil {
@@ -216,7 +216,7 @@ func (f *Fabric) addRoute(p *port, dst netip.Prefix) error {
 	return f.proxyNDP(p, dst, true)
 }
 
-func (f *Fabric) delRoute(p *port, dst netip.Prefix) error {
+func (f *Fabric) delRoute(p *plugged, dst netip.Prefix) error {
 	if err := f.rt.RouteDel(route(p, dst)); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("delete route to %s by %s: %w", dst, p.link, err)
 	}

@@ -87,13 +87,13 @@ type Fabric struct {
 	nft    *nftables.Conn  // likewise
 	rules  ruleset
 	nodes  map[string]bool
-	enis   map[string]*port // by ENI ID
+	enis   map[string]*plugged // by ENI ID
 	groups map[string]vpc.SecurityGroup
 	links  int // how many ENI links were ever made: each gets a name of its own
 }
 
-// port is an attached ENI.
-type port struct {
+// plugged is an ENI in a node.
+type plugged struct {
 	eni  vpc.ENI
 	node string
 	link string // the router's side
@@ -117,7 +117,7 @@ func New(o Options) (*Fabric, error) {
 	f := &Fabric{
 		opts:   o,
 		nodes:  map[string]bool{},
-		enis:   map[string]*port{},
+		enis:   map[string]*plugged{},
 		groups: map[string]vpc.SecurityGroup{},
 	}
 	if err := f.raise(); err != nil {

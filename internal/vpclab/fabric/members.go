@@ -9,7 +9,7 @@ import (
 
 // join brings the sets that an ENI is in up to date: its groups' links, and
 // the public addresses.
-func (r *ruleset) join(c *nftables.Conn, p *port) error {
+func (r *ruleset) join(c *nftables.Conn, p *plugged) error {
 	for _, id := range p.eni.Groups {
 		if _, err := r.group(c, id); err != nil {
 			return err
@@ -28,7 +28,7 @@ func (r *ruleset) join(c *nftables.Conn, p *port) error {
 }
 
 // leave takes an ENI out of all sets.
-func (r *ruleset) leave(c *nftables.Conn, p *port) error {
+func (r *ruleset) leave(c *nftables.Conn, p *plugged) error {
 	for id, links := range r.members {
 		if err := r.setMember(c, id, links, p.link, false); err != nil {
 			return err

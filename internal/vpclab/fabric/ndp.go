@@ -15,7 +15,7 @@ import (
 // Prefixes are not answered for; a VPC routes them (RFC 4389 proxies cannot either).
 
 // answerNDP makes a new ENI's link answer for what is there already.
-func (f *Fabric) answerNDP(p *port) error {
+func (f *Fabric) answerNDP(p *plugged) error {
 	s, err := f.subnet(p.eni)
 	if err != nil || !s.IPv6.IsValid() {
 		return err
@@ -38,7 +38,7 @@ func (f *Fabric) answerNDP(p *port) error {
 }
 
 // proxyNDP makes the other links of the subnet answer for dst, or stop to.
-func (f *Fabric) proxyNDP(p *port, dst netip.Prefix, on bool) error {
+func (f *Fabric) proxyNDP(p *plugged, dst netip.Prefix, on bool) error {
 	if dst.Bits() != 128 {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (f *Fabric) proxyNDP(p *port, dst netip.Prefix, on bool) error {
 }
 
 // forgetNDP makes no link answer for an ENI's addresses any more.
-func (f *Fabric) forgetNDP(p *port) error {
+func (f *Fabric) forgetNDP(p *plugged) error {
 	for _, a := range p.eni.IPv6 {
 		if err := f.proxyNDP(p, netip.PrefixFrom(a, 128), false); err != nil {
 			return err
@@ -64,7 +64,7 @@ func (f *Fabric) forgetNDP(p *port) error {
 	return nil
 }
 
-func (f *Fabric) setProxy(p *port, a netip.Addr, on bool) error {
+func (f *Fabric) setProxy(p *plugged, a netip.Addr, on bool) error {
 	n := &netlink.Neigh{LinkIndex: p.idx, Family: unix.AF_INET6, Flags: netlink.NTF_PROXY, IP: a.AsSlice()}
 	var err error
 	if on {

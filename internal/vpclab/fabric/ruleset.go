@@ -26,14 +26,13 @@ import (
 // What is dropped is counted in named counters, one an ENI and cause, which
 // outlive changes of the rules.
 type ruleset struct {
-	table          *nftables.Table
-	from, out, in  *nftables.Set
-	public         *nftables.Set
-	groups         map[string]*nftables.Set
-	members        map[string]map[string]bool // group ID to links, as in the kernel
-	publicOf       map[string]string          // link to its address in public, 4 raw bytes
-	preroute, fore *nftables.Chain
-	sets           uint32 // how many sets were made
+	table         *nftables.Table
+	from, out, in *nftables.Set
+	public        *nftables.Set
+	groups        map[string]*nftables.Set
+	members       map[string]map[string]bool // group ID to links, as in the kernel
+	publicOf      map[string]string          // link to its address in public, 4 raw bytes
+	sets          uint32                     // how many sets were made
 }
 
 var accept, drop = nftables.ChainPolicyAccept, nftables.ChainPolicyDrop
@@ -57,11 +56,11 @@ func (r *ruleset) install(c *nftables.Conn) error {
 		return fmt.Errorf("add set public: %w", err)
 	}
 	c.AddObj(r.counter(gatewayCounter, Gateway))
-	r.preroute = c.AddChain(&nftables.Chain{
+	preroute := c.AddChain(&nftables.Chain{
 		Table: r.table, Name: "prerouting", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw, Policy: &accept,
 	})
-	r.addRule(c, r.preroute, vmap(expr.MetaKeyIIFNAME, r.from))
+	r.addRule(c, preroute, vmap(expr.MetaKeyIIFNAME, r.from))
 
 	// The EC2 API is on the internet: only a public address gets there.
 	input := c.AddChain(&nftables.Chain{
@@ -71,21 +70,21 @@ func (r *ruleset) install(c *nftables.Conn) error {
 	r.addRule(c, input, ipv4(), daddr4(), equal(EC2Endpoint.AsSlice()), saddr4(), notIn(r.public),
 		r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
 
-	r.fore = c.AddChain(&nftables.Chain{
+	forward := c.AddChain(&nftables.Chain{
 		Table: r.table, Name: "forward", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop,
 	})
-	r.addRule(c, r.fore, established(), verdict(expr.VerdictAccept))
-	r.addRule(c, r.fore, vmap(expr.MetaKeyIIFNAME, r.out))
-	r.addRule(c, r.fore, link(expr.MetaKeyIIFNAME, internetLink), ipv4(), daddr4(), notIn(r.public),
+	r.addRule(c, forward, established(), verdict(expr.VerdictAccept))
+	r.addRule(c, forward, vmap(expr.MetaKeyIIFNAME, r.out))
+	r.addRule(c, forward, link(expr.MetaKeyIIFNAME, internetLink), ipv4(), daddr4(), notIn(r.public),
 		r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
-	r.addRule(c, r.fore, vmap(expr.MetaKeyOIFNAME, r.in))
+	r.addRule(c, forward, vmap(expr.MetaKeyOIFNAME, r.in))
 	// Between the two gateways nothing passes: what is left must come from an ENI.
 	for _, outside := range []string{internetLink, onPremLink} {
-		r.addRule(c, r.fore, link(expr.MetaKeyIIFNAME, outside), verdict(expr.VerdictDrop))
+		r.addRule(c, forward, link(expr.MetaKeyIIFNAME, outside), verdict(expr.VerdictDrop))
 	}
 	for _, outside := range []string{internetLink, onPremLink} {
-		r.addRule(c, r.fore, link(expr.MetaKeyOIFNAME, outside), verdict(expr.VerdictAccept))
+		r.addRule(c, forward, link(expr.MetaKeyOIFNAME, outside), verdict(expr.VerdictAccept))
 	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("install the router's ruleset: %w", err)
@@ -105,12 +104,12 @@ func (r *ruleset) addRule(c *nftables.Conn, chain *nftables.Chain, parts ...any)
 }
 
 // eniChains are the names of an ENI's chains.
-func eniChains(p *port) (from, out, in string) {
+func eniChains(p *plugged) (from, out, in string) {
 	return "from-" + p.eni.ID, "out-" + p.eni.ID, "in-" + p.eni.ID
 }
 
 // add makes an ENI's chains and directs its link's packets to them.
-func (r *ruleset) add(c *nftables.Conn, p *port, groups map[string]vpc.SecurityGroup) error {
+func (r *ruleset) add(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	for _, cause := range eniCauses {
 		c.AddObj(r.counter(p.eni.ID, cause))
 	}
@@ -135,7 +134,7 @@ func (r *ruleset) add(c *nftables.Conn, p *port, groups map[string]vpc.SecurityG
 
 // update rewrites an ENI's chains in one transaction, for its present
 // addresses, groups and their rules.
-func (r *ruleset) update(c *nftables.Conn, p *port, groups map[string]vpc.SecurityGroup) error {
+func (r *ruleset) update(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	from, out, in := eniChains(p)
 	for _, name := range []string{from, out, in} {
 		c.FlushChain(&nftables.Chain{Table: r.table, Name: name})
@@ -150,7 +149,7 @@ func (r *ruleset) update(c *nftables.Conn, p *port, groups map[string]vpc.Securi
 }
 
 // fill writes an ENI's chains and its memberships of sets.
-func (r *ruleset) fill(c *nftables.Conn, p *port, groups map[string]vpc.SecurityGroup) error {
+func (r *ruleset) fill(c *nftables.Conn, p *plugged, groups map[string]vpc.SecurityGroup) error {
 	if err := r.join(c, p); err != nil {
 		return err
 	}
@@ -187,7 +186,7 @@ func (r *ruleset) fill(c *nftables.Conn, p *port, groups map[string]vpc.Security
 }
 
 // remove takes an ENI's chains, elements and counters away, and forgets its drops.
-func (r *ruleset) remove(c *nftables.Conn, p *port) error {
+func (r *ruleset) remove(c *nftables.Conn, p *plugged) error {
 	if r.table == nil {
 		return nil
 	}

@@ -43,10 +43,10 @@ type Options struct {
 	// NoDaemons leaves berthd to be started by Node.Start.
 	NoDaemons bool
 
-	Log      *slog.Logger           // discards when nil
-	Progress func(string)           // told one line a step; may be nil
-	Cloud    []vpc.Option           // clock, seed
-	LinkName func(index int) string // names ENI links; see fabric.Options
+	Log          *slog.Logger           // discards when nil
+	Progress     func(string)           // told one line a step; may be nil
+	CloudOptions []vpc.Option           // clock, seed
+	LinkName     func(index int) string // names ENI links; see fabric.Options
 }
 
 // Lab is a running one.
@@ -151,7 +151,7 @@ func (l *Lab) raise(ctx context.Context) error {
 		return fmt.Errorf("lab directory: %w", err)
 	}
 	var err error
-	if l.Cloud, err = vpc.New(*l.Spec, l.Options.Cloud...); err != nil {
+	if l.Cloud, err = vpc.New(*l.Spec, l.CloudOptions...); err != nil {
 		return err
 	}
 	books := l.Cloud.Snapshot()
