@@ -56,7 +56,7 @@ func observeKernel() (k kernelState, err error) {
 			if r.Protocol != datapath.Protocol {
 				continue
 			}
-			name := fmt.Sprintf("%s (family %d)", r, family)
+			name := fmt.Sprintf("%s fwmark %#x (family %d)", r, r.Mark, family)
 			k.rules[name]++
 			if i := r.Table - datapath.ENITableBase; r.Priority == datapath.RuleENI {
 				k.ruleIndex[name] = i
