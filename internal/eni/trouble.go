@@ -165,53 +165,79 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 // undo deals with what a failed step leaves open. Calls that may have taken
 // effect are followed by a look at the ENI before anything is repeated.
 func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	uncertain := class == cloud.Transient || class == cloud.Unknown
 	if class == cloud.LimitReached || class == cloud.Gone {
 		r.observeAt = now
 	}
-	if k, ok := r.view.enis[p.ENI]; ok && (p.Kind == Attach || p.Kind == Detach) {
-		k.unsure = true
-	}
+	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case Create:
-		if uncertain {
+		if lost {
 			r.pending = p // the token makes the repeat return what the first try made
 			return
 		}
 		r.forgetIntent()
 	case Attach:
-		r.lookAt[p.ENI] = now
-		if class == cloud.LimitReached {
-			r.refusedAt = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
-		}
+		r.undoAttach(p, class, now)
 	case Assign:
 		r.lookAt[p.ENI] = now
-		if k, ok := r.view.enis[p.ENI]; ok && uncertain {
-			u := unsureAssign{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
-			for _, t := range k.things() {
-				u.before[t] = true
-			}
-			r.unsure[p.ENI] = u
+		if lost {
+			r.doubt(p, now)
 		}
 	case Unassign:
-		if class == cloud.Permission {
-			r.giveBack(p)
-			return
-		}
-		if k, ok := r.view.enis[p.ENI]; ok {
-			for _, t := range p.things {
-				k.releasing[t] = now // the call may have taken effect until now
-			}
-		}
-		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
+		r.undoUnassign(p, class, now)
 	case Detach:
-		if class == cloud.Permission || class == cloud.Bug {
-			r.stay(ctx, p.ENI)
-			return
-		}
-		r.leaving[p.ENI] = now
-		r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
+		r.undoDetach(ctx, p, class, now)
 	case Delete:
 		r.lookAt[p.ENI] = now.Add(time.Second)
 	}
+}
+
+func (r *Reconciler) undoAttach(p *step, class cloud.Class, now time.Time) {
+	r.lookAt[p.ENI] = now
+	if k, ok := r.view.enis[p.ENI]; ok {
+		k.unsure = true
+	}
+	if class == cloud.LimitReached {
+		r.refusedAt = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
+	}
+}
+
+// doubt keeps growth back until a listing shows whether a lost assignment took effect.
+func (r *Reconciler) doubt(p *step, now time.Time) {
+	k, ok := r.view.enis[p.ENI]
+	if !ok {
+		return
+	}
+	u := unsureAssign{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
+	for _, t := range k.things() {
+		u.before[t] = true
+	}
+	r.unsure[p.ENI] = u
+}
+
+// undoUnassign keeps what was withdrawn out of use while the call may have
+// taken effect: until now, whenever it was made. A denied one surely has not.
+func (r *Reconciler) undoUnassign(p *step, class cloud.Class, now time.Time) {
+	if class == cloud.Permission {
+		r.giveBack(p)
+		return
+	}
+	if k, ok := r.view.enis[p.ENI]; ok {
+		for _, t := range p.things {
+			k.releasing[t] = now
+		}
+	}
+	r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
+}
+
+func (r *Reconciler) undoDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
+	if class == cloud.Permission || class == cloud.Bug {
+		r.stay(ctx, p.ENI)
+		return
+	}
+	if k, ok := r.view.enis[p.ENI]; ok {
+		k.unsure = true
+	}
+	r.leaving[p.ENI] = now
+	r.lookAt[p.ENI] = now.Add(r.cfg.Lag)
 }

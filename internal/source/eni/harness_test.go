@@ -137,7 +137,7 @@ func (n *node) kill() {
 
 // settle lets a while pass and all goroutines come to rest.
 func (n *node) settle(d time.Duration) {
-	time.Sleep(d)
+	time.Sleep(d) //nolint:forbidigo // virtual time, in a synctest bubble
 	synctest.Wait()
 }
 

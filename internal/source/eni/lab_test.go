@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/credentials"
-
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/eni"
@@ -64,10 +62,9 @@ func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
 func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leases map[netip.Addr]source.Lease) *labNode {
 	t.Helper()
 	access := lab.Credentials()
-	client, err := aws.New(t.Context(), aws.Options{
-		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL,
-		Credentials: credentials.NewStaticCredentialsProvider(access.AccessKeyID, access.SecretAccessKey, ""),
-	})
+	t.Setenv("AWS_ACCESS_KEY_ID", access.AccessKeyID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", access.SecretAccessKey)
+	client, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -84,7 +84,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		if got := n.Snapshot().Waiting; got != 3 {
 			t.Fatalf("%d wait while all addresses cool, want 3", got)
 		}
-		time.Sleep(ipam.DefaultCooling)
+		n.settle(ipam.DefaultCooling)
 		for want := 10; want < 13; want++ {
 			if got := <-order; got != want {
 				t.Errorf("pod %d was served, want %d", got, want)
