@@ -91,10 +91,13 @@ func (t *traffic) end() error {
 // makes a pod after that.
 func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[0]
-	far := s.pods[s.nodes[1].Name][0].Addr()
+	far, err := s.first(s.nodes[1])
+	if err != nil {
+		return "", err
+	}
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
-	figures, err := t.around(talk, s, n, far)
+	figures, err := t.around(talk, s, n, far.Addr())
 	if err = errors.Join(err, t.end()); err != nil {
 		return "", err
 	}

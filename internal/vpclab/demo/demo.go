@@ -126,7 +126,7 @@ func told(o Options, err error) error {
 // play tries the proofs one after the other.
 func (s *stage) play(ctx context.Context, t *teller) error {
 	t.say("")
-	for _, p := range proofs {
+	for i, p := range proofs {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, 40*time.Second)
 		figures, err := p.try(trial, s)
@@ -135,8 +135,12 @@ func (s *stage) play(ctx context.Context, t *teller) error {
 			return context.Cause(ctx)
 		}
 		t.verdict(p.name, figures, time.Since(began), err)
-		if err != nil {
-			s.tellLogs(t)
+		if err == nil {
+			continue
+		}
+		s.tellLogs(t)
+		if i == 0 {
+			break // without its pods there is nothing to go on with
 		}
 	}
 	return t.summary()

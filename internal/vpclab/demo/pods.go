@@ -70,6 +70,14 @@ func (s *stage) index(n *node.Node, a netip.Addr) (int, error) {
 	return 0, fmt.Errorf("EC2 has not assigned %s to %s", a, n.Name)
 }
 
+// first is a pod of a node.
+func (s *stage) first(n *node.Node) (*node.Pod, error) {
+	if pods := s.pods[n.Name]; len(pods) > 0 {
+		return pods[0], nil
+	}
+	return nil, fmt.Errorf("%s has no pod", n.Name)
+}
+
 // onSecondary is a pod of a node that is not on the primary ENI.
 func (s *stage) onSecondary(n *node.Node) (*node.Pod, error) {
 	for _, p := range s.pods[n.Name] {

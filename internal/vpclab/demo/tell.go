@@ -65,7 +65,10 @@ func (t *teller) summary() error {
 	}
 	t.say("")
 	t.say("  %-10s %d of %d", "proofs", passed, len(proofs))
-	t.say("  %-10s %d", "failed", len(proofs)-passed)
+	t.say("  %-10s %d", "failed", len(failed))
+	if untried := len(proofs) - len(t.results); untried > 0 {
+		t.say("  %-10s %d", "not tried", untried)
+	}
 	t.say("  %-10s %.1f s", "time", time.Since(t.began).Seconds())
 	t.say("")
 	if len(failed) == 0 && passed < len(proofs) {

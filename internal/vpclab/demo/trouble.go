@@ -44,6 +44,9 @@ func introspection(ctx context.Context, s *stage) (string, error) {
 func cooling(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[0]
 	pods := s.pods[n.Name]
+	if len(pods) < 2 {
+		return "", fmt.Errorf("%s has %d pods, 2 are to be deleted", n.Name, len(pods))
+	}
 	gone := pods[len(pods)-2:]
 	var freed []netip.Addr
 	for _, p := range gone {
@@ -138,7 +141,10 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 // from a pod and from the node.
 func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[len(s.nodes)-1]
-	p := s.pods[n.Name][0]
+	p, err := s.first(n)
+	if err != nil {
+		return "", err
+	}
 	const url = "http://169.254.169.254/latest/meta-data/instance-id"
 	get := func(path string) (string, error) {
 		one, cancel := context.WithTimeout(ctx, time.Second)
