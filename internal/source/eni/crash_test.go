@@ -20,11 +20,13 @@ import (
 
 // killer stops the daemon where an armed failpoint was hit.
 type killer struct {
+	next eni.Observer
 	stop func()
 	hits int
 }
 
-func (k *killer) Acted(_ eni.Kind, _ cloud.Class, err error, _ time.Duration) {
+func (k *killer) Acted(kind eni.Kind, class cloud.Class, err error, took time.Duration) {
+	k.next.Acted(kind, class, err, took)
 	if errors.Is(err, failpoint.ErrHit) {
 		k.hits++
 		k.stop()
@@ -36,7 +38,7 @@ func (*killer) Reconciled(time.Duration) {}
 // arm makes the next starts of n die at failpoints.
 func (n *node) arm() *killer {
 	k := &killer{stop: func() { n.stop() }}
-	n.tune = func(c *eni.Config) { c.Observer = k }
+	n.tune = func(c *eni.Config) { k.next, c.Observer = c.Observer, k }
 	return k
 }
 

@@ -103,6 +103,7 @@ type Source struct {
 	down       map[string]string  // why an ENI's data path is not ready
 	usable     bool               // an address was assignable once
 	served     bool               // the inventory came from the cloud or the file
+	unproven   bool               // it came from the file, and the cloud still has a moment to correct it
 }
 
 var _ source.Source = (*Source)(nil)
@@ -132,7 +133,7 @@ func New(cfg Config) (*Source, error) {
 	rc := eni.Config{
 		InstanceID: cfg.Identity.InstanceID, InstanceType: cfg.Identity.InstanceType, Cluster: cfg.Cluster,
 		Policy: cfg.Policy, Limits: cfg.Limits, SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups,
-		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: cfg.Observer,
+		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
 		Clock: cfg.Clock, Rand: cfg.Rand, Logger: cfg.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
 		OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
 	}
@@ -152,6 +153,7 @@ func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.programENIs(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
+	wg.Go(func() { s.trustFile(ctx) })
 	err := s.rec.Run(ctx)
 	wg.Wait()
 	return err

@@ -26,7 +26,7 @@ func (s *Source) Publish(_ context.Context, inv eni.Inventory) error {
 	err := s.save(func() { s.inv = inv })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.served = true
+	s.served, s.unproven = true, false
 	s.adopt(inv)
 	s.serve(s.clock.Now())
 	signal(s.program)
@@ -48,7 +48,7 @@ func (s *Source) save(change func()) error {
 	return s.cfg.Store.Save(inv)
 }
 
-// load serves from the stored inventory until the cloud answers.
+// load takes over the stored inventory, to serve from if the cloud is away.
 func (s *Source) load() {
 	if s.cfg.Store == nil {
 		return
@@ -67,7 +67,7 @@ func (s *Source) load() {
 	s.rec.Seed(inv)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.inv, s.usable, s.served = inv, inv.Usable, true
+	s.inv, s.usable, s.served, s.unproven = inv, inv.Usable, true, true
 	s.adopt(inv)
 	for _, r := range inv.Releasing {
 		s.alloc.WithdrawThese([]netip.Prefix{r.Prefix})

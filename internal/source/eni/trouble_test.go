@@ -140,6 +140,35 @@ func TestEC2AwayAtStart(t *testing.T) {
 	})
 }
 
+// The file is old: an address was taken off while no daemon ran. EC2's word
+// comes before the file is served from, unless EC2 stays silent.
+func TestEC2OutranksTheFile(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+			n.start()
+			n.settle(5 * time.Minute)
+			n.kill()
+			n.settle(5 * time.Minute)
+			first := n.Snapshot().Addresses[0]
+			n.cloud.Steal(first.Group, first.Addr)
+			n.cloud.SetLatency("", 300*time.Millisecond)
+			if silent {
+				n.cloud.SetLatency("", time.Hour)
+			}
+			n.start()
+			begin := time.Now()
+			l := n.add(1, 45*time.Second)
+			took := time.Since(begin)
+			if !silent && l.IPv4 == first.Addr {
+				t.Errorf("%v was given, which EC2 no longer assigns", l.IPv4)
+			}
+			if silent && took != firstWordWait {
+				t.Errorf("with EC2 silent the pod waited %v, want %v", took, firstWordWait)
+			}
+		})
+	}
+}
+
 func TestInventoryOfAnotherInstanceIsNotUsed(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.store.inv = eni.Inventory{InstanceID: "i-other", Usable: true, ENIs: []eni.ENI{{ID: "eni-x", Serves: true, Addresses: []netip.Addr{netip.MustParseAddr("10.9.9.9")}}}}

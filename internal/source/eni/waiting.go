@@ -31,7 +31,7 @@ func (s *Source) wait(key attachment.Key) *waiter {
 // serve hands out addresses in the order of arrival while any is assignable.
 // s.mu is held.
 func (s *Source) serve(now time.Time) {
-	for s.waiters.Len() > 0 {
+	for s.waiters.Len() > 0 && !s.unproven {
 		w := s.waiters.Front().Value.(*waiter)
 		a, ok := s.alloc.Take(w.key, now)
 		if !ok {

@@ -1,0 +1,58 @@
+package eni
+
+import (
+	"context"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// The cloud is the authority on what the node owns, and the stored inventory
+// may be old: someone may have taken an address while no daemon ran. So after
+// a start no address is handed out before the cloud has told what is there,
+// or has failed to, or has had firstWordWait to do so.
+const firstWordWait = 3 * time.Second
+
+// trustFile ends the wait for the cloud's first word when it takes too long.
+func (s *Source) trustFile(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-s.clock.After(firstWordWait):
+		s.prove()
+	}
+}
+
+// prove lets the inventory at hand be served.
+func (s *Source) prove() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unproven {
+		s.unproven = false
+		s.serve(s.clock.Now())
+	}
+}
+
+// firstWord is the reconciler's observer: it listens for an observation that
+// failed, and passes everything on.
+type firstWord struct {
+	s    *Source
+	next eni.Observer // nil: none
+}
+
+// Acted implements eni.Observer.
+func (f *firstWord) Acted(kind eni.Kind, class cloud.Class, err error, took time.Duration) {
+	if kind == eni.Observe && err != nil {
+		f.s.prove()
+	}
+	if f.next != nil {
+		f.next.Acted(kind, class, err, took)
+	}
+}
+
+// Reconciled implements eni.Observer.
+func (f *firstWord) Reconciled(took time.Duration) {
+	if f.next != nil {
+		f.next.Reconciled(took)
+	}
+}
