@@ -1,0 +1,21 @@
+// Command berthctl shows a node's addresses to a person, and helps to plan them.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/berthnet/berth/internal/ctl"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := ctl.New().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "berthctl:", err)
+		os.Exit(1)
+	}
+}

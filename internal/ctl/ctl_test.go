@@ -1,0 +1,305 @@
+package ctl
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// run executes berthctl and returns what it printed.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := New()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("output differs from %s (-want +got):\n%s", path, diff)
+	}
+}
+
+// busyNode is a document with something of everything.
+func busyNode() introspect.Document {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	addr := netip.MustParseAddr
+	return introspect.Document{
+		InstanceID: "i-0123456789abcdef0", Node: "node-a", Time: now,
+		Totals: introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, NotReady: 3, Withdrawn: 1, Capacity: 18, Waiting: 1},
+		Allocated: []introspect.Allocated{
+			{Address: addr("10.0.97.30"), Namespace: "default", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Network: "berth", Interface: "eth0", ENI: "eni-a", Since: now.Add(-90 * time.Minute)},
+			{Address: addr("10.0.98.7"), ContainerID: "c0ffee", Network: "berth", Interface: "net1", ENI: "eni-b", DeviceIndex: 1, Since: now.Add(-5 * time.Second)},
+		},
+		Available: []introspect.Available{
+			{Address: addr("10.0.97.31"), ENI: "eni-a"},
+			{Address: addr("10.0.99.1"), ENI: "eni-b", Prefix: netip.MustParsePrefix("10.0.99.0/28")},
+		},
+		Cooling: []introspect.Cooling{{Address: addr("10.0.97.32"), ENI: "eni-a", Since: now.Add(-12 * time.Second), Until: now.Add(18 * time.Second), RemainingSeconds: 17.6}},
+		ENIs: []introspect.ENI{
+			{ID: "eni-a", Primary: true, MAC: "0a:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1},
+			{ID: "eni-b", DeviceIndex: 1, MAC: "0a:00:00:00:00:02", Subnet: "subnet-1", Reason: "link not up", Capacity: 9, Used: 1, Prefixes: 1},
+		},
+		Conditions: []introspect.Condition{
+			{Type: "DataPathReady", Status: introspect.True, Reason: "SetUp", Since: now.Add(-50 * time.Hour)},
+			{Type: "ForwardingAllowed", Status: introspect.False, Reason: "PolicyDrop", Message: "set the FORWARD policy to ACCEPT", Since: now.Add(-3 * time.Minute)},
+		},
+		LastError: "AssignPrivateIpAddresses: RequestLimitExceeded",
+	}
+}
+
+// serve is a berthd's two web servers in one: the document and /readyz.
+func serve(t *testing.T, doc introspect.Document, notReady string) (address string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(doc) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if notReady != "" {
+			http.Error(w, notReady, http.StatusServiceUnavailable)
+		}
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
+func dualStackNode() introspect.Document {
+	doc := busyNode()
+	doc.Allocated[0].IPv6 = netip.MustParseAddr("2001:db8::1e")
+	doc.Conditions, doc.LastError = nil, ""
+	doc.Totals = introspect.Totals{Allocated: 2, Capacity: 18}
+	doc.Available, doc.Cooling = nil, nil
+	return doc
+}
+
+func poolNode() introspect.Document {
+	doc := dualStackNode()
+	for i := range doc.Allocated {
+		doc.Allocated[i].IPv6 = netip.Addr{}
+		doc.Allocated[i].ENI, doc.Allocated[i].Pool, doc.Allocated[i].Block = "", "default", fmt.Sprint("default-", i)
+	}
+	return doc
+}
+
+func TestIPManager(t *testing.T) {
+	for name, doc := range map[string]introspect.Document{
+		"busy": busyNode(), "dual-stack": dualStackNode(), "pool": poolNode(), "empty": {Node: "node-a"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := run(t, "ip-manager", "--address", serve(t, doc, ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "ip-manager-"+name+".txt", out)
+		})
+	}
+}
+
+func TestIPManagerJSON(t *testing.T) {
+	doc := busyNode()
+	out, err := run(t, "ip-manager", "-o", "json", "--address", "http://"+serve(t, doc, "")+introspect.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got introspect.Document
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(doc, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("document (-want +got):\n%s", diff)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for _, tc := range []struct {
+		name, notReady string
+		doc            introspect.Document
+	}{{"ready", "", busyNode()}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
+		t.Run(tc.name, func(t *testing.T) {
+			at := serve(t, tc.doc, tc.notReady)
+			out, err := run(t, "status", "--address", at, "--monitoring-address", at)
+			if (err != nil) != (tc.notReady != "") {
+				t.Errorf("error %v", err)
+			}
+			golden(t, "status-"+tc.name+".txt", out)
+		})
+	}
+}
+
+func TestStatusJSON(t *testing.T) {
+	at := serve(t, busyNode(), "draining")
+	out, err := run(t, "status", "-o", "json", "--address", at, "--monitoring-address", at)
+	if err == nil {
+		t.Error("a node that is not ready is no error")
+	}
+	var got nodeStatus
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	if got.Ready || got.Reason != "draining" || len(got.ENIs) != 2 || len(got.Conditions) != 2 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestTroubleReachingTheDaemon(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }))
+	t.Cleanup(page.Close)
+	starting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "berthd is starting: waiting for the metadata service", http.StatusServiceUnavailable)
+	}))
+	t.Cleanup(starting.Close)
+	release := make(chan struct{})
+	silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	t.Cleanup(func() { close(release); silent.Close() })
+	for _, tc := range []struct{ name, url, want string }{
+		{"nobody", gone.URL, "nobody listens"},
+		{"something else", page.URL, "something else than berthd's"},
+		{"starting", starting.URL, "waiting for the metadata service"},
+		{"silent", silent.URL, "no answer"},
+		{"not an address", "http://[", "asking berthd"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			out, err := run(t, "ip-manager", "--timeout", "300ms", "--address", tc.url)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || out != "" {
+				t.Errorf("printed %q, error %v; want %q", out, err, tc.want)
+			}
+		})
+	}
+}
+
+// Document 004's formula; the results are also rows of AWS's eni-max-pods.txt.
+func TestMaxPods(t *testing.T) {
+	for _, tc := range []struct {
+		kind     string
+		prefixes bool
+		want     int
+	}{
+		{"c5.large", false, 29}, {"m5.large", false, 29}, {"t3.small", false, 11}, {"m5.xlarge", false, 58},
+		{"m5.24xlarge", false, 737}, {"t3.small", true, 146}, {"m5.large", true, 434},
+	} {
+		c, err := capacityOf(tc.kind, tc.prefixes)
+		if err != nil || c.MaxPods != tc.want {
+			t.Errorf("%s, prefixes %v: %d pods, %v; want %d", tc.kind, tc.prefixes, c.MaxPods, err, tc.want)
+		}
+	}
+	for args, want := range map[string]string{
+		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
+		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m5.large -o yaml": "expected table or json",
+	} {
+		if _, err := run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q in it", args, err, want)
+		}
+	}
+	out, err := run(t, "max-pods", "--instance-type", "m5.24xlarge")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "max-pods.txt", out)
+}
+
+// The table of what the Amazon VPC CNI itself does.
+func TestWarm(t *testing.T) {
+	for _, tc := range []struct {
+		kind, flags string
+		pods        int
+		want        string // addresses by ENI
+	}{
+		{"t3.small", "--warm-eni-target=1", 0, "3"},
+		{"t3.small", "--warm-eni-target=1", 5, "3,3,3"},
+		{"t3.small", "--warm-eni-target=1", 9, "3,3,3"},
+		{"t3.small", "--warm-ip-target=1 --minimum-ip-target=1", 0, "1"},
+		{"t3.small", "--warm-ip-target=1 --minimum-ip-target=1", 5, "3,3"},
+		{"t3.small", "--warm-ip-target=1 --minimum-ip-target=1", 9, "3,3,3"},
+		{"t3.small", "--warm-ip-target=2 --minimum-ip-target=5", 0, "3,2"},
+		{"t3.small", "--warm-ip-target=2 --minimum-ip-target=5", 5, "3,3,1"},
+		{"t3.small", "--warm-eni-target=3 --max-eni=2", 0, "3,3"},
+		{"t3.small", "--warm-eni-target=0", 3, "3,3"},
+		{"m5.xlarge", "--warm-ip-target=5 --minimum-ip-target=10", 0, "10"},
+		{"m5.xlarge", "--warm-ip-target=5 --minimum-ip-target=10", 7, "12"},
+		{"m5.xlarge", "--warm-ip-target=5 --minimum-ip-target=10", 15, "14,6"},
+		{"m5.xlarge", "--warm-eni-target=2", 0, "14,14"},
+		{"m5.xlarge", "--warm-eni-target=1", 15, "14,14,14"},
+		{"t3.small", "--enable-prefix-delegation --warm-prefix-target=1", 16, "32"},
+		{"t3.small", "--enable-prefix-delegation --warm-prefix-target=1", 17, "48"},
+		{"m5.large", "--pre-allocate=8", 0, "0,8"},
+	} {
+		args := append([]string{"warm", "-o", "json", "--instance-type", tc.kind, "--pods", fmt.Sprint(tc.pods)}, strings.Fields(tc.flags)...)
+		out, err := run(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n warmNode
+		if err := json.Unmarshal([]byte(out), &n); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		used := 0
+		for _, e := range n.ENIs {
+			got = append(got, fmt.Sprint(e.Addresses))
+			used += e.Used
+		}
+		if s := strings.Join(got, ","); s != tc.want || used != tc.pods || n.Waiting != 0 {
+			t.Errorf("%s %s with %d pods: %s (%d used, %d waiting), want %s", tc.kind, tc.flags, tc.pods, s, used, n.Waiting, tc.want)
+		}
+	}
+}
+
+func TestWarmTables(t *testing.T) {
+	out, err := run(t, "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "warm.txt", out)
+	for args, want := range map[string]string{
+		"--pods=-1": "--pods is -1", "--warm-ip-target=x": "--warm-ip-target", "--warm-ip-target=1 --pre-allocate=1": "one dialect",
+	} {
+		if _, err := run(t, append([]string{"warm", "--instance-type", "t3.small"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q in it", args, err, want)
+		}
+	}
+}
+
+func TestUninstall(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "10-berth.conflist")
+	if err := os.WriteFile(path, []byte(`{"plugins":[{"type":"berth"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"removed " + path, "there is no"} {
+		out, err := run(t, "uninstall-cni", "--cni-conf-dir", dir)
+		if err != nil || !strings.HasPrefix(out, want) {
+			t.Errorf("printed %q, %v; want %q", out, err, want)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package ctl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// node is where a berthd serves what it knows.
+type node struct {
+	address string
+	timeout time.Duration
+}
+
+func (n *node) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&n.address, "address", "localhost:6666", "where berthd serves introspection (its --introspection-address)")
+	cmd.Flags().DurationVar(&n.timeout, "timeout", 5*time.Second, "how long to wait for an answer")
+}
+
+// maxDocument is far above what the largest node's document has.
+const maxDocument = 64 << 20
+
+// document asks berthd for its addresses.
+func (n *node) document(ctx context.Context) (introspect.Document, error) {
+	var doc introspect.Document
+	body, code, err := n.get(ctx, n.address, introspect.Path)
+	switch {
+	case err != nil:
+		return doc, explain(err, n.address, "--address")
+	case code != http.StatusOK:
+		return doc, fmt.Errorf("berthd at %s: %s", n.address, strings.TrimSpace(string(body)))
+	}
+	if err := json.Unmarshal(body, &doc); err != nil {
+		return doc, fmt.Errorf("%s serves something else than berthd's %s: %w", n.address, introspect.Path, err)
+	}
+	return doc, nil
+}
+
+func (n *node) get(ctx context.Context, address, path string) (body []byte, code int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	if !strings.Contains(address, "://") {
+		address = "http://" + address
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), path)+path, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // and no proxy
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, maxDocument))
+	return body, resp.StatusCode, err
+}
+
+// explain says what to do about a berthd that cannot be asked.
+func explain(err error, address, flag string) error {
+	var timeout net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("nobody listens at %s: is berthd running on this node, and is %s right?", address, flag)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return fmt.Errorf("no answer from %s in time: look at berthd's log", address)
+	}
+	return fmt.Errorf("asking berthd: %w", err)
+}

@@ -1,0 +1,38 @@
+package ctl
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berthnet/berth/internal/install"
+)
+
+func newUninstall() *cobra.Command {
+	var dir, name string
+	cmd := &cobra.Command{
+		Use:   "uninstall-cni",
+		Short: "Remove Berth's network configuration from this node",
+		Long: `Remove Berth's network configuration from this node, so that it gets no more pods.
+The plugin's binary stays: pods that still run need it to be removed. A running
+berthd with --install-cni puts the configuration back.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			path := filepath.Join(dir, name)
+			removed, err := install.Uninstall(dir, name)
+			if err != nil {
+				return err
+			}
+			what := "removed"
+			if !removed {
+				what = "there is no configuration of Berth's at"
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), what, path)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&dir, "cni-conf-dir", "/etc/cni/net.d", "where the runtime looks for network configuration")
+	cmd.Flags().StringVar(&name, "cni-conf-name", "10-berth.conflist", "name of the configuration file")
+	return cmd
+}

@@ -1,0 +1,173 @@
+package ctl
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// warmENI is one ENI of the calculation, in `warm -o json`.
+type warmENI struct {
+	DeviceIndex int `json:"deviceIndex"`
+	Addresses   int `json:"addresses"` // usable ones, those in prefixes included
+	Prefixes    int `json:"prefixes"`
+	Used        int `json:"used"`
+}
+
+// warmNode is a node that has settled.
+type warmNode struct {
+	InstanceType string    `json:"instanceType"`
+	Pods         int       `json:"pods"`      // that got an address
+	Waiting      int       `json:"waiting"`   // that never will
+	Addresses    int       `json:"addresses"` // usable ones, used and free
+	SubnetIPs    int       `json:"subnetAddresses"`
+	ENIs         []warmENI `json:"enis"`
+}
+
+func newWarm() *cobra.Command {
+	var instanceType string
+	var pods int
+	var out format
+	cmd := &cobra.Command{
+		Use:   "warm",
+		Short: "Compute the ENIs and addresses that warm targets bring",
+		Long: `Compute the ENIs and addresses that a node settles at with some pods and warm
+targets, by the planner that berthd uses. The targets are berthd's own flags and
+environment variables.`,
+		Example: "  berthctl warm --instance-type m5.xlarge --pods 15 --warm-ip-target 5 --minimum-ip-target 10",
+		Args:    cobra.NoArgs,
+	}
+	registerType(cmd, &instanceType)
+	cmd.Flags().IntVar(&pods, "pods", 0, "pods with an address of their own")
+	out.register(cmd)
+	loader := config.NewLoader(cmd.Flags())
+	hideOthers(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := loader.Load(os.Environ())
+		if err != nil {
+			return err
+		}
+		if pods < 0 || pods > maxPods {
+			return fmt.Errorf("--pods is %d, expected 0 to %d", pods, maxPods)
+		}
+		l, err := limitsOf(instanceType)
+		if err != nil {
+			return err
+		}
+		policy := cfg.Policy()
+		if err := policy.Validate(); err != nil {
+			return err
+		}
+		n := settle(l, policy, pods)
+		n.InstanceType = instanceType
+		if out == jsonFmt {
+			return writeJSON(cmd.OutOrStdout(), n)
+		}
+		return writeWarm(cmd, n)
+	}
+	return cmd
+}
+
+const maxPods = 10_000
+
+// warmFlags are berthd's flags that have a bearing on the calculation.
+var warmFlags = map[string]bool{
+	"warm-eni-target": true, "warm-ip-target": true, "minimum-ip-target": true, "warm-prefix-target": true,
+	"enable-prefix-delegation": true, "min-allocate": true, "pre-allocate": true, "max-above-watermark": true,
+	"max-allocate": true, "max-eni": true, "max-pods": true, "first-interface-index": true,
+	"instance-type": true, "pods": true, "output": true,
+}
+
+func hideOthers(flags *pflag.FlagSet) {
+	flags.VisitAll(func(f *pflag.Flag) { f.Hidden = !warmFlags[f.Name] })
+}
+
+func writeWarm(cmd *cobra.Command, n warmNode) error {
+	p := &printer{w: cmd.OutOrStdout()}
+	p.printf("%s with %s: %s with %d usable addresses, %d of them free; %d addresses of the subnet in all\n",
+		n.InstanceType, count(n.Pods+n.Waiting, "pod"), count(len(n.ENIs), "ENI"), n.Addresses, n.Addresses-n.Pods, n.SubnetIPs)
+	g := grid{{"INDEX", "ADDRESSES", "PREFIXES", "USED"}}
+	for _, e := range n.ENIs {
+		g.add(strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used))
+	}
+	p.section("ENIs", g, "No ENI.")
+	if n.Waiting > 0 {
+		p.printf("\n! %s without an address: the instance type or a setting allows no more\n", count(n.Waiting, "pod"))
+	}
+	return p.err
+}
+
+// settle lets pods come one by one to a node of unlimited subnets, and the
+// planner act after each, until there is nothing left to do.
+func settle(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
+	s := eni.State{ENIs: []eni.ENIState{{ID: "0", Phase: eni.Attached, Primary: true, Ours: true}}}
+	s.Subnets = []eni.SubnetState{{Free: eni.Unlimited, ForNew: true}}
+	var n warmNode
+	grow(l, policy, &s)
+	for range pods {
+		s.Waiting = 1
+		if place(policy, &s) || grow(l, policy, &s) && place(policy, &s) {
+			n.Pods++
+			s.Waiting = 0
+			grow(l, policy, &s)
+		} else {
+			n.Waiting++
+		}
+	}
+	for _, e := range s.ENIs {
+		total := addresses(e)
+		n.ENIs = append(n.ENIs, warmENI{DeviceIndex: e.Index, Addresses: total, Prefixes: e.Prefixes, Used: e.Used})
+		n.Addresses += total
+		n.SubnetIPs += total + 1 // the primary address
+	}
+	return n
+}
+
+func addresses(e eni.ENIState) int { return e.Addresses + e.Prefixes*ipam.PrefixAddresses }
+
+// place gives a pod an address, if one is free.
+func place(policy ipam.Policy, s *eni.State) bool {
+	for i := range s.ENIs {
+		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < addresses(*e) {
+			e.Used++
+			return true
+		}
+	}
+	return false
+}
+
+// maxPlans is far more than the planner needs to settle.
+const maxPlans = 1000
+
+// grow does what the planner says until it says no more, and tells whether it
+// said anything. A plan only ever adds here, since nothing may be released.
+func grow(l cloud.Limits, policy ipam.Policy, s *eni.State) (grew bool) {
+	for range maxPlans {
+		plan := eni.Plan(l, policy, *s)
+		if len(plan) == 0 {
+			return grew
+		}
+		grew = true
+		for _, a := range plan {
+			if a.Kind == eni.Create {
+				s.ENIs = append(s.ENIs, eni.ENIState{ID: strconv.Itoa(len(s.ENIs)), Index: a.Index, Phase: eni.Attached, Ours: true, Addresses: a.Addresses, Prefixes: a.Prefixes})
+				continue
+			}
+			for i := range s.ENIs {
+				if s.ENIs[i].ID == a.ENI {
+					s.ENIs[i].Addresses += a.Addresses
+					s.ENIs[i].Prefixes += a.Prefixes
+				}
+			}
+		}
+	}
+	return grew
+}
