@@ -6,17 +6,21 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/install"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -27,6 +31,9 @@ const (
 
 	// metadataTimeout is short because asking is repeated.
 	metadataTimeout = 5 * time.Second
+
+	// pluginMargin is what the plugin's calls may take beyond the wait for an address.
+	pluginMargin = 15 * time.Second
 )
 
 // node is what the parts of one berthd share.
@@ -179,6 +186,11 @@ func (n *node) runDaemon(ctx context.Context) error {
 		defer runtime.Close()
 		o.Sandboxes = runtime
 	}
+	if n.cfg.InstallCNI {
+		if o.Install, err = n.installer(); err != nil {
+			return err
+		}
+	}
 	go n.followCIDRs(ctx)
 	return daemon.New(o).Run(ctx, n.front)
 }
@@ -222,4 +234,41 @@ func (n *node) followCIDRs(ctx context.Context) {
 			n.log.Info("the VPC's CIDRs changed", "cidrs", id.VPCCIDRs)
 		}
 	}
+}
+
+// installer returns what installs the plugin and its configuration, and says
+// what it did and found.
+func (n *node) installer() (func(context.Context) (string, error), error) {
+	plugin := n.cfg.CNIPlugin
+	if plugin == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, fmt.Errorf("finding the plugin beside berthd: %w; set --cni-plugin", err)
+		}
+		plugin = filepath.Join(filepath.Dir(self), "berth")
+	}
+	o := install.Options{
+		Plugin: plugin, BinDir: n.cfg.CNIBinDir, ConfDir: n.cfg.CNIConfDir, ConfName: n.cfg.CNIConfName,
+		Network: install.Network{
+			CNIVersion: n.cfg.CNIVersion, Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
+			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout),
+		},
+	}
+	return func(context.Context) (string, error) {
+		report, err := install.Install(o)
+		if err != nil {
+			return "", err
+		}
+		if len(report.Changed) > 0 {
+			n.log.Info("installed", "files", report.Changed)
+		}
+		var notes []string
+		if len(report.LeftOut) > 0 {
+			notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(report.LeftOut, ", ")))
+		}
+		if len(report.Preferred) > 0 {
+			notes = append(notes, "the runtime may take another network's configuration, whose name sorts first: "+strings.Join(report.Preferred, ", "))
+		}
+		return strings.Join(notes, "; "), nil
+	}, nil
 }

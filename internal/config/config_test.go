@@ -122,7 +122,7 @@ func TestWrongValues(t *testing.T) {
 	for _, arg := range []string{
 		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=-2", "--first-interface-index=16",
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
-		"--cni-version=0.2.0", "--cni-conf-name=../x", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
+		"--cni-version=0.2.0", "--cni-conf-name=../x.conflist", "--cni-conf-name=10-berth.conf", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",
 	} {
 		if _, err := load(t, []string{arg}, nil); err == nil {

@@ -191,6 +191,16 @@ func fileName(dst *string) func(string) error {
 	}
 }
 
+func conflistName(dst *string) func(string) error {
+	store := fileName(dst)
+	return func(s string) error {
+		if !strings.HasSuffix(s, ".conflist") {
+			return errors.New("expected a file name that ends in .conflist")
+		}
+		return store(s)
+	}
+}
+
 func httpURL(dst *string) func(string) error {
 	return func(s string) error {
 		if s == "" {

@@ -139,7 +139,7 @@ func datapathSettings(c *Config) []Setting {
 
 func servingSettings(c *Config) []Setting {
 	return []Setting{
-		{Flag: "warm-wait", Default: "45s", parse: duration(&c.WarmWait, 0, 10*time.Minute),
+		{Flag: "warm-wait", Default: "45s", parse: duration(&c.WarmWait, 0, 9*time.Minute),
 			Doc: "How long an ADD waits for an address when none is warm, before it fails with code 11 (try again later)."},
 		{Flag: "drain-timeout", Default: "5s", parse: duration(&c.DrainTimeout, 0, 10*time.Minute),
 			Doc: "How long a daemon that was asked to end lets kernel work finish."},
@@ -175,8 +175,8 @@ func installSettings(c *Config) []Setting {
 			Doc: "Where the runtime looks for plugin binaries."},
 		{Flag: "cni-conf-dir", Default: "/etc/cni/net.d", parse: absolutePath(&c.CNIConfDir, false),
 			Doc: "Where the runtime looks for network configuration."},
-		{Flag: "cni-conf-name", Default: "10-berth.conflist", parse: fileName(&c.CNIConfName),
-			Doc: "Name of the configuration file."},
+		{Flag: "cni-conf-name", Default: "10-berth.conflist", parse: conflistName(&c.CNIConfName),
+			Doc: "Name of the configuration file, ending in .conflist. Where there are several, runtimes take the one whose name sorts first."},
 		{Flag: "cni-plugin", parse: absolutePath(&c.CNIPlugin, true),
 			Doc: "The plugin binary to install. Default: berth, beside berthd's own binary."},
 		{Flag: "cni-version", Default: "1.0.0", parse: oneOf(&c.CNIVersion, "0.3.1", "0.4.0", "1.0.0", "1.1.0"),

@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -163,42 +161,4 @@ func TestBadRequests(t *testing.T) {
 			wantFailure(t, err, types.ErrInvalidEnvironmentVariables)
 		})
 	}
-}
-
-func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
-	n := newNode(t)
-	r := n.assemble()
-	var mu sync.Mutex
-	calls, fail := 0, errors.New("read-only file system")
-	r.Install = func(context.Context) error {
-		mu.Lock()
-		defer mu.Unlock()
-		calls++
-		return fail
-	}
-	called := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		return calls
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { r.supplyLoop(ctx) })
-	defer wg.Wait()
-	defer cancel()
-	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
-	if called() != 0 {
-		t.Error("installed without a usable address")
-	}
-	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
-	n.clock.Advance(firstInterval)
-	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
-	if c, _ := r.conditions.get(ConditionInstalled); c.Healthy || c.Message != fail.Error() {
-		t.Errorf("condition %+v", c)
-	}
-	mu.Lock()
-	fail = nil
-	mu.Unlock()
-	n.clock.Advance(supplyInterval)
-	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
 }

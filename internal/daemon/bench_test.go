@@ -4,30 +4,42 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/datapath/bare"
+	"github.com/berthnet/berth/internal/rpc"
 )
 
-// BenchmarkAdd sets ADD in the daemon against the netlink calls that it makes,
-// in alternation (design.md section 10, daemon-add). Removal is not timed.
+// BenchmarkAdd sets ADD in the daemon, the gRPC call included, against the
+// netlink calls that it makes, in alternation (design.md section 10,
+// daemon-add). Removal is not timed.
 func BenchmarkAdd(b *testing.B) {
 	m := newMachine(b, 64)
 	m.dir = shmDir(b)
 	s := m.start(time.Millisecond)
+	conn, err := grpc.NewClient("unix://"+filepath.Join(m.dir, "berthd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	client := rpc.NewNodeClient(conn)
 	ns := mustSpace(b)
 	var daemon, floor []time.Duration
 	for i := 0; b.Loop(); i++ {
-		key := keyFor(fmt.Sprint("c", i))
+		container := fmt.Sprint("c", i)
 		begun := time.Now()
-		if _, err := s.add(context.Background(), addRequest{key: key, netns: ns}); err != nil {
+		if _, err := client.Add(context.Background(), addOf(container, ns)); err != nil {
 			b.Fatal(err)
 		}
 		daemon = append(daemon, time.Since(begun))
-		if err := s.del(context.Background(), key); err != nil {
+		if err := s.del(context.Background(), keyFor(container)); err != nil {
 			b.Fatal(err)
 		}
 		waitForT(b, func() bool { return s.reaper.count() == 0 })

@@ -40,8 +40,8 @@ type Options struct {
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
-	// is. Optional.
-	Install func(context.Context) error
+	// is. It may return a remark for the condition. Optional.
+	Install func(context.Context) (remark string, err error)
 	// LinksChanged is told when the link of an ENI may have come or gone; optional.
 	LinksChanged func()
 

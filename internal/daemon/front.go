@@ -59,6 +59,7 @@ func NewFront(o FrontOptions) *Front {
 	f.server = grpc.NewServer(
 		grpc.UnaryInterceptor(f.intercept),
 		grpc.MaxRecvMsgSize(16<<20), // a GC lists every attachment of the node
+		grpc.StaticConnWindowSize(1<<20), grpc.StaticStreamWindowSize(1<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
 	rpc.RegisterNodeServer(f.server, &service{front: f})

@@ -298,6 +298,41 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	waitForT(t, intact)
 }
 
+func TestOwnChangesCauseNoRepair(t *testing.T) {
+	m := newMachine(t, 8)
+	s := m.start(time.Millisecond)
+	events, err := s.net.Watch(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := mustSpace(t)
+	for range 4 {
+		if _, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: ns}); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.del(context.Background(), keyFor("a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	// A link of someone else is the last event: all before it were looked at.
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "last0"
+	last := netlink.NewVeth(attrs)
+	last.PeerName = "last1"
+	if err := m.net.LinkAdd(last); err != nil {
+		t.Fatal(err)
+	}
+	for e := range events {
+		if e.Link == "last0" {
+			return
+		}
+		if s.disturbed(e) {
+			t.Errorf("an ADD or DEL was taken for someone else's change: %+v", e)
+		}
+	}
+}
+
 func TestParallelAddsAndDels(t *testing.T) {
 	m := newMachine(t, 24)
 	s := m.start(time.Millisecond)

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -71,19 +70,16 @@ func (d *Daemon) watch(ctx context.Context) <-chan datapath.Event {
 }
 
 // disturbed tells the source of links that came or went, and returns whether
-// there may be something to repair.
+// there may be something to repair: not for a link that is no pod's, since a
+// link brings nothing of Berth's along, and takes with it what there was.
 func (d *Daemon) disturbed(e datapath.Event) bool {
 	if e.Kind != datapath.StateLost && d.LinksChanged != nil {
 		d.LinksChanged()
 	}
-	if e.Kind == datapath.LinkAppeared {
+	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
-	level := slog.LevelInfo
-	if e.Kind == datapath.LinkVanished && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
-		level = slog.LevelDebug // an ENI that was detached, most likely by us
-	}
-	d.Log.Log(context.Background(), level, "kernel state was changed by someone", "what", e.What)
+	d.Log.Info("kernel state was changed by someone", "what", e.What)
 	return true
 }
 

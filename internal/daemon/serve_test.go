@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -205,4 +207,42 @@ func TestSupplyCondition(t *testing.T) {
 	if got := state(); got != "Available" {
 		t.Errorf("reason %s", got)
 	}
+}
+
+func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
+	n := newNode(t)
+	r := n.assemble()
+	var mu sync.Mutex
+	calls, fail := 0, errors.New("read-only file system")
+	r.Install = func(context.Context) (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		calls++
+		return "", fail
+	}
+	called := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return calls
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { r.supplyLoop(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	if called() != 0 {
+		t.Error("installed without a usable address")
+	}
+	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
+	n.clock.Advance(firstInterval)
+	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
+	if c, _ := r.conditions.get(ConditionInstalled); c.Healthy || c.Message != fail.Error() {
+		t.Errorf("condition %+v", c)
+	}
+	mu.Lock()
+	fail = nil
+	mu.Unlock()
+	n.clock.Advance(supplyInterval)
+	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
 }

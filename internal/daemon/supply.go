@@ -61,10 +61,11 @@ func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 
 // install puts plugin and configuration in place, if they are not.
 func (d *Daemon) install(ctx context.Context) bool {
-	if err := d.Install(ctx); err != nil {
+	remark, err := d.Install(ctx)
+	if err != nil {
 		d.conditions.set(ConditionInstalled, false, "Failed", err.Error())
 		return false
 	}
-	d.conditions.set(ConditionInstalled, true, "InPlace", "")
+	d.conditions.set(ConditionInstalled, true, "InPlace", remark)
 	return true
 }
