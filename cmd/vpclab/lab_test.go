@@ -163,6 +163,11 @@ func TestLabByCommand(t *testing.T) {
 	c.fails("has a pod a already", "pod", "add", "node-1", "a")
 	c.has(c.run("pod", "list"), far)
 
+	c.run("pod", "add", "node-1", "web", "--port", "30080:8080/tcp") // by the portmap plugin, chained after berth
+	c.has(c.run("exec", "internet", "--", "bash", "-c", "exec 3<>/dev/tcp/"+s.Nodes[0].Address.String()+"/30080; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"),
+		"you are "+s.Internet.String()+", to ")
+	c.run("pod", "del", "node-1", "web")
+
 	c.run("kill", "node-1")
 	if d := c.status().Nodes[0].Daemon; d != "down" {
 		t.Errorf("berthd is %s after it was killed", d)
