@@ -210,7 +210,7 @@ func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
 		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups,
 		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),
 		ShrinkDelay: n.cfg.ShrinkDelay, ListingInterval: n.cfg.ListingInterval,
-		OrphanAge: n.cfg.OrphanAge, OrphanInterval: n.cfg.OrphanInterval,
+		SettleTime: n.cfg.SettleTime, OrphanAge: n.cfg.OrphanAge, OrphanInterval: n.cfg.OrphanInterval,
 	})
 }
 

@@ -36,6 +36,7 @@ type Config struct {
 	MaxPods         int // 0: no cap
 	ShrinkDelay     time.Duration
 	ListingInterval time.Duration
+	SettleTime      time.Duration
 	OrphanAge       time.Duration
 	OrphanInterval  time.Duration
 	Subnets         []string

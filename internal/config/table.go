@@ -89,6 +89,8 @@ func warmSettings(c *Config) []Setting {
 			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
 		{Flag: "listing-interval", Default: "5m", parse: duration(&c.ListingInterval, time.Second, day),
 			Doc: "How often everything the cloud holds for this node is listed, to repair what events missed."},
+		{Flag: "settle-time", Default: "1m", parse: duration(&c.SettleTime, time.Second, day),
+			Doc: "How long a reply of the cloud outranks listings, which may trail it. A change that a crash interrupted is taken up again after it."},
 		{Flag: "orphan-age", Default: "15m", parse: duration(&c.OrphanAge, time.Second, 30*day),
 			Doc: "How old a detached ENI of a vanished instance of this cluster must be before this node deletes it."},
 		{Flag: "orphan-interval", Default: "10m", parse: duration(&c.OrphanInterval, time.Second, day),

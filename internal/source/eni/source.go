@@ -75,6 +75,7 @@ type Config struct {
 
 	ShrinkDelay     time.Duration // 0: the reconciler's default, as for those below
 	ListingInterval time.Duration
+	SettleTime      time.Duration
 	OrphanAge       time.Duration
 	OrphanInterval  time.Duration
 	// Tune may change what the reconciler is made with; for tests.
@@ -135,7 +136,7 @@ func New(cfg Config) (*Source, error) {
 		Policy: cfg.Policy, Limits: cfg.Limits, SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups,
 		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
 		Clock: cfg.Clock, Rand: cfg.Rand, Logger: cfg.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
-		OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
+		Settle: cfg.SettleTime, OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
 	}
 	if cfg.Tune != nil {
 		cfg.Tune(&rc)
