@@ -34,7 +34,7 @@ func previousAddresses(args *skel.CmdArgs, cniVersion string) ([]string, error) 
 
 func podInterfaceIn(result *current.Result, args *skel.CmdArgs) int {
 	for i, iface := range result.Interfaces {
-		if iface != nil && iface.Name == args.IfName && iface.Sandbox == args.Netns {
+		if iface.Name == args.IfName && iface.Sandbox == args.Netns {
 			return i
 		}
 	}
@@ -51,6 +51,9 @@ func previousResult(stdin []byte, cniVersion string) (*current.Result, error) {
 	if !isSet(conf.PrevResult) {
 		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult: missing, expected the result of ADD")
 	}
+	if err := refuseNulls(conf.PrevResult); err != nil {
+		return nil, err
+	}
 	old, err := version.NewResult(cniVersion, conf.PrevResult)
 	if err != nil {
 		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", cniVersion, err)
@@ -60,4 +63,25 @@ func previousResult(stdin []byte, cniVersion string) (*current.Result, error) {
 		return nil, failf(types.ErrInvalidNetworkConfig, "prevResult is not a result of version %s: %s", cniVersion, err)
 	}
 	return result, nil
+}
+
+// refuseNulls refuses lists with null in them, which the conversion between
+// versions does not expect.
+func refuseNulls(prevResult []byte) error {
+	var lists struct {
+		Interfaces []json.RawMessage `json:"interfaces"`
+		IPs        []json.RawMessage `json:"ips"`
+		Routes     []json.RawMessage `json:"routes"`
+	}
+	if err := decode(prevResult, &lists); err != nil {
+		return failf(types.ErrInvalidNetworkConfig, "prevResult: %s", err)
+	}
+	for name, list := range map[string][]json.RawMessage{"interfaces": lists.Interfaces, "ips": lists.IPs, "routes": lists.Routes} {
+		for i, entry := range list {
+			if !isSet(entry) {
+				return failf(types.ErrInvalidNetworkConfig, "prevResult.%s[%d] is null, expected an object", name, i)
+			}
+		}
+	}
+	return nil
 }

@@ -93,11 +93,16 @@ func exchange(ctx context.Context, conn net.Conn, method string, message []byte)
 
 // statusOf makes any error of an exchange a gRPC status.
 func statusOf(ctx context.Context, err error) error {
-	if _, ok := status.FromError(err); ok {
+	deadline, ok := ctx.Deadline()
+	if st, is := status.FromError(err); is {
+		if st.Code() == codes.Canceled && ok && !time.Now().Before(deadline) {
+			// The server, which knows the deadline too, was the quicker.
+			return status.Error(codes.DeadlineExceeded, "no answer in time")
+		}
 		return err
 	}
 	var timeout net.Error
-	switch deadline, ok := ctx.Deadline(); {
+	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return status.Error(codes.Canceled, "the call was cancelled")
 	case ctx.Err() != nil, errors.As(err, &timeout) && timeout.Timeout() && ok && !time.Now().Before(deadline):

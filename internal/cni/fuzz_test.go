@@ -1,0 +1,89 @@
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+)
+
+// FuzzNetconf: every configuration is taken, within its limits, or refused
+// with a CNI error that says something.
+func FuzzNetconf(f *testing.F) {
+	for _, seed := range []string{
+		`{}`, `null`, `[]`, `{"name":"berth","cniVersion":"1.1.0","type":"berth","socket":"/run/x","mtu":1500,"timeout":"60s"}`,
+		`{"timeout":60,"mtu":"x","socket":""}`, `{"dns":{"nameservers":["10.0.0.2"]},"ipam":{"type":"x"},"runtimeConfig":{"ips":["a"],"mac":"b"}}`,
+		`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`, `{"cni.dev/attachments":null}`, `{"mtu":1e99}`,
+		`{"cniVersion":"1.0.0","prevResult":{"cniVersion":"1.0.0","interfaces":[{"name":"eth0","sandbox":"/n"}],"ips":[{"interface":0,"address":"10.0.0.5/32"}]}}`,
+		`{"cniVersion":"0.4.0","prevResult":{"cniVersion":"0.4.0","interfaces":[null],"ips":[{"version":"4","interface":-1,"address":"10.0.0.5/32"}],"routes":[null]}}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		n, err := parseNetwork(text)
+		wellFormed(t, err)
+		if err == nil && (n.Socket == "" || n.Socket[0] != '/' || len(n.Socket) > maxSocket || n.timeout() < minTimeout || n.timeout() > maxTimeout) {
+			t.Errorf("%q was taken: %+v", text, n)
+		}
+		c, err := parseAdd(text)
+		wellFormed(t, err)
+		if err == nil && c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
+			t.Errorf("%q was taken: %+v", text, c)
+		}
+		valid, err := validAttachments(text)
+		wellFormed(t, err)
+		for _, a := range valid {
+			if a.GetContainerId() == "" || a.GetIfName() == "" {
+				t.Errorf("%q was taken: %v", text, a)
+			}
+		}
+		for _, version := range Versions.SupportedVersions() {
+			addrs, err := previousAddresses(&skel.CmdArgs{StdinData: text, IfName: "eth0", Netns: "/n"}, version)
+			wellFormed(t, err)
+			if err == nil && len(addrs) == 0 {
+				t.Errorf("%q was taken without an address", text)
+			}
+		}
+	})
+}
+
+// FuzzArgs: every CNI_ARGS is taken as it reads, or refused with a CNI error.
+func FuzzArgs(f *testing.F) {
+	for _, seed := range []string{
+		"", ";", "=", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=d",
+		"K8S_POD_NAME=", "K8S_POD_NAME=a=b", "IgnoreUnknown=maybe", "CommonArgs=x", "COLOR=blue;IgnoreUnknown=true", "K8S_POD_NAME=a;K8S_POD_NAME=b",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		pod, err := parseArgs(text)
+		wellFormed(t, err)
+		if err != nil {
+			return
+		}
+		for _, v := range []string{pod.GetName(), pod.GetNamespace(), pod.GetUid()} {
+			if v != "" && !strings.Contains(text, "="+v) || strings.ContainsAny(v, ";=") {
+				t.Errorf("%q gave %q", text, v)
+			}
+		}
+	})
+}
+
+// wellFormed checks that an error is one that a runtime can read and a person
+// can use.
+func wellFormed(t *testing.T, err error) {
+	t.Helper()
+	if err == nil {
+		return
+	}
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code == 0 || e.Msg == "" {
+		t.Fatalf("not a CNI error: %#v", err)
+	}
+	if _, err := json.Marshal(e); err != nil {
+		t.Fatalf("cannot be printed: %v", err)
+	}
+}
