@@ -1,0 +1,57 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(m, "berth", "berthd"))
+}
+
+// Short times, so that a run passes through many lives of an address.
+const (
+	cooling     = time.Second
+	shrinkDelay = 300 * time.Millisecond
+)
+
+// raise starts a lab of nodes that have addresses for nine pods on three ENIs.
+func raise(t *testing.T, nodes int) *lab.Lab {
+	return harness.Raise(t, lab.Options{
+		Nodes: nodes, InstanceType: "t3.small",
+		DaemonArgs: []string{
+			"--warm-ip-target=2", "--minimum-ip-target=2", "--cni-chain=", "--log-level=debug",
+			"--cooling-period=" + cooling.String(), "--shrink-delay=" + shrinkDelay.String(),
+			"--listing-interval=2s", "--netns-grace=1s", "--repair-interval=1s", "--warm-wait=5s",
+			"--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s",
+		},
+	})
+}
+
+// emptied waits until every node is back to the primary ENI alone.
+func emptied(ctx context.Context, l *lab.Lab) error {
+	for {
+		var errs []error
+		books := l.Books()
+		for _, n := range l.Nodes() {
+			if enis := books.InstanceENIs(n.InstanceID); len(enis) != 1 {
+				errs = append(errs, fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis)))
+			}
+		}
+		if len(errs) == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(errs...)
+		case <-time.After(50 * time.Millisecond): // another process's edge
+		}
+	}
+}
