@@ -28,18 +28,17 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 	begun := time.Now()
 	reply, err = recovered(ctx, d, verb, req, handle)
 	took := time.Since(begun)
-	log := d.Log.With("verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond))
-	if a, ok := req.(interface{ GetAttachment() *rpc.Attachment }); ok {
-		log = log.With("container", a.GetAttachment().GetContainerId(), "interface", a.GetAttachment().GetIfName())
-	}
 	if err == nil {
 		d.Metrics.called(verb, "success", "", took)
-		log.Debug("served")
 		return reply, nil
 	}
 	f := failureOf(err)
 	d.Metrics.called(verb, "failure", f.Reason, took)
-	log.Warn("failed", "code", f.Code, "reason", f.Reason, "err", f)
+	args := []any{"verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond), "code", f.Code, "reason", f.Reason, "err", f}
+	if a, ok := req.(interface{ GetAttachment() *rpc.Attachment }); ok {
+		args = append(args, "container", a.GetAttachment().GetContainerId(), "interface", a.GetAttachment().GetIfName())
+	}
+	d.Log.Warn("call failed", args...)
 	return nil, f.GRPCStatus().Err()
 }
 

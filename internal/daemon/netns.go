@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -19,20 +18,20 @@ var (
 // inspectNetns opens a network namespace and returns what identifies it. The
 // error is errNetnsGone or errNotNetns, or of the system call.
 func inspectNetns(path string) (attachment.Netns, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return attachment.Netns{}, fmt.Errorf("%s %w", path, errNetnsGone)
 	}
 	if err != nil {
-		return attachment.Netns{}, err
+		return attachment.Netns{}, fmt.Errorf("%s: %w", path, err)
 	}
-	defer f.Close()
-	kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE)
+	defer unix.Close(fd)
+	kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		return attachment.Netns{}, fmt.Errorf("%s %w", path, errNotNetns)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	if err := unix.Fstat(fd, &st); err != nil {
 		return attachment.Netns{}, fmt.Errorf("reading the identity of %s: %w", path, err)
 	}
 	return attachment.Netns{Path: path, Dev: uint64(st.Dev), Inode: st.Ino}, nil
