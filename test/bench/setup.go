@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -68,10 +69,8 @@ func (b *bench) raise(ctx context.Context) (err error) {
 	s := lab.DefaultSpec(3, nodeType)
 	s.Throttle = "none" // the cloud's pace is no part of what is measured
 	s.Delays = spec.Delays{}
-	for i := range s.VPCs[0].Subnets {
-		if bits := s.VPCs[0].Subnets[i].CIDR.Bits(); bits > 20 {
-			return fmt.Errorf("the lab's subnets are /%d, expected room for %d addresses", bits, 2*warmAddresses)
-		}
+	for i := range s.VPCs[0].Subnets { // with room for two full nodes each
+		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
 	}
 	b.lab, err = lab.Start(ctx, lab.Options{
 		Dir: b.dir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
