@@ -2,9 +2,14 @@ package heartbeat
 
 import (
 	"context"
+	"time"
 
 	"github.com/berthnet/berth/internal/clock"
 )
+
+// retry is how often a daemon that is not good yet looks whether it is: one
+// that is killed soon after has left a heartbeat too.
+const retry = 100 * time.Millisecond
 
 // Run is the daemon's side: it renews the heartbeat of a socket while good
 // says so, removes it while not, and reports to failed what goes wrong. It
@@ -13,8 +18,10 @@ import (
 func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, failed func(error)) {
 	for {
 		var err error
+		next := retry
 		if good() {
 			err = Beat(socket, clk.Boot())
+			next = Interval
 		} else {
 			err = Stop(socket)
 		}
@@ -24,7 +31,7 @@ func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, 
 		select {
 		case <-ctx.Done():
 			return
-		case <-clk.After(Interval):
+		case <-clk.After(next):
 		}
 	}
 }

@@ -10,7 +10,7 @@ import "github.com/berthnet/berth/internal/rpc/wire"
 
 //go:generate protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative wire/wire.proto berth.proto
 
-// The messages of the service.
+// Attachment and the others are the messages of the service; see package wire.
 type (
 	Attachment    = wire.Attachment
 	Pod           = wire.Pod
