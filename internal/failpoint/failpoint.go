@@ -47,10 +47,18 @@ func init() {
 	_, envErr = Set(os.Getenv(EnvVar))
 }
 
-// Err tells whether the environment's list was malformed; programs check it at start.
+// Err tells whether the environment's list was malformed or has a failpoint
+// that the program does not; programs check it at start.
 func Err() error {
 	if envErr != nil {
 		return fmt.Errorf("%s: %w", EnvVar, envErr)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for name := range points {
+		if !names[name] {
+			return fmt.Errorf("%s: %q: this program has no such failpoint", EnvVar, name)
+		}
 	}
 	return nil
 }
