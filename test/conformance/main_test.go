@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth")) }
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berthctl")) }
 
 // quick are daemon settings under which nothing takes long. berth stands alone
 // in the configuration, as CHECK of the reference plugins (1.1.1) fails where

@@ -285,6 +285,9 @@ func modes(t *testing.T, n *node.Node) {
 		if err != nil {
 			return err
 		}
+		if d.Name() == "heartbeat" { // a time, which the plugin may read as whoever it runs as
+			return nil
+		}
 		files++
 		if perm := info.Mode().Perm(); perm != 0o600 {
 			t.Errorf("%s has mode %04o, want 0600", path, perm)

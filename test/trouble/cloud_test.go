@@ -1,0 +1,273 @@
+package trouble
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestCloudAwayAtStart takes EC2, then the metadata service, away from a
+// daemon that starts: the first time it waits and heals by itself, later it
+// serves from what was confirmed before.
+func TestCloudAwayAtStart(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick(), NoDaemons: true})
+	n := l.Nodes()[0]
+	harness.OK(t, installPlugin(n))
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, map[string]any{"timeout": "3s"}))
+
+	l.Cloud.IMDSOutage(true)
+	l.Cloud.Outage(true)
+	harness.OK(t, n.Start())
+	harness.Eventually(t, patience, "the daemon says what it waits for", func() error {
+		body, err := n.Get(t.Context(), "http://127.0.0.1:61678/readyz")
+		if err == nil || !strings.Contains(body+err.Error(), "metadata service") {
+			return fmt.Errorf("readyz: %q, %w", body, err)
+		}
+		return nil
+	})
+	_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "starting", "metadata service")
+	fails(t, s.CNI.GetStatusNetworkList(within(t, patience), list), types.ErrPluginNotAvailable, "metadata service")
+
+	l.Cloud.IMDSOutage(false)
+	harness.Eventually(t, patience, "the daemon reports that EC2 is away", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err == nil && doc.LastError == "" {
+			err = errors.New("no last error")
+		}
+		return err
+	})
+	_, err = s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "EC2")
+	fails(t, s.CNI.GetStatusNetworkList(within(t, patience), list), types.ErrPluginNotAvailable, "no address was usable", "EC2")
+	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf))
+
+	l.Cloud.Outage(false)
+	harness.OK(t, n.WaitReady(within(t, time.Minute)))
+	add(t, n, "first")
+	harness.Settle(t, l)
+	if msg := document(t, n).LastError; msg != "" {
+		t.Errorf("the last error stays after it healed: %s", msg)
+	}
+
+	l.Cloud.Outage(true)
+	l.Cloud.IMDSOutage(true)
+	restart(t, n)
+	add(t, n, "second") // warm since before; the cloud gets a moment to say otherwise
+	if len(enis(l, n)) != 1 || document(t, n).LastError == "" {
+		t.Error("the cloud was there")
+	}
+	harness.OK(t, n.CheckPod(t.Context(), "first"))
+	l.Cloud.Outage(false)
+	l.Cloud.IMDSOutage(false)
+	removeAll(t, n)
+	harness.Settle(t, l)
+}
+
+// TestStaleCloudAtRestart takes addresses off a node while its daemon is down,
+// and has metadata and describe calls lag: no pod gets what EC2 has taken.
+func TestStaleCloudAtRestart(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=0s")})
+	n := l.Nodes()[0]
+	add(t, n, "keep")
+	harness.Settle(t, l)
+	l.Cloud.SetIMDSDelay(time.Hour) // the metadata knows nothing of what follows
+	harness.OK(t, n.Kill())
+	for round := range 3 {
+		var taken []netip.Addr
+		for _, e := range enis(l, n) {
+			for _, a := range e.Secondary {
+				if p, _ := n.Pod("keep"); a != p.Addr() {
+					taken = append(taken, a)
+				}
+			}
+			gone := slices.DeleteFunc(slices.Clone(e.Secondary), func(a netip.Addr) bool { return !slices.Contains(taken, a) })
+			harness.OK(t, l.Cloud.Unassign(e.ID, vpc.Assigned{IPv4: gone}))
+		}
+		if len(taken) == 0 {
+			t.Fatal("the node has no warm address to take")
+		}
+		// EC2's answer is late; pods are not.
+		l.Cloud.SetLatency("Describe*", 500*time.Millisecond)
+		harness.OK(t, n.Start())
+		for i := range 2 {
+			p := add(t, n, fmt.Sprintf("p%d-%d", round, i))
+			owned := false
+			for _, e := range enis(l, n) {
+				owned = owned || e.Owns(p.Addr())
+			}
+			if !owned || slices.Contains(taken, p.Addr()) && !owned {
+				t.Errorf("round %d: a pod has %s, which EC2 took while the daemon was down", round, p.Addr())
+			}
+		}
+		l.Cloud.SetLatency("Describe*", 0)
+		harness.Settle(t, l)
+		harness.OK(t, n.Kill())
+		removeAllLater := n.Pods()
+		harness.OK(t, n.Start())
+		ready(t, n)
+		for _, p := range removeAllLater {
+			if p.Name != "keep" {
+				remove(t, n, p.Name)
+			}
+		}
+		harness.Settle(t, l)
+		harness.OK(t, n.Kill())
+	}
+	harness.OK(t, n.Start())
+	ready(t, n)
+	harness.Settle(t, l)
+}
+
+// TestPermissionDenied takes one EC2 action each from three nodes that need it
+// next, and gives it back. Errors that only a person can heal are tried again
+// once in a minute or so, and none of it leaves anything behind.
+func TestPermissionDenied(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(3, "t3.small")
+	denied := []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface"}
+	all := []string{
+		"ec2:Describe*", "ec2:CreateTags", "ec2:DeleteNetworkInterface", "ec2:DetachNetworkInterface",
+		"ec2:ModifyNetworkInterfaceAttribute", "ec2:UnassignPrivateIpAddresses",
+	}
+	s.Roles = nil
+	for i, action := range denied {
+		s.Roles = append(s.Roles, spec.Role{Name: action, Actions: []string{"*"}})
+		s.Instances[i].Role = action
+	}
+	l := harness.Raise(t, lab.Options{Spec: &s, DaemonArgs: append(quick("--warm-eni-target=0"), "--warm-ip-target=0", "--minimum-ip-target=1")})
+	// The first node has room on its primary ENI, the others have filled it.
+	for i, n := range l.Nodes() {
+		for k := range []int{1, 3, 3}[i] {
+			add(t, n, fmt.Sprintf("p%d", k))
+		}
+	}
+	harness.Settle(t, l)
+	for _, action := range denied {
+		others := slices.DeleteFunc(slices.Clone(denied), func(a string) bool { return a == action })
+		l.Cloud.SetRoleActions(action, append(slices.Clone(all), others...))
+	}
+	for i, n := range l.Nodes() {
+		t.Run(denied[i], func(t *testing.T) {
+			fails(t, addOnce(t, n, "denied"), types.ErrTryAgainLater, "no address", denied[i], "UnauthorizedOperation", "allow the action")
+			doc := document(t, n)
+			if !strings.Contains(doc.LastError, denied[i]) {
+				t.Errorf("the last error says nothing about %s: %q", denied[i], doc.LastError)
+			}
+			if doc.Totals.Waiting > 0 {
+				t.Errorf("%d wait still", doc.Totals.Waiting)
+			}
+			harness.OK(t, n.Status(t.Context())) // running pods are no reason to be evicted
+		})
+	}
+	for _, action := range denied {
+		l.Cloud.SetRoleActions(action, []string{"*"})
+	}
+	ctx := within(t, 100*time.Second)
+	for i, n := range l.Nodes() {
+		t.Run(denied[i]+" allowed", func(t *testing.T) {
+			_, err := n.AddPod(ctx, "allowed", nodeOptions)
+			harness.OK(t, err)
+			if n.Starts() != 1 {
+				t.Errorf("the daemon was started %d times", n.Starts())
+			}
+			if want, got := min(i+1, 2), len(enis(l, n)); got != want {
+				t.Errorf("%d ENIs, want %d", got, want)
+			}
+		})
+	}
+	harness.Settle(t, l)
+	for _, n := range l.Nodes() {
+		if msg := document(t, n).LastError; msg != "" {
+			t.Errorf("the last error stays after it healed: %s", msg)
+		}
+	}
+}
+
+// TestFull fills what has an end: the subnet, the instance's ENIs and
+// max-pods. Each says so, and goes on when there is room again.
+func TestFull(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(1, "t3.small")
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
+	s.Instances = append(s.Instances,
+		spec.Instance{Name: "tiny", Type: "t3.small", Subnet: "tiny", Role: s.Instances[0].Role},
+		spec.Instance{Name: "capped", Type: "t3.small", Subnet: "a", Role: s.Instances[0].Role})
+	l := harness.Raise(t, lab.Options{Spec: &s, DaemonArgs: quick(lean...), NoDaemons: true})
+	for _, n := range l.Nodes() {
+		var more []string
+		if n.Name == "capped" {
+			more = []string{"--max-pods=4"}
+		}
+		harness.OK(t, n.Start(more...))
+		ready(t, n)
+	}
+	t.Run("subnet", func(t *testing.T) {
+		n, err := l.Node("tiny")
+		harness.OK(t, err)
+		sn, _ := l.Books().Subnet("tiny")
+		other, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 3}})
+		harness.OK(t, err)
+		for i := range 2 { // one was warm, one more is free
+			add(t, n, fmt.Sprintf("p%d", i))
+		}
+		harness.Eventually(t, patience, "the subnet is full", func() error {
+			if sn, _ := l.Books().Subnet("tiny"); sn.Free > 0 {
+				return fmt.Errorf("%d free", sn.Free)
+			}
+			return nil
+		})
+		add(t, n, "p2")
+		fails(t, addOnce(t, n, "p3"), types.ErrTryAgainLater, "no address", "subnet", "free")
+		harness.OK(t, n.Status(t.Context()))
+		harness.OK(t, l.Cloud.DeleteNetworkInterface(other.ID))
+		_, err = n.AddPod(within(t, time.Minute), "p3", nodeOptions)
+		harness.OK(t, err)
+	})
+	t.Run("ENIs", func(t *testing.T) {
+		n, err := l.Node("node-1")
+		harness.OK(t, err)
+		for i := range 9 {
+			add(t, n, fmt.Sprintf("p%d", i))
+		}
+		begun := time.Now()
+		fails(t, addOnce(t, n, "tenth"), types.ErrTryAgainLater, "no address", "every ENI", "instance type")
+		if took := time.Since(begun); took < 900*time.Millisecond || took > 5*time.Second {
+			t.Errorf("the ADD waited %v, configured is 1s", took)
+		}
+		remove(t, n, "p0")
+		add(t, n, "tenth")
+	})
+	t.Run("max-pods", func(t *testing.T) {
+		n, err := l.Node("capped")
+		harness.OK(t, err)
+		for i := range 4 {
+			add(t, n, fmt.Sprintf("p%d", i))
+		}
+		fails(t, addOnce(t, n, "fifth"), types.ErrTryAgainLater, "max-pods")
+		var assigned int
+		for _, e := range enis(l, n) {
+			assigned += len(e.Secondary)
+		}
+		if assigned != 4 {
+			t.Errorf("%d addresses are assigned, max-pods is 4", assigned)
+		}
+		remove(t, n, "p1")
+		add(t, n, "fifth")
+	})
+	harness.Settle(t, l)
+}

@@ -1,0 +1,112 @@
+package trouble
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/heartbeat"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestDaemonDown is a node whose daemon never ran, then one that left for good.
+func TestDaemonDown(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick(), NoDaemons: true})
+	n := l.Nodes()[0]
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+	harness.OK(t, installPlugin(n))
+	ctx := within(t, 60*time.Second)
+	_, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "berthd", n.Socket(), "--socket")
+	fails(t, s.CNI.DelNetworkList(ctx, list, s.RuntimeConf), types.ErrTryAgainLater, n.Socket())
+	fails(t, s.CNI.GetStatusNetworkList(ctx, list), types.ErrPluginNotAvailable, n.Socket())
+
+	// Once it runs, the same calls work. When it is killed, they wait for the
+	// next one for a while, and STATUS does not fail.
+	harness.OK(t, n.Start())
+	ready(t, n)
+	_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	harness.OK(t, err)
+	harness.Eventually(t, 3*time.Second, "the first heartbeat", func() error {
+		_, err := os.Stat(heartbeat.Path(n.Socket()))
+		return err
+	})
+	harness.OK(t, n.Kill())
+	harness.OK(t, s.CNI.GetStatusNetworkList(ctx, list))
+	started := make(chan error, 1)
+	time.AfterFunc(time.Second, func() { started <- n.Start() })
+	harness.OK(t, errors.Join(s.CNI.DelNetworkList(ctx, list, s.RuntimeConf), <-started))
+
+	ready(t, n)
+	harness.OK(t, n.Kill())
+	begun := time.Now()
+	_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "does not answer", n.Socket())
+	if took := time.Since(begun); took > 15*time.Second {
+		t.Errorf("the plugin waited %v for a daemon that is gone", took)
+	}
+	harness.OK(t, n.Start())
+	ready(t, n)
+	harness.OK(t, s.CNI.DelNetworkList(ctx, list, s.RuntimeConf))
+	harness.Settle(t, l)
+}
+
+// installPlugin puts the plugin where a daemon that never ran did not.
+func installPlugin(n *node.Node) error {
+	return exec.Command("cp", filepath.Join(harness.BinDir, "berth"), filepath.Join(n.CNIBinDir(), "berth")).Run()
+}
+
+// TestDaemonSlow stops a daemon in its tracks: ADDs give up when the
+// configuration says so, and the daemon, once it goes on, keeps nothing of them.
+func TestDaemonSlow(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick()})
+	n := l.Nodes()[0]
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"timeout": "1s"}))
+	s := harness.NewSandbox(t, n)
+	pid := n.PID()
+	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
+	_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "1s", "timeout")
+	err = s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf)
+	fails(t, err, types.ErrTryAgainLater, "1s")
+	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
+	harness.Settle(t, l)
+	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf))
+	add(t, n, "after")
+	harness.Settle(t, l)
+}
+
+// TestSecondDaemon starts another daemon for the same node: it must not touch
+// anything, say who is there, and end.
+func TestSecondDaemon(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick()})
+	n := l.Nodes()[0]
+	add(t, n, "p")
+	var out []byte
+	second := exec.CommandContext(within(t, 60*time.Second), filepath.Join(harness.BinDir, "berthd"),
+		"--state-dir="+n.StateDir(), "--socket="+n.Socket(), "--ec2-endpoint="+n.EC2URL)
+	err := ns.Do(n.Netns, func() (err error) {
+		out, err = second.CombinedOutput()
+		return err
+	})
+	if err == nil || !strings.Contains(string(out), "another berthd (process ") {
+		t.Errorf("a second daemon ended with %v: %s", err, out)
+	}
+	harness.OK(t, n.CheckPod(t.Context(), "p"))
+	add(t, n, "q")
+	harness.Settle(t, l)
+}
