@@ -1,0 +1,231 @@
+package trouble
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestMeddling has others on the node drop packets, flush what they do not
+// know, and remove sandboxes without a word.
+func TestMeddling(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick(lean...)})
+	n, other := l.Nodes()[0], l.Nodes()[1]
+	for i := range 4 { // the last is on the second ENI
+		add(t, n, fmt.Sprintf("p%d", i))
+	}
+	add(t, other, "far")
+	harness.Settle(t, l)
+	t.Run("FORWARD policy of DROP", func(t *testing.T) { forwardDrop(t, n) })
+	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
+	t.Run("sandbox vanishes", func(t *testing.T) { vanishes(t, l, n) })
+	harness.Settle(t, l)
+}
+
+// forwardDrop does what some firewall does: a policy that drops what no rule
+// of its own accepts.
+func forwardDrop(t *testing.T, n *node.Node) {
+	set := func(policy nftables.ChainPolicy) {
+		harness.OK(t, ns.Do(n.Netns, func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "filter"})
+			c.AddChain(&nftables.Chain{
+				Table: table, Name: "FORWARD", Type: nftables.ChainTypeFilter,
+				Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
+			})
+			return c.Flush()
+		}))
+	}
+	gauge := func(want string) error {
+		body, err := n.Get(t.Context(), node.MetricsURL)
+		if line := `berth_condition{type="` + daemon.ConditionForwarding + `"} ` + want; err == nil && !strings.Contains(body, line) {
+			err = fmt.Errorf("no line %s", line)
+		}
+		return err
+	}
+	condition(t, n, daemon.ConditionForwarding, introspect.True)
+	set(nftables.ChainPolicyDrop)
+	c := condition(t, n, daemon.ConditionForwarding, introspect.False)
+	for _, want := range []string{"FORWARD", "iptables -P FORWARD ACCEPT", "pods"} {
+		if !strings.Contains(c.Message, want) {
+			t.Errorf("the condition says nothing about %q: %s", want, c.Message)
+		}
+	}
+	harness.OK(t, gauge("0"))
+	add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
+	remove(t, n, "meanwhile")
+	set(nftables.ChainPolicyAccept)
+	condition(t, n, daemon.ConditionForwarding, introspect.True)
+	harness.OK(t, gauge("1"))
+}
+
+// flushes removes one kind of Berth's state after the other, all of it, as
+// network managers and firewall reloads do.
+func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
+	rt := func(fn func(h *netlink.Handle) error) func() error {
+		return func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			return fn(h)
+		}
+	}
+	table := func(id int) func() error {
+		return rt(func(h *netlink.Handle) error {
+			routes, err := h.RouteListFiltered(unix.AF_INET, &netlink.Route{Table: id}, netlink.RT_FILTER_TABLE)
+			for _, r := range routes {
+				err = errors.Join(err, h.RouteDel(&r))
+			}
+			if err == nil && len(routes) == 0 {
+				err = errors.New("there was nothing to flush")
+			}
+			return err
+		})
+	}
+	far, err := other.Pod("far")
+	harness.OK(t, err)
+	for what, flush := range map[string]func() error{
+		"routes of pods":   table(datapath.PodTable),
+		"table of the ENI": table(datapath.ENITableBase + 1),
+		"rules": rt(func(h *netlink.Handle) error {
+			rules, err := h.RuleList(unix.AF_INET)
+			ours := 0
+			for _, r := range rules {
+				if r.Protocol == datapath.Protocol {
+					err = errors.Join(err, h.RuleDel(&r))
+					ours++
+				}
+			}
+			if err == nil && ours == 0 {
+				err = errors.New("there was nothing to flush")
+			}
+			return err
+		}),
+		"nftables": func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			c.FlushRuleset()
+			return c.Flush()
+		},
+		"ip_forward": func() error { return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			harness.OK(t, ns.Do(n.Netns, flush))
+			for _, p := range n.Pods() {
+				harness.Eventually(t, 10*time.Second, p.Name+" talks again", func() error {
+					return errors.Join(
+						asks(t, p.Netns(), far.Addr(), p.Addr()),
+						asks(t, far.Netns(), p.Addr(), far.Addr()),
+						asks(t, p.Netns(), fabric.InternetHost, enis(l, n)[0].Primary),
+					)
+				})
+				harness.OK(t, n.CheckPod(t.Context(), p.Name))
+			}
+		})
+	}
+	body, err := n.Get(t.Context(), node.MetricsURL)
+	harness.OK(t, err)
+	if strings.Contains(body, "\nberth_repairs_total 0\n") || !strings.Contains(body, "\nberth_repairs_total ") {
+		t.Error("berth_repairs_total counted nothing")
+	}
+	harness.Settle(t, l)
+}
+
+// asks once, and compares the source that arrived.
+func asks(t *testing.T, path string, to, want netip.Addr) error {
+	r, err := echo.Ask(within(t, time.Second), path, "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
+	if err == nil && r.You != want {
+		err = fmt.Errorf("seen as %s, want %s", r.You, want)
+	}
+	if err != nil {
+		return fmt.Errorf("to %s: %w", to, err)
+	}
+	return nil
+}
+
+func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+	harness.OK(t, err)
+	s.Vanish(t)
+	harness.Eventually(t, patience, "the attachment is released", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		for _, a := range doc.Allocated {
+			if a.ContainerID == s.ContainerID {
+				err = fmt.Errorf("%+v", a)
+			}
+		}
+		return err
+	})
+	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf)) // should it come after all
+	harness.Settle(t, l)
+}
+
+// TestReboot pulls a node's plug: its pods and cooling end with it, and the
+// node takes pods again by itself.
+func TestReboot(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0")})
+	n := l.Nodes()[0]
+	for i := range 5 {
+		add(t, n, fmt.Sprintf("p%d", i))
+	}
+	remove(t, n, "p4")
+	before := len(enis(l, n))
+	harness.OK(t, l.Cloud.StopInstance(n.Name))
+	harness.Eventually(t, patience, "the node is off", func() error {
+		if len(l.Nodes()) > 0 {
+			return errors.New("it runs")
+		}
+		return nil
+	})
+	harness.OK(t, l.Cloud.StartInstance(n.Name))
+	harness.Eventually(t, patience, "the node is on", func() error {
+		if len(l.Nodes()) == 0 {
+			return errors.New("it is off")
+		}
+		return nil
+	})
+	n = l.Nodes()[0]
+	if !n.Running() { // a lab whose daemons start by hand
+		harness.OK(t, n.Start())
+	}
+	ready(t, n)
+	doc := document(t, n)
+	if len(doc.Allocated)+len(doc.Cooling) > 0 {
+		t.Errorf("after a reboot %v are allocated and %v cool", doc.Allocated, doc.Cooling)
+	}
+	for i := range 6 { // more than would be free if what cooled still did
+		add(t, n, fmt.Sprintf("q%d", i))
+	}
+	if got := len(enis(l, n)); got != before {
+		t.Errorf("%d ENIs for six pods after the reboot, before it %d", got, before)
+	}
+	harness.Settle(t, l)
+}

@@ -1,0 +1,104 @@
+package trouble
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+const metadata = "http://169.254.169.254/latest/meta-data/instance-id"
+
+// TestSwitches restarts one node's daemon with each of the data path's
+// switches and back, and sees with live pods on both ENIs what they do.
+func TestSwitches(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick(lean...)})
+	n := l.Nodes()[0]
+	for i := range 4 {
+		add(t, n, fmt.Sprintf("p%d", i))
+	}
+	pods := []*node.Pod{}
+	for i, e := range enis(l, n) {
+		for _, p := range n.Pods() {
+			if e.Owns(p.Addr()) {
+				pods = append(pods, p)
+				break
+			}
+		}
+		if len(pods) != i+1 {
+			t.Fatalf("no pod is on ENI %d", i)
+		}
+	}
+	primary := enis(l, n)[0].Primary
+	none := netip.Addr{}
+	for _, tt := range []struct {
+		name             string
+		args             []string
+		internet, onPrem netip.Addr // as whom pods are seen; zero: as themselves
+		lost             bool       // the internet does not answer
+		blocked          bool       // nor does the metadata service
+	}{
+		{name: "default", internet: primary, onPrem: primary},
+		{name: "exclusion", args: []string{"--exclude-snat-cidrs=192.168.100.0/24"}, internet: primary, onPrem: none},
+		{name: "external SNAT", args: []string{"--external-snat"}, onPrem: none, lost: true},
+		{name: "metadata blocked", args: []string{"--block-metadata"}, internet: primary, onPrem: primary, blocked: true},
+		{name: "default again", internet: primary, onPrem: primary},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			restart(t, n, tt.args...)
+			for _, p := range pods {
+				seen := func(a netip.Addr) netip.Addr {
+					if a == none {
+						return p.Addr()
+					}
+					return a
+				}
+				if err := asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem)); err != nil {
+					t.Errorf("%s, on premises: %v", p.Name, err)
+				}
+				// With its own address a pod gets no answer from the internet:
+				// the gateway has no public one for it.
+				err := asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
+				if tt.lost && err == nil || !tt.lost && err != nil {
+					t.Errorf("%s, internet: %v", p.Name, err)
+				}
+				id, err := ns.Get(within(t, time.Second), p.Netns(), metadata)
+				if tt.blocked != (err != nil) || !tt.blocked && id != n.InstanceID {
+					t.Errorf("%s, metadata: %q, %v", p.Name, id, err)
+				}
+			}
+			if id, err := n.Get(t.Context(), metadata); err != nil || strings.TrimSpace(id) != n.InstanceID {
+				t.Errorf("the node itself, metadata: %q, %v", id, err)
+			}
+			harness.Settle(t, l)
+		})
+	}
+	t.Run("MTU", func(t *testing.T) {
+		restart(t, n, "--mtu=1400")
+		p := add(t, n, "narrow")
+		harness.OK(t, ns.Do(p.Netns(), func() error { return hasMTU("eth0", 1400) }))
+		harness.OK(t, ns.Do(n.Netns, func() error { return hasMTU("ens6", 1400) }))
+		harness.OK(t, n.CheckPod(t.Context(), "narrow"))
+		harness.OK(t, ns.Do(pods[0].Netns(), func() error { return hasMTU("eth0", fabric.ENIMTU) })) // live pods are not touched
+		harness.OK(t, n.CheckPod(t.Context(), pods[0].Name))
+	})
+	harness.Settle(t, l)
+}
+
+func hasMTU(name string, want int) error {
+	l, err := netlink.LinkByName(name)
+	if err == nil && l.Attrs().MTU != want {
+		err = fmt.Errorf("%s has MTU %d, want %d", name, l.Attrs().MTU, want)
+	}
+	return err
+}
