@@ -86,7 +86,7 @@ func (n *node) serve(ctx context.Context) error {
 		n.id, err = daemon.Identify(ctx, n.meta, n.cfg.StateDir, n.bootID, n.log)
 		return err
 	}); err != nil {
-		return ignoreEnd(ctx, err)
+		return unlessEnded(ctx, err)
 	}
 	n.log.Info("identified", "instance", n.id.InstanceID, "type", n.id.InstanceType, "zone", n.id.Zone, "vpc", n.id.VPCID)
 	kernel, err := datapath.Open()
@@ -95,7 +95,7 @@ func (n *node) serve(ctx context.Context) error {
 	}
 	n.network = daemon.NewNetwork(kernel)
 	if err := n.until(ctx, "the node's data path", func() error { return n.network.Setup(ctx, n.datapathConfig()) }); err != nil {
-		return ignoreEnd(ctx, errors.Join(err, kernel.Close()))
+		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
 	return errors.Join(n.runDaemon(ctx), kernel.Close())
 }
@@ -131,7 +131,7 @@ func (n *node) until(ctx context.Context, what string, step func() error) error 
 			return err
 		}
 		n.front.WaitingFor(fmt.Sprintf("%s: %s", what, err))
-		n.log.Warn("waiting for "+what+", will try again", "err", err)
+		n.log.Warn("waiting, will try again", "for", what, "err", err)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -140,12 +140,13 @@ func (n *node) until(ctx context.Context, what string, step func() error) error 
 	}
 }
 
-// ignoreEnd makes an error nil that comes of being asked to end.
-func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
+// unlessEnded is err, or nil once the daemon was asked to end: what failed then
+// failed because of that.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
 	}
-	return err
+	return nil
 }
 
 func (n *node) datapathConfig() datapath.Config {

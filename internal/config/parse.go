@@ -44,16 +44,16 @@ func boolean(dst *bool) func(string) error {
 	}
 }
 
-// integer takes low to high; an empty text leaves unset behind.
-func integer(dst *int, low, high, unset int) func(string) error {
+// integer takes 0 to high; an empty text leaves unset behind.
+func integer(dst *int, high, unset int) func(string) error {
 	return func(s string) error {
 		if s == "" {
 			*dst = unset
 			return nil
 		}
 		v, err := strconv.Atoi(s)
-		if err != nil || v < low || v > high {
-			return fmt.Errorf("expected a whole number from %d to %d", low, high)
+		if err != nil || v < 0 || v > high {
+			return fmt.Errorf("expected a whole number from 0 to %d", high)
 		}
 		*dst = v
 		return nil
@@ -257,7 +257,7 @@ func loopbackPort(dst *string) func(string) error {
 func mtu(dst *int) func(string) error {
 	return func(s string) error {
 		var v int
-		if err := integer(&v, 0, 65535, 0)(s); err != nil || (v != 0 && v < 576) {
+		if err := integer(&v, 65535, 0)(s); err != nil || (v != 0 && v < 576) {
 			return errors.New("expected 0 or a number of bytes from 576 to 65535")
 		}
 		*dst = v

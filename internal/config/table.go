@@ -63,27 +63,27 @@ func nodeSettings(c *Config) []Setting {
 
 func warmSettings(c *Config) []Setting {
 	return []Setting{
-		{Flag: "warm-eni-target", Env: []string{"WARM_ENI_TARGET"}, Unit: "ENIs", parse: integer(&c.WarmENITarget, 0, 64, -1),
+		{Flag: "warm-eni-target", Env: []string{"WARM_ENI_TARGET"}, Unit: "ENIs", parse: integer(&c.WarmENITarget, 64, -1),
 			Doc: "ENIs without a pod to keep attached and filled. Counts as 1 when no other target is set; ignored when a warm IP or minimum IP target is."},
-		{Flag: "warm-ip-target", Env: []string{"WARM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.WarmIPTarget, 0, maxCount, -1),
+		{Flag: "warm-ip-target", Env: []string{"WARM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.WarmIPTarget, maxCount, -1),
 			Doc: "Free addresses to keep assigned to the node."},
-		{Flag: "minimum-ip-target", Env: []string{"MINIMUM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.MinimumIPTarget, 0, maxCount, -1),
+		{Flag: "minimum-ip-target", Env: []string{"MINIMUM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.MinimumIPTarget, maxCount, -1),
 			Doc: "Addresses to keep assigned to the node at least, used ones included."},
-		{Flag: "warm-prefix-target", Env: []string{"WARM_PREFIX_TARGET"}, Unit: "prefixes", parse: integer(&c.WarmPrefixTarget, 0, maxCount, -1),
+		{Flag: "warm-prefix-target", Env: []string{"WARM_PREFIX_TARGET"}, Unit: "prefixes", parse: integer(&c.WarmPrefixTarget, maxCount, -1),
 			Doc: "Unused /28 prefixes to keep assigned to the node, with prefix delegation."},
 		{Flag: "enable-prefix-delegation", Env: []string{"ENABLE_PREFIX_DELEGATION"}, Default: "false", bare: true, parse: boolean(&c.PrefixDelegation),
 			Doc: "Assign /28 prefixes to ENIs rather than single addresses, where the instance type allows it."},
-		{Flag: "min-allocate", Unit: "addresses", parse: integer(&c.MinAllocate, 0, maxCount, -1),
+		{Flag: "min-allocate", Unit: "addresses", parse: integer(&c.MinAllocate, maxCount, -1),
 			Doc: "Addresses to have assigned to the node at least. With pre-allocate and max-above-watermark, the second way to ask for warm addresses; not to be mixed with the targets above."},
-		{Flag: "pre-allocate", Unit: "addresses", parse: integer(&c.PreAllocate, 0, maxCount, -1),
+		{Flag: "pre-allocate", Unit: "addresses", parse: integer(&c.PreAllocate, maxCount, -1),
 			Doc: "Free addresses to keep assigned to the node. Counts as 8 when another setting of this dialect is set and this one is not."},
-		{Flag: "max-above-watermark", Unit: "addresses", parse: integer(&c.MaxAboveWatermark, 0, maxCount, -1),
+		{Flag: "max-above-watermark", Unit: "addresses", parse: integer(&c.MaxAboveWatermark, maxCount, -1),
 			Doc: "How many addresses more than needed one growth may assign, to save calls."},
-		{Flag: "max-allocate", Unit: "addresses", parse: integer(&c.MaxAllocate, 0, maxCount, -1),
+		{Flag: "max-allocate", Unit: "addresses", parse: integer(&c.MaxAllocate, maxCount, -1),
 			Doc: "Addresses to have assigned to the node at most, in this dialect. Not set or 0: no cap."},
 		{Flag: "cooling-period", Env: []string{"IP_COOLDOWN_PERIOD"}, Default: "30s", parse: duration(&c.CoolingPeriod, 0, day),
 			Doc: "How long a released address is kept from new pods."},
-		{Flag: "max-pods", Env: []string{"MAX_PODS"}, Default: "0", Unit: "pods", parse: integer(&c.MaxPods, 0, maxCount, 0),
+		{Flag: "max-pods", Env: []string{"MAX_PODS"}, Default: "0", Unit: "pods", parse: integer(&c.MaxPods, maxCount, 0),
 			Doc: "Most pods with an address of their own on this node: growth stops there. 0 sets no cap."},
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&c.ShrinkDelay, time.Millisecond, day),
 			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
@@ -100,9 +100,9 @@ func warmSettings(c *Config) []Setting {
 
 func eniSettings(c *Config) []Setting {
 	return []Setting{
-		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: integer(&c.MaxENI, 0, 64, 0),
+		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: integer(&c.MaxENI, 64, 0),
 			Doc: "Most ENIs on this node, the primary included. Not set or 0: what the instance type allows."},
-		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 0, 15, -1),
+		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 15, -1),
 			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node. Counts as 0 when not set, with min-allocate and its like as 1."},
 		{Flag: "subnets", Unit: "subnet IDs", parse: list(&c.Subnets, prefixed("subnet-")),
 			Doc: "Subnets of new ENIs, separated by commas. Default: the primary ENI's."},
@@ -134,7 +134,7 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "MTU of pod interfaces and secondary ENIs. 0 takes the primary interface's (9001 in a VPC)."},
 		{Flag: "block-metadata", Default: "false", bare: true, parse: boolean(&c.BlockMetadata),
 			Doc: "Keep pods from the instance metadata service."},
-		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 0, 24, 0),
+		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
 }

@@ -61,7 +61,7 @@ func (c *coolingRecords) add(released time.Duration, addrs ...netip.Addr) {
 func (c *coolingRecords) run(ctx context.Context) {
 	for {
 		var due <-chan time.Time
-		if wait, any := c.removeDue(ctx); any {
+		if wait, more := c.removeDue(ctx); more {
 			due = c.clock.After(wait)
 		}
 		select {
@@ -74,7 +74,7 @@ func (c *coolingRecords) run(ctx context.Context) {
 }
 
 // removeDue removes what is due and tells how long until the next is.
-func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, any bool) {
+func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, more bool) {
 	for {
 		c.mu.Lock()
 		if len(c.queue) == 0 {

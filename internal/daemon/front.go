@@ -82,7 +82,7 @@ func NewFront(o FrontOptions) *Front {
 func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h http.Handler) {
 	f.web.Go(func() {
 		if err := serveHTTP(ctx, l, h); err != nil {
-			f.Log.Error("serving "+what, "err", err)
+			f.Log.Error("a web listener ended", "listener", what, "err", err)
 		}
 	})
 }

@@ -96,7 +96,7 @@ func TestRuntimeListsItsSandboxes(t *testing.T) {
 	}
 	server := grpc.NewServer()
 	runtime.RegisterRuntimeServiceServer(server, &runtimeService{ids: []string{"a", "b"}})
-	go server.Serve(l)
+	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
 	second, err := NewRuntime(socket) // without the first one's pause before it dials again
 	if err != nil {

@@ -34,7 +34,7 @@ func inspectNetns(path string) (attachment.Netns, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return attachment.Netns{}, fmt.Errorf("reading the identity of %s: %w", path, err)
 	}
-	return attachment.Netns{Path: path, Dev: uint64(st.Dev), Inode: st.Ino}, nil
+	return attachment.Netns{Path: path, Dev: st.Dev, Inode: st.Ino}, nil
 }
 
 // netnsAlive tells whether a recorded path still leads to the namespace that
