@@ -126,6 +126,13 @@ func condition(t *testing.T, n *node.Node, kind, status string) (found introspec
 	return found
 }
 
+// takesPods wants a good STATUS: a failing one would get the node's pods evicted.
+func takesPods(t *testing.T, n *node.Node) {
+	t.Helper()
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+	harness.OK(t, n.Runtime(t.TempDir()).GetStatusNetworkList(within(t, patience), list))
+}
+
 func ready(t *testing.T, n *node.Node) {
 	t.Helper()
 	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
