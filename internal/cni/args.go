@@ -19,10 +19,10 @@ type kubernetesArgs struct {
 // parseArgs reads CNI_ARGS ("K=V;K2=V2"). Keys that it does not know are an
 // error unless IgnoreUnknown is set, as with the reference plugins. The infra
 // container's ID is CNI_CONTAINERID once more and needs no place of its own.
-func parseArgs(text string) (*wire.Pod, error) {
+func parseArgs(text string) (wire.Pod, error) {
 	var a kubernetesArgs
 	if err := types.LoadArgs(text, &a); err != nil {
-		return nil, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS is %q, expected KEY=VALUE pairs separated by semicolons: %s", text, err)
+		return wire.Pod{}, failf(types.ErrInvalidEnvironmentVariables, "CNI_ARGS is %q, expected KEY=VALUE pairs separated by semicolons: %s", text, err)
 	}
-	return &wire.Pod{Namespace: string(a.K8S_POD_NAMESPACE), Name: string(a.K8S_POD_NAME), Uid: string(a.K8S_POD_UID)}, nil
+	return wire.Pod{Namespace: string(a.K8S_POD_NAMESPACE), Name: string(a.K8S_POD_NAME), UID: string(a.K8S_POD_UID)}, nil
 }

@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/rpc/unary"
@@ -26,18 +24,20 @@ const (
 	dialInterval = 20 * time.Millisecond
 )
 
-// call makes one call to the daemon. The error, if any, is a *types.Error.
-func (n network) call(verb string, req, reply proto.Message) error {
+// call makes one call to the daemon and returns its answer. The error, if any,
+// is a *types.Error.
+func (n network) call(verb string, message []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.timeout())
 	defer cancel()
 	conn, err := n.connect(ctx)
 	if err != nil {
-		return n.unreachable(err)
+		return nil, n.unreachable(err)
 	}
-	if err := unary.Call(ctx, conn, service+verb, req, reply); err != nil {
-		return n.failed(err)
+	reply, err := unary.Call(ctx, conn, service+verb, message)
+	if err != nil {
+		return nil, n.failed(err)
 	}
-	return nil
+	return reply, nil
 }
 
 // connect dials the daemon, and tries again for a while when nobody listens

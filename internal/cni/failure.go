@@ -6,9 +6,8 @@ import (
 	"os"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
 
+	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
@@ -29,21 +28,32 @@ func (n network) unreachable(err error) *types.Error {
 
 // failed is a call that failed: what the daemon says of it, or that it said nothing.
 func (n network) failed(err error) *types.Error {
-	st := grpcstatus.Convert(err)
-	for _, d := range st.Details() {
-		if f, ok := d.(*wire.Failure); ok && f.GetCode() != 0 {
-			return types.NewError(uint(f.GetCode()), f.GetMessage(), f.GetDetails())
+	if f, ok := failureIn(err); ok {
+		return types.NewError(uint(f.Code), f.Message, f.Details)
+	}
+	switch unary.CodeOf(err) {
+	case unary.DeadlineExceeded:
+		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("berthd at %s did not finish within %v; look at its log, or raise timeout in the network configuration", n.Socket, n.timeout()), err.Error())
+	case unary.Unavailable, unary.Canceled:
+		return types.NewError(types.ErrTryAgainLater, "berthd at "+n.Socket+" ended during the call; it is being restarted, or look at its log", err.Error())
+	case unary.Unimplemented:
+		return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" does not know this call; it is older than the plugin", err.Error())
+	}
+	return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" failed", err.Error())
+}
+
+// failureIn finds what the daemon put beside the status for the runtime.
+func failureIn(err error) (f wire.Failure, ok bool) {
+	var e *unary.Error
+	if !errors.As(err, &e) {
+		return f, false
+	}
+	for _, d := range e.Details {
+		if d.Type == wire.FailureType && f.Decode(d.Value) == nil && f.Code != 0 {
+			return f, true
 		}
 	}
-	switch st.Code() {
-	case codes.DeadlineExceeded:
-		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("berthd at %s did not finish within %v; look at its log, or raise timeout in the network configuration", n.Socket, n.timeout()), st.Message())
-	case codes.Unavailable, codes.Canceled:
-		return types.NewError(types.ErrTryAgainLater, "berthd at "+n.Socket+" ended during the call; it is being restarted, or look at its log", st.Message())
-	case codes.Unimplemented:
-		return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" does not know this call; it is older than the plugin", st.Message())
-	}
-	return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" failed", st.Message())
+	return f, false
 }
 
 // notAvailable is STATUS's code for the same failure.

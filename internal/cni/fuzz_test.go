@@ -36,7 +36,7 @@ func FuzzNetconf(f *testing.F) {
 		valid, err := validAttachments(text)
 		wellFormed(t, err)
 		for _, a := range valid {
-			if a.GetContainerId() == "" || a.GetIfName() == "" {
+			if a.ContainerID == "" || a.IfName == "" {
 				t.Errorf("%q was taken: %v", text, a)
 			}
 		}
@@ -64,7 +64,7 @@ func FuzzArgs(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, v := range []string{pod.GetName(), pod.GetNamespace(), pod.GetUid()} {
+		for _, v := range []string{pod.Name, pod.Namespace, pod.UID} {
 			if v != "" && !strings.Contains(text, "="+v) || strings.ContainsAny(v, ";=") {
 				t.Errorf("%q gave %q", text, v)
 			}

@@ -108,7 +108,7 @@ func isSet(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "nu
 
 // validAttachments reads GC's list. A missing list is refused, since an empty
 // one releases everything.
-func validAttachments(stdin []byte) ([]*wire.Attachment, error) {
+func validAttachments(stdin []byte) ([]wire.Attachment, error) {
 	var conf struct {
 		Valid json.RawMessage `json:"cni.dev/valid-attachments"`
 		Early json.RawMessage `json:"cni.dev/attachments"` // a name that libcni sends too
@@ -128,12 +128,12 @@ func validAttachments(stdin []byte) ([]*wire.Attachment, error) {
 	if err := json.Unmarshal(list, &entries); err != nil {
 		return nil, failf(types.ErrInvalidNetworkConfig, "%s: expected a list of objects with containerID and ifname: %s", key, err)
 	}
-	valid := make([]*wire.Attachment, len(entries))
+	valid := make([]wire.Attachment, len(entries))
 	for i, e := range entries {
 		if e.ContainerID == "" || e.IfName == "" {
 			return nil, failf(types.ErrInvalidNetworkConfig, "%s[%d]: containerID is %q and ifname %q, expected both", key, i, e.ContainerID, e.IfName)
 		}
-		valid[i] = &wire.Attachment{ContainerId: e.ContainerID, IfName: e.IfName}
+		valid[i] = wire.Attachment{ContainerID: e.ContainerID, IfName: e.IfName}
 	}
 	return valid, nil
 }

@@ -3,7 +3,7 @@
 // state and needs no privilege but to reach the daemon's socket.
 //
 // The plugin is started for every ADD and DEL, so that what it imports is paid
-// for each time: see package unary. It handles no signals on purpose: when the
+// for each time: see packages unary and wire. It handles no signals on purpose: when the
 // runtime ends it, the kernel closes its connection, and berthd drops the call.
 package cni
 
@@ -40,10 +40,15 @@ func add(args *skel.CmdArgs) error {
 	if err := checkNetns(args); err != nil {
 		return err
 	}
-	req := &wire.AddRequest{Attachment: attachmentOf(conf.network, args), Netns: args.Netns, Pod: pod, Mtu: uint32(conf.MTU)}
-	reply := &wire.AddReply{}
-	if err := conf.call("Add", req, reply); err != nil {
+	answer, err := conf.call("Add", wire.AddRequest{
+		Attachment: attachmentOf(conf.network, args), Netns: args.Netns, Pod: pod, MTU: uint32(conf.MTU),
+	}.Encode())
+	if err != nil {
 		return err
+	}
+	var reply wire.AddReply
+	if err := reply.Decode(answer); err != nil {
+		return types.NewError(types.ErrInternal, "berthd answered with something else than an attachment", err.Error())
 	}
 	result, err := resultOf(reply, args.Netns, conf)
 	if err != nil {
@@ -62,8 +67,8 @@ func del(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	req := &wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}
-	return conf.call("Del", req, &wire.DelReply{})
+	_, err = conf.call("Del", wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}.Encode())
+	return err
 }
 
 // check compares what the runtime remembers with what the daemon and the
@@ -77,8 +82,8 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	req := &wire.CheckRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns, Addresses: addresses}
-	return conf.call("Check", req, &wire.CheckReply{})
+	_, err = conf.call("Check", wire.CheckRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns, Addresses: addresses}.Encode())
+	return err
 }
 
 // gc releases what is not among the valid attachments.
@@ -91,7 +96,8 @@ func gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	return conf.call("GC", &wire.GCRequest{Network: conf.Name, Valid: valid}, &wire.GCReply{})
+	_, err = conf.call("GC", wire.GCRequest{Network: conf.Name, Valid: valid}.Encode())
+	return err
 }
 
 // status asks whether the node takes pods. A daemon that is being restarted
@@ -104,8 +110,8 @@ func status(args *skel.CmdArgs) error {
 	return conf.callStatus()
 }
 
-func attachmentOf(conf network, args *skel.CmdArgs) *wire.Attachment {
-	return &wire.Attachment{Network: conf.Name, ContainerId: args.ContainerID, IfName: args.IfName}
+func attachmentOf(conf network, args *skel.CmdArgs) wire.Attachment {
+	return wire.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
 }
 
 // checkNetns refuses what the daemon could not tell: a path that means

@@ -18,48 +18,48 @@ const podInterface = 1
 // resultOf is the daemon's answer as a CNI result. Of what only version 1.1.0
 // can say, the MTU and the scope of a route, older results say nothing: a
 // route without gateway would mean one by the default gateway there.
-func resultOf(reply *wire.AddReply, netns string, conf addConf) (*current.Result, error) {
+func resultOf(reply wire.AddReply, netns string, conf addConf) (*current.Result, error) {
 	newest, err := version.GreaterThanOrEqualTo(conf.CNIVersion, "1.1.0")
 	if err != nil {
 		return nil, types.NewError(types.ErrIncompatibleCNIVersion, "incompatible CNI version", err.Error())
 	}
-	host, pod := reply.GetHost(), reply.GetSandbox()
+	host, pod := reply.Host, reply.Sandbox
 	result := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
 		Interfaces: []*current.Interface{
-			{Name: host.GetName(), Mac: host.GetMac()},
-			{Name: pod.GetName(), Mac: pod.GetMac(), Sandbox: netns},
+			{Name: host.Name, Mac: host.MAC},
+			{Name: pod.Name, Mac: pod.MAC, Sandbox: netns},
 		},
 		DNS: conf.DNS,
 	}
 	if newest {
 		for _, i := range result.Interfaces {
-			i.Mtu = int(reply.GetMtu())
+			i.Mtu = int(reply.MTU)
 		}
 	}
-	gateways, err := addRoutes(result, reply.GetRoutes(), newest)
+	gateways, err := addRoutes(result, reply.Routes, newest)
 	if err != nil {
 		return nil, err
 	}
-	return result, addAddresses(result, reply.GetAddresses(), gateways)
+	return result, addAddresses(result, reply.Addresses, gateways)
 }
 
 // gateways of the default routes, by whether they are IPv4.
 type gateways map[bool]netip.Addr
 
-func addRoutes(result *current.Result, routes []*wire.Route, withScope bool) (gateways, error) {
+func addRoutes(result *current.Result, routes []wire.Route, withScope bool) (gateways, error) {
 	defaults := gateways{}
 	for _, r := range routes {
-		dst, err := netip.ParsePrefix(r.GetDst())
+		dst, err := netip.ParsePrefix(r.Dst)
 		if err != nil {
-			return nil, badReply("route", r.GetDst(), err)
+			return nil, badReply("route", r.Dst, err)
 		}
 		route := &types.Route{Dst: ipNet(dst)}
 		switch {
-		case r.GetGateway() != "":
-			gw, err := netip.ParseAddr(r.GetGateway())
+		case r.Gateway != "":
+			gw, err := netip.ParseAddr(r.Gateway)
 			if err != nil {
-				return nil, badReply("gateway", r.GetGateway(), err)
+				return nil, badReply("gateway", r.Gateway, err)
 			}
 			route.GW = gw.AsSlice()
 			if dst.Bits() == 0 {

@@ -3,9 +3,6 @@ package cni
 import (
 	"context"
 
-	"google.golang.org/grpc/codes"
-	grpcstatus "google.golang.org/grpc/status"
-
 	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/rpc/wire"
 )
@@ -23,11 +20,11 @@ func (n network) callStatus() error {
 		}
 		return n.notAvailable(n.unreachable(err))
 	}
-	err = unary.Call(ctx, conn, service+"Status", &wire.StatusRequest{Network: n.Name}, &wire.StatusReply{})
-	switch grpcstatus.Code(err) {
-	case codes.OK:
+	_, err = unary.Call(ctx, conn, service+"Status", wire.StatusRequest{Network: n.Name}.Encode())
+	switch unary.CodeOf(err) {
+	case unary.OK:
 		return nil
-	case codes.Unavailable, codes.DeadlineExceeded:
+	case unary.Unavailable, unary.DeadlineExceeded:
 		if n.restarting() {
 			return nil
 		}

@@ -10,10 +10,10 @@
 package rpc
 
 import (
-	wire "github.com/berthnet/berth/internal/rpc/wire"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
+	sync "sync"
 	unsafe "unsafe"
 )
 
@@ -24,11 +24,860 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Attachment is the key of an attachment.
+type Attachment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	ContainerId   string                 `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	IfName        string                 `protobuf:"bytes,3,opt,name=if_name,json=ifName,proto3" json:"if_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attachment) Reset() {
+	*x = Attachment{}
+	mi := &file_berth_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attachment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attachment) ProtoMessage() {}
+
+func (x *Attachment) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
+func (*Attachment) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Attachment) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *Attachment) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *Attachment) GetIfName() string {
+	if x != nil {
+		return x.IfName
+	}
+	return ""
+}
+
+// Pod is what Kubernetes' CNI_ARGS tell; empty elsewhere.
+type Pod struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Uid           string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pod) Reset() {
+	*x = Pod{}
+	mi := &file_berth_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pod) ProtoMessage() {}
+
+func (x *Pod) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pod.ProtoReflect.Descriptor instead.
+func (*Pod) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Pod) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Pod) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Pod) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+type AddRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // path of the sandbox's network namespace
+	Pod           *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"` // bytes; 0: the daemon's choice
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddRequest) Reset() {
+	*x = AddRequest{}
+	mi := &file_berth_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddRequest) ProtoMessage() {}
+
+func (x *AddRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddRequest.ProtoReflect.Descriptor instead.
+func (*AddRequest) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *AddRequest) GetAttachment() *Attachment {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *AddRequest) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+func (x *AddRequest) GetPod() *Pod {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *AddRequest) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+type AddReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	Sandbox       *Interface             `protobuf:"bytes,2,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // in CIDR form, /32 and /128
+	Routes        []*Route               `protobuf:"bytes,4,rep,name=routes,proto3" json:"routes,omitempty"`       // in the sandbox
+	Mtu           uint32                 `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddReply) Reset() {
+	*x = AddReply{}
+	mi := &file_berth_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddReply) ProtoMessage() {}
+
+func (x *AddReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddReply.ProtoReflect.Descriptor instead.
+func (*AddReply) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AddReply) GetHost() *Interface {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *AddReply) GetSandbox() *Interface {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *AddReply) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *AddReply) GetRoutes() []*Route {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *AddReply) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+type Interface struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Mac           string                 `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Interface) Reset() {
+	*x = Interface{}
+	mi := &file_berth_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Interface) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Interface) ProtoMessage() {}
+
+func (x *Interface) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Interface.ProtoReflect.Descriptor instead.
+func (*Interface) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Interface) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Interface) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+type Route struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Dst           string                 `protobuf:"bytes,1,opt,name=dst,proto3" json:"dst,omitempty"`         // CIDR
+	Gateway       string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"` // empty for a link route
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Route) Reset() {
+	*x = Route{}
+	mi := &file_berth_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Route) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Route) ProtoMessage() {}
+
+func (x *Route) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Route.ProtoReflect.Descriptor instead.
+func (*Route) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Route) GetDst() string {
+	if x != nil {
+		return x.Dst
+	}
+	return ""
+}
+
+func (x *Route) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+type DelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // empty when the runtime has none any more
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DelRequest) Reset() {
+	*x = DelRequest{}
+	mi := &file_berth_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DelRequest) ProtoMessage() {}
+
+func (x *DelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DelRequest.ProtoReflect.Descriptor instead.
+func (*DelRequest) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DelRequest) GetAttachment() *Attachment {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *DelRequest) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+type DelReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DelReply) Reset() {
+	*x = DelReply{}
+	mi := &file_berth_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DelReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DelReply) ProtoMessage() {}
+
+func (x *DelReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DelReply.ProtoReflect.Descriptor instead.
+func (*DelReply) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{7}
+}
+
+type CheckRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
+	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`
+	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"` // of prevResult, in CIDR form
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRequest) Reset() {
+	*x = CheckRequest{}
+	mi := &file_berth_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRequest) ProtoMessage() {}
+
+func (x *CheckRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
+func (*CheckRequest) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CheckRequest) GetAttachment() *Attachment {
+	if x != nil {
+		return x.Attachment
+	}
+	return nil
+}
+
+func (x *CheckRequest) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+func (x *CheckRequest) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type CheckReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckReply) Reset() {
+	*x = CheckReply{}
+	mi := &file_berth_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckReply) ProtoMessage() {}
+
+func (x *CheckReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
+func (*CheckReply) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{9}
+}
+
+type GCRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	Valid         []*Attachment          `protobuf:"bytes,2,rep,name=valid,proto3" json:"valid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GCRequest) Reset() {
+	*x = GCRequest{}
+	mi := &file_berth_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GCRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GCRequest) ProtoMessage() {}
+
+func (x *GCRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GCRequest.ProtoReflect.Descriptor instead.
+func (*GCRequest) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GCRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+func (x *GCRequest) GetValid() []*Attachment {
+	if x != nil {
+		return x.Valid
+	}
+	return nil
+}
+
+type GCReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Released      []*Attachment          `protobuf:"bytes,1,rep,name=released,proto3" json:"released,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GCReply) Reset() {
+	*x = GCReply{}
+	mi := &file_berth_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GCReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GCReply) ProtoMessage() {}
+
+func (x *GCReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GCReply.ProtoReflect.Descriptor instead.
+func (*GCReply) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GCReply) GetReleased() []*Attachment {
+	if x != nil {
+		return x.Released
+	}
+	return nil
+}
+
+type StatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       string                 `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusRequest) Reset() {
+	*x = StatusRequest{}
+	mi := &file_berth_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusRequest) ProtoMessage() {}
+
+func (x *StatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
+func (*StatusRequest) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *StatusRequest) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
+type StatusReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatusReply) Reset() {
+	*x = StatusReply{}
+	mi := &file_berth_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatusReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatusReply) ProtoMessage() {}
+
+func (x *StatusReply) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
+func (*StatusReply) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{13}
+}
+
+// Failure is a CNI error: code as in the CNI specification's table of
+// well-known error codes, or 100 and above for Berth's own.
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          uint32                 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Details       string                 `protobuf:"bytes,3,opt,name=details,proto3" json:"details,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_berth_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Failure) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *Failure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Failure) GetDetails() string {
+	if x != nil {
+		return x.Details
+	}
+	return ""
+}
+
 var File_berth_proto protoreflect.FileDescriptor
 
 const file_berth_proto_rawDesc = "" +
 	"\n" +
-	"\vberth.proto\x12\bberth.v1\x1a\x0fwire/wire.proto2\x87\x02\n" +
+	"\vberth.proto\x12\bberth.v1\"b\n" +
+	"\n" +
+	"Attachment\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\x12!\n" +
+	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x17\n" +
+	"\aif_name\x18\x03 \x01(\tR\x06ifName\"I\n" +
+	"\x03Pod\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\"\x8b\x01\n" +
+	"\n" +
+	"AddRequest\x124\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\v2\x14.berth.v1.AttachmentR\n" +
+	"attachment\x12\x14\n" +
+	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1f\n" +
+	"\x03pod\x18\x03 \x01(\v2\r.berth.v1.PodR\x03pod\x12\x10\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"\xbb\x01\n" +
+	"\bAddReply\x12'\n" +
+	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
+	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12'\n" +
+	"\x06routes\x18\x04 \x03(\v2\x0f.berth.v1.RouteR\x06routes\x12\x10\n" +
+	"\x03mtu\x18\x05 \x01(\rR\x03mtu\"1\n" +
+	"\tInterface\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03mac\x18\x02 \x01(\tR\x03mac\"3\n" +
+	"\x05Route\x12\x10\n" +
+	"\x03dst\x18\x01 \x01(\tR\x03dst\x12\x18\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\"X\n" +
+	"\n" +
+	"DelRequest\x124\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\v2\x14.berth.v1.AttachmentR\n" +
+	"attachment\x12\x14\n" +
+	"\x05netns\x18\x02 \x01(\tR\x05netns\"\n" +
+	"\n" +
+	"\bDelReply\"x\n" +
+	"\fCheckRequest\x124\n" +
+	"\n" +
+	"attachment\x18\x01 \x01(\v2\x14.berth.v1.AttachmentR\n" +
+	"attachment\x12\x14\n" +
+	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\"\f\n" +
+	"\n" +
+	"CheckReply\"Q\n" +
+	"\tGCRequest\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\x12*\n" +
+	"\x05valid\x18\x02 \x03(\v2\x14.berth.v1.AttachmentR\x05valid\";\n" +
+	"\aGCReply\x120\n" +
+	"\breleased\x18\x01 \x03(\v2\x14.berth.v1.AttachmentR\breleased\")\n" +
+	"\rStatusRequest\x12\x18\n" +
+	"\anetwork\x18\x01 \x01(\tR\anetwork\"\r\n" +
+	"\vStatusReply\"Q\n" +
+	"\aFailure\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\rR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
+	"\adetails\x18\x03 \x01(\tR\adetails2\x87\x02\n" +
 	"\x04Node\x12/\n" +
 	"\x03Add\x12\x14.berth.v1.AddRequest\x1a\x12.berth.v1.AddReply\x12/\n" +
 	"\x03Del\x12\x14.berth.v1.DelRequest\x1a\x12.berth.v1.DelReply\x125\n" +
@@ -36,34 +885,61 @@ const file_berth_proto_rawDesc = "" +
 	"\x02GC\x12\x13.berth.v1.GCRequest\x1a\x11.berth.v1.GCReply\x128\n" +
 	"\x06Status\x12\x17.berth.v1.StatusRequest\x1a\x15.berth.v1.StatusReplyB(Z&github.com/berthnet/berth/internal/rpcb\x06proto3"
 
+var (
+	file_berth_proto_rawDescOnce sync.Once
+	file_berth_proto_rawDescData []byte
+)
+
+func file_berth_proto_rawDescGZIP() []byte {
+	file_berth_proto_rawDescOnce.Do(func() {
+		file_berth_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)))
+	})
+	return file_berth_proto_rawDescData
+}
+
+var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_berth_proto_goTypes = []any{
-	(*wire.AddRequest)(nil),    // 0: berth.v1.AddRequest
-	(*wire.DelRequest)(nil),    // 1: berth.v1.DelRequest
-	(*wire.CheckRequest)(nil),  // 2: berth.v1.CheckRequest
-	(*wire.GCRequest)(nil),     // 3: berth.v1.GCRequest
-	(*wire.StatusRequest)(nil), // 4: berth.v1.StatusRequest
-	(*wire.AddReply)(nil),      // 5: berth.v1.AddReply
-	(*wire.DelReply)(nil),      // 6: berth.v1.DelReply
-	(*wire.CheckReply)(nil),    // 7: berth.v1.CheckReply
-	(*wire.GCReply)(nil),       // 8: berth.v1.GCReply
-	(*wire.StatusReply)(nil),   // 9: berth.v1.StatusReply
+	(*Attachment)(nil),    // 0: berth.v1.Attachment
+	(*Pod)(nil),           // 1: berth.v1.Pod
+	(*AddRequest)(nil),    // 2: berth.v1.AddRequest
+	(*AddReply)(nil),      // 3: berth.v1.AddReply
+	(*Interface)(nil),     // 4: berth.v1.Interface
+	(*Route)(nil),         // 5: berth.v1.Route
+	(*DelRequest)(nil),    // 6: berth.v1.DelRequest
+	(*DelReply)(nil),      // 7: berth.v1.DelReply
+	(*CheckRequest)(nil),  // 8: berth.v1.CheckRequest
+	(*CheckReply)(nil),    // 9: berth.v1.CheckReply
+	(*GCRequest)(nil),     // 10: berth.v1.GCRequest
+	(*GCReply)(nil),       // 11: berth.v1.GCReply
+	(*StatusRequest)(nil), // 12: berth.v1.StatusRequest
+	(*StatusReply)(nil),   // 13: berth.v1.StatusReply
+	(*Failure)(nil),       // 14: berth.v1.Failure
 }
 var file_berth_proto_depIdxs = []int32{
-	0, // 0: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
-	1, // 1: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
-	2, // 2: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
-	3, // 3: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
-	4, // 4: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
-	5, // 5: berth.v1.Node.Add:output_type -> berth.v1.AddReply
-	6, // 6: berth.v1.Node.Del:output_type -> berth.v1.DelReply
-	7, // 7: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
-	8, // 8: berth.v1.Node.GC:output_type -> berth.v1.GCReply
-	9, // 9: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
-	5, // [5:10] is the sub-list for method output_type
-	0, // [0:5] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	0,  // 0: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
+	1,  // 1: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
+	4,  // 2: berth.v1.AddReply.host:type_name -> berth.v1.Interface
+	4,  // 3: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
+	5,  // 4: berth.v1.AddReply.routes:type_name -> berth.v1.Route
+	0,  // 5: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 6: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 7: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
+	0,  // 8: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
+	2,  // 9: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
+	6,  // 10: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
+	8,  // 11: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
+	10, // 12: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
+	12, // 13: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
+	3,  // 14: berth.v1.Node.Add:output_type -> berth.v1.AddReply
+	7,  // 15: berth.v1.Node.Del:output_type -> berth.v1.DelReply
+	9,  // 16: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
+	11, // 17: berth.v1.Node.GC:output_type -> berth.v1.GCReply
+	13, // 18: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
+	14, // [14:19] is the sub-list for method output_type
+	9,  // [9:14] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_berth_proto_init() }
@@ -77,12 +953,13 @@ func file_berth_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   0,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_berth_proto_goTypes,
 		DependencyIndexes: file_berth_proto_depIdxs,
+		MessageInfos:      file_berth_proto_msgTypes,
 	}.Build()
 	File_berth_proto = out.File
 	file_berth_proto_goTypes = nil

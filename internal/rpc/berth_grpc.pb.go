@@ -11,7 +11,6 @@ package rpc
 
 import (
 	context "context"
-	wire "github.com/berthnet/berth/internal/rpc/wire"
 	grpc "google.golang.org/grpc"
 	codes "google.golang.org/grpc/codes"
 	status "google.golang.org/grpc/status"
@@ -35,15 +34,15 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type NodeClient interface {
 	// Add attaches one interface of one sandbox. The same Add again gives the same answer.
-	Add(ctx context.Context, in *wire.AddRequest, opts ...grpc.CallOption) (*wire.AddReply, error)
+	Add(ctx context.Context, in *AddRequest, opts ...grpc.CallOption) (*AddReply, error)
 	// Del detaches it. It succeeds once nothing of the attachment is left.
-	Del(ctx context.Context, in *wire.DelRequest, opts ...grpc.CallOption) (*wire.DelReply, error)
+	Del(ctx context.Context, in *DelRequest, opts ...grpc.CallOption) (*DelReply, error)
 	// Check compares what was set up with the kernel.
-	Check(ctx context.Context, in *wire.CheckRequest, opts ...grpc.CallOption) (*wire.CheckReply, error)
+	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckReply, error)
 	// GC releases the network's attachments that are not among the valid ones.
-	GC(ctx context.Context, in *wire.GCRequest, opts ...grpc.CallOption) (*wire.GCReply, error)
+	GC(ctx context.Context, in *GCRequest, opts ...grpc.CallOption) (*GCReply, error)
 	// Status fails while the node cannot take pods.
-	Status(ctx context.Context, in *wire.StatusRequest, opts ...grpc.CallOption) (*wire.StatusReply, error)
+	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error)
 }
 
 type nodeClient struct {
@@ -54,9 +53,9 @@ func NewNodeClient(cc grpc.ClientConnInterface) NodeClient {
 	return &nodeClient{cc}
 }
 
-func (c *nodeClient) Add(ctx context.Context, in *wire.AddRequest, opts ...grpc.CallOption) (*wire.AddReply, error) {
+func (c *nodeClient) Add(ctx context.Context, in *AddRequest, opts ...grpc.CallOption) (*AddReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(wire.AddReply)
+	out := new(AddReply)
 	err := c.cc.Invoke(ctx, Node_Add_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -64,9 +63,9 @@ func (c *nodeClient) Add(ctx context.Context, in *wire.AddRequest, opts ...grpc.
 	return out, nil
 }
 
-func (c *nodeClient) Del(ctx context.Context, in *wire.DelRequest, opts ...grpc.CallOption) (*wire.DelReply, error) {
+func (c *nodeClient) Del(ctx context.Context, in *DelRequest, opts ...grpc.CallOption) (*DelReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(wire.DelReply)
+	out := new(DelReply)
 	err := c.cc.Invoke(ctx, Node_Del_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -74,9 +73,9 @@ func (c *nodeClient) Del(ctx context.Context, in *wire.DelRequest, opts ...grpc.
 	return out, nil
 }
 
-func (c *nodeClient) Check(ctx context.Context, in *wire.CheckRequest, opts ...grpc.CallOption) (*wire.CheckReply, error) {
+func (c *nodeClient) Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(wire.CheckReply)
+	out := new(CheckReply)
 	err := c.cc.Invoke(ctx, Node_Check_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -84,9 +83,9 @@ func (c *nodeClient) Check(ctx context.Context, in *wire.CheckRequest, opts ...g
 	return out, nil
 }
 
-func (c *nodeClient) GC(ctx context.Context, in *wire.GCRequest, opts ...grpc.CallOption) (*wire.GCReply, error) {
+func (c *nodeClient) GC(ctx context.Context, in *GCRequest, opts ...grpc.CallOption) (*GCReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(wire.GCReply)
+	out := new(GCReply)
 	err := c.cc.Invoke(ctx, Node_GC_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -94,9 +93,9 @@ func (c *nodeClient) GC(ctx context.Context, in *wire.GCRequest, opts ...grpc.Ca
 	return out, nil
 }
 
-func (c *nodeClient) Status(ctx context.Context, in *wire.StatusRequest, opts ...grpc.CallOption) (*wire.StatusReply, error) {
+func (c *nodeClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(wire.StatusReply)
+	out := new(StatusReply)
 	err := c.cc.Invoke(ctx, Node_Status_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -109,15 +108,15 @@ func (c *nodeClient) Status(ctx context.Context, in *wire.StatusRequest, opts ..
 // for forward compatibility.
 type NodeServer interface {
 	// Add attaches one interface of one sandbox. The same Add again gives the same answer.
-	Add(context.Context, *wire.AddRequest) (*wire.AddReply, error)
+	Add(context.Context, *AddRequest) (*AddReply, error)
 	// Del detaches it. It succeeds once nothing of the attachment is left.
-	Del(context.Context, *wire.DelRequest) (*wire.DelReply, error)
+	Del(context.Context, *DelRequest) (*DelReply, error)
 	// Check compares what was set up with the kernel.
-	Check(context.Context, *wire.CheckRequest) (*wire.CheckReply, error)
+	Check(context.Context, *CheckRequest) (*CheckReply, error)
 	// GC releases the network's attachments that are not among the valid ones.
-	GC(context.Context, *wire.GCRequest) (*wire.GCReply, error)
+	GC(context.Context, *GCRequest) (*GCReply, error)
 	// Status fails while the node cannot take pods.
-	Status(context.Context, *wire.StatusRequest) (*wire.StatusReply, error)
+	Status(context.Context, *StatusRequest) (*StatusReply, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -128,19 +127,19 @@ type NodeServer interface {
 // pointer dereference when methods are called.
 type UnimplementedNodeServer struct{}
 
-func (UnimplementedNodeServer) Add(context.Context, *wire.AddRequest) (*wire.AddReply, error) {
+func (UnimplementedNodeServer) Add(context.Context, *AddRequest) (*AddReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Add not implemented")
 }
-func (UnimplementedNodeServer) Del(context.Context, *wire.DelRequest) (*wire.DelReply, error) {
+func (UnimplementedNodeServer) Del(context.Context, *DelRequest) (*DelReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Del not implemented")
 }
-func (UnimplementedNodeServer) Check(context.Context, *wire.CheckRequest) (*wire.CheckReply, error) {
+func (UnimplementedNodeServer) Check(context.Context, *CheckRequest) (*CheckReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Check not implemented")
 }
-func (UnimplementedNodeServer) GC(context.Context, *wire.GCRequest) (*wire.GCReply, error) {
+func (UnimplementedNodeServer) GC(context.Context, *GCRequest) (*GCReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method GC not implemented")
 }
-func (UnimplementedNodeServer) Status(context.Context, *wire.StatusRequest) (*wire.StatusReply, error) {
+func (UnimplementedNodeServer) Status(context.Context, *StatusRequest) (*StatusReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
@@ -165,7 +164,7 @@ func RegisterNodeServer(s grpc.ServiceRegistrar, srv NodeServer) {
 }
 
 func _Node_Add_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(wire.AddRequest)
+	in := new(AddRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -177,13 +176,13 @@ func _Node_Add_Handler(srv interface{}, ctx context.Context, dec func(interface{
 		FullMethod: Node_Add_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Add(ctx, req.(*wire.AddRequest))
+		return srv.(NodeServer).Add(ctx, req.(*AddRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _Node_Del_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(wire.DelRequest)
+	in := new(DelRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -195,13 +194,13 @@ func _Node_Del_Handler(srv interface{}, ctx context.Context, dec func(interface{
 		FullMethod: Node_Del_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Del(ctx, req.(*wire.DelRequest))
+		return srv.(NodeServer).Del(ctx, req.(*DelRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _Node_Check_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(wire.CheckRequest)
+	in := new(CheckRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -213,13 +212,13 @@ func _Node_Check_Handler(srv interface{}, ctx context.Context, dec func(interfac
 		FullMethod: Node_Check_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Check(ctx, req.(*wire.CheckRequest))
+		return srv.(NodeServer).Check(ctx, req.(*CheckRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _Node_GC_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(wire.GCRequest)
+	in := new(GCRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -231,13 +230,13 @@ func _Node_GC_Handler(srv interface{}, ctx context.Context, dec func(interface{}
 		FullMethod: Node_GC_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).GC(ctx, req.(*wire.GCRequest))
+		return srv.(NodeServer).GC(ctx, req.(*GCRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
 
 func _Node_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(wire.StatusRequest)
+	in := new(StatusRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -249,7 +248,7 @@ func _Node_Status_Handler(srv interface{}, ctx context.Context, dec func(interfa
 		FullMethod: Node_Status_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(NodeServer).Status(ctx, req.(*wire.StatusRequest))
+		return srv.(NodeServer).Status(ctx, req.(*StatusRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }

@@ -2,6 +2,7 @@ package unary_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -16,7 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 	"github.com/berthnet/berth/internal/rpc/unary"
-	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
 const addMethod = "/berth.v1.Node/Add"
@@ -30,10 +30,33 @@ func dial(t *testing.T, socket string) net.Conn {
 	return conn
 }
 
-func add(ctx context.Context, t *testing.T, socket string, req *wire.AddRequest) (*wire.AddReply, error) {
+func add(ctx context.Context, t *testing.T, socket string, req *rpc.AddRequest) (*rpc.AddReply, error) {
 	t.Helper()
-	reply := &wire.AddReply{}
-	return reply, unary.Call(ctx, dial(t, socket), addMethod, req, reply)
+	return call(ctx, t, dial(t, socket), addMethod, req)
+}
+
+func call(ctx context.Context, t *testing.T, conn net.Conn, method string, req *rpc.AddRequest) (*rpc.AddReply, error) {
+	t.Helper()
+	message, err := proto.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply := &rpc.AddReply{}
+	answer, err := unary.Call(ctx, conn, method, message)
+	if err == nil {
+		if err := proto.Unmarshal(answer, reply); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return reply, err
+}
+
+// wantCode checks the code of a call's error.
+func wantCode(t *testing.T, err error, want unary.Code) {
+	t.Helper()
+	if got := unary.CodeOf(err); got != want {
+		t.Errorf("code %d (%v), want %d", got, err, want)
+	}
 }
 
 // The largest of these requests needs window updates from the server, the
@@ -44,7 +67,7 @@ func TestRequestAndReplyArriveWhole(t *testing.T) {
 		n := &rpcfake.Node{OnAdd: func(_ context.Context, r *rpc.AddRequest) (*rpc.AddReply, error) {
 			return &rpc.AddReply{Addresses: []string{r.GetNetns()}}, nil
 		}}
-		reply, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{Netns: text})
+		reply, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{Netns: text})
 		if err != nil {
 			t.Fatalf("%d bytes: %v", size, err)
 		}
@@ -58,10 +81,8 @@ func TestReplyTooLarge(t *testing.T) {
 	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 		return &rpc.AddReply{Addresses: []string{strings.Repeat("x", unary.MaxReply)}}, nil
 	}}
-	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
-	if got := status.Code(err); got != codes.ResourceExhausted {
-		t.Errorf("code %v (%v), want ResourceExhausted", got, err)
-	}
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{})
+	wantCode(t, err, unary.ResourceExhausted)
 }
 
 func TestStatusComesWithMessageAndDetails(t *testing.T) {
@@ -69,14 +90,14 @@ func TestStatusComesWithMessageAndDetails(t *testing.T) {
 	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 		return nil, rpcfake.Failure(11, message, "details")
 	}}
-	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
-	st := status.Convert(err)
-	if st.Code() != codes.Internal || st.Message() != message {
-		t.Errorf("got %v %q, want Internal %q", st.Code(), st.Message(), message)
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{})
+	var e *unary.Error
+	if !errors.As(err, &e) || e.Code != unary.Internal || e.Message != message {
+		t.Fatalf("got %#v, want Internal %q", err, message)
 	}
-	want := &wire.Failure{Code: 11, Message: message, Details: "details"}
-	if d := st.Details(); len(d) != 1 || !proto.Equal(d[0].(proto.Message), want) {
-		t.Errorf("details %v, want %v", d, want)
+	got, want := &rpc.Failure{}, &rpc.Failure{Code: 11, Message: message, Details: "details"}
+	if len(e.Details) != 1 || e.Details[0].Type != "berth.v1.Failure" || proto.Unmarshal(e.Details[0].Value, got) != nil || !proto.Equal(got, want) {
+		t.Errorf("details %v, want %v", e.Details, want)
 	}
 }
 
@@ -85,17 +106,15 @@ func TestPlainStatus(t *testing.T) {
 	n := &rpcfake.Node{OnAdd: func(context.Context, *rpc.AddRequest) (*rpc.AddReply, error) {
 		return nil, status.Error(codes.FailedPrecondition, message)
 	}}
-	_, err := add(t.Context(), t, rpcfake.Start(t, n), &wire.AddRequest{})
-	if st := status.Convert(err); st.Code() != codes.FailedPrecondition || st.Message() != message {
-		t.Errorf("got %v %q", st.Code(), st.Message())
+	_, err := add(t.Context(), t, rpcfake.Start(t, n), &rpc.AddRequest{})
+	if wantCode(t, err, unary.Code(codes.FailedPrecondition)); err == nil || err.Error() != message {
+		t.Errorf("message of %v, want %q", err, message)
 	}
 }
 
 func TestUnknownMethod(t *testing.T) {
-	err := unary.Call(t.Context(), dial(t, rpcfake.Start(t, &rpcfake.Node{})), "/berth.v1.Node/Fly", &wire.AddRequest{}, &wire.AddReply{})
-	if got := status.Code(err); got != codes.Unimplemented {
-		t.Errorf("code %v (%v), want Unimplemented", got, err)
-	}
+	_, err := call(t.Context(), t, dial(t, rpcfake.Start(t, &rpcfake.Node{})), "/berth.v1.Node/Fly", &rpc.AddRequest{})
+	wantCode(t, err, unary.Unimplemented)
 }
 
 func TestServerLearnsOfDeadlineAndHeaders(t *testing.T) {
@@ -111,7 +130,7 @@ func TestServerLearnsOfDeadlineAndHeaders(t *testing.T) {
 		}
 		return &rpc.AddReply{}, nil
 	}}
-	if _, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{}); err != nil {
+	if _, err := add(ctx, t, rpcfake.Start(t, n), &rpc.AddRequest{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -133,10 +152,8 @@ func TestDeadlinePasses(t *testing.T) {
 	n, _, left := waiting()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{})
-	if got := status.Code(err); got != codes.DeadlineExceeded {
-		t.Errorf("code %v (%v), want DeadlineExceeded", got, err)
-	}
+	_, err := add(ctx, t, rpcfake.Start(t, n), &rpc.AddRequest{})
+	wantCode(t, err, unary.DeadlineExceeded)
 	<-left
 }
 
@@ -147,10 +164,8 @@ func TestCancelReachesServer(t *testing.T) {
 		<-asked
 		cancel()
 	}()
-	_, err := add(ctx, t, rpcfake.Start(t, n), &wire.AddRequest{})
-	if got := status.Code(err); got != codes.Canceled {
-		t.Errorf("code %v (%v), want Canceled", got, err)
-	}
+	_, err := add(ctx, t, rpcfake.Start(t, n), &rpc.AddRequest{})
+	wantCode(t, err, unary.Canceled)
 	<-left
 }
 
@@ -162,10 +177,8 @@ func TestServerStopsDuringCall(t *testing.T) {
 		<-asked
 		s.Stop()
 	}()
-	_, err := add(t.Context(), t, socket, &wire.AddRequest{})
-	if got := status.Code(err); got != codes.Unavailable {
-		t.Errorf("code %v (%v), want Unavailable", got, err)
-	}
+	_, err := add(t.Context(), t, socket, &rpc.AddRequest{})
+	wantCode(t, err, unary.Unavailable)
 }
 
 // A server that drains lets the call finish: GOAWAY does not end it.
@@ -191,7 +204,7 @@ func TestServerDrainsDuringCall(t *testing.T) {
 		}
 		close(draining)
 	}()
-	reply, err := add(t.Context(), t, socket, &wire.AddRequest{})
+	reply, err := add(t.Context(), t, socket, &rpc.AddRequest{})
 	if err != nil || len(reply.GetAddresses()) != 1 {
 		t.Errorf("got %v, %v", reply, err)
 	}
@@ -204,11 +217,21 @@ func TestServerWithItsOwnLimits(t *testing.T) {
 	}}
 	l, socket := rpcfake.Listen(t)
 	rpcfake.Serve(t, l, n, grpc.StaticStreamWindowSize(128<<10), grpc.StaticConnWindowSize(96<<10), grpc.MaxRecvMsgSize(1<<20))
-	if _, err := add(t.Context(), t, socket, &wire.AddRequest{Netns: strings.Repeat("x", 700<<10)}); err != nil {
+	if _, err := add(t.Context(), t, socket, &rpc.AddRequest{Netns: strings.Repeat("x", 700<<10)}); err != nil {
 		t.Error(err)
 	}
-	_, err := add(t.Context(), t, socket, &wire.AddRequest{Netns: strings.Repeat("x", 1<<20)})
-	if got := status.Code(err); got != codes.ResourceExhausted {
-		t.Errorf("code %v (%v), want the server's ResourceExhausted", got, err)
+	_, err := add(t.Context(), t, socket, &rpc.AddRequest{Netns: strings.Repeat("x", 1<<20)})
+	wantCode(t, err, unary.ResourceExhausted)
+}
+
+func TestCodesAreGRPCs(t *testing.T) {
+	for ours, theirs := range map[unary.Code]codes.Code{
+		unary.OK: codes.OK, unary.Canceled: codes.Canceled, unary.Unknown: codes.Unknown, unary.DeadlineExceeded: codes.DeadlineExceeded,
+		unary.PermissionDenied: codes.PermissionDenied, unary.ResourceExhausted: codes.ResourceExhausted, unary.Unimplemented: codes.Unimplemented,
+		unary.Internal: codes.Internal, unary.Unavailable: codes.Unavailable, unary.Unauthenticated: codes.Unauthenticated,
+	} {
+		if uint32(ours) != uint32(theirs) {
+			t.Errorf("%v is %d here", theirs, ours)
+		}
 	}
 }

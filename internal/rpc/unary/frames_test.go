@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -14,12 +15,11 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 	"github.com/berthnet/berth/internal/rpc/unary"
-	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
 // peer is a server that sends the frames a test says.
@@ -46,7 +46,7 @@ func message(m proto.Message) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(b))), b...)
 }
 
-var answer = &wire.AddReply{Addresses: []string{"10.0.0.1/32"}}
+var answer = &rpc.AddReply{Addresses: []string{"10.0.0.1/32"}}
 
 // The cases of the protocol that a grpc-go server does not produce at will.
 func TestFrames(t *testing.T) {
@@ -54,7 +54,7 @@ func TestFrames(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		send func(*peer)
-		want codes.Code
+		want unary.Code
 		text string // in the error's message
 	}{
 		{"a reply in pieces, padded, between other frames", func(p *peer) {
@@ -70,7 +70,7 @@ func TestFrames(t *testing.T) {
 			_ = p.WriteRSTStream(7, http2.ErrCodeCancel)
 			p.data(false, m[3:])
 			p.headers(true, "grpc-status", "0")
-		}, codes.OK, ""},
+		}, unary.OK, ""},
 		{"headers in continuations", func(p *peer) {
 			p.block.Reset()
 			for _, f := range []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: "content-type", Value: "application/grpc+proto"}} {
@@ -81,63 +81,58 @@ func TestFrames(t *testing.T) {
 			_ = p.WriteContinuation(1, true, b[2:])
 			p.data(false, message(answer))
 			p.headers(true, "grpc-status", "0")
-		}, codes.OK, ""},
+		}, unary.OK, ""},
 		{"status alone, details padded", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "5", "grpc-message", "flat", "grpc-status-details-bin", detailed)
-		}, codes.NotFound, "deep"},
+		}, unary.Code(codes.NotFound), "deep"},
 		{"details of another code do not count", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "6", "grpc-message", "flat", "grpc-status-details-bin", detailed)
-		}, codes.AlreadyExists, "flat"},
+		}, unary.Code(codes.AlreadyExists), "flat"},
 		{"damaged details do not count", func(p *peer) {
 			p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "5", "grpc-message", "100%", "grpc-status-details-bin", "?")
-		}, codes.NotFound, "100%"},
-		{"no status", func(p *peer) { p.begin(); p.headers(true, "x", "y") }, codes.Unknown, "grpc-status"},
-		{"trailers that do not end", func(p *peer) { p.begin(); p.headers(false, "grpc-status", "0") }, codes.Internal, "trailers"},
-		{"data that ends", func(p *peer) { p.begin(); p.data(true, message(answer)) }, codes.Internal, "without a status"},
-		{"data before headers", func(p *peer) { p.data(false, message(answer)) }, codes.Internal, "protocol"},
-		{"OK without a message", func(p *peer) { p.begin(); p.headers(true, "grpc-status", "0") }, codes.Internal, "unexpected EOF"},
+		}, unary.Code(codes.NotFound), "100%"},
+		{"no status", func(p *peer) { p.begin(); p.headers(true, "x", "y") }, unary.Unknown, "grpc-status"},
+		{"trailers that do not end", func(p *peer) { p.begin(); p.headers(false, "grpc-status", "0") }, unary.Internal, "trailers"},
+		{"data that ends", func(p *peer) { p.begin(); p.data(true, message(answer)) }, unary.Internal, "without a status"},
+		{"data before headers", func(p *peer) { p.data(false, message(answer)) }, unary.Internal, "protocol"},
+		{"OK without a message", func(p *peer) { p.begin(); p.headers(true, "grpc-status", "0") }, unary.Internal, "no message"},
 		{"two messages", func(p *peer) {
 			p.begin()
 			p.data(false, append(message(answer), message(answer)...))
 			p.headers(true, "grpc-status", "0")
-		}, codes.Internal, "announced"},
+		}, unary.Internal, "announced"},
 		{"a compressed message", func(p *peer) {
 			p.begin()
 			p.data(false, []byte{1, 0, 0, 0, 0})
 			p.headers(true, "grpc-status", "0")
-		}, codes.Internal, "compressed"},
-		{"not a message", func(p *peer) {
-			p.begin()
-			p.data(false, []byte{0, 0, 0, 0, 1, 0xff})
-			p.headers(true, "grpc-status", "0")
-		}, codes.Internal, "decoding the reply"},
-		{"not gRPC", func(p *peer) { p.headers(true, ":status", "200", "content-type", "text/html") }, codes.Unknown, "text/html"},
-		{"a proxy's error", func(p *peer) { p.headers(true, ":status", "503") }, codes.Unavailable, "503"},
-		{"not found", func(p *peer) { p.headers(true, ":status", "404") }, codes.Unimplemented, "404"},
-		{"no HTTP status", func(p *peer) { p.headers(true, "content-type", "application/grpc") }, codes.Unknown, "HTTP status"},
-		{"refused", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeRefusedStream) }, codes.Unavailable, "REFUSED"},
-		{"reset", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeCancel) }, codes.Canceled, "CANCEL"},
-		{"calm", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) }, codes.ResourceExhausted, ""},
-		{"a server's bug", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeInternal) }, codes.Internal, ""},
-		{"gone away before the call", func(p *peer) { _ = p.WriteGoAway(0, http2.ErrCodeNo, nil) }, codes.Unavailable, "ending"},
+		}, unary.Internal, "compressed"},
+		{"not gRPC", func(p *peer) { p.headers(true, ":status", "200", "content-type", "text/html") }, unary.Unknown, "text/html"},
+		{"a proxy's error", func(p *peer) { p.headers(true, ":status", "503") }, unary.Unavailable, "503"},
+		{"not found", func(p *peer) { p.headers(true, ":status", "404") }, unary.Unimplemented, "404"},
+		{"no HTTP status", func(p *peer) { p.headers(true, "content-type", "application/grpc") }, unary.Unknown, "HTTP status"},
+		{"refused", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeRefusedStream) }, unary.Unavailable, "REFUSED"},
+		{"reset", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeCancel) }, unary.Canceled, "CANCEL"},
+		{"calm", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeEnhanceYourCalm) }, unary.ResourceExhausted, ""},
+		{"a server's bug", func(p *peer) { _ = p.WriteRSTStream(1, http2.ErrCodeInternal) }, unary.Internal, ""},
+		{"gone away before the call", func(p *peer) { _ = p.WriteGoAway(0, http2.ErrCodeNo, nil) }, unary.Unavailable, "ending"},
 		{"a push", func(p *peer) {
 			_ = p.WritePushPromise(http2.PushPromiseParam{StreamID: 1, PromiseID: 2, BlockFragment: []byte{0x82}, EndHeaders: true})
-		}, codes.Internal, "protocol"},
-		{"another stream's data", func(p *peer) { p.begin(); _ = p.WriteData(3, false, []byte("x")) }, codes.Internal, "protocol"},
+		}, unary.Internal, "protocol"},
+		{"another stream's data", func(p *peer) { p.begin(); _ = p.WriteData(3, false, []byte("x")) }, unary.Internal, "protocol"},
 		{"windows that overflow", func(p *peer) {
 			_ = p.WriteWindowUpdate(0, 1<<31-1)
-		}, codes.Internal, "protocol"},
+		}, unary.Internal, "protocol"},
 		{"a window that settings overflow", func(p *peer) {
 			_ = p.WriteWindowUpdate(1, 1<<31-1-65535)
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
-		}, codes.Internal, "protocol"},
+		}, unary.Internal, "protocol"},
 		{"a setting out of range", func(p *peer) {
 			p.AllowIllegalWrites = true
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingMaxFrameSize, Val: 1})
-		}, codes.Internal, "protocol"},
+		}, unary.Internal, "protocol"},
 		{"a frame too large", func(p *peer) {
 			_ = p.WriteRawFrame(http2.FrameData, 0, 1, make([]byte, 16385))
-		}, codes.Internal, "protocol"},
+		}, unary.Internal, "protocol"},
 		{"headers too large", func(p *peer) {
 			p.block.Reset()
 			for range 20 {
@@ -149,18 +144,18 @@ func TestFrames(t *testing.T) {
 				_ = p.WriteContinuation(1, false, b[:16000])
 			}
 			_ = p.WriteContinuation(1, true, b)
-		}, codes.Internal, ""},
-		{"end of the connection", func(p *peer) { p.begin() }, codes.Unavailable, "connection"},
+		}, unary.Internal, ""},
+		{"end of the connection", func(p *peer) { p.begin() }, unary.Unavailable, "connection"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var sent bytes.Buffer
 			p := &peer{Framer: http2.NewFramer(&sent, nil)}
 			p.enc = hpack.NewEncoder(&p.block)
 			tc.send(p)
-			reply := &wire.AddReply{}
-			err := unary.Call(t.Context(), &scriptConn{Reader: &sent}, addMethod, &wire.AddRequest{}, reply)
-			if st := status.Convert(err); st.Code() != tc.want || !strings.Contains(st.Message(), tc.text) {
-				t.Errorf("got %v %q, want %v %q", st.Code(), st.Message(), tc.want, tc.text)
+			reply, err := call(t.Context(), t, &scriptConn{Reader: &sent}, addMethod, &rpc.AddRequest{})
+			wantCode(t, err, tc.want)
+			if err != nil && !strings.Contains(err.Error(), tc.text) {
+				t.Errorf("message %q, want %q in it", err, tc.text)
 			}
 			if err == nil && !proto.Equal(reply, answer) {
 				t.Errorf("reply %v, want %v", reply, answer)
@@ -210,8 +205,8 @@ func TestShrunkenWindow(t *testing.T) {
 		p.headers(true, "grpc-status", "0")
 		_, _ = io.Copy(io.Discard, server)
 	}()
-	req := &wire.AddRequest{Netns: strings.Repeat("x", 100_000)}
-	if err := unary.Call(t.Context(), client, addMethod, req, &wire.AddReply{}); err != nil {
+	req := &rpc.AddRequest{Netns: strings.Repeat("x", 100_000)}
+	if _, err := call(t.Context(), t, client, addMethod, req); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(<-got, message(req)) {
@@ -281,14 +276,12 @@ func FuzzFrames(f *testing.F) {
 		script(p)
 		f.Add(b.Bytes())
 	}
-	req := &wire.AddRequest{Netns: strings.Repeat("x", 70_000)}
+	request := bytes.Repeat([]byte("x"), 70_000)
 	f.Fuzz(func(t *testing.T, sent []byte) {
-		err := unary.Call(context.Background(), &scriptConn{bytes.NewReader(sent)}, addMethod, req, &wire.AddReply{})
-		if _, ok := status.FromError(err); !ok {
-			t.Errorf("error is no status: %v", err)
-		}
-		if err != nil && status.Code(err) == codes.OK {
-			t.Errorf("an error with code OK: %v", err)
+		_, err := unary.Call(context.Background(), &scriptConn{bytes.NewReader(sent)}, addMethod, request)
+		var e *unary.Error
+		if err != nil && (!errors.As(err, &e) || e.Code == unary.OK) {
+			t.Errorf("error is no status: %#v", err)
 		}
 	})
 }

@@ -3,8 +3,6 @@ package unary
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -12,10 +10,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	spb "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 )
 
 // requestHeader is the header block of a call.
@@ -59,7 +53,7 @@ func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error
 	case f.StreamID != streamID:
 		return false, http2.ConnectionError(http2.ErrCodeProtocol)
 	case f.Truncated:
-		return false, status.Error(codes.Internal, "the headers of the reply are too large")
+		return false, errorf(Internal, "the headers of the reply are too large")
 	}
 	if !s.headers {
 		final, err := checkResponse(f)
@@ -68,7 +62,7 @@ func (s *stream) receiveHeaders(f *http2.MetaHeadersFrame) (done bool, err error
 		}
 		s.headers = true
 	} else if !f.StreamEnded() {
-		return false, status.Error(codes.Internal, "the trailers of the reply do not end it")
+		return false, errorf(Internal, "the trailers of the reply do not end it")
 	}
 	if !f.StreamEnded() {
 		return false, nil
@@ -84,29 +78,29 @@ func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
 		return false, nil
 	}
 	if code != "200" {
-		return false, status.Errorf(httpCode(code), "the server answered with HTTP status %q", code)
+		return false, errorf(httpCode(code), "the server answered with HTTP status %q", code)
 	}
 	if t := field(f, "content-type"); !strings.HasPrefix(t, "application/grpc") {
-		return false, status.Errorf(codes.Unknown, "the server answered with %q, not gRPC", t)
+		return false, errorf(Unknown, "the server answered with %q, not gRPC", t)
 	}
 	return true, nil
 }
 
 // httpCode is http-grpc-status-mapping.md of grpc/grpc.
-func httpCode(status string) codes.Code {
+func httpCode(status string) Code {
 	switch status {
 	case "400":
-		return codes.Internal
+		return Internal
 	case "401":
-		return codes.Unauthenticated
+		return Unauthenticated
 	case "403":
-		return codes.PermissionDenied
+		return PermissionDenied
 	case "404":
-		return codes.Unimplemented
+		return Unimplemented
 	case "429", "502", "503", "504":
-		return codes.Unavailable
+		return Unavailable
 	}
-	return codes.Unknown
+	return Unknown
 }
 
 // trailerStatus is nil for OK, else the status with its details.
@@ -114,29 +108,15 @@ func trailerStatus(f *http2.MetaHeadersFrame) error {
 	text := field(f, "grpc-status")
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return status.Errorf(codes.Unknown, "the server answered with grpc-status %q, expected a number", text)
+		return errorf(Unknown, "the server answered with grpc-status %q, expected a number", text)
 	}
-	if codes.Code(n) == codes.OK {
+	if Code(n) == OK {
 		return nil
 	}
-	st := &spb.Status{Code: int32(n), Message: unescape(field(f, "grpc-message"))}
-	if full, err := details(field(f, "grpc-status-details-bin")); err == nil && full.GetCode() == st.Code {
-		st = full
+	if full, err := decodeStatus(field(f, "grpc-status-details-bin")); err == nil && full.Code == Code(n) {
+		return full
 	}
-	return status.FromProto(st).Err()
-}
-
-// details decodes a binary header, which may come with padding or without.
-func details(value string) (*spb.Status, error) {
-	raw, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
-	if err != nil {
-		return nil, fmt.Errorf("decoding the status details: %w", err)
-	}
-	st := &spb.Status{}
-	if err := proto.Unmarshal(raw, st); err != nil {
-		return nil, fmt.Errorf("decoding the status details: %w", err)
-	}
-	return st, nil
+	return &Error{Code: Code(n), Message: unescape(field(f, "grpc-message"))}
 }
 
 // unescape undoes the percent-encoding of grpc-message; what is malformed

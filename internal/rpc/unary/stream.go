@@ -5,8 +5,6 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 const (
@@ -78,7 +76,7 @@ func (s *stream) send() error {
 }
 
 // receive takes one frame in and tells whether it was the last. The error is
-// then the call's, a gRPC status.
+// then the call's.
 func (s *stream) receive(frame http2.Frame) (done bool, err error) {
 	switch f := frame.(type) {
 	case *http2.MetaHeadersFrame:
@@ -95,12 +93,12 @@ func (s *stream) receive(frame http2.Frame) (done bool, err error) {
 		}
 	case *http2.RSTStreamFrame:
 		if f.StreamID == streamID {
-			return false, status.Errorf(resetCode(f.ErrCode), "the server ended the call: %v", f.ErrCode)
+			return false, errorf(resetCode(f.ErrCode), "the server ended the call: %v", f.ErrCode)
 		}
 	case *http2.GoAwayFrame:
 		// A server that ends finishes the streams up to LastStreamID.
 		if f.LastStreamID < streamID {
-			return false, status.Errorf(codes.Unavailable, "the server is ending: %v", f.ErrCode)
+			return false, errorf(Unavailable, "the server is ending: %v", f.ErrCode)
 		}
 	case *http2.PushPromiseFrame:
 		return false, http2.ConnectionError(http2.ErrCodeProtocol)
@@ -113,11 +111,11 @@ func (s *stream) receiveData(f *http2.DataFrame) error {
 	case f.StreamID != streamID || !s.headers:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	case f.StreamEnded():
-		return status.Error(codes.Internal, "the reply ended without a status")
+		return errorf(Internal, "the reply ended without a status")
 	}
 	s.body = append(s.body, f.Data()...)
 	if announced(s.body) > MaxReply || len(s.body) > receiveWindow {
-		return status.Errorf(codes.ResourceExhausted, "the reply is larger than %d bytes", MaxReply)
+		return errorf(ResourceExhausted, "the reply is larger than %d bytes", MaxReply)
 	}
 	return nil
 }
@@ -164,16 +162,16 @@ func (s *stream) receiveWindow(f *http2.WindowUpdateFrame) error {
 }
 
 // resetCode is the table "Errors" of the gRPC protocol over HTTP/2.
-func resetCode(c http2.ErrCode) codes.Code {
+func resetCode(c http2.ErrCode) Code {
 	switch c {
 	case http2.ErrCodeRefusedStream:
-		return codes.Unavailable
+		return Unavailable
 	case http2.ErrCodeCancel:
-		return codes.Canceled
+		return Canceled
 	case http2.ErrCodeEnhanceYourCalm:
-		return codes.ResourceExhausted
+		return ResourceExhausted
 	case http2.ErrCodeInadequateSecurity:
-		return codes.PermissionDenied
+		return PermissionDenied
 	}
-	return codes.Internal
+	return Internal
 }
