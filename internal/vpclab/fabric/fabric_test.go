@@ -3,170 +3,18 @@ package fabric
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/ns"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
-
-var subnets = []vpc.Subnet{
-	{ID: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), IPv6: netip.MustParsePrefix("2001:db8:1:0::/64")},
-	{ID: "subnet-b", CIDR: netip.MustParsePrefix("10.0.16.0/20"), IPv6: netip.MustParsePrefix("2001:db8:1:1::/64")},
-}
-
-func anywhere(family string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(family)} }
-
-// open lets everything through; closed only its own members, and out nothing.
-var open = vpc.SecurityGroup{
-	ID:      "sg-open",
-	Ingress: []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
-	Egress:  []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
-}
-
-// bed is a fabric under test with helpers that fail the test.
-type bed struct {
-	*Fabric
-	t testing.TB
-}
-
-func raise(t testing.TB, groups ...vpc.SecurityGroup) *bed {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("the fabric's tests make network namespaces: run them as root")
-	}
-	f, err := New(Options{
-		ID: fmt.Sprintf("t%x", rand.Uint32()), Subnets: subnets,
-		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8:1::/56")},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
-		if left, err := ns.List(Prefix(f.opts.ID)); err != nil || len(left) > 0 {
-			t.Errorf("namespaces left behind: %v, %v", left, err)
-		}
-	})
-	b := &bed{f, t}
-	b.ok(f.SetGroups(append(groups, open)))
-	return b
-}
-
-func (b *bed) ok(err error) {
-	b.t.Helper()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// eni makes an ENI of the subnet that its primary address lies in.
-func eni(id, primary string, index int, groups ...string) vpc.ENI {
-	a := netip.MustParseAddr(primary)
-	b := a.As4()
-	i := slices.IndexFunc(subnets, func(s vpc.Subnet) bool { return s.CIDR.Contains(a) })
-	if len(groups) == 0 {
-		groups = []string{open.ID}
-	}
-	return vpc.ENI{
-		ID: "eni-" + id, SubnetID: subnets[i].ID, Primary: a, Groups: groups, SourceDestCheck: true,
-		MAC:        net.HardwareAddr{0x0a, 0, b[0], b[1], b[2], b[3]},
-		Attachment: &vpc.Attachment{InstanceID: "i-x", DeviceIndex: index},
-	}
-}
-
-// node adds a node with its primary ENI and a server that answers there.
-func (b *bed) node(name string, primary vpc.ENI) {
-	b.t.Helper()
-	b.ok(b.AddNode(name))
-	b.ok(b.Attach(name, primary))
-	b.serve(b.NodePath(name))
-}
-
-func (b *bed) serve(path string) {
-	b.t.Helper()
-	s, err := echo.Serve(path)
-	b.ok(err)
-	b.t.Cleanup(func() { s.Close() })
-}
-
-// own puts addresses on a link of a node and sets it up, as a host would that uses them.
-func (b *bed) own(node, link string, addrs ...string) {
-	b.t.Helper()
-	b.ok(ns.Do(b.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		l, err := h.LinkByName(link)
-		if err != nil {
-			return err
-		}
-		for _, a := range addrs {
-			ip := netip.MustParseAddr(a)
-			if err := addAddr(h, l, netip.PrefixFrom(ip, ip.BitLen())); err != nil {
-				return err
-			}
-		}
-		return h.LinkSetUp(l)
-	}))
-}
-
-// ask is a UDP question with a source; an empty source leaves the choice to the kernel.
-func (b *bed) ask(path, from, to string, wait time.Duration) (echo.Reply, error) {
-	ctx, cancel := context.WithTimeout(b.t.Context(), wait)
-	defer cancel()
-	var local netip.Addr
-	if from != "" {
-		local = netip.MustParseAddr(from)
-	}
-	return echo.Ask(ctx, path, "udp", netip.AddrPortFrom(netip.MustParseAddr(to), echo.Port), local, "hello")
-}
-
-func (b *bed) reaches(path, from, to string) {
-	b.t.Helper()
-	r, err := b.ask(path, from, to, 5*time.Second)
-	if err != nil {
-		b.t.Fatalf("from %q to %s: %v\ndrops: %v", from, to, err, b.drops())
-	}
-	if from != "" && r.You.String() != from || r.Text != "hello" {
-		b.t.Fatalf("from %q to %s: got %q", from, to, r)
-	}
-}
-
-func (b *bed) blocked(path, from, to string) {
-	b.t.Helper()
-	if r, err := b.ask(path, from, to, 250*time.Millisecond); err == nil {
-		b.t.Fatalf("from %q to %s: got through: %q", from, to, r)
-	}
-}
-
-func (b *bed) drops() map[string]Drops {
-	b.t.Helper()
-	d, err := b.Drops()
-	b.ok(err)
-	return d
-}
-
-func (b *bed) dropped(eniID string, cause Cause) {
-	b.t.Helper()
-	if d := b.drops(); d[eniID][cause] == 0 {
-		b.t.Fatalf("no %s drop counted for %s: %v", cause, eniID, d)
-	}
-}
 
 func TestNodesReachEachOtherAndTheOutside(t *testing.T) {
 	b := raise(t)
@@ -194,7 +42,7 @@ func TestPathMTU(t *testing.T) {
 	b.serve(b.InternetPath())
 	long := strings.Repeat("x", 30000)
 	for _, to := range []netip.Addr{netip.MustParseAddr("10.0.0.11"), InternetHost} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		r, err := echo.Ask(ctx, b.NodePath("a"), "tcp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, long)
 		if err != nil || r.Text != long {
@@ -229,15 +77,10 @@ func TestDropsWhatAVPCDrops(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &bed{b.Fabric, t}
-			before := b.drops()["eni-a"][tc.cause]
-			b.blocked(path, tc.from, tc.to)
-			if after := b.drops()["eni-a"][tc.cause]; after <= before {
-				t.Errorf("%s drops: %d before and %d after: %v", tc.cause, before, after, b.drops())
-			}
+			b.blocked(path, tc.from, tc.to, "eni-a", tc.cause)
 		})
 	}
-	b.blocked(b.InternetPath(), "", "10.0.0.20") // no public address leads there
-	b.dropped("igw", Gateway)
+	b.blocked(b.InternetPath(), "", "10.0.0.20", gatewayCounter, Gateway) // no public address leads there
 }
 
 func TestSourceCheckCanBeOff(t *testing.T) {
@@ -246,14 +89,17 @@ func TestSourceCheckCanBeOff(t *testing.T) {
 	b.node("a", a)
 	b.node("b", eni("b", "10.0.0.11", 0))
 	b.own("a", "ens5", "172.31.0.1")
-	b.blocked(b.NodePath("a"), "172.31.0.1", "10.0.0.11")
-	b.dropped("eni-a", Source)
+	b.blocked(b.NodePath("a"), "172.31.0.1", "10.0.0.11", "eni-a", Source)
 	before := b.drops()["eni-a"][Source]
 	a.SourceDestCheck = false
 	b.ok(b.Update(a))
 	// The answer goes the way of the internet, as a VPC without a route for it
-	// would have it; that the question passed is what counts.
-	b.blocked(b.NodePath("a"), "172.31.0.1", "10.0.0.11")
+	// would have it; that the question arrived is what counts.
+	arrived := b.received("b")
+	b.unanswered("without the check", func(wait time.Duration) error {
+		_, err := b.ask(b.NodePath("a"), "172.31.0.1", "10.0.0.11", wait)
+		return err
+	}, func() bool { return b.received("b") > arrived })
 	if after := b.drops()["eni-a"][Source]; after != before {
 		t.Errorf("source drops went from %d to %d with the check off", before, after)
 	}
@@ -266,8 +112,8 @@ func TestAddressesComeAndGo(t *testing.T) {
 	b.node("b", eni("b", "10.0.0.11", 0))
 	b.own("a", "ens5", "10.0.0.20", "10.0.0.37")
 
-	b.blocked(b.NodePath("b"), "", "10.0.0.20")
-	b.blocked(b.NodePath("b"), "", "10.0.0.37")
+	b.unowned("b", "eni-b", "10.0.0.20")
+	b.unowned("b", "eni-b", "10.0.0.37")
 	a.Secondary = []netip.Addr{netip.MustParseAddr("10.0.0.20")}
 	a.Prefixes = []netip.Prefix{netip.MustParsePrefix("10.0.0.32/28")}
 	b.ok(b.Update(a))
@@ -276,8 +122,8 @@ func TestAddressesComeAndGo(t *testing.T) {
 	b.reaches(b.NodePath("a"), "10.0.0.37", "10.0.0.11")
 	a.Secondary, a.Prefixes = nil, nil
 	b.ok(b.Update(a))
-	b.blocked(b.NodePath("b"), "", "10.0.0.20")
-	b.blocked(b.NodePath("a"), "10.0.0.37", "10.0.0.11")
+	b.unowned("b", "eni-b", "10.0.0.20")
+	b.blocked(b.NodePath("a"), "10.0.0.37", "10.0.0.11", "eni-a", Source)
 }
 
 func TestAddressMovesBetweenENIsInAnyOrder(t *testing.T) {
@@ -325,8 +171,7 @@ func TestSecondaryENI(t *testing.T) {
 	}))
 	b.own("a", "ens6", "10.0.16.20")
 	// The answer leaves by ens5 with the source of ens6's ENI: dropped by the VPC.
-	b.blocked(b.NodePath("b"), "", "10.0.16.20")
-	b.dropped("eni-a", Source)
+	b.blocked(b.NodePath("b"), "", "10.0.16.20", "eni-a", Source)
 
 	b.ok(b.Detach(second.ID))
 	if b.link("a", "ens6") != nil {
@@ -338,29 +183,10 @@ func TestSecondaryENI(t *testing.T) {
 	}
 	b.ok(b.Attach("a", second)) // and it can come back
 	b.ok(b.RemoveNode("a"))
-	b.blocked(b.NodePath("b"), "", "10.0.0.10")
+	b.unowned("b", "eni-b", "10.0.0.10")
 	if names, _ := ns.List(Prefix(b.opts.ID) + "node-a"); len(names) != 0 {
 		t.Error("the removed node's namespace is still there")
 	}
-}
-
-// link returns a link of a node, nil when there is none.
-func (b *bed) link(node, name string) netlink.Link {
-	b.t.Helper()
-	var l netlink.Link
-	b.ok(ns.Do(b.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		l, err = h.LinkByName(name)
-		if err != nil && !strings.Contains(err.Error(), "not found") {
-			return err
-		}
-		return nil
-	}))
-	return l
 }
 
 func TestSecurityGroups(t *testing.T) {
@@ -403,30 +229,27 @@ func TestSecurityGroups(t *testing.T) {
 		{"web", "udp", InternetHost.String(), "eni-web", Egress}, // the same to the outside
 	} {
 		t.Run(fmt.Sprintf("%s %s %s", tc.node, tc.network, tc.to), func(t *testing.T) {
-			wait := 300 * time.Millisecond
-			if tc.cause == "" {
-				wait = 5 * time.Second
-			}
-			err := ask(tc.node, tc.network, tc.to, wait)
-			if (err == nil) != (tc.cause == "") {
-				t.Fatalf("got %v; drops %v", err, b.drops())
-			}
+			b := &bed{b.Fabric, t}
+			try := func(wait time.Duration) error { return ask(tc.node, tc.network, tc.to, wait) }
 			if tc.cause != "" {
-				(&bed{b.Fabric, t}).dropped(tc.dropAt, tc.cause)
+				b.unanswered("a question", try, b.counted(tc.dropAt, tc.cause))
+			} else if err := try(patience); err != nil {
+				t.Fatalf("%v; drops %v", err, b.drops())
 			}
 		})
 	}
 	t.Run("rules and groups change", func(t *testing.T) {
 		web.Ingress = nil
+		b := &bed{b.Fabric, t}
 		b.ok(b.SetGroups([]vpc.SecurityGroup{web, client, open}))
-		if err := ask("client", "tcp", "10.0.0.10", 300*time.Millisecond); err == nil {
-			t.Error("got through after the rule was revoked")
-		}
+		b.unanswered("after the rule was revoked", func(wait time.Duration) error {
+			return ask("client", "tcp", "10.0.0.10", wait)
+		}, b.counted("eni-web", Ingress))
 		b.ok(b.Update(eni("web", "10.0.0.10", 0, web.ID, open.ID)))
-		if err := ask("client", "tcp", "10.0.0.10", 5*time.Second); err != nil {
+		if err := ask("client", "tcp", "10.0.0.10", patience); err != nil {
 			t.Errorf("a second group did not open the way: %v", err)
 		}
-		if err := ask("far", "udp", "10.0.0.10", 5*time.Second); err != nil {
+		if err := ask("far", "udp", "10.0.0.10", patience); err != nil {
 			t.Errorf("a second group did not open the way: %v", err)
 		}
 	})
@@ -446,28 +269,17 @@ func TestIPv6(t *testing.T) {
 	for _, to := range []string{"2001:db8:1:1::10", InternetHost6.String(), OnPremHost6.String()} {
 		b.reaches(b.NodePath("a"), "2001:db8:1::10", to)
 		b.reaches(b.NodePath("a"), "2001:db8:1:0:a::5", to) // all IPv6 addresses are public
-		b.blocked(b.NodePath("a"), "2001:db8:1::bad", to)
+		b.blocked(b.NodePath("a"), "2001:db8:1::bad", to, "eni-a", Source)
 	}
-	b.dropped("eni-a", Source)
-	b.blocked(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::77")
-	b.dropped("eni-a", Destination)
+	b.blocked(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::77", "eni-a", Destination)
 
 	// A host that takes the subnet for on-link asks by NDP.
 	d := eni("d", "10.0.0.12", 0)
 	d.IPv6 = []netip.Addr{netip.MustParseAddr("2001:db8:1::12")}
 	b.node("d", d)
-	b.ok(ns.Do(b.NodePath("d"), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		l, err := h.LinkByName("ens5")
-		if err != nil {
-			return err
-		}
+	b.inNode("d", func(h *netlink.Handle, l netlink.Link) error {
 		return h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(subnets[0].IPv6)})
-	}))
+	})
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
 }
 
@@ -481,9 +293,8 @@ func TestServicesOfTheCloud(t *testing.T) {
 	b.reaches(b.NodePath("a"), "10.0.0.10", EC2Endpoint.String())
 	b.reaches(b.NodePath("a"), "10.0.0.10", IMDSEndpoint.String())
 	b.reaches(b.NodePath("a"), "10.0.0.20", IMDSEndpoint.String())
-	b.blocked(b.NodePath("a"), "10.0.0.20", EC2Endpoint.String()) // public address, no gateway for this source
-	b.dropped("igw", Gateway)
-	b.reaches(b.NodePath("a"), "10.0.0.10", "10.0.0.1") // the subnet's router answers ARP
+	b.blocked(b.NodePath("a"), "10.0.0.20", EC2Endpoint.String(), gatewayCounter, Gateway) // public address, no gateway for this source
+	b.reaches(b.NodePath("a"), "10.0.0.10", "10.0.0.1")                                    // the subnet's router answers ARP
 }
 
 func TestFabricsSideBySide(t *testing.T) {
