@@ -3,6 +3,7 @@
 package harness
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,10 @@ import (
 
 // BinDir holds the programs under test while Main runs.
 var BinDir string
+
+// parallel is how many tests run at a time: most of the time each waits for
+// something, and none needs a processor of its own.
+const parallel = "6"
 
 // Main builds programs (names under cmd/) and runs a package's tests with
 // them, for TestMain. It returns the exit code. The daemon looks for data
@@ -38,6 +43,10 @@ func Main(m *testing.M, programs ...string) int {
 			fmt.Println("FAIL:", err)
 			return 1
 		}
+	}
+	if err := flag.Set("test.parallel", parallel); err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
 	}
 	return m.Run()
 }
