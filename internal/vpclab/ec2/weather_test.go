@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"runtime"
 	"testing"
 	"time"
 
@@ -156,16 +157,23 @@ func TestLatency(t *testing.T) {
 	r.lab.Cloud.SetLatency("DescribeSubnets", time.Minute)
 	ended := make(chan error, 1)
 	go func() { ended <- describeSubnets(t, r.Client) }()
-	for fake.Waiting() == 0 { // the call has arrived once it waits for the clock
+	arrive(t, fake, ended)
+	fake.Advance(time.Minute)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// arrive returns once a call waits for the clock, which is when it has arrived.
+func arrive(t *testing.T, fake *clock.Fake, ended <-chan error) {
+	t.Helper()
+	for fake.Waiting() == 0 {
 		select {
 		case err := <-ended:
 			t.Fatalf("the call did not wait: %v", err)
 		default:
+			runtime.Gosched()
 		}
-	}
-	fake.Advance(time.Minute)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -261,10 +269,16 @@ func TestClientGivesUp(t *testing.T) {
 	changed := make(chan vpc.Event, 1)
 	r.lab.Cloud.Subscribe(func(e vpc.Event) { changed <- e })
 	inject(t, r, spec.Fault{Action: "AssignPrivateIpAddresses", Kind: "latency", Latency: spec.Duration(time.Hour), Count: 1})
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := r.AssignPrivateIpAddresses(ctx, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
-	wantNoReply(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.AssignPrivateIpAddresses(ctx, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
+		ended <- err
+	}()
+	arrive(t, fake, ended)
+	cancel()
+	wantNoReply(t, <-ended)
 	if e := r.describe(*id); len(e.PrivateIpAddresses) != 1 {
 		t.Fatal("the call did not wait")
 	}

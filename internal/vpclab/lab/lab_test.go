@@ -16,6 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
@@ -98,9 +99,10 @@ func TestALostReplyClosesTheConnection(t *testing.T) {
 }
 
 func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
-	l := start(t, Options{Nodes: 1})
+	fake := clock.NewFake(time.Now())
+	l := start(t, Options{Nodes: 1, CloudOptions: []vpc.Option{vpc.WithClock(fake)}})
 	n := l.Nodes()[0]
-	l.Cloud.SetDelays(spec.Delays{Link: spec.Duration(50 * time.Millisecond)})
+	l.Cloud.SetDelays(spec.Delays{Link: spec.Duration(time.Minute)})
 	self, _ := l.Books().Instance(n.InstanceID)
 	e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: self.SubnetID, Addresses: vpc.AddressRequest{IPv4Count: 2}})
 	ok(t, err)
@@ -109,6 +111,7 @@ func TestEventsOfTheCloudBecomeLinksAndMachines(t *testing.T) {
 	if links(t, n, "ens6") {
 		t.Error("the link was there at once, before the link delay")
 	}
+	fake.Advance(time.Minute)
 	eventually(t, "ens6 appears", func() bool { return links(t, n, "ens6") })
 
 	machine, err := l.Cloud.RunInstance(spec.Instance{Name: "late", Type: "m5.large", Subnet: "b", Role: "node"})
