@@ -223,6 +223,12 @@ func (v *validator) fault(path string, f Fault) {
 	default:
 		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest or latency", f.Kind)
 	}
+	if f.Count < 0 {
+		v.fail(path+".count", "%d; expected 0 (no end) or more", f.Count)
+	}
+	if f.Skip < 0 {
+		v.fail(path+".skip", "%d; expected 0 or more", f.Skip)
+	}
 	if f.Probability < 0 || f.Probability > 1 {
 		v.fail(path+".probability", "%v; expected 0 to 1", f.Probability)
 	}

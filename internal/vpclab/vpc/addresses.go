@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,9 +53,9 @@ func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, e
 		out = a.got
 		c.putENI(&n)
 		c.countFree(e.SubnetID)
-		for _, from := range a.robbed {
-			c.putENI(from)
-			c.emit(AddressesChanged, c.holder(from), from)
+		for _, id := range slices.Sorted(maps.Keys(a.robbed)) {
+			c.putENI(a.robbed[id])
+			c.emit(AddressesChanged, c.holder(a.robbed[id]), a.robbed[id])
 		}
 		c.emit(AddressesChanged, c.holder(&n), &n)
 		return nil

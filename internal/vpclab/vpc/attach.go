@@ -1,6 +1,8 @@
 package vpc
 
 import (
+	"slices"
+
 	"github.com/berthnet/berth/internal/cloud/limits"
 )
 
@@ -104,7 +106,9 @@ func (c *Cloud) plug(i *Instance, e *ENI, device, card int, s AttachmentStatus, 
 		}
 		index[i.ID][e.ID] = struct{}{}
 	}
-	c.hosts[e.ID] = append(c.hosts[e.ID], i.ID)
+	if !slices.Contains(c.hosts[e.ID], i.ID) {
+		c.hosts[e.ID] = append(c.hosts[e.ID], i.ID)
+	}
 	c.attachments[n.Attachment.ID] = e.ID
 	c.putENI(&n)
 	return n.Attachment.ID
@@ -176,6 +180,9 @@ func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 func (c *Cloud) unplug(e *ENI) {
 	i := c.instances.get(e.Attachment.InstanceID)
 	delete(c.plugged[e.Attachment.InstanceID], e.ID)
+	if len(c.plugged[e.Attachment.InstanceID]) == 0 {
+		delete(c.plugged, e.Attachment.InstanceID)
+	}
 	delete(c.attachments, e.Attachment.ID)
 	last := e.Clone()
 	last.Attachment.Status = Detached

@@ -86,9 +86,9 @@ func newGate(s spec.Spec, seed uint64) gate {
 	return g
 }
 
-// match tells whether an action pattern such as "Describe*" or
+// Covers tells whether an action pattern such as "Describe*" or
 // "ec2:AttachNetworkInterface" covers an action. IAM ignores case.
-func match(pattern, action string) bool {
+func Covers(pattern, action string) bool {
 	pattern = strings.TrimPrefix(strings.ToLower(pattern), "ec2:")
 	ok, err := path.Match(pattern, strings.ToLower(action))
 	return err == nil && ok
@@ -100,7 +100,7 @@ func (c *Cloud) Admit(call Call) (v Verdict) {
 	c.read(func() {
 		g := &c.gate
 		for p, d := range g.latencies {
-			if match(p, call.Action) {
+			if Covers(p, call.Action) {
 				v.Latency += d.D()
 			}
 		}
@@ -127,7 +127,7 @@ func (g *gate) permit(call Call) *Error {
 		needs = append(needs, "CreateTags")
 	}
 	for _, action := range needs {
-		covers := func(p string) bool { return match(p, action) }
+		covers := func(p string) bool { return Covers(p, action) }
 		allowed := slices.ContainsFunc(call.Principal.Actions, covers)
 		for p := range g.denied {
 			allowed = allowed && !covers(p)
@@ -144,7 +144,7 @@ func (g *gate) permit(call Call) *Error {
 func (g *gate) meetFaults(action string, v *Verdict) {
 	for i := 0; i < len(g.faults); i++ {
 		f := g.faults[i]
-		if !match(f.Action, action) {
+		if !Covers(f.Action, action) {
 			continue
 		}
 		if f.skip > 0 {
@@ -265,6 +265,19 @@ func (c *Cloud) Inject(f spec.Fault) (remove func(), err error) {
 			c.gate.faults = slices.DeleteFunc(c.gate.faults, func(o *fault) bool { return o == n })
 		})
 	}, nil
+}
+
+// Faults lists the faults in force, the spec's included; a Count is what is
+// left of it.
+func (c *Cloud) Faults() (out []spec.Fault) {
+	c.read(func() {
+		for _, f := range c.gate.faults {
+			n := f.Fault
+			n.Count, n.Skip = f.left, f.skip
+			out = append(out, n)
+		}
+	})
+	return out
 }
 
 // ClearFaults takes all faults back.

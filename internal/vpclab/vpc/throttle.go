@@ -1,6 +1,8 @@
 package vpc
 
 import (
+	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,17 +60,21 @@ func (g *gate) takeToken(call Call, now time.Time) bool {
 }
 
 // limitOf finds the bucket of a call: one set for its action, else for the
-// longest pattern that covers it, else the documented one. Each action has a
-// bucket of its own even where a pattern sets the limit.
+// longest pattern that covers it (of equally long ones the last by name), else
+// the documented one. Each action has a bucket of its own even where a pattern
+// sets the limit.
 func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
-	best := ""
-	for p, limit := range g.limits {
-		if match(p, call.Action) && (!ok || strings.EqualFold(p, call.Action) || len(p) > len(best) && !strings.EqualFold(best, call.Action)) {
-			l, best, ok = limit, p, true
+	var best []string
+	for p := range g.limits {
+		if Covers(p, call.Action) {
+			best = append(best, p)
 		}
 	}
-	if ok || !g.throttle {
-		return l, call.Action, ok
+	if len(best) > 0 {
+		return g.limits[slices.MaxFunc(best, func(a, b string) int { return narrower(a, b, call.Action) })], call.Action, true
+	}
+	if !g.throttle {
+		return l, "", false
 	}
 	if l, ok := documented[call.Action]; ok {
 		return l, call.Action, true
@@ -83,6 +89,17 @@ func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	}
 }
 
+// narrower orders patterns that cover an action by how closely they do.
+func narrower(a, b, action string) int {
+	exact := func(p string) int {
+		if strings.EqualFold(p, action) {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(exact(a), exact(b)), cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+}
+
 // SetRateLimit sets the token bucket of an action (name or pattern) and fills
 // it; calls that share a pattern have a bucket an action.
 func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
@@ -95,11 +112,14 @@ func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
 	})
 }
 
-// ClearRateLimit takes a SetRateLimit, or the spec's limit, of the same action
-// name or pattern back: what remains is the documented bucket.
+// ClearRateLimit takes a SetRateLimit of the same action name or pattern back:
+// what remains is the spec's limit, if it sets one, or the documented bucket.
 func (c *Cloud) ClearRateLimit(action string) {
 	c.read(func() {
 		delete(c.gate.limits, action)
+		if l, ok := c.spec.RateLimits[action]; ok {
+			c.gate.limits[action] = l
+		}
 		c.gate.buckets = map[string]*bucket{}
 	})
 }
