@@ -48,6 +48,9 @@ func fault(cmd *cobra.Command, ctl *control.Client, args []string, count int) er
 		return nil
 	case "clear":
 		kind := strings.Join(args[1:], " ")
+		if _, err := control.KindNamed(kind); kind != "" && err != nil {
+			return err
+		}
 		n, err := ctl.ClearFaults(cmd.Context(), kind)
 		if err != nil {
 			return err

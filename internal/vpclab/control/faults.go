@@ -2,10 +2,12 @@ package control
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/vpclab/ec2"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -16,23 +18,24 @@ type Kind struct {
 	Args    string // as a user types them after the name
 	Doc     string
 	Example string
-	action  bool // the first argument is an action
-	value   bool // an argument follows
+	action  bool   // the first argument is an action
+	value   bool   // an argument follows
+	inject  string // the kind of spec.Fault that this is, which may be counted; "" for what apply does
 	apply   func(c *vpc.Cloud, r FaultRequest) (undo func(), err error)
 }
 
 // Kinds lists every kind of fault, in the order in which help shows them.
 var Kinds = []Kind{
-	{"throttle", "ACTION RATE", "limit calls of ACTION to RATE a second (a bucket of one token)", "throttle AssignPrivateIpAddresses 0.5", true, true, throttle},
-	{"error", "ACTION CODE", "answer calls of ACTION with the EC2 error CODE", "error CreateNetworkInterface InternalError --count 3", true, true, answer},
-	{"lost-reply", "ACTION", "carry calls of ACTION out and close the connection without a reply", "lost-reply AttachNetworkInterface --count 1", true, false, inject("lostReply")},
-	{"lost-request", "ACTION", "close the connection of calls of ACTION before anything happens", "lost-request 'Describe*' --count 2", true, false, inject("lostRequest")},
-	{"deny", "ACTION", "take the permission for ACTION away from everybody", "deny CreateNetworkInterface", true, false, deny},
-	{"latency", "ACTION DURATION", "delay calls of ACTION", "latency '*' 500ms", true, true, latency},
-	{"outage", "", "make the EC2 endpoint unreachable", "outage", false, false, toggle((*vpc.Cloud).Outage)},
-	{"imds-outage", "", "make the metadata service unreachable", "imds-outage", false, false, toggle((*vpc.Cloud).IMDSOutage)},
-	{"imds-delay", "DURATION", "make the metadata service lag behind EC2", "imds-delay 30s", false, true, delay((*vpc.Cloud).SetIMDSDelay)},
-	{"describe-delay", "DURATION", "make describe calls see the world of DURATION ago", "describe-delay 5s", false, true, delay((*vpc.Cloud).SetConsistencyDelay)},
+	{"throttle", "ACTION RATE", "limit calls of ACTION to RATE a second (a bucket of one token)", "throttle AssignPrivateIpAddresses 0.5", true, true, "", throttle},
+	{"error", "ACTION CODE", "answer calls of ACTION with the EC2 error CODE", "error CreateNetworkInterface InternalError --count 3", true, true, "error", nil},
+	{"lost-reply", "ACTION", "carry calls of ACTION out and close the connection without a reply", "lost-reply AttachNetworkInterface --count 1", true, false, "lostReply", nil},
+	{"lost-request", "ACTION", "close the connection of calls of ACTION before anything happens", "lost-request 'Describe*' --count 2", true, false, "lostRequest", nil},
+	{"deny", "ACTION", "take the permission for ACTION away from everybody", "deny CreateNetworkInterface", true, false, "", deny},
+	{"latency", "ACTION DURATION", "delay calls of ACTION", "latency '*' 500ms", true, true, "", latency},
+	{"outage", "", "make the EC2 endpoint unreachable", "outage", false, false, "", toggle((*vpc.Cloud).Outage)},
+	{"imds-outage", "", "make the metadata service unreachable", "imds-outage", false, false, "", toggle((*vpc.Cloud).IMDSOutage)},
+	{"imds-delay", "DURATION", "make the metadata service lag behind EC2", "imds-delay 30s", false, true, "", delay((*vpc.Cloud).SetIMDSDelay, func(s spec.Spec) spec.Duration { return s.IMDS.Delay })},
+	{"describe-delay", "DURATION", "make describe calls see the world of DURATION ago", "describe-delay 5s", false, true, "", delay((*vpc.Cloud).SetConsistencyDelay, func(s spec.Spec) spec.Duration { return s.Consistency.Describe })},
 }
 
 // KindNamed finds a kind.
@@ -64,7 +67,21 @@ func (k Kind) Request(args []string, count int) (FaultRequest, error) {
 	if !take(k.action, &r.Action) || !take(k.value, &r.Value) || len(rest) > 0 {
 		return r, fmt.Errorf("fault %s: want %q after it, got %q", k.Name, k.Args, args)
 	}
-	return r, nil
+	return r, k.check(r)
+}
+
+// check judges a request of this kind.
+func (k Kind) check(r FaultRequest) error {
+	covers := func(action string) bool { return vpc.Covers(r.Action, action) }
+	switch {
+	case k.action && !slices.ContainsFunc(ec2.Actions(), covers):
+		return fmt.Errorf("fault %s: %q covers no action that the lab knows; want one of %v or a pattern", k.Name, r.Action, ec2.Actions())
+	case r.Count < 0:
+		return fmt.Errorf("fault %s: count %d: want how many calls it meets, 0 for all", k.Name, r.Count)
+	case r.Count > 0 && k.inject == "":
+		return fmt.Errorf("fault %s: a count means nothing for it; it stays until it is cleared", k.Name)
+	}
+	return nil
 }
 
 func throttle(c *vpc.Cloud, r FaultRequest) (func(), error) {
@@ -74,16 +91,6 @@ func throttle(c *vpc.Cloud, r FaultRequest) (func(), error) {
 	}
 	c.SetRateLimit(r.Action, spec.RateLimit{Bucket: 1, Refill: rate})
 	return func() { c.ClearRateLimit(r.Action) }, nil
-}
-
-func answer(c *vpc.Cloud, r FaultRequest) (func(), error) {
-	return c.Inject(spec.Fault{Action: r.Action, Kind: "error", Code: r.Value, Count: r.Count})
-}
-
-func inject(kind string) func(*vpc.Cloud, FaultRequest) (func(), error) {
-	return func(c *vpc.Cloud, r FaultRequest) (func(), error) {
-		return c.Inject(spec.Fault{Action: r.Action, Kind: kind, Count: r.Count})
-	}
 }
 
 func deny(c *vpc.Cloud, r FaultRequest) (func(), error) {
@@ -97,7 +104,7 @@ func latency(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		return nil, err
 	}
 	c.SetLatency(r.Action, d)
-	return func() { c.SetLatency(r.Action, 0) }, nil
+	return func() { c.SetLatency(r.Action, c.Spec().Latencies[r.Action].D()) }, nil
 }
 
 func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), error) {
@@ -107,14 +114,15 @@ func toggle(set func(*vpc.Cloud, bool)) func(*vpc.Cloud, FaultRequest) (func(), 
 	}
 }
 
-func delay(set func(*vpc.Cloud, time.Duration)) func(*vpc.Cloud, FaultRequest) (func(), error) {
+// delay is a kind that sets a duration, and goes back to the spec's.
+func delay(set func(*vpc.Cloud, time.Duration), normal func(spec.Spec) spec.Duration) func(*vpc.Cloud, FaultRequest) (func(), error) {
 	return func(c *vpc.Cloud, r FaultRequest) (func(), error) {
 		d, err := duration(r)
 		if err != nil {
 			return nil, err
 		}
 		set(c, d)
-		return func() { set(c, 0) }, nil
+		return func() { set(c, normal(c.Spec()).D()) }, nil
 	}
 }
 
@@ -144,8 +152,17 @@ func (f *faults) add(r FaultRequest) error {
 	if err != nil {
 		return err
 	}
+	if err := k.check(r); err != nil {
+		return err
+	}
 	f.clear(func(o FaultRequest) bool { return o.Kind == r.Kind && o.Action == r.Action })
-	undo, err := k.apply(f.cloud, r)
+	apply := k.apply
+	if k.inject != "" {
+		apply = func(c *vpc.Cloud, r FaultRequest) (func(), error) {
+			return c.Inject(spec.Fault{Action: r.Action, Kind: k.inject, Code: r.Value, Count: r.Count})
+		}
+	}
+	undo, err := apply(f.cloud, r)
 	if err != nil {
 		return err
 	}
@@ -172,11 +189,23 @@ func (f *faults) clear(match func(FaultRequest) bool) int {
 	return n
 }
 
+// left is how many calls a counted fault still meets.
+func (f *faults) left(r FaultRequest) int {
+	k, _ := KindNamed(r.Kind)
+	for _, in := range f.cloud.Faults() {
+		if in.Kind == k.inject && in.Action == r.Action {
+			return in.Count
+		}
+	}
+	return 0
+}
+
 // strings describes what is in force.
 func (f *faults) strings() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := []string{}
+	f.list = slices.DeleteFunc(f.list, func(a activeFault) bool { return a.Count > 0 && f.left(a.FaultRequest) == 0 })
 	for _, a := range f.list {
 		s := a.Kind
 		for _, part := range []string{a.Action, a.Value} {
@@ -185,7 +214,7 @@ func (f *faults) strings() []string {
 			}
 		}
 		if a.Count > 0 {
-			s += fmt.Sprintf(" (first %d calls)", a.Count)
+			s += fmt.Sprintf(" (next %d calls)", f.left(a.FaultRequest))
 		}
 		out = append(out, s)
 	}

@@ -134,7 +134,7 @@ func (s *server) addPod(r *http.Request) (any, error) {
 		}
 	}
 	if q.Name == "" {
-		q.Name = fmt.Sprintf("pod-%d", s.podSeq.Add(1))
+		q.Name = s.podName(n)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
@@ -148,6 +148,16 @@ func (s *server) addPod(r *http.Request) (any, error) {
 		reply.Addresses = append(reply.Addresses, a.String())
 	}
 	return reply, nil
+}
+
+// podName chooses a name that the node has not.
+func (s *server) podName(n *node.Node) string {
+	for {
+		name := fmt.Sprintf("pod-%d", s.podSeq.Add(1))
+		if _, err := n.Pod(name); err != nil {
+			return name
+		}
+	}
 }
 
 func (s *server) delPod(r *http.Request) (any, error) {

@@ -1,8 +1,16 @@
 package ec2
 
+import (
+	"maps"
+	"slices"
+)
+
 // action reads its parameters, calls ready, and only then touches the cloud.
 // It returns what to reply as XML.
 type action func(*request) (any, error)
+
+// Actions names all the actions that the lab knows.
+func Actions() []string { return slices.Sorted(maps.Keys(actions())) }
 
 // actions are all the actions that the lab knows.
 func actions() map[string]action {
