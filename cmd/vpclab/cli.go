@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -44,7 +45,7 @@ func printNext(w io.Writer, dir, node string) {
 	if dir != lab.DefaultDir {
 		at = " --dir " + dir
 	}
-	for _, l := range [][2]string{
+	lines := [][2]string{
 		{"vpclab status" + at, "nodes, ENIs, addresses, pods, drops"},
 		{"vpclab pod add" + at + " " + node + " web", "a pod, through CNI as a runtime would"},
 		{"vpclab exec" + at + " " + node + "/web -- ip addr", "a command inside the pod, or inside a node"},
@@ -52,7 +53,10 @@ func printNext(w io.Writer, dir, node string) {
 		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
 		{"vpclab kill" + at + " " + node + " --restart", "kill -9 berthd and start it again"},
 		{"vpclab down" + at, "remove everything"},
-	} {
-		fmt.Fprintf(w, "  %-58s %s\n", l[0], l[1])
 	}
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, l := range lines {
+		fmt.Fprintf(table, "  %s\t%s\n", l[0], l[1])
+	}
+	_ = table.Flush() // to a terminal or a pipe that nobody needs
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"os"
@@ -108,8 +109,11 @@ func TestFabricByCommand(t *testing.T) {
 	c.run("fault", "throttle", "Describe*", "5")
 	c.run("fault", "outage", "on")
 	c.run("fault", "error", "CreateNetworkInterface", "InternalError", "--count", "3")
-	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (first 3 calls)")
-	c.fails("calls a second", "fault", "throttle", "x", "fast")
+	c.has(c.run("fault", "list"), "error CreateNetworkInterface InternalError (next 3 calls)")
+	c.fails("calls a second", "fault", "throttle", "*", "fast")
+	c.fails("covers no action", "fault", "throttle", "Describe", "1")
+	c.fails("a count means nothing", "fault", "deny", "*", "--count", "1")
+	c.fails("want one of", "fault", "clear", "earthquake")
 	c.fails("want one of", "fault", "earthquake")
 	c.run("fault", "outage", "off")
 	c.has(c.run("fault", "clear"), "2 faults cleared")
@@ -135,6 +139,39 @@ func TestDownAfterTheLabWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.has(c.run("down"), "removed vpclab-"+lab.IDOf(c.dir)+"-vpc")
+}
+
+// Ctrl-C while nodes come up: a line about it, and nothing is left.
+func TestInterruptedUp(t *testing.T) {
+	c := newCLI(t)
+	cmd := exec.CommandContext(t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20")
+	var complaint bytes.Buffer
+	cmd.Stderr = &complaint
+	progress, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(progress)
+	if !lines.Scan() {
+		t.Fatalf("no progress: %s", &complaint)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for lines.Scan() { // what was on its way
+	}
+	if err := cmd.Wait(); err == nil || strings.Count(complaint.String(), "\n") != 1 || !strings.Contains(complaint.String(), "the lab was removed") {
+		t.Errorf("%v, and this to say:\n%s", err, &complaint)
+	}
+	if pid := control.Holder(c.dir); pid != 0 {
+		t.Errorf("lab process %d still runs", pid)
+	}
+	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
 }
 
 func TestUpSaysWhatIsWrong(t *testing.T) {

@@ -75,12 +75,18 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 			pid := cmd.Process.Pid
 			return pid, cmd.Process.Release()
 		}
-		if why, ok := strings.CutPrefix(lines.Text(), failedPrefix); ok {
+		why, failed := strings.CutPrefix(lines.Text(), failedPrefix)
+		switch {
+		case !failed:
+			show(lines.Text())
+		case ctx.Err() == nil:
 			return cmd.Process.Pid, errors.New(why)
 		}
-		show(lines.Text())
 	}
 	err = cmd.Wait()
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return 0, fmt.Errorf("%w: the lab was removed, its logs are in %s", context.Cause(ctx), dir)
+	}
 	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), tail(LogPath(dir), 20))
 }
 
