@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -127,7 +128,7 @@ func TestWhatANodeShows(t *testing.T) {
 	t.Run("loopback only", func(t *testing.T) {
 		for from, path := range map[string]string{"another node": other.Netns, "a pod": n.Pods()[0].Netns(), "the node by its address": n.Netns} {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-			body, err := ns.Get(ctx, path, fmt.Sprintf("http://%s:6666/ip-manager", primary(t, l, n)))
+			body, err := ns.Get(ctx, path, urlAt(t, l, n, "6666", introspect.Path))
 			cancel()
 			if err == nil {
 				t.Errorf("%s reads introspection: %.100s", from, body)
@@ -144,11 +145,17 @@ func TestWhatANodeShows(t *testing.T) {
 			}
 		}
 		// A cluster's monitoring reads metrics from elsewhere.
-		if _, err := ns.Get(t.Context(), other.Netns, fmt.Sprintf("http://%s:61678/metrics", primary(t, l, n))); err != nil {
+		if _, err := ns.Get(t.Context(), other.Netns, urlAt(t, l, n, "61678", "/metrics")); err != nil {
 			t.Errorf("metrics from another node: %v", err)
 		}
 	})
 	t.Run("modes", func(t *testing.T) { modes(t, n) })
+}
+
+// urlAt is on the node's own address, which others can reach.
+func urlAt(t *testing.T, l *lab.Lab, n *node.Node, port, path string) string {
+	t.Helper()
+	return "http://" + net.JoinHostPort(primary(t, l, n).String(), port) + path
 }
 
 func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) string {
@@ -169,12 +176,12 @@ func metrics(t *testing.T, n *node.Node) map[string]float64 {
 	harness.OK(t, err)
 	out := map[string]float64{}
 	for in := bufio.NewScanner(strings.NewReader(body)); in.Scan(); {
-		name, value, ok := strings.Cut(in.Text(), " ")
-		if i := strings.LastIndex(in.Text(), " "); ok && !strings.HasPrefix(name, "#") {
-			name, value = in.Text()[:i], in.Text()[i+1:]
-			if out[name], err = strconv.ParseFloat(value, 64); err != nil {
-				t.Fatalf("metrics: %q: %v", in.Text(), err)
-			}
+		i := strings.LastIndex(in.Text(), " ") // labels may hold spaces
+		if i < 0 || strings.HasPrefix(in.Text(), "#") {
+			continue
+		}
+		if out[in.Text()[:i]], err = strconv.ParseFloat(in.Text()[i+1:], 64); err != nil {
+			t.Fatalf("metrics: %q: %v", in.Text(), err)
 		}
 	}
 	return out

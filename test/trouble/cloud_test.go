@@ -169,7 +169,7 @@ func TestPermissionDenied(t *testing.T) {
 	for _, action := range denied {
 		l.Cloud.SetRoleActions(action, []string{"*"})
 	}
-	ctx := within(t, 100*time.Second)
+	ctx := within(t, 2*time.Minute)
 	for i, n := range l.Nodes() {
 		t.Run(denied[i]+" allowed", func(t *testing.T) {
 			_, err := n.AddPod(ctx, "allowed", nodeOptions)
@@ -227,7 +227,7 @@ func TestFull(t *testing.T) {
 		fails(t, addOnce(t, n, "p3"), types.ErrTryAgainLater, "no address", "subnet", "free")
 		takesPods(t, n)
 		harness.OK(t, l.Cloud.DeleteNetworkInterface(other.ID))
-		_, err = n.AddPod(within(t, time.Minute), "p3", nodeOptions)
+		_, err = n.AddPod(within(t, 2*time.Minute), "p3", nodeOptions) // its count is asked for once a minute
 		harness.OK(t, err)
 	})
 	t.Run("ENIs", func(t *testing.T) {
