@@ -1,0 +1,164 @@
+// Package docs holds the documentation; its tests compare it with the code.
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// literals are the string literals of the packages whose messages people get
+// to read, and what of them names a reason.
+type literals struct {
+	texts   []string
+	reasons map[string]string // to where it is
+}
+
+func readCode(t *testing.T) literals {
+	t.Helper()
+	l := literals{reasons: map[string]string{}}
+	for _, dir := range []string{
+		"cmd/berthd", "internal/attachment", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
+		"internal/datapath", "internal/eni", "internal/install", "internal/source",
+	} {
+		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+			if err == nil {
+				ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l
+}
+
+func (l *literals) take(n ast.Node, path string) {
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		if s, ok := text(n); ok {
+			l.texts = append(l.texts, s)
+		}
+	case *ast.BinaryExpr:
+		if left, ok := text(n.X); ok {
+			if right, ok := text(n.Y); ok {
+				l.texts = append(l.texts, left+right) // one message on two lines
+			}
+		}
+	case *ast.CallExpr:
+		// failf(code, reason, ...) and conditions.set(type, healthy, reason, ...)
+		if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "failf" && strings.Contains(path, "internal/daemon") {
+			l.reason(n.Args[1], path)
+		}
+		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
+			l.reason(n.Args[2], path)
+		}
+	case *ast.KeyValueExpr:
+		if k, ok := n.Key.(*ast.Ident); ok && k.Name == "Reason" {
+			l.reason(n.Value, path)
+		}
+		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/eni/waiting.go") && k.Sel != nil {
+			l.reason(n.Value, path) // the map from a class of trouble to a reason
+		}
+	case *ast.ValueSpec:
+		for i, name := range n.Names {
+			if i < len(n.Values) && (strings.HasPrefix(name.Name, "Reason") || strings.HasPrefix(name.Name, "Condition")) {
+				l.reason(n.Values[i], path)
+			}
+		}
+	case *ast.AssignStmt:
+		if name, ok := n.Lhs[0].(*ast.Ident); ok && name.Name == "reason" {
+			l.reason(n.Rhs[0], path)
+		}
+		if f, ok := n.Lhs[0].(*ast.SelectorExpr); ok && f.Sel.Name == "Reason" && strings.Contains(path, "internal/daemon") {
+			l.reason(n.Rhs[0], path)
+		}
+	}
+}
+
+// reason notes a literal; a constant or a variable is noted where it is set.
+func (l *literals) reason(e ast.Expr, path string) {
+	if s, ok := text(e); ok && s != "" && !strings.ContainsAny(s, " %") {
+		l.reasons[s] = path
+	}
+}
+
+func text(e ast.Expr) (string, bool) {
+	lit, ok := e.(*ast.BasicLit)
+	if !ok || lit.Kind != token.STRING {
+		return "", false
+	}
+	s, err := strconv.Unquote(lit.Value)
+	return s, err == nil
+}
+
+// Every reason of a failed call, of a shortage and of a condition has its place
+// in the page that people look it up in.
+func TestEveryReasonIsExplained(t *testing.T) {
+	page := readPage(t, "troubleshoot.md")
+	reasons := readCode(t).reasons
+	for _, known := range []string{"subnet-full", "unreachable", "throttled", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic"} {
+		if reasons[known] == "" {
+			t.Errorf("this test no longer finds %s in the code", known)
+		}
+	}
+	for reason, where := range reasons {
+		if !strings.Contains(page, "`"+reason+"`") {
+			t.Errorf("troubleshoot.md does not explain %s of %s", reason, where)
+		}
+	}
+}
+
+// What the page quotes in the cells of its tables is what the programs say.
+// Placeholders in the code (%s, %d, ...) and the ends of a literal are … here.
+func TestMessagesAreInTheCode(t *testing.T) {
+	verbs := regexp.MustCompile(`%[+#]?[a-z]`)
+	var code strings.Builder
+	for _, s := range readCode(t).texts {
+		code.WriteString(verbs.ReplaceAllString(s, "\x00"))
+		code.WriteByte('\n')
+	}
+	quoted := 0
+	for _, line := range strings.Split(readPage(t, "troubleshoot.md"), "\n") {
+		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
+			if !strings.HasPrefix(line, "|") && !strings.Contains(m[1], "…") || !isMessage(m[1]) {
+				continue
+			}
+			quoted++
+			for _, part := range strings.Split(m[1], "…") {
+				if part = strings.TrimSpace(part); part != "" && !strings.Contains(code.String(), part) {
+					t.Errorf("no program says %q of %q", part, m[1])
+				}
+			}
+		}
+	}
+	if quoted < 50 {
+		t.Errorf("only %d messages were compared", quoted)
+	}
+}
+
+// isMessage tells a sentence from a name, a flag or a command.
+func isMessage(s string) bool {
+	return strings.Count(s, " ") >= 2 && !regexp.MustCompile(`^(ls|df|ip|nft|nstat|ping|kubectl|berthctl) `).MatchString(s)
+}
+
+func readPage(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
