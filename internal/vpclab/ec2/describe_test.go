@@ -1,6 +1,7 @@
 package ec2_test
 
 import (
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -186,6 +187,77 @@ func TestDescribeNetworks(t *testing.T) {
 		},
 	} {
 		wantCode(t, call(), code, http.StatusBadRequest)
+	}
+}
+
+// The filters of what the nodes live in: each finds the one, and its opposite nothing.
+func TestFilterNetworks(t *testing.T) {
+	s := dual()
+	s.VPCs[0].Tags = map[string]string{"team": "network"}
+	s.VPCs = append(s.VPCs, spec.VPC{
+		Name: "other", CIDRs: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/16")},
+		Subnets: []spec.Subnet{{Name: "far", Zone: "lab-1c", CIDR: netip.MustParsePrefix("172.16.0.0/24"), Public: true}},
+	})
+	r := newRig(t, s)
+	books := r.lab.Cloud.Snapshot()
+	home, _ := books.VPC("lab")
+	far, _ := books.Subnet("far")
+	count := map[string]func(fs []types.Filter) (int, error){
+		"VPC": func(fs []types.Filter) (int, error) {
+			return rows(r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: fs}))(func(o *awsec2.DescribeVpcsOutput) int { return len(o.Vpcs) })
+		},
+		"subnet": func(fs []types.Filter) (int, error) {
+			return rows(r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: fs}))(func(o *awsec2.DescribeSubnetsOutput) int { return len(o.Subnets) })
+		},
+		"group": func(fs []types.Filter) (int, error) {
+			return rows(r.DescribeSecurityGroups(t.Context(), &awsec2.DescribeSecurityGroupsInput{Filters: fs}))(func(o *awsec2.DescribeSecurityGroupsOutput) int { return len(o.SecurityGroups) })
+		},
+		"route table": func(fs []types.Filter) (int, error) {
+			return rows(r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{Filters: fs}))(func(o *awsec2.DescribeRouteTablesOutput) int { return len(o.RouteTables) })
+		},
+		"tag": func(fs []types.Filter) (int, error) {
+			return rows(r.DescribeTags(t.Context(), &awsec2.DescribeTagsInput{Filters: fs}))(func(o *awsec2.DescribeTagsOutput) int { return len(o.Tags) })
+		},
+	}
+	for _, tc := range []struct {
+		kind, filter, value string
+	}{
+		{"VPC", "vpc-id", home.ID}, {"VPC", "cidr", "172.16.0.0/16"}, {"VPC", "cidr-block-association.cidr-block", "10.0.0.0/16"},
+		{"VPC", "ipv6-cidr-block-association.ipv6-cidr-block", "2600:1f14:abc:de00::/56"}, {"VPC", "tag:team", "network"}, {"VPC", "tag-key", "team"},
+		{"subnet", "subnet-id", far.ID}, {"subnet", "vpc-id", far.VPCID}, {"subnet", "availability-zone", "lab-1c"}, {"subnet", "cidr-block", "172.16.0.0/24"},
+		{"subnet", "available-ip-address-count", "251"}, {"subnet", "map-public-ip-on-launch", "true"}, {"subnet", "tag:Name", "fa?"},
+		{"subnet", "ipv6-cidr-block-association.ipv6-cidr-block", "2600:1f14:abc:de00::/64"},
+		{"group", "group-id", books.Groups[0].ID}, {"group", "vpc-id", home.ID}, {"group", "description", "everything within*"},
+		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", books.RouteTables[0].ID},
+		{"tag", "key", "team"}, {"tag", "value", "network"}, {"tag", "tag:team", "network"}, {"tag", "resource-id", far.ID},
+	} {
+		if n, err := count[tc.kind](filters(tc.filter, tc.value)); n != 1 || err != nil {
+			t.Errorf("%s by %s=%s: %d, %v; want 1", tc.kind, tc.filter, tc.value, n, err)
+		}
+		if n, err := count[tc.kind](filters(tc.filter, tc.value+"-not")); n != 0 || err != nil {
+			t.Errorf("%s by another %s: %d, %v; want none", tc.kind, tc.filter, n, err)
+		}
+	}
+	many := []types.Filter{{Name: aws.String("vpc-id")}}
+	for i := range 201 {
+		many[0].Values = append(many[0].Values, fmt.Sprintf("vpc-%08x", i))
+	}
+	_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: many})
+	wantCode(t, err, "FilterLimitExceeded", http.StatusBadRequest)
+	for kind, list := range count {
+		if _, err := list(filters("colour", "blue")); err == nil {
+			t.Errorf("%s: a filter that does not exist is accepted", kind)
+		}
+	}
+}
+
+// rows counts what a listing answered.
+func rows[O any](o *O, err error) func(count func(*O) int) (int, error) {
+	return func(count func(*O) int) (int, error) {
+		if err != nil {
+			return 0, err
+		}
+		return count(o), nil
 	}
 }
 

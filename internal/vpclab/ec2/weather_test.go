@@ -261,6 +261,39 @@ func TestAttachTakesTime(t *testing.T) {
 	}
 }
 
+// An ENI can be attached to an instance that runs or is stopped, not to one
+// that is on its way.
+func TestAttachWaitsForTheInstance(t *testing.T) {
+	fake := clock.NewFake(time.Now())
+	s := instant()
+	s.Delays = spec.Delays{Launch: spec.Duration(time.Minute), Stop: spec.Duration(time.Minute)}
+	r := newRig(t, s, vpc.WithClock(fake))
+	id := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
+	out, err := r.RunInstances(t.Context(), &awsec2.RunInstancesInput{
+		ImageId: aws.String("ami-0123456789abcdef0"), SubnetId: aws.String(r.subnet("a")), MinCount: aws.Int32(1), MaxCount: aws.Int32(1),
+	})
+	if err != nil || out.Instances[0].State.Name != "pending" {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	instance := []string{*out.Instances[0].InstanceId}
+	try := func() error {
+		_, err := r.AttachNetworkInterface(t.Context(), &awsec2.AttachNetworkInterfaceInput{NetworkInterfaceId: id, InstanceId: &instance[0], DeviceIndex: aws.Int32(1)})
+		return err
+	}
+	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
+	_, err = r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance})
+	wantCode(t, err, "IncorrectInstanceState", http.StatusBadRequest)
+	fake.Advance(time.Minute)
+	if _, err := r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
+	fake.Advance(time.Minute)
+	if err := try(); err != nil {
+		t.Fatalf("attach to a stopped instance: %v", err)
+	}
+}
+
 // A client that gives up takes nothing back: the call has its effect later.
 func TestClientGivesUp(t *testing.T) {
 	fake := clock.NewFake(time.Now())
