@@ -3,12 +3,21 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/credentials/ec2rolecreds"
+	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"github.com/aws/smithy-go"
 )
 
 // start runs "vpclab serve" and returns the settings it prints, and a function
@@ -70,6 +79,68 @@ func TestServe(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// What is printed is all that the official SDK needs, with a spec as without.
+func TestServeForTheSDK(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "spec.yaml")
+	if err := os.WriteFile(file, []byte(`
+region: eu-lab-7
+vpcs:
+- name: mine
+  cidrs: [10.7.0.0/16]
+  subnets: [{name: only, zone: eu-lab-7a, cidr: 10.7.0.0/24, tags: {tier: pods}}]
+instances: [{name: worker, type: t3.small, subnet: only, role: node}]
+roles: [{name: node, actions: ["ec2:DescribeSubnets"]}]
+rateLimits: {CreateNetworkInterface: {bucket: 1, refill: 0.0001}}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env, stop := start(t, "--spec", file)
+	defer func() {
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	client := func(creds aws.CredentialsProvider) *ec2.Client {
+		return ec2.New(ec2.Options{
+			BaseEndpoint: aws.String(env["AWS_ENDPOINT_URL_EC2"]), Region: env["AWS_REGION"], Credentials: creds, RetryMaxAttempts: 1,
+		})
+	}
+	admin := client(credentials.NewStaticCredentialsProvider(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], ""))
+	subnets, err := admin.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{
+		Filters: []types.Filter{{Name: aws.String("tag:tier"), Values: []string{"pods"}}},
+	})
+	if err != nil || len(subnets.Subnets) != 1 || *subnets.Subnets[0].CidrBlock != "10.7.0.0/24" {
+		t.Fatalf("%+v, %v", subnets, err)
+	}
+	create := &ec2.CreateNetworkInterfaceInput{SubnetId: subnets.Subnets[0].SubnetId, SecondaryPrivateIpAddressCount: aws.Int32(2)}
+	made, err := admin.CreateNetworkInterface(t.Context(), create)
+	if err != nil || len(made.NetworkInterface.PrivateIpAddresses) != 3 {
+		t.Fatalf("%+v, %v", made, err)
+	}
+	wantCode(t, outcome(admin.CreateNetworkInterface(t.Context(), create)), "RequestLimitExceeded")
+
+	metadata := imds.New(imds.Options{Endpoint: env["AWS_EC2_METADATA_SERVICE_ENDPOINT"]})
+	region, err := metadata.GetRegion(t.Context(), &imds.GetRegionInput{})
+	if err != nil || region.Region != env["AWS_REGION"] || region.Region != "eu-lab-7" {
+		t.Errorf("region %+v, %v", region, err)
+	}
+	node := client(ec2rolecreds.New(func(o *ec2rolecreds.Options) { o.Client = metadata }))
+	if _, err := node.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{}); err != nil {
+		t.Errorf("with the role of the instance: %v", err)
+	}
+	wantCode(t, outcome(node.DescribeVpcs(t.Context(), &ec2.DescribeVpcsInput{})), "UnauthorizedOperation")
+}
+
+func outcome[O any](_ *O, err error) error { return err }
+
+func wantCode(t *testing.T, err error, code string) {
+	t.Helper()
+	var api smithy.APIError
+	if !errors.As(err, &api) || api.ErrorCode() != code {
+		t.Errorf("got %v, want %s", err, code)
 	}
 }
 
