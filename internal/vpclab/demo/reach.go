@@ -22,6 +22,15 @@ type asks struct {
 // enough failures to tell what is wrong; further questions would only take time.
 const enough = 4
 
+// patience is how long a question may take: little once one has failed, since
+// that decides and the rest is to tell more.
+func (a *asks) patience() time.Duration {
+	if len(a.errs) > 0 {
+		return 500 * time.Millisecond
+	}
+	return 3 * time.Second
+}
+
 // ask sends one question by TCP and one by UDP from a namespace, and wants it
 // seen as coming from a source.
 func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wantSource netip.Addr) {
@@ -29,7 +38,7 @@ func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wan
 		if len(a.errs) >= enough {
 			return
 		}
-		one, cancel := context.WithTimeout(ctx, 3*time.Second)
+		one, cancel := context.WithTimeout(ctx, a.patience())
 		began := time.Now()
 		r, err := echo.Ask(one, path, network, to, netip.Addr{}, "hello from "+who)
 		cancel()
@@ -50,7 +59,7 @@ func (a *asks) long(ctx context.Context, who, path string, to netip.AddrPort) {
 	if len(a.errs) >= enough {
 		return
 	}
-	one, cancel := context.WithTimeout(ctx, 5*time.Second)
+	one, cancel := context.WithTimeout(ctx, a.patience())
 	defer cancel()
 	text := strings.Repeat("x", 30000)
 	if r, err := echo.Ask(one, path, "tcp", to, netip.Addr{}, text); err != nil || r.Text != text {
