@@ -275,6 +275,14 @@ func TestDescribeInstanceTypes(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", got.InstanceType, n, want)
 		}
 	}
+	// The number of a type is that of all its cards, the limit of an ENI's card is the card's.
+	out, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"p4d.24xlarge"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := out.InstanceTypes[0].NetworkInfo; *n.MaximumNetworkInterfaces != 60 || *n.MaximumNetworkCards != 4 || len(n.NetworkCards) != 4 || *n.NetworkCards[3].MaximumNetworkInterfaces != 15 {
+		t.Errorf("p4d.24xlarge: %+v", n)
+	}
 	_, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"m5.lorge"}})
 	wantCode(t, err, "InvalidInstanceType", http.StatusBadRequest)
 	n := 0

@@ -276,7 +276,7 @@ func typeAttributes(e *limits.Entry, name string) ([]string, bool) {
 func typeInfo(e *limits.Entry) typeXML {
 	x := typeXML{
 		Type: e.Type, Current: e.Prefixes, BareMetal: e.Hypervisor == limits.BareMetal, Hypervisor: e.Hypervisor,
-		MaxENIs: e.MaxENIs, MaxCards: e.NetworkCards, IPv4: e.IPv4PerENI, IPv6: e.IPv6PerENI, HasIPv6: e.IPv6PerENI > 0,
+		MaxENIs: e.MaxENIs * e.NetworkCards, MaxCards: e.NetworkCards, IPv4: e.IPv4PerENI, IPv6: e.IPv6PerENI, HasIPv6: e.IPv6PerENI > 0,
 	}
 	if x.BareMetal {
 		x.Hypervisor = ""
