@@ -3,6 +3,7 @@ package vpc
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -239,30 +240,45 @@ func (a *addressing) chosen4(r AddressRequest) error {
 }
 
 func (a *addressing) prefixes4(r AddressRequest) error {
-	for _, p := range r.Prefixes {
-		if p.Bits() != prefixBits4 || p != p.Masked() || !a.v4.cidr.Contains(p.Addr()) {
-			return invalid("Prefix %s is not an aligned /28 within the subnet's address range", p)
+	return a.prefixes(a.v4, a.v4.cidr, prefixBits4, r.Prefixes, r.PrefixCount, func(p netip.Prefix) {
+		a.e.Prefixes = append(a.e.Prefixes, p)
+		a.got.Prefixes = append(a.got.Prefixes, p)
+	})
+}
+
+// prefixSpace is what both families have in common.
+type prefixSpace interface {
+	prefixFree(p netip.Prefix) bool
+	takePrefix(p netip.Prefix)
+	releasePrefix(p netip.Prefix)
+	pickPrefix(rng *rand.Rand) (netip.Prefix, bool)
+}
+
+// prefixes takes the given prefixes and count others out of a subnet's space
+// and notes each.
+func (a *addressing) prefixes(s prefixSpace, cidr netip.Prefix, bits int, given []netip.Prefix, count int, note func(netip.Prefix)) error {
+	take := func(p netip.Prefix) {
+		s.takePrefix(p)
+		a.undo = append(a.undo, func() { s.releasePrefix(p) })
+		note(p)
+	}
+	for _, p := range given {
+		if p.Bits() != bits || p != p.Masked() || !cidr.Contains(p.Addr()) {
+			return invalid("Prefix %s is not an aligned /%d within the subnet's address range", p, bits)
 		}
-		if !a.v4.prefixFree(p) {
+		if !s.prefixFree(p) {
 			return invalid("[%s] assigned, but move is not allowed.", p)
 		}
-		a.takePrefix4(p)
+		take(p)
 	}
-	for range r.PrefixCount {
-		p, ok := a.v4.pickPrefix(a.c.rng)
+	for range count {
+		p, ok := s.pickPrefix(a.c.rng)
 		if !ok {
 			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
 		}
-		a.takePrefix4(p)
+		take(p)
 	}
 	return nil
-}
-
-func (a *addressing) takePrefix4(p netip.Prefix) {
-	a.v4.takePrefix(p)
-	a.undo = append(a.undo, func() { a.v4.releasePrefix(p) })
-	a.e.Prefixes = append(a.e.Prefixes, p)
-	a.got.Prefixes = append(a.got.Prefixes, p)
 }
 
 func (a *addressing) given6(r AddressRequest) error {
@@ -296,30 +312,13 @@ func (a *addressing) chosen6(r AddressRequest) error {
 }
 
 func (a *addressing) prefixes6(r AddressRequest) error {
-	for _, p := range r.IPv6Prefixes {
-		if p.Bits() != prefixBits6 || p != p.Masked() || !a.v6.cidr.Contains(p.Addr()) {
-			return invalid("Prefix %s is not an aligned /80 within the subnet's address range", p)
-		}
-		if !a.v6.prefixFree(p) {
-			return invalid("[%s] assigned, but move is not allowed.", p)
-		}
-		a.takePrefix6(p)
+	if len(r.IPv6Prefixes)+r.IPv6PrefixCount == 0 {
+		return nil // perhaps the subnet has no IPv6 at all
 	}
-	for range r.IPv6PrefixCount {
-		p, ok := a.v6.pickPrefix(a.c.rng)
-		if !ok {
-			return Errorf("InsufficientCidrBlocks", "The specified subnet does not have enough free cidr blocks to satisfy the request.")
-		}
-		a.takePrefix6(p)
-	}
-	return nil
-}
-
-func (a *addressing) takePrefix6(p netip.Prefix) {
-	a.v6.takePrefix(p)
-	a.undo = append(a.undo, func() { a.v6.releasePrefix(p) })
-	a.e.IPv6Prefixes = append(a.e.IPv6Prefixes, p)
-	a.got.IPv6Prefixes = append(a.got.IPv6Prefixes, p)
+	return a.prefixes(a.v6, a.v6.cidr, prefixBits6, r.IPv6Prefixes, r.IPv6PrefixCount, func(p netip.Prefix) {
+		a.e.IPv6Prefixes = append(a.e.IPv6Prefixes, p)
+		a.got.IPv6Prefixes = append(a.got.IPv6Prefixes, p)
+	})
 }
 
 func subnetFull() *Error {
