@@ -37,7 +37,7 @@ for doc in README.md CHANGELOG.md $(find docs -name '*.md'); do
 	for name in $(grep -oE '(^|`)make [a-z0-9-]+' "$doc" | sed 's/.*make //' || true); do
 		grep -qxF "$name" <<<"$targets" || complain "$doc" "make has no target $name"
 	done
-	for name in $(grep -oE '`(internal|cmd|hack|tools|docs|deploy|api)/[A-Za-z0-9_./-]+`' "$doc" | tr -d '`' || true); do
+	for name in $(grep -oE '`(internal|cmd|hack|test|tools|docs|deploy|api)/[A-Za-z0-9_./-]+`' "$doc" | tr -d '`' || true); do
 		[ -e "$name" ] || complain "$doc" "no such path: $name"
 	done
 done
