@@ -65,8 +65,8 @@ func readFile(t *testing.T, name string) []byte {
 func readPod(t *testing.T) (podSpec, container) {
 	t.Helper()
 	for _, doc := range bytes.Split(readFile(t, "node-mode/daemonset.yaml"), []byte("\n---\n")) {
-		var any map[string]any
-		if err := yaml.UnmarshalStrict(doc, &any); err != nil {
+		var strict map[string]any
+		if err := yaml.UnmarshalStrict(doc, &strict); err != nil {
 			t.Fatal(err)
 		}
 		var ds daemonSet

@@ -57,7 +57,8 @@ SIGINT or SIGTERM.`,
 }
 
 // describe prints what there is and how to use it; the part between the lines
-// can be pasted into a shell.
+// can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
+// command AWS_DEFAULT_REGION only.
 func describe(w io.Writer, lab *vpclab.Lab, imdsURL, imdsInstance string) error {
 	key := lab.Credentials()
 	_, err := fmt.Fprintf(w, `EC2 API            %s
@@ -65,11 +66,12 @@ Instance metadata  %s (as instance %s)
 
 export AWS_ENDPOINT_URL_EC2=%s
 export AWS_REGION=%s
+export AWS_DEFAULT_REGION=%s
 export AWS_ACCESS_KEY_ID=%s
 export AWS_SECRET_ACCESS_KEY=%s
 export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 
-`, lab.EC2URL, imdsURL, imdsInstance, lab.EC2URL, lab.Cloud.Region(), key.AccessKeyID, key.SecretAccessKey, imdsURL)
+`, lab.EC2URL, imdsURL, imdsInstance, lab.EC2URL, lab.Cloud.Region(), lab.Cloud.Region(), key.AccessKeyID, key.SecretAccessKey, imdsURL)
 	if err != nil {
 		return err
 	}

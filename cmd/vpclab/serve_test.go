@@ -74,7 +74,7 @@ func TestServe(t *testing.T) {
 	if _, zone := fetch(t, env["AWS_EC2_METADATA_SERVICE_ENDPOINT"]+"/latest/meta-data/placement/availability-zone"); zone != "lab-1b" {
 		t.Errorf("the metadata service speaks for an instance in %q", zone)
 	}
-	if env["AWS_REGION"] != "lab-1" || env["AWS_ACCESS_KEY_ID"] == "" || env["AWS_SECRET_ACCESS_KEY"] == "" {
+	if env["AWS_REGION"] != "lab-1" || env["AWS_DEFAULT_REGION"] != "lab-1" || env["AWS_ACCESS_KEY_ID"] == "" || env["AWS_SECRET_ACCESS_KEY"] == "" {
 		t.Errorf("prints %v", env)
 	}
 	if err := stop(); err != nil {
