@@ -157,7 +157,7 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !c.SecurityContext.Privileged {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
 	}
-	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || ":61678" != cfg.MetricsAddr || c.Ports[0].HostPort != 61678 {
+	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != ":61678" || c.Ports[0].HostPort != 61678 {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
 	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
