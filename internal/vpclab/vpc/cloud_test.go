@@ -232,6 +232,52 @@ func TestSameSeedSameLab(t *testing.T) {
 	}
 }
 
+// What one call takes off several ENIs is told in the order of their IDs, so
+// that a seed gives the same story each time.
+func TestReassignmentTellsInOrder(t *testing.T) {
+	c := newCloud(t, spec.Default())
+	var moving []netip.Addr
+	var want []string
+	for range 8 {
+		e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Addresses: vpc.AddressRequest{IPv4Count: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		moving, want = append(moving, e.Secondary...), append(want, e.ID)
+	}
+	to := spare(t, c)
+	var got []string
+	c.Subscribe(func(e vpc.Event) { got = append(got, e.ENI.ID) })
+	if _, err := c.AssignAddresses(to.ID, vpc.AddressRequest{IPv4: moving, AllowReassignment: true}); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(want)
+	if want = append(want, to.ID); !slices.Equal(got, want) {
+		t.Errorf("told of %v, want %v", got, want)
+	}
+}
+
+// Of the limits that cover an action the closest one holds, by rule.
+func TestClosestRateLimitHolds(t *testing.T) {
+	s := spec.Default()
+	s.RateLimits = map[string]spec.RateLimit{
+		"*": {Bucket: 9, Refill: 1}, "Describe*": {Bucket: 1, Refill: 1}, "*eSubnets": {Bucket: 2, Refill: 1}, "*Subnet?": {Bucket: 3, Refill: 1},
+		"describevpcs": {Bucket: 4, Refill: 1},
+	}
+	for action, want := range map[string]int{"DescribeSubnets": 1, "DescribeVpcs": 4, "DescribeTags": 1, "CreateTags": 9} {
+		for range 5 {
+			c := newCloud(t, s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
+			n := 0
+			for c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Actions: []string{"*"}}}).Err == nil {
+				n++
+			}
+			if n != want {
+				t.Errorf("%s: %d calls, want %d", action, n, want)
+			}
+		}
+	}
+}
+
 // A snapshot is a copy: nothing done to it reaches the cloud.
 func TestSnapshotIsACopy(t *testing.T) {
 	c := newCloud(t, spec.Default())

@@ -272,6 +272,7 @@ func (c *Cloud) terminated(id string) {
 	c.emit(InstanceTerminated, &n, nil)
 	c.eventually(terminatedShown, func() {
 		c.instances.put(id, nil, c.clock.Now(), 0)
+		delete(c.credentials.current, id)
 	})
 }
 
