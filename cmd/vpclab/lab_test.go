@@ -141,37 +141,67 @@ func TestDownAfterTheLabWasKilled(t *testing.T) {
 	c.has(c.run("down"), "removed vpclab-"+lab.IDOf(c.dir)+"-vpc")
 }
 
-// Ctrl-C while nodes come up: a line about it, and nothing is left.
-func TestInterruptedUp(t *testing.T) {
-	c := newCLI(t)
-	cmd := exec.CommandContext(t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20")
+// rise begins to raise a lab of many nodes and returns in the middle of it,
+// with a function that waits for the end and returns what it says of failure.
+func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
+	c.t.Helper()
+	cmd := exec.CommandContext(c.t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20")
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint
 	progress, err := cmd.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
 	lines := bufio.NewScanner(progress)
 	if !lines.Scan() {
-		t.Fatalf("no progress: %s", &complaint)
+		c.t.Fatalf("no progress: %s", &complaint)
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
+	return cmd.Process, func() string {
+		c.t.Helper()
+		for lines.Scan() { // what was on its way
+		}
+		if err := cmd.Wait(); err == nil {
+			c.t.Error("vpclab up claims success")
+		}
+		return complaint.String()
 	}
-	for lines.Scan() { // what was on its way
-	}
-	if err := cmd.Wait(); err == nil || strings.Count(complaint.String(), "\n") != 1 || !strings.Contains(complaint.String(), "the lab was removed") {
-		t.Errorf("%v, and this to say:\n%s", err, &complaint)
-	}
+}
+
+func (c *cli) nothingLeft() {
+	c.t.Helper()
 	if pid := control.Holder(c.dir); pid != 0 {
-		t.Errorf("lab process %d still runs", pid)
+		c.t.Errorf("lab process %d still runs", pid)
 	}
 	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+		c.t.Errorf("left behind: %v, %v", left, err)
 	}
+}
+
+// Ctrl-C while nodes come up: a line about it, and nothing is left.
+func TestInterruptedUp(t *testing.T) {
+	c := newCLI(t)
+	up, end := c.rise()
+	if err := up.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if said := end(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "the lab was removed") {
+		t.Errorf("this was all there is to say:\n%s", said)
+	}
+	c.nothingLeft()
+}
+
+// A lab that is on its way up ends by itself when it is told to.
+func TestDownOvertakesUp(t *testing.T) {
+	c := newCLI(t)
+	_, end := c.rise()
+	c.has(c.run("down"), "Nothing of the lab is left")
+	if said := end(); strings.Contains(said, "killed") {
+		t.Errorf("the lab process was killed: %s", said)
+	}
+	c.nothingLeft()
 }
 
 func TestUpSaysWhatIsWrong(t *testing.T) {

@@ -113,6 +113,9 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 		removed = append(removed, "a lab that could not end by itself: "+err.Error())
 	}
 	if pid := Holder(dir); pid != 0 {
+		if err != nil { // it is on its way up, or it is a demo: both clean up when told to end
+			_ = syscall.Kill(pid, syscall.SIGTERM)
+		}
 		if err := endProcess(ctx, dir, pid); err != nil {
 			return removed, err
 		}
