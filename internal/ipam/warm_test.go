@@ -3,7 +3,6 @@ package ipam
 import (
 	"strings"
 	"testing"
-	"time"
 )
 
 // The formula cases of the operator: (available, used, pre-allocate,
@@ -71,23 +70,6 @@ func TestValidateNamesTheFields(t *testing.T) {
 	for _, p := range []Policy{{}, DefaultAWS(), DefaultCilium()} {
 		if err := p.Validate(); err != nil {
 			t.Errorf("%+v: %v", p, err)
-		}
-	}
-}
-
-func TestFromEnv(t *testing.T) {
-	env := map[string]string{"WARM_IP_TARGET": "5", "MINIMUM_IP_TARGET": "10", "ENABLE_PREFIX_DELEGATION": "true", "IP_COOLDOWN_PERIOD": "45", "MAX_ENI": ""}
-	lookup := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
-	p, cool, err := FromEnv(lookup)
-	want := Policy{Dialect: AWS, WarmENI: 1, WarmPrefix: 1, WarmIP: 5, MinimumIP: 10, PrefixDelegation: true}
-	if err != nil || p != want || cool != 45*time.Second {
-		t.Errorf("got %+v %v %v", p, cool, err)
-	}
-	env = map[string]string{"WARM_ENI_TARGET": "many", "MAX_ENI": "-1", "ENABLE_PREFIX_DELEGATION": "perhaps"}
-	_, _, err = FromEnv(lookup)
-	for name := range env {
-		if err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("error %v does not name %s", err, name)
 		}
 	}
 }
