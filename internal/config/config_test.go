@@ -90,6 +90,15 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	}
 }
 
+// The Amazon VPC CNI's README: "unset or 0 (or lower)" sets no limit.
+func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
+	for _, v := range []string{"-1", "0", ""} {
+		if c, err := load(t, nil, []string{"MAX_ENI=" + v}); err != nil || c.MaxENI != 0 {
+			t.Errorf("MAX_ENI=%s: %d, %v", v, c.MaxENI, err)
+		}
+	}
+}
+
 func TestBareFlags(t *testing.T) {
 	c, err := load(t, []string{"--external-snat", "--pprof=true", "--block-metadata=false"}, []string{"BERTH_BLOCK_METADATA=true"})
 	if err != nil || !c.ExternalSNAT || !c.Pprof || c.BlockMetadata {
@@ -120,7 +129,7 @@ func TestAllMistakesAreNamedAtOnce(t *testing.T) {
 
 func TestWrongValues(t *testing.T) {
 	for _, arg := range []string{
-		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=-2", "--first-interface-index=16",
+		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=65", "--first-interface-index=16",
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",
 		"--cni-version=0.2.0", "--cni-conf-name=../x.conflist", "--cni-conf-name=10-berth.conf", "--security-groups=subnet-1", "--subnet-tags=a", "--pprof=maybe",
 		"--mark-shift=25", "--introspection-address=example:1", "--cni-chain=a/b",

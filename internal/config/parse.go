@@ -60,6 +60,18 @@ func integer(dst *int, high, unset int) func(string) error {
 	}
 }
 
+// positiveOr is integer that takes any number below 1 for unset, as the Amazon
+// VPC CNI reads MAX_ENI.
+func positiveOr(dst *int, high, unset int) func(string) error {
+	store := integer(dst, high, unset)
+	return func(s string) error {
+		if v, err := strconv.Atoi(s); err == nil && v < 1 {
+			s = ""
+		}
+		return store(s)
+	}
+}
+
 // duration takes Go's notation (1m30s) or a bare number of seconds, as
 // IP_COOLDOWN_PERIOD is written.
 func duration(dst *time.Duration, low, high time.Duration) func(string) error {

@@ -100,8 +100,8 @@ func warmSettings(c *Config) []Setting {
 
 func eniSettings(c *Config) []Setting {
 	return []Setting{
-		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: integer(&c.MaxENI, 64, 0),
-			Doc: "Most ENIs on this node, the primary included. Not set or 0: what the instance type allows."},
+		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: positiveOr(&c.MaxENI, 64, 0),
+			Doc: "Most ENIs on this node, the primary included. Not set, 0 or less: what the instance type allows."},
 		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 15, -1),
 			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node. Counts as 0 when not set, with min-allocate and its like as 1."},
 		{Flag: "subnets", Unit: "subnet IDs", parse: list(&c.Subnets, prefixed("subnet-")),
