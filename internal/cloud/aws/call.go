@@ -30,7 +30,7 @@ const (
 )
 
 // invoke makes one EC2 call by the rules of the package comment. The error is
-// always a *cloud.Error. LostReply tells that some attempt may have taken
+// always a *cloud.Error, of class Throttled only if no attempt had an effect. LostReply tells that some attempt may have taken
 // effect although a later one was answered.
 func invoke[In, Out any](ctx context.Context, c *Client, op string, again repeatable,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
@@ -46,6 +46,9 @@ func invoke[In, Out any](ctx context.Context, c *Client, op string, again repeat
 			return out, a.lostReply, nil
 		}
 		if !a.retry(ctx, err) {
+			if a.lostReply && err.Class == cloud.Throttled {
+				err.Class = cloud.Transient // an attempt before this one may have taken effect
+			}
 			var none Out
 			return none, a.lostReply, err
 		}

@@ -52,7 +52,7 @@ type Options struct {
 	// Ceilings limit the calls of an action, by its EC2 name such as
 	// "AssignPrivateIpAddresses", besides what the limiter learns.
 	Ceilings map[string]Limit
-	// Fallback tells the limits of an instance type when EC2 cannot be asked;
+	// Fallback tells the limits of an instance type when EC2 does not;
 	// the table of package limits when nil.
 	Fallback func(instanceType string) (cloud.Limits, bool)
 	// Observer is told of every call; may be nil.

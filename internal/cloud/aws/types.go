@@ -22,7 +22,7 @@ type knownLimits struct {
 }
 
 // Limits implements cloud.API. What EC2 said of a type is remembered as long
-// as the client lives. When EC2 cannot be asked, Options.Fallback answers.
+// as the client lives. When EC2 does not tell, Options.Fallback answers.
 func (c *Client) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	if l, ok := c.known(instanceType); ok {
 		return l, nil
@@ -68,14 +68,9 @@ func (c *Client) ask(ctx context.Context, instanceType string) (cloud.Limits, er
 		c.learn(instanceType, knownLimits{limits: l})
 		return l, nil
 	}
-	switch cloud.ClassOf(err) {
-	case cloud.Permission, cloud.Transient, cloud.Throttled:
-	default:
-		return cloud.Limits{}, err
-	}
 	l, ok := c.fallback(instanceType)
 	if !ok {
-		return cloud.Limits{}, err
+		return cloud.Limits{}, fmt.Errorf("%w; the built-in table does not know %q either: allow ec2:DescribeInstanceTypes, or use a Berth that knows the type", err, instanceType)
 	}
 	c.logger.Warn("Taking the limits of an instance type from the built-in table, EC2 did not tell them",
 		"type", instanceType, "err", err)

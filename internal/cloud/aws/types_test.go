@@ -91,6 +91,11 @@ func TestLimitsFallback(t *testing.T) {
 		t.Errorf("after the time of the fallback: %+v, %v", got, err)
 	}
 
+	unlisted := client(t, serve(t, map[string][]answer{describeTypes: {ok(describeTypes, "<instanceTypeSet/>")}}))
+	if got, err := unlisted.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 3 {
+		t.Errorf("a type that EC2 does not list and the table knows: %+v, %v", got, err)
+	}
+
 	for name, a := range map[string]answer{
 		"type unknown to EC2":       ok(describeTypes, "<instanceTypeSet/>"),
 		"type unknown to the table": refusal(403, "UnauthorizedOperation", "no"),
@@ -99,8 +104,9 @@ func TestLimitsFallback(t *testing.T) {
 		c := client(t, s, func(o *Options) {
 			o.Fallback = func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }
 		})
-		if got, err := c.Limits(t.Context(), "m5.large"); err == nil {
-			t.Errorf("%s: got %+v", name, got)
+		got, err := c.Limits(t.Context(), "m5.large")
+		if err == nil || cloud.ClassOf(err) == cloud.Unknown || !strings.Contains(err.Error(), `"m5.large" either: allow ec2:DescribeInstanceTypes`) {
+			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 	}
 }
