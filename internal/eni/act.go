@@ -173,6 +173,8 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	delete(r.view.enis, k.ID)
 	delete(r.lookAt, k.ID)
+	delete(r.unsure, k.ID)
+	delete(r.leaving, k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
 	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
 	r.forgetIntent()

@@ -7,6 +7,7 @@
 //	plan.go        limits, policy and state to actions: growth; shrink.go: the rest
 //	view.go        what is known of the node's ENIs: listings, corrected by replies
 //	reconciler.go  one pass: observe, plan, act; and when to come back
+//	publish.go     what the node is told, and what it remembers for the next start
 //	observe.go     listing the node's ENIs and subnets
 //	step.go        what is recorded and withdrawn before the cloud is asked
 //	act.go         the changes at the cloud, each between two failpoints

@@ -64,8 +64,9 @@ type Release struct {
 
 // Leave is one ENI on its way off the instance.
 type Leave struct {
-	ENI   string    `json:"eni"`
-	Since time.Time `json:"since"`
+	ENI         string    `json:"eni"`
+	DeviceIndex int       `json:"deviceIndex"`
+	Since       time.Time `json:"since"`
 }
 
 // MAC is a hardware address that reads "02:00:00:00:00:01" in JSON.
@@ -131,6 +132,9 @@ func (inv Inventory) validate() error {
 	for _, l := range inv.Leaving {
 		if l.ENI == "" || ids[l.ENI] {
 			return fmt.Errorf("leaving: ENI %q: want one that is not among enis", l.ENI)
+		}
+		if l.DeviceIndex < 1 { // the primary ENI never leaves
+			return fmt.Errorf("leaving: %s: deviceIndex %d: want a number from 1", l.ENI, l.DeviceIndex)
 		}
 	}
 	for _, r := range inv.Releasing {

@@ -29,12 +29,15 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	}
 	r.heal(gateObserve)
 	first := r.confirmed.IsZero()
-	r.confirmed = start
+	r.confirmed, r.astray = start, false
 	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
 	if first && !r.cfg.NoCollection {
 		r.collectAt = start.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
 	for _, k := range r.view.list() {
+		if at, ok := r.lookAt[k.ID]; ok && !at.After(start) {
+			delete(r.lookAt, k.ID)
+		}
 		r.settleLook(k.ID, start)
 	}
 	_ = r.publish(ctx)
@@ -85,10 +88,14 @@ func (r *Reconciler) attached(ctx context.Context) ([]cloud.ENI, error) {
 	return in.ENIs, nil
 }
 
-// lookDue finds an ENI that is to be described singly now, the longest due first.
-func (r *Reconciler) lookDue(now time.Time) (string, bool) {
+// lookDue finds an ENI that is to be described singly now, the longest due
+// first: any, or one whose doubt keeps growth waiting.
+func (r *Reconciler) lookDue(now time.Time, urgent bool) (string, bool) {
 	var best string
 	for id, at := range r.lookAt {
+		if _, doubt := r.unsure[id]; urgent && !doubt {
+			continue
+		}
 		if !at.After(now) && (best == "" || at.Before(r.lookAt[best]) || at.Equal(r.lookAt[best]) && id < best) {
 			best = id
 		}
@@ -130,7 +137,7 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 		}
 	}
 	if known && k.phase() == Detaching {
-		r.lookAt[id] = start.Add(2 * time.Second)
+		r.lookAt[id] = start.Add(k.detachPoll(start))
 	}
 	if since, ok := r.leaving[id]; ok && (!known || k.phase() != Attached || start.Sub(since) >= r.cfg.Lag) {
 		if known {
@@ -138,6 +145,15 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 		}
 		delete(r.leaving, id) // if it is still attached, publishing it gives it back
 	}
+}
+
+// detachPoll is how long after a look at a detaching ENI the next follows:
+// detaching takes seconds, but may hang for hours.
+func (k *known) detachPoll(now time.Time) time.Duration {
+	if k.replied.IsZero() { // someone else's doing
+		return 10 * time.Second
+	}
+	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
 const subnetsAge = time.Minute // older free counts are asked for before growing

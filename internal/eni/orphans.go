@@ -14,25 +14,31 @@ import (
 // are nobody's: every node of the cluster looks for them now and then, at its
 // own random times, and deletes those that are old enough.
 
+// collectPause is when orphans are looked at again after pods that wait for
+// addresses of this node took precedence.
+const collectPause = 10 * time.Second
+
 func (r *Reconciler) collectDue(now time.Time) bool {
 	return !r.cfg.NoCollection && !r.collectAt.IsZero() && !r.collectAt.After(now) && !r.closed(gateCollect, now)
 }
 
-func (r *Reconciler) collect(ctx context.Context) bool {
+func (r *Reconciler) collect(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	r.collectAt = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
 	n, err := r.deleteOrphans(ctx, start)
 	r.told(Collect, err, start)
 	if err != nil {
-		r.fail(gateCollect, Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, cloud.ClassOf(err)))
-		r.collectAt = r.gates[gateCollect].until
-		return true
+		class := cloud.ClassOf(err)
+		r.fail(gateCollect, Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, class))
+		if class == cloud.Throttled || class == cloud.Transient {
+			r.collectAt = r.gates[gateCollect].until
+		}
+		return
 	}
 	r.heal(gateCollect)
 	if n > 0 {
 		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", n)
 	}
-	return true
 }
 
 func (r *Reconciler) deleteOrphans(ctx context.Context, now time.Time) (deleted int, err error) {
@@ -51,17 +57,26 @@ func (r *Reconciler) deleteOrphans(ctx context.Context, now time.Time) (deleted 
 		return 0, err
 	}
 	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
+	var first error
 	for _, e := range old {
 		if alive[e.Tags[TagInstanceID]] {
 			continue
 		}
-		err := around(Collect, func() error { return r.cfg.Cloud.DeleteENI(ctx, e.ID) })
-		if err != nil && cloud.ClassOf(err) != cloud.Gone {
-			return deleted, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		if r.cfg.Node.Usage().Waiting > 0 {
+			r.collectAt = now.Add(collectPause)
+			break
 		}
-		deleted++
+		err := around(Collect, func() error { return r.cfg.Cloud.DeleteENI(ctx, e.ID) })
+		switch class := cloud.ClassOf(err); {
+		case err == nil, class == cloud.Gone:
+			deleted++
+		case class == cloud.Throttled || ctx.Err() != nil:
+			return deleted, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		case first == nil: // one that cannot go keeps no other
+			first = fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		}
 	}
-	return deleted, nil
+	return deleted, first
 }
 
 // orphanable tells whether an ENI may be looked at as an orphan: made by Berth

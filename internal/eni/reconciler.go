@@ -3,7 +3,6 @@ package eni
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -26,7 +25,8 @@ type Reconciler struct {
 	observeAt time.Time            // when the next is due
 	lookAt    map[string]time.Time // ENIs to describe singly, and when
 	collectAt time.Time
-	pending   *step // a throttled step: it alone comes next
+	pending   map[gate]*step // throttled steps: each comes next of its kind, as it was
+	astray    bool           // the cloud contradicted the view: nothing is planned before it was observed
 	unsure    map[string]unsureAssign
 	leaving   map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
 	subnetsAt time.Time            // when free counts were last asked for
@@ -50,61 +50,8 @@ func New(cfg Config) (*Reconciler, error) {
 	return &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, gates: map[gate]*backoff{},
+		pending: map[gate]*step{}, astray: true,
 	}, nil
-}
-
-// Seed gives the reconciler the last inventory that the cloud confirmed, so
-// that a listing that trails it brings nothing back. Call it before Run.
-// Nothing is changed at the cloud before the cloud has been observed.
-func (r *Reconciler) Seed(inv Inventory) {
-	if inv.InstanceID != r.cfg.InstanceID {
-		return
-	}
-	now := r.cfg.Clock.Now()
-	r.replied = inv.At
-	if r.limits == (cloud.Limits{}) {
-		r.limits, r.itype = inv.Limits, inv.InstanceType
-	}
-	for _, e := range inv.ENIs {
-		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
-		k := newKnown(e.cloudENI(r.cfg))
-		r.view.enis[e.ID] = k
-		k.replied = inv.At
-		for _, t := range k.things() {
-			k.added[t] = inv.At
-		}
-	}
-	for _, l := range inv.Leaving {
-		k := newKnown(ENI{ID: l.ENI}.cloudENI(r.cfg))
-		k.Attachment.Status, k.replied = "detaching", l.Since
-		r.view.enis[l.ENI] = k
-		r.lookAt[l.ENI] = now
-	}
-	for _, rel := range inv.Releasing {
-		k := r.view.enis[rel.ENI]
-		if k == nil {
-			continue
-		}
-		if _, has := k.added[rel.Prefix]; has { // until a listing settles it, however long ago that was
-			k.releasing[rel.Prefix] = rel.Since
-			delete(k.added, rel.Prefix)
-		} else {
-			k.removed[rel.Prefix] = rel.Since
-		}
-	}
-}
-
-// cloudENI is a stored ENI as the cloud would describe it.
-func (e ENI) cloudENI(c Config) cloud.ENI {
-	out := cloud.ENI{
-		ID: e.ID, MAC: []byte(e.MAC), Type: cloud.InterfaceOrdinary, Status: "in-use", SubnetID: e.SubnetID, Primary: e.PrimaryIPv4,
-		Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
-		Attachment: &cloud.Attachment{InstanceID: c.InstanceID, DeviceIndex: e.DeviceIndex, Status: "attached"},
-	}
-	if !e.Primary {
-		out.Tags = map[string]string{TagCluster: c.Cluster, TagOwner: Owner, TagInstanceID: c.InstanceID}
-	}
-	return out
 }
 
 // Kick says that something may have to be done now: pods wait or went, a
@@ -158,29 +105,20 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 }
 
 // next does the one most urgent thing that is due, and tells whether there may
-// be more. Observing comes before planning: a plan on a guess is a wrong plan.
+// be more. A plan on a guess is a wrong plan, so observing comes first while
+// the view is known to be wrong; a listing that is for repair only comes last
+// and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
-	if p := r.pending; p != nil && !r.closed(gateOf(p.Kind), now) {
-		r.pending = nil
-		if !r.renew(ctx, p, now) {
-			return true
-		}
-		return r.try(ctx, p)
+	r.relent(ctx)
+	if p := r.again(now); p != nil {
+		return !r.renew(ctx, p, now) || r.try(ctx, p)
 	}
-	if !r.observeAt.After(now) {
-		if r.closed(gateObserve, now) {
-			return false
-		}
-		return r.observe(ctx)
+	blind, listing := r.closed(gateObserve, now), !r.observeAt.After(now)
+	if r.astray {
+		return !blind && r.observe(ctx)
 	}
-	if r.confirmed.IsZero() {
-		return false
-	}
-	if id, ok := r.lookDue(now); ok {
-		if r.closed(gateObserve, now) {
-			return false
-		}
+	if id, ok := r.lookDue(now, true); ok && !blind {
 		return r.look(ctx, id)
 	}
 	if !r.resumed {
@@ -189,10 +127,28 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	if p := r.plan(ctx, now); p != nil {
 		return r.try(ctx, p)
 	}
+	if listing && !blind {
+		return r.observe(ctx)
+	}
+	if id, ok := r.lookDue(now, false); ok && !blind {
+		return r.look(ctx, id)
+	}
 	if r.collectDue(now) {
-		return r.collect(ctx)
+		r.collect(ctx)
+		return true
 	}
 	return false
+}
+
+// again takes the throttled step whose time has come, growth first.
+func (r *Reconciler) again(now time.Time) *step {
+	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair} {
+		if p := r.pending[g]; p != nil && !r.closed(g, now) {
+			delete(r.pending, g)
+			return p
+		}
+	}
+	return nil
 }
 
 // plan picks the first step of the current plan whose way is open.
@@ -222,9 +178,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	return nil
 }
 
-// growthWaits tells whether an unfinished step must be resolved before more
-// addresses are asked for.
-func (r *Reconciler) growthWaits() bool { return len(r.unsure) > 0 || r.pending != nil }
+// growthWaits tells whether an unfinished step of growth must be resolved
+// before more addresses are asked for.
+func (r *Reconciler) growthWaits() bool { return len(r.unsure) > 0 || r.pending[gateGrow] != nil }
 
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) State {
@@ -263,72 +219,12 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 	return e
 }
 
-// inventory is the view as a Node sees it.
-func (r *Reconciler) inventory() Inventory {
-	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
-	for _, k := range r.view.list() {
-		since, leaving := r.leaving[k.ID]
-		if k.phase() == Detaching {
-			since, leaving = k.replied, true
-		}
-		if leaving && r.view.fresh(since, now) {
-			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, Since: since})
-		}
-		if leaving || !ours(k.ENI, r.cfg.Cluster) || k.phase() != Attached {
-			continue
-		}
-		e := ENI{
-			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
-			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
-			Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
-		}
-		e.Subnet, _ = r.cfg.Subnets.CIDR(k.SubnetID)
-		inv.ENIs = append(inv.ENIs, e)
-		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
-			for _, p := range sortedKeys(m) {
-				inv.Releasing = append(inv.Releasing, Release{Prefix: p, ENI: k.ID, Since: m[p]})
-			}
-		}
-	}
-	return inv
-}
-
-// publish gives the node what is known now.
-func (r *Reconciler) publish(ctx context.Context) error {
-	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
-		r.cfg.Logger.Error("inventory not recorded", "error", err)
-		return fmt.Errorf("record the inventory: %w", err)
-	}
-	return nil
-}
-
-// restoreSettled gives withdrawn addresses back to the node whose release
-// failed, once a listing that cannot be older than the call still has them.
-func (r *Reconciler) restoreSettled() {
-	for _, k := range r.view.enis {
-		var addrs []netip.Addr
-		var prefixes []netip.Prefix
-		for p, since := range k.releasing {
-			if r.confirmed.Sub(since) < r.cfg.Settle {
-				continue
-			}
-			delete(k.releasing, p)
-			if p.IsSingleIP() {
-				addrs = append(addrs, p.Addr())
-			} else {
-				prefixes = append(prefixes, p)
-			}
-		}
-		if len(addrs)+len(prefixes) > 0 {
-			r.cfg.Node.RestoreAddresses(addrs, prefixes)
-		}
-	}
-}
-
 // wake tells how long nothing needs to be done.
 func (r *Reconciler) wake(now time.Time) time.Duration {
 	at := r.observeAt
+	if b := r.gates[gateObserve]; b != nil && !at.After(now) {
+		at = b.until
+	}
 	sooner := func(t time.Time) {
 		if t.After(now) && t.Before(at) {
 			at = t
@@ -349,9 +245,6 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.retryAt)
 	if r.starved {
 		sooner(r.subnetsAt.Add(subnetsAge))
-	}
-	if b := r.gates[gateObserve]; !r.observeAt.After(now) && b != nil {
-		return max(0, b.until.Sub(now))
 	}
 	return max(0, at.Sub(now))
 }

@@ -2,6 +2,7 @@ package eni
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
@@ -60,7 +61,7 @@ func advice(c cloud.Class) string {
 		return "use a larger instance type, or detach other ENIs"
 	case cloud.Permission:
 		return "allow the action to the role that Berth runs with"
-	case cloud.Bug:
+	case cloud.Bug, cloud.Gone:
 		return "check the configured subnets and security groups"
 	case cloud.Transient, cloud.Unknown:
 		return "is the EC2 endpoint reachable from this node?"
@@ -97,6 +98,8 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 		return ReasonCooling, fmt.Sprintf("the node has the %d addresses that it may have and %d of them still cool", t.total, t.Cooling)
 	case capped > 0 && t.total >= capped:
 		return ReasonMaxPods, fmt.Sprintf("the node has %d addresses, as many as max-pods or max-allocate allow: run fewer pods here, or raise it", t.total)
+	case b.hasRoom() && !slices.ContainsFunc(s.Subnets, func(sn SubnetState) bool { return sn.ForNew }):
+		return ReasonSubnetFull, "none of the configured subnets exists in this node's zone and VPC: configure one that does"
 	case b.hasRoom():
 		return ReasonSubnetFull, "no subnet that this node may use has a free address: free some, or configure a further subnet"
 	case t.Cooling > 0:

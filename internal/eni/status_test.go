@@ -1,7 +1,9 @@
 package eni
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -24,6 +26,7 @@ func TestShortageNamesTheReason(t *testing.T) {
 		{"MAX_ENI", ipam.Policy{MaxENI: 1}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonENILimit},
 		{"instance full, some cool", ipam.Policy{}, State{ENIs: []ENIState{full(eni0, 3, 0), full(next, 3, 0), full(third, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},
 		{"subnet full", ipam.Policy{}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: []SubnetState{{ID: "s1", ForNew: true}}}, ReasonSubnetFull},
+		{"no subnet for new ENIs", ipam.Policy{}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: []SubnetState{{ID: "s1", Free: 99}}}, ReasonSubnetFull},
 		{"max-pods", ipam.Policy{MaxPods: 3}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonMaxPods},
 		{"max-pods, some cool", ipam.Policy{MaxPods: 3}, State{ENIs: []ENIState{full(eni0, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},
 	} {
@@ -45,5 +48,27 @@ func TestExcessMustPersist(t *testing.T) {
 		if got := at(step.seconds, step.excess); got != step.want {
 			t.Errorf("at %d s with %d in excess: %d may go, want %d", step.seconds, step.excess, got, step.want)
 		}
+	}
+}
+
+func TestShortageNamesSubnetsThatDoNotFit(t *testing.T) {
+	full := eni0
+	full.Addresses, full.Used = 3, 3
+	s := State{ENIs: []ENIState{full}, Waiting: 1, Subnets: []SubnetState{{ID: "s1", Free: 99}}}
+	if _, text := Shortage(t3small, ipam.Policy{}, s); !strings.Contains(text, "none of the configured subnets") {
+		t.Errorf("said %q", text)
+	}
+}
+
+// A detachment that hangs is not asked after every two seconds for hours.
+func TestDetachPoll(t *testing.T) {
+	for _, c := range []struct{ since, want time.Duration }{{0, 2 * second}, {8 * second, 2 * second}, {40 * second, 10 * second}, {time.Hour, time.Minute}} {
+		k := known{replied: unix(0)}
+		if got := k.detachPoll(unix(0).Add(c.since)); got != c.want {
+			t.Errorf("after %v: %v, want %v", c.since, got, c.want)
+		}
+	}
+	if got := (&known{}).detachPoll(unix(0)); got != 10*second {
+		t.Errorf("begun by someone else: %v", got)
 	}
 }

@@ -92,6 +92,9 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 	}
 	switch p.Kind {
 	case Detach:
+		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+			return false // a listing gave it back meanwhile, and pods came
+		}
 		r.leaving[p.ENI] = now
 		_ = r.publish(ctx)
 	case Unassign:
@@ -104,6 +107,20 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 		_ = r.publish(ctx)
 	}
 	return true
+}
+
+// relent ends a throttled step that would take what pods wait for by now.
+func (r *Reconciler) relent(ctx context.Context) {
+	p := r.pending[gateShrink]
+	if p == nil || r.cfg.Node.Usage().Waiting == 0 {
+		return
+	}
+	delete(r.pending, gateShrink)
+	if p.Kind == Detach {
+		r.stay(ctx, p.ENI)
+	} else {
+		r.giveBack(p)
+	}
 }
 
 // giveBack undoes withdraw, when the cloud surely took nothing.
@@ -172,7 +189,7 @@ func (r *Reconciler) resume(context.Context) bool {
 		return true
 	}
 	q := intent.Request
-	r.pending = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent}
+	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent}
 	return true
 }
 

@@ -45,6 +45,7 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	listed := map[string]bool{}
 	for _, s := range list {
 		e, ok := b.all[s.ID]
 		if !ok {
@@ -52,8 +53,24 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 			b.all[s.ID] = e
 		}
 		e.Subnet, e.asOf = s, now
+		listed[s.ID] = true
+	}
+	for id, e := range b.all {
+		if !listed[id] && selects(f, e.Subnet) {
+			e.Free = 0 // deleted, or no longer meant
+		}
 	}
 	return nil
+}
+
+// selects tells whether a filter names a subnet, as it was last described.
+func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
+	for k, v := range f.Tags {
+		if s.Tags[k] != v {
+			return false
+		}
+	}
+	return (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
 // CIDR is a subnet's IPv4 block, if known.
@@ -90,14 +107,6 @@ func (b *SubnetBook) States(now time.Time, forNew func(cloud.Subnet) bool) []Sub
 		}
 	}
 	return out
-}
-
-// Stale tells whether a subnet's free count is older than age, or unknown.
-func (b *SubnetBook) Stale(id string, now time.Time, age time.Duration) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	e, ok := b.all[id]
-	return !ok || e.asOf.IsZero() || now.Sub(e.asOf) >= age
 }
 
 // reserve sets n addresses of a subnet apart for a call; the returned function

@@ -125,8 +125,11 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	class, g := cloud.ClassOf(err), gateOf(p.Kind)
 	switch {
 	case class == cloud.Throttled:
-		// Neither another step nor another ENI: the same call, later.
-		r.pending = p
+		// Neither another step nor another ENI: the same call, later. Asking
+		// for free counts is no step: growth goes on with those it has.
+		if p.Kind != FindSubnets {
+			r.pending[g] = p
+		}
 		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
 	case class == cloud.SubnetFull && g == gateGrow:
 		r.subnetFull(p, err, now)
@@ -165,15 +168,19 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 // undo deals with what a failed step leaves open. Calls that may have taken
 // effect are followed by a look at the ENI before anything is repeated.
 func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	if class == cloud.LimitReached || class == cloud.Gone {
-		r.observeAt = now
+	// An index that is taken is one of an ENI that came since the last listing.
+	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == Attach {
+		r.astray = true
 	}
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case Create:
 		if lost {
-			r.pending = p // the token makes the repeat return what the first try made
+			r.pending[gateGrow] = p // the token makes the repeat return what the first try made
 			return
+		}
+		if class == cloud.Gone {
+			r.subnetsAt = time.Time{} // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
 	case Attach:

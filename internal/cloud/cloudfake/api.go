@@ -34,7 +34,7 @@ func (c *Cloud) do(ctx context.Context, op, eniID string, n int, work func() err
 	defer c.mu.Unlock()
 	defer func() { c.calls = append(c.calls, Call{Op: op, ENI: eniID, N: n, At: c.clock.Now(), Err: err}) }()
 	c.settle()
-	f := c.fault(op)
+	f := c.fault(op, eniID)
 	if f != nil && !f.After {
 		return f.Err
 	}
@@ -61,9 +61,9 @@ func (c *Cloud) change(ctx context.Context, op, eniID string, n int, work func()
 	})
 }
 
-func (c *Cloud) fault(op string) *Fault {
+func (c *Cloud) fault(op, eniID string) *Fault {
 	for _, f := range c.faults {
-		if (f.Op == "" || f.Op == op) && (f.Times == 0 || f.hits < f.Times) {
+		if (f.Op == "" || f.Op == op) && (f.ENI == "" || f.ENI == eniID) && (f.Times == 0 || f.hits < f.Times) {
 			f.hits++
 			return f
 		}

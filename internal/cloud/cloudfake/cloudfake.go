@@ -70,6 +70,7 @@ type Call struct {
 // Fault makes calls fail. It is spent after Times calls, 0 meaning never.
 type Fault struct {
 	Op    string // the method's name; empty: any
+	ENI   string // the one that the call names; empty: any
 	Times int
 	Err   error
 	// After lets the call take effect before it fails: a lost reply.
@@ -134,6 +135,9 @@ func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
 	}
 	c.subnets[id] = s
 }
+
+// RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
+func (c *Cloud) RemoveSubnet(id string) { c.mu.Lock(); defer c.mu.Unlock(); delete(c.subnets, id) }
 
 // AddInstance starts an instance with its primary ENI.
 func (c *Cloud) AddInstance(id, itype, subnetID string) {

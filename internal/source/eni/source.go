@@ -6,6 +6,8 @@
 //	waiting.go    who waits for an address, and why in vain
 //	supply.go     what the reconciler calls: usage, new inventory, withdrawals
 //	program.go    getting each ENI's data path ready
+//	firstword.go  EC2's word comes before the file's after a start
+//	snapshot.go   what introspection sees
 //	store.go      the files that outlive the daemon
 package eni
 

@@ -25,7 +25,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 		ENIs: []eni.ENI{{ID: "eni-1", MAC: eni.MAC{2, 0, 0, 0, 0, 1}, Primary: true, Serves: true, Subnet: netip.MustParsePrefix("10.0.0.0/24"),
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")}}},
 		Releasing: []eni.Release{{Prefix: netip.MustParsePrefix("10.0.0.5/32"), ENI: "eni-1", Since: time.Unix(8, 0).UTC()}},
-		Leaving:   []eni.Leave{{ENI: "eni-2", Since: time.Unix(9, 0).UTC()}},
+		Leaving:   []eni.Leave{{ENI: "eni-2", DeviceIndex: 1, Since: time.Unix(9, 0).UTC()}},
 	}
 	if err := f.Save(want); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 
 // A throttled call is made again as it was: no other ENI, no other action.
 func TestThrottledCallIsRepeated(t *testing.T) {
-	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Subnets", "Instance", "ENIs"} {
+	for _, op := range []string{"AssignAddresses", "CreateENI", "AttachENI", "SetDeleteOnTermination", "Instance", "ENIs"} {
 		t.Run(op, func(t *testing.T) {
 			bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 				if op != "Instance" && op != "ENIs" {

@@ -1,0 +1,136 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// Seed gives the reconciler the last inventory that the cloud confirmed, so
+// that a listing that trails it brings nothing back. Call it before Run.
+// Nothing is changed at the cloud before the cloud has been observed.
+func (r *Reconciler) Seed(inv Inventory) {
+	if inv.InstanceID != r.cfg.InstanceID {
+		return
+	}
+	now := r.cfg.Clock.Now()
+	// The wall clock may have been set back since: a reply must not outrank
+	// listings for longer than it would have.
+	past := func(t time.Time) time.Time {
+		if t.After(now) {
+			return now
+		}
+		return t
+	}
+	inv.At = past(inv.At)
+	r.replied = inv.At
+	if r.limits == (cloud.Limits{}) {
+		r.limits, r.itype = inv.Limits, inv.InstanceType
+	}
+	for _, e := range inv.ENIs {
+		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
+		k := newKnown(e.cloudENI(r.cfg))
+		r.view.enis[e.ID] = k
+		k.replied = inv.At
+		for _, t := range k.things() {
+			k.added[t] = inv.At
+		}
+	}
+	for _, l := range inv.Leaving {
+		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
+		k.Attachment.Status, k.replied = "detaching", past(l.Since)
+		r.view.enis[l.ENI] = k
+		r.lookAt[l.ENI] = now
+	}
+	for _, rel := range inv.Releasing {
+		k := r.view.enis[rel.ENI]
+		if k == nil {
+			continue
+		}
+		if _, has := k.added[rel.Prefix]; has { // until a listing settles it, however long ago that was
+			k.releasing[rel.Prefix] = past(rel.Since)
+			delete(k.added, rel.Prefix)
+		} else {
+			k.removed[rel.Prefix] = past(rel.Since)
+		}
+	}
+}
+
+// cloudENI is a stored ENI as the cloud would describe it.
+func (e ENI) cloudENI(c Config) cloud.ENI {
+	out := cloud.ENI{
+		ID: e.ID, MAC: []byte(e.MAC), Type: cloud.InterfaceOrdinary, Status: "in-use", SubnetID: e.SubnetID, Primary: e.PrimaryIPv4,
+		Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
+		Attachment: &cloud.Attachment{InstanceID: c.InstanceID, DeviceIndex: e.DeviceIndex, Status: "attached"},
+	}
+	if !e.Primary {
+		out.Tags = map[string]string{TagCluster: c.Cluster, TagOwner: Owner, TagInstanceID: c.InstanceID}
+	}
+	return out
+}
+
+// inventory is the view as a Node sees it.
+func (r *Reconciler) inventory() Inventory {
+	now := r.cfg.Clock.Now()
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
+	for _, k := range r.view.list() {
+		since, leaving := r.leaving[k.ID]
+		if k.phase() == Detaching {
+			since, leaving = k.replied, true
+		}
+		if leaving && r.view.fresh(since, now) {
+			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since})
+		}
+		if leaving || !ours(k.ENI, r.cfg.Cluster) || k.phase() != Attached {
+			continue
+		}
+		e := ENI{
+			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
+			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
+			Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
+		}
+		e.Subnet, _ = r.cfg.Subnets.CIDR(k.SubnetID)
+		inv.ENIs = append(inv.ENIs, e)
+		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
+			for _, p := range sortedKeys(m) {
+				inv.Releasing = append(inv.Releasing, Release{Prefix: p, ENI: k.ID, Since: m[p]})
+			}
+		}
+	}
+	return inv
+}
+
+// publish gives the node what is known now.
+func (r *Reconciler) publish(ctx context.Context) error {
+	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
+		r.cfg.Logger.Error("inventory not recorded", "error", err)
+		return fmt.Errorf("record the inventory: %w", err)
+	}
+	return nil
+}
+
+// restoreSettled gives withdrawn addresses back to the node whose release
+// failed, once a listing that cannot be older than the call still has them.
+func (r *Reconciler) restoreSettled() {
+	for _, k := range r.view.enis {
+		var addrs []netip.Addr
+		var prefixes []netip.Prefix
+		for p, since := range k.releasing {
+			if r.confirmed.Sub(since) < r.cfg.Settle {
+				continue
+			}
+			delete(k.releasing, p)
+			if p.IsSingleIP() {
+				addrs = append(addrs, p.Addr())
+			} else {
+				prefixes = append(prefixes, p)
+			}
+		}
+		if len(addrs)+len(prefixes) > 0 {
+			r.cfg.Node.RestoreAddresses(addrs, prefixes)
+		}
+	}
+}
