@@ -45,7 +45,7 @@ type Config struct {
 	Settle          time.Duration // how long a reply outranks a listing; 1 min
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
 	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
-	BurstWindow     time.Duration // how long a kick waits for more; 10 ms
+	BurstWindow     time.Duration // without a kick ends a burst; 10 ms
 	CallTimeout     time.Duration // of one cloud call, its wait for the limiter included; 5 min
 }
 

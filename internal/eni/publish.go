@@ -4,13 +4,15 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
-// that a listing that trails it brings nothing back. Call it before Run.
+// that a listing that trails it brings nothing back that was on its way out.
+// Call it before Run.
 // Nothing is changed at the cloud before the cloud has been observed.
 func (r *Reconciler) Seed(inv Inventory) {
 	if inv.InstanceID != r.cfg.InstanceID {
@@ -34,9 +36,12 @@ func (r *Reconciler) Seed(inv Inventory) {
 		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
 		k := newKnown(e.cloudENI(r.cfg))
 		r.view.enis[e.ID] = k
-		k.replied = inv.At
-		for _, t := range k.things() {
-			k.added[t] = inv.At
+		// While this program was away others may have taken addresses off: no
+		// listing is corrected by what the file has, but one that may trail the
+		// last reply is followed by another.
+		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
+			k.replied = visible.Add(-r.cfg.Settle)
+			r.lookAt[e.ID] = visible
 		}
 	}
 	for _, l := range inv.Leaving {
@@ -50,9 +55,8 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if _, has := k.added[rel.Prefix]; has { // until a listing settles it, however long ago that was
+		if slices.Contains(k.things(), rel.Prefix) { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
-			delete(k.added, rel.Prefix)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)
 		}

@@ -72,15 +72,26 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			return ctx.Err()
 		case <-due:
 		case <-r.kick:
-			// A burst of pods arrives within moments: ask for all at once.
-			select {
-			case <-ctx.Done():
-				return ctx.Err()
-			case <-r.cfg.Clock.After(r.cfg.BurstWindow):
+			if err := r.gather(ctx); err != nil {
+				return err
 			}
-			select {
-			case <-r.kick:
-			default:
+		}
+	}
+}
+
+// gather waits for a burst of pods to be over, so that one call asks for all of
+// them: until no kick came for BurstWindow, and at most ten times as long.
+func (r *Reconciler) gather(ctx context.Context) error {
+	latest := r.cfg.Clock.Now().Add(10 * r.cfg.BurstWindow)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.cfg.Clock.After(r.cfg.BurstWindow):
+			return nil
+		case <-r.kick:
+			if !r.cfg.Clock.Now().Before(latest) {
+				return nil
 			}
 		}
 	}
