@@ -79,7 +79,7 @@ func (d *Daemon) disturbed(e datapath.Event) bool {
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
-	d.Log.Info("kernel state was changed by someone", "what", e.What)
+	d.Log.Debug("kernel state changed", "what", e.What) // the repair tells at Info if it was not our own doing
 	return true
 }
 
