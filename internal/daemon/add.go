@@ -106,13 +106,15 @@ func (d *Daemon) clear(ctx context.Context, rec attachment.Record) error {
 }
 
 // acquire gets addresses, waiting for them no longer than the daemon is
-// configured to, the caller lets it, and the daemon lives.
+// configured to, the caller lets it, no DEL comes, and the daemon lives.
 func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Lease, error) {
 	wait := d.WarmWait
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)-replyMargin)
 	}
-	wctx, cancel := context.WithTimeout(ctx, wait)
+	wctx, end := d.waits.add(ctx, req.Key)
+	defer end()
+	wctx, cancel := context.WithTimeout(wctx, wait)
 	defer cancel()
 	defer context.AfterFunc(d.draining, cancel)()
 	lease, err := d.Source.Acquire(wctx, req)
@@ -124,6 +126,9 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 	}
 	if ctx.Err() != nil {
 		return lease, context.Cause(ctx)
+	}
+	if context.Cause(wctx) == errDeleted {
+		return lease, failf(types.ErrTryAgainLater, "deleted", "no address for the pod: %s", errDeleted)
 	}
 	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
 		return lease, failf(types.ErrTryAgainLater, ex.Reason, "no address for the pod: %s", ex.Message)

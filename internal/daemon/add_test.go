@@ -104,6 +104,57 @@ func TestCancelledWaitLeavesNothing(t *testing.T) {
 	n.wantKernel(t, 0, 0)
 }
 
+func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		queued bool // the ADD still wants the container's lock when the DEL comes
+	}{{"that waits", false}, {"that is about to wait", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			n := newNode(t)
+			d := n.assemble()
+			ctx, ns := within(t), n.newNetns("a")
+			unlock := func() {}
+			if c.queued {
+				var err error
+				if unlock, err = d.locks.lock(ctx, "a"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			added, deleted := make(chan error, 1), make(chan error, 1)
+			go func() {
+				_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+				added <- err
+			}()
+			waitFor(t, func() bool { return d.source.Waiting() == 1 || d.locks.wanted("a") == 2 })
+			go func() { deleted <- d.del(ctx, keyFor("a")) }()
+			if c.queued {
+				waitFor(t, func() bool { return d.locks.wanted("a") == 3 })
+			}
+			unlock()
+			if err := <-deleted; err != nil {
+				t.Errorf("DEL: %v", err)
+			}
+			err := <-added
+			if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
+				t.Errorf("ADD: %v", err)
+			}
+			if d.source.Waiting() != 0 || len(d.waits.adds)+len(d.waits.dels) != 0 {
+				t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.waits)
+			}
+		})
+	}
+}
+
+// wanted is how many hold or want a key's lock.
+func (k *keyLocks) wanted(key string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if l := k.locks[key]; l != nil {
+		return l.uses
+	}
+	return 0
+}
+
 func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()

@@ -72,6 +72,7 @@ const kernelTimeout = 15 * time.Second
 type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
+	waits      *waits
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions
@@ -95,6 +96,7 @@ func New(o Options) *Daemon {
 	d := &Daemon{
 		Options:     o,
 		locks:       newKeyLocks(),
+		waits:       newWaits(),
 		reaper:      newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
 		conditions:  newConditions(o.Clock, o.Log),
 		quarantined: o.Quarantined,

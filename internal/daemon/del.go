@@ -12,9 +12,12 @@ var _ = failpoint.Register(
 	"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released",
 )
 
-// del removes an attachment, whatever is there of it. An unknown one is no error.
+// del removes an attachment, whatever is there of it. An unknown one is no
+// error. An ADD of it that waits for an address fails now.
 func (d *Daemon) del(ctx context.Context, key attachment.Key) error {
+	end := d.waits.del(key)
 	unlock, err := d.locks.lock(ctx, key.ContainerID)
+	end()
 	if err != nil {
 		return err
 	}
