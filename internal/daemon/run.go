@@ -14,13 +14,13 @@ import (
 // after an orderly end.
 func (d *Daemon) Run(ctx context.Context, front *Front) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	// The loops outlive ctx, so that running calls can finish while draining.
 	loops, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer front.Close()
 	defer stopLoops()
+	defer cancel(nil) // before the wait: whatever ended the daemon ends the heartbeat
 	wg.Go(func() { d.reaper.run(loops) })
 	wg.Go(func() { d.cooling.run(loops) })
 

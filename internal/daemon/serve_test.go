@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -73,6 +74,30 @@ func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
 	}
 	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("the end of the daemon took the heartbeat with it")
+	}
+}
+
+func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	l, err := Listen(d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	front := NewFront(FrontOptions{Plugin: l, Socket: d.socket, Metrics: d.Metrics, Clock: n.clock, Log: d.Log})
+	done := make(chan error, 1)
+	go func() { done <- d.Run(within(t), front) }()
+	waitFor(t, func() bool { return heartbeat.Recent(d.socket, n.clock.Boot()) })
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "serving the plugin") {
+			t.Errorf("err = %v", err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the daemon goes on without a listener")
 	}
 }
 
