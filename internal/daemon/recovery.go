@@ -79,14 +79,15 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 		return r.Store.Delete(rec.Key)
 	}
 	r.owned[rec.HostLink] = true
-	if rec.State == attachment.Pending {
-		r.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
-		return r.undo(ctx, rec)
-	}
+	// Held first: an undo that fails must not leave the address to others.
 	if err := r.Source.Restore(rec.Key, rec.Lease); err != nil {
 		return fmt.Errorf("restoring its addresses: %w", err)
 	}
-	if rec.State == attachment.Releasing {
+	switch rec.State {
+	case attachment.Pending:
+		r.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
+		return r.undo(ctx, rec)
+	case attachment.Releasing:
 		return r.release(ctx, rec, "removal that was half done")
 	}
 	return r.ready(ctx, rec)

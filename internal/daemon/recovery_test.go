@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
@@ -328,6 +329,30 @@ func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
 	}
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 		t.Fatal("the address was given back while its link lives")
+	}
+	n.kernel.set("DetachPod", nil)
+	n.clock.Advance(kernelTimeout)
+	waitFor(t, func() bool { return len(r.Store.Records()) == 0 })
+	n.wantKernel(t, 0, 0)
+	if _, ok := r.source.Holder(n.addrs[0]); ok {
+		t.Error("the address is still held")
+	}
+}
+
+func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	rec := recordOf("a", attachment.Lease{IPv4: n.addrs[0]})
+	if err := d.Store.Put(rec); err != nil {
+		t.Fatal(err)
+	}
+	n.kernel.links[rec.HostLink] = datapath.Pod{}
+	n.kernel.set("DetachPod", errors.New("busy"))
+	r := n.restart(nil)
+	defer n.tick()()
+	waitFor(t, func() bool { return r.front.admitted() != nil })
+	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != rec.Key {
+		t.Errorf("the address is free while its link lives: held by %v, %v", holder, ok)
 	}
 	n.kernel.set("DetachPod", nil)
 	n.clock.Advance(kernelTimeout)
