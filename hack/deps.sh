@@ -23,6 +23,11 @@ packages() {
 		/usr/lib/cni/portmap    containernetworking-plugins
 		/etc/ssl/certs          ca-certificates
 	EOF
+	e2e) cat <<-EOF ;;
+		containerd   containerd
+		ctr       containerd
+		runc      runc
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF

@@ -1,0 +1,108 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// tree is the cgroup that everything of this run is below.
+var tree cgroup
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) (code int) {
+	undo, err := prepare()
+	defer func() {
+		if err := undo(); err != nil {
+			fmt.Println("FAIL: left behind:", err)
+			code = 1
+		}
+	}()
+	if err != nil {
+		fmt.Println("NOT RUN: tests against containerd:", err)
+		fmt.Println("FAIL")
+		return 1
+	}
+	before, err := mountsBelow("/")
+	if err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
+	}
+	code = harness.Main(m, "berthd", "berth")
+	if after, err := mountsBelow("/"); err != nil || len(after) > len(before) {
+		fmt.Printf("FAIL: mounts left behind: %d before, now %v (%v)\n", len(before), after, err)
+		code = 1
+	}
+	return code
+}
+
+// prepare looks for the programs and makes the places that runtimes expect.
+// undo takes back what outlives the sandbox, also after a failure.
+func prepare() (undo func() error, err error) {
+	undo = func() error { return nil }
+	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return undo, fmt.Errorf("no program %s: install the Debian package %s (make e2e does): %w", program, of, err)
+		}
+	}
+	if below, err := mountsBelow(cgroupRoot); err != nil || len(below) > 0 {
+		return undo, errors.Join(errors.New("this is not the sandbox: run `make e2e`, which keeps /run/containerd, /var/lib/cni and mounts off the machine"), err)
+	}
+	if err := mountCgroups(); err != nil {
+		return undo, fmt.Errorf("mount the cgroups that runc needs, which takes the machine's root: %w", err)
+	}
+	if err := sweepCgroups(); err != nil {
+		return undo, fmt.Errorf("remove the cgroups of an earlier run: %w", err)
+	}
+	id := make([]byte, 4)
+	_, _ = rand.Read(id) // never fails (crypto/rand)
+	tree = cgroup(treePrefix + hex.EncodeToString(id))
+	uncover, err := cover("/var/lib/cni") // of libcni in containerd
+	return func() error { return errors.Join(tree.kill(10*time.Second), tree.remove(), uncover()) }, err
+}
+
+// cover mounts an empty file system at dir, and takes both away again if dir
+// was not there.
+func cover(dir string) (uncover func() error, err error) {
+	err = os.Mkdir(dir, 0o755)
+	made := err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return func() error { return nil }, err
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"); err != nil {
+		return func() error { return nil }, fmt.Errorf("mount a tmpfs at %s: %w", dir, err)
+	}
+	return func() error {
+		err := unix.Unmount(dir, unix.MNT_DETACH)
+		if made {
+			err = errors.Join(err, os.Remove(dir))
+		}
+		return err
+	}, nil
+}
+
+// mountsBelow lists what is mounted at dir and below, the latest first.
+func mountsBelow(dir string) (found []string, err error) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(data)) {
+		f := strings.Fields(line) // proc_pid_mountinfo(5): the fifth is where
+		if len(f) > 4 && (f[4] == dir || strings.HasPrefix(f[4], strings.TrimSuffix(dir, "/")+"/")) {
+			found = append([]string{f[4]}, found...)
+		}
+	}
+	return found, err
+}

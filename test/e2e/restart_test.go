@@ -1,0 +1,229 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestDaemonKilled kills the daemon under running sandboxes: they keep
+// talking, what the runtime asks meanwhile fails and comes right when it is
+// tried again, and so does a burst in the middle of which it is killed.
+func TestDaemonKilled(t *testing.T) {
+	t.Parallel()
+	l, runtimes := raise(t, 2, true)
+	c, other := runtimes[0], runtimes[1]
+	sandboxes := c.runMany(t, "old", 12) // on two ENIs
+	client := other.runMany(t, "client", 1)[0]
+	first, last := sandboxes[0].converse(t, client.netns), sandboxes[11].converse(t, other.node.Netns)
+	out := client.converse(t, sandboxes[5].netns)
+
+	harness.OK(t, c.node.Kill())
+	if _, err := c.try(t.Context(), "down", 0); err == nil || !strings.Contains(err.Error(), "berthd") {
+		t.Errorf("a sandbox without a daemon fails with %v, want one that names berthd", err)
+	}
+	if _, err := c.StopPodSandbox(harness.Deadline(t, patience), &cri.StopPodSandboxRequest{PodSandboxId: sandboxes[1].id}); err == nil {
+		t.Error("a sandbox was stopped though nobody could give its address back")
+	}
+	for _, v := range []*conversation{first, last, out} {
+		v.goesOn(t)
+	}
+
+	created := c.runInBackground(t, "new", 1)
+	harness.Eventually(t, patience, "the sandbox is tried without success", func() error {
+		if created.failed() == 0 {
+			return errors.New("no failure yet")
+		}
+		return nil
+	})
+	c.startDaemon(t)
+	created.wait(t)
+	harness.Eventually(t, patience, "a sandbox is removed when tried again", func() error {
+		return c.remove(t.Context(), sandboxes[1].id)
+	})
+
+	burst := c.runInBackground(t, "burst", 8)
+	harness.Eventually(t, patience, "the burst has begun", func() error {
+		if n := document(t, c.node).Totals; n.Allocated < 14 { // 11 old ones, 1 new
+			return fmt.Errorf("totals %+v", n)
+		}
+		return nil
+	})
+	harness.OK(t, c.node.Kill())
+	c.startDaemon(t)
+	burst.wait(t)
+	c.networkReady(t)
+
+	agree(t, l, runtimes...)
+	for _, v := range []*conversation{first, last, out} {
+		v.goesOn(t)
+		v.end(t)
+	}
+	empty(t, l, runtimes...)
+}
+
+// attempts are sandboxes on their way.
+type attempts struct {
+	done sync.WaitGroup
+	mu   sync.Mutex // guards below
+	n    int
+	err  error
+}
+
+// runInBackground makes sandboxes name-0 and so on, trying again and again.
+func (c *containerd) runInBackground(t *testing.T, name string, count int) *attempts {
+	a := &attempts{}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	for i := range count {
+		a.done.Go(func() {
+			_, err := c.run(ctx, fmt.Sprintf("%s-%d", name, i), func(error) {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.n++
+			})
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.err = errors.Join(a.err, err)
+		})
+	}
+	t.Cleanup(func() { cancel(); a.done.Wait() })
+	return a
+}
+
+func (a *attempts) failed() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.n
+}
+
+func (a *attempts) wait(t *testing.T) {
+	t.Helper()
+	a.done.Wait()
+	harness.OK(t, a.err)
+}
+
+// TestVanishedSandboxes loses sandboxes while the daemon is down. At its start
+// those are released whose network namespace is gone and which the runtime no
+// longer lists; one of these alone is not enough. A listed one is released
+// when its network namespace has been gone for the grace period, and one that
+// is not listed likewise.
+func TestVanishedSandboxes(t *testing.T) {
+	t.Parallel()
+	const grace = 6 * time.Second
+	l, runtimes := raise(t, 1, true, "--netns-grace="+grace.String())
+	c := runtimes[0]
+	made := c.runMany(t, "s", 4)
+	gone, listed, unlisted, alive := made[0], made[1], made[2], made[3]
+	agree(t, l, c)
+
+	harness.OK(t, c.node.Kill())
+	c.forget(t, gone)
+	gone.dropNetns(t)
+	listed.dropNetns(t)
+	c.forget(t, unlisted)
+	c.stop(t)
+	c.start(t)
+	wantListed(t, c, listed.id, alive.id)
+
+	c.startDaemon(t)
+	c.networkReady(t)
+	started := time.Now()
+	doc := document(t, c.node)
+	if holds(doc, gone) || !cools(doc, gone.addr) {
+		t.Errorf("%s, whose sandbox is gone and forgotten, was not released at start: %+v", gone.addr, doc)
+	}
+	for what, s := range map[string]*sandbox{"gone but listed": listed, "alive but not listed": unlisted, "alive": alive} {
+		if !holds(doc, s) && time.Since(started) < grace {
+			t.Errorf("%s, whose sandbox is %s, was released at start", s.addr, what)
+		}
+	}
+
+	harness.Eventually(t, grace+patience, "the address without a network namespace is released", func() error {
+		if holds(document(t, c.node), listed) {
+			return errors.New("still held")
+		}
+		return nil
+	})
+	if !holds(document(t, c.node), unlisted) {
+		t.Errorf("%s was released though its network namespace is there", unlisted.addr)
+	}
+	unlisted.dropNetns(t)
+	harness.Eventually(t, grace+patience, "the address of the forgotten sandbox is released", func() error {
+		if holds(document(t, c.node), unlisted) {
+			return errors.New("still held")
+		}
+		return nil
+	})
+	alive.answers(t, c.node.Netns, primary(l, c.node))
+	empty(t, l, c)
+}
+
+// wantListed wants that the runtime lists these sandboxes and no others.
+func wantListed(t *testing.T, c *containerd, ids ...string) {
+	t.Helper()
+	reply, err := c.ListPodSandbox(harness.Deadline(t, patience), &cri.ListPodSandboxRequest{})
+	harness.OK(t, err)
+	want, got := map[string]bool{}, map[string]bool{}
+	for _, id := range ids {
+		want[id] = true
+	}
+	for _, s := range reply.GetItems() {
+		got[s.GetId()] = true
+	}
+	if !maps.Equal(got, want) {
+		t.Fatalf("containerd lists sandboxes %v, want %v", got, want)
+	}
+}
+
+// TestContainerdRestarts kills and stops containerd: sandboxes keep talking
+// and their addresses, and are given back afterwards.
+func TestContainerdRestarts(t *testing.T) {
+	t.Parallel()
+	l, runtimes := raise(t, 1, true)
+	c := runtimes[0]
+	sandboxes := c.runMany(t, "s", 6)
+	agree(t, l, c)
+	talk := sandboxes[0].converse(t, sandboxes[5].netns)
+	for _, end := range []func(*testing.T){c.crash, c.stop} {
+		end(t)
+		talk.goesOn(t)
+		if doc := document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
+			t.Errorf("without containerd: %+v", doc)
+		}
+		c.start(t)
+		c.networkReady(t)
+		for _, s := range sandboxes {
+			now, err := c.inspect(t.Context(), s.id)
+			harness.OK(t, err)
+			if *now != *s {
+				t.Errorf("containerd restarted: sandbox %+v, was %+v", *now, *s)
+			}
+		}
+		agree(t, l, c)
+	}
+	c.crash(t)
+	harness.OK(t, c.node.Kill())
+	talk.goesOn(t)
+	c.startDaemon(t) // with nobody at the CRI socket
+	harness.OK(t, c.node.WaitReady(harness.Deadline(t, patience)))
+	if doc := document(t, c.node); len(doc.Allocated) != len(sandboxes) {
+		t.Errorf("daemon started without containerd: %+v", doc)
+	}
+	c.start(t)
+	c.runMany(t, "later", 1)
+	agree(t, l, c)
+	talk.goesOn(t)
+	talk.end(t)
+	empty(t, l, c)
+}

@@ -1,0 +1,267 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// sandbox is one that its runtime calls ready.
+type sandbox struct {
+	id    string
+	name  string // of the pod
+	on    *containerd
+	addr  netip.Addr // as CRI reports it
+	netns string     // the file of its network namespace
+	pid   int        // of its pause process
+}
+
+// config is what a kubelet says of a pod.
+func (c *containerd) sandboxConfig(name string, attempt uint32) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name, Attempt: attempt},
+		Hostname: name,
+		Linux:    &cri.LinuxPodSandboxConfig{CgroupParent: "/" + string(c.podsGroup())},
+	}
+}
+
+// try makes a sandbox, or returns the first failure.
+func (c *containerd) try(ctx context.Context, name string, attempt uint32) (*sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	reply, err := c.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: c.sandboxConfig(name, attempt)})
+	if err != nil {
+		return nil, fmt.Errorf("RunPodSandbox %s: %w", name, err)
+	}
+	return c.inspect(ctx, reply.GetPodSandboxId())
+}
+
+// run makes a sandbox as a kubelet does: what failed is removed and made
+// again under a new attempt number, until ctx ends. failed, which may be nil,
+// is told of each failure.
+func (c *containerd) run(ctx context.Context, name string, failed func(error)) (*sandbox, error) {
+	for attempt := uint32(0); ; attempt++ {
+		s, err := c.try(ctx, name, attempt)
+		if err == nil {
+			return s, nil
+		}
+		if failed != nil {
+			failed(err)
+		}
+		list, listErr := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+		if listErr != nil {
+			return nil, errors.Join(err, listErr)
+		}
+		for _, old := range list.GetItems() {
+			if old.GetMetadata().GetName() == name {
+				_ = c.remove(ctx, old.GetId()) // tried again in the next round
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(200 * time.Millisecond): // as a kubelet waits, but shorter
+		}
+	}
+}
+
+// runMany makes sandboxes name-0 and so on, all at once.
+func (c *containerd) runMany(t *testing.T, name string, count int) []*sandbox {
+	t.Helper()
+	ctx := harness.Deadline(t, time.Minute)
+	made, errs := make([]*sandbox, count), make([]error, count)
+	var wg sync.WaitGroup
+	for i := range count {
+		wg.Go(func() { made[i], errs[i] = c.run(ctx, fmt.Sprintf("%s-%d", name, i), nil) })
+	}
+	wg.Wait()
+	harness.OK(t, errors.Join(errs...))
+	return made
+}
+
+// inspect asks for a sandbox's address, network namespace and process.
+func (c *containerd) inspect(ctx context.Context, id string) (*sandbox, error) {
+	reply, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		return nil, fmt.Errorf("PodSandboxStatus: %w", err)
+	}
+	status := reply.GetStatus()
+	s := &sandbox{id: id, name: status.GetMetadata().GetName(), on: c}
+	if state := status.GetState(); state != cri.PodSandboxState_SANDBOX_READY {
+		return nil, fmt.Errorf("sandbox %s is %v", s.name, state)
+	}
+	if s.addr, err = netip.ParseAddr(status.GetNetwork().GetIp()); err != nil {
+		return nil, fmt.Errorf("address of sandbox %s: %w", s.name, err)
+	}
+	// What containerd adds to the status when asked to be verbose.
+	var info struct {
+		PID         int `json:"pid"`
+		RuntimeSpec struct {
+			Linux struct {
+				Namespaces []struct{ Type, Path string }
+			}
+		} `json:"runtimeSpec"`
+	}
+	if err := json.Unmarshal([]byte(reply.GetInfo()["info"]), &info); err != nil {
+		return nil, fmt.Errorf("verbose status of sandbox %s: %w", s.name, err)
+	}
+	s.pid = info.PID
+	for _, n := range info.RuntimeSpec.Linux.Namespaces {
+		if n.Type == "network" {
+			s.netns = n.Path
+		}
+	}
+	if s.netns == "" || s.pid == 0 {
+		return nil, fmt.Errorf("verbose status of sandbox %s: no network namespace or process in %+v", s.name, info)
+	}
+	return s, nil
+}
+
+// remove stops and removes a sandbox.
+func (c *containerd) remove(ctx context.Context, id string) error {
+	if _, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+		return fmt.Errorf("StopPodSandbox: %w", err)
+	}
+	if _, err := c.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+		return fmt.Errorf("RemovePodSandbox: %w", err)
+	}
+	return nil
+}
+
+// removeAll removes all sandboxes of a runtime, a few at a time.
+func (c *containerd) removeAll(t *testing.T) {
+	t.Helper()
+	ctx := harness.Deadline(t, time.Minute)
+	list, err := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	harness.OK(t, err)
+	errs := make([]error, len(list.GetItems()))
+	var wg sync.WaitGroup
+	for i, s := range list.GetItems() {
+		wg.Go(func() { errs[i] = c.remove(ctx, s.GetId()) })
+	}
+	wg.Wait()
+	harness.OK(t, errors.Join(errs...))
+}
+
+// forget makes the runtime lose a sandbox without a word to CNI: what CRI
+// lists is what containerd holds when it starts. It must be restarted then.
+func (c *containerd) forget(t *testing.T, s *sandbox) {
+	t.Helper()
+	c.ctr(t, "task", "delete", "--force", s.id)
+	c.ctr(t, "container", "delete", s.id)
+}
+
+// dropNetns removes a sandbox's process and network namespace.
+func (s *sandbox) dropNetns(t *testing.T) {
+	t.Helper()
+	_ = unix.Kill(s.pid, unix.SIGKILL) // may be gone
+	harness.OK(t, unix.Unmount(s.netns, unix.MNT_DETACH))
+	harness.OK(t, os.Remove(s.netns))
+	harness.Eventually(t, patience, "the pause process ends", func() error {
+		state, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.pid), "stat"))
+		if err != nil || strings.Contains(string(state), ") Z ") {
+			return nil
+		}
+		return errors.New("it runs")
+	})
+}
+
+// answers wants an echo of the sandbox when asked from a network namespace,
+// seen as from.
+func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
+	t.Helper()
+	reply, err := echo.Ask(harness.Deadline(t, patience), netns, "tcp", netip.AddrPortFrom(s.addr, echo.Port), netip.Addr{}, "ping")
+	if err != nil {
+		t.Errorf("ask %s (%s) from %s: %v", s.name, s.addr, from, err)
+		return
+	}
+	if reply.You != from || reply.To != s.addr {
+		t.Errorf("asked %s from %s, and it says %v", s.addr, from, reply)
+	}
+}
+
+// conversation is a TCP connection into a sandbox that is kept busy.
+type conversation struct {
+	stopping chan struct{}
+	ended    chan struct{}
+	mu       sync.Mutex // guards below
+	replies  int
+	err      error
+}
+
+// converse asks a sandbox over one connection until the test ends, and fails
+// the test when a message is not answered.
+func (s *sandbox) converse(t *testing.T, netns string) *conversation {
+	t.Helper()
+	conn, err := echo.Connect(harness.Deadline(t, patience), netns, "tcp", netip.AddrPortFrom(s.addr, echo.Port), netip.Addr{})
+	harness.OK(t, err)
+	v := &conversation{stopping: make(chan struct{}), ended: make(chan struct{})}
+	go func() {
+		defer close(v.ended)
+		defer conn.Close()
+		for v.once(conn) {
+		}
+	}()
+	return v
+}
+
+func (v *conversation) once(conn *echo.Conn) bool {
+	select {
+	case <-v.stopping:
+		return false
+	case <-time.After(10 * time.Millisecond): // the pace of the talk
+	}
+	_, err := conn.Once("word", 5*time.Second)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.err = err
+	if err == nil {
+		v.replies++
+	}
+	return err == nil
+}
+
+// goesOn wants further answers.
+func (v *conversation) goesOn(t *testing.T) {
+	t.Helper()
+	v.mu.Lock()
+	want := v.replies + 5
+	v.mu.Unlock()
+	harness.Eventually(t, patience, "the conversation goes on", func() error {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.err != nil {
+			t.Fatalf("the conversation broke after %d replies: %v", v.replies, v.err)
+		}
+		if v.replies < want {
+			return fmt.Errorf("%d replies, want %d", v.replies, want)
+		}
+		return nil
+	})
+}
+
+// end wants that it went well until now.
+func (v *conversation) end(t *testing.T) {
+	t.Helper()
+	close(v.stopping)
+	<-v.ended
+	if v.err != nil {
+		t.Errorf("the conversation broke after %d replies: %v", v.replies, v.err)
+	}
+}
