@@ -33,8 +33,10 @@ const (
 // empty, one with few pods, one that is filled), and a namespace for the
 // reference plugins.
 type bench struct {
-	dir, binDir, refDir string
-	rounds              int
+	binDir, refDir string
+	runDir, varDir string // see makeDirs
+	mounted        bool   // runDir is
+	rounds         int
 
 	lab              *lab.Lab
 	idle, few, many  *node.Node
@@ -51,14 +53,14 @@ func open(ctx context.Context, binDir, refDir string, rounds int) (_ *bench, err
 	if b.refDir, err = filepath.Abs(refDir); err != nil {
 		return nil, err
 	}
-	if b.dir, err = memoryDir(); err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, b.close())
 		}
 	}()
+	if err := b.makeDirs(); err != nil {
+		return nil, err
+	}
 	say("raising a lab with three %s nodes", nodeType)
 	if err := b.raise(ctx); err != nil {
 		return nil, err
@@ -66,17 +68,30 @@ func open(ctx context.Context, binDir, refDir string, rounds int) (_ *bench, err
 	return b, b.network()
 }
 
-// memoryDir is a directory on a tmpfs of its own, as /run is on a node: on a
-// disk, replacing a record would be half of the time that an ADD takes.
-func memoryDir() (string, error) {
-	dir, err := os.MkdirTemp("", "bench-")
-	if err != nil {
-		return "", fmt.Errorf("make a directory for the lab: %w", err)
+// makeDirs makes the directories that a node has on a tmpfs (/run, with Berth's
+// records) and on a disk (/var/lib/cni, with host-local's and libcni's). The
+// medium counts: on a disk, replacing a record is half of an ADD's time.
+func (b *bench) makeDirs() (err error) {
+	for _, dir := range []*string{&b.runDir, &b.varDir} {
+		if *dir, err = os.MkdirTemp("", "bench-"); err != nil {
+			return fmt.Errorf("make a directory for the lab: %w", err)
+		}
 	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
-		return "", errors.Join(fmt.Errorf("mount a tmpfs on %s: %w", dir, err), os.Remove(dir))
+	if err := unix.Mount("tmpfs", b.runDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", b.runDir, err)
 	}
-	return dir, nil
+	b.mounted = true
+	return nil
+}
+
+// removeDirs takes back what makeDirs did, however far it came.
+func (b *bench) removeDirs() (err error) {
+	if b.mounted {
+		if err = unix.Unmount(b.runDir, unix.MNT_DETACH); err != nil {
+			err = fmt.Errorf("unmount %s: %w", b.runDir, err)
+		}
+	}
+	return errors.Join(err, os.RemoveAll(b.runDir), os.RemoveAll(b.varDir)) // an empty name is no error
 }
 
 func (b *bench) raise(ctx context.Context) (err error) {
@@ -87,7 +102,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
 	}
 	b.lab, err = lab.Start(ctx, lab.Options{
-		Dir: b.dir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
+		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
 		DaemonArgs: []string{"--cooling-period=1s", "--cni-chain=", "--log-level=warn"},
 	})
 	if err != nil {
@@ -148,15 +163,15 @@ func (b *bench) network() error {
 	if err != nil {
 		return err
 	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.dir, "cache-berth"), []string{b.few.CNIBinDir()}, list)
+	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), []string{b.few.CNIBinDir()}, list)
 	conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"reference","plugins":[{"type":"ptp","mtu":9001,
 		"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.250.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
-		filepath.Join(b.dir, "host-local"))
+		filepath.Join(b.varDir, "host-local"))
 	ref, err := libcni.NetworkConfFromBytes([]byte(conf))
 	if err != nil {
 		return fmt.Errorf("configure the reference plugins: %w", err)
 	}
-	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.dir, "cache-reference"), []string{b.refDir}, ref)
+	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.varDir, "cache-reference"), []string{b.refDir}, ref)
 	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", nil, nil)
 	return nil
 }
@@ -187,8 +202,5 @@ func (b *bench) close() error {
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
 	}
-	if err := unix.Unmount(b.dir, unix.MNT_DETACH); err != nil {
-		errs = append(errs, fmt.Errorf("unmount %s: %w", b.dir, err))
-	}
-	return errors.Join(append(errs, os.RemoveAll(b.dir))...)
+	return errors.Join(append(errs, b.removeDirs())...)
 }
