@@ -89,10 +89,10 @@ func (n *Network) RemoveENI(ctx context.Context, id string) error {
 }
 
 // Repair implements Upkeep.
-func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, mayNeed func(deviceIndex int) bool) ([]string, error) {
+func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	want := datapath.Wanted{Config: n.config, Pods: pods}
+	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
 	known := map[int]bool{}
 	for _, e := range n.enis {
 		want.ENIs = append(want.ENIs, e)

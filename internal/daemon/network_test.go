@@ -51,7 +51,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	}
 
 	n := open() // another daemon, which has not heard of the ENI
-	if _, err := n.Repair(context.Background(), nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrENIsUnknown) {
+	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrENIsUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	if enis(n) != 1 {
@@ -60,10 +60,10 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	if err := n.SetENI(context.Background(), set); err != nil {
 		t.Fatal(err)
 	}
-	if did, err := n.Repair(context.Background(), nil, func(int) bool { return true }); err != nil || len(did) != 0 {
+	if did, err := n.Repair(context.Background(), nil, nil, func(int) bool { return true }); err != nil || len(did) != 0 {
 		t.Errorf("repair of what is as it should be did %v, %v", did, err)
 	}
-	if _, err := open().Repair(context.Background(), nil, func(int) bool { return false }); err != nil {
+	if _, err := open().Repair(context.Background(), nil, nil, func(int) bool { return false }); err != nil {
 		t.Error(err)
 	}
 	if enis(n) != 0 {

@@ -67,6 +67,17 @@ func (d *Daemon) quarantinedList() []attachment.Quarantined {
 	return slices.Clone(d.quarantined)
 }
 
+// quarantinedLinks names the links of damaged records, which no repair may take
+// for nobody's.
+func (d *Daemon) quarantinedLinks() (links []string) {
+	for _, q := range d.quarantinedList() {
+		if q.HostLink != "" {
+			links = append(links, q.HostLink)
+		}
+	}
+	return links
+}
+
 func (d *Daemon) setQuarantinedAddresses(q attachment.Quarantined) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -256,6 +256,32 @@ func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapat
 	return k.Kernel.AddPod(ctx, p)
 }
 
+func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	rec, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: mustSpace(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.stop()
+	file := filepath.Join(m.dir, "attachments", "attachment-"+rec.HostLink+".json")
+	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = m.start(time.Hour)
+	s.repair(context.Background())
+	if links, routes := m.inventory(s); links != 1 || routes != 1 {
+		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
+	}
+	if err := s.del(context.Background(), keyFor("a")); err != nil {
+		t.Fatal(err)
+	}
+	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes != 0 {
+		t.Errorf("%d links and %d routes are left after the DEL", links, routes)
+	}
+}
+
 func TestNotANetns(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)

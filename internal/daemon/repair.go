@@ -19,10 +19,10 @@ type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	// Repair makes the node's own state and all pods as wanted, removes what
-	// is Berth's and not wanted, and names what it did. It fails with
-	// ErrENIsUnknown, having done nothing, when there is state of an ENI that
+	// is Berth's and not wanted, but for the pod links to spare, and names what
+	// it did. It fails with ErrENIsUnknown, having done nothing, when there is state of an ENI that
 	// was not set up yet and that mayNeed does not disown.
-	Repair(ctx context.Context, pods []datapath.Pod, mayNeed func(deviceIndex int) bool) ([]string, error)
+	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 }
@@ -107,7 +107,7 @@ func (d *Daemon) repair(ctx context.Context) {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := d.Upkeep.Repair(ctx, pods, d.mayNeedENI)
+	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedENI)
 	if errors.Is(err, ErrENIsUnknown) {
 		did, err = d.repairPods(ctx)
 	}

@@ -13,6 +13,9 @@ type Wanted struct {
 	Config Config
 	ENIs   []ENI
 	Pods   []Pod
+	// Spare names pod links of which no more is known than that they may be in
+	// use: neither they nor their routes are removed.
+	Spare []string
 }
 
 // Repair compares Wanted with the kernel, puts back what is missing and removes
@@ -37,6 +40,9 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		}
 		names[p.HostIfName] = true
 	}
+	for _, name := range want.Spare {
+		names[name] = true
+	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
 	graves := n.claims.detachedLinks()
@@ -56,7 +62,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	for _, part := range []func() ([]string, error){
 		func() ([]string, error) { return n.removeStrayENIs(want.ENIs, inv) },
-		func() ([]string, error) { return n.removeStrayRoutes(ctx, want.Pods, inv) },
+		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
 		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
 		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
 	} {
@@ -89,17 +95,18 @@ func (n *Node) removeStrayENIs(want []ENI, inv Inventory) (did []string, err err
 	return did, errors.Join(errs...)
 }
 
-// removeStrayRoutes removes routes of PodTable that no wanted or live pod has.
-func (n *Node) removeStrayRoutes(ctx context.Context, pods []Pod, inv Inventory) (did []string, err error) {
+// removeStrayRoutes removes routes of PodTable that no wanted, spared or live
+// pod has.
+func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory) (did []string, err error) {
 	owner := map[netip.Addr][]string{}
-	for _, p := range pods {
+	for _, p := range want.Pods {
 		for _, a := range p.Addrs() {
 			owner[a] = append(owner[a], p.HostIfName)
 		}
 	}
 	var errs []error
 	for _, r := range inv.Routes {
-		if slices.Contains(owner[r.Addr], r.Link) {
+		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(want.Spare, r.Link) {
 			continue
 		}
 		if isLinkName(r.Link) {
