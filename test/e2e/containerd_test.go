@@ -85,10 +85,12 @@ func startContainerd(t *testing.T, n *node.Node) *containerd {
 	return c
 }
 
-func (c *containerd) config() string     { return filepath.Join(c.dir, "config.toml") }
-func (c *containerd) logFile() string    { return filepath.Join(c.node.Dir, "log", "containerd.log") }
-func (c *containerd) socket() string     { return filepath.Join(c.dir, "c.sock") }
-func (c *containerd) netnsDir() string   { return filepath.Join(c.dir, "state", "netns") }
+func (c *containerd) config() string  { return filepath.Join(c.dir, "config.toml") }
+func (c *containerd) logFile() string { return filepath.Join(c.node.Dir, "log", "containerd.log") }
+func (c *containerd) socket() string  { return filepath.Join(c.dir, "c.sock") }
+func (c *containerd) netnsDir() string {
+	return filepath.Join(c.dir, "state/io.containerd.grpc.v1.cri/netns")
+}
 func (c *containerd) podsGroup() cgroup  { return c.group + "/pods" }
 func (c *containerd) ownGroup() cgroup   { return c.group + "/runtime" }
 func (c *containerd) stop(t *testing.T)  { c.end(t, syscall.SIGTERM) }

@@ -47,7 +47,7 @@ func raise(t *testing.T, nodes int, daemons bool, args ...string) (*lab.Lab, []*
 // startDaemon starts the node's berthd; networkReady waits for what comes of it.
 func (c *containerd) startDaemon(t *testing.T) {
 	t.Helper()
-	harness.OK(t, c.node.Start("--cri-socket=" + c.socket()))
+	harness.OK(t, c.node.Start("--cri-socket="+c.socket()))
 }
 
 // networkReady waits until daemon and runtime can take sandboxes.
@@ -81,16 +81,16 @@ func TestNetworkReady(t *testing.T) {
 	t.Parallel()
 	l, runtimes := raise(t, 1, false)
 	c := runtimes[0]
-	notReady := func(while string) {
+	notReady := func(while string, attempt uint32) {
 		t.Helper()
 		if ok, err := c.condition(t, cri.NetworkReady); err != nil || ok {
 			t.Errorf("%s: network ready %v, %v", while, ok, err)
 		}
-		if _, err := c.try(t.Context(), "early", 0); err == nil || !strings.Contains(err.Error(), "cni") {
-			t.Errorf("%s: a sandbox fails with %v, want one that names CNI", while, err)
+		if _, err := c.try(t.Context(), "early", attempt); err == nil || !strings.Contains(err.Error(), "cni plugin not initialized") {
+			t.Errorf("%s: a sandbox fails with %v, want one that says so of CNI", while, err)
 		}
 	}
-	notReady("without a daemon")
+	notReady("without a daemon", 0)
 
 	l.Cloud.Outage(true)
 	c.startDaemon(t)
@@ -101,7 +101,7 @@ func TestNetworkReady(t *testing.T) {
 		}
 		return err
 	})
-	notReady("before the first address")
+	notReady("before the first address", 1)
 
 	l.Cloud.Outage(false)
 	harness.Eventually(t, time.Minute, "containerd calls the network ready", func() error {

@@ -127,8 +127,8 @@ func (c *containerd) inspect(ctx context.Context, id string) (*sandbox, error) {
 			s.netns = n.Path
 		}
 	}
-	if s.netns == "" || s.pid == 0 {
-		return nil, fmt.Errorf("verbose status of sandbox %s: no network namespace or process in %+v", s.name, info)
+	if filepath.Dir(s.netns) != c.netnsDir() || s.pid == 0 {
+		return nil, fmt.Errorf("verbose status of sandbox %s: want a process, and a network namespace in %s: %+v", s.name, c.netnsDir(), info)
 	}
 	return s, nil
 }
@@ -174,19 +174,35 @@ func (s *sandbox) dropNetns(t *testing.T) {
 	harness.OK(t, unix.Unmount(s.netns, unix.MNT_DETACH))
 	harness.OK(t, os.Remove(s.netns))
 	harness.Eventually(t, patience, "the pause process ends", func() error {
-		state, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.pid), "stat"))
-		if err != nil || strings.Contains(string(state), ") Z ") {
-			return nil
+		state, _ := os.ReadFile(filepath.Join("/proc", fmt.Sprint(s.pid), "stat")) // none of one that is gone
+		if len(state) > 0 && !strings.Contains(string(state), ") Z ") {
+			return fmt.Errorf("it runs: %s", state)
 		}
-		return errors.New("it runs")
+		return nil
 	})
+}
+
+// connect opens a connection into the sandbox from a network namespace. The
+// pause process may be slower than its runtime, and not listen yet.
+func (s *sandbox) connect(t *testing.T, netns string) (conn *echo.Conn) {
+	t.Helper()
+	harness.Eventually(t, patience, "connect to "+s.name, func() (err error) {
+		conn, err = echo.Connect(t.Context(), netns, "tcp", netip.AddrPortFrom(s.addr, echo.Port), netip.Addr{})
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatalf("connect to %s: %v", s.name, err)
+		}
+		return err
+	})
+	return conn
 }
 
 // answers wants an echo of the sandbox when asked from a network namespace,
 // seen as from.
 func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 	t.Helper()
-	reply, err := echo.Ask(harness.Deadline(t, patience), netns, "tcp", netip.AddrPortFrom(s.addr, echo.Port), netip.Addr{}, "ping")
+	conn := s.connect(t, netns)
+	defer conn.Close()
+	reply, err := conn.Once("ping", patience)
 	if err != nil {
 		t.Errorf("ask %s (%s) from %s: %v", s.name, s.addr, from, err)
 		return
@@ -198,6 +214,7 @@ func (s *sandbox) answers(t *testing.T, netns string, from netip.Addr) {
 
 // conversation is a TCP connection into a sandbox that is kept busy.
 type conversation struct {
+	stop     func() // once or more; ended is closed some time later
 	stopping chan struct{}
 	ended    chan struct{}
 	mu       sync.Mutex // guards below
@@ -205,13 +222,14 @@ type conversation struct {
 	err      error
 }
 
-// converse asks a sandbox over one connection until the test ends, and fails
-// the test when a message is not answered.
+// converse asks a sandbox over one connection from a network namespace until
+// end, or until a message is not answered.
 func (s *sandbox) converse(t *testing.T, netns string) *conversation {
 	t.Helper()
-	conn, err := echo.Connect(harness.Deadline(t, patience), netns, "tcp", netip.AddrPortFrom(s.addr, echo.Port), netip.Addr{})
-	harness.OK(t, err)
+	conn := s.connect(t, netns)
 	v := &conversation{stopping: make(chan struct{}), ended: make(chan struct{})}
+	v.stop = sync.OnceFunc(func() { close(v.stopping) })
+	t.Cleanup(v.stop)
 	go func() {
 		defer close(v.ended)
 		defer conn.Close()
@@ -259,7 +277,7 @@ func (v *conversation) goesOn(t *testing.T) {
 // end wants that it went well until now.
 func (v *conversation) end(t *testing.T) {
 	t.Helper()
-	close(v.stopping)
+	v.stop()
 	<-v.ended
 	if v.err != nil {
 		t.Errorf("the conversation broke after %d replies: %v", v.replies, v.err)
