@@ -127,7 +127,7 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 	if ctx.Err() != nil {
 		return lease, context.Cause(ctx)
 	}
-	if context.Cause(wctx) == errDeleted {
+	if errors.Is(context.Cause(wctx), errDeleted) {
 		return lease, failf(types.ErrTryAgainLater, "deleted", "no address for the pod: %s", errDeleted)
 	}
 	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
