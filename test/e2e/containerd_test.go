@@ -156,7 +156,7 @@ func (c *containerd) importImage(t *testing.T) {
 	harness.OK(t, err)
 	path := filepath.Join(c.dir, "pause.tar")
 	harness.OK(t, os.WriteFile(path, image, 0o644))
-	c.ctr(t, "image", "import", "--snapshotter=native", path)
+	harness.OK(t, c.ctr(t, "image", "import", "--snapshotter=native", path))
 	harness.Eventually(t, patience, "CRI knows the image", func() error {
 		reply, err := c.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: pauseImageName}})
 		if err == nil && reply.GetImage() == nil {
@@ -167,13 +167,14 @@ func (c *containerd) importImage(t *testing.T) {
 }
 
 // ctr runs containerd's own client where CRI keeps its things.
-func (c *containerd) ctr(t *testing.T, args ...string) {
+func (c *containerd) ctr(t *testing.T, args ...string) error {
 	t.Helper()
 	ctx := harness.Deadline(t, patience)
 	out, err := exec.CommandContext(ctx, "ctr", append([]string{"--address", c.socket(), "--namespace=k8s.io"}, args...)...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("ctr %v: %v\n%s", args, err, out)
+		return fmt.Errorf("ctr %v: %w\n%s", args, err, out)
 	}
+	return nil
 }
 
 // condition asks for one of the runtime's conditions.

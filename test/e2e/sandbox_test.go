@@ -163,8 +163,10 @@ func (c *containerd) removeAll(t *testing.T) {
 // lists is what containerd holds when it starts. It must be restarted then.
 func (c *containerd) forget(t *testing.T, s *sandbox) {
 	t.Helper()
-	c.ctr(t, "task", "delete", "--force", s.id)
-	c.ctr(t, "container", "delete", s.id)
+	harness.OK(t, unix.Kill(s.pid, unix.SIGKILL))
+	harness.Eventually(t, patience, "delete the container once its process is", func() error {
+		return c.ctr(t, "container", "delete", s.id)
+	})
 }
 
 // dropNetns removes a sandbox's process and network namespace.
