@@ -25,8 +25,8 @@ packages() {
 	EOF
 	e2e) cat <<-EOF ;;
 		containerd   containerd
-		ctr       containerd
-		runc      runc
+		ctr          containerd
+		runc         runc
 	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
