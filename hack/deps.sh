@@ -25,7 +25,6 @@ packages() {
 	EOF
 	e2e) cat <<-EOF ;;
 		containerd   containerd
-		ctr          containerd
 		runc         runc
 	EOF
 	generate) cat <<-EOF ;;
