@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Prints the path of a Go program from a module under tools/, after building it
 # when this machine has not built that version before. The program is one that
-# the module pins with a tool line, or the module itself.
+# the module pins with a tool line, or the module itself. A module's file
+# "ldflags" holds further flags of the linker.
 #
 #   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
@@ -10,6 +11,14 @@
 set -euo pipefail
 
 module=$1 program=$2
+
+# slow MODULE says how long the modules take that take long, on two cores.
+slow() {
+	case $1 in
+	lint) echo "; it takes some minutes" ;;
+	kubebox) echo "; it takes about 8 minutes" ;;
+	esac
+}
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
@@ -25,7 +34,7 @@ binary=$cache/$program
 
 if [ ! -x "$binary" ]; then
 	mkdir -p "$cache"
-	echo "Building $program, once for this version$([ "$module" != lint ] || echo "; it takes some minutes") ..." >&2
+	echo "Building $program, once for this version$(slow "$module") ..." >&2
 	started=$SECONDS
 	(
 		trap 'kill $!; exit' TERM
@@ -34,7 +43,8 @@ if [ ! -x "$binary" ]; then
 	ticker=$!
 	trap 'kill "$ticker" 2>/dev/null || true; rm -f "$binary.$$"' EXIT
 	trap 'exit 130' INT TERM HUP
-	CGO_ENABLED=0 go -C "$dir" build -trimpath -ldflags="-s -w" -o "$binary.$$" "$package" >&2
+	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
+	CGO_ENABLED=0 go -C "$dir" build -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 	echo "Built $program in $((SECONDS - started)) s." >&2
 fi

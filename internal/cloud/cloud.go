@@ -157,6 +157,9 @@ type API interface {
 	ENIs(ctx context.Context, f ENIFilter) ([]ENI, error)
 	// Subnets lists the subnets that match.
 	Subnets(ctx context.Context, f SubnetFilter) ([]Subnet, error)
+	// SecurityGroups lists the IDs of a VPC's security groups that carry all the
+	// tags, in order.
+	SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error)
 	// VPCCIDRs lists the IPv4 and IPv6 blocks associated with a VPC.
 	VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error)
 	// CreateENI creates a detached ENI with its addresses and tags in one call.

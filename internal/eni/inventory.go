@@ -41,6 +41,7 @@ type ENI struct {
 	SubnetID     string         `json:"subnetID"`
 	Subnet       netip.Prefix   `json:"subnet,omitzero"` // IPv4
 	PrimaryIPv4  netip.Addr     `json:"primaryIPv4,omitzero"`
+	Groups       []string       `json:"groups,omitempty"` // security groups; nothing on the node depends on them
 	Addresses    []netip.Addr   `json:"addresses,omitempty"`
 	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
 	IPv6         []netip.Addr   `json:"ipv6,omitempty"`

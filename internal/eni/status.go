@@ -3,6 +3,7 @@ package eni
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
@@ -16,6 +17,14 @@ type Status struct {
 	Err       error
 	Kind      Kind // the step it stopped
 	Grows     bool // that trouble keeps the node from growing
+
+	NextTry   time.Time   // when what that trouble stopped is tried again at the latest; zero without trouble
+
+	Available  int  // addresses that pods may have, used ones included
+	Used       int  // of those
+	Needed     int  // addresses that the policy wants beyond Available
+	AtCapacity bool // the instance, its policy's caps or its subnets allow no more
+	Vanished   bool // the cloud says that the instance does not exist or is terminated
 
 	Shortage    string // why pods that wait get nothing although nothing failed: a Reason
 	Explanation string // the same in a sentence

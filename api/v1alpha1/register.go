@@ -1,0 +1,24 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// GroupVersion is the group and version of everything in this package.
+var GroupVersion = schema.GroupVersion{Group: "berth.dev", Version: "v1alpha1"}
+
+// The field owners with which Berth's programs write (Kubernetes documentation,
+// "Server-Side Apply", managers).
+const (
+	OwnerDaemon   = "berthd"
+	OwnerOperator = "berth-operator"
+)
+
+// AddToScheme makes the kinds known to a scheme.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion, &NodeNetwork{}, &NodeNetworkList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}

@@ -1,0 +1,53 @@
+// Kubebox is a Kubernetes control plane in one program, for tests and demos:
+// etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as their
+// projects publish them in Go modules. Which of them it is goes by the name
+// under which it was started, or else by its first argument.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	_ "time/tzdata" // CronJobs name time zones, and the machine may have no database of them
+
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/server/v3/etcdmain"
+	"k8s.io/component-base/cli"
+	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
+	_ "k8s.io/component-base/metrics/prometheus/version"  // metric of the build
+	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+)
+
+const usage = "usage: kubebox etcd|kube-apiserver|kube-controller-manager|kube-scheduler [argument ...]"
+
+func main() {
+	if name := filepath.Base(os.Args[0]); !program(name) {
+		if len(os.Args) < 2 || !program(os.Args[1]) {
+			fmt.Fprintln(os.Stderr, usage)
+			os.Exit(2)
+		}
+		os.Args = os.Args[1:]
+	}
+	os.Exit(run(filepath.Base(os.Args[0])))
+}
+
+// commands make the command line of each program but etcd, which has its own.
+var commands = map[string]func() *cobra.Command{
+	"kube-apiserver":          apiserver.NewAPIServerCommand,
+	"kube-controller-manager": controllers.NewControllerManagerCommand,
+	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+}
+
+func program(name string) bool { return name == "etcd" || commands[name] != nil }
+
+// run runs a program until it ends and returns its exit code. Etcd exits by itself.
+func run(name string) int {
+	if name == "etcd" {
+		etcdmain.Main(os.Args)
+		return 0
+	}
+	return cli.Run(commands[name]())
+}
