@@ -18,7 +18,7 @@ type Status struct {
 	Kind      Kind // the step it stopped
 	Grows     bool // that trouble keeps the node from growing
 
-	NextTry   time.Time   // when what that trouble stopped is tried again at the latest; zero without trouble
+	NextTry time.Time // when what that trouble stopped is tried again at the latest; zero without trouble
 
 	Available  int  // addresses that pods may have, used ones included
 	Used       int  // of those
