@@ -126,11 +126,12 @@ type CreateENI struct {
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
 type ENIFilter struct {
-	IDs        []string
-	InstanceID string            // attached to this instance
-	VPCID      string            //
-	Status     string            // "available": detached ones only
-	Tags       map[string]string // all must match exactly
+	IDs         []string
+	InstanceID  string            // attached to this instance
+	InstanceIDs []string          // attached to one of these
+	VPCID       string            //
+	Status      string            // "available": detached ones only
+	Tags        map[string]string // all must match exactly
 }
 
 // SubnetFilter narrows a listing of subnets. Empty fields do not narrow.

@@ -86,7 +86,11 @@ func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, erro
 	base.add("vpc-id", f.VPCID)
 	base.add("status", f.Status)
 	base.tags(f.Tags)
-	return c.enis(ctx, base.chunks("network-interface-id", f.IDs))
+	var all []filters
+	for _, part := range base.chunks("network-interface-id", f.IDs) {
+		all = append(all, part.chunks("attachment.instance-id", f.InstanceIDs)...)
+	}
+	return c.enis(ctx, all)
 }
 
 func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error) {
@@ -160,6 +164,36 @@ func one(name, id string) (f filters, page *int32) {
 // gone is EC2's answer for an ID that does not exist, where a filter was used.
 func gone(op, code, what, id string) error {
 	return &cloud.Error{Class: cloud.Gone, Op: op, Code: code, Message: fmt.Sprintf("The %s '%s' does not exist", what, id)}
+}
+
+// SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
+func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error) {
+	const op = "DescribeSecurityGroups"
+	var f filters
+	f.add("vpc-id", vpcID)
+	f.tags(tags)
+	var out []string
+	err := pages(op, func(token *string) (*string, error) {
+		got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
+			Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
+		})
+		if err != nil {
+			return nil, err
+		}
+		var r reading
+		for _, g := range got.SecurityGroups {
+			out = append(out, r.text("groupId", g.GroupId))
+		}
+		if r.err != nil {
+			return nil, fail(op, r.err)
+		}
+		return got.NextToken, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(out)
+	return out, nil
 }
 
 // VPCCIDRs implements cloud.API. A VPC that does not exist is an error of class Gone.

@@ -130,6 +130,7 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, e
 		out = slices.DeleteFunc(c.listing(), func(e cloud.ENI) bool {
 			return len(f.IDs) > 0 && !slices.Contains(f.IDs, e.ID) ||
 				f.InstanceID != "" && !on(e, f.InstanceID) ||
+				len(f.InstanceIDs) > 0 && !slices.ContainsFunc(f.InstanceIDs, func(id string) bool { return on(e, id) }) ||
 				f.VPCID != "" && e.VPCID != f.VPCID ||
 				f.Status != "" && e.Status != f.Status || !tagged(e.Tags, f.Tags)
 		})
@@ -158,6 +159,19 @@ func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.
 				continue
 			}
 			out = append(out, s)
+		}
+		return nil
+	})
+	return out, err
+}
+
+// SecurityGroups implements cloud.API.
+func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) (out []string, err error) {
+	err = c.do(ctx, "SecurityGroups", "", 0, func() error {
+		for _, id := range slices.Sorted(maps.Keys(c.groups)) {
+			if vpcID == "vpc-1" && tagged(c.groups[id], tags) {
+				out = append(out, id)
+			}
 		}
 		return nil
 	})

@@ -28,6 +28,7 @@ type Cloud struct {
 	types     map[string]cloud.Limits
 	instances map[string]cloud.Instance // without ENIs
 	subnets   map[string]*subnet
+	groups    map[string]map[string]string // tags of the security groups
 	enis      map[string]*eni
 	tokens    map[string]token
 	past      []past // what listings show while they trail
@@ -78,12 +79,12 @@ type Fault struct {
 	hits  int
 }
 
-// New returns an empty VPC, "vpc-1", that knows the instance types t3.small,
+// New returns an empty VPC, "vpc-1", with the security group "sg-1", that knows the instance types t3.small,
 // m5.xlarge, c5.large and m5.4xlarge.
 func New(c clock.Clock) *Cloud {
 	return &Cloud{
 		clock: c, latency: map[string]time.Duration{}, instances: map[string]cloud.Instance{},
-		subnets: map[string]*subnet{}, enis: map[string]*eni{}, tokens: map[string]token{},
+		subnets: map[string]*subnet{}, groups: map[string]map[string]string{"sg-1": {}}, enis: map[string]*eni{}, tokens: map[string]token{},
 		types: map[string]cloud.Limits{
 			"t3.small":   {MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true},
 			"c5.large":   {MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true},
@@ -138,6 +139,13 @@ func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
 
 // RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
 func (c *Cloud) RemoveSubnet(id string) { c.mu.Lock(); defer c.mu.Unlock(); delete(c.subnets, id) }
+
+// AddSecurityGroup adds a security group.
+func (c *Cloud) AddSecurityGroup(id string, tags map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.groups[id] = maps.Clone(tags)
+}
 
 // AddInstance starts an instance with its primary ENI.
 func (c *Cloud) AddInstance(id, itype, subnetID string) {
