@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 const (
@@ -56,17 +57,17 @@ func TestRepeats(t *testing.T) {
 		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
 		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
 		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
-		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, transientTries, cloud.Transient},
-		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, throttledTries, cloud.Throttled},
+		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
+		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
 		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
-		{"assign, reply lost", assign, assignOp, []answer{dropped, ok(assignOp, oneAddress)}, 1, cloud.Transient},
-		{"assign, internal error", assign, assignOp, []answer{internal, ok(assignOp, oneAddress)}, 1, cloud.Transient},
-		{"assign, throttled", assign, assignOp, []answer{throttled, ok(assignOp, oneAddress)}, 2, cloud.Unknown},
-		{"assign, throttled, then lost", assign, assignOp, []answer{throttled, dropped, ok(assignOp, oneAddress)}, 2, cloud.Transient},
-		{"assign, subnet full", assign, assignOp, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
+		{"assign, reply lost", assign, pace.Assign.Action, []answer{dropped, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
+		{"assign, internal error", assign, pace.Assign.Action, []answer{internal, ok(pace.Assign.Action, oneAddress)}, 1, cloud.Transient},
+		{"assign, throttled", assign, pace.Assign.Action, []answer{throttled, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Unknown},
+		{"assign, throttled, then lost", assign, pace.Assign.Action, []answer{throttled, dropped, ok(pace.Assign.Action, oneAddress)}, 2, cloud.Transient},
+		{"assign, subnet full", assign, pace.Assign.Action, []answer{refusal(400, "InsufficientFreeAddressesInSubnet", "")}, 1, cloud.SubnetFull},
 		{"attach, reply lost", attachENI, attach, []answer{dropped, ok(attach, "<attachmentId>a</attachmentId>")}, 1, cloud.Transient},
 		{"attach, throttled", attachENI, attach, []answer{throttled, ok(attach, "<attachmentId>a</attachmentId>")}, 2, cloud.Unknown},
-		{"delete, reply lost, then throttled", del, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + throttledTries, cloud.Transient},
+		{"delete, reply lost, then throttled", del, "DeleteNetworkInterface", []answer{dropped, throttled}, 1 + pace.ThrottledTries, cloud.Transient},
 		{"delete, reply lost", del, "DeleteNetworkInterface", []answer{dropped, gone}, 2, cloud.Unknown},
 		{"delete, gone before", del, "DeleteNetworkInterface", []answer{gone}, 1, cloud.Gone},
 		{"detach, reply lost", detach, "DetachNetworkInterface", []answer{dropped, refusal(400, "InvalidAttachmentID.NotFound", "")}, 2, cloud.Unknown},
@@ -130,7 +131,7 @@ func TestCreateTokens(t *testing.T) {
 func TestExpiredCredentials(t *testing.T) {
 	old := refusal(400, "RequestExpired", "Request has expired.")
 	t.Run("renewed", func(t *testing.T) {
-		s := serve(t, map[string][]answer{assignOp: {old, ok(assignOp, oneAddress)}})
+		s := serve(t, map[string][]answer{pace.Assign.Action: {old, ok(pace.Assign.Action, oneAddress)}})
 		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
 		if _, err := c.AssignAddresses(t.Context(), "eni-1", 1); err != nil {
 			t.Fatal(err)
@@ -140,11 +141,11 @@ func TestExpiredCredentials(t *testing.T) {
 		}
 	})
 	t.Run("still expired", func(t *testing.T) {
-		s := serve(t, map[string][]answer{assignOp: {old}})
+		s := serve(t, map[string][]answer{pace.Assign.Action: {old}})
 		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
 		_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
-		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(assignOp)) != 2 {
-			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(assignOp)))
+		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(pace.Assign.Action)) != 2 {
+			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
 		}
 	})
 }
@@ -182,7 +183,7 @@ func TestNoCredentials(t *testing.T) {
 			if len(s.calls) != 0 {
 				t.Errorf("%d unsigned calls were sent", len(s.calls))
 			}
-			if seen.count(assignOp+" "+CodeCredentials) != 1 {
+			if seen.count(pace.Assign.Action+" "+pace.CodeCredentials) != 1 {
 				t.Errorf("the observer saw %v", seen.codes)
 			}
 		})
@@ -226,7 +227,7 @@ func TestBlackHole(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("took %v", took)
 	}
-	if seen.count(describeENIs+" "+CodeNoReply) != 1 {
+	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
 		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
 	}
 }
@@ -250,7 +251,7 @@ func TestCanceled(t *testing.T) {
 	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
 	c := client(t, s, func(o *Options) {
 		o.Clock = clock.NewFake(time.Unix(1e9, 0))
-		o.Ceilings = map[string]Limit{describeENIs: {Rate: 1, Burst: 1}}
+		o.Ceilings = map[string]pace.Limit{describeENIs: {Rate: 1, Burst: 1}}
 	})
 	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // wrong is an error for a request that makes no sense; nothing was sent.
@@ -40,17 +41,17 @@ func tagList(tags map[string]string) []types.Tag {
 // makes one up, so that its own repetitions create one ENI only. A token that
 // was used for a different request is an error of class Bug.
 func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
-	const op = "CreateNetworkInterface"
+	op := pace.CreateENI
 	for _, n := range []struct {
 		field string
 		value int
 	}{{"addresses", req.Addresses}, {"prefixes", req.Prefixes}, {"IPv6 addresses", req.IPv6}, {"IPv6 prefixes", req.IPv6Prefix}} {
 		if n.value < 0 || n.value > 1000 {
-			return cloud.ENI{}, wrong(op, "%d %s asked for: expected 0 to 1000", n.value, n.field)
+			return cloud.ENI{}, wrong(op.Action, "%d %s asked for: expected 0 to 1000", n.value, n.field)
 		}
 	}
 	if req.Addresses > 0 && req.Prefixes > 0 || req.IPv6 > 0 && req.IPv6Prefix > 0 {
-		return cloud.ENI{}, wrong(op, "addresses and prefixes of one family asked for: EC2 gives one kind in a call")
+		return cloud.ENI{}, wrong(op.Action, "addresses and prefixes of one family asked for: EC2 gives one kind in a call")
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()
@@ -72,17 +73,17 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 			ResourceType: types.ResourceTypeNetworkInterface, Tags: tagList(req.Tags),
 		}}
 	}
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.CreateNetworkInterface, in)
+	got, err := invoke(ctx, c, op, c.api.CreateNetworkInterface, in)
 	if err != nil {
 		return cloud.ENI{}, err
 	}
 	if got.NetworkInterface == nil {
-		return cloud.ENI{}, fail(op, &badAnswer{fmt.Errorf("networkInterface is missing")})
+		return cloud.ENI{}, fail(op.Action, &badAnswer{fmt.Errorf("networkInterface is missing")})
 	}
 	var r reading
 	e := r.eni(got.NetworkInterface)
 	if r.err != nil {
-		return cloud.ENI{}, fail(op, r.err)
+		return cloud.ENI{}, fail(op.Action, r.err)
 	}
 	return e, nil
 }
@@ -90,8 +91,8 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 // AttachENI implements cloud.API. A taken device index is an error of class
 // Conflict, an instance without room one of class LimitReached.
 func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
-	const op = "AttachNetworkInterface"
-	got, _, err := invoke(ctx, c, op, once, c.api.AttachNetworkInterface, &ec2.AttachNetworkInterfaceInput{
+	op := pace.AttachENI
+	got, err := invoke(ctx, c, op, c.api.AttachNetworkInterface, &ec2.AttachNetworkInterfaceInput{
 		NetworkInterfaceId: &eniID,
 		InstanceId:         &instanceID,
 		DeviceIndex:        sdk.Int32(int32(deviceIndex)),
@@ -105,38 +106,29 @@ func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, device
 	var r reading
 	id := r.text("attachmentId", got.AttachmentId)
 	if r.err != nil {
-		return "", fail(op, r.err)
+		return "", fail(op.Action, r.err)
 	}
 	return id, nil
 }
 
-// settle turns the Gone of a repetition into success: the attempt before it,
-// whose reply was lost, has done the work.
-func settle(lostReply bool, err error) error {
-	if lostReply && cloud.ClassOf(err) == cloud.Gone {
-		return nil
-	}
-	return err
-}
-
 // DetachENI implements cloud.API.
 func (c *Client) DetachENI(ctx context.Context, attachmentID string) error {
-	_, lost, err := invoke(ctx, c, "DetachNetworkInterface", idempotent, c.api.DetachNetworkInterface,
+	_, err := invoke(ctx, c, pace.DetachENI, c.api.DetachNetworkInterface,
 		&ec2.DetachNetworkInterfaceInput{AttachmentId: &attachmentID})
-	return settle(lost, err)
+	return err
 }
 
 // DeleteENI implements cloud.API. An ENI that is still attached or detaching
 // is an error of class Conflict.
 func (c *Client) DeleteENI(ctx context.Context, eniID string) error {
-	_, lost, err := invoke(ctx, c, "DeleteNetworkInterface", idempotent, c.api.DeleteNetworkInterface,
+	_, err := invoke(ctx, c, pace.DeleteENI, c.api.DeleteNetworkInterface,
 		&ec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &eniID})
-	return settle(lost, err)
+	return err
 }
 
 // SetDeleteOnTermination implements cloud.API.
 func (c *Client) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error {
-	_, _, err := invoke(ctx, c, "ModifyNetworkInterfaceAttribute", idempotent, c.api.ModifyNetworkInterfaceAttribute,
+	_, err := invoke(ctx, c, pace.ModifyENI, c.api.ModifyNetworkInterfaceAttribute,
 		&ec2.ModifyNetworkInterfaceAttributeInput{
 			NetworkInterfaceId: &eniID,
 			Attachment:         &types.NetworkInterfaceAttachmentChanges{AttachmentId: &attachmentID, DeleteOnTermination: &on},
@@ -149,7 +141,7 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 	if len(tags) == 0 {
 		return nil
 	}
-	_, _, err := invoke(ctx, c, "CreateTags", idempotent, c.api.CreateTags,
+	_, err := invoke(ctx, c, pace.Tag, c.api.CreateTags,
 		&ec2.CreateTagsInput{Resources: []string{resourceID}, Tags: tagList(tags)})
 	return err
 }
@@ -175,7 +167,7 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n int) ([]ne
 	for _, a := range got.AssignedPrivateIpAddresses {
 		out = append(out, r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress))
 	}
-	return assigned(assignOp, out, r.err)
+	return assigned(pace.Assign.Action, out, r.err)
 }
 
 // AssignPrefixes implements cloud.API.
@@ -191,16 +183,14 @@ func (c *Client) AssignPrefixes(ctx context.Context, eniID string, n int) ([]net
 	for _, p := range got.AssignedIpv4Prefixes {
 		out = append(out, r.delegated("assignedIpv4PrefixSet", p.Ipv4Prefix))
 	}
-	return assigned(assignOp, out, r.err)
+	return assigned(pace.Assign.Action, out, r.err)
 }
 
-const assignOp = "AssignPrivateIpAddresses"
-
 func (c *Client) assign(ctx context.Context, n int, in *ec2.AssignPrivateIpAddressesInput) (*ec2.AssignPrivateIpAddressesOutput, error) {
-	if err := count(assignOp, n); err != nil {
+	if err := count(pace.Assign.Action, n); err != nil {
 		return nil, err
 	}
-	got, _, err := invoke(ctx, c, assignOp, once, c.api.AssignPrivateIpAddresses, in)
+	got, err := invoke(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, in)
 	return got, err
 }
 
@@ -218,11 +208,11 @@ func assigned[T any](op string, got []T, err error) ([]T, error) {
 
 // AssignIPv6 implements cloud.API. Like AssignAddresses it is not idempotent.
 func (c *Client) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	const op = "AssignIpv6Addresses"
-	if err := count(op, n); err != nil {
+	op := pace.AssignIPv6
+	if err := count(op.Action, n); err != nil {
 		return nil, err
 	}
-	got, _, err := invoke(ctx, c, op, once, c.api.AssignIpv6Addresses,
+	got, err := invoke(ctx, c, op, c.api.AssignIpv6Addresses,
 		&ec2.AssignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6AddressCount: sdk.Int32(int32(n))})
 	if err != nil {
 		return nil, err
@@ -232,7 +222,7 @@ func (c *Client) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.A
 	for _, a := range got.AssignedIpv6Addresses {
 		out = append(out, r.ipv6("assignedIpv6Addresses", &a))
 	}
-	return assigned(op, out, r.err)
+	return assigned(op.Action, out, r.err)
 }
 
 func texts[T fmt.Stringer](values []T) []string {
@@ -261,7 +251,7 @@ func (c *Client) UnassignPrefixes(ctx context.Context, eniID string, prefixes []
 }
 
 func (c *Client) unassign(ctx context.Context, in *ec2.UnassignPrivateIpAddressesInput) error {
-	_, _, err := invoke(ctx, c, "UnassignPrivateIpAddresses", idempotent, c.api.UnassignPrivateIpAddresses, in)
+	_, err := invoke(ctx, c, pace.Unassign, c.api.UnassignPrivateIpAddresses, in)
 	return err
 }
 
@@ -270,7 +260,7 @@ func (c *Client) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.A
 	if len(addrs) == 0 {
 		return nil
 	}
-	_, _, err := invoke(ctx, c, "UnassignIpv6Addresses", idempotent, c.api.UnassignIpv6Addresses,
+	_, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses,
 		&ec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs)})
 	return err
 }

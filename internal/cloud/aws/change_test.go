@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // TestRequests holds the parameters of every changing call.
@@ -64,12 +65,12 @@ func TestRequests(t *testing.T) {
 			"Attachment.AttachmentId=eni-attach-1 Attachment.DeleteOnTermination=true NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
-			assignOp, "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item><item><privateIpAddress>10.0.0.8</privateIpAddress></item></assignedPrivateIpAddressesSet>",
+			pace.Assign.Action, "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item><item><privateIpAddress>10.0.0.8</privateIpAddress></item></assignedPrivateIpAddressesSet>",
 			func(ctx context.Context, c *Client) (any, error) { return c.AssignAddresses(ctx, "eni-1", 2) },
 			"NetworkInterfaceId=eni-1 SecondaryPrivateIpAddressCount=2", "[10.0.0.9 10.0.0.8]",
 		},
 		{
-			assignOp, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>",
+			pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>",
 			func(ctx context.Context, c *Client) (any, error) { return c.AssignPrefixes(ctx, "eni-1", 1) },
 			"Ipv4PrefixCount=1 NetworkInterfaceId=eni-1", "[10.0.0.16/28]",
 		},
@@ -139,7 +140,7 @@ func TestUnreadableAssignments(t *testing.T) {
 		"<assignedPrivateIpAddressesSet><item/></assignedPrivateIpAddressesSet>",
 		"<assignedPrivateIpAddressesSet><item><privateIpAddress>x</privateIpAddress></item></assignedPrivateIpAddressesSet>",
 	} {
-		s := serve(t, map[string][]answer{assignOp: {ok(assignOp, body)}})
+		s := serve(t, map[string][]answer{pace.Assign.Action: {ok(pace.Assign.Action, body)}})
 		got, err := client(t, s).AssignAddresses(t.Context(), "eni-1", 1)
 		if cloud.ClassOf(err) != cloud.Transient || len(s.calls) != 1 {
 			t.Errorf("%q: got %v, %v after %d requests", body, got, err, len(s.calls))

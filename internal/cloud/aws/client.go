@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/url"
 	"sync"
-	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
@@ -17,23 +16,21 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // Client is the EC2 API for one process. It is safe for concurrent use, and
-// meant to be the only one: its limiters see all calls that the process makes.
+// meant to be the only one: its pace.Set sees all calls that the process makes.
 type Client struct {
 	api      *ec2.Client
 	creds    *credentials
+	pace     *pace.Set
 	clock    clock.Clock
-	observer Observer
 	logger   *slog.Logger
-	timeout  time.Duration
-	ceilings map[string]Limit
 	fallback func(string) (cloud.Limits, bool)
 
-	mu       sync.Mutex // guards limiters and types, not what they point to
-	limiters map[string]*limiter
-	types    map[string]knownLimits
+	mu    sync.Mutex // guards types
+	types map[string]knownLimits
 
 	asking singleflight.Group // DescribeInstanceTypes calls under way, by type
 }
@@ -55,14 +52,13 @@ func New(ctx context.Context, o Options) (*Client, error) {
 	}
 	creds := newCredentials(cfg.Credentials)
 	c := &Client{
-		creds:    creds,
+		creds: creds,
+		pace: pace.NewSet(pace.Options{
+			CallTimeout: o.CallTimeout, Ceilings: o.Ceilings, Observer: o.Observer, Logger: o.Logger, Clock: o.Clock,
+		}),
 		clock:    o.Clock,
-		observer: o.Observer,
 		logger:   o.Logger,
-		timeout:  o.CallTimeout,
-		ceilings: o.Ceilings,
 		fallback: o.Fallback,
-		limiters: make(map[string]*limiter),
 		types:    make(map[string]knownLimits),
 	}
 	c.api = ec2.NewFromConfig(cfg, func(e *ec2.Options) {
@@ -118,16 +114,4 @@ func checkURL(s string) error {
 		return errors.New("expected an http or https URL such as https://ec2.eu-west-1.amazonaws.com")
 	}
 	return nil
-}
-
-// limiter returns the limiter of an action.
-func (c *Client) limiter(op string) *limiter {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	l := c.limiters[op]
-	if l == nil {
-		l = newLimiter(c.clock, c.ceilings[op])
-		c.limiters[op] = l
-	}
-	return l
 }

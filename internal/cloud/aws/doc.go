@@ -2,7 +2,7 @@
 // instance metadata service, through the official SDK.
 //
 // The SDK signs, sends and parses; what to do about a failure is decided here,
-// in one place (call.go), because it depends on whether a call may be repeated:
+// by package pace, because it depends on whether a call may be repeated:
 //
 //	throttled        no effect; the limiter slows down and the call is made again
 //	transient        repeated when the call is idempotent, else reported: its
@@ -15,6 +15,6 @@
 // unassign, modify and tag. Not idempotent are attaching and assigning a number
 // of addresses.
 //
-// Every API action has a limiter of its own (pacer.go), which learns the rate
-// that EC2 grants from the calls that EC2 refuses.
+// Package pace also learns the rates that EC2 grants from the calls that EC2
+// refuses.
 package aws

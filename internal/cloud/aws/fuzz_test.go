@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // inMemory answers every request with one reply.
@@ -37,8 +38,8 @@ func FuzzEC2Answers(f *testing.F) {
 		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
 		ok("CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>").body,
 		ok(attach, "<attachmentId>a</attachmentId>").body,
-		ok(assignOp, oneAddress).body,
-		ok(assignOp, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>").body,
+		ok(pace.Assign.Action, oneAddress).body,
+		ok(pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>").body,
 		ok("AssignIpv6Addresses", "<assignedIpv6Addresses><item>2001:db8::1</item></assignedIpv6Addresses>").body,
 	} {
 		f.Add(uint8(i), uint16(200), body)

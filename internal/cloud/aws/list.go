@@ -12,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 const (
@@ -94,11 +95,11 @@ func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, erro
 }
 
 func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error) {
-	const op = "DescribeNetworkInterfaces"
+	op := pace.DescribeENIs
 	var out []cloud.ENI
 	for _, f := range chunks {
-		err := pages(op, func(token *string) (*string, error) {
-			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
+		err := pages(op.Action, func(token *string) (*string, error) {
+			got, err := invoke(ctx, c, op, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
 				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
 			})
 			if err != nil {
@@ -109,7 +110,7 @@ func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error
 				out = append(out, r.eni(&got.NetworkInterfaces[i]))
 			}
 			if r.err != nil {
-				return nil, fail(op, r.err)
+				return nil, fail(op.Action, r.err)
 			}
 			return got.NextToken, nil
 		})
@@ -122,15 +123,15 @@ func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error
 
 // Subnets implements cloud.API. Subnets in f.IDs that do not exist are left out.
 func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Subnet, error) {
-	const op = "DescribeSubnets"
+	op := pace.DescribeSubnets
 	var base filters
 	base.add("vpc-id", f.VPCID)
 	base.add("availability-zone", f.Zone)
 	base.tags(f.Tags)
 	var out []cloud.Subnet
 	for _, f := range base.chunks("subnet-id", f.IDs) {
-		err := pages(op, func(token *string) (*string, error) {
-			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
+		err := pages(op.Action, func(token *string) (*string, error) {
+			got, err := invoke(ctx, c, op, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
 				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
 			})
 			if err != nil {
@@ -141,7 +142,7 @@ func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Sub
 				out = append(out, r.subnet(&got.Subnets[i]))
 			}
 			if r.err != nil {
-				return nil, fail(op, r.err)
+				return nil, fail(op.Action, r.err)
 			}
 			return got.NextToken, nil
 		})
@@ -168,13 +169,13 @@ func gone(op, code, what, id string) error {
 
 // SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
 func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error) {
-	const op = "DescribeSecurityGroups"
+	op := pace.DescribeSecurityGroups
 	var f filters
 	f.add("vpc-id", vpcID)
 	f.tags(tags)
 	var out []string
-	err := pages(op, func(token *string) (*string, error) {
-		got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
+	err := pages(op.Action, func(token *string) (*string, error) {
+		got, err := invoke(ctx, c, op, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
 			Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
 		})
 		if err != nil {
@@ -185,7 +186,7 @@ func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[stri
 			out = append(out, r.text("groupId", g.GroupId))
 		}
 		if r.err != nil {
-			return nil, fail(op, r.err)
+			return nil, fail(op.Action, r.err)
 		}
 		return got.NextToken, nil
 	})
@@ -198,17 +199,17 @@ func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[stri
 
 // VPCCIDRs implements cloud.API. A VPC that does not exist is an error of class Gone.
 func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
-	const op = "DescribeVpcs"
+	op := pace.DescribeVPCs
 	f, page := one("vpc-id", vpcID)
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{Filters: f, MaxResults: page})
+	got, err := invoke(ctx, c, op, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case len(got.Vpcs) == 0:
-		return nil, gone(op, "InvalidVpcID.NotFound", "vpc ID", vpcID)
+		return nil, gone(op.Action, "InvalidVpcID.NotFound", "vpc ID", vpcID)
 	case len(got.Vpcs) > 1 || sdk.ToString(got.Vpcs[0].VpcId) != vpcID:
-		return nil, fail(op, &badAnswer{fmt.Errorf("vpcSet: expected %s alone", vpcID)})
+		return nil, fail(op.Action, &badAnswer{fmt.Errorf("vpcSet: expected %s alone", vpcID)})
 	}
 	var r reading
 	out := r.vpcCIDRs(&got.Vpcs[0])
@@ -216,7 +217,7 @@ func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, er
 		r.bad("cidrBlockAssociationSet", "", "at least one associated block")
 	}
 	if r.err != nil {
-		return nil, fail(op, r.err)
+		return nil, fail(op.Action, r.err)
 	}
 	return out, nil
 }
@@ -224,20 +225,20 @@ func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, er
 // Instance implements cloud.API. Two calls make it up, since only the listing
 // of interfaces has their tags.
 func (c *Client) Instance(ctx context.Context, id string) (cloud.Instance, error) {
-	const op = "DescribeInstances"
+	op := pace.DescribeInstances
 	f, page := one("instance-id", id)
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{Filters: f, MaxResults: page})
+	got, err := invoke(ctx, c, op, c.api.DescribeInstances, &ec2.DescribeInstancesInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return cloud.Instance{}, err
 	}
-	list, err := instancesIn(op, got)
+	list, err := instancesIn(op.Action, got)
 	switch {
 	case err != nil:
 		return cloud.Instance{}, err
 	case len(list) == 0:
-		return cloud.Instance{}, gone(op, "InvalidInstanceID.NotFound", "instance ID", id)
+		return cloud.Instance{}, gone(op.Action, "InvalidInstanceID.NotFound", "instance ID", id)
 	case len(list) > 1 || list[0].ID != id:
-		return cloud.Instance{}, fail(op, &badAnswer{fmt.Errorf("instancesSet: expected %s alone", id)})
+		return cloud.Instance{}, fail(op.Action, &badAnswer{fmt.Errorf("instancesSet: expected %s alone", id)})
 	}
 	if list[0].ENIs, err = c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
 		return cloud.Instance{}, err
@@ -247,20 +248,20 @@ func (c *Client) Instance(ctx context.Context, id string) (cloud.Instance, error
 
 // Instances implements cloud.API.
 func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
-	const op = "DescribeInstances"
+	op := pace.DescribeInstances
 	if len(ids) == 0 {
 		return nil, nil
 	}
 	var out []cloud.Instance
 	for _, f := range filters(nil).chunks("instance-id", ids) {
-		err := pages(op, func(token *string) (*string, error) {
-			got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
+		err := pages(op.Action, func(token *string) (*string, error) {
+			got, err := invoke(ctx, c, op, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
 				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
 			})
 			if err != nil {
 				return nil, err
 			}
-			list, err := instancesIn(op, got)
+			list, err := instancesIn(op.Action, got)
 			if err != nil {
 				return nil, err
 			}

@@ -15,12 +15,13 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/version"
 )
 
 // The defaults of Options.
 const (
-	DefaultCallTimeout     = 15 * time.Second
+	DefaultCallTimeout     = pace.DefaultCallTimeout
 	DefaultMetadataTimeout = 30 * time.Second
 )
 
@@ -51,12 +52,12 @@ type Options struct {
 	MetadataTimeout time.Duration
 	// Ceilings limit the calls of an action, by its EC2 name such as
 	// "AssignPrivateIpAddresses", besides what the limiter learns.
-	Ceilings map[string]Limit
+	Ceilings map[string]pace.Limit
 	// Fallback tells the limits of an instance type when EC2 does not;
 	// the table of package limits when nil.
 	Fallback func(instanceType string) (cloud.Limits, bool)
 	// Observer is told of every call; may be nil.
-	Observer Observer
+	Observer pace.Observer
 	// Logger is never nil after defaults; slog.Default when not set.
 	Logger *slog.Logger
 	// UserAgent is the program's name in the User-Agent header; "berth" when empty.
@@ -65,38 +66,11 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// Observer is told what is sent to EC2, for metrics. Its methods are called
-// from many goroutines at once and must not block.
-type Observer interface {
-	// Call reports one request: the action, EC2's error code and the time to
-	// the reply. The code is CodeOK for success, and one of the other Code
-	// constants when there was no reply to take a code from.
-	Call(op, code string, d time.Duration)
-	// Limited reports that the limiter held a call of op back for d.
-	Limited(op string, d time.Duration)
-}
-
-// Codes reported to an Observer where EC2 gave none.
-const (
-	CodeOK          = "OK"
-	CodeNoReply     = "NoReply"        // time-out, or no connection
-	CodeBadReply    = "MalformedReply" // an answer that EC2 would not give
-	CodeCredentials = "NoCredentials"  // nothing was sent
-)
-
-type ignore struct{}
-
-func (ignore) Call(string, string, time.Duration) {}
-func (ignore) Limited(string, time.Duration)      {}
-
 func (o Options) withDefaults() Options {
 	if o.HTTPClient == nil {
 		o.HTTPClient = awshttp.NewBuildableClient().
 			WithDialerOptions(func(d *net.Dialer) { d.Timeout = 5 * time.Second }).
 			WithTransportOptions(func(t *http.Transport) { t.TLSHandshakeTimeout = 5 * time.Second })
-	}
-	if o.CallTimeout <= 0 {
-		o.CallTimeout = DefaultCallTimeout
 	}
 	if o.MetadataTimeout <= 0 {
 		o.MetadataTimeout = DefaultMetadataTimeout
@@ -106,9 +80,6 @@ func (o Options) withDefaults() Options {
 			l, ok := limits.Lookup(instanceType)
 			return cloud.Limits(l), ok
 		}
-	}
-	if o.Observer == nil {
-		o.Observer = ignore{}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

@@ -8,6 +8,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // fallbackFor is how long the limits from the fallback are used before EC2 is
@@ -41,7 +42,7 @@ func (c *Client) Limits(ctx context.Context, instanceType string) (cloud.Limits,
 		}
 		return r.Val.(cloud.Limits), nil
 	case <-ctx.Done():
-		return cloud.Limits{}, fail("DescribeInstanceTypes", context.Cause(ctx))
+		return cloud.Limits{}, fail(pace.DescribeTypes.Action, context.Cause(ctx))
 	}
 }
 
@@ -79,25 +80,25 @@ func (c *Client) ask(ctx context.Context, instanceType string) (cloud.Limits, er
 }
 
 func (c *Client) describeType(ctx context.Context, instanceType string) (cloud.Limits, error) {
-	const op = "DescribeInstanceTypes"
+	op := pace.DescribeTypes
 	f, page := one("instance-type", instanceType)
-	got, _, err := invoke(ctx, c, op, idempotent, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{Filters: f, MaxResults: page})
+	got, err := invoke(ctx, c, op, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{Filters: f, MaxResults: page})
 	if err != nil {
 		return cloud.Limits{}, err
 	}
 	switch {
 	case len(got.InstanceTypes) == 0:
 		return cloud.Limits{}, &cloud.Error{
-			Class: cloud.Bug, Op: op, Code: "InvalidInstanceType",
+			Class: cloud.Bug, Op: op.Action, Code: "InvalidInstanceType",
 			Message: fmt.Sprintf("the instance type %q does not exist in this region", instanceType),
 		}
 	case len(got.InstanceTypes) > 1 || string(got.InstanceTypes[0].InstanceType) != instanceType:
-		return cloud.Limits{}, fail(op, &badAnswer{fmt.Errorf("instanceTypeSet: expected %s alone", instanceType)})
+		return cloud.Limits{}, fail(op.Action, &badAnswer{fmt.Errorf("instanceTypeSet: expected %s alone", instanceType)})
 	}
 	var r reading
 	l := r.limits(&got.InstanceTypes[0])
 	if r.err != nil {
-		return cloud.Limits{}, fail(op, r.err)
+		return cloud.Limits{}, fail(op.Action, r.err)
 	}
 	return l, nil
 }

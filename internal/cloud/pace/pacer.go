@@ -1,4 +1,4 @@
-package aws
+package pace
 
 import (
 	"math"
@@ -11,6 +11,9 @@ const (
 	startBurst = 100 // likewise, the largest bucket
 	floorRate  = 0.5
 	topRate    = 1000
+
+	startWindow  = 8   // calls in flight while credit is spent that EC2's bucket may not have,
+	windowGrowth = 0.5 // and how many more for each that passes
 
 	searchRate = 4.0   // where the search for the granted rate begins
 	searchStep = 0.7   // added for each call that passes: the rate doubles every second
@@ -28,7 +31,7 @@ const (
 	storeGain = 0.02
 )
 
-// pacer decides when the next call of one action may be sent. It is a token
+// pacer decides when the next call of one action, or one account, may be sent. It is a token
 // bucket whose rate is not configured but learned, with no clock of its own:
 // time comes in with every call. It is not safe for concurrent use.
 //
@@ -49,6 +52,9 @@ const (
 //     rare. The rate swings around the granted one in cycles of
 //     some 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
 //
+// Saved-up credit is spent carefully: only so many calls are in flight, more
+// with each that passes, so that no burst is refused as a whole.
+//
 // A refusal that hits credit saved up while the action was hardly used says
 // nothing about the rate; it halves the burst instead. Refusals with nothing
 // passing in between double the hold, up to longHold.
@@ -67,6 +73,9 @@ type pacer struct {
 	passed int       // calls sent since and not refused
 	busy   bool      // no credit was saved up since: passed measures the granted rate
 
+	inflight int     // calls sent and not answered
+	window   float64 // most of them while saved-up credit is spent
+
 	strikes int // refusals in a row with nothing passing in between
 }
 
@@ -78,16 +87,21 @@ const (
 	settled
 )
 
-// permit is the right to send one call, to be handed back with its outcome.
-type permit struct {
+// grant is a pacer's part of the right to send one call, to be handed back
+// with what came of it. The zero grant is of no pacer.
+type grant struct {
+	pacer  *pacer
 	epoch  int
-	queued bool // the limiter was what held calls back
+	queued bool // the pacer was what held calls back
 	stored bool // drawn from saved-up credit
 }
 
+// whenAnswered is the delay of a call that waits for the answers of others.
+const whenAnswered = time.Hour
+
 // newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no limit.
 func newPacer(now time.Time, ceiling Limit) *pacer {
-	p := &pacer{rate: startRate, burst: startBurst, at: now, since: now, ceiling: ceiling}
+	p := &pacer{rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
 	if ceiling.Rate > 0 {
 		p.rate = min(p.rate, ceiling.Rate)
 	}
@@ -103,10 +117,14 @@ func (p *pacer) maxBurst() float64 {
 	return startBurst
 }
 
-// delay tells how long after now the next call may be sent; 0 is at once.
+// delay tells how long after now the next call may be sent; 0 is at once,
+// whenAnswered after another was answered.
 func (p *pacer) delay(now time.Time) time.Duration {
 	if now.Before(p.held) {
 		return p.held.Sub(now)
+	}
+	if !p.busy && float64(p.inflight) >= p.window {
+		return whenAnswered
 	}
 	p.accrue(now)
 	// The tolerance keeps a rounding error from asking for a wait of nothing.
@@ -117,12 +135,28 @@ func (p *pacer) delay(now time.Time) time.Duration {
 	return max(wait, time.Microsecond)
 }
 
-// take draws one permit; delay must have been 0 at now.
-func (p *pacer) take(now time.Time) permit {
+// take draws one grant; delay should have been 0 at now.
+func (p *pacer) take(now time.Time) grant {
 	p.accrue(now)
-	got := permit{epoch: p.epoch, queued: p.credit < 2, stored: !p.busy}
+	got := grant{pacer: p, epoch: p.epoch, queued: p.credit < 2, stored: !p.busy}
 	p.credit--
+	p.inflight++
 	return got
+}
+
+// unused hands back a grant with which nothing was sent.
+func (g grant) unused() {
+	if g.pacer != nil {
+		g.pacer.inflight--
+		g.pacer.credit++
+	}
+}
+
+// lost reports that a call got no answer that says anything about its rate.
+func (g grant) lost() {
+	if g.pacer != nil {
+		g.pacer.inflight--
+	}
 }
 
 func (p *pacer) accrue(now time.Time) {
@@ -138,17 +172,23 @@ func (p *pacer) accrue(now time.Time) {
 	p.credit = min(p.burst, p.credit)
 }
 
-// pass reports that the call of a permit was not refused for its rate.
-func (p *pacer) pass(now time.Time, got permit) {
-	if got.epoch != p.epoch {
+// pass reports that the call was not refused for its rate.
+func (g grant) pass(now time.Time) {
+	p := g.pacer
+	if p == nil {
+		return
+	}
+	p.inflight--
+	if g.epoch != p.epoch {
 		return
 	}
 	p.passed++
 	p.strikes = 0
-	if got.stored {
+	if g.stored {
+		p.window += windowGrowth
 		p.burst = min(p.maxBurst(), p.burst+storeGain)
 	}
-	if !got.queued {
+	if !g.queued {
 		return
 	}
 	p.accrue(now)
@@ -167,11 +207,13 @@ func (p *pacer) growth() float64 {
 	return min(probe*p.rate, probeSlope/p.rate+probeShare)
 }
 
-// refuse reports that the call of a permit was throttled. Calls that were in
-// flight together count as one refusal.
-func (p *pacer) refuse(now time.Time, got permit) {
-	if got.epoch != p.epoch {
-		return
+// refuse reports that the call was throttled, and tells whether the pacer took
+// notice: calls that were in flight together count as one refusal.
+func (g grant) refuse(now time.Time) bool {
+	p := g.pacer
+	p.inflight--
+	if g.epoch != p.epoch {
+		return false
 	}
 	p.accrue(now)
 	switch elapsed := now.Sub(p.since).Seconds(); {
@@ -193,6 +235,8 @@ func (p *pacer) refuse(now time.Time, got permit) {
 	// EC2's bucket is empty now. What flows into it while the queue stands
 	// still is left there: it may be too small to hold it.
 	p.credit, p.at = 1, p.held
+	p.window = startWindow
+	return true
 }
 
 func (p *pacer) hold() time.Duration {

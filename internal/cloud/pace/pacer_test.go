@@ -1,4 +1,4 @@
-package aws
+package pace
 
 import (
 	"container/heap"
@@ -29,7 +29,7 @@ func (b *bucket) take(now time.Time) bool {
 type reply struct {
 	at      time.Time
 	client  int
-	permit  permit
+	grant   grant
 	refused bool
 }
 type replies []reply
@@ -95,10 +95,10 @@ func (w *world) run(d time.Duration) (passed, refused []int) {
 			w.inflight[r.client]--
 			if r.refused {
 				w.refused[r.client]++
-				w.pacers[r.client].refuse(w.now, r.permit)
+				r.grant.refuse(w.now)
 			} else {
 				w.passed[r.client]++
-				w.pacers[r.client].pass(w.now, r.permit)
+				r.grant.pass(w.now)
 			}
 		}
 	}
@@ -249,7 +249,7 @@ func TestPacerQuiet(t *testing.T) {
 		if d := p.delay(now); d != 0 {
 			t.Fatalf("a call after a quiet time has to wait %v", d)
 		}
-		p.refuse(now, p.take(now))
+		p.take(now).refuse(now)
 		if p.rate < 0.8*before {
 			t.Errorf("with a burst of %v the rate went from %.2f to %.2f", burst, before, p.rate)
 		}

@@ -1,0 +1,34 @@
+package pace
+
+// Call is what there is to know about the calls of one EC2 action.
+type Call struct {
+	// Action is EC2's name, such as "AssignPrivateIpAddresses".
+	Action string
+	// Idempotent calls are made again when a reply was lost.
+	Idempotent bool
+	// GoneIsDone: the thing not being there after a reply was lost says that
+	// the attempt before did the work.
+	GoneIsDone bool
+	// Begins: the call begins something that others have to finish.
+	Begins bool
+}
+
+// The actions that Berth uses. CreateENI is idempotent by its client token.
+var (
+	DescribeInstances      = Call{Action: "DescribeInstances", Idempotent: true}
+	DescribeTypes          = Call{Action: "DescribeInstanceTypes", Idempotent: true}
+	DescribeENIs           = Call{Action: "DescribeNetworkInterfaces", Idempotent: true}
+	DescribeSubnets        = Call{Action: "DescribeSubnets", Idempotent: true}
+	DescribeSecurityGroups = Call{Action: "DescribeSecurityGroups", Idempotent: true}
+	DescribeVPCs           = Call{Action: "DescribeVpcs", Idempotent: true}
+	CreateENI              = Call{Action: "CreateNetworkInterface", Idempotent: true, Begins: true}
+	AttachENI              = Call{Action: "AttachNetworkInterface"}
+	DetachENI              = Call{Action: "DetachNetworkInterface", Idempotent: true, GoneIsDone: true}
+	DeleteENI              = Call{Action: "DeleteNetworkInterface", Idempotent: true, GoneIsDone: true}
+	ModifyENI              = Call{Action: "ModifyNetworkInterfaceAttribute", Idempotent: true}
+	Assign                 = Call{Action: "AssignPrivateIpAddresses"}
+	Unassign               = Call{Action: "UnassignPrivateIpAddresses", Idempotent: true}
+	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
+	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
+	Tag                    = Call{Action: "CreateTags", Idempotent: true}
+)
