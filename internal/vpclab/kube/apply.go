@@ -1,0 +1,87 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/restmapper"
+)
+
+// Apply makes the objects of the *.yaml files what the files say, in the order
+// of the files' names, as an administrator does with kubectl apply.
+func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
+	objects, err := readObjects(files)
+	if err != nil {
+		return err
+	}
+	api, err := dynamic.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	discoverer, err := discovery.NewDiscoveryClientForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	groups, err := restmapper.GetAPIGroupResources(discoverer)
+	if err != nil {
+		return fmt.Errorf("list the API's kinds: %w", err)
+	}
+	mapper := restmapper.NewDiscoveryRESTMapper(groups)
+	for _, o := range objects {
+		kind := o.GroupVersionKind()
+		m, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+		if err != nil {
+			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+		target := dynamic.ResourceInterface(api.Resource(m.Resource))
+		if m.Scope.Name() == meta.RESTScopeNameNamespace {
+			target = api.Resource(m.Resource).Namespace(o.GetNamespace())
+		}
+		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
+		if _, err := target.Apply(ctx, o.GetName(), o, options); err != nil {
+			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
+		}
+	}
+	return nil
+}
+
+// readObjects reads every object of the *.yaml files, in order of their names.
+func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
+	var objects []*unstructured.Unstructured
+	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path.Ext(name) != ".yaml" {
+			return err
+		}
+		f, err := files.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		decoder := yaml.NewYAMLOrJSONDecoder(f, 4096)
+		for {
+			o := &unstructured.Unstructured{}
+			if err := decoder.Decode(&o.Object); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if len(o.Object) > 0 { // nothing but comments
+				objects = append(objects, o)
+			}
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read objects: %w", err)
+	}
+	return objects, nil
+}

@@ -1,0 +1,107 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+)
+
+// waitUntilReady waits for the API server to say so.
+func (c *ControlPlane) waitUntilReady(ctx context.Context) error {
+	api, err := discovery.NewDiscoveryClientForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	return c.until(ctx, "wait for the API server", func() error {
+		return api.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// waitForNamespace waits for one of those that the API server makes by itself.
+func (c *ControlPlane) waitForNamespace(ctx context.Context, name string) error {
+	api, err := kubernetes.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	return c.until(ctx, "wait for namespace "+name, func() error {
+		_, err := api.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+		return err
+	})
+}
+
+// fieldOwner is whose the objects are that this package applies.
+const fieldOwner = "vpclab"
+
+var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+
+// InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
+// returns when objects of their kinds can be created.
+func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
+	objects, err := readObjects(files)
+	if err != nil {
+		return err
+	}
+	api, err := dynamic.NewForConfig(c.Config())
+	if err != nil {
+		return err
+	}
+	var usable time.Time
+	for _, o := range objects {
+		if o.GetKind() != "CustomResourceDefinition" {
+			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
+		}
+		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
+		if _, err := api.Resource(crds).Apply(ctx, o.GetName(), o, options); err != nil {
+			return fmt.Errorf("install CRD %s: %w", o.GetName(), err)
+		}
+	}
+	for _, o := range objects {
+		established, err := c.established(ctx, api, o.GetName())
+		if err != nil {
+			return err
+		}
+		if t := established.Add(creationPause); t.After(usable) {
+			usable = t
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("install CRDs: %w", ctx.Err())
+	case <-time.After(time.Until(usable)):
+		return nil
+	}
+}
+
+// creationPause is how long after a CRD was established the API server delays
+// each creation of its objects (apiextensions-apiserver, serveResource: two
+// seconds, for other API servers that may not know the CRD yet). A condition's
+// time is in whole seconds.
+const creationPause = 2 * time.Second
+
+// established waits until the CRD is, and tells since when.
+func (c *ControlPlane) established(ctx context.Context, api dynamic.Interface, name string) (since time.Time, err error) {
+	err = c.until(ctx, "install CRD "+name, func() error {
+		crd, err := api.Resource(crds).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
+		for _, v := range conditions {
+			condition, _ := v.(map[string]any)
+			if condition["type"] == "Established" && condition["status"] == "True" {
+				since, err = time.Parse(time.RFC3339, fmt.Sprint(condition["lastTransitionTime"]))
+				return err
+			}
+		}
+		return fmt.Errorf("not established: %v", conditions)
+	})
+	return since, err
+}

@@ -1,0 +1,163 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	goruntime "runtime"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+)
+
+// ControlPlane is the package's, between KubeUp and KubeDown.
+var ControlPlane *kube.ControlPlane
+
+// Kube runs a package's tests with a control plane that has Berth's CRDs, for
+// TestMain. It returns the exit code.
+//
+//	func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
+func Kube(m *testing.M) int {
+	if err := KubeUp(kube.Options{}); err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
+	}
+	code := m.Run()
+	if err := KubeDown(); err != nil {
+		fmt.Println("FAIL:", err)
+		return 1
+	}
+	return code
+}
+
+// KubeUp starts ControlPlane, for a TestMain that does more than Kube. Assets,
+// Dir and CRDs are filled in where they are not set.
+func KubeUp(o kube.Options) error {
+	if o.Assets == "" {
+		o.Assets = os.Getenv("KUBEBUILDER_ASSETS")
+	}
+	if o.Assets == "" {
+		return errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
+	}
+	if o.CRDs == nil {
+		o.CRDs = os.DirFS(filepath.Join(Tree(), "deploy", "crds"))
+	}
+	if o.Dir == "" {
+		dir, err := os.MkdirTemp("", "kube-")
+		if err != nil {
+			return err
+		}
+		o.Dir = dir
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	c, err := kube.Start(ctx, o)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(o.Dir))
+	}
+	ControlPlane = c
+	return nil
+}
+
+// KubeDown stops ControlPlane and removes its directory.
+func KubeDown() error {
+	if err := ControlPlane.Stop(); err != nil {
+		return err
+	}
+	return os.RemoveAll(ControlPlane.Dir)
+}
+
+// Tree is the top of the source tree.
+func Tree() string {
+	_, file, _, _ := goruntime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// KubeClient reads and writes Berth's and Kubernetes' own kinds as the
+// administrator, without a cache.
+func KubeClient(t *testing.T) client.Client {
+	t.Helper()
+	c, err := newKubeClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func newKubeClient() (client.Client, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	return client.New(ControlPlane.Config(), client.Options{Scheme: scheme})
+}
+
+// KubeClean removes all NodeNetworks, Nodes, Events and Pods, now and when the
+// test ends, so that tests of a package do not see each other's.
+func KubeClean(t *testing.T) {
+	t.Helper()
+	if err := kubeClean(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := kubeClean(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func kubeClean(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, err := newKubeClient()
+	if err != nil {
+		return err
+	}
+	namespaces := &corev1.NamespaceList{}
+	if err := c.List(ctx, namespaces); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	for _, ns := range namespaces.Items {
+		for _, o := range []client.Object{&corev1.Pod{}, &corev1.Event{}} {
+			// No kubelet ends pods here, so nobody waits for it.
+			if err := c.DeleteAllOf(ctx, o, client.InNamespace(ns.Name), client.GracePeriodSeconds(0)); err != nil {
+				return fmt.Errorf("clean up %s: %w", ns.Name, err)
+			}
+		}
+	}
+	if err := c.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
+		return fmt.Errorf("clean up nodes: %w", err)
+	}
+	networks := &v1alpha1.NodeNetworkList{}
+	if err := c.List(ctx, networks); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	for i := range networks.Items {
+		if err := removeNodeNetwork(ctx, c, &networks.Items[i]); err != nil {
+			return fmt.Errorf("clean up: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeNodeNetwork deletes one and any finalizers that nobody is left to see to.
+func removeNodeNetwork(ctx context.Context, c client.Client, n *v1alpha1.NodeNetwork) error {
+	if len(n.Finalizers) > 0 {
+		bare := n.DeepCopy()
+		bare.Finalizers = nil
+		if err := c.Patch(ctx, bare, client.MergeFrom(n)); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return client.IgnoreNotFound(c.Delete(ctx, n))
+}
