@@ -80,7 +80,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 	}
 	r.owned[rec.HostLink] = true
 	// Held first: an undo that fails must not leave the address to others.
-	if err := r.Source.Restore(rec.Key, rec.Lease); err != nil {
+	if err := r.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
 		return fmt.Errorf("restoring its addresses: %w", err)
 	}
 	switch rec.State {
@@ -122,7 +122,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 		if _, held := r.Store.ByAddr(lease.Addrs()[0]); held {
 			return r.Store.Discard(q) // an intact record speaks for the address
 		}
-		if err := r.Source.Restore(quarantineKey(q), lease); err != nil {
+		if err := r.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
 			return fmt.Errorf("holding its addresses: %w", err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // restart ends a daemon as a crash would leave the node: its records and the
@@ -63,7 +64,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 				t.Fatal(err)
 			}
 			halted(t, n, point, func(d *running) {
-				if err := d.Source.Restore(keyFor("a"), attachment.Lease{IPv4: n.addrs[0]}); err != nil {
+				if err := d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}); err != nil {
 					t.Fatal(err)
 				}
 				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {

@@ -97,6 +97,18 @@ func (a *Allocator[K]) Addresses() iter.Seq[AddressView[K]] {
 	}
 }
 
+// Busied yields the addresses that are used or cooling, listed or not, in no
+// order.
+func (a *Allocator[K]) Busied() iter.Seq[AddressView[K]] {
+	return func(yield func(AddressView[K]) bool) {
+		for _, e := range a.entries {
+			if (e.state == used || e.state == cooling) && !yield(e.view()) {
+				return
+			}
+		}
+	}
+}
+
 func (e *entry[K]) view() AddressView[K] {
 	v := AddressView[K]{
 		Addr: e.addr, Key: e.key, Since: e.since,

@@ -24,8 +24,8 @@ type Source interface {
 	// Restore marks a lease as held, as found in a record at start, before Run
 	// and before any Acquire. An address that the source does not know (yet)
 	// is held all the same and never handed to another. It fails when another
-	// key holds one of the addresses.
-	Restore(key attachment.Key, lease Lease) error
+	// key holds one of the addresses. The pod may be unknown.
+	Restore(req Request, lease Lease) error
 	// RestoreCooling marks an address as cooling since a moment, as found in
 	// a record at start. A moment longer ago than the period is no error.
 	RestoreCooling(addr netip.Addr, since time.Time)

@@ -8,23 +8,24 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// The cloud is the authority on what the node owns, and the stored inventory
+// The supplier is the authority on what the node owns, and the stored inventory
 // may be old: someone may have taken an address while no daemon ran. So after
-// a start no address is handed out before the cloud has told what is there,
+// a start no address is handed out before the supplier has told what is there,
 // or has failed to, or has had firstWordWait to do so.
 const firstWordWait = 3 * time.Second
 
-// trustFile ends the wait for the cloud's first word when it takes too long.
+// trustFile ends the wait for the supplier's first word when it takes too long.
 func (s *Source) trustFile(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-s.clock.After(firstWordWait):
-		s.prove()
+		s.Prove()
 	}
 }
 
-// prove lets the inventory at hand be served.
-func (s *Source) prove() {
+// Prove lets the inventory at hand be served: the supplier has tried and has
+// nothing newer.
+func (s *Source) Prove() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.unproven {
@@ -43,7 +44,7 @@ type firstWord struct {
 // Acted implements eni.Observer.
 func (f *firstWord) Acted(kind eni.Kind, class cloud.Class, err error, took time.Duration) {
 	if kind == eni.Observe && err != nil {
-		f.s.prove()
+		f.s.Prove()
 	}
 	if f.next != nil {
 		f.next.Acted(kind, class, err, took)

@@ -116,7 +116,7 @@ func (n *node) start() {
 		s.RestoreCooling(a, since)
 	}
 	for k, l := range n.leases {
-		if err := s.Restore(k, l); err != nil {
+		if err := s.Restore(source.Request{Key: k}, l); err != nil {
 			n.t.Fatal(err)
 		}
 	}

@@ -80,7 +80,7 @@ func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leas
 		t.Fatal(err)
 	}
 	for _, l := range leases {
-		if err := n.Restore(key(int(l.IPv4.As4()[3])), l); err != nil { // any keys will do
+		if err := n.Restore(source.Request{Key: key(int(l.IPv4.As4()[3]))}, l); err != nil { // any keys will do
 			t.Fatal(err)
 		}
 	}

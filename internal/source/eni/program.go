@@ -40,7 +40,7 @@ func (s *Source) programAll(ctx context.Context) bool {
 	remove, set := s.differences()
 	ok := true
 	for _, id := range remove {
-		if err := s.cfg.Datapath.RemoveENI(ctx, id); err != nil {
+		if err := s.opts.Datapath.RemoveENI(ctx, id); err != nil {
 			s.log.Warn("data path of an ENI not removed", "eni", id, "error", err)
 			ok = false
 			continue
@@ -50,7 +50,7 @@ func (s *Source) programAll(ctx context.Context) bool {
 		s.mu.Unlock()
 	}
 	for _, e := range set {
-		err := s.cfg.Datapath.SetENI(ctx, e)
+		err := s.opts.Datapath.SetENI(ctx, e)
 		s.programDone(e, err)
 		ok = ok && err == nil
 	}
@@ -58,7 +58,7 @@ func (s *Source) programAll(ctx context.Context) bool {
 }
 
 // differences lists what the data path has too much and what it lacks. The
-// data path of an ENI that the cloud no longer lists stays while pods hold its
+// data path of an ENI that is no longer listed stays while pods hold its
 // addresses, unless another ENI took its place.
 func (s *Source) differences() (remove []string, set []eni.ENI) {
 	s.mu.Lock()
@@ -103,7 +103,7 @@ func (s *Source) programDone(e eni.ENI, err error) {
 	s.usable = s.usable || first
 	s.serve(s.clock.Now())
 	s.mu.Unlock()
-	s.rec.Kick()
+	s.supply.Kick()
 	if !first {
 		return
 	}

@@ -15,8 +15,7 @@ import (
 func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.rec.Status()
-	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: st.LastError}
+	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError()}
 	for _, e := range s.inv.ENIs {
 		out.Groups = append(out.Groups, s.group(e))
 	}
@@ -42,7 +41,7 @@ func (s *Source) group(e eni.ENI) source.GroupInfo {
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
 		Ready: ready && e.Serves, Reason: s.down[e.ID], Capacity: slots,
 	}
-	if s.cfg.Policy.PrefixDelegation && s.inv.Limits.Prefixes {
+	if s.supply.PrefixDelegation() && s.inv.Limits.Prefixes {
 		g.Capacity = slots * ipam.PrefixAddresses
 	}
 	switch {

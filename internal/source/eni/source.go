@@ -1,12 +1,16 @@
-// Package eni is the address source of node mode: pods get secondary addresses
-// of the node's own ENIs. It owns the addresses in memory; internal/eni's
-// reconciler keeps it supplied and the Datapath tells when an ENI carries traffic.
+// Package eni owns the addresses of a node's ENIs in memory and hands them to
+// pods. Where they come from is a Supplier's matter: node mode's, here, is
+// internal/eni's reconciler; operator mode's is internal/source/nodenetwork. The
+// Datapath tells when an ENI carries traffic.
 //
 //	source.go     what the daemon calls: Acquire, Release, Cancel, restore
 //	waiting.go    who waits for an address, and why in vain
+//	supplier.go   what a supplier is, and what both call
 //	supply.go     what the reconciler calls: usage, new inventory, withdrawals
+//	offer.go      what a supplier calls that asks for addresses back by name
+//	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
-//	firstword.go  EC2's word comes before the file's after a start
+//	firstword.go  the supplier's word comes before the file's after a start
 //	snapshot.go   what introspection sees
 //	store.go      the files that outlive the daemon
 package eni
@@ -17,14 +21,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
@@ -51,45 +53,29 @@ type InventoryStore interface {
 	Save(eni.Inventory) error
 }
 
-// Config is what the source needs. Cloud, Datapath, Identity.InstanceID and
-// Cluster are required.
-type Config struct {
-	Identity cloud.Identity // of this instance; from the metadata service
-	Cluster  string         // value of the cluster tag on ENIs
-	Cloud    cloud.API
-	Datapath Datapath
-	Policy   ipam.Policy
-	Limits   cloud.Limits  // zero: as the cloud says
-	Cooling  time.Duration // how long released addresses cool; 0: not at all
-
-	Subnets    []string          // IDs for new ENIs; with no SubnetTags: the primary's by default
-	SubnetTags map[string]string // choose subnets in the instance's zone
-	Groups     []string          // security groups of new ENIs; default: the primary's
-	Tags       map[string]string // further tags of new ENIs
-	KeepENIs   bool              // DeleteOnTermination off
-
-	Store    InventoryStore // nil: none
-	Intents  eni.Intents    // nil: in memory
-	Clock    clock.Clock    // nil: the machine's
-	Logger   *slog.Logger   // nil: silent
-	Observer eni.Observer   // nil: none
-	Rand     *rand.Rand     // nil: seeded at random
-
-	ShrinkDelay     time.Duration // 0: the reconciler's default, as for those below
-	ListingInterval time.Duration
-	SettleTime      time.Duration
-	OrphanAge       time.Duration
-	OrphanInterval  time.Duration
-	// Tune may change what the reconciler is made with; for tests.
-	Tune func(*eni.Config)
+// Options are what a Source needs, whoever supplies it. InstanceID and Datapath
+// are required.
+type Options struct {
+	InstanceID string // of this instance; from the metadata service
+	Datapath   Datapath
+	Cooling    time.Duration  // how long released addresses cool; 0: not at all
+	Store      InventoryStore // nil: none
+	Clock      clock.Clock    // nil: the machine's
+	Logger     *slog.Logger   // nil: silent
 }
 
-// Source is a source.Source. Make it with New.
+// hold is one attachment's lease and whose it is.
+type hold struct {
+	source.Lease
+	pod attachment.Pod
+}
+
+// Source is a source.Source. Make it with New or NewSupplied.
 type Source struct {
-	cfg   Config
-	clock clock.Clock
-	log   *slog.Logger
-	rec   *eni.Reconciler
+	opts   Options
+	clock  clock.Clock
+	log    *slog.Logger
+	supply Supplier
 
 	program chan struct{} // wakes the goroutine that programs ENIs
 	cooled  chan struct{} // wakes the one that watches cooling
@@ -98,57 +84,63 @@ type Source struct {
 
 	mu         sync.Mutex // guards all below; memory only, no call is made under it
 	alloc      *ipam.Allocator[attachment.Key]
-	leases     map[attachment.Key]source.Lease
+	leases     map[attachment.Key]hold
 	waiters    *list.List // of *waiter, the first to come first
 	inv        eni.Inventory
-	published  map[string]eni.ENI // what the cloud has for pods, by ID
+	published  map[string]eni.ENI // what there is for pods, by ID
 	programmed map[string]eni.ENI // what the data path has
 	down       map[string]string  // why an ENI's data path is not ready
 	usable     bool               // an address was assignable once
-	served     bool               // the inventory came from the cloud or the file
-	unproven   bool               // it came from the file, and the cloud still has a moment to correct it
+	served     bool               // the inventory came from the supplier or the file
+	unproven   bool               // it came from the file, and the supplier still has a moment to correct it
+	kept       []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
 var _ eni.Node = (*Source)(nil)
 
-// New checks the configuration, loads the stored inventory if it is of this
-// instance, and returns a source that is ready for Restore.
-func New(cfg Config) (*Source, error) {
-	if cfg.Datapath == nil {
-		return nil, errors.New("ENI source: Datapath: want one")
-	}
-	if cfg.Cooling < 0 {
-		return nil, fmt.Errorf("ENI source: Cooling %v: want a time from 0", cfg.Cooling)
-	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	s := &Source{
-		cfg: cfg, clock: cfg.Clock, log: cfg.Logger,
-		program: make(chan struct{}, 1), cooled: make(chan struct{}, 1),
-		alloc: ipam.New[attachment.Key](cfg.Cooling), leases: map[attachment.Key]source.Lease{}, waiters: list.New(),
-		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
-	}
-	rc := eni.Config{
-		InstanceID: cfg.Identity.InstanceID, InstanceType: cfg.Identity.InstanceType, Cluster: cfg.Cluster,
-		Policy: cfg.Policy, Limits: cfg.Limits, SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups,
-		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
-		Clock: cfg.Clock, Rand: cfg.Rand, Logger: cfg.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
-		Settle: cfg.SettleTime, OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
-	}
-	if cfg.Tune != nil {
-		cfg.Tune(&rc)
-	}
-	var err error
-	if s.rec, err = eni.New(rc); err != nil {
+// NewSupplied checks the options, loads the stored inventory if it is of this
+// instance, and returns a source that is ready for Restore. The supplier is
+// seeded with what was loaded.
+func NewSupplied(o Options, supply Supplier) (*Source, error) {
+	if err := o.withDefaults(); err != nil {
 		return nil, err
 	}
+	s := newSource(o)
+	s.supply = supply
 	s.load()
+	for _, r := range s.inv.Releasing {
+		s.kept = append(s.kept, r.Prefix) // until an Offer says otherwise
+	}
 	return s, nil
+}
+
+func (o *Options) withDefaults() error {
+	if o.InstanceID == "" {
+		return errors.New("ENI source: InstanceID: want the instance that this is")
+	}
+	if o.Datapath == nil {
+		return errors.New("ENI source: Datapath: want one")
+	}
+	if o.Cooling < 0 {
+		return fmt.Errorf("ENI source: Cooling %v: want a time from 0", o.Cooling)
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+func newSource(o Options) *Source {
+	return &Source{
+		opts: o, clock: o.Clock, log: o.Logger,
+		program: make(chan struct{}, 1), cooled: make(chan struct{}, 1),
+		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{}, waiters: list.New(),
+		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
+	}
 }
 
 // Run implements source.Source.
@@ -157,7 +149,7 @@ func (s *Source) Run(ctx context.Context) error {
 	wg.Go(func() { s.programENIs(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
 	wg.Go(func() { s.trustFile(ctx) })
-	err := s.rec.Run(ctx)
+	err := s.supply.Run(ctx)
 	wg.Wait()
 	return err
 }
@@ -173,16 +165,16 @@ func signal(c chan struct{}) {
 }
 
 // Restore implements source.Source.
-func (s *Source) Restore(key attachment.Key, lease source.Lease) error {
+func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	if !lease.IPv4.IsValid() {
-		return fmt.Errorf("restore the lease of %v: it has no IPv4 address", key)
+		return fmt.Errorf("restore the lease of %v: it has no IPv4 address", req.Key)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.alloc.Hold(key, lease.IPv4, s.clock.Now()); err != nil {
-		return fmt.Errorf("restore the lease of %v: %w", key, err)
+	if err := s.alloc.Hold(req.Key, lease.IPv4, s.clock.Now()); err != nil {
+		return fmt.Errorf("restore the lease of %v: %w", req.Key, err)
 	}
-	s.leases[key] = lease
+	s.leases[req.Key] = hold{lease, req.Pod}
 	s.usable = true
 	return nil
 }
@@ -201,11 +193,11 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	s.mu.Lock()
 	if l, ok := s.leases[req.Key]; ok {
 		s.mu.Unlock()
-		return l, nil
+		return l.Lease, nil
 	}
-	w := s.wait(req.Key)
+	w := s.wait(req)
 	s.mu.Unlock()
-	s.rec.Kick()
+	s.supply.Kick()
 	select {
 	case l := <-w.granted: // at once when an address is warm
 		return l, nil
@@ -228,7 +220,7 @@ func (s *Source) Release(key attachment.Key) time.Time {
 		delete(s.leases, key)
 		s.serve(now) // without a cooling period it is free at once
 		signal(s.cooled)
-		s.rec.Kick()
+		s.supply.Kick()
 	}
 	return now
 }
@@ -240,12 +232,12 @@ func (s *Source) Cancel(key attachment.Key) {
 	if _, ok := s.alloc.Cancel(key); ok {
 		delete(s.leases, key)
 		s.serve(s.clock.Now())
-		s.rec.Kick()
+		s.supply.Kick()
 	}
 }
 
 // CoolingPeriod implements source.Source.
-func (s *Source) CoolingPeriod() time.Duration { return s.cfg.Cooling }
+func (s *Source) CoolingPeriod() time.Duration { return s.opts.Cooling }
 
 // Ready implements source.Source.
 func (s *Source) Ready() error {
@@ -258,7 +250,7 @@ func (s *Source) Ready() error {
 }
 
 // watchCooling serves those who wait when an address has cooled, and lets the
-// reconciler look at what that leaves.
+// supplier look at what that leaves.
 func (s *Source) watchCooling(ctx context.Context) {
 	for {
 		var due <-chan time.Time
@@ -276,7 +268,7 @@ func (s *Source) watchCooling(ctx context.Context) {
 			now := s.clock.Now()
 			if s.alloc.Expire(now) > 0 {
 				s.serve(now)
-				s.rec.Kick()
+				s.supply.Kick()
 			}
 			s.mu.Unlock()
 		}

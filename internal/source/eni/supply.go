@@ -42,29 +42,29 @@ func (s *Source) save(change func()) error {
 	inv := s.inv
 	inv.Usable = s.usable
 	s.mu.Unlock()
-	if s.cfg.Store == nil || inv.InstanceID == "" {
+	if s.opts.Store == nil || inv.InstanceID == "" {
 		return nil
 	}
-	return s.cfg.Store.Save(inv)
+	return s.opts.Store.Save(inv)
 }
 
-// load takes over the stored inventory, to serve from if the cloud is away.
+// load takes over the stored inventory, to serve from if the supply is away.
 func (s *Source) load() {
-	if s.cfg.Store == nil {
+	if s.opts.Store == nil {
 		return
 	}
-	inv, ok, err := s.cfg.Store.Load()
+	inv, ok, err := s.opts.Store.Load()
 	switch {
 	case err != nil:
 		s.log.Warn("stored inventory not used", "error", err)
 		return
 	case !ok:
 		return
-	case inv.InstanceID != s.cfg.Identity.InstanceID:
+	case inv.InstanceID != s.opts.InstanceID:
 		s.log.Info("stored inventory is of another instance", "instance", inv.InstanceID)
 		return
 	}
-	s.rec.Seed(inv)
+	s.supply.Seed(inv)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.inv, s.usable, s.served, s.unproven = inv, inv.Usable, true, true

@@ -64,12 +64,12 @@ func (s *Source) notify() {
 }
 
 // Restore implements source.Source.
-func (s *Source) Restore(key attachment.Key, lease source.Lease) error {
+func (s *Source) Restore(req source.Request, lease source.Lease) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, a := range lease.Addrs() {
 		for other, l := range s.held {
-			if other != key && slices.Contains(l.Addrs(), a) {
+			if other != req.Key && slices.Contains(l.Addrs(), a) {
 				return fmt.Errorf("address %s is held by %s", a, other)
 			}
 		}
@@ -77,7 +77,7 @@ func (s *Source) Restore(key attachment.Key, lease source.Lease) error {
 	for _, a := range lease.Addrs() {
 		s.free = slices.DeleteFunc(s.free, func(f netip.Addr) bool { return f == a })
 	}
-	s.held[key] = lease
+	s.held[req.Key] = lease
 	s.ready = true
 	return nil
 }

@@ -1,0 +1,129 @@
+package eni
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// Offer takes over an inventory from a supplier that names the addresses and
+// prefixes that it wants back. None of those is handed out from now on. Returned
+// are those that no pod has and that do not cool, sorted: they are recorded as
+// withdrawn, and no restart changes that. What was asked back before and is not
+// any more is assignable again, if the inventory still has it.
+//
+// The file is written before anything newly free is handed out. With an error
+// nothing is known to be withdrawn: the inventory is in use, and Offer is to be
+// called again.
+func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error) {
+	s.mu.Lock()
+	s.kept = sorted(append(s.kept, back...)) // nothing is freed before the file says so
+	s.keepBack(s.clock.Now())
+	withdrawn = s.idle(back)
+	s.mu.Unlock()
+	inv.Releasing = nil
+	for _, p := range withdrawn {
+		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, Since: inv.At})
+	}
+	err = s.save(func() { s.inv = inv })
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	s.served, s.unproven = true, false
+	s.adopt(inv)
+	if err == nil {
+		s.free(back)
+	}
+	s.serve(now)
+	signal(s.program)
+	return withdrawn, err
+}
+
+// keepBack withdraws what the supplier wants back, as far as no pod has it and
+// it does not cool. s.mu is held.
+func (s *Source) keepBack(now time.Time) {
+	if len(s.kept) > 0 {
+		s.alloc.Expire(now)
+		s.alloc.WithdrawThese(s.kept)
+	}
+}
+
+// free makes assignable what was kept and is not in back. s.mu is held.
+func (s *Source) free(back []netip.Prefix) {
+	freed := slices.DeleteFunc(s.kept, func(p netip.Prefix) bool { return slices.Contains(back, p) })
+	var addrs []netip.Addr
+	var prefixes []netip.Prefix
+	for _, p := range freed {
+		if p.IsSingleIP() {
+			addrs = append(addrs, p.Addr())
+		} else {
+			prefixes = append(prefixes, p)
+		}
+	}
+	s.alloc.Restore(addrs, prefixes)
+	s.kept = slices.Clone(back)
+}
+
+// idle lists those of things in which no address is used or cools, sorted.
+// s.mu is held.
+func (s *Source) idle(things []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range things {
+		busy := false
+		for a := p.Addr(); p.Contains(a) && !busy; a = a.Next() {
+			busy = s.alloc.Busy(a)
+		}
+		if !busy {
+			out = append(out, p)
+		}
+	}
+	return sorted(out)
+}
+
+func sorted(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Compact(list)
+}
+
+// Use is one address that a pod has, or had less than the cooling period ago.
+type Use struct {
+	Addr    netip.Addr
+	ENI     string         // empty while no inventory lists the address
+	Pod     attachment.Pod // whose it is; empty while it cools
+	Cooling bool
+}
+
+// Uses lists the addresses in use, by address, and tells how many pods wait.
+func (s *Source) Uses() (uses []Use, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for v := range s.alloc.Busied() {
+		u := Use{Addr: v.Addr, ENI: v.Group, Cooling: v.Cooling}
+		if v.Used {
+			l := s.leases[v.Key]
+			u.Pod = l.pod
+			if u.ENI == "" {
+				u.ENI = l.ENI
+			}
+		}
+		uses = append(uses, u)
+	}
+	slices.SortFunc(uses, func(x, y Use) int { return x.Addr.Compare(y.Addr) })
+	return uses, s.waiters.Len()
+}
+
+// Room tells how many addresses could be handed out now, and how many pods
+// wait. It is quick.
+func (s *Source) Room() (free, waiting int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.alloc.Groups() {
+		if g.Ready {
+			free += g.Free
+		}
+	}
+	return free, s.waiters.Len()
+}
