@@ -12,7 +12,7 @@ const (
 	floorRate  = 0.5
 	topRate    = 1000
 
-	startWindow  = 8   // calls in flight while credit is spent that EC2's bucket may not have,
+	startWindow  = 4   // calls in flight while credit is spent that EC2's bucket may not have,
 	windowGrowth = 0.5 // and how many more for each that passes
 
 	searchRate = 4.0   // where the search for the granted rate begins
@@ -219,13 +219,13 @@ func (g grant) refuse(now time.Time) bool {
 	switch elapsed := now.Sub(p.since).Seconds(); {
 	case p.phase == open:
 		p.phase, p.rate, p.burst = searching, searchRate, max(1, p.burst/2)
+	case !p.busy:
+		p.rate, p.burst = cut*p.rate, max(1, p.burst/2)
 	case p.passed == 0:
 		p.strikes++
 		p.rate /= 2
-	case p.busy && elapsed > 0:
+	case elapsed > 0:
 		p.phase, p.rate = settled, cut*min(p.rate, float64(p.passed)/elapsed)
-	default:
-		p.rate, p.burst = cut*p.rate, max(1, p.burst/2)
 	}
 	p.clamp()
 
@@ -237,6 +237,13 @@ func (g grant) refuse(now time.Time) bool {
 	p.credit, p.at = 1, p.held
 	p.window = startWindow
 	return true
+}
+
+// search starts a search for the granted rate that is not known to be above one.
+func (p *pacer) search(now time.Time, rate float64) {
+	p.phase, p.rate, p.busy = searching, rate, true
+	p.credit, p.at, p.since = 1, now, now
+	p.clamp()
 }
 
 func (p *pacer) hold() time.Duration {

@@ -26,6 +26,7 @@ type Set struct {
 	order   []*action // the same, in the order of first use
 	account *pacer    // of all calls together; nil in the state apart
 	belief  float64   // that refusals are shared, as log odds
+	rate    float64   // of the shared bucket, as far as known
 	ticket  uint64    // the last one given out
 	seq     uint64    // of permits, in the order of sending
 	begun   int       // waiters of priority Begun
@@ -42,8 +43,7 @@ type action struct {
 	queue   queue
 	turns   int     // permits given
 	served  uint64  // seq of the last one
-	refused refusal // the last one that its pacer, or the account's, took notice of
-	judged  uint64  // the latest refusal of another action that this one's calls were held against
+	refused refusal // the last one that a pacer took notice of
 }
 
 // permit is the right to send one call, to be handed back with its outcome.
@@ -53,13 +53,12 @@ type permit struct {
 	account grant // without a pacer in the state apart
 	seq     uint64
 	sent    time.Time
-	probe   bool // sent in spite of a refusal just before
 }
 
 // NewSet returns a Set that has not seen a call yet.
 func NewSet(o Options) *Set {
 	o = o.withDefaults()
-	return &Set{Options: o, clock: o.Clock, actions: make(map[string]*action)}
+	return &Set{Options: o, clock: o.Clock, rate: searchRate, actions: make(map[string]*action)}
 }
 
 // acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
@@ -144,7 +143,7 @@ func (s *Set) dispatch() {
 			s.wake(now, wait)
 			return
 		}
-		s.grant(w, now, false)
+		s.grant(w, now)
 	}
 }
 
@@ -194,13 +193,13 @@ func (s *Set) precedes(a, b *waiter) bool {
 	return a.action.queue.byPriority.before(a, b)
 }
 
-func (s *Set) grant(w *waiter, now time.Time, probe bool) {
+func (s *Set) grant(w *waiter, now time.Time) {
 	s.remove(w)
 	s.seq++
 	a := w.action
 	a.turns++
 	a.served = s.seq
-	w.permit = permit{action: a, own: a.pacer.take(now), seq: s.seq, sent: now, probe: probe}
+	w.permit = permit{action: a, own: a.pacer.take(now), seq: s.seq, sent: now}
 	if s.account != nil {
 		s.turns++
 		w.permit.account = s.account.take(now)
@@ -269,7 +268,7 @@ func (s *Set) report(p permit, o outcome) {
 	case passed:
 		p.own.pass(now)
 		p.account.pass(now)
-		s.judge(p, false)
+		s.learn(p, false)
 	case refused:
 		s.refuse(p, now)
 	}

@@ -31,9 +31,12 @@ type turn struct {
 
 func (w *waiting) join(name string, c Call, p cloud.Priority, ticket uint64) {
 	go func() {
-		if _, _, _, err := w.set.acquire(cloud.WithPriority(w.t.Context(), p), c, ticket); err != nil {
+		got, _, _, err := w.set.acquire(cloud.WithPriority(w.t.Context(), p), c, ticket)
+		if err != nil {
 			w.t.Error(err)
+			return
 		}
+		w.set.report(got, passed)
 		w.turns <- turn{name, time.Since(w.start)}
 	}()
 	synctest.Wait()

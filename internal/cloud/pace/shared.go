@@ -7,106 +7,98 @@ import (
 
 // The belief that refusals are shared between actions, in log odds.
 const (
-	sharedAt   = 3.0  // the state becomes shared when belief reaches this,
-	apartAt    = 0.0  // and apart when it falls to this
-	beliefMin  = -3.0 // so that a change of EC2's mind is noticed
+	sharedAt   = 3.0 // the state becomes shared when belief reaches this,
+	apartAt    = 0.0 // and apart when it falls to this
+	beliefMin  = -3.0
 	beliefMax  = 4.0
-	beliefFade = 0.5 // lost with each refusal in the state shared, which tests too little on its own
+	beliefFade = 0.5 // lost with each refusal in the state shared, which tests itself too little
 
-	jitter       = 25 * time.Millisecond // by which calls may overtake each other
-	strayRefusal = 0.05                  // of calls that another action's refusals say nothing about
+	jitter  = 25 * time.Millisecond // by which calls may overtake each other
+	stray   = 0.05                  // chance of a refusal for which there is no reason,
+	emptied = 0.5                   // and of one right after another from the same bucket
 )
 
 // refusal is one that a pacer took notice of.
 type refusal struct {
-	seq  uint64
-	sent time.Time
+	seq    uint64
+	sent   time.Time
+	passed int  // calls of other actions that were sent after it and passed
+	echoed bool // one of them was refused
 }
 
 // refuse puts a refusal down to the action or to the account.
 func (s *Set) refuse(p permit, now time.Time) {
-	a := p.action
 	noticed := false
-	switch {
-	case p.probe:
+	if p.account.pacer != nil {
 		p.own.lost()
-		p.account.lost()
-	case p.account.pacer != nil:
-		p.own.lost()
-		if noticed = p.account.refuse(now); noticed {
-			s.belief -= beliefFade
+		if noticed = p.account.refuse(now); noticed && s.account != nil {
+			s.believe(-beliefFade)
 		}
-	default:
+	} else {
 		noticed = p.own.refuse(now)
 	}
-	s.judge(p, true)
-	if !noticed {
+	s.learn(p, true)
+	if noticed {
+		p.action.refused = refusal{seq: p.seq, sent: p.sent}
+	}
+	s.decide(now)
+}
+
+// learn holds the outcome of a call against the last refusal of another action
+// before it was sent. If both draw on one bucket, that had less than one token
+// then, and so many since as rate and time make: more than those calls do not
+// pass. If they do not, hardly any is refused.
+func (s *Set) learn(p permit, refused bool) {
+	var r *refusal
+	for _, a := range s.order {
+		if a != p.action && a.refused.seq < p.seq && (r == nil || a.refused.seq > r.seq) {
+			r = &a.refused
+		}
+	}
+	if r == nil || r.seq == 0 || r.echoed {
 		return
 	}
-	a.refused = refusal{p.seq, p.sent}
-	if s.account != nil {
-		s.probe(a, now)
+	chance := emptied // of passing, if the bucket is shared
+	if r.passed > 0 {
+		tokens := max(jitter, p.sent.Sub(r.sent)).Seconds() * s.rate
+		chance = max(stray, min(1-stray, tokens-float64(r.passed-1)))
+	}
+	if refused {
+		r.echoed = true // those in flight with it say the same
+		s.believe(math.Log((1 - chance) / stray))
+		return
+	}
+	if r.passed++; r.passed > 1 { // the first one may have had what the refused one lacked little of
+		s.believe(math.Log(chance / (1 - stray)))
 	}
 }
 
-// judge learns from the first outcome of an action after a refusal of another
-// one: how likely it would be if both drew on one bucket, empty then, against
-// how likely it is if they do not.
-func (s *Set) judge(p permit, refused bool) {
-	var r refusal
-	for _, a := range s.order {
-		if a != p.action && a.refused.seq < p.seq && a.refused.seq > r.seq {
-			r = a.refused
-		}
-	}
-	if r.seq <= p.action.judged {
-		return
-	}
-	p.action.judged = r.seq
-	rate := searchRate
-	if s.account != nil {
-		rate = s.account.rate
-	}
-	token := max(jitter, p.sent.Sub(r.sent)).Seconds() * rate
-	token = min(1-strayRefusal, token)
-	if refused {
-		s.belief += math.Log((1 - token) / strayRefusal)
-	} else {
-		s.belief += math.Log(token / (1 - strayRefusal))
-	}
-	s.belief = max(beliefMin, min(beliefMax, s.belief))
-	switch now := s.clock.Now(); {
+func (s *Set) believe(more float64) {
+	s.belief = max(beliefMin, min(beliefMax, s.belief+more))
+}
+
+// decide changes the state if the belief says so. What the actions' pacers
+// knew is of no use then.
+func (s *Set) decide(now time.Time) {
+	switch {
 	case s.account == nil && s.belief >= sharedAt:
 		s.account = newPacer(now, Limit{})
 		s.account.take(now).refuse(now)
-		s.relearn(now)
+		for _, a := range s.order {
+			a.pacer = newPacer(now, a.ceiling)
+		}
 	case s.account != nil && s.belief <= apartAt:
+		s.rate = s.account.rate
 		s.account = nil
-		s.relearn(now)
+		for _, a := range s.order {
+			a.pacer = newPacer(now, a.ceiling)
+			a.pacer.search(now, s.rate)
+		}
+	default:
+		if s.account != nil {
+			s.rate = s.account.rate
+		}
+		return
 	}
-}
-
-// relearn has the actions' own pacers forget what they learned in another state.
-func (s *Set) relearn(now time.Time) {
 	s.Logger.Debug("learned whether EC2's refusals are shared between actions", "shared", s.account != nil)
-	for _, a := range s.order {
-		a.pacer = newPacer(now, a.ceiling)
-	}
-}
-
-// probe sends a call of another action right after a refusal, if one waits: if
-// it passes, the bucket may not be a shared one.
-func (s *Set) probe(refused *action, now time.Time) {
-	var best *waiter
-	for _, a := range s.order {
-		if a == refused {
-			continue
-		}
-		if w := s.head(a, now); w != nil && a.pacer.delay(now) == 0 && (best == nil || w.action.queue.byPriority.before(w, best)) {
-			best = w
-		}
-	}
-	if best != nil {
-		s.grant(best, now, true)
-	}
 }
