@@ -20,9 +20,16 @@ internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
 internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kubernetes
+internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
+internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
 internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients
+cmd/berthd/b.go                     k8s.io/client-go/rest               kubernetes-clients
+cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
+internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
 internal/source/pool/a.go           k8s.io/client-go/rest               -
+internal/vpclab/kube/a.go           k8s.io/client-go/rest               -
+internal/vpclab/node/a.go           k8s.io/client-go/rest               kubernetes-clients
 internal/source/eni/a.go            k8s.io/client-go/rest               source-eni
 internal/daemon/b.go                github.com/aws/aws-sdk-go-v2/aws    aws
 internal/eni/observe.go             github.com/aws/aws-sdk-go-v2/aws    aws

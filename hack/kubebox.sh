@@ -3,12 +3,23 @@
 # kube-controller-manager and kube-scheduler. KUBEBUILDER_ASSETS names one that
 # is there already; else it is built once for this machine (tools/kubebox).
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
-	echo "$KUBEBUILDER_ASSETS"
+	for name in etcd kube-apiserver kube-controller-manager kube-scheduler; do
+		[ ! -x "$KUBEBUILDER_ASSETS/$name" ] || continue
+		echo "KUBEBUILDER_ASSETS is $KUBEBUILDER_ASSETS, which has no program $name." >&2
+		case $name in
+		etcd | kube-apiserver)
+			echo "Name a folder that has it, or unset KUBEBUILDER_ASSETS: then it is built, once for this machine." >&2
+			exit 1
+			;;
+		*) echo "What needs it will fail; setup-envtest's folders are without it." >&2 ;;
+		esac
+	done
+	realpath "$KUBEBUILDER_ASSETS"
 	exit
 fi
+cd "$(dirname "$0")/.."
 folder=$(dirname "$(hack/tool.sh kubebox kubebox)")
 # The program goes by the name it is started with. envtest wants to see a
 # kubectl, and never runs it.

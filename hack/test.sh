@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.."
 
 summary=$(hack/tool.sh testsum testsum)
 go mod download # nothing can be fetched in the sandbox
+KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
+export KUBEBUILDER_ASSETS
 
 # Results are never taken from the cache: the kernel and the programs that the
 # tests run are no part of its key.

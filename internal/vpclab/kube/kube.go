@@ -11,9 +11,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 )
 
@@ -51,9 +53,6 @@ const (
 	scheduler   = "kube-scheduler"
 )
 
-// Programs are what Options.Assets holds.
-func Programs() []string { return []string{etcd, apiServer, controllers, scheduler} }
-
 // ControlPlane is a running one.
 type ControlPlane struct {
 	Options
@@ -80,8 +79,20 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	return c, nil
 }
 
+// programs are those that are started, the one that others need first.
+func (o Options) programs() []string {
+	names := []string{etcd, apiServer}
+	if o.Controllers {
+		names = append(names, controllers)
+	}
+	if o.Scheduler {
+		names = append(names, scheduler)
+	}
+	return names
+}
+
 func (o Options) complete() (Options, error) {
-	for _, program := range Programs() {
+	for _, program := range o.programs() {
 		if _, err := os.Stat(filepath.Join(o.Assets, program)); err != nil {
 			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their folder)", err)
 		}
@@ -117,7 +128,16 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 	if err := c.start(etcd, etcdArgs()); err != nil {
 		return err
 	}
-	if err := c.StartAPIServer(ctx); err != nil {
+	if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+		return err
+	}
+	// The API server takes CRDs before it calls itself ready.
+	g, groupCtx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.waitUntilReady(groupCtx) })
+	if c.CRDs != nil {
+		g.Go(func() error { return c.InstallCRDs(groupCtx, c.CRDs) })
+	}
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	if c.Controllers {
@@ -130,13 +150,7 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := c.waitForNamespace(ctx, "kube-system"); err != nil {
-		return err
-	}
-	if c.CRDs == nil {
-		return nil
-	}
-	return c.InstallCRDs(ctx, c.CRDs)
+	return c.waitForNamespace(ctx, "kube-system")
 }
 
 // URL is the API server's.
@@ -159,7 +173,7 @@ func (c *ControlPlane) KillAPIServer() error { return c.kill(apiServer) }
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.
 	var errs []error
-	for _, program := range []string{scheduler, controllers, apiServer, etcd} {
+	for _, program := range slices.Backward(c.programs()) {
 		errs = append(errs, c.kill(program))
 	}
 	return errors.Join(errs...)

@@ -53,7 +53,12 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 	if err != nil {
 		return err
 	}
-	var usable time.Time
+	if err := c.until(ctx, "install CRDs", func() error {
+		_, err := api.Resource(crds).List(ctx, metav1.ListOptions{})
+		return err
+	}); err != nil {
+		return err
+	}
 	for _, o := range objects {
 		if o.GetKind() != "CustomResourceDefinition" {
 			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
@@ -63,6 +68,7 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 			return fmt.Errorf("install CRD %s: %w", o.GetName(), err)
 		}
 	}
+	var usable time.Time
 	for _, o := range objects {
 		established, err := c.established(ctx, api, o.GetName())
 		if err != nil {
