@@ -5,7 +5,9 @@
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
 // against the bare netlink calls, or against Berth itself on a node with few
-// pods. Value and reference alternate run by run; medians are reported.
+// pods; and the operator with thousands of nodes, against itself with few, or
+// against the time that EC2's limits force. Value and reference of what depends
+// on the machine alternate run by run; medians are reported.
 // Run it as root on a machine that does nothing else.
 package main
 
@@ -20,9 +22,12 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/berthnet/berth/test/bench/scale"
 )
 
 func main() {
+	scale.Child() // does one scale run and ends, if this process is for that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx)
 	stop()
@@ -33,33 +38,29 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
+	b := &bench{}
 	out := flag.String("out", "bench/results.json", "file of the results")
-	bin := flag.String("bin-dir", "bin", "where berth and berthd are")
-	reference := flag.String("reference-dir", "", "where the reference plugins ptp and host-local are")
-	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+" (default: all)")
-	rounds := flag.Int("rounds", 40, "runs behind each median")
+	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd and berth-operator are")
+	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
+	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+"; or the scale ones by \"scale\" (default: all)")
+	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
+	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	flag.Parse()
-	if *reference == "" {
-		return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
-	}
-	for _, p := range []string{filepath.Join(*bin, "berthd"), filepath.Join(*bin, "berth"), filepath.Join(*reference, "ptp"), filepath.Join(*reference, "host-local")} {
-		if _, err := os.Stat(p); err != nil {
-			return fmt.Errorf("a program to measure is missing: %w", err)
-		}
-	}
 	chosen, err := choose(*only)
 	if err != nil {
 		return err
 	}
-
-	start := time.Now()
-	b, err := open(ctx, *bin, *reference, *rounds)
-	if err != nil {
+	if err := b.check(chosen); err != nil {
 		return err
 	}
+
+	start := time.Now()
 	defer func() { err = errors.Join(err, b.close()) }()
 	var results []Result
 	for _, g := range chosen {
+		if err := b.provide(ctx, g.needs); err != nil {
+			return err
+		}
 		say("%s: %s", g.name, g.what)
 		got, err := g.run(ctx, b)
 		if err != nil {
@@ -72,7 +73,38 @@ func run(ctx context.Context) (err error) {
 	}
 	fmt.Println()
 	missed := report(os.Stdout, results)
+	beside(os.Stdout, results)
 	fmt.Printf("\n%d figures, %d beyond their budget, in %v; written to %s\n", len(results), missed, time.Since(start).Round(time.Second), *out)
+	return nil
+}
+
+// check looks for what the chosen groups need, and names what is missing.
+func (b *bench) check(chosen []group) error {
+	var programs []string
+	for _, g := range chosen {
+		switch g.needs {
+		case aLab:
+			if b.refDir == "" {
+				return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
+			}
+			programs = append(programs, filepath.Join(b.binDir, "berthd"), filepath.Join(b.binDir, "berth"),
+				filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local"))
+		case aControlPlane:
+			b.assets = os.Getenv("KUBEBUILDER_ASSETS")
+			if b.assets == "" {
+				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
+			}
+			programs = append(programs, filepath.Join(b.binDir, "berth-operator"), filepath.Join(b.assets, "kube-apiserver"))
+		}
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(p); err != nil {
+			return fmt.Errorf("a program to measure is missing: %w", err)
+		}
+	}
+	if b.profiles != "" {
+		return os.MkdirAll(b.profiles, 0o755)
+	}
 	return nil
 }
 
@@ -80,16 +112,35 @@ func run(ctx context.Context) (err error) {
 // later ones leave more pods on the node.
 type group struct {
 	name, what string
+	needs      need
 	run        func(context.Context, *bench) ([]Result, error)
 }
 
+// need is what must be running for a group, besides the bench itself.
+type need int
+
+const (
+	nothing need = iota
+	aLab
+	aControlPlane
+)
+
+// scalePrefix begins the names of the groups that "scale" stands for.
+const scalePrefix = "scale-"
+
 var groups = []group{
-	{"size", "the plugin's size, and the memory of an idle daemon", sizes},
-	{"exec", "whole ADD and DEL by exec, in turn with ptp + host-local", execs},
-	{"parallel", "8 ADDs at a time, in turn with one at a time", parallel},
-	{"daemon", "ADD in the daemon, in turn with its netlink calls", daemonAdd},
-	{"families", "a pod's link with both families, in turn with IPv4 only", families},
-	{"pods", "250 and 500 pods on a node, in turn with a node of 10", manyPods},
+	{"size", "the plugin's size, and the memory of an idle daemon", aLab, sizes},
+	{"exec", "whole ADD and DEL by exec, in turn with ptp + host-local", aLab, execs},
+	{"parallel", "8 ADDs at a time, in turn with one at a time", aLab, parallel},
+	{"daemon", "ADD in the daemon, in turn with its netlink calls", aLab, daemonAdd},
+	{"families", "a pod's link with both families, in turn with IPv4 only", aLab, families},
+	{"pods", "250 and 500 pods on a node, in turn with a node of 10", aLab, manyPods},
+	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
+	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
+	{"scale-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
+	{"scale-throttled", "one throttled call", nothing, throttles},
+	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
+	{"scale-operator", "the whole operator with a real API server", aControlPlane, operators},
 }
 
 func groupNames() []string {
@@ -111,11 +162,12 @@ func choose(only string) ([]group, error) {
 	}
 	var chosen []group
 	for _, g := range groups {
-		if wanted[g.name] {
+		if wanted[g.name] || wanted["scale"] && strings.HasPrefix(g.name, scalePrefix) {
 			chosen = append(chosen, g)
 			delete(wanted, g.name)
 		}
 	}
+	delete(wanted, "scale")
 	for name := range wanted {
 		return nil, fmt.Errorf("-only: no group is called %q, expected some of %s", name, strings.Join(groupNames(), ", "))
 	}

@@ -29,11 +29,14 @@ const (
 	warmUp = 5
 )
 
-// bench is what all measurements share: a lab with three nodes (one that stays
-// empty, one with few pods, one that is filled), and a namespace for the
-// reference plugins.
+// bench is what all measurements share. Those on nodes share a lab with three
+// (one that stays empty, one with few pods, one that is filled), and a
+// namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
+	assets         string // of the control plane
+	profiles       string // directory; empty: none
+	profiled       int
 	runDir, varDir string // see makeDirs
 	mounted        bool   // runDir is
 	rounds         int
@@ -45,27 +48,31 @@ type bench struct {
 	sandboxes        *runtime // makes namespaces for measurements that call no plugin
 }
 
-func open(ctx context.Context, binDir, refDir string, rounds int) (_ *bench, err error) {
-	b := &bench{rounds: rounds}
-	if b.binDir, err = filepath.Abs(binDir); err != nil {
-		return nil, err
+// provide sees to it that the lab is up while it is needed, and only then.
+func (b *bench) provide(ctx context.Context, n need) error {
+	switch {
+	case n == aLab && b.lab == nil:
+		return b.open(ctx)
+	case n != aLab && b.lab != nil:
+		return b.close()
 	}
-	if b.refDir, err = filepath.Abs(refDir); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, b.close())
+	return nil
+}
+
+func (b *bench) open(ctx context.Context) (err error) {
+	for _, dir := range []*string{&b.binDir, &b.refDir} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return err
 		}
-	}()
+	}
 	if err := b.makeDirs(); err != nil {
-		return nil, err
+		return err
 	}
 	say("raising a lab with three %s nodes", nodeType)
 	if err := b.raise(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	return b, b.network()
+	return b.network()
 }
 
 // makeDirs makes the directories that a node has on a tmpfs (/run, with Berth's
@@ -91,7 +98,9 @@ func (b *bench) removeDirs() (err error) {
 			err = fmt.Errorf("unmount %s: %w", b.runDir, err)
 		}
 	}
-	return errors.Join(err, os.RemoveAll(b.runDir), os.RemoveAll(b.varDir)) // an empty name is no error
+	err = errors.Join(err, os.RemoveAll(b.runDir), os.RemoveAll(b.varDir)) // an empty name is no error
+	b.runDir, b.varDir, b.mounted = "", "", false
+	return err
 }
 
 func (b *bench) raise(ctx context.Context) (err error) {
@@ -189,6 +198,7 @@ func berthList(n *node.Node) (*libcni.NetworkConfigList, error) {
 	return list, nil
 }
 
+// close ends the lab, however far it came.
 func (b *bench) close() error {
 	var errs []error
 	for _, r := range []*runtime{b.berth, b.reference, b.sandboxes} {
@@ -202,5 +212,7 @@ func (b *bench) close() error {
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
 	}
-	return errors.Join(append(errs, b.removeDirs())...)
+	errs = append(errs, b.removeDirs())
+	b.berth, b.reference, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, "", nil
+	return errors.Join(errs...)
 }

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/test/bench/scale"
+)
+
+// sizes of clusters, in nodes.
+const (
+	small, medium, peer, large, huge = 100, 400, 1600, 2000, 10000
+)
+
+var clusterSizes = []int{small, medium, peer, large, huge}
+
+// turns is how often the two sides of a ratio of CPU times are run.
+const turns = 5
+
+// scaleRun does one run, and keeps its outcome for the table beside Cilium's.
+func (b *bench) scaleRun(ctx context.Context, o scale.Order) (scale.Outcome, error) {
+	if b.profiles != "" {
+		b.profiled++
+		o.Profile = filepath.Join(b.profiles, fmt.Sprintf("%02d-%s-%d.pprof", b.profiled, o.Workload, o.Nodes))
+	}
+	start := time.Now()
+	out, err := scale.Run(ctx, o)
+	if err == nil {
+		say("  %s, %d nodes: %s (%v)", o.Workload, o.Nodes, summary(out), time.Since(start).Round(100*time.Millisecond))
+	}
+	return out, err
+}
+
+// summary is a run's outcome in a line.
+func summary(o scale.Outcome) string {
+	var parts []string
+	if o.CPU > 0 {
+		parts = append(parts, fmt.Sprintf("%v of CPU, %.1f MiB allocated", o.CPU.Round(10*time.Microsecond), float64(o.Bytes)/mebi))
+	}
+	if o.Repair > 0 {
+		parts = append(parts, fmt.Sprintf("%v of CPU a minute for repair", o.Repair.Round(10*time.Microsecond)))
+	}
+	if o.Last > 0 {
+		parts = append(parts, fmt.Sprintf("last node after %.2fs, median %.2fs, bound %.2fs, %d calls refused", o.Last.Seconds(), o.Median.Seconds(), o.Bound.Seconds(), o.Throttled))
+	}
+	if o.Heap > 0 {
+		parts = append(parts, fmt.Sprintf("%.1f MiB of heap", float64(o.Heap)/mebi))
+	}
+	for _, action := range slices.Sorted(maps.Keys(o.Calls)) {
+		parts = append(parts, fmt.Sprintf("%d %s", o.Calls[action], action))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// alternate runs orders in turn, and returns what value makes of the outcomes.
+func (b *bench) alternate(ctx context.Context, value func(scale.Outcome) float64, orders ...scale.Order) ([][]float64, []scale.Outcome, error) {
+	values, last := make([][]float64, len(orders)), make([]scale.Outcome, len(orders))
+	for range turns {
+		for i, o := range orders {
+			out, err := b.scaleRun(ctx, o)
+			if err != nil {
+				return nil, nil, err
+			}
+			values[i], last[i] = append(values[i], value(out)), out
+		}
+	}
+	return values, last, nil
+}
+
+// joins measures what it costs until N nodes have their first addresses.
+func joins(ctx context.Context, b *bench) (results []Result, err error) {
+	perNode := func(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
+	values, last, err := b.alternate(ctx, perNode, scale.Order{Workload: scale.Join, Nodes: huge}, scale.Order{Workload: scale.Join, Nodes: medium})
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, ratio("join-growth", "ms/node", values[0], values[1]))
+	outcomes := map[int]scale.Outcome{huge: last[0], medium: last[1]}
+	for _, n := range clusterSizes {
+		out, ok := outcomes[n]
+		if !ok {
+			if out, err = b.scaleRun(ctx, scale.Order{Workload: scale.Join, Nodes: n}); err != nil {
+				return nil, err
+			}
+		}
+		results = append(results,
+			Result{Name: fmt.Sprintf("join-%d-cpu", n), Value: out.CPU.Seconds(), Unit: "s", Runs: 1},
+			Result{Name: fmt.Sprintf("join-%d-allocated", n), Value: float64(out.Bytes) / mebi, Unit: "MiB", Runs: 1})
+	}
+	return results, nil
+}
+
+// singleEvents measures what it costs when one node of N needs one address.
+func singleEvents(ctx context.Context, b *bench) (results []Result, err error) {
+	perEvent := func(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
+	values, last, err := b.alternate(ctx, perEvent, scale.Order{Workload: scale.Event, Nodes: large}, scale.Order{Workload: scale.Event, Nodes: small})
+	if err != nil {
+		return nil, err
+	}
+	results = []Result{
+		ratio("operator-event", "ms", values[0], values[1]),
+		{Name: "operator-event-cpu", Value: median(values[0]), Unit: "ms", Runs: len(values[0])},
+	}
+	outcomes := map[int]scale.Outcome{large: last[0], small: last[1]}
+	for _, n := range clusterSizes {
+		out, ok := outcomes[n]
+		if !ok {
+			if out, err = b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: n}); err != nil {
+				return nil, err
+			}
+		}
+		results = append(results,
+			Result{Name: fmt.Sprintf("event-%d-cpu", n), Value: perEvent(out), Unit: "ms", Runs: 1},
+			Result{Name: fmt.Sprintf("event-%d-allocated", n), Value: float64(out.Bytes) / float64(out.Events) / 1024, Unit: "KiB", Runs: 1},
+			Result{Name: fmt.Sprintf("repair-%d-cpu", n), Value: out.Repair.Seconds(), Unit: "s/min", Runs: 1})
+	}
+	return results, nil
+}
+
+// The EC2 side of the fills at 100 nodes: each call takes 100 ms, and all
+// actions share one bucket.
+var (
+	tight     = scale.Limits{Delay: 100 * time.Millisecond, Shared: &cloudsim.Bucket{Rate: 4, Size: 20}}
+	published = scale.Limits{Delay: 100 * time.Millisecond, Published: true}
+)
+
+// fills measures how long it takes until all nodes have addresses, against what
+// EC2's limits alone force.
+func fills(ctx context.Context, b *bench) ([]Result, error) {
+	var results []Result
+	lasts := func(name string, o scale.Order) (scale.Outcome, error) {
+		out, err := b.scaleRun(ctx, o)
+		if err != nil {
+			return out, err
+		}
+		results = append(results, Result{
+			Name: name, Value: out.Last.Seconds(), Reference: out.Bound.Seconds(),
+			Ratio: out.Last.Seconds() / out.Bound.Seconds(), Unit: "s", Runs: 1,
+		})
+		return out, nil
+	}
+	atOnce, err := lasts("fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight})
+	if err != nil {
+		return nil, err
+	}
+	results = append(results,
+		Result{Name: "fill-median", Value: atOnce.Median.Seconds(), Reference: atOnce.Bound.Seconds(), Ratio: atOnce.Median.Seconds() / atOnce.Bound.Seconds(), Unit: "s", Runs: 1},
+		Result{Name: "fill-calls", Value: float64(atOnce.TotalCalls()) / small, Unit: "calls/node", Runs: 1})
+	if _, err := lasts("fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}); err != nil {
+		return nil, err
+	}
+	full, err := lasts("fill-subnets", scale.Order{Workload: scale.Subnets, Nodes: small, Limits: tight})
+	if err != nil {
+		return nil, err
+	}
+	results = append(results, Result{Name: "fill-subnets-failed-creates", Value: float64(full.FailedCreates), Unit: "calls", Runs: 1})
+	for _, n := range clusterSizes[1:] {
+		if _, err := lasts(fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published}); err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// throttles measures what one throttled call delays.
+func throttles(ctx context.Context, b *bench) (results []Result, err error) {
+	delay := func(w scale.Workload) (scale.Outcome, time.Duration, error) {
+		o := scale.Order{Workload: w, Nodes: 1, Limits: scale.Limits{Delay: tight.Delay}}
+		hit, err := b.scaleRun(ctx, o)
+		if err != nil {
+			return hit, 0, err
+		}
+		o.Calm = true
+		calm, err := b.scaleRun(ctx, o)
+		return hit, hit.Last - calm.Last, err
+	}
+	create, late, err := delay(scale.ThrottledCreate)
+	if err != nil {
+		return nil, err
+	}
+	own := (create.Waited + tight.Delay).Seconds() // the refused call took its time too
+	results = append(results, Result{Name: "throttled-create", Value: late.Seconds(), Reference: own, Ratio: late.Seconds() / own, Unit: "s", Runs: 1})
+	assign, late, err := delay(scale.ThrottledAssign)
+	if err != nil {
+		return nil, err
+	}
+	own = (assign.Waited + tight.Delay).Seconds()
+	return append(results,
+		Result{Name: "throttled-assign", Value: late.Seconds(), Reference: own, Ratio: late.Seconds() / own, Unit: "s", Runs: 1},
+		Result{Name: "throttled-assign-enis", Value: float64(assign.ENIs), Unit: "ENIs", Runs: 1}), nil
+}
+
+// memories measures what the allocator keeps of its nodes.
+func memories(ctx context.Context, b *bench) (results []Result, err error) {
+	for _, n := range []int{large, huge} {
+		out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Memory, Nodes: n})
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, Result{Name: fmt.Sprintf("allocator-memory-%d", n), Value: float64(out.Heap) / mebi, Unit: "MiB", Runs: 1})
+	}
+	return results, nil
+}

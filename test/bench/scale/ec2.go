@@ -1,0 +1,106 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/pace"
+)
+
+// ec2 is the EC2 in memory of a run, and the limiters before it.
+type ec2 struct {
+	*cloudsim.Cloud
+	paced     cloud.API // what Berth calls
+	instances []string
+	waits     atomic.Int64 // nanoseconds for which the limiters held calls back
+
+	delay time.Duration
+
+	// refuse is the action of which the next call is refused for its rate.
+	refuse atomic.Pointer[string]
+}
+
+const (
+	zone      = "lab-1a"
+	primaries = "subnet-primaries" // of the nodes' primary ENIs
+)
+
+// newEC2 has an instance for every node. Where the subnets for new ENIs are to
+// have so many free addresses, they are not those of the primary ENIs.
+func newEC2(o Order, free []int) (*ec2, error) {
+	e := &ec2{Cloud: cloudsim.New(o.Limits.options()), delay: o.Limits.Delay}
+	e.paced = pace.Cloud(e, pace.NewSet(pace.Options{Observer: e}))
+	if err := e.AddSubnet(primaries, zone, "10.0.0.0/8", 0, nil); err != nil {
+		return nil, err
+	}
+	for i, n := range free {
+		if err := e.AddSubnet(fmt.Sprintf("subnet-%d", i), zone, fmt.Sprintf("172.16.%d.0/20", 16*i), n, forPods); err != nil {
+			return nil, err
+		}
+	}
+	for i := range o.Nodes {
+		id := fmt.Sprintf("i-%017x", i)
+		e.instances = append(e.instances, id)
+		if err := e.AddInstance(id, instanceType, primaries); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// forPods are the tags of the subnets with so many free addresses, by which the
+// nodes choose them.
+var forPods = map[string]string{"for": "pods"}
+
+// outcome is what EC2 saw so far.
+func (e *ec2) outcome() Outcome {
+	out := Outcome{Calls: map[string]int{}, Waited: time.Duration(e.waits.Load())}
+	for action, s := range e.Stats() {
+		out.Calls[action] = s.Calls - s.Refused
+		out.Throttled += s.Refused
+	}
+	creates := e.Stats()[pace.CreateENI.Action]
+	out.FailedCreates = creates.Failed
+	out.ENIs = creates.Calls - creates.Refused - creates.Failed
+	return out
+}
+
+// Call implements pace.Observer.
+func (e *ec2) Call(string, string, time.Duration) {}
+
+// Limited implements pace.Observer.
+func (e *ec2) Limited(_ string, d time.Duration) { e.waits.Add(int64(d)) }
+
+// refused tells whether a call is the one that is to be refused, once it took
+// the time of a call.
+func (e *ec2) refused(ctx context.Context, action string) error {
+	if a := e.refuse.Load(); a == nil || *a != action || !e.refuse.CompareAndSwap(a, nil) {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(e.delay):
+	}
+	return &cloud.Error{Class: cloud.Throttled, Op: action, Code: "RequestLimitExceeded", Message: "Request limit exceeded."}
+}
+
+// CreateENI implements cloud.API.
+func (e *ec2) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
+	if err := e.refused(ctx, pace.CreateENI.Action); err != nil {
+		return cloud.ENI{}, err
+	}
+	return e.Cloud.CreateENI(ctx, q)
+}
+
+// AssignAddresses implements cloud.API.
+func (e *ec2) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+	if err := e.refused(ctx, pace.Assign.Action); err != nil {
+		return nil, err
+	}
+	return e.Cloud.AssignAddresses(ctx, id, n)
+}

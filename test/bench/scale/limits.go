@@ -1,0 +1,65 @@
+package scale
+
+import (
+	"strings"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/pace"
+)
+
+// Limits is what the EC2 in memory imposes, and does not tell.
+type Limits struct {
+	Delay time.Duration // of every call
+	// Shared is one bucket for the calls of all actions, describes included.
+	Shared *cloudsim.Bucket
+	// Published gives each action a bucket of its own, as EC2 documents them.
+	Published bool
+}
+
+// published are EC2's buckets (EC2 Developer Guide, "Request throttling for the
+// Amazon EC2 API").
+var published = map[string]cloudsim.Bucket{
+	"Describe":         {Rate: 20, Size: 100},
+	"":                 {Rate: 5, Size: 50},
+	pace.Assign.Action: {Rate: 5, Size: 100},
+}
+
+func (l Limits) options() cloudsim.Options {
+	o := cloudsim.Options{Latency: l.Delay, Shared: l.Shared}
+	if l.Published {
+		o.Buckets = published
+	}
+	return o
+}
+
+// bound is how long calls take at least by the limits alone: until the last
+// one's token is there, and its reply.
+func (l Limits) bound(calls map[string]int) (longest time.Duration) {
+	total := 0
+	for action, n := range calls {
+		total += n
+		if l.Published {
+			longest = max(longest, lasts(publishedFor(action), n))
+		}
+	}
+	if l.Shared != nil {
+		longest = max(longest, lasts(*l.Shared, total))
+	}
+	return longest + l.Delay
+}
+
+func publishedFor(action string) cloudsim.Bucket {
+	if b, ok := published[action]; ok {
+		return b
+	}
+	if strings.HasPrefix(action, "Describe") {
+		return published["Describe"]
+	}
+	return published[""]
+}
+
+// lasts is how long it takes a full bucket to give n tokens.
+func lasts(b cloudsim.Bucket, n int) time.Duration {
+	return time.Duration(max(0, float64(n)-b.Size) / b.Rate * float64(time.Second))
+}

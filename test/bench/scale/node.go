@@ -1,0 +1,112 @@
+package scale
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// node is the node's side of the allocator as its NodeNetwork object would be:
+// what was published last, and how many addresses pods use.
+type node struct {
+	name, instance string
+	gained         func(int) // called with each change of how much of want it has
+
+	mu        sync.Mutex // guards all below
+	inventory eni.Inventory
+	used      map[netip.Addr]bool
+	want      int // addresses with which it is filled
+	has       int // of those
+	filledAt  time.Time
+}
+
+var _ interface {
+	eni.Node
+	Reconciled(eni.Status)
+} = (*node)(nil)
+
+// Usage implements eni.Node.
+func (n *node) Usage() eni.Usage {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	u := eni.Usage{ENIs: make(map[string]eni.ENIUsage, len(n.inventory.ENIs))}
+	for _, e := range n.inventory.ENIs {
+		var of eni.ENIUsage
+		for _, a := range e.Addresses {
+			if n.used[a] {
+				of.Used++
+			} else {
+				of.FreeSingles++
+			}
+		}
+		u.ENIs[e.ID] = of
+	}
+	return u
+}
+
+// Publish implements eni.Node.
+func (n *node) Publish(_ context.Context, inv eni.Inventory) error {
+	n.mu.Lock()
+	n.inventory = inv
+	before := n.has
+	n.has = min(n.want, n.available())
+	gained := n.has - before
+	if gained > 0 && n.has == n.want {
+		n.filledAt = time.Now()
+	}
+	n.mu.Unlock()
+	if gained != 0 {
+		n.gained(gained)
+	}
+	return nil
+}
+
+// available counts the addresses for pods. n.mu is held.
+func (n *node) available() (count int) {
+	for _, e := range n.inventory.ENIs {
+		if e.Serves {
+			count += len(e.Addresses)
+		}
+	}
+	return count
+}
+
+// use gives free addresses to pods, and has the node want more of so many.
+func (n *node) use(count, more int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.want += more
+	for _, e := range n.inventory.ENIs {
+		for _, a := range e.Addresses {
+			if count > 0 && e.Serves && !n.used[a] {
+				n.used[a] = true
+				count--
+			}
+		}
+	}
+}
+
+// Withdraw implements eni.Node.
+func (n *node) Withdraw(id string, addresses, _ int) (out []netip.Addr, _ []netip.Prefix) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.inventory.ENIs {
+		if e.ID == id {
+			out = slices.DeleteFunc(slices.Clone(e.Addresses), func(a netip.Addr) bool { return n.used[a] })
+		}
+	}
+	return out[:min(len(out), addresses)], nil
+}
+
+// RestoreAddresses implements eni.Node.
+func (n *node) RestoreAddresses([]netip.Addr, []netip.Prefix) {}
+
+// WithdrawENI implements eni.Node.
+func (n *node) WithdrawENI(_ context.Context, id string) bool { return n.Usage().ENIs[id].Used == 0 }
+
+// Reconciled is called after every pass.
+func (n *node) Reconciled(eni.Status) {}
