@@ -12,8 +12,8 @@ const (
 	floorRate  = 0.5
 	topRate    = 1000
 
-	startWindow  = 4   // calls in flight while credit is spent that EC2's bucket may not have,
-	windowGrowth = 0.5 // and how many more for each that passes
+	startWindow  = 4    // calls in flight while credit is spent that EC2's bucket may not have,
+	windowGrowth = 0.25 // and how many more for each that passes
 
 	searchRate = 4.0   // where the search for the granted rate begins
 	searchStep = 0.7   // added for each call that passes: the rate doubles every second
@@ -229,6 +229,12 @@ func (g grant) refuse(now time.Time) bool {
 	}
 	p.clamp()
 
+	p.stop(now)
+	return true
+}
+
+// stop has the queue stand still, and what was learned begin anew.
+func (p *pacer) stop(now time.Time) {
 	p.held = now.Add(p.hold())
 	p.epoch++
 	p.since, p.passed, p.busy = now, 0, true
@@ -236,7 +242,15 @@ func (g grant) refuse(now time.Time) bool {
 	// still is left there: it may be too small to hold it.
 	p.credit, p.at = 1, p.held
 	p.window = startWindow
-	return true
+}
+
+// resume has a pacer that was out of use go on with what it knew, after a refusal.
+func (p *pacer) resume(now time.Time) {
+	if p.phase == open {
+		p.phase, p.rate = searching, searchRate
+	}
+	p.strikes = 0
+	p.stop(now)
 }
 
 // search starts a search for the granted rate that is not known to be above one.

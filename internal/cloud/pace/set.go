@@ -24,9 +24,9 @@ type Set struct {
 	mu      sync.Mutex // guards all below; never held across a wait
 	actions map[string]*action
 	order   []*action // the same, in the order of first use
-	account *pacer    // of all calls together; nil in the state apart
+	account *pacer    // of all calls together, in the state shared
+	shared  bool      // the state; else apart
 	belief  float64   // that refusals are shared, as log odds
-	rate    float64   // of the shared bucket, as far as known
 	ticket  uint64    // the last one given out
 	seq     uint64    // of permits, in the order of sending
 	begun   int       // waiters of priority Begun
@@ -58,7 +58,7 @@ type permit struct {
 // NewSet returns a Set that has not seen a call yet.
 func NewSet(o Options) *Set {
 	o = o.withDefaults()
-	return &Set{Options: o, clock: o.Clock, rate: searchRate, actions: make(map[string]*action)}
+	return &Set{Options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}), actions: make(map[string]*action)}
 }
 
 // acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
@@ -150,7 +150,7 @@ func (s *Set) dispatch() {
 // next finds the waiter whose turn it is, or how long it will be to the next turn.
 func (s *Set) next(now time.Time) (*waiter, time.Duration) {
 	var account time.Duration
-	if s.account != nil {
+	if s.shared {
 		account = s.account.delay(now)
 	}
 	wait := whenAnswered
@@ -187,7 +187,7 @@ func (s *Set) head(a *action, now time.Time) *waiter {
 
 // precedes tells which of the heads of two actions goes first.
 func (s *Set) precedes(a, b *waiter) bool {
-	if s.account != nil && s.turns%fairTurn == fairTurn-1 {
+	if s.shared && s.turns%fairTurn == fairTurn-1 {
 		return a.action.served < b.action.served
 	}
 	return a.action.queue.byPriority.before(a, b)
@@ -200,7 +200,7 @@ func (s *Set) grant(w *waiter, now time.Time) {
 	a.turns++
 	a.served = s.seq
 	w.permit = permit{action: a, own: a.pacer.take(now), seq: s.seq, sent: now}
-	if s.account != nil {
+	if s.shared {
 		s.turns++
 		w.permit.account = s.account.take(now)
 	}

@@ -13,9 +13,10 @@ const (
 	beliefMax  = 4.0
 	beliefFade = 0.5 // lost with each refusal in the state shared, which tests itself too little
 
-	jitter  = 25 * time.Millisecond // by which calls may overtake each other
-	stray   = 0.05                  // chance of a refusal for which there is no reason,
-	emptied = 0.5                   // and of one right after another from the same bucket
+	unknownRate = 50.0                  // assumed of a shared bucket: more than most grant
+	jitter      = 25 * time.Millisecond // by which calls may overtake each other
+	stray       = 0.05                  // chance of a refusal for which there is no reason,
+	emptied     = 0.5                   // and of one right after another from the same bucket
 )
 
 // refusal is one that a pacer took notice of.
@@ -23,7 +24,7 @@ type refusal struct {
 	seq    uint64
 	sent   time.Time
 	passed int  // calls of other actions that were sent after it and passed
-	echoed bool // one of them was refused
+	judged bool // no more is learned from it
 }
 
 // refuse puts a refusal down to the action or to the account.
@@ -31,7 +32,7 @@ func (s *Set) refuse(p permit, now time.Time) {
 	noticed := false
 	if p.account.pacer != nil {
 		p.own.lost()
-		if noticed = p.account.refuse(now); noticed && s.account != nil {
+		if noticed = p.account.refuse(now); noticed && s.shared {
 			s.believe(-beliefFade)
 		}
 	} else {
@@ -55,22 +56,33 @@ func (s *Set) learn(p permit, refused bool) {
 			r = &a.refused
 		}
 	}
-	if r == nil || r.seq == 0 || r.echoed {
+	if r == nil || r.seq == 0 || r.judged || s.shared && s.account.phase == searching {
 		return
 	}
-	chance := emptied // of passing, if the bucket is shared
-	if r.passed > 0 {
-		tokens := max(jitter, p.sent.Sub(r.sent)).Seconds() * s.rate
-		chance = max(stray, min(1-stray, tokens-float64(r.passed-1)))
+	tokens := max(jitter, p.sent.Sub(r.sent)).Seconds() * s.sharedRate()
+	chance := max(stray, min(1-stray, tokens-float64(r.passed-1))) // of passing, if the bucket is shared
+	if r.passed == 0 {
+		chance = emptied
 	}
-	if refused {
-		r.echoed = true // those in flight with it say the same
+	switch {
+	case refused:
+		r.judged = true // those in flight with it say the same
 		s.believe(math.Log((1 - chance) / stray))
-		return
-	}
-	if r.passed++; r.passed > 1 { // the first one may have had what the refused one lacked little of
+	case r.passed > 0: // the first one may have got what the refused one lacked little of
+		r.judged = chance == stray
 		s.believe(math.Log(chance / (1 - stray)))
+		fallthrough
+	default:
+		r.passed++
 	}
+}
+
+// sharedRate is the rate of a bucket that all actions share, as far as known.
+func (s *Set) sharedRate() float64 {
+	if s.account.phase == settled {
+		return s.account.rate
+	}
+	return unknownRate
 }
 
 func (s *Set) believe(more float64) {
@@ -81,24 +93,20 @@ func (s *Set) believe(more float64) {
 // knew is of no use then.
 func (s *Set) decide(now time.Time) {
 	switch {
-	case s.account == nil && s.belief >= sharedAt:
-		s.account = newPacer(now, Limit{})
-		s.account.take(now).refuse(now)
+	case !s.shared && s.belief >= sharedAt:
+		s.shared = true
+		s.account.resume(now)
 		for _, a := range s.order {
 			a.pacer = newPacer(now, a.ceiling)
 		}
-	case s.account != nil && s.belief <= apartAt:
-		s.rate = s.account.rate
-		s.account = nil
+	case s.shared && s.belief <= apartAt:
+		s.shared = false
 		for _, a := range s.order {
 			a.pacer = newPacer(now, a.ceiling)
-			a.pacer.search(now, s.rate)
+			a.pacer.search(now, s.account.rate)
 		}
 	default:
-		if s.account != nil {
-			s.rate = s.account.rate
-		}
 		return
 	}
-	s.Logger.Debug("learned whether EC2's refusals are shared between actions", "shared", s.account != nil)
+	s.Logger.Debug("Learned whether EC2's refusals are shared between actions", "shared", s.shared, "rate", s.account.rate)
 }

@@ -3,7 +3,9 @@ package pace_test
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -116,22 +118,117 @@ func bound(calls int, b cloudsim.Bucket) time.Duration {
 	return time.Duration((float64(calls)-b.Size)/b.Rate*float64(time.Second)) + 3*latency
 }
 
-// TestSharedBucket: nodes join at once, with one bucket for the calls of all actions.
+// check holds what joins promise: the last node is done when the bucket's calls
+// allow, and half of them at about half the time.
+func (r result) check(t *testing.T, least time.Duration, refused float64) {
+	t.Helper()
+	last, median := r.last.Seconds()/least.Seconds(), r.median.Seconds()/least.Seconds()
+	t.Logf("%d calls, at least %.0f s: last node after %.1f s (%.3f), median %.1f s (%.3f), %.1f %% refused",
+		r.calls, least.Seconds(), r.last.Seconds(), last, r.median.Seconds(), median, 100*r.refused)
+	if last > 1.1 {
+		t.Errorf("the last node was done after %.3f of the least time, want at most 1.1", last)
+	}
+	if median > 0.6 {
+		t.Errorf("the median node was done after %.3f of the least time, want about half", median)
+	}
+	if r.refused > refused {
+		t.Errorf("%.1f %% of the calls were refused, want at most %.0f %%", 100*r.refused, 100*refused)
+	}
+}
+
+// TestSharedBucket: nodes join, with one bucket for the calls of all actions.
 func TestSharedBucket(t *testing.T) {
 	for _, tt := range []struct {
-		nodes int
-		b     cloudsim.Bucket
+		nodes   int
+		over    time.Duration
+		b       cloudsim.Bucket
+		refused float64
 	}{
-		{100, cloudsim.Bucket{Rate: 4, Size: 20}},
-		{1000, cloudsim.Bucket{Rate: 4, Size: 20}},
-		{1000, cloudsim.Bucket{Rate: 20, Size: 100}},
-		{1000, cloudsim.Bucket{Rate: 50, Size: 100}},
-		{100, cloudsim.Bucket{Rate: 1, Size: 5}},
+		{100, 0, cloudsim.Bucket{Rate: 4, Size: 20}, 0.08},
+		{100, time.Minute, cloudsim.Bucket{Rate: 4, Size: 20}, 0.08},
+		{1000, 0, cloudsim.Bucket{Rate: 4, Size: 20}, 0.05},
+		{1000, 10 * time.Minute, cloudsim.Bucket{Rate: 4, Size: 20}, 0.05},
+		{100, 0, cloudsim.Bucket{Rate: 1, Size: 5}, 0.1},
+		{1000, 0, cloudsim.Bucket{Rate: 10, Size: 100}, 0.05},
+		{1000, 0, cloudsim.Bucket{Rate: 20, Size: 100}, 0.05},
+		{1000, 0, cloudsim.Bucket{Rate: 50, Size: 100}, 0.05},
 	} {
-		t.Run(fmt.Sprintf("%d nodes, %v/s", tt.nodes, tt.b.Rate), func(t *testing.T) {
-			r := joins{nodes: tt.nodes, shared: &tt.b}.run(t)
-			least := bound(3*tt.nodes, tt.b)
-			t.Logf("last %v = %.3f of the bound, median %v = %.3f, %.1f %% refused", r.last, r.last.Seconds()/least.Seconds(), r.median, r.median.Seconds()/least.Seconds(), 100*r.refused)
+		t.Run(fmt.Sprintf("%d nodes over %v, %v/s", tt.nodes, tt.over, tt.b.Rate), func(t *testing.T) {
+			joins{nodes: tt.nodes, over: tt.over, shared: &tt.b}.run(t).check(t, bound(3*tt.nodes, tt.b), tt.refused)
 		})
+	}
+}
+
+// documented are the buckets that EC2 documents for changes and for listings.
+var documented = map[string]cloudsim.Bucket{"": {Rate: 5, Size: 50}, "Describe": {Rate: 20, Size: 100}}
+
+// TestOwnBuckets: nodes join, with a bucket for each action.
+func TestOwnBuckets(t *testing.T) {
+	for _, nodes := range []int{100, 1000} {
+		for _, over := range []time.Duration{0, time.Duration(nodes) * 150 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%d nodes over %v", nodes, over), func(t *testing.T) {
+				joins{nodes: nodes, over: over, own: documented}.run(t).check(t, bound(nodes, documented[""]), 0.08)
+			})
+		}
+	}
+}
+
+// TestUnhurriedJoins: nodes that come slowly wait for nothing but the replies.
+func TestUnhurriedJoins(t *testing.T) {
+	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudsim.Bucket{Rate: 4, Size: 20}}.run(t)
+	if r.wait != 3*latency || r.refused > 0 {
+		t.Errorf("the median node took %v, %.1f %% of calls were refused; want %v and none", r.wait, 100*r.refused, 3*latency)
+	}
+}
+
+// TestTwoQueues: two actions that both have more to do than their buckets
+// allow, which looks like one bucket, do not wait for each other.
+func TestTwoQueues(t *testing.T) {
+	const assigns = 500
+	var took time.Duration
+	j := joins{nodes: 500, own: documented, also: func(ctx context.Context, api cloud.API) {
+		list, err := api.ENIs(ctx, cloud.ENIFilter{})
+		if err != nil || len(list) == 0 {
+			t.Errorf("%d ENIs: %v", len(list), err)
+			return
+		}
+		start := time.Now()
+		var all sync.WaitGroup
+		for i := range assigns {
+			all.Go(func() {
+				eni := list[i%len(list)].ID
+				addrs, err := again(func() ([]netip.Addr, error) { return api.AssignAddresses(ctx, eni, 1) })
+				if err == nil {
+					_, err = again(func() (any, error) { return nil, api.UnassignAddresses(ctx, eni, addrs) })
+				}
+				if err != nil && ctx.Err() == nil && cloud.ClassOf(err) != cloud.LimitReached {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		took = time.Since(start)
+	}}
+	r := j.run(t)
+	r.check(t, bound(500, documented[""]), 0.08)
+	t.Logf("%d assignments took %v", assigns, took)
+}
+
+// TestListingBeside: listings for repair and joins do not keep each other from
+// getting on.
+func TestListingBeside(t *testing.T) {
+	pages := 0
+	shared := cloudsim.Bucket{Rate: 4, Size: 20}
+	r := joins{nodes: 200, shared: &shared, also: func(ctx context.Context, api cloud.API) {
+		for ctx.Err() == nil {
+			if _, err := api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudsim.VPC}); err == nil {
+				pages++
+			}
+		}
+	}}.run(t)
+	r.check(t, bound(r.calls, shared), 0.08)
+	t.Logf("%d pages", pages)
+	if least := r.calls / 20; pages < least || pages > r.calls/5 {
+		t.Errorf("%d of %d calls were for the listings, want a twentieth to a fifth", pages, r.calls)
 	}
 }
