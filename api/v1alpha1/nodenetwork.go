@@ -52,6 +52,7 @@ type NodeNetworkSpec struct {
 
 	// ENI says how ENIs and addresses are allocated. The daemon fills it from
 	// its configuration when it creates the object; afterwards it is a person's.
+	// +kubebuilder:default={}
 	// +optional
 	ENI ENISpec `json:"eni,omitempty"`
 
@@ -192,6 +193,8 @@ type IPAMSpec struct {
 	// Available are the addresses, and /28 prefixes as such, that the node may
 	// give to pods, with the ENI that each is on.
 	// +mapType=atomic
+	// +kubebuilder:validation:MaxProperties=4096
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a) && cidr(a).prefixLength() == 28 && string(cidr(a).masked()) == a)",message="ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"
 	// +optional
 	Available map[string]AvailableAddress `json:"available,omitempty"`
 
@@ -200,6 +203,9 @@ type IPAMSpec struct {
 	// no pod has in status.ipam.released; only then is it unassigned. One that
 	// leaves this list while it is available stays after all.
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a))",message="ipam.releasing must be addresses or prefixes of ipam.available"
 	// +optional
 	Releasing []string `json:"releasing,omitempty"`
 }
@@ -232,6 +238,8 @@ type NodeNetworkStatus struct {
 type IPAMStatus struct {
 	// Used are the addresses of pods, and those that cool.
 	// +mapType=atomic
+	// +kubebuilder:validation:MaxProperties=65536
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a))",message="ipam.used must have addresses such as 10.0.0.1 as its keys"
 	// +optional
 	Used map[string]UsedAddress `json:"used,omitempty"`
 
@@ -242,6 +250,9 @@ type IPAMStatus struct {
 	// Released are those of spec.ipam.releasing that the daemon has withdrawn:
 	// no pod has them or will get them.
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a))",message="ipam.released must be addresses or prefixes of ipam.releasing"
 	// +optional
 	Released []string `json:"released,omitempty"`
 

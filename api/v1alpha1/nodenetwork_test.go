@@ -1,10 +1,17 @@
 package v1alpha1_test
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
@@ -12,19 +19,157 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
 
-func node(name string) *v1alpha1.NodeNetwork {
-	return &v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: "i-0123456789abcdef0", InstanceType: "m5.large"},
+// object is a NodeNetwork as someone writes it down.
+func object(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	text := fmt.Sprintf("{apiVersion: berth.dev/v1alpha1, kind: NodeNetwork, metadata: {name: %s}, spec: %s}", name, spec)
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		t.Fatalf("%s: %v", text, err)
 	}
+	return o
 }
 
+// with is the spec of a node with further fields.
+func with(more string) string {
+	return "{instanceID: i-0123456789abcdef0, instanceType: m5.large" + more + "}"
+}
+
+// create makes a NodeNetwork and reads it back.
+func create(t *testing.T, c client.Client, name, more string) *v1alpha1.NodeNetwork {
+	t.Helper()
+	harness.OK(t, c.Create(t.Context(), object(t, name, with(more))))
+	return read(t, c, name)
+}
+
+func read(t *testing.T, c client.Client, name string) *v1alpha1.NodeNetwork {
+	t.Helper()
+	n := &v1alpha1.NodeNetwork{}
+	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: name}, n))
+	return n
+}
+
+// The defaults of document 003 that hold in both dialects. preAllocate's 8
+// cannot be the schema's: it would exclude the warm targets.
 func TestDefaults(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
-	n := node("node-1")
-	harness.OK(t, c.Create(t.Context(), n))
-	if e := n.Spec.ENI; e.FirstInterfaceIndex == nil || *e.FirstInterfaceIndex != 1 || e.DeleteOnTermination == nil || !*e.DeleteOnTermination {
-		t.Errorf("defaults %+v", e)
+	index, remove := int32(1), true
+	want := v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}
+	if d := cmp.Diff(want, create(t, c, "node-1", "").Spec.ENI); d != "" {
+		t.Errorf("without eni (-want +got):\n%s", d)
 	}
+	index, remove = 0, false
+	got := create(t, c, "node-2", ", eni: {firstInterfaceIndex: 0, deleteOnTermination: false}")
+	if d := cmp.Diff(want, got.Spec.ENI); d != "" {
+		t.Errorf("said otherwise (-want +got):\n%s", d)
+	}
+}
+
+// A write of the object leaves its status alone, and the other way round.
+func TestStatusIsASubresource(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	o := object(t, "node-1", with(""))
+	o.Object["status"] = map[string]any{"ipam": map[string]any{"usedCount": int64(7)}}
+	harness.OK(t, c.Create(t.Context(), o))
+	n := read(t, c, "node-1")
+	if n.Status.IPAM.UsedCount != 0 {
+		t.Errorf("created with %d used addresses", n.Status.IPAM.UsedCount)
+	}
+	n.Spec.InstanceType = "m5.xlarge"
+	n.Status.IPAM.UsedCount = 3
+	harness.OK(t, c.Status().Update(t.Context(), n))
+	if n := read(t, c, "node-1"); n.Status.IPAM.UsedCount != 3 || n.Spec.InstanceType != "m5.large" {
+		t.Errorf("after a write of the status: %d used, type %s", n.Status.IPAM.UsedCount, n.Spec.InstanceType)
+	}
+}
+
+// What `kubectl get nodenetworks` shows, with -o wide the zone too.
+func TestColumns(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	n := create(t, c, "node-1", ", eni: {availabilityZone: us-west-2a}")
+	n.Status.IPAM.UsedCount = 4
+	n.Status.ENI = v1alpha1.ENIStatus{Count: 2, Available: 12, Needed: 0}
+	n.Status.Conditions = []metav1.Condition{{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Served", LastTransitionTime: metav1.Now(),
+	}}
+	harness.OK(t, c.Status().Update(t.Context(), n))
+	table := harness.KubeTable(t, v1alpha1.GroupVersion.WithResource("nodenetworks"))
+	var head []string
+	for _, column := range table.ColumnDefinitions {
+		head = append(head, column.Name)
+	}
+	want := []string{"Name", "Instance", "Type", "Zone", "ENIs", "Available", "Used", "Needed", "Ready", "Reason", "Age"}
+	if d := cmp.Diff(want, head); d != "" {
+		t.Fatalf("columns (-want +got):\n%s", d)
+	}
+	row := fmt.Sprint(table.Rows[0].Cells[:10])
+	if row != "[node-1 i-0123456789abcdef0 m5.large us-west-2a 2 12 4 0 True Served]" {
+		t.Errorf("row %s", row)
+	}
+}
+
+func TestTheNameIsShort(t *testing.T) {
+	crd := readCRD(t)
+	names := crd.Spec.Names
+	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
+		t.Errorf("names %+v, scope %s", names, crd.Spec.Scope)
+	}
+}
+
+// The address map goes as a whole: what its owner leaves out is gone.
+func TestOneOwnerAField(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	apply := func(owner, spec, status string) error {
+		o := object(t, "node-1", spec)
+		o.SetResourceVersion("")
+		if err := c.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(owner)); err != nil {
+			return err
+		}
+		if status == "" {
+			return nil
+		}
+		s := object(t, "node-1", "{}")
+		delete(s.Object, "spec")
+		var content map[string]any
+		harness.OK(t, yaml.Unmarshal([]byte(status), &content))
+		s.Object["status"] = content
+		return c.Status().Apply(t.Context(), client.ApplyConfigurationFromUnstructured(s), client.FieldOwner(owner))
+	}
+	daemon, operator := v1alpha1.OwnerDaemon, v1alpha1.OwnerOperator
+
+	harness.OK(t, apply(daemon, with(", eni: {preAllocate: 16}"), "{ipam: {usedCount: 1, used: {10.0.0.4: {owner: default/a}}}}"))
+	harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.4: {resource: eni-1}, 10.0.0.5: {resource: eni-1}}}}",
+		"{eni: {count: 1, available: 2, needed: 0}}"))
+	harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.4: {resource: eni-1}}}}", ""))
+
+	n := read(t, c, "node-1")
+	if n.Spec.InstanceID == "" || *n.Spec.ENI.PreAllocate != 16 || n.Status.IPAM.UsedCount != 1 {
+		t.Errorf("the operator's writes changed what the daemon wrote: %+v", n)
+	}
+	if len(n.Spec.IPAM.Available) != 1 || n.Status.ENI.Available != 2 {
+		t.Errorf("available %v, status %+v", n.Spec.IPAM.Available, n.Status.ENI)
+	}
+
+	t.Run("a person's edit stands", func(t *testing.T) {
+		edit := []byte(`{"spec": {"eni": {"preAllocate": 2}}}`)
+		harness.OK(t, c.Patch(t.Context(), n, client.RawPatch(types.MergePatchType, edit), client.FieldOwner("kubectl-edit")))
+		harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.6: {resource: eni-1}}}}", ""))
+		err := apply(daemon, with(", eni: {preAllocate: 16}"), "")
+		if !apierrors.IsConflict(err) {
+			t.Errorf("the daemon writes spec.eni again: %v, want a conflict", err)
+		}
+		if n := read(t, c, "node-1"); *n.Spec.ENI.PreAllocate != 2 {
+			t.Errorf("preAllocate is %d again", *n.Spec.ENI.PreAllocate)
+		}
+	})
+	t.Run("who takes another's field is told", func(t *testing.T) {
+		err := apply("somebody", "{ipam: {available: {10.0.0.9: {resource: eni-9}}}}", "")
+		if !apierrors.IsConflict(err) {
+			t.Errorf("writing spec.ipam beside the operator: %v, want a conflict", err)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +13,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -160,4 +164,23 @@ func removeNodeNetwork(ctx context.Context, c client.Client, n *v1alpha1.NodeNet
 		}
 	}
 	return client.IgnoreNotFound(c.Delete(ctx, n))
+}
+
+// KubeTable is what `kubectl get` shows of a cluster-scoped resource.
+func KubeTable(t *testing.T, resource schema.GroupVersionResource) metav1.Table {
+	t.Helper()
+	api, err := discovery.NewDiscoveryClientForConfig(ControlPlane.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := api.RESTClient().Get().AbsPath("/apis", resource.Group, resource.Version, resource.Resource).
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").Do(t.Context()).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table metav1.Table
+	if err := json.Unmarshal(data, &table); err != nil {
+		t.Fatal(err)
+	}
+	return table
 }

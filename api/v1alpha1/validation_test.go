@@ -1,0 +1,171 @@
+package v1alpha1_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// badSpecs are specs and where and why they are refused.
+var badSpecs = []struct{ name, spec, at, why string }{
+	{"no instance", "{instanceType: m5.large}", "spec.instanceID", "Required value"},
+	{"no type", "{instanceID: i-1}", "spec.instanceType", "Required value"},
+	{"instance", "{instanceID: m5.large, instanceType: m5.large}", "spec.instanceID",
+		"instanceID must be an EC2 instance ID such as i-0123456789abcdef0"},
+	{"type", "{instanceID: i-1, instanceType: m5}", "spec.instanceType", "instanceType must be an EC2 instance type such as m5.large"},
+	{"VPC", with(", eni: {vpcID: subnet-1}"), "spec.eni.vpcID", "eni.vpcID must be a VPC ID such as vpc-0123456789abcdef0"},
+	{"mixed dialects", with(", eni: {warmIPTarget: 1, preAllocate: 8}"), "spec.eni",
+		"eni.warmENITarget, warmIPTarget, minimumIPTarget and warmPrefixTarget cannot be mixed with minAllocate, preAllocate, maxAboveWatermark and maxAllocate: use one dialect"},
+	{"minimum above maximum", with(", eni: {minAllocate: 9, maxAllocate: 8}"), "spec.eni", "eni.minAllocate must be at most eni.maxAllocate"},
+	{"subnets twice", with(", eni: {subnetIDs: [subnet-1], subnetTags: {a: b}}"), "spec.eni", "eni.subnetIDs and eni.subnetTags exclude each other"},
+	{"groups twice", with(", eni: {securityGroups: [sg-1], securityGroupTags: {a: b}}"), "spec.eni",
+		"eni.securityGroups and eni.securityGroupTags exclude each other"},
+	{"subnets", with(", eni: {subnetIDs: [subnet-1, vpc-1]}"), "spec.eni.subnetIDs",
+		"eni.subnetIDs must be subnet IDs such as subnet-0123456789abcdef0"},
+	{"the same subnet twice", with(", eni: {subnetIDs: [subnet-1, subnet-1]}"), "spec.eni.subnetIDs[1]", "Duplicate value"},
+	{"groups", with(", eni: {securityGroups: [default]}"), "spec.eni.securityGroups",
+		"eni.securityGroups must be security group IDs such as sg-0123456789abcdef0"},
+	{"minAllocate", with(", eni: {minAllocate: -1}"), "spec.eni.minAllocate", "eni.minAllocate must be between 0 and 65536"},
+	{"preAllocate", with(", eni: {preAllocate: 65537}"), "spec.eni.preAllocate", "eni.preAllocate must be between 0 and 65536"},
+	{"maxAboveWatermark", with(", eni: {maxAboveWatermark: -1}"), "spec.eni.maxAboveWatermark", "eni.maxAboveWatermark must be between 0 and 65536"},
+	{"maxAllocate", with(", eni: {maxAllocate: -1}"), "spec.eni.maxAllocate", "eni.maxAllocate must be between 0 and 65536"},
+	{"warmENITarget", with(", eni: {warmENITarget: 65}"), "spec.eni.warmENITarget", "eni.warmENITarget must be between 0 and 64"},
+	{"warmIPTarget", with(", eni: {warmIPTarget: -1}"), "spec.eni.warmIPTarget", "eni.warmIPTarget must be between 0 and 65536"},
+	{"minimumIPTarget", with(", eni: {minimumIPTarget: -1}"), "spec.eni.minimumIPTarget", "eni.minimumIPTarget must be between 0 and 65536"},
+	{"warmPrefixTarget", with(", eni: {warmPrefixTarget: -1}"), "spec.eni.warmPrefixTarget", "eni.warmPrefixTarget must be between 0 and 65536"},
+	{"maxENIs", with(", eni: {maxENIs: -1}"), "spec.eni.maxENIs", "eni.maxENIs must be between 0 and 64"},
+	{"maxPods", with(", eni: {maxPods: -1}"), "spec.eni.maxPods", "eni.maxPods must be between 0 and 65536"},
+	{"firstInterfaceIndex", with(", eni: {firstInterfaceIndex: 16}"), "spec.eni.firstInterfaceIndex", "eni.firstInterfaceIndex must be between 0 and 15"},
+	{"a word for a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
+	{"no address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
+	{"an address without an ENI", with(", ipam: {available: {10.0.0.1: {}}}"), "spec.ipam.available.10.0.0.1.resource", "Required value"},
+	{"releasing", with(", ipam: {releasing: [all]}"), "spec.ipam.releasing", "ipam.releasing must be addresses or prefixes of ipam.available"},
+}
+
+const available = "ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"
+
+var badStatuses = []struct{ name, status, at, why string }{
+	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", "ipam.used must have addresses such as 10.0.0.1 as its keys"},
+	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
+}
+
+func TestBadSpecIsRefused(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	for _, tc := range badSpecs {
+		t.Run(tc.name, func(t *testing.T) {
+			refused(t, c.Create(t.Context(), object(t, "node-1", tc.spec)), tc.at, tc.why)
+		})
+	}
+}
+
+func TestBadStatusIsRefused(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	n := create(t, c, "node-1", "")
+	for _, tc := range badStatuses {
+		t.Run(tc.name, func(t *testing.T) {
+			status, err := yaml.YAMLToJSON([]byte(tc.status))
+			harness.OK(t, err)
+			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status": %s}`, status))
+			refused(t, c.Status().Patch(t.Context(), n.DeepCopy(), patch), tc.at, tc.why)
+		})
+	}
+}
+
+// refused checks that one field is to blame, and that the message says what is
+// expected of it.
+func refused(t *testing.T, err error, at, why string) {
+	t.Helper()
+	if !apierrors.IsInvalid(err) {
+		t.Fatalf("got %v, want it to be refused as invalid", err)
+	}
+	if text := strings.Replace(err.Error(), ": [", ": ", 1); !strings.Contains(text, " "+at+": ") || !strings.Contains(text, why) {
+		t.Errorf("got %v\nwant one that names %s and says %q", err, at, why)
+	}
+}
+
+func TestGoodSpecs(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	for i, eni := range []string{
+		"{minAllocate: 8, maxAllocate: 8}",
+		"{minAllocate: 8, maxAllocate: 0}",
+		"{warmENITarget: 1, minimumIPTarget: 30, warmPrefixTarget: 1, maxENIs: 4}",
+		"{subnetTags: {}, subnetIDs: [subnet-0123456789abcdef0]}",
+		"{vpcID: '', preAllocate: 0, firstInterfaceIndex: 0}",
+	} {
+		create(t, c, fmt.Sprintf("node-%d", i), ", eni: "+eni)
+	}
+	create(t, c, "prefixes", ", ipam: {available: {10.0.0.16/28: {resource: eni-1}, 10.0.1.7: {resource: eni-1}, '2001:db8::7': {resource: eni-1}}}")
+}
+
+// The largest nodes that EC2 has stay far below what the API server spends on
+// the rules of one object.
+func TestALargeNodeIsAccepted(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	n := create(t, c, "node-1", "")
+	addresses := map[string]any{}
+	var list []string
+	for i := range 4096 {
+		a := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+		addresses[a] = map[string]string{"resource": "eni-0123456789abcdef0"}
+		list = append(list, a)
+	}
+	spec, err := json.Marshal(map[string]any{"spec": map[string]any{"ipam": map[string]any{"available": addresses, "releasing": list}}})
+	harness.OK(t, err)
+	harness.OK(t, c.Patch(t.Context(), n, client.RawPatch(types.MergePatchType, spec)))
+	status, err := json.Marshal(map[string]any{"status": map[string]any{"ipam": map[string]any{"usedCount": 4096, "used": addresses, "released": list}}})
+	harness.OK(t, err)
+	harness.OK(t, c.Status().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, status)))
+}
+
+// Every rule of the CRD has a case above.
+func TestEveryRuleIsTried(t *testing.T) {
+	tried := map[string]bool{}
+	for _, tc := range badSpecs {
+		tried[tc.why] = true
+	}
+	for _, tc := range badStatuses {
+		tried[tc.why] = true
+	}
+	rules := 0
+	var walk func(at string, s apiextensionsv1.JSONSchemaProps)
+	walk = func(at string, s apiextensionsv1.JSONSchemaProps) {
+		for _, rule := range s.XValidations {
+			rules++
+			if !tried[rule.Message] {
+				t.Errorf("%s: no bad value makes the API server say %q", at, rule.Message)
+			}
+		}
+		for name, p := range s.Properties {
+			walk(at+"."+name, p)
+		}
+	}
+	walk("", *readCRD(t).Spec.Versions[0].Schema.OpenAPIV3Schema)
+	if rules < 20 {
+		t.Errorf("found %d rules only", rules)
+	}
+}
+
+func readCRD(t *testing.T) (crd apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(harness.Tree(), "deploy", "crds", "berth.dev_nodenetworks.yaml"))
+	harness.OK(t, err)
+	harness.OK(t, yaml.UnmarshalStrict(data, &crd))
+	return crd
+}
