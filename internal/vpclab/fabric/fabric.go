@@ -39,6 +39,8 @@ var (
 	OnPremHost6 = netip.MustParseAddr("fd64:0:0:100::10")
 	// EC2Endpoint is where the EC2 API is served, a public address of the cloud.
 	EC2Endpoint = netip.MustParseAddr("198.51.100.10")
+	// APIEndpoint is where the Kubernetes API is served, if it is.
+	APIEndpoint = netip.MustParseAddr("198.51.100.20")
 	// IMDSEndpoint and IMDSEndpoint6 are where the metadata service is served.
 	IMDSEndpoint  = netip.MustParseAddr("169.254.169.254")
 	IMDSEndpoint6 = netip.MustParseAddr("fd00:ec2::254")
@@ -131,7 +133,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("fabric ID %q: want 1 to 12 lower-case letters or digits", o.ID)
 	}
 	for _, c := range o.CIDRs {
-		for _, taken := range []netip.Prefix{internetNet, internetNet6, onPremNet, onPremNet6, netip.PrefixFrom(EC2Endpoint, 32)} {
+		for _, taken := range []netip.Prefix{internetNet, internetNet6, onPremNet, onPremNet6, netip.PrefixFrom(EC2Endpoint, 32), netip.PrefixFrom(APIEndpoint, 32)} {
 			if c.Overlaps(taken) {
 				return fmt.Errorf("VPC block %s overlaps %s, which the lab uses outside the VPC", c, taken)
 			}
@@ -141,7 +143,7 @@ func (o Options) validate() error {
 }
 
 // RouterPath is the namespace file of the VPC's router, where the EC2 API and
-// the metadata service listen.
+// the metadata service listen, and whatever else belongs to no node.
 func (f *Fabric) RouterPath() string { return ns.Path(f.name("vpc")) }
 
 // InternetPath is the namespace file of the host on the internet.

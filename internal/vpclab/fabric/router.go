@@ -59,7 +59,7 @@ func (f *Fabric) setUpRouter() error {
 	if err := linkUp(f.rt, "lo"); err != nil {
 		return err
 	}
-	own := []netip.Addr{EC2Endpoint, IMDSEndpoint, IMDSEndpoint6}
+	own := []netip.Addr{EC2Endpoint, APIEndpoint, IMDSEndpoint, IMDSEndpoint6}
 	for _, s := range f.opts.Subnets {
 		own = append(own, RouterOf(s.CIDR))
 		if s.IPv6.IsValid() {

@@ -62,11 +62,13 @@ func (r *ruleset) install(c *nftables.Conn) error {
 	})
 	r.addRule(c, preroute, vmap(expr.MetaKeyIIFNAME, r.from))
 
-	// The EC2 API is on the internet: only a public address gets there.
+	// The EC2 API is on the internet: only a public address gets there, and
+	// what runs beside it.
 	input := c.AddChain(&nftables.Chain{
 		Table: r.table, Name: "input", Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter, Policy: &accept,
 	})
+	r.addRule(c, input, link(expr.MetaKeyIIFNAME, "lo"), verdict(expr.VerdictAccept))
 	r.addRule(c, input, ipv4(), daddr4(), equal(EC2Endpoint.AsSlice()), saddr4(), notIn(r.public),
 		r.count(gatewayCounter, Gateway), verdict(expr.VerdictDrop))
 

@@ -19,6 +19,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
 // Options describe a node.
@@ -30,22 +31,21 @@ type Options struct {
 	BinDir     string // where berthd and berth are found
 	PodPrefix  string // begins the names of its pods' namespaces
 	Cluster    string // --cluster-name of its daemon
-	EC2URL     string // --ec2-endpoint of its daemon
+	EC2URL     string // --ec2-endpoint of its daemon; empty: it calls no EC2
 	Args       []string
 	Env        map[string]string
+	Objects    PodObjects // nil: its pods are no objects of an API
 	Log        *slog.Logger
 }
 
-// Node is one machine. Its methods may be called concurrently.
+// Node is one machine. Its methods may be called concurrently. The process is
+// its daemon.
 type Node struct {
 	Options
+	*proc.Process
 	cni *libcni.CNIConfig
 
-	starting sync.Mutex // held while the daemon is started or ended, so that two never run
-
-	mu     sync.Mutex // guards all below; never held across I/O
-	daemon *daemon    // nil before the first start
-	starts int
+	mu     sync.Mutex      // guards all below; never held across I/O
 	pods   map[string]*Pod // by name; a pod that is being made or removed is there too
 	server *echo.Server    // nil until Serve
 }
@@ -61,6 +61,7 @@ const maxSocketPath = 107
 // reference plugins. The daemon is not started.
 func New(o Options) (*Node, error) {
 	n := &Node{Options: o, pods: map[string]*Pod{}}
+	n.Process = proc.New("berthd of "+o.Name, filepath.Join(o.Dir, "log", "berthd.log"), n.berthd)
 	if s := n.Socket(); len(s) > maxSocketPath {
 		return nil, fmt.Errorf("node %s: the socket path %s has %d characters, the kernel takes %d: use a shorter lab directory", o.Name, s, len(s), maxSocketPath)
 	}
@@ -87,9 +88,6 @@ func (n *Node) ConfDir() string { return filepath.Join(n.Dir, "etc", "cni", "net
 
 // CNIBinDir holds the plugins, as /opt/cni/bin does elsewhere.
 func (n *Node) CNIBinDir() string { return filepath.Join(n.Dir, "opt", "cni", "bin") }
-
-// LogFile is the daemon's log, appended to by every start.
-func (n *Node) LogFile() string { return filepath.Join(n.Dir, "log", "berthd.log") }
 
 func (n *Node) cacheDir() string { return filepath.Join(n.Dir, "var", "lib", "cni") }
 

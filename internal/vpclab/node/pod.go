@@ -67,6 +67,17 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 	return echo.Ask(ctx, p.Netns(), network, netip.AddrPortFrom(to, echo.Port), netip.Addr{}, text)
 }
 
+// PodObjects are the Pods of the Kubernetes API that stand for a node's pods.
+type PodObjects interface {
+	// Bind makes the object of a pod, bound to the node, unless there is one
+	// already, and returns its UID.
+	Bind(ctx context.Context, node, namespace, name string) (uid string, err error)
+	// Running and Gone are a kubelet's reports that a pod came up, or that
+	// there is none of that name any more. They wait for nobody.
+	Running(p *Pod)
+	Gone(namespace, name string)
+}
+
 var validPod = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,60}[a-z0-9])?$`)
 
 // retryDelay is how long a kubelet leaves a failed sandbox before the next;
@@ -87,9 +98,14 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
+	uid, err := n.bind(ctx, o.Namespace, name)
+	if err != nil {
+		n.settle(name, placeholder, nil)
+		return nil, err
+	}
 	var last error // what failed before ctx ended in the middle of an attempt
 	for {
-		p, err := n.tryPod(ctx, name, o)
+		p, err := n.tryPod(ctx, name, uid, o)
 		if err == nil {
 			n.settle(name, placeholder, p)
 			return p, nil
@@ -100,10 +116,21 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 		last = err
 		if o.Once || !pause(ctx, retryDelay) {
 			n.settle(name, placeholder, nil)
+			if n.Objects != nil {
+				n.Objects.Gone(o.Namespace, name)
+			}
 			return nil, fmt.Errorf("add pod %s on %s: %w", name, n.Name, err)
 		}
 		n.Log.Debug("pod is tried again", "node", n.Name, "pod", name, "err", err)
 	}
+}
+
+// bind returns the UID of the pod that is to be.
+func (n *Node) bind(ctx context.Context, namespace, name string) (uid string, err error) {
+	if n.Objects == nil {
+		return randomHex(16), nil
+	}
+	return n.Objects.Bind(ctx, n.Name, namespace, name)
 }
 
 // reserve takes a name, so that nobody else makes the same pod.
@@ -131,19 +158,23 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 		}
 	}
 	n.mu.Unlock()
-	if !known && p != nil {
+	switch {
+	case p == nil:
+	case !known:
 		_ = p.vanish()
+	case n.Objects != nil:
+		n.Objects.Running(p)
 	}
 }
 
 // tryPod is one attempt. A failed one leaves nothing behind that the plugin
 // could remove.
-func (n *Node) tryPod(ctx context.Context, name string, o PodOptions) (*Pod, error) {
+func (n *Node) tryPod(ctx context.Context, name, uid string, o PodOptions) (*Pod, error) {
 	list, err := n.conf()
 	if err != nil {
 		return nil, err
 	}
-	id, uid := randomHex(32), randomHex(16)
+	id := randomHex(32)
 	p := &Pod{
 		PodOptions: o, Node: n.Name, Name: name, ContainerID: id, UID: uid,
 		netns: n.PodPrefix + name + "-" + id[:4],
@@ -237,6 +268,9 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 		delete(n.pods, name)
 	}
 	n.mu.Unlock()
+	if n.Objects != nil {
+		n.Objects.Gone(p.Namespace, p.Name)
+	}
 	return p.vanish()
 }
 
