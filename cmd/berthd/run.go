@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/install"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -52,7 +53,7 @@ type node struct {
 
 // run serves until ctx ends.
 func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
-	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName)
+	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
 	if len(cfg.Unknown) > 0 {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
@@ -176,7 +177,7 @@ func (n *node) runDaemon(ctx context.Context) error {
 	o := daemon.Options{
 		Source: src, Kernel: n.network, Upkeep: n.network, LinksChanged: src.Kick,
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
-		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir,
+		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
 	}
 	if n.cfg.CRISocket != "" {
@@ -196,7 +197,21 @@ func (n *node) runDaemon(ctx context.Context) error {
 	return daemon.New(o).Run(ctx, n.front)
 }
 
+// newSource makes the source of addresses for the mode: only node mode has a
+// client of EC2.
 func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
+	files := enisource.Files{Dir: n.cfg.StateDir}
+	if n.cfg.IPAM == config.IPAMOperator {
+		c := nodenetwork.Config{
+			NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, InstanceID: n.id.InstanceID,
+			Datapath: n.network, Cooling: n.cfg.CoolingPeriod, Store: files,
+			Clock: n.clock, Logger: n.log, Observer: n.metrics.NodeNetwork,
+		}
+		if n.cfg.AutoCreateNodeNetwork {
+			c.Spec = nodenetwork.SpecOf(&n.cfg, n.id)
+		}
+		return nodenetwork.New(c)
+	}
 	if n.aws.Region == "" {
 		n.aws.Region = n.id.Region
 	}
@@ -204,7 +219,6 @@ func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := enisource.Files{Dir: n.cfg.StateDir}
 	return enisource.New(enisource.Config{
 		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: client, Datapath: n.network,
 		Policy: n.cfg.Policy(), Cooling: n.cfg.CoolingPeriod,

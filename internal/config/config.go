@@ -9,6 +9,12 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
+// The values of ipam.
+const (
+	IPAMENI      = "eni"          // node mode: berthd calls EC2 itself
+	IPAMOperator = "eni-operator" // operator mode: the cluster's operator does
+)
+
 // Config is every setting of berthd, parsed and checked.
 type Config struct {
 	// Node
@@ -16,6 +22,11 @@ type Config struct {
 	ClusterName string
 	StateDir    string
 	Socket      string
+
+	// Who calls EC2
+	IPAM                  string // IPAMENI or IPAMOperator
+	AutoCreateNodeNetwork bool
+	Kubeconfig            string // empty: in the cluster
 
 	// Addresses, the AWS dialect. Negative means not set.
 	WarmENITarget    int

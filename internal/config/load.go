@@ -112,6 +112,12 @@ func (c *Config) contradictions() []error {
 	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
 		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))
 	}
+	if c.IPAM == IPAMENI && c.AutoCreateNodeNetwork {
+		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: in node mode there is no NodeNetwork"))
+	}
+	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
+		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator: node mode does not use the Kubernetes API"))
+	}
 	if c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr {
 		out = append(out, fmt.Errorf("--introspection-address and --metrics-address are both %s", c.MetricsAddr))
 	}

@@ -58,6 +58,12 @@ func nodeSettings(c *Config) []Setting {
 			Doc: "Directory of the attachment records and the last inventory that the cloud confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
 		{Flag: "socket", Default: "/run/berth/berthd.sock", parse: socketPath(&c.Socket, false),
 			Doc: "Unix socket on which the plugin reaches the daemon; made with mode 0600."},
+		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMOperator),
+			Doc: "Who calls the EC2 API for this node: `eni`, the daemon itself, or `eni-operator`, the cluster's operator, by way of the node's NodeNetwork object."},
+		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
+			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
+		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
+			Doc: "With ipam=eni-operator, the file that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
 	}
 }
 
@@ -103,7 +109,7 @@ func eniSettings(c *Config) []Setting {
 		{Flag: "max-eni", Env: []string{"MAX_ENI"}, Unit: "ENIs", parse: positiveOr(&c.MaxENI, 64, 0),
 			Doc: "Most ENIs on this node, the primary included. Not set, 0 or less: what the instance type allows."},
 		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 15, -1),
-			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node. Counts as 0 when not set, with min-allocate and its like as 1."},
+			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node. Counts as 0 when not set, with min-allocate and its like, or ipam=eni-operator, as 1."},
 		{Flag: "subnets", Unit: "subnet IDs", parse: list(&c.Subnets, prefixed("subnet-")),
 			Doc: "Subnets of new ENIs, separated by commas. Default: the primary ENI's."},
 		{Flag: "subnet-tags", Unit: "key=value", parse: pairs(&c.SubnetTags),

@@ -52,6 +52,7 @@ type Options struct {
 	Clock       clock.Clock
 	Log         *slog.Logger
 	NodeName    string
+	IPAM        string // where addresses come from, for those who watch: eni or eni-operator
 	StateDir    string // for the mark that an address was usable once
 
 	WarmWait     time.Duration // how long an ADD waits for an address

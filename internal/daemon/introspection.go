@@ -16,7 +16,7 @@ import (
 func (d *Daemon) document() introspect.Document {
 	snap := d.Source.Snapshot()
 	doc := introspect.Document{
-		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, Time: d.Clock.Now().UTC(),
+		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Time: d.Clock.Now().UTC(),
 		Allocated: d.allocated(), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
 		ENIs: []introspect.ENI{}, Conditions: []introspect.Condition{}, LastError: snap.LastError,
 	}

@@ -30,11 +30,14 @@ var (
 	famCallTime   = family{"berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", []string{"operation"}}
 	famLimiter    = family{"berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", []string{"operation"}}
 	famReconciles = family{"berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", []string{"result"}}
+	famReports    = family{"berth_nodenetwork_reports_total", "counter", "Reports on this node's addresses to its NodeNetwork object, in operator mode, by result: success, conflict (the object had changed; another report follows) or error.", []string{"result"}}
+	famReportTime = family{"berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.", nil}
+	famIPAM       = family{"berth_ipam_info", "gauge", "Always 1; the label tells who gets the node's addresses: eni (this daemon) or eni-operator.", []string{"ipam"}}
 	famBuild      = family{"berth_build_info", "gauge", "Always 1; the label tells the version.", []string{"version"}}
 
 	families = []family{
 		famRequests, famAdd, famDel, famAddresses, famENIs, famWaiting, famReap, famCondition, famRepairs,
-		famCalls, famCallTime, famLimiter, famReconciles, famBuild,
+		famCalls, famCallTime, famLimiter, famReconciles, famReports, famReportTime, famIPAM, famBuild,
 	}
 )
 

@@ -25,6 +25,8 @@ type Metrics struct {
 	add, del *prometheus.HistogramVec
 	repairs  *prometheus.CounterVec
 	Cloud    CloudMetrics
+
+	NodeNetwork NodeNetworkMetrics
 }
 
 // NewMetrics makes and registers them. The cloud client counts into them
@@ -33,13 +35,14 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		requests: famRequests.counter(), add: famAdd.histogram(callBuckets), del: famDel.histogram(callBuckets),
-		repairs: famRepairs.counter(), Cloud: newCloudMetrics(),
+		repairs: famRepairs.counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(),
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: famBuild.name, Help: famBuild.help}, famBuild.labels)
 	build.WithLabelValues(version.String()).Set(1)
 	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.Registry.MustRegister(m.Cloud.all()...)
+	m.Registry.MustRegister(m.NodeNetwork.reports, m.NodeNetwork.duration)
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
@@ -111,6 +114,22 @@ func (r *ReconcilerMetrics) Reconciled(time.Duration) {
 	r.failed = ""
 }
 
+// NodeNetworkMetrics count the reports to the node's NodeNetwork.
+type NodeNetworkMetrics struct {
+	reports  *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+}
+
+func newNodeNetworkMetrics() NodeNetworkMetrics {
+	return NodeNetworkMetrics{reports: famReports.counter(), duration: famReportTime.histogram(callBuckets)}
+}
+
+// Reported counts one report.
+func (m NodeNetworkMetrics) Reported(result string, took time.Duration) {
+	m.reports.WithLabelValues(result).Inc()
+	m.duration.WithLabelValues().Observe(took.Seconds())
+}
+
 // stateCollector reads gauges from the daemon's state when asked.
 type stateCollector struct{ daemon *Daemon }
 
@@ -120,11 +139,12 @@ var (
 	waitingDesc   = famWaiting.desc()
 	reapDesc      = famReap.desc()
 	conditionDesc = famCondition.desc()
+	ipamDesc      = famIPAM.desc()
 )
 
 // Describe implements prometheus.Collector.
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{addressesDesc, enisDesc, waitingDesc, reapDesc, conditionDesc} {
+	for _, d := range []*prometheus.Desc{addressesDesc, enisDesc, waitingDesc, reapDesc, conditionDesc, ipamDesc} {
 		ch <- d
 	}
 }
@@ -141,6 +161,9 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for state, n := range count {
 		gauge(addressesDesc, float64(n), string(state))
+	}
+	if c.daemon.IPAM != "" {
+		gauge(ipamDesc, 1, c.daemon.IPAM)
 	}
 	gauge(enisDesc, float64(len(snap.Groups)))
 	gauge(waitingDesc, float64(snap.Waiting))

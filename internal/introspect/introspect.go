@@ -21,7 +21,8 @@ const Path = "/ip-manager"
 type Document struct {
 	InstanceID string    `json:"instanceID"`
 	Node       string    `json:"node"`
-	Time       time.Time `json:"time"` // when the document was made
+	IPAM       string    `json:"ipam,omitempty"` // who gets the addresses: eni (this daemon) or eni-operator
+	Time       time.Time `json:"time"`           // when the document was made
 
 	Totals     Totals      `json:"totals"`
 	Allocated  []Allocated `json:"allocated"`

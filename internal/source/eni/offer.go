@@ -94,6 +94,7 @@ type Use struct {
 	ENI     string         // empty while no inventory lists the address
 	Pod     attachment.Pod // whose it is; empty while it cools
 	Cooling bool
+	Listed  bool // the inventory has it
 }
 
 // Uses lists the addresses in use, by address, and tells how many pods wait.
@@ -101,7 +102,7 @@ func (s *Source) Uses() (uses []Use, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for v := range s.alloc.Busied() {
-		u := Use{Addr: v.Addr, ENI: v.Group, Cooling: v.Cooling}
+		u := Use{Addr: v.Addr, ENI: v.Group, Cooling: v.Cooling, Listed: v.Group != ""}
 		if v.Used {
 			l := s.leases[v.Key]
 			u.Pod = l.pod

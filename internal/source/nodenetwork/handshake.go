@@ -1,0 +1,121 @@
+package nodenetwork
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+)
+
+// Addresses go back by a handshake (op.md in design.md section 6): the operator
+// lists candidates in spec.ipam.releasing; the daemon withdraws those that no
+// pod has and that do not cool, records that, and confirms them in
+// status.ipam.released; only then are they unassigned. One that leaves releasing
+// while it is available stays after all.
+//
+// Both sides may be old, slow, or dead for a while, so:
+//
+//   - What was ever to be kept back stays so until a report without it was
+//     taken that was conditional on the very state of the object that took it
+//     off releasing. An operator that lists it again has then seen that report,
+//     and a daemon that looks at an old state cannot free anything by it.
+//   - Every report is conditional on the state of the object that it answers. A
+//     request that is on its way for long confirms nothing that was freed since.
+
+// hands is the daemon's side of the handshake.
+type hands struct {
+	kept        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
+	withdrawn   []netip.Prefix // of those, recorded as having no pod
+	offered     *eni.Inventory // what the core has
+	offeredKept []netip.Prefix
+	retry       backoff
+}
+
+// shake gives the core what the object says, withdraws what is to go back, and
+// reports. o is this instance's.
+func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+	r := read(o)
+	s.complain(r.bad)
+	keep := slices.Concat(r.releasing, r.released)
+	for _, p := range s.hands.kept {
+		if r.available[p] {
+			keep = append(keep, p)
+		}
+	}
+	slices.SortFunc(keep, netip.Prefix.Compare)
+	keep = slices.Compact(keep)
+	if err := s.offer(r, keep); err != nil {
+		s.log.Error("inventory not recorded, will try again; nothing is confirmed meanwhile", "error", err)
+		s.hands.retry.fail(s.clock.Now(), time.Second, 10*time.Second)
+		return s.hands.retry.until
+	}
+	s.hands.retry.clear()
+	// Confirmed is what is both asked for and withdrawn; what else is kept has
+	// left releasing and is free again after this report.
+	confirmed := intersect(s.hands.withdrawn, r.releasing)
+	if len(keep) == len(r.releasing) {
+		return s.report(ctx, o, confirmed, nil)
+	}
+	return s.report(ctx, o, confirmed, func() {
+		s.hands.kept = r.releasing
+		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
+			s.log.Warn("before addresses are free again", "error", err)
+		}
+		signal(s.changed) // to offer what is free again
+	})
+}
+
+// offer hands an inventory to the core, if it says anything new: that, other
+// things to keep back, or such as may be without a pod by now.
+func (s *supplier) offer(r reading, keep []netip.Prefix) error {
+	h := &s.hands
+	same := h.offered != nil && sameInventory(*h.offered, r.inv) && slices.Equal(h.offeredKept, keep)
+	if same && len(h.withdrawn) == len(keep) {
+		return nil
+	}
+	point := "nodenetwork.withdraw.recorded"
+	if len(keep) < len(h.offeredKept) {
+		point = "nodenetwork.restore.after"
+	}
+	h.kept, h.withdrawn, h.offered = keep, nil, nil
+	if err := failpoint.Hit("nodenetwork.withdraw.before"); err != nil {
+		return err
+	}
+	inv := r.inv
+	inv.At = s.clock.Now()
+	withdrawn, err := s.core.Offer(inv, keep)
+	if err != nil {
+		return err
+	}
+	h.withdrawn, h.offered, h.offeredKept = withdrawn, &inv, keep
+	return failpoint.Hit(point)
+}
+
+func sameInventory(x, y eni.Inventory) bool {
+	return x.InstanceType == y.InstanceType && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
+}
+
+// intersect is the part of list that others has too, in its order.
+func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range list {
+		if slices.Contains(others, p) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// complain logs entries that make no sense, once each time they change.
+func (s *supplier) complain(bad []string) {
+	s.mu.Lock()
+	changed := !slices.Equal(s.bad, bad)
+	s.bad = bad
+	s.mu.Unlock()
+	if changed && len(bad) > 0 {
+		s.log.Warn("entries of the object that make no sense are left out", "entries", bad)
+	}
+}

@@ -1,0 +1,297 @@
+package nodenetwork
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/source"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/test/harness"
+)
+
+const (
+	instance = "i-0a1b2c3d"
+	itype    = "m5.large"
+	eth0     = "eni-0000"
+	eth1     = "eni-1111"
+	longest  = 30 * time.Second // for what takes milliseconds on a quiet machine
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVar) != "" {
+		os.Exit(child())
+	}
+	os.Exit(func() int {
+		if err := harness.KubeUp(kube.Options{}); err != nil {
+			fmt.Println("FAIL:", err)
+			return 1
+		}
+		defer func() {
+			if err := harness.KubeDown(); err != nil {
+				fmt.Println(err)
+			}
+		}()
+		if err := grant(context.Background()); err != nil {
+			fmt.Println("FAIL:", err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
+
+// grant gives the daemons' service account the generated role and nothing else.
+func grant(ctx context.Context) error {
+	role := os.DirFS(filepath.Join(harness.Tree(), "deploy", "operator-mode", "rbac", "berthd"))
+	if err := harness.ControlPlane.Apply(ctx, role); err != nil {
+		return err
+	}
+	c, err := client.New(harness.ControlPlane.Config(), client.Options{})
+	if err != nil {
+		return err
+	}
+	return c.Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "berthd"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berthd"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: account.Namespace, Name: account.Name}},
+	})
+}
+
+// daemonConfig is what a daemon's pod reaches the API with.
+func daemonConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return harness.ControlPlane.ConfigWithToken(token)
+}
+
+// links is a Datapath in which every link is there.
+type links struct {
+	mu  sync.Mutex // guards set
+	set map[string]eni.ENI
+}
+
+func (l *links) SetENI(_ context.Context, e eni.ENI) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set[e.ID] = e
+	return nil
+}
+
+func (l *links) RemoveENI(_ context.Context, id string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.set, id)
+	return nil
+}
+
+// machine is a node whose daemon can be stopped and started again, the operator's
+// hand, and an administrator's.
+type machine struct {
+	t     *testing.T
+	name  string
+	dir   string
+	api   client.Client
+	log   *logs
+	spec  *v1alpha1.NodeNetworkSpec // nil: no auto-creation
+	cfg   *rest.Config
+	tune  func(*Config)
+	links *links
+	*enisource.Source
+	stop func()
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	harness.KubeClean(t)
+	m := &machine{
+		t: t, name: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())), dir: t.TempDir(), api: harness.KubeClient(t),
+		log: &logs{t: t}, cfg: daemonConfig(t), links: &links{set: map[string]eni.ENI{}},
+		spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype},
+	}
+	return m
+}
+
+// start starts the daemon's source. It ends with the test at the latest.
+func (m *machine) start() {
+	m.t.Helper()
+	api, err := clientFor(m.cfg, m.name)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	cfg := Config{
+		NodeName: m.name, Spec: m.spec, InstanceID: instance, Datapath: m.links, Cooling: time.Millisecond,
+		Store: enisource.Files{Dir: m.dir}, Logger: slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if m.tune != nil {
+		m.tune(&cfg)
+	}
+	if m.Source, err = newSource(cfg, api); err != nil {
+		m.t.Fatal(err)
+	}
+	m.run()
+}
+
+func (m *machine) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func(s *enisource.Source) {
+		defer close(done)
+		_ = s.Run(ctx)
+	}(m.Source)
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	m.t.Cleanup(m.stop)
+}
+
+func key(i int) attachment.Key {
+	return attachment.Key{Network: "pods", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}
+}
+
+func request(i int) source.Request {
+	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: fmt.Sprintf("pod%d", i), UID: fmt.Sprintf("uid-%d", i)}}
+}
+
+// add starts a pod.
+func (m *machine) add(i int) source.Lease {
+	m.t.Helper()
+	l, err := m.try(i, longest)
+	if err != nil {
+		m.t.Fatalf("pod %d: %v", i, err)
+	}
+	return l
+}
+
+func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
+	ctx, cancel := context.WithTimeout(m.t.Context(), within)
+	defer cancel()
+	return m.Acquire(ctx, request(i))
+}
+
+// until waits for something that no event tells of.
+func (m *machine) until(what string, ok func() bool) {
+	m.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(longest)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			m.t.Fatalf("waited %v for: %s\nobject: %+v", longest, what, m.peek())
+		}
+	}
+}
+
+// object reads the NodeNetwork as it is.
+func (m *machine) object() *v1alpha1.NodeNetwork {
+	m.t.Helper()
+	o := m.peek()
+	if o == nil {
+		m.t.Fatal("there is no object")
+	}
+	return o
+}
+
+func (m *machine) peek() *v1alpha1.NodeNetwork {
+	o := &v1alpha1.NodeNetwork{}
+	if err := m.api.Get(context.Background(), client.ObjectKey{Name: m.name}, o); err != nil {
+		return nil
+	}
+	return o
+}
+
+// appears waits until the object is as a test wants it.
+func (m *machine) appears(what string, ok func(*v1alpha1.NodeNetwork) bool) *v1alpha1.NodeNetwork {
+	m.t.Helper()
+	var o *v1alpha1.NodeNetwork
+	m.until(what, func() bool {
+		o = m.peek()
+		return o != nil && ok(o)
+	})
+	return o
+}
+
+// operator changes the object as the operator does: its status, then the rest.
+func (m *machine) operator(change func(*v1alpha1.NodeNetwork)) {
+	m.t.Helper()
+	if err := operate(m.t.Context(), m.api, m.name, change); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func operate(ctx context.Context, api client.Client, name string, change func(*v1alpha1.NodeNetwork)) error {
+	before := &v1alpha1.NodeNetwork{}
+	if err := api.Get(ctx, client.ObjectKey{Name: name}, before); err != nil {
+		return err
+	}
+	owner := client.FieldOwner(v1alpha1.OwnerOperator)
+	after := before.DeepCopy()
+	change(after)
+	if err := api.Status().Patch(ctx, after.DeepCopy(), client.MergeFrom(before), owner); err != nil {
+		return err
+	}
+	return api.Patch(ctx, after, client.MergeFrom(before), owner)
+}
+
+// give makes addresses 10.0.0.FROM to TO available on eth1, besides what is.
+func give(from, to int) func(*v1alpha1.NodeNetwork) {
+	return func(o *v1alpha1.NodeNetwork) {
+		o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, Prefixes: true}
+		o.Status.ENI.ENIs = map[string]v1alpha1.ENI{
+			eth0: {MAC: "02:00:00:00:00:00", DeviceIndex: 0, PrimaryIPv4: "10.0.0.4", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
+			eth1: {MAC: "02:00:00:00:00:01", DeviceIndex: 1, PrimaryIPv4: "10.0.0.5", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
+		}
+		if o.Spec.IPAM.Available == nil {
+			o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
+		}
+		for i := from; i <= to; i++ {
+			o.Spec.IPAM.Available[address(i).String()] = v1alpha1.AvailableAddress{Resource: eth1}
+		}
+	}
+}
+
+func address(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}) }
+
+// logs passes a log to the test's output and keeps it.
+type logs struct {
+	t  *testing.T
+	mu sync.Mutex // guards b
+	b  strings.Builder
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Write(p)
+	return l.t.Output().Write(p)
+}
+
+func (l *logs) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), s)
+}

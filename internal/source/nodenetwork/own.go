@@ -1,0 +1,147 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+)
+
+// owner paces the attempts to make the object.
+type owner struct{ retry backoff }
+
+const (
+	firstAttempt = 500 * time.Millisecond
+	lastAttempt  = 30 * time.Second
+)
+
+// own makes the object if there is none (o is nil) or replaces one of another
+// instance, if that is the daemon's to do. It returns when to come back; zero:
+// when woken.
+//
+// Replacing is safe. The name is this node's, so the other instance has lost
+// it: it was replaced by this one and is gone or on its way. What the operator
+// made for it at EC2 is found by its tags, not by this object. The Node, which
+// the cloud's controller ties to an instance, must not contradict. And only the
+// very state of the object that was looked at is deleted: if anybody, such as a
+// person who put the instance right, wrote to it since, it stays.
+func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+	step, what := s.create, "there is no such object"
+	if o != nil {
+		step = func(ctx context.Context) error { return s.replace(ctx, o) }
+		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"
+	}
+	if s.cfg.Spec == nil {
+		s.sayOnce(&s.told.ownership, what+"; waiting for another, as --auto-create-node-network is off")
+		return time.Time{}
+	}
+	b, now := &s.owner.retry, s.clock.Now()
+	if b.until.After(now) {
+		return b.until
+	}
+	err := step(ctx)
+	if ended(err) {
+		return time.Time{}
+	}
+	s.mu.Lock()
+	s.ownErr = err
+	s.mu.Unlock()
+	b.fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
+	if err == nil {
+		return time.Time{}
+	}
+	s.log.Warn("the object could not be made, will try again", "because", what, "error", err)
+	return b.until
+}
+
+// owned ends the state of looking for an object of this instance.
+func (s *supplier) owned(*v1alpha1.NodeNetwork) {
+	s.owner.retry.clear()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ownErr = nil
+}
+
+// create makes the object. Its spec is a person's from then on.
+func (s *supplier) create(ctx context.Context) error {
+	n, err := s.api.getNode(ctx)
+	if err != nil {
+		s.heard(err)
+		return err
+	}
+	return s.createFor(ctx, n)
+}
+
+func (s *supplier) createFor(ctx context.Context, n *node) error {
+	o := &v1alpha1.NodeNetwork{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.cfg.NodeName},
+		Spec:       *s.cfg.Spec.DeepCopy(),
+	}
+	if n != nil {
+		o.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Metadata.Name, UID: n.Metadata.UID}}
+	}
+	if err := failpoint.Hit("nodenetwork.create.before"); err != nil {
+		return err
+	}
+	got, err := s.api.create(ctx, o)
+	if apierrors.IsAlreadyExists(err) {
+		s.refresh(ctx)
+		return nil
+	}
+	if err != nil {
+		if !apierrors.IsInvalid(err) {
+			s.heard(err)
+		}
+		return wrap("create", s.cfg.NodeName, err)
+	}
+	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
+	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
+	return failpoint.Hit("nodenetwork.create.after")
+}
+
+// replace deletes an object of another instance and makes one of this.
+func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
+	n, err := s.api.getNode(ctx)
+	if err != nil {
+		s.heard(err)
+		return err
+	}
+	if id := instanceOf(n); id != "" && id != s.cfg.InstanceID {
+		return fmt.Errorf("replace NodeNetwork %s, which is of %s: Node %s is of %s (spec.providerID) and this is %s: "+
+			"is the node's name another's? else delete the Node, so that the kubelet registers anew",
+			s.cfg.NodeName, o.Spec.InstanceID, s.cfg.NodeName, id, s.cfg.InstanceID)
+	}
+	s.log.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
+	err = s.api.remove(ctx, o)
+	if apierrors.IsConflict(err) {
+		s.refresh(ctx)
+		return errors.New("somebody changed the object that was to be replaced; looking again")
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.heard(err)
+		return wrap("delete", s.cfg.NodeName, err)
+	}
+	if err := failpoint.Hit("nodenetwork.replace.deleted"); err != nil {
+		return err
+	}
+	s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == o.UID })
+	return s.createFor(ctx, n)
+}
+
+// instanceOf is the instance that a Node names as aws:///ZONE/INSTANCE; empty
+// when it names none.
+func instanceOf(n *node) string {
+	if n == nil || !strings.HasPrefix(n.Spec.ProviderID, "aws://") {
+		return ""
+	}
+	return path.Base(n.Spec.ProviderID)
+}

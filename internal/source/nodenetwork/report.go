@@ -1,0 +1,187 @@
+package nodenetwork
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+)
+
+const (
+	// coalesce is how long changes are gathered into one report while the node
+	// has addresses enough; spread over half to one and a half of it.
+	coalesce = time.Second
+	// gather is the same while it has not: a burst of pods is one report.
+	gather = 10 * time.Millisecond
+	// spacing is between two reports at least.
+	spacing = 100 * time.Millisecond
+
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+// pending is the report that may be due.
+type pending struct {
+	since time.Time     // when something changed that the last one does not have; zero: nothing did
+	delay time.Duration // how long it may wait for more
+	last  time.Time     // when the last one went out
+	retry backoff
+}
+
+// note says that something may have changed.
+func (p *pending) note(now time.Time) {
+	if p.since.IsZero() {
+		p.since, p.delay = now, jitter(coalesce)
+	}
+}
+
+// due tells when the report goes out.
+func (p *pending) due(urgent bool) time.Time {
+	at := p.since.Add(p.delay)
+	if urgent {
+		at = p.since.Add(gather)
+	}
+	return latest(at, p.last.Add(spacing), p.retry.until)
+}
+
+func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
+
+// report writes the node's use into the object when that is due: at once when
+// pods wait, or fewer than half of the addresses that should be free are. released
+// are the addresses that the operator may take. With then, the report is due
+// now and made in any case; then is called once it was taken, as an answer to
+// o and to no later state. It returns when to come back; zero: when woken.
+func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released []netip.Prefix, then func()) time.Time {
+	p, now := &s.pending, s.clock.Now()
+	if then != nil {
+		p.note(now)
+	}
+	if p.since.IsZero() {
+		return time.Time{}
+	}
+	free, waiting := s.core.Room()
+	if at := p.due(then != nil || waiting > 0 || 2*free < watermark(o)); at.After(now) {
+		return at
+	}
+	status := s.status(released)
+	if then == nil && sameStatus(status, o.Status.IPAM) {
+		p.since = time.Time{}
+		return time.Time{}
+	}
+	if err := failpoint.Hit("nodenetwork.report.before"); err != nil {
+		s.log.Warn("not reported", "error", err)
+		p.retry.fail(now, firstRetry, lastRetry)
+		return p.retry.until
+	}
+	got, err := s.api.report(ctx, o, status)
+	p.last = s.clock.Now()
+	s.cfg.Observer.Reported(result(err), p.last.Sub(now))
+	if err != nil {
+		return s.notTaken(ctx, err)
+	}
+	p.since, p.retry = time.Time{}, backoff{}
+	s.heard(nil)
+	s.mu.Lock()
+	s.sent = p.last
+	s.mu.Unlock()
+	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !newer(have, got) })
+	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
+		s.log.Warn("after a report", "error", err)
+	}
+	if then != nil {
+		then()
+	}
+	return time.Time{}
+}
+
+// notTaken deals with a report that failed: the next has what is new by then.
+func (s *supplier) notTaken(ctx context.Context, err error) time.Time {
+	p := &s.pending
+	switch {
+	case ended(err):
+		return time.Time{}
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		// Somebody wrote to the object, or made another: look before the next.
+		p.retry.fail(p.last, gather, time.Second)
+		s.refresh(ctx)
+	default:
+		s.log.Warn("not reported, will try again", "error", err)
+		p.retry.fail(p.last, firstRetry, lastRetry)
+		s.heard(err)
+	}
+	return p.retry.until
+}
+
+// refresh looks at the object without waiting for the watch.
+func (s *supplier) refresh(ctx context.Context) {
+	o, err := s.api.get(ctx)
+	switch {
+	case apierrors.IsNotFound(err):
+		s.observe(nil, func(*v1alpha1.NodeNetwork) bool { return true })
+	case err != nil:
+		s.heard(err)
+	default:
+		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !newer(have, o) })
+	}
+}
+
+func result(err error) string {
+	switch {
+	case err == nil:
+		return "success"
+	case apierrors.IsConflict(err):
+		return "conflict"
+	default:
+		return "error"
+	}
+}
+
+// status is the daemon's part of the object as it should be now.
+func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
+	uses, waiting := s.core.Uses()
+	s.tellLost(uses)
+	st := v1alpha1.IPAMStatus{
+		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: int32(len(uses)),
+		Waiting: int32(waiting), InstanceID: s.cfg.InstanceID,
+	}
+	for _, u := range uses {
+		a := v1alpha1.UsedAddress{UID: u.Pod.UID, Resource: u.ENI, Cooling: u.Cooling}
+		if u.Pod.Name != "" {
+			a.Owner = u.Pod.Namespace + "/" + u.Pod.Name
+		}
+		st.Used[u.Addr.String()] = a
+	}
+	for _, p := range released {
+		st.Released = append(st.Released, writeThing(p))
+	}
+	return st
+}
+
+func sameStatus(x, y v1alpha1.IPAMStatus) bool {
+	return x.UsedCount == y.UsedCount && x.Waiting == y.Waiting && x.InstanceID == y.InstanceID &&
+		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released)
+}
+
+// tellLost logs once each address that a pod has and that is not available any
+// more. The pod keeps it, and nobody else gets it.
+func (s *supplier) tellLost(uses []enisource.Use) {
+	lost := map[netip.Addr]bool{}
+	for _, u := range uses {
+		if u.Listed || u.Cooling {
+			continue
+		}
+		lost[u.Addr] = true
+		if !s.told.lost[u.Addr] {
+			s.log.Warn("an address of a running pod is not available to this node any more; the pod keeps it, and may be cut off",
+				"address", u.Addr, "eni", u.ENI, "namespace", u.Pod.Namespace, "pod", u.Pod.Name)
+		}
+	}
+	s.told.lost = lost
+}

@@ -1,0 +1,35 @@
+package nodenetwork
+
+import (
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/config"
+)
+
+// SpecOf is the spec of the object of an instance, in the words of whichever
+// dialect the settings speak. What is not set is left to the API's defaults.
+func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
+	return &v1alpha1.NodeNetworkSpec{
+		InstanceID: id.InstanceID, InstanceType: id.InstanceType,
+		ENI: v1alpha1.ENISpec{
+			VPCID: id.VPCID, AvailabilityZone: id.Zone,
+			MinAllocate: number(c.MinAllocate, 0), PreAllocate: number(c.PreAllocate, 0),
+			MaxAboveWatermark: number(c.MaxAboveWatermark, 0), MaxAllocate: number(c.MaxAllocate, 0),
+			WarmENITarget: number(c.WarmENITarget, 0), WarmIPTarget: number(c.WarmIPTarget, 0),
+			MinimumIPTarget: number(c.MinimumIPTarget, 0), WarmPrefixTarget: number(c.WarmPrefixTarget, 0),
+			MaxENIs: number(c.MaxENI, 1), MaxPods: number(c.MaxPods, 1),
+			FirstInterfaceIndex: number(c.FirstInterfaceIndex, 0),
+			SubnetIDs:           c.Subnets, SubnetTags: c.SubnetTags, SecurityGroups: c.SecurityGroups,
+			PrefixDelegation: c.PrefixDelegation,
+		},
+	}
+}
+
+// number is a setting, or nil when it is below what counts as set.
+func number(n, low int) *int32 {
+	if n < low {
+		return nil
+	}
+	v := int32(n)
+	return &v
+}

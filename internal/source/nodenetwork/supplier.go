@@ -1,0 +1,261 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+)
+
+var _ = failpoint.Register(
+	"nodenetwork.create.before", "nodenetwork.create.after", "nodenetwork.replace.deleted",
+	"nodenetwork.withdraw.before", "nodenetwork.withdraw.recorded",
+	"nodenetwork.report.before", "nodenetwork.report.after",
+	"nodenetwork.restore.confirmed", "nodenetwork.restore.after",
+)
+
+// Config is what the source needs in operator mode. NodeName, InstanceID and
+// Datapath are required.
+type Config struct {
+	NodeName   string // of the Node, and so of the NodeNetwork
+	Kubeconfig string // a file; empty: what the cluster gives to a pod
+	// Spec is what the object is created with; nil: it is not created, but
+	// waited for.
+	Spec *v1alpha1.NodeNetworkSpec
+
+	InstanceID string // of this instance; from the metadata service
+	Datapath   enisource.Datapath
+	Cooling    time.Duration
+	Store      enisource.InventoryStore // nil: none
+	Clock      clock.Clock              // nil: the machine's
+	Logger     *slog.Logger             // nil: silent
+	Observer   Observer                 // nil: none
+}
+
+// Observer is told of every report on the node's addresses, for metrics.
+type Observer interface {
+	// Reported is called after each: result is success, conflict (somebody else
+	// wrote to the object meanwhile; another follows) or error.
+	Reported(result string, took time.Duration)
+}
+
+type silent struct{}
+
+func (silent) Reported(string, time.Duration) {}
+
+// core is the owner of the addresses.
+type core interface {
+	Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error)
+	Prove()
+	Uses() (uses []enisource.Use, waiting int)
+	Room() (free, waiting int)
+}
+
+// New returns an address source that is supplied by the operator, through the
+// node's NodeNetwork. It makes no request yet.
+func New(cfg Config) (*enisource.Source, error) {
+	if cfg.NodeName == "" {
+		return nil, errors.New("NodeNetwork source: NodeName: want the name of this node")
+	}
+	api, err := newClient(cfg.Kubeconfig, cfg.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	return newSource(cfg, api)
+}
+
+func newSource(cfg Config, api *apiClient) (*enisource.Source, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.Real{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = silent{}
+	}
+	s := &supplier{
+		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger.With("nodenetwork", cfg.NodeName),
+		changed: make(chan struct{}, 1), kicked: make(chan struct{}, 1),
+	}
+	source, err := enisource.NewSupplied(enisource.Options{
+		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
+		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger,
+	}, s)
+	if err != nil {
+		return nil, err
+	}
+	s.core = source
+	return source, nil
+}
+
+// supplier is an enisource.Supplier.
+type supplier struct {
+	cfg   Config
+	api   *apiClient
+	core  core
+	clock clock.Clock
+	log   *slog.Logger
+
+	changed chan struct{} // wakes the loop: the object, or whether the API answers
+	kicked  chan struct{} // likewise: pods came or went
+
+	mu     sync.Mutex            // guards what follows, memory only
+	object *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
+	listed bool                  // the API server has told whether there is one
+	apiErr error                 // why the API cannot be used; nil: it answers
+	ownErr error                 // why the object could not be made
+	bad    []string              // entries of the object that make no sense
+	sent   time.Time             // when the last report was taken
+
+	// What follows belongs to the loop.
+	told    told // what was logged already
+	hands   hands
+	owner   owner
+	pending pending
+}
+
+var _ enisource.Supplier = (*supplier)(nil)
+
+// told is what was logged already.
+type told struct {
+	ownership string
+	lost      map[netip.Addr]bool // addresses of pods that are no longer available
+}
+
+// Run implements enisource.Supplier.
+func (s *supplier) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { s.follow(ctx) })
+	s.pending.since = s.clock.Now() // a first report is due
+	for ctx.Err() == nil {
+		var due <-chan time.Time
+		if at := s.pass(ctx); !at.IsZero() {
+			due = s.clock.After(at.Sub(s.clock.Now()))
+		}
+		select {
+		case <-ctx.Done():
+		case <-s.changed:
+			s.heed(s.clock.Now())
+		case <-s.kicked:
+			s.pending.note(s.clock.Now())
+		case <-due:
+		}
+	}
+	wg.Wait()
+	return ctx.Err()
+}
+
+// heed looks whether a report is due because the object changed, and does not
+// let one wait for long that an outage delayed.
+func (s *supplier) heed(now time.Time) {
+	s.pending.note(now)
+	s.mu.Lock()
+	answers := s.apiErr == nil
+	s.mu.Unlock()
+	for _, b := range []*backoff{&s.pending.retry, &s.owner.retry} {
+		if soon := now.Add(jitter(coalesce)); answers && b.until.After(soon) {
+			b.until = soon
+		}
+	}
+}
+
+// pass does what can be done now, and tells when to come back at the latest;
+// zero: when woken.
+func (s *supplier) pass(ctx context.Context) time.Time {
+	s.mu.Lock()
+	o, listed, apiErr := s.object, s.listed, s.apiErr
+	s.mu.Unlock()
+	switch {
+	case !listed:
+		if apiErr != nil {
+			s.core.Prove() // as when EC2 does not answer in node mode
+		}
+		return time.Time{}
+	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
+		s.core.Prove()
+		return s.own(ctx, o)
+	}
+	s.owned(o)
+	if !reported(o) {
+		s.core.Prove()
+		s.sayOnce(&s.told.ownership, "the operator has not reported on this node yet")
+		return s.report(ctx, o, nil, nil)
+	}
+	s.sayOnce(&s.told.ownership, "")
+	return s.shake(ctx, o)
+}
+
+// sayOnce logs a state when it changes.
+func (s *supplier) sayOnce(last *string, now string) {
+	if *last != now && now != "" {
+		s.log.Warn("addresses are not served from the object", "because", now)
+	}
+	*last = now
+}
+
+// Seed implements enisource.Supplier: what was withdrawn before a restart stays
+// so until the API server says otherwise.
+func (s *supplier) Seed(inv eni.Inventory) {
+	for _, r := range inv.Releasing {
+		s.hands.kept = append(s.hands.kept, r.Prefix)
+	}
+}
+
+// Kick implements enisource.Supplier.
+func (s *supplier) Kick() { signal(s.kicked) }
+
+// PrefixDelegation implements enisource.Supplier.
+func (s *supplier) PrefixDelegation() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.object != nil && s.object.Spec.ENI.PrefixDelegation
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// ended tells whether a request failed because its context was over: the
+// daemon ends.
+func ended(err error) bool { return errors.Is(err, context.Canceled) }
+
+// backoff spaces attempts that fail.
+type backoff struct {
+	failures int
+	until    time.Time
+}
+
+// fail notes a failure at now: the next attempt is first, then twice as long
+// and so on up to most from now, spread over half to one and a half of it.
+func (b *backoff) fail(now time.Time, first, most time.Duration) {
+	d := most
+	if b.failures < 10 {
+		d = min(most, first<<b.failures)
+	}
+	b.failures++
+	b.until = now.Add(jitter(d))
+}
+
+func (b *backoff) clear() { *b = backoff{} }
+
+// jitter spreads d over half to one and a half of it, so that nodes do not act
+// together.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
+
+func wrap(what, name string, err error) error {
+	return fmt.Errorf("%s NodeNetwork %s: %w", what, name, err)
+}

@@ -1,0 +1,89 @@
+package nodenetwork
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/source"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+)
+
+// Why implements enisource.Supplier: what is wrong nearest to this node first.
+func (s *supplier) Why(bool) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reason, message, err := s.trouble(); reason != "" {
+		return &source.Exhausted{Reason: reason, Message: "no address is free: " + message, Err: err}
+	}
+	if c := meta.FindStatusCondition(s.object.Status.Conditions, v1alpha1.ConditionAtCapacity); c != nil && c.Status == "True" {
+		return &source.Exhausted{Reason: word(c.Reason), Message: "no address is free: " + c.Message}
+	}
+	if !s.sent.IsZero() {
+		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
+			"no address is free yet: the operator was told %v ago and has not given more in time; is berth-operator running?", s.clock.Now().Sub(s.sent).Round(100*time.Millisecond))}
+	}
+	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more in time; is berth-operator running?"}
+}
+
+// LastError implements enisource.Supplier.
+func (s *supplier) LastError() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, message, _ := s.trouble(); message != "" {
+		return message
+	}
+	if len(s.bad) > 0 {
+		return fmt.Sprintf("NodeNetwork %s has entries that make no sense: %s", s.cfg.NodeName, strings.Join(s.bad, "; "))
+	}
+	return ""
+}
+
+// trouble is what keeps the operator's addresses from this node; empty without.
+// s.mu is held.
+func (s *supplier) trouble() (reason, message string, err error) {
+	name, o := s.cfg.NodeName, s.object
+	switch {
+	case apierrors.IsForbidden(s.apiErr) || apierrors.IsUnauthorized(s.apiErr):
+		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/operator-mode", s.apiErr), s.apiErr
+	case s.apiErr != nil:
+		return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", s.apiErr), s.apiErr
+	case !s.listed:
+		return "starting", "the API server has not told yet whether there is a NodeNetwork " + name, nil
+	case s.ownErr != nil:
+		return "no-object", s.ownErr.Error(), s.ownErr
+	case o == nil && s.cfg.Spec == nil:
+		return "no-object", fmt.Sprintf("there is no NodeNetwork %s: create it, or let berthd do so by --auto-create-node-network", name), nil
+	case o == nil:
+		return "no-object", fmt.Sprintf("NodeNetwork %s is being created", name), nil
+	case o.Spec.InstanceID != s.cfg.InstanceID:
+		return "other-instance", fmt.Sprintf("NodeNetwork %s is of instance %s and this is %s: delete it, or let berthd replace it by --auto-create-node-network",
+			name, o.Spec.InstanceID, s.cfg.InstanceID), nil
+	}
+	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == "True" {
+		return word(c.Reason), cmp.Or(c.Message, c.Reason), nil
+	}
+	if !reported(o) {
+		return "no-operator", fmt.Sprintf("the operator has not reported on NodeNetwork %s yet: is berth-operator running?", name), nil
+	}
+	return "", "", nil
+}
+
+// word makes a condition's reason (SubnetFull) one of source.Exhausted
+// (subnet-full).
+func word(reason string) string {
+	var b strings.Builder
+	for i, r := range reason {
+		if unicode.IsUpper(r) && i > 0 && !unicode.IsUpper(rune(reason[i-1])) {
+			b.WriteByte('-')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return cmp.Or(b.String(), "degraded")
+}
