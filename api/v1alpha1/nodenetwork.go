@@ -25,7 +25,7 @@ type NodeNetwork struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec   NodeNetworkSpec   `json:"spec"`
-	Status NodeNetworkStatus `json:"status,omitempty"`
+	Status NodeNetworkStatus `json:"status,omitzero"`
 }
 
 // NodeNetworkList is a list of NodeNetworks.
@@ -54,11 +54,11 @@ type NodeNetworkSpec struct {
 	// its configuration when it creates the object; afterwards it is a person's.
 	// +kubebuilder:default={}
 	// +optional
-	ENI ENISpec `json:"eni,omitempty"`
+	ENI ENISpec `json:"eni,omitzero"`
 
 	// IPAM is what the node may use. Written by the operator.
 	// +optional
-	IPAM IPAMSpec `json:"ipam,omitempty"`
+	IPAM IPAMSpec `json:"ipam,omitzero"`
 }
 
 // ENISpec are the parameters of document 003, "ENI Allocation Parameters", and
@@ -220,11 +220,11 @@ type AvailableAddress struct {
 type NodeNetworkStatus struct {
 	// IPAM is what the node uses. Written by the daemon.
 	// +optional
-	IPAM IPAMStatus `json:"ipam,omitempty"`
+	IPAM IPAMStatus `json:"ipam,omitzero"`
 
 	// ENI is what the instance has. Written by the operator.
 	// +optional
-	ENI ENIStatus `json:"eni,omitempty"`
+	ENI ENIStatus `json:"eni,omitzero"`
 
 	// Conditions are Ready, InDeficit, AtCapacity and Degraded. Written by the
 	// operator.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -91,19 +92,25 @@ func Tree() string {
 // administrator, without a cache.
 func KubeClient(t *testing.T) client.Client {
 	t.Helper()
-	c, err := newKubeClient()
+	return KubeClientFor(t, ControlPlane.Config())
+}
+
+// KubeClientFor is KubeClient for another user.
+func KubeClientFor(t *testing.T, cfg *rest.Config) client.Client {
+	t.Helper()
+	c, err := newKubeClient(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-func newKubeClient() (client.Client, error) {
+func newKubeClient(cfg *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	return client.New(ControlPlane.Config(), client.Options{Scheme: scheme})
+	return client.New(cfg, client.Options{Scheme: scheme})
 }
 
 // KubeClean removes all NodeNetworks, Nodes, Events and Pods, now and when the
@@ -123,7 +130,7 @@ func KubeClean(t *testing.T) {
 func kubeClean(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	c, err := newKubeClient()
+	c, err := newKubeClient(ControlPlane.Config())
 	if err != nil {
 		return err
 	}
