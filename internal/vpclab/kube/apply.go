@@ -56,10 +56,11 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 }
 
 // readObjects reads every object of the *.yaml files, in order of their names.
+// A kustomization.yaml lists files and is none of the API's.
 func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || path.Ext(name) != ".yaml" {
+		if err != nil || entry.IsDir() || path.Ext(name) != ".yaml" || path.Base(name) == "kustomization.yaml" {
 			return err
 		}
 		f, err := files.Open(name)
