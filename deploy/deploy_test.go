@@ -20,14 +20,18 @@ import (
 	"github.com/berthnet/berth/internal/install"
 )
 
-// The parts of a DaemonSet that berthd depends on.
-type daemonSet struct {
+// The parts of a DaemonSet or Deployment that the programs depend on.
+type workload struct {
 	Kind string
-	Spec struct{ Template struct{ Spec podSpec } }
+	Spec struct {
+		Replicas int
+		Template struct{ Spec podSpec }
+	}
 }
 
 type podSpec struct {
 	HostNetwork                   bool
+	ServiceAccountName            string
 	DNSPolicy                     string
 	TerminationGracePeriodSeconds int
 	Containers                    []container
@@ -38,8 +42,9 @@ type podSpec struct {
 }
 
 type container struct {
-	Args []string
-	Env  []struct {
+	Image string
+	Args  []string
+	Env   []struct {
 		Name, Value string
 		ValueFrom   *struct{ FieldRef struct{ FieldPath string } }
 	}
@@ -61,24 +66,41 @@ func readFile(t *testing.T, name string) []byte {
 	return data
 }
 
-// readPod returns the pod of the node-mode manifest and its one container.
-func readPod(t *testing.T) (podSpec, container) {
+// daemonSets are those of berthd, by the mode that they are of.
+var daemonSets = map[string]string{
+	config.IPAMENI:      "node-mode/daemonset.yaml",
+	config.IPAMOperator: "operator-mode/daemonset.yaml",
+}
+
+// forEachMode runs a test with each DaemonSet's pod and its one container.
+func forEachMode(t *testing.T, test func(t *testing.T, pod podSpec, c container)) {
 	t.Helper()
-	for _, doc := range bytes.Split(readFile(t, "node-mode/daemonset.yaml"), []byte("\n---\n")) {
+	for mode, file := range daemonSets {
+		t.Run(mode, func(t *testing.T) {
+			pod := readWorkload(t, file, "DaemonSet").Spec.Template.Spec
+			test(t, pod, pod.Containers[0])
+		})
+	}
+}
+
+// readWorkload returns the object of a kind in a manifest. It has one container.
+func readWorkload(t *testing.T, file, kind string) workload {
+	t.Helper()
+	for _, doc := range bytes.Split(readFile(t, file), []byte("\n---\n")) {
 		var strict map[string]any
 		if err := yaml.UnmarshalStrict(doc, &strict); err != nil {
 			t.Fatal(err)
 		}
-		var ds daemonSet
-		if err := yaml.Unmarshal(doc, &ds); err != nil {
+		var w workload
+		if err := yaml.Unmarshal(doc, &w); err != nil {
 			t.Fatal(err)
 		}
-		if pod := ds.Spec.Template.Spec; ds.Kind == "DaemonSet" && len(pod.Containers) == 1 {
-			return pod, pod.Containers[0]
+		if w.Kind == kind && len(w.Spec.Template.Spec.Containers) == 1 {
+			return w
 		}
 	}
-	t.Fatal("daemonset.yaml has no DaemonSet with one container")
-	return podSpec{}, container{}
+	t.Fatalf("%s has no %s with one container", file, kind)
+	return workload{}
 }
 
 // load starts berthd's settings as the container would.
@@ -89,22 +111,28 @@ func load(t *testing.T, c container) config.Config {
 	if err := flags.Parse(c.Args); err != nil {
 		t.Fatal(err)
 	}
-	var environ []string
-	for _, e := range c.Env {
-		if e.ValueFrom != nil {
-			e.Value = "node-1"
-		}
-		environ = append(environ, e.Name+"="+e.Value)
-	}
-	cfg, err := loader.Load(environ)
+	cfg, err := loader.Load(c.environ())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return cfg
 }
 
-func TestManifestSettingsExist(t *testing.T) {
-	_, c := readPod(t)
+// environ is what the container's program finds in its environment.
+func (c container) environ() []string {
+	var out []string
+	for _, e := range c.Env {
+		if e.ValueFrom != nil {
+			e.Value = "node-1"
+		}
+		out = append(out, e.Name+"="+e.Value)
+	}
+	return out
+}
+
+func TestManifestSettingsExist(t *testing.T) { forEachMode(t, settingsExist) }
+
+func settingsExist(t *testing.T, _ podSpec, c container) {
 	cfg := load(t, c)
 	if len(cfg.Unknown) > 0 {
 		t.Errorf("berthd has no settings %v", cfg.Unknown)
@@ -118,14 +146,18 @@ func TestManifestSettingsExist(t *testing.T) {
 			t.Errorf("berthd reads no variable %s", e.Name)
 		}
 	}
-	if cfg.NodeName != "node-1" || !cfg.InstallCNI {
+	if cfg.NodeName != "node-1" || !cfg.InstallCNI || !strings.HasSuffix(t.Name(), "/"+cfg.IPAM) {
 		t.Errorf("settings %+v", cfg)
+	}
+	if operator := cfg.IPAM == config.IPAMOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
+		t.Errorf("creates NodeNetworks: %v, kubeconfig %q", cfg.AutoCreateNodeNetwork, cfg.Kubeconfig)
 	}
 }
 
 // Whatever path berthd uses is the node's, under the same name.
-func TestManifestMountsWhatBerthdUses(t *testing.T) {
-	pod, c := readPod(t)
+func TestManifestMountsWhatBerthdUses(t *testing.T) { forEachMode(t, mountsWhatBerthdUses) }
+
+func mountsWhatBerthdUses(t *testing.T, pod podSpec, c container) {
 	cfg := load(t, c)
 	hostPaths := map[string]string{}
 	for _, v := range pod.Volumes {
@@ -151,8 +183,9 @@ func TestManifestMountsWhatBerthdUses(t *testing.T) {
 	}
 }
 
-func TestManifestFitsTheDaemon(t *testing.T) {
-	pod, c := readPod(t)
+func TestManifestFitsTheDaemon(t *testing.T) { forEachMode(t, fitsTheDaemon) }
+
+func fitsTheDaemon(t *testing.T, pod podSpec, c container) {
 	cfg := load(t, c)
 	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !c.SecurityContext.Privileged {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
@@ -169,6 +202,31 @@ func TestManifestFitsTheDaemon(t *testing.T) {
 	}
 	if float64(pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
 		t.Errorf("killed after %d s, drains for %v", pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
+	}
+}
+
+// A change of one mode's DaemonSet that the other wants too is not forgotten.
+func TestModesDifferOnlyInTheirSettings(t *testing.T) {
+	read := func(mode string) (v map[string]any) {
+		for _, doc := range bytes.Split(readFile(t, daemonSets[mode]), []byte("\n---\n")) {
+			if err := yaml.Unmarshal(doc, &v); err != nil {
+				t.Fatal(err)
+			}
+			if v["kind"] == "DaemonSet" {
+				break
+			}
+			v = nil
+		}
+		spec := v["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+		first := spec["containers"].([]any)[0].(map[string]any)
+		first["env"] = slices.DeleteFunc(first["env"].([]any), func(e any) bool {
+			name := e.(map[string]any)["name"]
+			return name == "BERTH_IPAM" || name == "BERTH_AUTO_CREATE_NODE_NETWORK"
+		})
+		return v
+	}
+	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMOperator)); d != "" {
+		t.Errorf("(-node mode +operator mode):\n%s", d)
 	}
 }
 
@@ -193,21 +251,43 @@ func decode(t *testing.T, data []byte) (v any) {
 	return v
 }
 
-// The image is built by the Go version of go.mod, and has the programs where
-// berthd looks for the plugin: beside itself.
-func TestDockerfile(t *testing.T) {
-	text := string(readFile(t, "node-mode/Dockerfile"))
-	mod := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindSubmatch(readFile(t, "../go.mod"))
-	if mod == nil || !strings.Contains(text, "FROM golang:"+string(mod[1])+" AS build") {
-		t.Errorf("Dockerfile is not FROM golang:%s", mod[1])
-	}
-	copied := regexp.MustCompile(`/src/bin/(\w+)`).FindAllString(text, -1)
-	for _, program := range []string{"berthd", "berth", "berthctl"} {
-		if !slices.Contains(copied, "/src/bin/"+program) {
-			t.Errorf("%s is not in the image", program)
+// The images are built by the Go version of go.mod, and have the programs where
+// they are looked for: the plugin beside berthd, which installs it.
+func TestDockerfiles(t *testing.T) {
+	for file, programs := range map[string][]string{
+		"node-mode/Dockerfile":     {"berthd", "berth", "berthctl"},
+		"operator-mode/Dockerfile": {"berth-operator"},
+	} {
+		text := string(readFile(t, file))
+		mod := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindSubmatch(readFile(t, "../go.mod"))
+		if mod == nil || !strings.Contains(text, "FROM golang:"+string(mod[1])+" AS build") {
+			t.Errorf("%s is not FROM golang:%s", file, mod[1])
 		}
-		if _, err := os.Stat("../cmd/" + program); err != nil {
-			t.Error(err)
+		copied := regexp.MustCompile(`/src/bin/[\w-]+`).FindAllString(text, -1)
+		for _, program := range programs {
+			if !slices.Contains(copied, "/src/bin/"+program) {
+				t.Errorf("%s is not in the image of %s", program, file)
+			}
+			if _, err := os.Stat("../cmd/" + program); err != nil {
+				t.Error(err)
+			}
+		}
+		if !strings.Contains(text, "ENTRYPOINT [\"/"+programs[0]+"\"]") || !strings.Contains(text, "-f deploy/"+file+" ") {
+			t.Errorf("%s does not start %s, or says otherwise how it is built", file, programs[0])
+		}
+	}
+}
+
+// What a manifest runs is what its mode's Dockerfile says it builds.
+func TestImages(t *testing.T) {
+	for _, tc := range []struct{ manifest, kind, dockerfile string }{
+		{"node-mode/daemonset.yaml", "DaemonSet", "node-mode/Dockerfile"},
+		{"operator-mode/daemonset.yaml", "DaemonSet", "node-mode/Dockerfile"},
+		{"operator-mode/operator.yaml", "Deployment", "operator-mode/Dockerfile"},
+	} {
+		image := readWorkload(t, tc.manifest, tc.kind).Spec.Template.Spec.Containers[0].Image
+		if !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
+			t.Errorf("%s runs %s, which is not what %s makes", tc.manifest, image, tc.dockerfile)
 		}
 	}
 }

@@ -1,0 +1,106 @@
+package deploy
+
+import (
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A real API server takes everything, and knows every field.
+func TestManifestsApply(t *testing.T) {
+	for _, mode := range []string{"node-mode", "operator-mode"} {
+		harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS(mode)))
+	}
+}
+
+// What is bound is there: the service accounts that the workloads run under,
+// and the roles that are generated from the code.
+func TestRolesAreBound(t *testing.T) {
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS("operator-mode")))
+	c := harness.KubeClient(t)
+	for file, kind := range map[string]string{"operator-mode/operator.yaml": "Deployment", "operator-mode/daemonset.yaml": "DaemonSet"} {
+		name := readWorkload(t, file, kind).Spec.Template.Spec.ServiceAccountName
+		account := types.NamespacedName{Namespace: "kube-system", Name: name}
+		harness.OK(t, c.Get(t.Context(), account, &corev1.ServiceAccount{}))
+		binding := &rbacv1.ClusterRoleBinding{}
+		harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: name}, binding))
+		want := []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: account.Namespace}}
+		if d := cmp.Diff(want, binding.Subjects); d != "" {
+			t.Errorf("%s binds others (-want +got):\n%s", name, d)
+		}
+		role := &rbacv1.ClusterRole{}
+		harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: binding.RoleRef.Name}, role))
+		if len(role.Rules) == 0 {
+			t.Errorf("the role of %s allows nothing", name)
+		}
+		for _, rule := range role.Rules {
+			if slices.Contains(append(append(rule.Verbs, rule.Resources...), rule.APIGroups...), "*") {
+				t.Errorf("the role of %s allows %v", name, rule)
+			}
+		}
+	}
+}
+
+// A kustomization has every manifest of its folder.
+func TestKustomizationsAreComplete(t *testing.T) {
+	for _, dir := range []string{"crds", "operator-mode"} {
+		var k struct {
+			APIVersion, Kind string
+			Resources        []string
+		}
+		harness.OK(t, yaml.UnmarshalStrict(readFile(t, dir+"/kustomization.yaml"), &k))
+		var want []string
+		if dir != "crds" {
+			want = append(want, "../crds")
+		}
+		harness.OK(t, fs.WalkDir(os.DirFS(dir), ".", func(name string, _ fs.DirEntry, err error) error {
+			if path.Ext(name) == ".yaml" && name != "kustomization.yaml" {
+				want = append(want, name)
+			}
+			return err
+		}))
+		if d := cmp.Diff(slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(k.Resources))); d != "" {
+			t.Errorf("%s (-want +got):\n%s", dir, d)
+		}
+	}
+}
+
+// The operator must start where there is no pod network yet, without rights
+// that it does not use, and two of them at a time.
+func TestOperatorDeployment(t *testing.T) {
+	w := readWorkload(t, "operator-mode/operator.yaml", "Deployment")
+	pod := w.Spec.Template.Spec
+	c := pod.Containers[0]
+	if w.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged {
+		t.Errorf("%d replicas, host network %v, DNS %q, privileged %v", w.Spec.Replicas, pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
+	}
+	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort {
+		t.Errorf("ports %+v", c.Ports)
+	}
+	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
+		t.Errorf("probes %+v and %+v", c.LivenessProbe, c.ReadinessProbe)
+	}
+	daemon := readWorkload(t, "operator-mode/daemonset.yaml", "DaemonSet").Spec.Template.Spec.Containers[0]
+	cluster := func(c container) string {
+		for _, e := range c.environ() {
+			if name, ok := strings.CutPrefix(e, "BERTH_CLUSTER_NAME="); ok {
+				return name
+			}
+		}
+		return ""
+	}
+	if cluster(c) == "" || cluster(c) != cluster(daemon) {
+		t.Errorf("the operator's cluster is %q, the daemons' is %q", cluster(c), cluster(daemon))
+	}
+}
