@@ -26,7 +26,7 @@ func introspection(ctx context.Context, s *stage) (string, error) {
 		for _, p := range s.pods[n.Name] {
 			found := false
 			for _, a := range doc.Allocated {
-				found = found || a.Address == p.Addr() && a.Pod == p.Name && a.Namespace == p.Namespace
+				found = found || a.Address == p.Addr() && a.Pod == p.ObjectName && a.Namespace == p.Namespace
 			}
 			if !found {
 				return "", fmt.Errorf("%s does not list pod %s with %s", n.Name, p.Name, p.Addr())

@@ -84,12 +84,18 @@ func (l *Lab) apply(ev vpc.Event) error {
 	case vpc.InstanceLaunched:
 		return l.addMachine(ev.Instance)
 	case vpc.InstanceStopped:
-		_, err := l.removeMachine(ev.Instance.ID)
+		m, err := l.removeMachine(ev.Instance.ID)
+		if m != nil && l.Kube != nil {
+			l.Kube.stopped(m.Name)
+		}
 		return err
 	case vpc.InstanceTerminated:
 		m, err := l.removeMachine(ev.Instance.ID)
 		if m != nil {
 			err = errors.Join(err, m.Scrap())
+		}
+		if l.Kube != nil {
+			l.Kube.terminated(nameOf(ev.Instance))
 		}
 		return err
 	case vpc.ENIAttached:
@@ -107,12 +113,17 @@ func (l *Lab) apply(ev vpc.Event) error {
 	return nil
 }
 
+// nameOf is what an instance's node is called.
+func nameOf(i vpc.Instance) string {
+	if i.Name == "" {
+		return i.ID
+	}
+	return i.Name
+}
+
 // addMachine turns an instance's power on.
 func (l *Lab) addMachine(i vpc.Instance) error {
-	name := i.Name
-	if name == "" {
-		name = i.ID
-	}
+	name := nameOf(i)
 	if !validNode.MatchString(name) {
 		return fmt.Errorf("instance %s: the name %q cannot name a node: want lower-case letters, digits and dashes, at most 42", i.ID, name)
 	}
@@ -125,18 +136,26 @@ func (l *Lab) addMachine(i vpc.Instance) error {
 	if err := l.Fabric.AddNode(name); err != nil {
 		return err
 	}
-	n, err := node.New(node.Options{
+	o := node.Options{
 		Name: name, InstanceID: i.ID, Netns: l.Fabric.NodePath(name),
 		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
-		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: "vpclab-" + l.ID,
+		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
 		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
-	})
+	}
+	if l.Kube != nil {
+		l.Kube.equip(&o)
+	}
+	n, err := node.New(o)
 	if err != nil {
 		return errors.Join(err, l.Fabric.RemoveNode(name))
 	}
+	m := &machine{Node: n, instanceID: i.ID, autostart: !l.NoDaemons}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.nodes[name] = &machine{Node: n, instanceID: i.ID, autostart: !l.NoDaemons}
+	l.nodes[name] = m
+	l.mu.Unlock()
+	if l.Kube != nil {
+		l.Kube.join(m, i)
+	}
 	return nil
 }
 
@@ -187,5 +206,15 @@ func (l *Lab) attach(e vpc.ENI) error {
 		return nil
 	}
 	m.autostart = false
-	return m.Start()
+	if m.joined == nil {
+		return m.Start()
+	}
+	go func() { // the API server may be away, and events go on
+		select {
+		case <-m.joined:
+			l.note(m.Start())
+		case <-l.ended:
+		}
+	}()
+	return nil
 }

@@ -36,11 +36,22 @@ type Options struct {
 	Nodes        int    // default 2
 	InstanceType string // default m5.large
 
+	Mode Mode // NodeMode when empty
+	// OperatorCount is how many berth-operator processes there are in operator
+	// mode, 1 when 0; one of them leads.
+	OperatorCount int
+	OperatorArgs  []string          // of every berth-operator
+	OperatorEnv   map[string]string // likewise
+	// KubeAssets is the folder of the control plane's programs;
+	// $KUBEBUILDER_ASSETS when empty.
+	KubeAssets string
+
 	// DaemonArgs and BerthdEnv are given to every berthd, beyond what the lab
 	// itself tells it (directories, endpoints, names).
 	DaemonArgs []string
 	BerthdEnv  map[string]string
-	// NoDaemons leaves berthd to be started by Node.Start.
+	// NoDaemons leaves berthd to be started by Node.Start, and berth-operator by
+	// Operator.Start.
 	NoDaemons bool
 
 	Log          *slog.Logger           // discards when nil
@@ -54,10 +65,13 @@ type Lab struct {
 	Options
 	Cloud  *vpc.Cloud
 	Fabric *fabric.Fabric
+	Kube   *Cluster // nil in node mode
 
-	servers []*http.Server
-	echoes  []*echo.Server
-	cancel  func() // ends the subscription to the cloud's events
+	servers   []*http.Server
+	echoes    []*echo.Server
+	operators []*Operator
+	cancel    func()        // ends the subscription to the cloud's events
+	ended     chan struct{} // closed when the lab is
 
 	following sync.Mutex // held while one event is followed
 
@@ -73,7 +87,8 @@ type Lab struct {
 type machine struct {
 	*node.Node
 	instanceID string
-	autostart  bool // berthd is started when the primary link appears
+	autostart  bool          // berthd is started when the primary link appears
+	joined     chan struct{} // closed once the API knows the node, and it the API; nil in node mode
 }
 
 // Start raises a lab and returns when every node can take pods. Leftovers of
@@ -83,7 +98,7 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}}
+	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{})}
 	l.moved = sync.NewCond(&l.mu)
 	if err := l.raise(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -116,7 +131,10 @@ func (o Options) complete() (Options, error) {
 	if o.BinDir, err = filepath.Abs(o.BinDir); err != nil {
 		return o, fmt.Errorf("directory of the programs: %w", err)
 	}
-	for _, program := range []string{"berthd", "berth"} {
+	if o, err = o.completeMode(); err != nil {
+		return o, err
+	}
+	for _, program := range o.programs() {
 		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil && !o.NoDaemons {
 			return o, fmt.Errorf("find %s: %w (build the programs first, or say where they are)", program, err)
 		}
@@ -129,6 +147,10 @@ func (o Options) complete() (Options, error) {
 	}
 	if o.Spec == nil {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
+		o.Spec = &s
+	}
+	if o.Mode == OperatorMode {
+		s := withoutNodePermissions(*o.Spec)
 		o.Spec = &s
 	}
 	if o.Log == nil {
@@ -163,8 +185,14 @@ func (l *Lab) raise(ctx context.Context) error {
 	if err := l.serve(); err != nil {
 		return err
 	}
+	if err := l.raiseKube(ctx); err != nil {
+		return err
+	}
 	if err := l.follow(); err != nil {
 		return err
+	}
+	if err := l.Reported(ctx); err != nil {
+		return errors.Join(err, l.Trouble())
 	}
 	if l.NoDaemons {
 		return nil
@@ -180,15 +208,22 @@ func cidrs(b vpc.Books) []netip.Prefix {
 	return out
 }
 
-// WaitReady returns when the daemon of every node is ready.
+// WaitReady returns when the daemon of every node is ready, and every operator.
 func (l *Lab) WaitReady(ctx context.Context) error {
 	nodes := l.Nodes()
-	errs := make([]error, len(nodes))
+	errs := make([]error, len(nodes)+len(l.operators))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
 			if errs[i] = n.WaitReady(ctx); errs[i] == nil {
 				l.Progress("node " + n.Name + " is ready")
+			}
+		})
+	}
+	for i, o := range l.operators {
+		wg.Go(func() {
+			if errs[len(nodes)+i] = o.WaitReady(ctx); errs[len(nodes)+i] == nil {
+				l.Progress(o.Name + " is ready")
 			}
 		})
 	}
@@ -248,6 +283,7 @@ func (l *Lab) Close() error {
 	if closed {
 		return nil
 	}
+	close(l.ended)
 	l.cancel()
 	l.following.Lock() // an event that is being followed ends first
 	defer l.following.Unlock()
@@ -261,6 +297,7 @@ func (l *Lab) Close() error {
 	if l.Cloud != nil {
 		l.Cloud.Close()
 	}
+	errs = append(errs, l.closeKube())
 	nodes := l.Nodes()
 	ended := make([]error, len(nodes))
 	var wg sync.WaitGroup

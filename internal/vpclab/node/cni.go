@@ -72,7 +72,7 @@ func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 		Args: [][2]string{
 			{"IgnoreUnknown", "1"},
 			{"K8S_POD_NAMESPACE", p.Namespace},
-			{"K8S_POD_NAME", p.Name},
+			{"K8S_POD_NAME", p.ObjectName},
 			{"K8S_POD_INFRA_CONTAINER_ID", p.ContainerID},
 			{"K8S_POD_UID", p.UID},
 		},

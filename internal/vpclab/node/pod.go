@@ -24,7 +24,8 @@ import (
 type Pod struct {
 	PodOptions
 	Node        string
-	Name        string
+	Name        string // on its node
+	ObjectName  string // as the plugin is told: of its object, if it has one
 	UID         string
 	ContainerID string
 	Addrs       []netip.Addr // as the plugin reported them
@@ -70,8 +71,8 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 // PodObjects are the Pods of the Kubernetes API that stand for a node's pods.
 type PodObjects interface {
 	// Bind makes the object of a pod, bound to the node, unless there is one
-	// already, and returns its UID.
-	Bind(ctx context.Context, node, namespace, name string) (uid string, err error)
+	// already, and returns its UID and its name.
+	Bind(ctx context.Context, namespace, name string) (uid, objectName string, err error)
 	// Running and Gone are a kubelet's reports that a pod came up, or that
 	// there is none of that name any more. They wait for nobody.
 	Running(p *Pod)
@@ -98,14 +99,14 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
-	uid, err := n.bind(ctx, o.Namespace, name)
+	uid, objectName, err := n.bind(ctx, o.Namespace, name)
 	if err != nil {
 		n.settle(name, placeholder, nil)
 		return nil, err
 	}
 	var last error // what failed before ctx ended in the middle of an attempt
 	for {
-		p, err := n.tryPod(ctx, name, uid, o)
+		p, err := n.tryPod(ctx, Pod{PodOptions: o, Node: n.Name, Name: name, ObjectName: objectName, UID: uid})
 		if err == nil {
 			n.settle(name, placeholder, p)
 			return p, nil
@@ -125,12 +126,12 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	}
 }
 
-// bind returns the UID of the pod that is to be.
-func (n *Node) bind(ctx context.Context, namespace, name string) (uid string, err error) {
+// bind returns what the plugin is told of a pod that is to be.
+func (n *Node) bind(ctx context.Context, namespace, name string) (uid, objectName string, err error) {
 	if n.Objects == nil {
-		return randomHex(16), nil
+		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, n.Name, namespace, name)
+	return n.Objects.Bind(ctx, namespace, name)
 }
 
 // reserve takes a name, so that nobody else makes the same pod.
@@ -169,16 +170,14 @@ func (n *Node) settle(name string, placeholder, p *Pod) {
 
 // tryPod is one attempt. A failed one leaves nothing behind that the plugin
 // could remove.
-func (n *Node) tryPod(ctx context.Context, name, uid string, o PodOptions) (*Pod, error) {
+func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 	list, err := n.conf()
 	if err != nil {
 		return nil, err
 	}
-	id := randomHex(32)
-	p := &Pod{
-		PodOptions: o, Node: n.Name, Name: name, ContainerID: id, UID: uid,
-		netns: n.PodPrefix + name + "-" + id[:4],
-	}
+	p := &pod
+	p.ContainerID = randomHex(32)
+	p.netns = n.PodPrefix + p.Name + "-" + p.ContainerID[:4]
 	if err := ns.Create(p.netns); err != nil {
 		return nil, err
 	}

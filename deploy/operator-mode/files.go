@@ -1,0 +1,11 @@
+// Package operatormode holds what operator mode is installed with, for programs
+// that raise a cluster.
+package operatormode
+
+import "embed"
+
+// Roles are the service accounts of Berth's programs, what they may do, and the
+// policies that narrow that (*.yaml).
+//
+//go:embed admission.yaml rbac.yaml rbac
+var Roles embed.FS

@@ -1,0 +1,133 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy/crds"
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+)
+
+// Cluster is the Kubernetes side of a lab in operator mode: a real API server
+// in the router's namespace, where nodes and operators reach it at
+// fabric.APIEndpoint, with what deploy/operator-mode installs. Schedulers,
+// controllers and kubelets are the lab itself.
+type Cluster struct {
+	*kube.ControlPlane
+	// Client reads and writes as an administrator, without a cache.
+	Client client.Client
+
+	dir     string
+	reports *reports
+}
+
+// The service accounts of deploy/operator-mode.
+var (
+	daemonAccount   = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
+	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
+)
+
+// raiseKube starts the control plane and the operators in operator mode.
+func (l *Lab) raiseKube(ctx context.Context) error {
+	if l.Mode != OperatorMode {
+		return nil
+	}
+	control, err := kube.Start(ctx, kube.Options{
+		Assets: l.KubeAssets, Dir: l.kubeDir(), Netns: l.Fabric.RouterPath(), Address: fabric.APIEndpoint,
+		CRDs: crds.Files,
+	})
+	if err != nil {
+		return err
+	}
+	l.Kube = &Cluster{ControlPlane: control, dir: l.kubeDir(), reports: newReports(l.note)}
+	if l.Kube.Client, err = newClient(control); err != nil {
+		return err
+	}
+	if err := control.Apply(ctx, operatormode.Roles); err != nil {
+		return fmt.Errorf("install the roles of operator mode: %w", err)
+	}
+	l.Progress("Kubernetes API at " + control.URL() + ", KUBECONFIG=" + control.AdminKubeconfig())
+	return l.raiseOperators(ctx)
+}
+
+func newClient(control *kube.ControlPlane) (client.Client, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	return client.New(control.Config(), client.Options{Scheme: scheme})
+}
+
+// kubeconfig writes what lets a program act as a service account's pod on a
+// node, or as the account itself when node is empty.
+func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.NamespacedName, node string) error {
+	var token string
+	var err error
+	if node == "" {
+		token, err = c.Token(ctx, account, (*corev1.Pod)(nil))
+	} else {
+		token, err = c.NodeToken(ctx, account, node)
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return kube.WriteKubeconfig(file, c.ConfigWithToken(token))
+}
+
+// NodeNetwork reads a node's object.
+func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
+	o := &v1alpha1.NodeNetwork{}
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: node}, o); err != nil {
+		return nil, fmt.Errorf("read NodeNetwork %s: %w", node, err)
+	}
+	return o, nil
+}
+
+// NodeNetworks lists them all.
+func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
+	list := &v1alpha1.NodeNetworkList{}
+	if err := c.Client.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("list NodeNetworks: %w", err)
+	}
+	return list.Items, nil
+}
+
+// closeKube ends the operators, the lab's reports and the control plane.
+func (l *Lab) closeKube() error {
+	if l.Kube == nil {
+		return nil
+	}
+	var errs []error
+	for _, o := range l.operators {
+		errs = append(errs, o.Kill())
+	}
+	l.Kube.reports.close()
+	return errors.Join(append(errs, l.Kube.Stop())...)
+}
+
+// clusterName is what daemons and operators know the cluster by.
+func (l *Lab) clusterName() string { return "vpclab-" + l.ID }
+
+// Reported returns once the API server knows of all that happened to the lab's
+// nodes and pods, or ctx ends. There is nothing to report in node mode.
+func (l *Lab) Reported(ctx context.Context) error {
+	if l.Kube == nil {
+		return nil
+	}
+	return l.Kube.reports.wait(ctx)
+}

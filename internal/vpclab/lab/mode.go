@@ -1,0 +1,83 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/berthnet/berth/internal/vpclab/spec"
+)
+
+// Mode is who calls EC2 for the nodes.
+type Mode string
+
+// The modes. In OperatorMode the lab has a Kubernetes API, Nodes and Pods are
+// objects there, and the nodes' own credentials permit no EC2 call.
+const (
+	NodeMode     Mode = "node"     // each node's own berthd
+	OperatorMode Mode = "operator" // berth-operator, for all of them
+)
+
+// Modes are all there are.
+var Modes = []Mode{NodeMode, OperatorMode}
+
+// OperatorKey is the access key of the operators. It may make every call,
+// unless the spec has a key of the same ID.
+var OperatorKey = spec.AccessKey{
+	ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have", Actions: []string{"*"},
+}
+
+// programs of the lab, in BinDir.
+func (o Options) programs() []string {
+	if o.Mode == OperatorMode {
+		return []string{"berthd", "berth", "berth-operator"}
+	}
+	return []string{"berthd", "berth"}
+}
+
+func (o Options) completeMode() (Options, error) {
+	switch o.Mode {
+	case "":
+		o.Mode = NodeMode
+		return o, nil
+	case NodeMode:
+		return o, nil
+	case OperatorMode:
+	default:
+		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
+	}
+	if o.OperatorCount == 0 {
+		o.OperatorCount = 1
+	}
+	if o.OperatorCount < 0 || o.OperatorCount > maxOperators {
+		return o, fmt.Errorf("%d operators: want 1 to %d", o.OperatorCount, maxOperators)
+	}
+	if o.KubeAssets == "" {
+		o.KubeAssets = os.Getenv("KUBEBUILDER_ASSETS")
+	}
+	if o.KubeAssets == "" {
+		return o, errors.New("operator mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=operator does)")
+	}
+	return o, nil
+}
+
+// withoutNodePermissions is a spec whose instances may call nothing, and whose
+// operators have a key.
+func withoutNodePermissions(s spec.Spec) spec.Spec {
+	s.Roles = slices.Clone(s.Roles)
+	for i := range s.Roles {
+		s.Roles[i].Actions = nil
+	}
+	if len(s.AccessKeys) == 0 {
+		s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
+	}
+	if !slices.ContainsFunc(s.AccessKeys, func(k spec.AccessKey) bool { return k.ID == OperatorKey.ID }) {
+		s.AccessKeys = append(slices.Clone(s.AccessKeys), OperatorKey)
+	}
+	return s
+}
+
+// kubeDir holds the control plane's files and logs.
+func (o Options) kubeDir() string { return filepath.Join(o.Dir, "kube") }

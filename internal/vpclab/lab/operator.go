@@ -1,0 +1,140 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/proc"
+)
+
+// maxOperators is how many a lab can have.
+const maxOperators = 9
+
+// Operator is one process of berth-operator. It runs in the router's namespace,
+// as it would on a machine that is none of the nodes.
+type Operator struct {
+	*proc.Process
+	Name string // operator-1 and so on; also its identity when it leads
+
+	netns            string
+	metrics, probing string // addresses
+}
+
+func (l *Lab) raiseOperators(ctx context.Context) error {
+	for i := range l.OperatorCount {
+		name := fmt.Sprintf("operator-%d", i+1)
+		o := &Operator{
+			Name: name, netns: l.Fabric.RouterPath(),
+			metrics: fmt.Sprintf("127.0.0.1:%d", 8100+i), probing: fmt.Sprintf("127.0.0.1:%d", 8200+i),
+		}
+		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
+		if err := l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, ""); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		o.Process = proc.New(name, filepath.Join(l.Dir, "log", name+".log"), func() proc.Command {
+			return proc.Command{
+				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
+				Args: append(o.args(kubeconfig, l.clusterName()), l.OperatorArgs...), Env: l.operatorEnv(name),
+			}
+		})
+		l.operators = append(l.operators, o)
+		if l.NoDaemons {
+			continue
+		}
+		if err := o.Start(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// args are what the lab tells every operator.
+func (o *Operator) args(kubeconfig, cluster string) []string {
+	return []string{
+		"--kubeconfig=" + kubeconfig,
+		"--cluster-name=" + cluster,
+		"--ec2-endpoint=" + EC2URL,
+		"--metrics-address=" + o.metrics,
+		"--health-address=" + o.probing,
+	}
+}
+
+func (l *Lab) operatorEnv(name string) []string {
+	key := OperatorKey
+	for _, k := range l.Spec.AccessKeys {
+		if k.ID == key.ID {
+			key = k
+		}
+	}
+	env := []string{
+		"AWS_ACCESS_KEY_ID=" + key.ID, "AWS_SECRET_ACCESS_KEY=" + key.Secret, "AWS_REGION=" + l.Cloud.Region(),
+		"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace,
+	}
+	for _, k := range slices.Sorted(maps.Keys(l.OperatorEnv)) {
+		env = append(env, k+"="+l.OperatorEnv[k])
+	}
+	return env
+}
+
+// Operators are all there are, running or not; none in node mode.
+func (l *Lab) Operators() []*Operator { return l.operators }
+
+// Operator returns one by name.
+func (l *Lab) Operator(name string) (*Operator, error) {
+	for _, o := range l.operators {
+		if o.Name == name {
+			return o, nil
+		}
+	}
+	return nil, fmt.Errorf("no operator %q; there are %d", name, len(l.operators))
+}
+
+// Get fetches a path of the operator's metrics address.
+func (o *Operator) Get(ctx context.Context, path string) (string, error) {
+	return o.get(ctx, o.metrics, path)
+}
+
+func (o *Operator) get(ctx context.Context, address, path string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return ns.Get(ctx, o.netns, "http://"+address+path)
+}
+
+// WaitReady returns once the operator calls itself ready, whether it leads or
+// stands by.
+func (o *Operator) WaitReady(ctx context.Context) error {
+	return o.Wait(ctx, func() error {
+		_, err := o.get(ctx, o.probing, "/readyz")
+		return err
+	})
+}
+
+// Leader is the operator that leads, by the Lease; nil when none does.
+func (l *Lab) Leader(ctx context.Context) (*Operator, error) {
+	lease := &coordinationv1.Lease{}
+	key := client.ObjectKey{Namespace: operatorAccount.Namespace, Name: operatorAccount.Name}
+	if err := l.Kube.Client.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read the operators' Lease: %w", err)
+	}
+	if lease.Spec.HolderIdentity == nil {
+		return nil, nil
+	}
+	for _, o := range l.operators {
+		if o.Running() && o.leads(*lease.Spec.HolderIdentity) {
+			return o, nil
+		}
+	}
+	return nil, nil
+}
+
+// leads tells whether the holder of a Lease is this operator.
+func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name) }
