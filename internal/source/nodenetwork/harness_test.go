@@ -126,7 +126,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	harness.KubeClean(t)
 	m := &machine{
-		t: t, name: strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name())), dir: t.TempDir(), api: harness.KubeClient(t),
+		t: t, name: "node-1", dir: t.TempDir(), api: harness.KubeClient(t),
 		log: &logs{t: t}, cfg: daemonConfig(t), links: &links{set: map[string]eni.ENI{}},
 		spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype},
 	}

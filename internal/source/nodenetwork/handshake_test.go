@@ -1,0 +1,193 @@
+package nodenetwork
+
+import (
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+)
+
+// releasing sets the operator's list of candidates.
+func releasing(list ...string) func(*v1alpha1.NodeNetwork) {
+	return func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = list }
+}
+
+// unassigned takes addresses away that EC2 has taken back.
+func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
+	return func(o *v1alpha1.NodeNetwork) {
+		for _, a := range list {
+			delete(o.Spec.IPAM.Available, a)
+			o.Spec.IPAM.Releasing = slices.DeleteFunc(o.Spec.IPAM.Releasing, func(r string) bool { return r == a })
+		}
+	}
+}
+
+func (m *machine) released(want ...string) {
+	m.t.Helper()
+	m.appears("released: "+cmp.Diff(nil, want), func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, want) })
+}
+
+// hurry makes every report due at once.
+func hurry(m *machine) {
+	n := int32(1000)
+	m.spec.ENI.PreAllocate = &n
+}
+
+func TestHandshake(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 13))
+	m.add(1) // 10.0.0.10
+
+	m.operator(releasing("10.0.0.10", "10.0.0.12", "10.0.0.13"))
+	m.released("10.0.0.12", "10.0.0.13") // not that of a pod
+	inv, _, err := enisource.Files{Dir: m.dir}.Load()
+	if err != nil || len(inv.Releasing) != 2 {
+		t.Errorf("recorded before it was confirmed: %+v, %v", inv.Releasing, err)
+	}
+	if l := m.add(2); l.IPv4 != address(11) {
+		t.Errorf("pod 2 got %v, want the only one that stays", l.IPv4)
+	}
+	if l, err := m.try(3, 100*time.Millisecond); err == nil {
+		t.Errorf("pod 3 got %v, which the operator may take at any time", l.IPv4)
+	}
+
+	m.operator(releasing("10.0.0.10", "10.0.0.13")) // 12 stays after all
+	if l := m.add(3); l.IPv4 != address(12) {
+		t.Errorf("pod 3 got %v, want 10.0.0.12", l.IPv4)
+	}
+	m.released("10.0.0.13")
+
+	m.operator(unassigned("10.0.0.13"))
+	m.released()
+	m.Release(key(1))
+	m.released("10.0.0.10") // once it has cooled
+	if l, err := m.try(4, 100*time.Millisecond); err == nil {
+		t.Errorf("pod 4 got %v", l.IPv4)
+	}
+}
+
+func TestPrefixesGoBackWhole(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(func(o *v1alpha1.NodeNetwork) {
+		give(1, 0)(o)
+		o.Spec.IPAM.Available["10.0.0.32/28"] = v1alpha1.AvailableAddress{Resource: eth1}
+		o.Spec.IPAM.Available["10.0.0.64/28"] = v1alpha1.AvailableAddress{Resource: eth1}
+	})
+	l := m.add(1)
+	m.operator(releasing("10.0.0.32/28", "10.0.0.64/28"))
+	m.released("10.0.0.64/28")
+	m.Release(key(1))
+	m.released("10.0.0.32/28", "10.0.0.64/28")
+	if l.IPv4 != address(32) {
+		t.Errorf("the pod got %v", l.IPv4)
+	}
+}
+
+// gate holds back the daemon's reports.
+type gate struct {
+	next http.RoundTripper
+	mu   sync.Mutex    // guards both
+	shut chan struct{} // nil: open
+	held chan struct{} // gets one a request that is held back
+}
+
+func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+	g.mu.Lock()
+	shut := g.shut
+	g.mu.Unlock()
+	if shut != nil && r.Method == http.MethodPatch {
+		select {
+		case g.held <- struct{}{}:
+		default:
+		}
+		<-shut
+	}
+	return g.next.RoundTrip(r)
+}
+
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut, g.held = make(chan struct{}), make(chan struct{}, 1)
+}
+
+func (g *gate) open() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	close(g.shut)
+	g.shut = nil
+}
+
+// The operator takes an address off the list and puts it back before the
+// daemon's answer to the first has arrived: it stays withdrawn all the time, as
+// the operator may rely on the confirmation that it still sees.
+func TestRelistedBeforeTheAnswer(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	g := &gate{}
+	m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 11))
+	m.operator(releasing("10.0.0.11"))
+	m.released("10.0.0.11")
+	m.add(1)
+	m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+
+	g.close()
+	m.operator(releasing())
+	<-g.held // the answer is on its way
+	m.operator(releasing("10.0.0.11"))
+	if l, err := m.try(2, 100*time.Millisecond); err == nil {
+		t.Errorf("pod 2 got %v before the operator heard that it is not released", l.IPv4)
+	}
+	g.open()
+	if l, err := m.try(2, 300*time.Millisecond); err == nil {
+		t.Errorf("pod 2 got %v, which the operator may take", l.IPv4)
+	}
+	m.released("10.0.0.11")
+
+	m.operator(releasing())
+	if l := m.add(2); l.IPv4 != address(11) {
+		t.Errorf("pod 2 got %v", l.IPv4)
+	}
+	m.released()
+}
+
+// An address that vanishes while a pod has it stays that pod's, and is told of once.
+func TestAddressVanishesUnderAPod(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 11))
+	m.add(1)
+	m.operator(unassigned("10.0.0.10"))
+	m.add(2)
+	m.appears("both pods are reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 2 })
+	m.operator(give(10, 10)) // to another pod, for all we know
+	m.operator(unassigned("10.0.0.10"))
+	if l, err := m.try(3, 100*time.Millisecond); err == nil {
+		t.Errorf("pod 3 got %v", l.IPv4)
+	}
+	if l, err := m.try(1, time.Second); err != nil || l.IPv4 != address(10) {
+		t.Errorf("the first pod's lease is %v, %v", l.IPv4, err)
+	}
+	m.Release(key(1))
+	m.appears("its end is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	if n := m.log.count("not available to this node any more"); n < 1 || n > 2 {
+		t.Errorf("told of %d times", n)
+	}
+}

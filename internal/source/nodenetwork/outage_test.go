@@ -1,0 +1,89 @@
+package nodenetwork
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func (m *machine) killAPI() {
+	m.t.Helper()
+	if err := harness.ControlPlane.KillAPIServer(); err != nil {
+		m.t.Fatal(err)
+	}
+	down := true
+	m.t.Cleanup(func() {
+		if down && m.t.Failed() {
+			_ = harness.ControlPlane.StartAPIServer(context.Background())
+		}
+	})
+}
+
+func (m *machine) startAPI() {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	defer cancel()
+	if err := harness.ControlPlane.StartAPIServer(ctx); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// The API server dies: pods come and go from memory, a restarted daemon serves
+// from its file and keeps back what it had confirmed, and what happened
+// meanwhile is told afterwards.
+func TestAPIServerOutage(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 15))
+	kept := map[int]source.Lease{1: m.add(1)}
+	m.operator(releasing("10.0.0.15"))
+	m.released("10.0.0.15")
+
+	m.killAPI()
+	kept[2] = m.add(2)
+	kept[3] = m.add(3)
+	m.Release(key(1))
+	delete(kept, 1)
+	m.until("the daemon sees the outage", func() bool { return m.Snapshot().LastError != "" })
+
+	m.stop()
+	m.start()
+	for i, l := range kept {
+		if err := m.Restore(request(i), l); err != nil {
+			t.Fatal(err)
+		}
+	}
+	started := time.Now()
+	for i := 4; i <= 6; i++ {
+		kept[i] = m.add(i)
+	}
+	if took := time.Since(started); took > 10*time.Second {
+		t.Errorf("after the restart pods waited %v", took)
+	}
+	l, err := m.try(7, 200*time.Millisecond)
+	if ex, ok := err.(*source.Exhausted); !ok || ex.Reason != "unreachable" { //nolint:errorlint // the contract is this very type
+		t.Errorf("a pod too many got %v, %v", l.IPv4, err)
+	}
+
+	m.startAPI()
+	o := m.appears("the new state is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 5 })
+	for i, l := range kept {
+		if u := o.Status.IPAM.Used[l.IPv4.String()]; u.UID != request(i).Pod.UID {
+			t.Errorf("%v is reported as %+v", l.IPv4, u)
+		}
+	}
+	if !slices.Equal(o.Status.IPAM.Released, []string{"10.0.0.15"}) {
+		t.Errorf("released: %v", o.Status.IPAM.Released)
+	}
+	m.operator(releasing())
+	if l := m.add(7); l.IPv4 != address(15) {
+		t.Errorf("the last pod got %v", l.IPv4)
+	}
+}

@@ -1,0 +1,137 @@
+package nodenetwork
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// put creates an object as a person would.
+func (m *machine) put(id string) *v1alpha1.NodeNetwork {
+	m.t.Helper()
+	three := int32(3)
+	o := &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: m.name},
+		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: id, InstanceType: itype, ENI: v1alpha1.ENISpec{PreAllocate: &three}},
+	}
+	if err := m.api.Create(m.t.Context(), o); err != nil {
+		m.t.Fatal(err)
+	}
+	return o
+}
+
+func (m *machine) putNode(providerID string) *corev1.Node {
+	m.t.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
+	if err := m.api.Create(m.t.Context(), n); err != nil {
+		m.t.Fatal(err)
+	}
+	return n
+}
+
+// readySays waits until the node is not ready and says why.
+func (m *machine) readySays(what string) {
+	m.t.Helper()
+	m.until("Ready says "+what, func() bool {
+		err := m.Ready()
+		return err != nil && strings.Contains(err.Error(), what)
+	})
+}
+
+func TestObjectIsOwnedByTheNode(t *testing.T) {
+	m := newMachine(t)
+	n := m.putNode("aws:///zone-a/" + instance)
+	m.start()
+	o := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	if len(o.OwnerReferences) != 1 || o.OwnerReferences[0].UID != n.UID || o.OwnerReferences[0].Kind != "Node" {
+		t.Errorf("owner references: %+v", o.OwnerReferences)
+	}
+}
+
+func TestAnObjectOfAPersonStaysAsItIs(t *testing.T) {
+	m := newMachine(t)
+	before := m.put(instance)
+	m.start()
+	o := m.appears("the daemon reports", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.InstanceID == instance })
+	if o.UID != before.UID || o.Generation != before.Generation || *o.Spec.ENI.PreAllocate != 3 {
+		t.Errorf("the spec was changed: %+v", o.Spec)
+	}
+}
+
+func TestWaitsForTheObject(t *testing.T) {
+	m := newMachine(t)
+	m.spec = nil
+	m.start()
+	m.readySays("create it, or let berthd do so by --auto-create-node-network")
+	m.put(instance)
+	m.readySays("operator has not reported")
+	m.operator(give(10, 10))
+	m.add(1)
+}
+
+func TestStaleObjectIsNotServed(t *testing.T) {
+	m := newMachine(t)
+	m.spec = nil
+	m.put("i-0ddd")
+	m.operator(give(10, 12))
+	m.start()
+	m.readySays("is of instance i-0ddd")
+	if m.log.count("is of instance i-0ddd") != 1 {
+		t.Error("the log does not say so once")
+	}
+	if _, err := m.try(1, 1); err == nil {
+		t.Error("a pod got another instance's address")
+	}
+}
+
+func TestStaleObjectIsReplaced(t *testing.T) {
+	m := newMachine(t)
+	old := m.put("i-0ddd")
+	m.operator(give(10, 12))
+	m.start()
+	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	if o.UID == old.UID || len(o.Spec.IPAM.Available) > 0 {
+		t.Errorf("the object was changed, not replaced: %+v", o)
+	}
+	m.operator(give(20, 20))
+	if l := m.add(1); l.IPv4 != address(20) {
+		t.Errorf("the pod got %v", l.IPv4)
+	}
+}
+
+// The Node says that the name is still the other instance's.
+func TestStaleObjectOfALiveNodeStays(t *testing.T) {
+	m := newMachine(t)
+	m.putNode("aws:///zone-a/i-0ddd")
+	old := m.put("i-0ddd")
+	m.start()
+	m.readySays("is the node's name another's?")
+	if o := m.object(); o.UID != old.UID {
+		t.Error("the object was replaced")
+	}
+}
+
+// The object is deleted while pods run: they stay, what is warm is served, and
+// the new object is filled anew.
+func TestObjectIsDeleted(t *testing.T) {
+	m := newMachine(t)
+	hurry(m)
+	m.start()
+	o := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 11))
+	m.add(1)
+	if err := m.api.Delete(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	m.appears("a new object", func(n *v1alpha1.NodeNetwork) bool { return n.UID != o.UID && n.Status.IPAM.UsedCount == 1 })
+	m.add(2)
+	m.operator(give(10, 12))
+	m.add(3)
+	if m.log.count("not available to this node any more") > 0 {
+		t.Error("addresses were called lost that were not")
+	}
+}
