@@ -26,7 +26,9 @@ type Set struct {
 	order   []*action // the same, in the order of first use
 	account *pacer    // of all calls together, in the state shared
 	shared  bool      // the state; else apart
-	belief  float64   // that refusals are shared, as log odds
+	belief  float64   // in the state shared; see shared.go
+	last    interval  // since the last refusal
+	rate    float64   // of a shared bucket, as measured between refusals; 0 when it never was
 	ticket  uint64    // the last one given out
 	seq     uint64    // of permits, in the order of sending
 	begun   int       // waiters of priority Begun
@@ -41,9 +43,8 @@ type action struct {
 	ceiling Limit
 	pacer   *pacer
 	queue   queue
-	turns   int     // permits given
-	served  uint64  // seq of the last one
-	refused refusal // the last one that a pacer took notice of
+	turns   int    // permits given
+	served  uint64 // seq of the last one
 }
 
 // permit is the right to send one call, to be handed back with its outcome.
@@ -266,9 +267,7 @@ func (s *Set) report(p permit, o outcome) {
 		p.own.lost()
 		p.account.lost()
 	case passed:
-		p.own.pass(now)
-		p.account.pass(now)
-		s.learn(p, false)
+		s.pass(p, now)
 	case refused:
 		s.refuse(p, now)
 	}

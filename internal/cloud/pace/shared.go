@@ -5,88 +5,103 @@ import (
 	"time"
 )
 
-// The belief that refusals are shared between actions, in log odds.
+// The belief that refusals are shared between actions.
 const (
-	sharedAt   = 3.0 // the state becomes shared when belief reaches this,
-	apartAt    = 0.0 // and apart when it falls to this
-	beliefMin  = -3.0
-	beliefMax  = 4.0
-	beliefFade = 0.5 // lost with each refusal in the state shared, which tests itself too little
+	sharedAt = 2.0  // the state becomes shared when belief reaches this,
+	apartAt  = 0.0  // and apart when it falls to this
+	mostSure = 3.0  // bounds of belief, so that a change at EC2's side is noticed
+	echo     = 1.0  // gained when a refusal comes as one bucket would have it
+	silence  = -0.2 // when it says nothing: the state shared is tried less often than it is used
+	odd      = -0.5 // when one bucket would not have had it yet
+	toomuch  = -1.5 // when more calls pass than one bucket would let
 
-	unknownRate = 50.0                  // assumed of a shared bucket: more than most grant
-	jitter      = 25 * time.Millisecond // by which calls may overtake each other
-	stray       = 0.05                  // chance of a refusal for which there is no reason,
-	emptied     = 0.5                   // and of one right after another from the same bucket
+	unknownRate = 50.0 // assumed of a shared bucket: more than most grant
+	tolerance   = 1.25 // by which a rate measured once is wrong,
+	spare       = 2    // besides so many calls
+	near        = 3.0  // seconds in which two refusals are no coincidence
+	jitter      = 25 * time.Millisecond
 )
 
-// refusal is one that a pacer took notice of.
-type refusal struct {
-	seq    uint64
-	sent   time.Time
-	passed int  // calls of other actions that were sent after it and passed
-	judged bool // no more is learned from it
+// interval is the time since a refusal that a pacer took notice of. If there
+// is one bucket for all actions, it was empty then.
+type interval struct {
+	action  *action // that was refused; nil when none was
+	seq     uint64
+	sent    time.Time
+	passed  int  // calls of all actions sent since, and not refused
+	toomuch bool // for one bucket
 }
 
-// refuse puts a refusal down to the action or to the account.
+// refuse puts a refusal down to the action or to the account, and learns from
+// it which of them it was.
 func (s *Set) refuse(p permit, now time.Time) {
 	noticed := false
 	if p.account.pacer != nil {
 		p.own.lost()
-		if noticed = p.account.refuse(now); noticed && s.shared {
-			s.believe(-beliefFade)
-		}
+		noticed = p.account.refuse(now) && s.shared
 	} else {
-		noticed = p.own.refuse(now)
+		noticed = p.own.refuse(now) && !s.shared
 	}
-	s.learn(p, true)
 	if noticed {
-		p.action.refused = refusal{seq: p.seq, sent: p.sent}
+		s.hear(p)
+		s.decide(now)
 	}
-	s.decide(now)
 }
 
-// learn holds the outcome of a call against the last refusal of another action
-// before it was sent. If both draw on one bucket, that had less than one token
-// then, and so many since as rate and time make: more than those calls do not
-// pass. If they do not, hardly any is refused.
-func (s *Set) learn(p permit, refused bool) {
-	var r *refusal
-	for _, a := range s.order {
-		if a != p.action && a.refused.seq < p.seq && (r == nil || a.refused.seq > r.seq) {
-			r = &a.refused
-		}
-	}
-	if r == nil || r.seq == 0 || r.judged || s.shared && s.account.phase == searching {
+// pass learns from a call that was not refused.
+func (s *Set) pass(p permit, now time.Time) {
+	p.own.pass(now)
+	p.account.pass(now)
+	l := &s.last
+	if l.action == nil || p.seq < l.seq {
 		return
 	}
-	tokens := max(jitter, p.sent.Sub(r.sent)).Seconds() * s.sharedRate()
-	chance := max(stray, min(1-stray, tokens-float64(r.passed-1))) // of passing, if the bucket is shared
-	if r.passed == 0 {
-		chance = emptied
+	l.passed++
+	rate := s.rate
+	if rate == 0 {
+		rate = unknownRate
 	}
-	switch {
-	case refused:
-		r.judged = true // those in flight with it say the same
-		s.believe(math.Log((1 - chance) / stray))
-	case r.passed > 0: // the first one may have got what the refused one lacked little of
-		r.judged = chance == stray
-		s.believe(math.Log(chance / (1 - stray)))
-		fallthrough
-	default:
-		r.passed++
+	if !l.toomuch && float64(l.passed) > spare+tolerance*rate*since(l.sent, p.sent) {
+		l.toomuch = true
+		s.believe(toomuch)
+		s.decide(now)
 	}
 }
 
-// sharedRate is the rate of a bucket that all actions share, as far as known.
-func (s *Set) sharedRate() float64 {
-	if s.account.phase == settled {
-		return s.account.rate
+// hear learns from a refusal. If all actions share a bucket, it was empty at
+// the last refusal, whatever the action, and is empty now: what passed in
+// between is what flowed into it, and that much every time.
+func (s *Set) hear(p permit) {
+	l, took := s.last, since(s.last.sent, p.sent)
+	got := float64(l.passed) / took
+	switch {
+	case l.action == nil || l.toomuch:
+	case l.action == p.action:
+		s.believe(silence)
+	case s.rate == 0:
+		s.believe(echo * min(1, near/took))
+	case math.Abs(float64(l.passed)-s.rate*took) <= spare+(tolerance-1)*s.rate*took:
+		s.believe(echo)
+	default:
+		s.believe(odd)
 	}
-	return unknownRate
+	if l.action != nil && l.passed > spare && took > jitter.Seconds() {
+		if s.rate == 0 {
+			s.rate = got
+		}
+		s.rate += (got - s.rate) / 2
+	}
+	if p.seq > l.seq {
+		s.last = interval{action: p.action, seq: p.seq, sent: p.sent}
+	}
 }
+
+// since is the seconds between the sending of two calls, which may have
+// overtaken each other.
+func since(a, b time.Time) float64 { return max(jitter, b.Sub(a)).Seconds() }
 
 func (s *Set) believe(more float64) {
-	s.belief = max(beliefMin, min(beliefMax, s.belief+more))
+	s.belief = max(-mostSure, min(mostSure, s.belief+more))
 }
 
 // decide changes the state if the belief says so. What the actions' pacers

@@ -2,6 +2,7 @@ package pace_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -107,7 +108,7 @@ func join(ctx context.Context, api cloud.API, id string, need cloud.Priority) er
 func again[T any](call func() (T, error)) (T, error) {
 	for {
 		v, err := call()
-		if cloud.ClassOf(err) != cloud.Throttled {
+		if cloud.ClassOf(err) != cloud.Throttled || errors.Is(err, context.Canceled) {
 			return v, err
 		}
 	}
@@ -167,7 +168,8 @@ func TestOwnBuckets(t *testing.T) {
 	for _, nodes := range []int{100, 1000} {
 		for _, over := range []time.Duration{0, time.Duration(nodes) * 150 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%d nodes over %v", nodes, over), func(t *testing.T) {
-				joins{nodes: nodes, over: over, own: documented}.run(t).check(t, bound(nodes, documented[""]), 0.08)
+				// Finding the rate takes two seconds, however few the calls are.
+				joins{nodes: nodes, over: over, own: documented}.run(t).check(t, max(over, bound(nodes, documented[""])+2*time.Second), 0.08)
 			})
 		}
 	}
