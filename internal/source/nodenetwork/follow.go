@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
@@ -23,7 +22,7 @@ var relist = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1
 // follow keeps the object at hand by a list and a watch of it alone, until ctx
 // ends.
 func (s *supplier) follow(ctx context.Context) {
-	quiet := logr.Discard() // what goes wrong is told by heard
+	quiet := klog.FromContext(ctx)
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			list, err := s.api.list(ctx, o)
@@ -40,7 +39,7 @@ func (s *supplier) follow(ctx context.Context) {
 	r := cache.NewReflectorWithOptions(lw, &v1alpha1.NodeNetwork{}, seen{s}, cache.ReflectorOptions{
 		Name: resource, Logger: &quiet, Backoff: &backoff,
 	})
-	r.RunWithContext(klog.NewContext(ctx, quiet))
+	r.RunWithContext(ctx)
 }
 
 // seen takes what the reflector sees. It implements cache.ReflectorStore.

@@ -10,6 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
@@ -135,6 +138,7 @@ type told struct {
 
 // Run implements enisource.Supplier.
 func (s *supplier) Run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, logr.Discard()) // client-go's own words; what matters is told here
 	var wg sync.WaitGroup
 	wg.Go(func() { s.follow(ctx) })
 	s.pending.since = s.clock.Now() // a first report is due

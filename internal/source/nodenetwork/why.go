@@ -75,12 +75,15 @@ func (s *supplier) trouble() (reason, message string, err error) {
 	return "", "", nil
 }
 
-// word makes a condition's reason (SubnetFull) one of source.Exhausted
-// (subnet-full).
+// word makes a condition's reason (SubnetFull, ENILimit) one of source.Exhausted
+// (subnet-full, eni-limit).
 func word(reason string) string {
 	var b strings.Builder
-	for i, r := range reason {
-		if unicode.IsUpper(r) && i > 0 && !unicode.IsUpper(rune(reason[i-1])) {
+	letters := []rune(reason)
+	for i, r := range letters {
+		begins := i > 0 && unicode.IsUpper(r) &&
+			(!unicode.IsUpper(letters[i-1]) || i+1 < len(letters) && unicode.IsLower(letters[i+1]))
+		if begins {
 			b.WriteByte('-')
 		}
 		b.WriteRune(unicode.ToLower(r))

@@ -1,0 +1,143 @@
+package nodenetwork
+
+import (
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+)
+
+// counted counts the reports that were taken.
+type counted struct {
+	mu sync.Mutex // guards n
+	n  int
+}
+
+func (c *counted) Reported(result string, _ time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if result == "success" {
+		c.n++
+	}
+}
+
+func (c *counted) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n
+}
+
+// With addresses enough, changes are gathered; below half of the watermark, or
+// with pods waiting, they are told at once; never too often, nor while the API
+// is to be left alone.
+func TestWhenAReportIsDue(t *testing.T) {
+	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		p      pending
+		urgent bool
+		low    time.Duration // after t0, when the change was noted
+		high   time.Duration
+	}{
+		"enough":         {pending{}, false, coalesce / 2, coalesce * 3 / 2},
+		"too few":        {pending{}, true, gather, gather},
+		"told just now":  {pending{last: t0}, true, spacing, spacing},
+		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
+		"the API is ill": {pending{retry: backoff{until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+	} {
+		for range 100 {
+			p := tt.p
+			p.note(t0)
+			p.note(t0.Add(time.Second)) // later changes put nothing off
+			if due := p.due(tt.urgent).Sub(t0); due < tt.low || due > tt.high {
+				t.Errorf("%s: due after %v, want %v to %v", name, due, tt.low, tt.high)
+			}
+		}
+	}
+}
+
+func TestBackoffGrowsAndIsSpread(t *testing.T) {
+	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for range 100 {
+		var b backoff
+		want := firstRetry
+		for range 70 {
+			b.fail(t0, firstRetry, lastRetry)
+			if d := b.until.Sub(t0); d < want/2 || d > want*3/2 {
+				t.Fatalf("waits %v, want %v or half more or less", d, want)
+			}
+			want = min(2*want, lastRetry)
+		}
+	}
+}
+
+// A burst is one report.
+func TestReportsAreFew(t *testing.T) {
+	m := newMachine(t)
+	reports := &counted{}
+	m.tune = func(c *Config) { c.Observer = reports }
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 49))
+	m.add(1)
+	m.appears("the first pod", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+
+	before := reports.count()
+	for i := 3; i < 23; i++ {
+		m.add(i)
+	}
+	m.appears("the burst", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 21 })
+	if n := reports.count() - before; n > 2 { // one of them may be the first pod's
+		t.Errorf("%d reports for a burst", n)
+	}
+}
+
+// stock is a core with some addresses.
+type stock struct {
+	core
+	uses []enisource.Use
+}
+
+func (s stock) Room() (free, waiting int)                 { return 100, 0 }
+func (s stock) Uses() (uses []enisource.Use, waiting int) { return s.uses, 0 }
+
+// A report that is due and says what the object has already makes no request.
+func TestNothingIsWrittenWithoutAChange(t *testing.T) {
+	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	s := &supplier{
+		cfg: Config{InstanceID: instance}, clock: clk, log: slog.New(slog.DiscardHandler), // and no API
+		core: stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}},
+	}
+	o := small()
+	o.Status.IPAM = v1alpha1.IPAMStatus{
+		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
+		UsedCount: 1, InstanceID: instance,
+	}
+	s.pending.note(clk.Now())
+	at := s.report(t.Context(), o, nil, nil)
+	clk.Advance(at.Sub(clk.Now()))
+	if at = s.report(t.Context(), o, nil, nil); !at.IsZero() || !s.pending.since.IsZero() {
+		t.Errorf("another look at %v", at)
+	}
+}
+
+// One that waits is told of, and told of again when it has given up.
+func TestWaitingPodsAreReported(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(1, 0)) // ENIs without addresses
+	done := make(chan error)
+	go func() {
+		_, err := m.try(1, time.Second)
+		done <- err
+	}()
+	m.appears("the pod that waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 1 })
+	if err := <-done; err == nil {
+		t.Error("a pod got an address out of nowhere")
+	}
+	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
+}

@@ -1,0 +1,76 @@
+package nodenetwork
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/config"
+)
+
+// Settings become the object's spec in the dialect that they are in, and the
+// API takes it.
+func TestSpecOfSettings(t *testing.T) {
+	n := func(i int32) *int32 { return &i }
+	id := cloud.Identity{InstanceID: instance, InstanceType: itype, VPCID: "vpc-0a1b", Zone: "eu-west-1a"}
+	for name, tt := range map[string]struct {
+		args []string
+		want v1alpha1.ENISpec
+	}{
+		"nothing set": {},
+		"watermarks": {
+			[]string{"--min-allocate=16", "--pre-allocate=0", "--max-above-watermark=4", "--max-allocate=50", "--first-interface-index=2", "--max-eni=3", "--max-pods=110"},
+			v1alpha1.ENISpec{
+				MinAllocate: n(16), PreAllocate: n(0), MaxAboveWatermark: n(4), MaxAllocate: n(50), FirstInterfaceIndex: n(2), MaxENIs: n(3), MaxPods: n(110),
+			},
+		},
+		"warm targets": {
+			[]string{"--warm-eni-target=0", "--warm-ip-target=5", "--minimum-ip-target=10", "--warm-prefix-target=1", "--enable-prefix-delegation"},
+			v1alpha1.ENISpec{WarmENITarget: n(0), WarmIPTarget: n(5), MinimumIPTarget: n(10), WarmPrefixTarget: n(1), PrefixDelegation: true},
+		},
+		"subnets": {
+			[]string{"--subnets=subnet-0a,subnet-0b", "--security-groups=sg-0c"},
+			v1alpha1.ENISpec{SubnetIDs: []string{"subnet-0a", "subnet-0b"}, SecurityGroups: []string{"sg-0c"}},
+		},
+		"subnet tags": {
+			[]string{"--subnet-tags=for=pods"},
+			v1alpha1.ENISpec{SubnetTags: map[string]string{"for": "pods"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
+			l := config.NewLoader(flags)
+			if err := flags.Parse(append(tt.args, "--ipam=eni-operator", "--auto-create-node-network")); err != nil {
+				t.Fatal(err)
+			}
+			c, err := l.Load(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.spec = SpecOf(&c, id)
+			m.start()
+			got := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true }).Spec
+			tt.want.VPCID, tt.want.AvailabilityZone = id.VPCID, id.Zone
+			if tt.want.FirstInterfaceIndex == nil {
+				tt.want.FirstInterfaceIndex = n(1) // the API's default
+			}
+			deletes := true
+			tt.want.DeleteOnTermination = &deletes
+			if diff := cmp.Diff(v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want}, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// What the API refuses is told in its words.
+func TestSpecThatTheAPIRefuses(t *testing.T) {
+	m := newMachine(t)
+	m.spec.ENI.SubnetIDs = []string{"subnet-0A"}
+	m.start()
+	m.readySays("eni.subnetIDs must be subnet IDs")
+}
