@@ -116,7 +116,7 @@ func (c *ControlPlane) anonymous() *rest.Config {
 func WriteKubeconfig(file string, cfg *rest.Config) error {
 	const name = "vpclab"
 	k := clientapi.NewConfig()
-	k.Clusters[name] = &clientapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
+	k.Clusters[name] = &clientapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData, TLSServerName: cfg.ServerName}
 	k.AuthInfos[name] = &clientapi.AuthInfo{
 		ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken, TokenFile: cfg.BearerTokenFile,
 	}

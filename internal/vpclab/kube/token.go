@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +27,9 @@ func (c *ControlPlane) Token(ctx context.Context, account types.NamespacedName, 
 	if _, err := accounts.Create(ctx, sa, metav1.CreateOptions{}); exists(err) != nil {
 		return "", fmt.Errorf("make service account %s: %w", account, err)
 	}
+	seconds := int64(lifetime / time.Second) // nobody refreshes it here
 	request := &authenticationv1.TokenRequest{}
+	request.Spec.ExpirationSeconds = &seconds
 	if pod != nil {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID,
