@@ -40,8 +40,8 @@ func (f *labFlags) absolute() error {
 }
 
 // printNext says what to do with a lab that has a node.
-func printNext(w io.Writer, dir, node string) {
-	at := ""
+func printNext(w io.Writer, dir string, s lab.Status) {
+	at, node := "", s.Nodes[0].Name
 	if dir != lab.DefaultDir {
 		at = " --dir " + dir
 	}
@@ -53,6 +53,12 @@ func printNext(w io.Writer, dir, node string) {
 		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
 		{"vpclab kill" + at + " " + node + " --restart", "kill -9 berthd and start it again"},
 		{"vpclab down" + at, "remove everything"},
+	}
+	if s.Mode == lab.OperatorMode {
+		lines = append([][2]string{
+			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get nodenetworks, if you have kubectl"},
+			{"vpclab kill" + at + " operator-1", "kill -9 an operator; vpclab start brings it back"},
+		}, lines...)
 	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, l := range lines {

@@ -12,23 +12,26 @@ func newKill() *cobra.Command {
 	var dir string
 	var restart bool
 	c := &cobra.Command{
-		Use:   "kill NODE",
-		Short: "Kill a node's berthd with SIGKILL",
-		Long:  "Kill a node's berthd with SIGKILL. Pods that run keep running; start brings it back.",
-		Args:  cobra.ExactArgs(1),
+		Use:   "kill NODE | OPERATOR | kube-apiserver",
+		Short: "Kill a node's berthd, an operator or the API server with SIGKILL",
+		Long: `Kill a program with SIGKILL: a node's berthd by the node's name, an operator
+(operator-1) or the API server (kube-apiserver) by its own. Pods that run keep
+running; start brings the program back.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := absDir(dir)
 			if err != nil {
 				return err
 			}
-			if err := control.Dial(dir).Kill(cmd.Context(), args[0], restart); err != nil {
+			what, err := control.Dial(dir).Kill(cmd.Context(), args[0], restart)
+			if err != nil {
 				return err
 			}
-			what := "killed; start it again with vpclab start " + args[0]
+			how := "killed; start it again with vpclab start " + args[0]
 			if restart {
-				what = "killed and started again"
+				how = "killed and started again"
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "berthd of %s was %s\n", args[0], what)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s was %s\n", what, how)
 			return nil
 		},
 	}
@@ -40,18 +43,19 @@ func newKill() *cobra.Command {
 func newStart() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
-		Use:   "start NODE",
-		Short: "Start a node's berthd that was killed, and wait until it is ready",
+		Use:   "start NODE | OPERATOR | kube-apiserver",
+		Short: "Start what was killed, and wait until it is ready",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := absDir(dir)
 			if err != nil {
 				return err
 			}
-			if err := control.Dial(dir).Start(cmd.Context(), args[0]); err != nil {
+			what, err := control.Dial(dir).Start(cmd.Context(), args[0])
+			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "berthd of %s is ready\n", args[0])
+			fmt.Fprintf(cmd.OutOrStdout(), "%s is ready\n", what)
 			return nil
 		},
 	}

@@ -55,6 +55,10 @@ func newStatus() *cobra.Command {
 func printStatus(out io.Writer, s lab.Status) error {
 	fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
+	if s.Mode == lab.OperatorMode {
+		fmt.Fprintf(out, "Kubernetes API: export KUBECONFIG=%s\n", s.Kubeconfig)
+		clusterTables(w, s)
+	}
 	fmt.Fprintln(w, "\nNODE\tINSTANCE\tTYPE\tADDRESS\tBERTHD\tPID\tSTARTS\tENIS\tPODS")
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, n.Address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
@@ -87,11 +91,33 @@ func printStatus(out io.Writer, s lab.Status) error {
 		if n.Why != "" {
 			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
 		}
+		if n.Network != nil && n.Network.Why != "" {
+			fmt.Fprintf(out, "\nNodeNetwork %s: %s\n", n.Name, n.Network.Why)
+		}
+	}
+	for _, o := range s.Operators {
+		if o.Why != "" {
+			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
+		}
 	}
 	if s.Trouble != "" {
 		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
 	}
 	return nil
+}
+
+// clusterTables shows what operator mode has.
+func clusterTables(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nOPERATOR\tSTATE\tPID\tSTARTS")
+	for _, o := range s.Operators {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", o.Name, o.State, o.PID, o.Starts)
+	}
+	fmt.Fprintln(w, "\nNODENETWORK\tAVAILABLE\tUSED\tNEEDED\tRELEASING\tREADY")
+	for _, n := range s.Nodes {
+		if o := n.Network; o != nil {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\n", n.Name, o.Available, o.Used, o.Needed, o.Releasing, o.Ready)
+		}
+	}
 }
 
 func eniRow(w io.Writer, e lab.ENIStatus, node string) {

@@ -18,7 +18,9 @@ import (
 type labFlags struct {
 	dir, specFile, instanceType, binDir string
 	nodes                               int
-	daemonArgs                          []string
+	mode                                string
+	operators                           int
+	daemonArgs, operatorArgs            []string
 	env                                 map[string]string
 	noDaemons                           bool
 }
@@ -28,7 +30,10 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.specFile, "spec", "", "YAML `file` that describes the VPC and its instances (default: one VPC, two subnets)")
 	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, when no spec is given")
 	c.Flags().StringVar(&f.instanceType, "instance-type", "m5.large", "instance `type` of the nodes, when no spec is given")
-	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of berthd and berth (default: where vpclab is)")
+	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
+	modeFlag(c, &f.mode)
+	c.Flags().IntVar(&f.operators, "operators", 2, "how many berth-operator processes in operator mode; one leads")
+	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
@@ -38,10 +43,15 @@ func dirFlag(c *cobra.Command, dir *string) {
 	c.Flags().StringVar(dir, "dir", lab.DefaultDir, "`directory` of the lab; one lab a directory")
 }
 
+func modeFlag(c *cobra.Command, mode *string) {
+	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "who calls EC2 for a node: `node`, its own berthd, or operator, the cluster's berth-operator")
+}
+
 func (f *labFlags) options() (lab.Options, error) {
 	o := lab.Options{
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
+		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs,
 	}
 	if f.nodes < 1 || f.nodes > 100 {
 		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
@@ -61,6 +71,10 @@ func (f *labFlags) args() []string {
 	out := []string{
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
+		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
+	}
+	for _, a := range f.operatorArgs {
+		out = append(out, "--operator-arg="+a)
 	}
 	for _, a := range f.daemonArgs {
 		out = append(out, "--berthd-arg="+a)
@@ -79,8 +93,13 @@ func newUp() *cobra.Command {
 		Short: "Raise a lab in the background: a VPC, nodes, and berthd on each",
 		Long: `Raise a lab in the background: a virtual VPC that carries packets, nodes in network
 namespaces, and a berthd on each. Pods are added with vpclab pod add. What an
-earlier lab in the same directory left behind is removed first. Needs root.`,
+earlier lab in the same directory left behind is removed first. Needs root.
+
+With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
+for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
+plane's programs; hack/kubebox.sh builds them and prints it.`,
 		Example: `  vpclab up
+  KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
   vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,
 		Args: cobra.NoArgs,
@@ -109,7 +128,7 @@ earlier lab in the same directory left behind is removed first. Needs root.`,
 			if err != nil || len(s.Nodes) == 0 {
 				return err
 			}
-			printNext(out, f.dir, s.Nodes[0].Name)
+			printNext(out, f.dir, s)
 			return nil
 		},
 	}

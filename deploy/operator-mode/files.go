@@ -9,3 +9,8 @@ import "embed"
 //
 //go:embed admission.yaml rbac.yaml rbac
 var Roles embed.FS
+
+// Policy is what the operator's IAM role needs.
+//
+//go:embed iam-policy.json
+var Policy []byte

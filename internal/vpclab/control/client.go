@@ -99,14 +99,18 @@ func (c *Client) DelPod(ctx context.Context, node, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/pods/"+url.PathEscape(node)+"/"+url.PathEscape(name), nil, nil)
 }
 
-// Kill ends a node's berthd with SIGKILL and starts it again if asked to.
-func (c *Client) Kill(ctx context.Context, node string, restart bool) error {
-	return c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/nodes/%s/kill?restart=%t", url.PathEscape(node), restart), nil, nil)
+// Kill ends a program with SIGKILL and starts it again if asked to: a node's
+// berthd by the node's name, an operator or the API server by its own. It
+// returns what the program is to people.
+func (c *Client) Kill(ctx context.Context, name string, restart bool) (what string, err error) {
+	err = c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/programs/%s/kill?restart=%t", url.PathEscape(name), restart), nil, &what)
+	return what, err
 }
 
-// Start starts a node's berthd and returns when it is ready.
-func (c *Client) Start(ctx context.Context, node string) error {
-	return c.call(ctx, http.MethodPost, "/v1/nodes/"+url.PathEscape(node)+"/start", nil, nil)
+// Start starts a program, named as for Kill, and returns when it is ready.
+func (c *Client) Start(ctx context.Context, name string) (what string, err error) {
+	err = c.call(ctx, http.MethodPost, "/v1/programs/"+url.PathEscape(name)+"/start", nil, &what)
+	return what, err
 }
 
 // Faults lists what is in force, in words.

@@ -52,8 +52,8 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/target", answerWith(s.target))
 	mux.HandleFunc("POST /v1/pods", answerWith(s.addPod))
 	mux.HandleFunc("DELETE /v1/pods/{node}/{name}", answerWith(s.delPod))
-	mux.HandleFunc("POST /v1/nodes/{node}/kill", answerWith(s.kill))
-	mux.HandleFunc("POST /v1/nodes/{node}/start", answerWith(s.start))
+	mux.HandleFunc("POST /v1/programs/{name}/kill", answerWith(s.kill))
+	mux.HandleFunc("POST /v1/programs/{name}/start", answerWith(s.start))
 	mux.HandleFunc("GET /v1/faults", answerWith(s.listFaults))
 	mux.HandleFunc("POST /v1/faults", answerWith(s.addFault))
 	mux.HandleFunc("DELETE /v1/faults", answerWith(s.clearFaults))
@@ -98,7 +98,11 @@ func (s *server) target(r *http.Request) (any, error) {
 	case "onprem":
 		return Target{Netns: s.lab.Fabric.OnPremPath()}, nil
 	case "vpc":
-		return Target{Netns: s.lab.Fabric.RouterPath()}, nil
+		t := Target{Netns: s.lab.Fabric.RouterPath()}
+		if s.lab.Kube != nil {
+			t.Env = []string{"KUBECONFIG=" + s.lab.Kube.AdminKubeconfig()}
+		}
+		return t, nil
 	}
 	nodeName, podName, inPod := strings.Cut(name, "/")
 	n, err := s.lab.Node(nodeName)
@@ -108,6 +112,9 @@ func (s *server) target(r *http.Request) (any, error) {
 	t := Target{Netns: n.Netns, Env: []string{
 		"VPCLAB_NODE=" + n.Name, "BERTH_SOCKET=" + n.Socket(), "AWS_ENDPOINT_URL_EC2=" + lab.EC2URL, "AWS_REGION=" + s.lab.Cloud.Region(),
 	}}
+	if s.lab.Kube != nil {
+		t.Env = append(t.Env, "KUBECONFIG="+s.lab.Kube.AdminKubeconfig())
+	}
 	if inPod {
 		p, err := n.Pod(podName)
 		if err != nil {
@@ -171,30 +178,30 @@ func (s *server) delPod(r *http.Request) (any, error) {
 }
 
 func (s *server) kill(r *http.Request) (any, error) {
-	n, err := s.lab.Node(r.PathValue("node"))
+	p, err := s.program(r.PathValue("name"))
 	if err != nil {
 		return nil, err
 	}
-	if !n.Running() {
-		return nil, fmt.Errorf("berthd of %s does not run", n.Name)
+	if !p.running() {
+		return nil, fmt.Errorf("%s does not run", p.what)
 	}
-	if err := n.Kill(); err != nil || r.URL.Query().Get("restart") != "true" {
-		return struct{}{}, err
+	if err := p.kill(); err != nil || r.URL.Query().Get("restart") != "true" {
+		return p.what, err
 	}
-	return struct{}{}, n.Start()
+	return p.what, p.start(r.Context())
 }
 
 func (s *server) start(r *http.Request) (any, error) {
-	n, err := s.lab.Node(r.PathValue("node"))
+	p, err := s.program(r.PathValue("name"))
 	if err != nil {
-		return nil, err
-	}
-	if err := n.Start(); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podTimeout)
 	defer cancel()
-	return struct{}{}, n.WaitReady(ctx)
+	if err := p.start(ctx); err != nil {
+		return nil, err
+	}
+	return p.what, p.ready(ctx)
 }
 
 func (s *server) listFaults(*http.Request) (any, error) { return s.faults.strings(), nil }

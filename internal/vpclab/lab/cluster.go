@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,8 +31,12 @@ type Cluster struct {
 	// Client reads and writes as an administrator, without a cache.
 	Client client.Client
 
+	// Kubeconfig is a file by which a person outside the lab is administrator.
+	Kubeconfig string
+
 	dir     string
 	reports *reports
+	door    *doorway // for Kubeconfig
 }
 
 // The service accounts of deploy/operator-mode.
@@ -44,22 +50,42 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Mode != OperatorMode {
 		return nil
 	}
+	dir := filepath.Join(l.Dir, kubeDir)
 	control, err := kube.Start(ctx, kube.Options{
-		Assets: l.KubeAssets, Dir: l.kubeDir(), Netns: l.Fabric.RouterPath(), Address: fabric.APIEndpoint,
+		Assets: l.KubeAssets, Dir: dir, Netns: l.Fabric.RouterPath(), Address: fabric.APIEndpoint,
 		CRDs: crds.Files,
 	})
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, dir: l.kubeDir(), reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, dir: dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}
 	if err := control.Apply(ctx, operatormode.Roles); err != nil {
 		return fmt.Errorf("install the roles of operator mode: %w", err)
 	}
-	l.Progress("Kubernetes API at " + control.URL() + ", KUBECONFIG=" + control.AdminKubeconfig())
+	if err := l.Kube.open(); err != nil {
+		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
+	}
+	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
 	return l.raiseOperators(ctx)
+}
+
+// open makes the API reachable from outside the lab.
+func (c *Cluster) open() error {
+	cfg := c.Config()
+	inside, err := netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://"))
+	if err != nil {
+		return err
+	}
+	if c.door, err = openDoorway(c.Netns, inside); err != nil {
+		return err
+	}
+	cfg.ServerName = inside.Addr().String() // that of the certificate
+	cfg.Host = "https://" + c.door.listener.Addr().String()
+	c.Kubeconfig = filepath.Join(c.dir, "kubeconfig")
+	return kube.WriteKubeconfig(c.Kubeconfig, cfg)
 }
 
 func newClient(control *kube.ControlPlane) (client.Client, error) {
@@ -115,6 +141,9 @@ func (l *Lab) closeKube() error {
 	var errs []error
 	for _, o := range l.operators {
 		errs = append(errs, o.Kill())
+	}
+	if l.Kube.door != nil {
+		errs = append(errs, l.Kube.door.close())
 	}
 	l.Kube.reports.close()
 	return errors.Join(append(errs, l.Kube.Stop())...)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/ns"
@@ -27,23 +28,30 @@ import (
 //   - every pod link, route, rule, ENI table and record belongs to a pod or
 //     ENI that exists, and the other way round;
 //   - no ENI of Berth's is detached, or attached to an instance that is gone;
-//   - the counts of the four views agree.
+//   - the counts of the four views agree;
+//   - in operator mode, a node's NodeNetwork object makes available what EC2 has
+//     assigned to it and reports as used what pods have or what cools, and no
+//     address is available in two.
 //
 // It is meant for a lab at rest: what is being made or removed at the moment
 // shows up as a contradiction. WaitInvariants waits for rest.
 func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	books := l.Books()
 	nodes := l.Nodes()
+	var errs []error
+	var networks map[string]*v1alpha1.NodeNetwork
+	if l.Kube != nil {
+		networks, errs = l.networks(ctx, nodes)
+	}
 	found := make([]findings, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
-			found[i].node = n
+			found[i] = findings{node: n, operated: l.Kube != nil, network: networks[n.Name]}
 			found[i].check(ctx, books)
 		})
 	}
 	wg.Wait()
-	var errs []error
 	if err := l.Trouble(); err != nil {
 		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
 	}
@@ -95,10 +103,12 @@ func checkENIs(books vpc.Books) (errs []error) {
 
 // findings of one node.
 type findings struct {
-	node *node.Node
-	pods []*node.Pod
-	enis []vpc.ENI // attached, by the books
-	errs []error
+	node     *node.Node
+	operated bool                  // in operator mode
+	network  *v1alpha1.NodeNetwork // nil in node mode, or when there is none
+	pods     []*node.Pod
+	enis     []vpc.ENI // attached, by the books
+	errs     []error
 }
 
 func (f *findings) wrong(format string, args ...any) {
@@ -145,13 +155,18 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 			if i, ok := k.routes[a]; !ok || i != s.peer {
 				f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 			}
-			if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) && a != e.Primary }) {
+			if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) && (a != e.Primary || f.usesPrimaryOf(e)) }) {
 				f.wrong("pod %s has %s, which EC2 has not assigned to an ENI of this node", p.Name, a)
 			}
 		}
 		delete(k.links, s.peer)
 	}
 	return held
+}
+
+// usesPrimaryOf tells whether pods may have an ENI's own address.
+func (f *findings) usesPrimaryOf(e vpc.ENI) bool {
+	return f.network != nil && f.network.Spec.ENI.UsePrimaryAddress && e.Attachment.DeviceIndex > 0
 }
 
 // checkKernel looks for what belongs to no pod and no ENI. Links that pods
@@ -246,6 +261,9 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 		f.checkSpare(a.Address, "cooling", held)
 	}
 	f.checkTotals(doc)
+	if f.operated {
+		f.checkNetwork(doc, held)
+	}
 }
 
 func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*node.Pod) {
@@ -265,6 +283,9 @@ func (f *findings) checkTotals(doc introspect.Document) {
 	for _, e := range f.enis {
 		if slices.ContainsFunc(doc.ENIs, func(d introspect.ENI) bool { return d.ID == e.ID }) {
 			assigned += len(e.Secondary) + 16*len(e.Prefixes) + len(e.IPv6)
+			if f.usesPrimaryOf(e) {
+				assigned++
+			}
 		}
 	}
 	if known != assigned {

@@ -150,7 +150,10 @@ func (o Options) complete() (Options, error) {
 		o.Spec = &s
 	}
 	if o.Mode == OperatorMode {
-		s := withoutNodePermissions(*o.Spec)
+		s, err := withoutNodePermissions(*o.Spec)
+		if err != nil {
+			return o, err
+		}
 		o.Spec = &s
 	}
 	if o.Log == nil {

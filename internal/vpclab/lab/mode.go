@@ -1,12 +1,13 @@
 package lab
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
@@ -23,10 +24,31 @@ const (
 // Modes are all there are.
 var Modes = []Mode{NodeMode, OperatorMode}
 
-// OperatorKey is the access key of the operators. It may make every call,
-// unless the spec has a key of the same ID.
-var OperatorKey = spec.AccessKey{
-	ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have", Actions: []string{"*"},
+// OperatorKey is the access key of the operators. It may do what
+// deploy/operator-mode/iam-policy.json allows and no more, unless the spec has a
+// key of the same ID.
+var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have"}
+
+// policyActions are those that an IAM policy allows. The lab does not look at
+// the policy's resources and conditions.
+func policyActions(policy []byte) (actions []string, err error) {
+	var doc struct {
+		Statement []struct{ Action any }
+	}
+	if err := json.Unmarshal(policy, &doc); err != nil {
+		return nil, fmt.Errorf("read the operator's IAM policy: %w", err)
+	}
+	for _, s := range doc.Statement {
+		switch a := s.Action.(type) {
+		case string:
+			actions = append(actions, a)
+		case []any:
+			for _, v := range a {
+				actions = append(actions, fmt.Sprint(v))
+			}
+		}
+	}
+	return actions, nil
 }
 
 // programs of the lab, in BinDir.
@@ -65,7 +87,7 @@ func (o Options) completeMode() (Options, error) {
 
 // withoutNodePermissions is a spec whose instances may call nothing, and whose
 // operators have a key.
-func withoutNodePermissions(s spec.Spec) spec.Spec {
+func withoutNodePermissions(s spec.Spec) (spec.Spec, error) {
 	s.Roles = slices.Clone(s.Roles)
 	for i := range s.Roles {
 		s.Roles[i].Actions = nil
@@ -73,11 +95,12 @@ func withoutNodePermissions(s spec.Spec) spec.Spec {
 	if len(s.AccessKeys) == 0 {
 		s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
 	}
-	if !slices.ContainsFunc(s.AccessKeys, func(k spec.AccessKey) bool { return k.ID == OperatorKey.ID }) {
-		s.AccessKeys = append(slices.Clone(s.AccessKeys), OperatorKey)
+	if slices.ContainsFunc(s.AccessKeys, func(k spec.AccessKey) bool { return k.ID == OperatorKey.ID }) {
+		return s, nil
 	}
-	return s
+	key := OperatorKey
+	var err error
+	key.Actions, err = policyActions(operatormode.Policy)
+	s.AccessKeys = append(slices.Clone(s.AccessKeys), key)
+	return s, err
 }
-
-// kubeDir holds the control plane's files and logs.
-func (o Options) kubeDir() string { return filepath.Join(o.Dir, "kube") }

@@ -14,6 +14,9 @@ import (
 // DefaultDir is where the vpclab command keeps its lab unless told otherwise.
 const DefaultDir = "/run/vpclab/lab"
 
+// kubeDir, in a lab's directory, holds its control plane's files and logs.
+const kubeDir = "kube"
+
 var plainID = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
 // IDOf is the ID of the lab in a directory: the directory's own name below
@@ -28,16 +31,18 @@ func IDOf(dir string) string {
 }
 
 // Sweep removes what a lab left behind, however it ended: processes in its
-// namespaces, the namespaces with their links, and its nodes' directories. It
-// returns what it removed. The lab's own process must have ended.
+// namespaces, the namespaces with their links, and the directories of its nodes
+// and its control plane. It returns what it removed. The lab's own process must have ended.
 func Sweep(dir, id string) ([]string, error) {
 	removed, err := fabric.Sweep(id)
-	nodes := filepath.Join(dir, "nodes")
-	if _, statErr := os.Stat(nodes); statErr == nil {
-		if rmErr := os.RemoveAll(nodes); rmErr != nil {
+	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir)} {
+		if _, statErr := os.Stat(d); statErr != nil {
+			continue
+		}
+		if rmErr := os.RemoveAll(d); rmErr != nil {
 			err = errors.Join(err, rmErr)
 		} else {
-			removed = append(removed, nodes)
+			removed = append(removed, d)
 		}
 	}
 	return removed, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,28 +20,35 @@ import (
 // maxOperators is how many a lab can have.
 const maxOperators = 9
 
+// firstOperatorPort is where the first operator's metrics are; each has the
+// next.
+const firstOperatorPort = 61680
+
 // Operator is one process of berth-operator. It runs in the router's namespace,
 // as it would on a machine that is none of the nodes.
 type Operator struct {
 	*proc.Process
 	Name string // operator-1 and so on; also its identity when it leads
 
-	netns            string
-	metrics, probing string // addresses
+	netns   string
+	address string // of its metrics and probes
 }
 
 func (l *Lab) raiseOperators(ctx context.Context) error {
+	logs := filepath.Join(l.Dir, "log")
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return err
+	}
 	for i := range l.OperatorCount {
 		name := fmt.Sprintf("operator-%d", i+1)
 		o := &Operator{
-			Name: name, netns: l.Fabric.RouterPath(),
-			metrics: fmt.Sprintf("127.0.0.1:%d", 8100+i), probing: fmt.Sprintf("127.0.0.1:%d", 8200+i),
+			Name: name, netns: l.Fabric.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
 		}
 		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
 		if err := l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, ""); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		o.Process = proc.New(name, filepath.Join(l.Dir, "log", name+".log"), func() proc.Command {
+		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
 				Args: append(o.args(kubeconfig, l.clusterName()), l.OperatorArgs...), Env: l.operatorEnv(name),
@@ -63,8 +71,7 @@ func (o *Operator) args(kubeconfig, cluster string) []string {
 		"--kubeconfig=" + kubeconfig,
 		"--cluster-name=" + cluster,
 		"--ec2-endpoint=" + EC2URL,
-		"--metrics-address=" + o.metrics,
-		"--health-address=" + o.probing,
+		"--metrics-address=" + o.address,
 	}
 }
 
@@ -98,24 +105,22 @@ func (l *Lab) Operator(name string) (*Operator, error) {
 	return nil, fmt.Errorf("no operator %q; there are %d", name, len(l.operators))
 }
 
-// Get fetches a path of the operator's metrics address.
+// Get fetches a path of the operator's own address: /metrics, /readyz, /livez.
 func (o *Operator) Get(ctx context.Context, path string) (string, error) {
-	return o.get(ctx, o.metrics, path)
-}
-
-func (o *Operator) get(ctx context.Context, address, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return ns.Get(ctx, o.netns, "http://"+address+path)
+	return ns.Get(ctx, o.netns, "http://"+o.address+path)
 }
 
 // WaitReady returns once the operator calls itself ready, whether it leads or
 // stands by.
 func (o *Operator) WaitReady(ctx context.Context) error {
-	return o.Wait(ctx, func() error {
-		_, err := o.get(ctx, o.probing, "/readyz")
-		return err
-	})
+	return o.Wait(ctx, func() error { return o.ready(ctx) })
+}
+
+func (o *Operator) ready(ctx context.Context) error {
+	_, err := o.Get(ctx, "/readyz")
+	return err
 }
 
 // Leader is the operator that leads, by the Lease; nil when none does.

@@ -2,11 +2,18 @@ package lab
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
 
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/node"
@@ -28,6 +35,30 @@ type Status struct {
 	Calls    []CallCount  `json:"ec2Calls"`
 	Trouble  string       `json:"trouble,omitempty"`
 	Faults   []string     `json:"faults"` // filled by who keeps them
+
+	Mode       Mode             `json:"mode"`
+	Kubeconfig string           `json:"kubeconfig,omitempty"` // of operator mode, as is the rest
+	Operators  []OperatorStatus `json:"operators,omitempty"`
+}
+
+// OperatorStatus is one process of berth-operator.
+type OperatorStatus struct {
+	Name   string `json:"name"`
+	State  string `json:"state"` // leads, stands by, not ready, down
+	Why    string `json:"why,omitempty"`
+	PID    int    `json:"pid,omitempty"`
+	Starts int    `json:"starts"`
+	Log    string `json:"log"`
+}
+
+// NetworkStatus is what stands in a NodeNetwork.
+type NetworkStatus struct {
+	Available int    `json:"available"`
+	Used      int    `json:"used"`
+	Needed    int    `json:"needed"`
+	Releasing int    `json:"releasing"`
+	Ready     string `json:"ready"`         // of the condition
+	Why       string `json:"why,omitempty"` // of those conditions that are not as they should be
 }
 
 // NodeStatus is one node.
@@ -45,6 +76,8 @@ type NodeStatus struct {
 	Starts     int         `json:"starts"`
 	ENIs       []ENIStatus `json:"enis"`
 	Pods       []PodStatus `json:"pods"`
+	// Network is in operator mode, once the daemon has made it.
+	Network *NetworkStatus `json:"network,omitempty"`
 }
 
 // ENIStatus is one ENI as EC2 and the fabric know it.
@@ -89,7 +122,7 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	s := Status{
 		ID: l.ID, Dir: l.Dir, PID: os.Getpid(), EC2URL: EC2URL, VPC: books.VPCs[0].CIDRs[0].String(),
 		Internet: fabric.InternetHost, OnPrem: fabric.OnPremHost,
-		Gateway: drops["igw"], Calls: callCounts(l.Cloud.Calls()),
+		Gateway: drops["igw"], Calls: callCounts(l.Cloud.Calls()), Mode: l.Mode,
 	}
 	if err := l.Trouble(); err != nil {
 		s.Trouble = err.Error()
@@ -106,7 +139,64 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 		wg.Go(func() { s.Nodes[i] = nodeStatus(ctx, n, books, drops) })
 	}
 	wg.Wait()
+	if l.Kube != nil {
+		l.clusterStatus(ctx, &s)
+	}
 	return s, nil
+}
+
+// clusterStatus adds what operator mode has. An API server that does not
+// answer is trouble to be shown, not a reason to show nothing.
+func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	s.Kubeconfig = l.Kube.Kubeconfig
+	networks, err := l.Kube.NodeNetworks(ctx)
+	leader, leaderErr := l.Leader(ctx)
+	if err := errors.Join(err, leaderErr); err != nil {
+		s.Trouble = strings.TrimPrefix(s.Trouble+"\n"+err.Error(), "\n")
+	}
+	for i := range networks {
+		for k := range s.Nodes {
+			if s.Nodes[k].Name == networks[i].Name {
+				s.Nodes[k].Network = networkStatus(&networks[i])
+			}
+		}
+	}
+	for _, o := range l.operators {
+		s.Operators = append(s.Operators, operatorStatus(ctx, o, o == leader))
+	}
+}
+
+func operatorStatus(ctx context.Context, o *Operator, leads bool) OperatorStatus {
+	s := OperatorStatus{Name: o.Name, State: "stands by", PID: o.PID(), Starts: o.Starts(), Log: o.LogFile()}
+	switch err := o.ready(ctx); {
+	case s.PID == 0:
+		s.State = "down"
+	case err != nil:
+		s.State, s.Why = "not ready", err.Error()
+	case leads:
+		s.State = "leads"
+	}
+	return s
+}
+
+func networkStatus(o *v1alpha1.NodeNetwork) *NetworkStatus {
+	s := &NetworkStatus{
+		Available: int(o.Status.ENI.Available), Used: int(o.Status.IPAM.UsedCount), Needed: int(o.Status.ENI.Needed),
+		Releasing: len(o.Spec.IPAM.Releasing), Ready: "Unknown",
+	}
+	var why []string
+	for _, c := range o.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady {
+			s.Ready = string(c.Status)
+		}
+		if good := c.Type == v1alpha1.ConditionReady; good != (c.Status == metav1.ConditionTrue) {
+			why = append(why, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	s.Why = strings.Join(why, "; ")
+	return s
 }
 
 func callCounts(calls map[string]vpc.CallStats) []CallCount {
