@@ -1,5 +1,7 @@
 package pace
 
+import "slices"
+
 // Call is what there is to know about the calls of one EC2 action.
 type Call struct {
 	// Action is EC2's name, such as "AssignPrivateIpAddresses".
@@ -32,3 +34,16 @@ var (
 	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
 )
+
+// Actions are the names of all, sorted.
+func Actions() []string {
+	var names []string
+	for _, c := range []Call{
+		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeVPCs,
+		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
+	} {
+		names = append(names, c.Action)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -34,7 +34,7 @@ type Reply struct {
 // call's time-out. The error is always a *cloud.Error, of class Throttled only
 // if no attempt had an effect.
 func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) error {
-	a := attempt{set: s, call: c, left: s.CallTimeout}
+	a := attempt{set: s, call: c, left: s.options.CallTimeout}
 	for {
 		r := a.once(ctx, send)
 		switch {
@@ -70,7 +70,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 	permit, ticket, waited, err := s.acquire(ctx, a.call, a.ticket)
 	a.ticket = ticket
 	if waited > 0 {
-		s.Observer.Limited(op, waited)
+		s.options.Observer.Limited(op, waited)
 	}
 	if err != nil {
 		return Reply{Err: &cloud.Error{
@@ -79,7 +79,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 		}}
 	}
 	callCtx, cancel := context.WithTimeoutCause(ctx, a.left,
-		fmt.Errorf("no reply within %v: %w", s.CallTimeout, context.DeadlineExceeded))
+		fmt.Errorf("no reply within %v: %w", s.options.CallTimeout, context.DeadlineExceeded))
 	defer cancel()
 	start := s.clock.Now()
 	r := send(callCtx)
@@ -91,7 +91,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 		r.Err = &e
 	}
 	s.report(permit, r.outcome())
-	s.Observer.Call(op, r.code(), took)
+	s.options.Observer.Call(op, r.code(), took)
 	return r
 }
 
@@ -131,7 +131,7 @@ func (a *attempt) retry(ctx context.Context, r Reply) bool {
 		return true
 	case r.Err.Class == cloud.Throttled:
 		a.throttled++
-		a.set.Logger.Debug("EC2 throttled a call", "op", a.call.Action, "code", r.Err.Code, "attempt", a.throttled)
+		a.set.options.Logger.Debug("EC2 throttled a call", "op", a.call.Action, "code", r.Err.Code, "attempt", a.throttled)
 		return a.throttled < ThrottledTries
 	case r.Err.Class == cloud.Transient:
 		a.lostReply = a.lostReply || !r.Unsent

@@ -18,8 +18,8 @@ const (
 // region. There is to be one, so that it sees all that draws on the same
 // buckets. It is safe for concurrent use.
 type Set struct {
-	Options
-	clock clock.Clock
+	options Options
+	clock   clock.Clock
 
 	mu      sync.Mutex // guards all below; never held across a wait
 	actions map[string]*action
@@ -59,7 +59,7 @@ type permit struct {
 // NewSet returns a Set that has not seen a call yet.
 func NewSet(o Options) *Set {
 	o = o.withDefaults()
-	return &Set{Options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}), actions: make(map[string]*action)}
+	return &Set{options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}), actions: make(map[string]*action)}
 }
 
 // acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
@@ -105,7 +105,7 @@ func (s *Set) join(c Call, p cloud.Priority, ticket uint64) *waiter {
 func (s *Set) action(c Call, now time.Time) *action {
 	a := s.actions[c.Action]
 	if a == nil {
-		ceiling := s.Ceilings[c.Action]
+		ceiling := s.options.Ceilings[c.Action]
 		a = &action{name: c.Action, begins: c.Begins, ceiling: ceiling, pacer: newPacer(now, ceiling)}
 		a.queue.init()
 		s.actions[c.Action] = a
@@ -177,13 +177,18 @@ func (s *Set) head(a *action, now time.Time) *waiter {
 		return nil
 	}
 	w := a.queue.first()
-	if a.begins && w.priority < cloud.Begun && s.begun > 0 {
+	if old := a.queue.oldest(); a.turns%fairTurn == fairTurn-1 && now.Sub(old.since) > patience && !s.heldBack(old) {
+		w = old
+	}
+	if s.heldBack(w) {
 		return nil
 	}
-	if old := a.queue.oldest(); a.turns%fairTurn == fairTurn-1 && now.Sub(old.since) > patience && s.begun == 0 {
-		return old
-	}
 	return w
+}
+
+// heldBack: the call begins something, and what was begun before has to wait.
+func (s *Set) heldBack(w *waiter) bool {
+	return w.action.begins && w.priority < cloud.Begun && s.begun > 0
 }
 
 // precedes tells which of the heads of two actions goes first.

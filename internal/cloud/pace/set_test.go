@@ -1,8 +1,12 @@
 package pace
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -177,4 +181,157 @@ func TestLearns(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestFinishesFirst: nothing is begun while something begun waits, and nothing
+// else is held back by that.
+func TestFinishesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(AttachENI, Limit{Rate: 1, Burst: 1})
+		w := newWaiting(t, s)
+		w.join("attach a", AttachENI, cloud.Begun, 0)
+		w.expect(turn{"attach a", 0})
+		w.join("attach b", AttachENI, cloud.Begun, 0)
+		w.join("create c", CreateENI, 100, 0)
+		w.join("create d", CreateENI, 200, 0)
+		w.join("assign e", Assign, 0, 0)
+		w.join("list", DescribeENIs, 0, 0)
+		w.join("a's second ENI", CreateENI, cloud.Begun, 0)
+		w.expect(turn{"assign e", 0}, turn{"list", 0}, turn{"a's second ENI", 0})
+		got := map[string]bool{}
+		for range 3 {
+			r := <-w.turns
+			got[r.name] = true
+			if (r.at - time.Second).Abs() > time.Millisecond {
+				t.Errorf("%s after %v, want a second", r.name, r.at)
+			}
+		}
+		if !got["attach b"] || !got["create c"] || !got["create d"] {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+// TestGivenUpBegun: something begun that is given up holds nothing back.
+func TestGivenUpBegun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(AttachENI, Limit{Rate: 0.01, Burst: 1})
+		w := newWaiting(t, s)
+		w.join("attach a", AttachENI, cloud.Begun, 0)
+		w.expect(turn{"attach a", 0})
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		go func() { _, _, _, _ = s.acquire(cloud.WithPriority(ctx, cloud.Begun), AttachENI, 0) }()
+		synctest.Wait()
+		w.join("create b", CreateENI, 1, 0)
+		w.expect(turn{"create b", 3 * time.Second})
+	})
+}
+
+// TestPatience: a call of low priority has its turn although more urgent ones
+// never end.
+func TestPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiting(t, limited(DescribeENIs, Limit{Rate: 1, Burst: 1}))
+		w.join("page", DescribeENIs, 0, 0)
+		w.expect(turn{"page", 0})
+		w.join("page", DescribeENIs, 0, 0)
+		for range 60 {
+			w.join("progress", DescribeENIs, 5, 0)
+		}
+		at := time.Duration(0)
+		for range 61 {
+			if got := <-w.turns; got.name == "page" {
+				at = got.at
+			}
+		}
+		if at < patience || at > patience+fairTurn*time.Second {
+			t.Errorf("the page had its turn after %v, want %v to %v", at, patience, patience+fairTurn*time.Second)
+		}
+	})
+}
+
+// TestQueueOrder compares a queue with a sorted list through random changes.
+func TestQueueOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		var q queue
+		q.init()
+		var all []*waiter
+		for ticket := range uint64(100) {
+			if len(all) > 0 && rng.IntN(3) == 0 {
+				i := rng.IntN(len(all))
+				q.remove(all[i])
+				all = slices.Delete(all, i, i+1)
+			}
+			w := &waiter{ticket: ticket, priority: cloud.Priority(rng.IntN(5))}
+			q.push(w)
+			all = append(all, w)
+			oldest := all[0]
+			first := slices.MinFunc(all, func(a, b *waiter) int {
+				return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.ticket, b.ticket))
+			})
+			if q.first() != first || q.oldest() != oldest || q.len() != len(all) {
+				t.Fatalf("first %+v, oldest %+v of %d; want %+v, %+v of %d", q.first(), q.oldest(), q.len(), first, oldest, len(all))
+			}
+		}
+	}
+}
+
+// TestAllCallsEnd: callers of all kinds that come, give up and are refused at
+// random leave a Set as it was.
+func TestAllCallsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(AttachENI, Limit{Rate: 20, Burst: 2})
+		var callers sync.WaitGroup
+		for seed := range uint64(300) {
+			callers.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, 0))
+				for range 10 {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.IntN(20_000))*time.Millisecond)
+					call := []Call{CreateENI, AttachENI, Assign, DescribeENIs}[rng.IntN(4)]
+					p := []cloud.Priority{0, 5, cloud.Begun}[rng.IntN(3)]
+					_ = s.Do(cloud.WithPriority(ctx, p), call, func(ctx context.Context) Reply {
+						select {
+						case <-time.After(time.Duration(rng.IntN(200)) * time.Millisecond):
+						case <-ctx.Done():
+							return Reply{Err: &cloud.Error{Class: cloud.Transient, Err: ctx.Err()}}
+						}
+						class := []cloud.Class{cloud.Unknown, cloud.Unknown, cloud.Throttled, cloud.Gone, cloud.Transient}[rng.IntN(5)]
+						if class == cloud.Unknown {
+							return Reply{}
+						}
+						return Reply{Err: &cloud.Error{Class: class, Code: "Code"}}
+					})
+					cancel()
+				}
+			})
+		}
+		callers.Wait()
+		for _, a := range s.order {
+			if a.queue.len() != 0 || a.pacer.inflight > 0 {
+				t.Errorf("%s: %d wait, %d in flight", a.name, a.queue.len(), a.pacer.inflight)
+			}
+		}
+		if s.begun != 0 || s.alarm != nil {
+			t.Errorf("%d begun ones wait, alarm %v", s.begun, s.alarm)
+		}
+	})
+}
+
+// BenchmarkWaiters is the cost of a call while so many wait.
+func BenchmarkWaiters(b *testing.B) {
+	for _, n := range []int{10, 1000, 10_000, 100_000} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			s := limited(Assign, Limit{Rate: 0.001, Burst: 1})
+			s.report(s.join(Assign, 0, 0).permit, passed)
+			for i := range n {
+				s.join(Assign, cloud.Priority(i%16), 0)
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				s.leave(s.join(Assign, cloud.Priority(i%16), 0))
+			}
+		})
+	}
 }

@@ -123,5 +123,5 @@ func (s *Set) decide(now time.Time) {
 	default:
 		return
 	}
-	s.Logger.Debug("Learned whether EC2's refusals are shared between actions", "shared", s.shared, "rate", s.account.rate)
+	s.options.Logger.Info("Learned whether EC2's refusals are shared between actions", "shared", s.shared, "rate", s.account.rate)
 }
