@@ -29,6 +29,9 @@ func labSpec() spec.Spec {
 		{Name: "a", Zone: "lab-1a", CIDR: p("10.0.0.0/22"), IPv6: p("2001:db8:0:1::/64"), Tags: map[string]string{"for": "pods"}},
 		{Name: "tiny", Zone: "lab-1a", CIDR: p("10.0.8.0/28")},
 	}
+	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups,
+		spec.SecurityGroup{Name: "pods", Tags: map[string]string{"for": "pods", "by": "*"}},
+		spec.SecurityGroup{Name: "others", Tags: map[string]string{"for": "pods", "by": "x"}})
 	s.Instances = []spec.Instance{
 		{Name: "node", Type: "t3.small", Subnet: "a", Role: "node"},
 		{Name: "xen", Type: "t2.medium", Subnet: "a", Role: "node"},
@@ -112,6 +115,17 @@ func TestLabLife(t *testing.T) {
 		t.Fatalf("subnets %+v", subnets)
 	}
 
+	groups := must[[]string](t)(c.SecurityGroups(ctx, node.VPCID, nil))
+	if len(groups) != 3 || !slices.IsSorted(groups) || !slices.Contains(groups, node.ENIs[0].Groups[0]) {
+		t.Errorf("security groups %v", groups)
+	}
+	if got := must[[]string](t)(c.SecurityGroups(ctx, node.VPCID, map[string]string{"for": "pods", "by": "*"})); len(got) != 1 || !slices.Contains(groups, got[0]) {
+		t.Errorf("security groups %v for the tags, of %v", got, groups)
+	}
+	if got := must[[]string](t)(c.SecurityGroups(ctx, "vpc-00000000000000000", nil)); len(got) != 0 {
+		t.Errorf("security groups %v of no VPC", got)
+	}
+
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	req := cloud.CreateENI{
 		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2, IPv6: 1,
@@ -144,6 +158,12 @@ func TestLabLife(t *testing.T) {
 	both := must[[]cloud.Instance](t)(c.Instances(ctx, []string{id, "i-00000000000000000", lab.Cloud.InstanceID("xen")}))
 	if len(both) != 2 || len(both[0].ENIs)+len(both[1].ENIs) != 3 {
 		t.Errorf("instances %+v", both)
+	}
+	tagged := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{
+		InstanceIDs: []string{id, lab.Cloud.InstanceID("xen")}, VPCID: node.VPCID, Status: "in-use", Tags: map[string]string{"owner": "node"},
+	}))
+	if len(tagged) != 1 || tagged[0].ID != eni.ID {
+		t.Errorf("interfaces of both nodes with the tag: %+v", tagged)
 	}
 
 	addrs := must[[]netip.Addr](t)(c.AssignAddresses(ctx, eni.ID, 1))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -146,6 +147,50 @@ func TestENIFilters(t *testing.T) {
 		if got := sent[2].Get(key); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
+	}
+}
+
+// TestENIsOfManyInstances: the instances are split as IDs are, and every part is
+// narrowed by the rest of the filter.
+func TestENIsOfManyInstances(t *testing.T) {
+	var ids []string
+	for i := range 401 {
+		ids = append(ids, fmt.Sprintf("i-%d", i))
+	}
+	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
+	if _, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{InstanceIDs: ids, VPCID: "vpc-1"}); err != nil {
+		t.Fatal(err)
+	}
+	sent := s.sent(describeENIs)
+	if len(sent) != 3 {
+		t.Fatalf("%d requests for 401 instances, want 3 of at most 200", len(sent))
+	}
+	for i, last := range []string{"i-199", "i-399", "i-400"} {
+		n := len(ids[i*200 : min(401, i*200+200)])
+		if r := sent[i]; r.Get("Filter.1.Value.1") != "vpc-1" || r.Get("Filter.2.Name") != "attachment.instance-id" || r.Get(fmt.Sprintf("Filter.2.Value.%d", n)) != last {
+			t.Errorf("request %d: %v", i, r)
+		}
+	}
+}
+
+// TestSecurityGroups follows pages and puts the groups in order.
+func TestSecurityGroups(t *testing.T) {
+	const op = "DescribeSecurityGroups"
+	s := serve(t, map[string][]answer{op: {
+		ok(op, "<securityGroupInfo><item><groupId>sg-2</groupId></item></securityGroupInfo><nextToken>a</nextToken>"),
+		ok(op, "<securityGroupInfo><item><groupId>sg-1</groupId></item></securityGroupInfo>"),
+		ok(op, "<securityGroupInfo><item><groupName>x</groupName></item></securityGroupInfo>"),
+	}})
+	c := client(t, s)
+	got, err := c.SecurityGroups(t.Context(), "vpc-1", map[string]string{"for": "pods"})
+	if err != nil || !slices.Equal(got, []string{"sg-1", "sg-2"}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if r := s.sent(op)[1]; r.Get("Filter.1.Value.1") != "vpc-1" || r.Get("Filter.2.Name") != "tag:for" || r.Get("NextToken") != "a" {
+		t.Errorf("asked for %v", r)
+	}
+	if _, err := c.SecurityGroups(t.Context(), "vpc-1", nil); cloud.ClassOf(err) != cloud.Transient {
+		t.Errorf("a group without an ID: %v", err)
 	}
 }
 

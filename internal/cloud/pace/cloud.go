@@ -105,13 +105,13 @@ func (p *paced) Instances(ctx context.Context, ids []string) ([]cloud.Instance, 
 
 // Limits implements cloud.API. What the cloud said of a type is remembered.
 func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
-	p.mu.Lock()
-	l, ok := p.types[instanceType]
-	p.mu.Unlock()
-	if ok {
+	if l, ok := p.known(instanceType); ok {
 		return l, nil
 	}
 	got, err, _ := p.asking.Do(instanceType, func() (any, error) {
+		if l, ok := p.known(instanceType); ok {
+			return l, nil
+		}
 		l, err := do(context.WithoutCancel(ctx), p, DescribeTypes, func(ctx context.Context) (cloud.Limits, error) { return p.api.Limits(ctx, instanceType) })
 		if err == nil {
 			p.mu.Lock()
@@ -124,6 +124,13 @@ func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, 
 		return cloud.Limits{}, err
 	}
 	return got.(cloud.Limits), nil
+}
+
+func (p *paced) known(instanceType string) (cloud.Limits, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l, ok := p.types[instanceType]
+	return l, ok
 }
 
 // ENIs implements cloud.API.

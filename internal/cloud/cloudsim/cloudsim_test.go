@@ -1,0 +1,220 @@
+package cloudsim
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
+)
+
+// small is a VPC with a subnet of 11 addresses and one m5.large.
+func small(t *testing.T, o Options) *Cloud {
+	t.Helper()
+	c := New(o)
+	if err := c.AddSubnet("subnet-1", "a", "10.0.0.0/28", 0, map[string]string{"for": "pods"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.AddInstance("i-1", "m5.large", "subnet-1"); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func class(t *testing.T, err error, want cloud.Class) {
+	t.Helper()
+	if got := cloud.ClassOf(err); got != want || err == nil {
+		t.Errorf("class %v (%v), want %v", got, err, want)
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func free(t *testing.T, c *Cloud) int {
+	t.Helper()
+	s, err := c.Subnets(t.Context(), cloud.SubnetFilter{Zone: "a", Tags: map[string]string{"for": "pods"}})
+	if err != nil || len(s) != 1 {
+		t.Fatalf("%v: %v", s, err)
+	}
+	return s[0].Free
+}
+
+// TestLife takes ENIs through their lives, with the refusals on the way.
+func TestLife(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Addresses: 3, ClientToken: "t", Tags: map[string]string{"a": "1"}}
+	e, err := c.CreateENI(ctx, req)
+	ok(t, err)
+	if again, err := c.CreateENI(ctx, req); err != nil || again.ID != e.ID || len(e.Addresses) != 3 || free(t, c) != 6 {
+		t.Errorf("%+v, then %+v (%v), %d free", e, again, err, free(t, c))
+	}
+	req.Addresses = 4
+	_, err = c.CreateENI(ctx, req)
+	class(t, err, cloud.Bug)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Addresses: 6})
+	class(t, err, cloud.SubnetFull)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2"})
+	class(t, err, cloud.Gone)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{"sg-9"}})
+	class(t, err, cloud.Gone)
+	_, err = c.AttachENI(ctx, e.ID, "i-1", 0)
+	class(t, err, cloud.Conflict)
+	a, err := c.AttachENI(ctx, e.ID, "i-1", 1)
+	ok(t, err)
+	ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, true))
+	ok(t, c.Tag(ctx, e.ID, map[string]string{"b": "2"}))
+	class(t, c.DeleteENI(ctx, e.ID), cloud.Conflict)
+	_, err = c.AssignAddresses(ctx, e.ID, 7)
+	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large
+	got, err := c.AssignAddresses(ctx, e.ID, 6)
+	ok(t, err)
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+	class(t, err, cloud.SubnetFull)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Addr{netip.MustParseAddr("10.9.9.9")}), cloud.Gone)
+	ok(t, c.UnassignAddresses(ctx, e.ID, got[:5]))
+
+	list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}})
+	ok(t, err)
+	if len(list) != 1 || len(list[0].Addresses) != 4 || !list[0].Attachment.DeleteOnTermination || list[0].Attachment.Status != "attached" {
+		t.Errorf("listed %+v", list)
+	}
+	list[0].Addresses[0] = netip.Addr{}
+	if truth := c.Truth(); len(truth) != 2 || !truth[1].Addresses[0].IsValid() {
+		t.Errorf("a caller changed the books: %+v", truth)
+	}
+	ok(t, c.DetachENI(ctx, a))
+	class(t, c.DetachENI(ctx, a), cloud.Gone)
+	ok(t, c.DeleteENI(ctx, e.ID))
+	if n := free(t, c); n != 10 {
+		t.Errorf("%d free at the end, want 10", n)
+	}
+	if s := c.Total(pace.CreateENI.Action); s.Calls != 7 || s.Failed != 5 || s.Refused != 0 {
+		t.Errorf("creations %+v", s)
+	}
+	if c.CPU() <= 0 {
+		t.Error("no CPU time was used")
+	}
+}
+
+// TestTerminate: what has DeleteOnTermination goes, the rest is left detached.
+func TestTerminate(t *testing.T) {
+	c, ctx := small(t, Options{}), t.Context()
+	for i := range 2 {
+		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		ok(t, err)
+		a, err := c.AttachENI(ctx, e.ID, "i-1", 1+i)
+		ok(t, err)
+		ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, i == 0))
+	}
+	c.Terminate("i-1")
+	_, err := c.Instance(ctx, "i-1")
+	class(t, err, cloud.Gone)
+	left, err := c.ENIs(ctx, cloud.ENIFilter{Status: "available"})
+	if err != nil || len(left) != 1 || len(c.Truth()) != 1 || free(t, c) != 10 {
+		t.Errorf("%+v left (%v), %d free", left, err, free(t, c))
+	}
+}
+
+// TestPrefixes: a subnet gives prefixes until it has none, and takes them back.
+func TestPrefixes(t *testing.T) {
+	c, ctx := New(Options{}), t.Context()
+	ok(t, c.AddSubnet("subnet-1", "a", "10.0.0.0/26", 0, map[string]string{"for": "pods"}))
+	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Prefixes: 1})
+	ok(t, err)
+	more, err := c.AssignPrefixes(ctx, e.ID, 1)
+	ok(t, err)
+	if more[0] == e.Prefixes[0] || more[0].Bits() != 28 || free(t, c) != 59-1-32 {
+		t.Errorf("prefixes %v and %v, %d free", e.Prefixes, more, free(t, c))
+	}
+	_, err = c.AssignPrefixes(ctx, e.ID, 1)
+	class(t, err, cloud.SubnetFull) // 26 are free, but no aligned 16
+	ok(t, c.UnassignPrefixes(ctx, e.ID, more))
+	if back, err := c.AssignPrefixes(ctx, e.ID, 1); err != nil || back[0] != more[0] {
+		t.Errorf("%v: %v", back, err)
+	}
+}
+
+// TestDelays: calls, attaching and buckets take the time that they are to take.
+func TestDelays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{
+			Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second,
+			Shared: &Bucket{Rate: 1, Size: 4}, Buckets: map[string]Bucket{pace.CreateENI.Action: {Rate: 1, Size: 1}},
+		}), t.Context()
+		start := time.Now()
+		e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		ok(t, err)
+		if took := time.Since(start); took != 100*time.Millisecond {
+			t.Errorf("the call took %v", took)
+		}
+		_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+		class(t, err, cloud.Throttled)
+		_, err = c.AttachENI(ctx, e.ID, "i-1", 1)
+		ok(t, err)
+		status := func() string {
+			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e.ID}})
+			ok(t, err)
+			return list[0].Attachment.Status
+		}
+		if s := status(); s != "attaching" {
+			t.Errorf("status %q after 100 ms", s)
+		}
+		time.Sleep(2 * time.Second) //nolint:forbidigo // bubble time
+		if s := status(); s != "attached" {
+			t.Errorf("status %q after 2 s", s)
+		}
+		refused := c.Total().Refused
+		for range 10 {
+			_, _ = c.VPCCIDRs(ctx, VPC)
+		}
+		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
+		if n := c.Total().Refused - refused; n != 7 {
+			t.Errorf("%d of 10 calls were refused, want 7", n)
+		}
+	})
+}
+
+// TestManyNodes: what a call costs does not grow with the nodes.
+func TestManyNodes(t *testing.T) {
+	const nodes = 10_000
+	c, ctx := New(Options{}), t.Context()
+	ok(t, c.AddSubnet("subnet-1", "a", "10.0.0.0/8", 0, nil))
+	for i := range nodes {
+		ok(t, c.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1"))
+	}
+	for i := range nodes {
+		id := fmt.Sprintf("i-%d", i)
+		for index := 1; index < 4; index++ {
+			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Addresses: 8, ClientToken: fmt.Sprint(id, index)})
+			ok(t, err)
+			_, err = c.AttachENI(ctx, e.ID, id, index)
+			ok(t, err)
+		}
+		if list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil || len(list) != 4 {
+			t.Fatalf("%d ENIs: %v", len(list), err)
+		}
+	}
+	took := c.CPU()
+	list, err := c.ENIs(ctx, cloud.ENIFilter{VPCID: VPC})
+	if err != nil || len(list) != 4*nodes || c.Total(pace.DescribeENIs.Action).Calls != nodes+40 {
+		t.Errorf("%d ENIs, %d calls: %v", len(list), c.Total(pace.DescribeENIs.Action).Calls, err)
+	}
+	t.Logf("%d calls took %v of CPU, the listing %v", 7*nodes, took, c.CPU()-took)
+	seen := make(map[netip.Addr]bool, 10*nodes)
+	for _, e := range list {
+		for _, a := range append(e.Addresses, e.Primary) {
+			if seen[a] {
+				t.Fatalf("%v was given twice", a)
+			}
+			seen[a] = true
+		}
+	}
+}
