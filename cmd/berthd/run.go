@@ -24,6 +24,7 @@ import (
 	enisource "github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/internal/web"
 )
 
 const (
@@ -103,11 +104,11 @@ func (n *node) serve(ctx context.Context) error {
 
 // listen opens the sockets and answers on them from now on.
 func (n *node) listen() error {
-	introspection, err := daemon.ListenHTTP("introspection-address", n.cfg.IntrospectionAddr)
+	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
 	if err != nil {
 		return err
 	}
-	monitoring, err := daemon.ListenHTTP("metrics-address", n.cfg.MetricsAddr)
+	monitoring, err := web.Listen("metrics-address", n.cfg.MetricsAddr)
 	if err != nil {
 		return err
 	}

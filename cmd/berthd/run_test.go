@@ -21,11 +21,11 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// berthd runs the command with these flags until the test or stop ends it.
-func berthd(t *testing.T, flags ...string) (stop func() error) {
+// start runs the command with these flags until the test or stop ends it.
+func start(t *testing.T, flags ...string) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := newCommand()
+	cmd := berthd.Command()
 	cmd.SetArgs(flags)
 	done := make(chan error, 1)
 	go func() { done <- cmd.ExecuteContext(ctx) }()
@@ -69,7 +69,7 @@ func freeAddress(t *testing.T) string {
 func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 	dir, web := t.TempDir(), freeAddress(t)
 	socket := filepath.Join(dir, "berthd.sock")
-	stop := berthd(t, "--state-dir="+dir, "--socket="+socket, "--imds-endpoint="+deadMetadata(t),
+	stop := start(t, "--state-dir="+dir, "--socket="+socket, "--imds-endpoint="+deadMetadata(t),
 		"--introspection-address=", "--metrics-address="+web, "--log-level=error")
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -109,7 +109,7 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 	}
 	defer l.Close()
 	dir := t.TempDir()
-	cmd := newCommand()
+	cmd := berthd.Command()
 	cmd.SetArgs([]string{"--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=" + l.Addr().String(), "--log-level=error"})
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--introspection-address "+l.Addr().String()) {
 		t.Errorf("err = %v", err)
@@ -118,7 +118,7 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 
 func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 	t.Setenv("WARM_IP_TARGET", "many")
-	cmd := newCommand()
+	cmd := berthd.Command()
 	cmd.SetArgs([]string{"--no-such-flag"})
 	cmd.SetOut(io.Discard)
 	err := cmd.Execute()
@@ -130,7 +130,7 @@ func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 func TestReferences(t *testing.T) {
 	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
 		var out bytes.Buffer
-		cmd := newCommand()
+		cmd := berthd.Command()
 		cmd.SetArgs([]string{name})
 		cmd.SetOut(&out)
 		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), want) {
@@ -141,7 +141,7 @@ func TestReferences(t *testing.T) {
 
 func TestLogLevelAndFormat(t *testing.T) {
 	var out bytes.Buffer
-	log := newLogger(&out, configWith(t, "--log-level=warn", "--log-format=json"))
+	log := configWith(t, "--log-level=warn", "--log-format=json").Logger(&out)
 	log.Info("hidden")
 	log.Log(context.Background(), slog.LevelWarn, "shown")
 	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {

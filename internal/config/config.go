@@ -1,9 +1,15 @@
-// Package config is berthd's settings: one table that flags, environment
-// variables, their checks and the reference page are all made from.
+// Package config is the settings of Berth's programs: for each one table that
+// flags, environment variables, their checks and the reference page are all
+// made from.
 package config
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"net/netip"
+	"os"
 	"time"
 
 	"github.com/berthnet/berth/internal/ipam"
@@ -121,4 +127,38 @@ func (c *Config) Policy() ipam.Policy {
 	}
 	p.MaxENI, p.MaxPods, p.PrefixDelegation = c.MaxENI, c.MaxPods, c.PrefixDelegation
 	return p
+}
+
+// Logger logs as the settings ask for.
+func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLevel, c.LogFormat) }
+
+// finish fills in what is not set and finds what is wrong with settings together.
+func (c *Config) finish(unknown []string) []error {
+	c.Unknown = unknown
+	if c.NodeName == "" {
+		c.NodeName, _ = os.Hostname()
+	}
+	return c.contradictions()
+}
+
+// contradictions finds settings that are right alone and wrong together.
+func (c *Config) contradictions() []error {
+	var out []error
+	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
+	if aws && c.CiliumDialect() {
+		out = append(out, errors.New("--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"))
+	}
+	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
+		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))
+	}
+	if c.IPAM == IPAMENI && c.AutoCreateNodeNetwork {
+		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: in node mode there is no NodeNetwork"))
+	}
+	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
+		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator: node mode does not use the Kubernetes API"))
+	}
+	if c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr {
+		out = append(out, fmt.Errorf("--introspection-address and --metrics-address are both %s", c.MetricsAddr))
+	}
+	return out
 }

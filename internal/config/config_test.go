@@ -1,6 +1,7 @@
 package config
 
 import (
+	"io"
 	"net/netip"
 	"os"
 	"strings"
@@ -162,9 +163,11 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-func TestSettingsAreWellFormed(t *testing.T) {
+func TestSettingsAreWellFormed(t *testing.T) { wellFormed(t, table(&Config{})) }
+
+func wellFormed(t *testing.T, settings []Setting) {
 	seen := map[string]string{}
-	for _, s := range table(&Config{}) {
+	for _, s := range settings {
 		if s.Doc == "" || !strings.HasSuffix(s.Doc, ".") || s.Group == "" {
 			t.Errorf("--%s: documentation %q, group %q", s.Flag, s.Doc, s.Group)
 		}
@@ -177,12 +180,14 @@ func TestSettingsAreWellFormed(t *testing.T) {
 	}
 }
 
-func TestReferenceListsEverySetting(t *testing.T) {
+func TestReferenceListsEverySetting(t *testing.T) { listsAll(t, WriteReference, table(&Config{})) }
+
+func listsAll(t *testing.T, write func(io.Writer) error, settings []Setting) {
 	var b strings.Builder
-	if err := WriteReference(&b); err != nil {
+	if err := write(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range table(&Config{}) {
+	for _, s := range settings {
 		if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
 			t.Errorf("lacks --%s", s.Flag)
 		}

@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -12,11 +11,12 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// Loader ties the table to a flag set and an environment.
-type Loader struct {
-	config   Config
+// Loader ties a program's table to a flag set and an environment.
+type Loader[C any] struct {
+	config   *C // the table's rows write to it
 	settings []Setting
 	raw      map[string]*rawValue // by flag
+	finish   func(unknown []string) []error
 }
 
 // rawValue keeps a flag's text for Load, so that all mistakes are found, not the first.
@@ -43,10 +43,17 @@ func (r *rawValue) Type() string {
 // IsBoolFlag lets pflag take the flag without a value.
 func (r *rawValue) IsBoolFlag() bool { return r.bare }
 
-// NewLoader registers a flag for every setting.
-func NewLoader(flags *pflag.FlagSet) *Loader {
-	l := &Loader{raw: map[string]*rawValue{}}
-	l.settings = table(&l.config)
+// NewLoader registers a flag for every setting of berthd.
+func NewLoader(flags *pflag.FlagSet) *Loader[Config] {
+	c := &Config{}
+	return newLoader(flags, c, table(c), c.finish)
+}
+
+// newLoader registers a flag for every setting of a table that writes to c.
+// Finish is called when all are parsed, with the variables that mean nothing,
+// and returns what is wrong with them together.
+func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(unknown []string) []error) *Loader[C] {
+	l := &Loader[C]{config: c, settings: settings, raw: map[string]*rawValue{}, finish: finish}
 	for _, s := range l.settings {
 		r := &rawValue{text: s.Default, bare: s.bare}
 		l.raw[s.Flag] = r
@@ -60,7 +67,7 @@ func NewLoader(flags *pflag.FlagSet) *Loader {
 
 // Load reads flags, then the environment, then defaults, and checks all of
 // it. The error lists every mistake with its flag or variable.
-func (l *Loader) Load(environ []string) (Config, error) {
+func (l *Loader[C]) Load(environ []string) (C, error) {
 	env := map[string]string{}
 	for _, kv := range environ {
 		name, value, _ := strings.Cut(kv, "=")
@@ -72,19 +79,16 @@ func (l *Loader) Load(environ []string) (Config, error) {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	problems = append(problems, l.config.contradictions()...)
-	l.config.Unknown = unknown(l.settings, env)
-	if l.config.NodeName == "" {
-		l.config.NodeName, _ = os.Hostname()
-	}
+	problems = append(problems, l.finish(unknown(l.settings, env))...)
 	if err := errors.Join(problems...); err != nil {
-		return Config{}, fmt.Errorf("invalid settings:\n%w", err)
+		var none C
+		return none, fmt.Errorf("invalid settings:\n%w", err)
 	}
-	return l.config, nil
+	return *l.config, nil
 }
 
 // apply parses the text that wins and returns where it came from.
-func (l *Loader) apply(s Setting, env map[string]string) (name string, err error) {
+func (l *Loader[C]) apply(s Setting, env map[string]string) (name string, err error) {
 	name, value := "default of --"+s.Flag, s.Default
 	if r := l.raw[s.Flag]; r.set {
 		name, value = "--"+s.Flag, r.text
@@ -100,28 +104,6 @@ func (l *Loader) apply(s Setting, env map[string]string) (name string, err error
 		return name, fmt.Errorf("%q: %w", value, err)
 	}
 	return name, nil
-}
-
-// contradictions finds settings that are right alone and wrong together.
-func (c *Config) contradictions() []error {
-	var out []error
-	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
-	if aws && c.CiliumDialect() {
-		out = append(out, errors.New("--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"))
-	}
-	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
-		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))
-	}
-	if c.IPAM == IPAMENI && c.AutoCreateNodeNetwork {
-		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: in node mode there is no NodeNetwork"))
-	}
-	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
-		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator: node mode does not use the Kubernetes API"))
-	}
-	if c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr {
-		out = append(out, fmt.Errorf("--introspection-address and --metrics-address are both %s", c.MetricsAddr))
-	}
-	return out
 }
 
 // unknown lists variables that look like settings and are none: most likely

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // Each function returns a parser that checks a text and stores its value.
@@ -273,6 +275,31 @@ func mtu(dst *int) func(string) error {
 			return errors.New("expected 0 or a number of bytes from 576 to 65535")
 		}
 		*dst = v
+		return nil
+	}
+}
+
+// ec2Limits takes Action=rate/burst, several separated by commas.
+func ec2Limits(dst *map[string]pace.Limit) func(string) error {
+	return func(s string) error {
+		var texts map[string]string
+		if err := pairs(&texts)(s); err != nil {
+			return err
+		}
+		out := map[string]pace.Limit{}
+		for action, text := range texts {
+			if known := pace.Actions(); !slices.Contains(known, action) {
+				return fmt.Errorf("%q is no EC2 action that is called: expected %s", action, strings.Join(known, ", "))
+			}
+			rate, burst, _ := strings.Cut(text, "/")
+			r, rateErr := strconv.ParseFloat(rate, 64)
+			b, burstErr := strconv.Atoi(burst)
+			if rateErr != nil || burstErr != nil || !(r >= 0.01 && r <= 1e4) || b < 1 || b > 1e5 {
+				return fmt.Errorf("item %q: expected calls per second, from 0.01 to 10000, a slash and a burst, from 1 to 100000, such as 5/50", action+"="+text)
+			}
+			out[action] = pace.Limit{Rate: r, Burst: b}
+		}
+		*dst = out
 		return nil
 	}
 }

@@ -14,7 +14,7 @@ type Setting struct {
 	Unit    string   // what a number counts; empty where the text says it
 	Doc     string   // one sentence or two, for the reference and --help
 
-	parse func(string) error // checks a text and stores it in the Config
+	parse func(string) error // checks a text and stores it in the program's settings
 	bare  bool               // a flag that needs no value
 }
 
@@ -25,22 +25,30 @@ const (
 
 // table lists every setting; parsing writes to c.
 func table(c *Config) []Setting {
-	var rows []Setting
-	for _, group := range []struct {
-		name string
-		rows []Setting
-	}{
+	return rows([]group{
 		{"Node", nodeSettings(c)},
 		{"Warm addresses", warmSettings(c)},
 		{"ENIs", eniSettings(c)},
-		{"Cloud", cloudSettings(c)},
+		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},
-		{"Watching", watchingSettings(c)},
+		{"Watching", append(watchingSettings(c), logSettings(&c.LogLevel, &c.LogFormat)...)},
 		{"Plugin installation", installSettings(c)},
-	} {
-		for _, s := range group.rows {
-			s.Group = group.name
+	})
+}
+
+// group is the settings under one heading of the reference.
+type group struct {
+	name string
+	rows []Setting
+}
+
+// rows puts groups into one table, and each setting's own variable first.
+func rows(groups []group) []Setting {
+	var rows []Setting
+	for _, g := range groups {
+		for _, s := range g.rows {
+			s.Group = g.name
 			s.Env = append([]string{"BERTH_" + strings.ToUpper(strings.ReplaceAll(s.Flag, "-", "_"))}, s.Env...)
 			rows = append(rows, s)
 		}
@@ -119,13 +127,14 @@ func eniSettings(c *Config) []Setting {
 	}
 }
 
-func cloudSettings(c *Config) []Setting {
+// cloudSettings are those of every program that calls EC2.
+func cloudSettings(region, ec2Endpoint, imdsEndpoint *string) []Setting {
 	return []Setting{
-		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(&c.Region),
+		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(region),
 			Doc: "AWS region. Default: the instance's."},
-		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(&c.EC2Endpoint),
+		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(ec2Endpoint),
 			Doc: "URL of the EC2 API. Default: the region's."},
-		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(&c.IMDSEndpoint),
+		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(imdsEndpoint),
 			Doc: "URL of the instance metadata service. Default: http://169.254.169.254."},
 	}
 }
@@ -168,9 +177,15 @@ func watchingSettings(c *Config) []Setting {
 			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
-		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: oneOf(&c.LogLevel, "debug", "info", "warn", "error"),
+	}
+}
+
+// logSettings are every program's.
+func logSettings(level, format *string) []Setting {
+	return []Setting{
+		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: oneOf(level, "debug", "info", "warn", "error"),
 			Doc: "Least severity that is logged: debug, info, warn or error."},
-		{Flag: "log-format", Default: "text", parse: oneOf(&c.LogFormat, "text", "json"),
+		{Flag: "log-format", Default: "text", parse: oneOf(format, "text", "json"),
 			Doc: "Form of a log line: text or json."},
 	}
 }

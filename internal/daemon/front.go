@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/web"
 )
 
 // FrontOptions are what a Front listens on, and how.
@@ -81,7 +82,7 @@ func NewFront(o FrontOptions) *Front {
 // serveWeb serves one of the web listeners. Its end does not end the daemon.
 func (f *Front) serveWeb(ctx context.Context, what string, l net.Listener, h http.Handler) {
 	f.web.Go(func() {
-		if err := serveHTTP(ctx, l, h); err != nil {
+		if err := web.Serve(ctx, l, h); err != nil {
 			f.Log.Error("a web listener ended", "listener", what, "err", err)
 		}
 	})
@@ -208,7 +209,7 @@ func (f *Front) introspectionHandler() http.Handler {
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
 	if f.Pprof {
-		handleProfiles(mux)
+		web.HandleProfiles(mux)
 	}
 	return localOnly(mux)
 }

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -122,20 +121,6 @@ func TestMonitoring(t *testing.T) {
 	}
 	if code, _ := get(h, "x", "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz after the end: %d", code)
-	}
-}
-
-func TestListenHTTPNamesTheFlag(t *testing.T) {
-	l, err := ListenHTTP("metrics-address", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if _, err := ListenHTTP("metrics-address", l.Addr().String()); err == nil || !strings.Contains(err.Error(), "--metrics-address "+l.Addr().String()) {
-		t.Errorf("err = %v", err)
-	}
-	if l, err := ListenHTTP("metrics-address", ""); l != nil || err != nil {
-		t.Error(fmt.Sprint("empty address: ", l, err))
 	}
 }
 

@@ -34,10 +34,10 @@ type Metrics struct {
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		requests: famRequests.counter(), add: famAdd.histogram(callBuckets), del: famDel.histogram(callBuckets),
-		repairs: famRepairs.counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(),
+		requests: famRequests.Counter(), add: famAdd.Histogram(callBuckets), del: famDel.Histogram(callBuckets),
+		repairs: famRepairs.Counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(),
 	}
-	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: famBuild.name, Help: famBuild.help}, famBuild.labels)
+	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
 	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -71,8 +71,8 @@ type CloudMetrics struct {
 func newCloudMetrics() CloudMetrics {
 	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
 	return CloudMetrics{
-		calls: famCalls.counter(), duration: famCallTime.histogram(buckets),
-		wait: famLimiter.histogram(buckets), reconciles: famReconciles.counter(),
+		calls: famCalls.Counter(), duration: famCallTime.Histogram(buckets),
+		wait: famLimiter.Histogram(buckets), reconciles: famReconciles.Counter(),
 	}
 }
 
@@ -121,7 +121,7 @@ type NodeNetworkMetrics struct {
 }
 
 func newNodeNetworkMetrics() NodeNetworkMetrics {
-	return NodeNetworkMetrics{reports: famReports.counter(), duration: famReportTime.histogram(callBuckets)}
+	return NodeNetworkMetrics{reports: famReports.Counter(), duration: famReportTime.Histogram(callBuckets)}
 }
 
 // Reported counts one report.
@@ -134,12 +134,12 @@ func (m NodeNetworkMetrics) Reported(result string, took time.Duration) {
 type stateCollector struct{ daemon *Daemon }
 
 var (
-	addressesDesc = famAddresses.desc()
-	enisDesc      = famENIs.desc()
-	waitingDesc   = famWaiting.desc()
-	reapDesc      = famReap.desc()
-	conditionDesc = famCondition.desc()
-	ipamDesc      = famIPAM.desc()
+	addressesDesc = famAddresses.Desc()
+	enisDesc      = famENIs.Desc()
+	waitingDesc   = famWaiting.Desc()
+	reapDesc      = famReap.Desc()
+	conditionDesc = famCondition.Desc()
+	ipamDesc      = famIPAM.Desc()
 )
 
 // Describe implements prometheus.Collector.

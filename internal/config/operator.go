@@ -1,0 +1,177 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/cloud/pace"
+)
+
+// Operator is every setting of berth-operator, parsed and checked.
+type Operator struct {
+	// Cluster
+	ClusterName string
+	Kubeconfig  string // empty: in the cluster
+
+	// Leader election
+	LeaderElect    bool
+	LeaseNamespace string
+	LeaseDuration  time.Duration
+	RenewDeadline  time.Duration
+	RetryPeriod    time.Duration
+	PodName        string
+
+	// Cloud
+	Region       string
+	EC2Endpoint  string
+	IMDSEndpoint string
+	EC2Limits    map[string]pace.Limit // by action
+
+	// Nodes
+	NodeGoneGrace   time.Duration
+	ShrinkDelay     time.Duration
+	ListingInterval time.Duration
+	SettleTime      time.Duration
+	OrphanAge       time.Duration
+	OrphanInterval  time.Duration
+
+	// Watching
+	MetricsAddr string
+	HealthAddr  string
+	PprofAddr   string
+	LogLevel    string
+	LogFormat   string
+
+	// Unknown are environment variables that begin with BERTH_ and mean nothing.
+	Unknown []string
+}
+
+// Logger logs as the settings ask for.
+func (o Operator) Logger(w io.Writer) *slog.Logger { return newLogger(w, o.LogLevel, o.LogFormat) }
+
+// NewOperatorLoader registers a flag for every setting of berth-operator.
+func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
+	o := &Operator{}
+	return newLoader(flags, o, operatorTable(o), o.finish)
+}
+
+// inClusterNamespace is where Kubernetes tells a pod its namespace.
+const inClusterNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// finish fills in what is not set and finds what is wrong with settings together.
+func (o *Operator) finish(unknown []string) []error {
+	o.Unknown = unknown
+	if o.PodName == "" {
+		o.PodName, _ = os.Hostname()
+	}
+	if o.LeaseNamespace == "" {
+		text, _ := os.ReadFile(inClusterNamespace) // not there out of a cluster
+		o.LeaseNamespace = cmp.Or(strings.TrimSpace(string(text)), "kube-system")
+	}
+	return o.contradictions()
+}
+
+// renewJitter is how much longer than retry-period client-go may wait between
+// two attempts (leaderelection.JitterFactor).
+const renewJitter = 1.2
+
+func (o *Operator) contradictions() []error {
+	var out []error
+	if o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline {
+		out = append(out, fmt.Errorf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline))
+	}
+	if o.RetryPeriod > 0 && float64(o.RenewDeadline) <= renewJitter*float64(o.RetryPeriod) {
+		out = append(out, fmt.Errorf("--renew-deadline %s must be longer than %g times --retry-period %s", o.RenewDeadline, renewJitter, o.RetryPeriod))
+	}
+	if o.LeaseDuration%time.Second != 0 {
+		out = append(out, errors.New("--lease-duration must be a whole number of seconds, as a Lease counts them"))
+	}
+	listeners := map[string]string{}
+	for _, l := range []struct{ flag, address string }{
+		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr},
+	} {
+		if l.address == "" || strings.HasSuffix(l.address, ":0") {
+			continue
+		}
+		if other, taken := listeners[l.address]; taken {
+			out = append(out, fmt.Errorf("--%s and --%s are both %s", other, l.flag, l.address))
+		}
+		listeners[l.address] = l.flag
+	}
+	return out
+}
+
+// operatorTable lists every setting of berth-operator; parsing writes to o.
+func operatorTable(o *Operator) []Setting {
+	return rows([]group{
+		{"Cluster", operatorClusterSettings(o)},
+		{"Leader election", leaderSettings(o)},
+		{"Cloud", append(cloudSettings(&o.Region, &o.EC2Endpoint, &o.IMDSEndpoint), Setting{
+			Flag: "ec2-limits", Unit: "Action=calls per second/burst", parse: ec2Limits(&o.EC2Limits),
+			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
+		{"Nodes", operatorNodeSettings(o)},
+		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
+	})
+}
+
+func operatorClusterSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: nonEmpty(&o.ClusterName),
+			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
+		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
+			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+	}
+}
+
+func leaderSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "leader-elect", Default: "true", bare: true, parse: boolean(&o.LeaderElect),
+			Doc: "Work only while holding the Lease berth-operator, so that of several operators one works and the others stand by."},
+		{Flag: "leader-election-namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&o.LeaseNamespace),
+			Doc: "Namespace of that Lease; the operator's role allows it in kube-system. Default: the pod's own, out of a cluster kube-system."},
+		{Flag: "lease-duration", Default: "15s", parse: duration(&o.LeaseDuration, time.Second, time.Hour),
+			Doc: "How long after its last sign of life a leader that vanished is waited for. One that ends in order is followed at once."},
+		{Flag: "renew-deadline", Default: "10s", parse: duration(&o.RenewDeadline, 100*time.Millisecond, time.Hour),
+			Doc: "How long a leader that cannot renew the Lease goes on before it gives up and ends; shorter than lease-duration."},
+		{Flag: "retry-period", Default: "2s", parse: duration(&o.RetryPeriod, 50*time.Millisecond, time.Hour),
+			Doc: "How often the Lease is renewed, or asked for."},
+		{Flag: "pod-name", Env: []string{"POD_NAME"}, parse: text(&o.PodName),
+			Doc: "Begins the name of this operator in the Lease. Default: the host name."},
+	}
+}
+
+func operatorNodeSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "node-gone-grace", Default: "5m", parse: duration(&o.NodeGoneGrace, 0, 30*day),
+			Doc: "How long a node's Node object must be gone before its NodeNetwork is removed. One whose instance is gone or terminated goes with it."},
+		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),
+			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
+		{Flag: "listing-interval", Default: "1m", parse: duration(&o.ListingInterval, time.Second, day),
+			Doc: "How often everything that the cloud holds for the cluster's nodes is listed, to repair what replies did not tell."},
+		{Flag: "settle-time", Default: "1m", parse: duration(&o.SettleTime, time.Second, day),
+			Doc: "How long a reply of the cloud outranks listings, which may trail it."},
+		{Flag: "orphan-age", Default: "15m", parse: duration(&o.OrphanAge, time.Second, 30*day),
+			Doc: "How old a detached ENI of a vanished instance of this cluster must be before it is deleted."},
+		{Flag: "orphan-interval", Default: "10m", parse: duration(&o.OrphanInterval, time.Second, day),
+			Doc: "How often such ENIs are looked for, at random times around it."},
+	}
+}
+
+func operatorWatchingSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "metrics-address", Default: ":61680", parse: hostPort(&o.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+		{Flag: "health-address", parse: hostPort(&o.HealthAddr),
+			Doc: "Where /livez and /readyz are served besides, for probes that shall not reach /metrics. Not set: nowhere else."},
+		{Flag: "pprof-address", parse: loopbackPort(&o.PprofAddr),
+			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
+	}
+}

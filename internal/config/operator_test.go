@@ -1,0 +1,106 @@
+package config
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/cloud/pace"
+)
+
+func loadOperator(t *testing.T, args, env []string) (Operator, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("berth-operator", pflag.ContinueOnError)
+	l := NewOperatorLoader(flags)
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return l.Load(env)
+}
+
+func TestOperatorDefaults(t *testing.T) {
+	o, err := loadOperator(t, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _ := os.Hostname()
+	want := Operator{
+		ClusterName: "default", LeaderElect: true, LeaseNamespace: "kube-system", PodName: host,
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		EC2Limits:     map[string]pace.Limit{},
+		NodeGoneGrace: 5 * time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
+		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
+		MetricsAddr: ":61680", LogLevel: "info", LogFormat: "text",
+	}
+	if diff := cmp.Diff(want, o); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestOperatorInAPod(t *testing.T) {
+	o, err := loadOperator(t, nil, []string{"POD_NAME=berth-operator-x", "POD_NAMESPACE=network", "BERTH_LEASE_DURATON=30s"})
+	if err != nil || o.PodName != "berth-operator-x" || o.LeaseNamespace != "network" || !cmp.Equal(o.Unknown, []string{"BERTH_LEASE_DURATON"}) {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+func TestEC2Limits(t *testing.T) {
+	o, err := loadOperator(t, []string{"--ec2-limits=AssignPrivateIpAddresses=5/50, CreateNetworkInterface=0.5/1"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]pace.Limit{"AssignPrivateIpAddresses": {Rate: 5, Burst: 50}, "CreateNetworkInterface": {Rate: .5, Burst: 1}}
+	if diff := cmp.Diff(want, o.EC2Limits); diff != "" {
+		t.Error(diff)
+	}
+	for text, says := range map[string]string{
+		"AssignPrivateIPAddresses=5/50":  "expected AssignIpv6Addresses, AssignPrivateIpAddresses, ",
+		"AssignPrivateIpAddresses":       "expected key=value",
+		"AssignPrivateIpAddresses=5":     "a slash and a burst",
+		"AssignPrivateIpAddresses=0/5":   "from 0.01",
+		"AssignPrivateIpAddresses=NaN/5": "from 0.01",
+		"AssignPrivateIpAddresses=5/0":   "from 1 to 100000",
+		"AssignPrivateIpAddresses=5/5/5": "such as 5/50",
+	} {
+		if _, err := loadOperator(t, []string{"--ec2-limits=" + text}, nil); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+}
+
+func TestOperatorMistakesAreNamedAtOnce(t *testing.T) {
+	_, err := loadOperator(t,
+		[]string{"--retry-period=10s", "--pprof-address=:6060", "--node-gone-grace=-1s"},
+		[]string{"BERTH_LEASE_DURATION=10s", "BERTH_LEADER_ELECT=perhaps", "BERTH_METRICS_ADDRESS=:1", "BERTH_HEALTH_ADDRESS=:1"})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{
+		`--lease-duration 10s must be longer than --renew-deadline 10s`,
+		`--renew-deadline 10s must be longer than 1.2 times --retry-period 10s`,
+		`--pprof-address: ":6060": host "" is not a loopback address`,
+		`--node-gone-grace: "-1s": expected a duration`,
+		`environment variable BERTH_LEADER_ELECT: "perhaps": expected true or false`,
+		`--metrics-address and --health-address are both :1`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %s\nin %v", want, err)
+		}
+	}
+}
+
+func TestLeaseIsCountedInSeconds(t *testing.T) {
+	if _, err := loadOperator(t, []string{"--lease-duration=12500ms"}, nil); err == nil || !strings.Contains(err.Error(), "whole number of seconds") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestOperatorSettingsAreWellFormed(t *testing.T) { wellFormed(t, operatorTable(&Operator{})) }
+
+func TestOperatorReferenceListsEverySetting(t *testing.T) {
+	listsAll(t, WriteOperatorReference, operatorTable(&Operator{}))
+}

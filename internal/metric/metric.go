@@ -1,0 +1,49 @@
+// Package metric describes Prometheus metrics once: for the program that
+// registers them and for the page that documents them.
+package metric
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Family is one metric.
+type Family struct {
+	Name, Kind, Help string
+	Labels           []string
+}
+
+// New describes a metric; the kind is Prometheus's: counter, gauge or histogram.
+func New(name, kind, help string, labels ...string) Family {
+	return Family{Name: name, Kind: kind, Help: help, Labels: labels}
+}
+
+// Counter makes the metric, which is to be registered.
+func (f Family) Counter() *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: f.Name, Help: f.Help}, f.Labels)
+}
+
+// Gauge makes the metric, which is to be registered.
+func (f Family) Gauge() *prometheus.GaugeVec {
+	return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: f.Name, Help: f.Help}, f.Labels)
+}
+
+// Histogram makes the metric, which is to be registered.
+func (f Family) Histogram(buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: f.Name, Help: f.Help, Buckets: buckets}, f.Labels)
+}
+
+// Desc is for a prometheus.Collector that makes the values itself.
+func (f Family) Desc() *prometheus.Desc {
+	return prometheus.NewDesc(f.Name, f.Help, f.Labels, nil)
+}
+
+// WriteTable writes the families as a table of Markdown.
+func WriteTable(b *strings.Builder, families []Family) {
+	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	for _, f := range families {
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", f.Name, f.Kind, strings.Join(f.Labels, ", "), f.Help)
+	}
+}
