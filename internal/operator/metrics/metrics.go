@@ -1,0 +1,80 @@
+// Package metrics is what berth-operator tells Prometheus.
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+var (
+	callBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60}           // EC2 calls, seconds
+	demandBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600} // nodes that wait, seconds
+)
+
+// Metrics count what the operator does. They implement fleet.Observer and
+// pace.Observer, and may be used by many goroutines at once.
+type Metrics struct {
+	assigns   *prometheus.CounterVec
+	creations *prometheus.CounterVec
+	calls     *prometheus.HistogramVec
+	limiter   *prometheus.HistogramVec
+	resyncs   prometheus.Counter
+	demand    prometheus.Observer
+
+	demandVec *prometheus.HistogramVec
+	resyncVec *prometheus.CounterVec
+}
+
+// New makes metrics that are not registered.
+func New() *Metrics {
+	m := &Metrics{
+		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
+		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
+		resyncVec: famResyncs.Counter(), demandVec: famDemand.Histogram(demandBuckets),
+	}
+	m.resyncs, m.demand = m.resyncVec.WithLabelValues(), m.demandVec.WithLabelValues()
+	return m
+}
+
+// Register adds them to a registry. Its errors are those of names that are
+// taken.
+func (m *Metrics) Register(r prometheus.Registerer) error {
+	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec} {
+		if err := r.Register(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Acted implements fleet.Observer.
+func (m *Metrics) Acted(_ string, a eni.Action, class cloud.Class, err error, _ time.Duration) {
+	switch {
+	case a.Kind == eni.Create && err != nil:
+		m.creations.WithLabelValues(a.Subnet, class.String()).Inc()
+	case a.Kind == eni.Create:
+		m.creations.WithLabelValues(a.Subnet, "success").Inc()
+	case a.Kind == eni.Assign && err == nil:
+		m.assigns.WithLabelValues(a.Subnet).Inc()
+	}
+}
+
+// Listed implements fleet.Observer.
+func (m *Metrics) Listed(time.Duration, error) { m.resyncs.Inc() }
+
+// Satisfied counts a node that got all addresses it needed, after so long.
+func (m *Metrics) Satisfied(after time.Duration) { m.demand.Observe(after.Seconds()) }
+
+// Call implements pace.Observer.
+func (m *Metrics) Call(operation, code string, took time.Duration) {
+	m.calls.WithLabelValues(operation, code).Observe(took.Seconds())
+}
+
+// Limited implements pace.Observer.
+func (m *Metrics) Limited(operation string, waited time.Duration) {
+	m.limiter.WithLabelValues(operation).Observe(waited.Seconds())
+}
