@@ -6,19 +6,17 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source"
@@ -49,7 +47,7 @@ func TestMain(m *testing.M) {
 				fmt.Println(err)
 			}
 		}()
-		if err := grant(context.Background()); err != nil {
+		if err := harness.ControlPlane.Apply(context.Background(), operatormode.Roles); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1
 		}
@@ -59,27 +57,13 @@ func TestMain(m *testing.M) {
 
 var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 
-// grant gives the daemons' service account the generated role and nothing else.
-func grant(ctx context.Context) error {
-	role := os.DirFS(filepath.Join(harness.Tree(), "deploy", "operator-mode", "rbac", "berthd"))
-	if err := harness.ControlPlane.Apply(ctx, role); err != nil {
-		return err
-	}
-	c, err := client.New(harness.ControlPlane.Config(), client.Options{})
-	if err != nil {
-		return err
-	}
-	return c.Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "berthd"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "berthd"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: account.Namespace, Name: account.Name}},
-	})
-}
+const nodeName = "node-1"
 
-// daemonConfig is what a daemon's pod reaches the API with.
+// daemonConfig is what the daemon's pod reaches the API with: the generated
+// role, the policy of what daemons may write, and nothing else.
 func daemonConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
+	token, err := harness.ControlPlane.NodeToken(t.Context(), account, nodeName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +110,7 @@ func newMachine(t *testing.T) *machine {
 	t.Helper()
 	harness.KubeClean(t)
 	m := &machine{
-		t: t, name: "node-1", dir: t.TempDir(), api: harness.KubeClient(t),
+		t: t, name: nodeName, dir: t.TempDir(), api: harness.KubeClient(t),
 		log: &logs{t: t}, cfg: daemonConfig(t), links: &links{set: map[string]eni.ENI{}},
 		spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype},
 	}
