@@ -1,19 +1,21 @@
 package deploy
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -85,22 +87,25 @@ func TestOperatorDeployment(t *testing.T) {
 	if w.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged {
 		t.Errorf("%d replicas, host network %v, DNS %q, privileged %v", w.Spec.Replicas, pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
 	}
-	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort {
-		t.Errorf("ports %+v", c.Ports)
+	flags := pflag.NewFlagSet("berth-operator", pflag.ContinueOnError)
+	loader := config.NewOperatorLoader(flags)
+	harness.OK(t, flags.Parse(c.Args))
+	cfg, err := loader.Load(c.environ())
+	harness.OK(t, err)
+	if len(cfg.Unknown) > 0 {
+		t.Errorf("berth-operator has no settings %v", cfg.Unknown)
+	}
+	if !cfg.LeaderElect || cfg.LeaseNamespace != "kube-system" || cfg.Kubeconfig != "" {
+		t.Errorf("settings %+v", cfg)
+	}
+	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != fmt.Sprintf(":%d", c.Ports[0].HostPort) {
+		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
 	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
 		t.Errorf("probes %+v and %+v", c.LivenessProbe, c.ReadinessProbe)
 	}
-	daemon := readWorkload(t, "operator-mode/daemonset.yaml", "DaemonSet").Spec.Template.Spec.Containers[0]
-	cluster := func(c container) string {
-		for _, e := range c.environ() {
-			if name, ok := strings.CutPrefix(e, "BERTH_CLUSTER_NAME="); ok {
-				return name
-			}
-		}
-		return ""
-	}
-	if cluster(c) == "" || cluster(c) != cluster(daemon) {
-		t.Errorf("the operator's cluster is %q, the daemons' is %q", cluster(c), cluster(daemon))
+	daemon := load(t, readWorkload(t, "operator-mode/daemonset.yaml", "DaemonSet").Spec.Template.Spec.Containers[0])
+	if cfg.ClusterName != daemon.ClusterName {
+		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
 	}
 }
