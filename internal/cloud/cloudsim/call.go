@@ -77,6 +77,16 @@ func (b *bucket) fill(now time.Time) bool {
 	return b.tokens >= 1-1e-9
 }
 
+// SetBuckets changes the limits: those of all actions, if not nil, and of
+// single ones, as in Options. All buckets are full then.
+func (c *Cloud) SetBuckets(shared *Bucket, own map[string]Bucket) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.options.Shared, c.options.Buckets = shared, own
+	c.shared = newBucket(shared, c.clock.Now())
+	clear(c.buckets)
+}
+
 // bucketOf is the action's own bucket; nil when it has none. c.mu is held.
 func (c *Cloud) bucketOf(op string, now time.Time) *bucket {
 	if b, ok := c.buckets[op]; ok {

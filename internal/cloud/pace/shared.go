@@ -35,7 +35,7 @@ type interval struct {
 // refuse puts a refusal down to the action or to the account, and learns from
 // it which of them it was.
 func (s *Set) refuse(p permit, now time.Time) {
-	noticed := false
+	var noticed bool
 	if p.account.pacer != nil {
 		p.own.lost()
 		noticed = p.account.refuse(now) && s.shared

@@ -25,6 +25,10 @@ type joins struct {
 	shared *cloudsim.Bucket
 	own    map[string]cloudsim.Bucket
 	also   func(ctx context.Context, api cloud.API) // runs beside
+
+	untilBeside bool                      // also ends by itself
+	change      func(sim *cloudsim.Cloud) // of the limits,
+	after       time.Duration             // so long after the first join
 }
 
 // result is what came of joins.
@@ -51,6 +55,9 @@ func (j joins) run(t *testing.T) (r result) {
 			}
 		}()
 		start := time.Now()
+		if j.change != nil {
+			time.AfterFunc(j.after, func() { j.change(sim) })
+		}
 		type done struct{ at, wait time.Duration }
 		results := make(chan done, j.nodes)
 		for i := range j.nodes {
@@ -72,6 +79,9 @@ func (j joins) run(t *testing.T) (r result) {
 			d := <-results
 			at, waits = append(at, d.at), append(waits, d.wait)
 		}
+		if j.untilBeside {
+			<-beside
+		}
 		cancel()
 		<-beside
 		slices.Sort(at)
@@ -81,7 +91,7 @@ func (j joins) run(t *testing.T) (r result) {
 			median: at[len(at)/2], last: at[len(at)-1], wait: waits[len(waits)/2],
 			calls: total.Calls - total.Refused, refused: float64(total.Refused) / float64(total.Calls),
 		}
-		if n := len(sim.Truth()); n != 2*j.nodes {
+		if n := len(sim.Truth()); n != 2*j.nodes && !j.untilBeside {
 			t.Errorf("%d ENIs for %d nodes", n, j.nodes)
 		}
 	})
@@ -175,6 +185,39 @@ func TestOwnBuckets(t *testing.T) {
 	}
 }
 
+// TestLimitsChange: what was learned is no hindrance once EC2 limits calls in
+// another way.
+func TestLimitsChange(t *testing.T) {
+	slow, fast := cloudsim.Bucket{Rate: 4, Size: 20}, cloudsim.Bucket{Rate: 20, Size: 100}
+	for _, tt := range []struct {
+		name  string
+		joins joins
+		rest  time.Duration // least time that is left after the change
+	}{
+		{"shared, then apart", joins{nodes: 1000, shared: &slow, after: 2 * time.Minute, change: func(sim *cloudsim.Cloud) {
+			sim.SetBuckets(nil, documented)
+		}}, bound(1000-500/3, documented[""])},
+		{"apart, then shared", joins{nodes: 1000, own: documented, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+			sim.SetBuckets(&slow, nil)
+		}}, bound(3*(1000-350), slow)},
+		{"more", joins{nodes: 1000, shared: &slow, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+			sim.SetBuckets(&fast, nil)
+		}}, bound(3000-260, fast)},
+		{"less", joins{nodes: 1000, shared: &fast, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+			sim.SetBuckets(&slow, nil)
+		}}, bound(3000-1300, slow)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := tt.joins.run(t)
+			rest := r.last - tt.joins.after
+			t.Logf("%v after the change, at least %v (%.2f), %.1f %% refused", rest, tt.rest, rest.Seconds()/tt.rest.Seconds(), 100*r.refused)
+			if rest > tt.rest*14/10 || r.refused > 0.05 {
+				t.Errorf("%v after the change, want at most 1.4 times %v; %.1f %% refused", rest, tt.rest, 100*r.refused)
+			}
+		})
+	}
+}
+
 // TestUnhurriedJoins: nodes that come slowly wait for nothing but the replies.
 func TestUnhurriedJoins(t *testing.T) {
 	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudsim.Bucket{Rate: 4, Size: 20}}.run(t)
@@ -183,37 +226,54 @@ func TestUnhurriedJoins(t *testing.T) {
 	}
 }
 
-// TestTwoQueues: two actions that both have more to do than their buckets
+// TestTwoQueues: two actions that both have more to do than their own buckets
 // allow, which looks like one bucket, do not wait for each other.
 func TestTwoQueues(t *testing.T) {
-	const assigns = 500
-	var took time.Duration
-	j := joins{nodes: 500, own: documented, also: func(ctx context.Context, api cloud.API) {
-		list, err := api.ENIs(ctx, cloud.ENIFilter{})
-		if err != nil || len(list) == 0 {
-			t.Errorf("%d ENIs: %v", len(list), err)
-			return
-		}
-		start := time.Now()
-		var all sync.WaitGroup
-		for i := range assigns {
-			all.Go(func() {
-				eni := list[i%len(list)].ID
-				addrs, err := again(func() ([]netip.Addr, error) { return api.AssignAddresses(ctx, eni, 1) })
-				if err == nil {
-					_, err = again(func() (any, error) { return nil, api.UnassignAddresses(ctx, eni, addrs) })
-				}
-				if err != nil && ctx.Err() == nil && cloud.ClassOf(err) != cloud.LimitReached {
-					t.Error(err)
-				}
-			})
-		}
-		all.Wait()
-		took = time.Since(start)
-	}}
-	r := j.run(t)
-	r.check(t, bound(500, documented[""]), 0.08)
-	t.Logf("%d assignments took %v", assigns, took)
+	for _, tt := range []struct {
+		nodes, assigns int
+		own            map[string]cloudsim.Bucket
+	}{
+		{500, 500, map[string]cloudsim.Bucket{"": {Rate: 5, Size: 50}}},
+		{200, 1500, map[string]cloudsim.Bucket{"": {Rate: 2, Size: 20}, pace.Assign.Action: {Rate: 20, Size: 100}}},
+		{1000, 300, map[string]cloudsim.Bucket{"": {Rate: 10, Size: 50}, pace.Assign.Action: {Rate: 2, Size: 50}}},
+	} {
+		t.Run(fmt.Sprintf("%d nodes, %d assignments", tt.nodes, tt.assigns), func(t *testing.T) {
+			var took time.Duration
+			j := joins{nodes: tt.nodes, own: tt.own, untilBeside: true, also: func(ctx context.Context, api cloud.API) {
+				took = assign(ctx, t, api, tt.assigns)
+			}}
+			j.run(t).check(t, bound(tt.nodes, tt.own[""])+2*time.Second, 0.08)
+			b, ok := tt.own[pace.Assign.Action]
+			if !ok {
+				b = tt.own[""]
+			}
+			least := bound(tt.assigns, b)
+			t.Logf("%d assignments took %v, at least %v", tt.assigns, took, least)
+			if took > least*11/10+2*time.Second {
+				t.Errorf("%d assignments took %v, want at most 1.1 times %v", tt.assigns, took, least)
+			}
+		})
+	}
+}
+
+// assign asks for so many addresses at once, for an ENI of no instance.
+func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Duration {
+	e, err := api.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	start := time.Now()
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			if _, err := again(func() ([]netip.Addr, error) { return api.AssignAddresses(ctx, e.ID, 1) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	return time.Since(start)
 }
 
 // TestListingBeside: listings for repair and joins do not keep each other from
