@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -22,20 +23,24 @@ func newDemo() *cobra.Command {
 		Long: `Raise a lab with two or more nodes and at least eight pods, and prove one claim
 after the other on it: who reaches whom and as what, and what happens when
 berthd is killed and EC2 misbehaves. Only the cloud is imitated; the plugin, the
-daemon and the kernel are the real ones. Exits with 0 when every proof passed.`,
+daemon and the kernel are the real ones, and with --mode operator so are the
+operator and the Kubernetes API (KUBEBUILDER_ASSETS names the folder of its
+programs; hack/kubebox.sh builds them and prints it). Exits with 0 when every
+proof passed.`,
 		Example: `  vpclab demo
+  KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if mode != "node" {
-				return fmt.Errorf("--mode %q: want node, where each node's own berthd calls EC2", mode)
+			if !slices.Contains(lab.Modes, lab.Mode(mode)) {
+				return fmt.Errorf("--mode %q: want one of %v", mode, lab.Modes)
 			}
 			f := labFlags{dir: dir, binDir: binDir}
 			if err := f.absolute(); err != nil {
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes, Mode: lab.Mode(mode)},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
@@ -47,7 +52,7 @@ daemon and the kernel are the real ones. Exits with 0 when every proof passed.`,
 				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
 				_, err := control.Spawn(cmd.Context(), f.dir, []string{
-					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", nodes),
+					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", nodes), "--mode=" + mode,
 				}, func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
 				return err
 			}
@@ -55,8 +60,8 @@ daemon and the kernel are the real ones. Exits with 0 when every proof passed.`,
 		},
 	}
 	c.Flags().StringVar(&dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
-	c.Flags().StringVar(&binDir, "bin-dir", "", "`directory` of berthd and berth (default: where vpclab is)")
-	c.Flags().StringVar(&mode, "mode", "node", "who calls EC2 for a node: `node`, its own daemon")
+	c.Flags().StringVar(&binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
+	modeFlag(c, &mode)
 	c.Flags().IntVar(&nodes, "nodes", 2, "how many nodes, 2 or more")
 	c.Flags().BoolVar(&keep, "keep", false, "leave the lab up afterwards")
 	c.Flags().BoolVar(&background, "background", false, "")

@@ -104,17 +104,25 @@ func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	return fmt.Sprintf("%d answers in %d conversations, 0 lost, slowest %s; %s", t.answered.Load(), t.talks, ms(t.worst), figures), nil
 }
 
+// begin makes each pod talk to a far one and to the internet.
+func (t *traffic) begin(ctx context.Context, pods []*node.Pod, far netip.Addr) error {
+	for _, p := range pods {
+		for network, to := range map[string]netip.Addr{"tcp": far, "udp": internet} {
+			if err := t.converse(ctx, p.Netns(), network, to); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // answersEach phase of the crash must bring.
 const answersEach = 1000
 
 // around is the crash, with traffic before, during and after it.
 func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.Addr) (string, error) {
-	for _, p := range s.pods[n.Name] {
-		for network, to := range map[string]netip.Addr{"tcp": far, "udp": internet} {
-			if err := t.converse(ctx, p.Netns(), network, to); err != nil {
-				return "", err
-			}
-		}
+	if err := t.begin(ctx, s.pods[n.Name], far); err != nil {
+		return "", err
 	}
 	if err := t.flow(ctx, answersEach); err != nil {
 		return "", err

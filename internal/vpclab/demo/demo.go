@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/control"
@@ -33,18 +34,22 @@ type Options struct {
 	Told func(error) error
 }
 
-// instanceType has three ENIs of three usable addresses, so that a handful of
-// pods lands on several.
-const instanceType = "t3.small"
+// size is what the nodes of a mode can hold and what is put on them.
+type size struct {
+	instanceType string
+	addresses    int // for pods
+	pods         int // a node, to begin with: they need more than one ENI
+}
 
-// usableENIs and usableAddresses are what a node of instanceType can hold.
-const (
-	usableENIs      = 3
-	usableAddresses = 9
-)
+// maxENIs of a node of either size, the primary included.
+const maxENIs = 3
 
-// podsPerNode fill the primary ENI and part of the next.
-const podsPerNode = 5
+// sizes are small enough that a handful of pods lands on several ENIs. Operator
+// mode leaves the primary one to the node.
+var sizes = map[lab.Mode]size{
+	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
+	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
+}
 
 // proof is one claim and the way to try it. It returns figures.
 type proof struct {
@@ -53,8 +58,37 @@ type proof struct {
 }
 
 // proofs in the order in which they are shown; later ones build on earlier ones.
-var proofs = []proof{
-	{"pods come up through CNI, on several ENIs", bringUp},
+var proofs = map[lab.Mode][]proof{
+	lab.NodeMode: slices.Concat(
+		[]proof{{"pods come up through CNI, on several ENIs", bringUp}},
+		reach,
+		[]proof{
+			{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+			{"EC2 throttled: a node joins, its pods come up", throttled},
+			{"pods are kept from the metadata service when told so", metadataBlocked},
+			{"kernel, records, introspection and EC2 agree", agreement},
+		}),
+	lab.OperatorMode: slices.Concat(
+		[]proof{
+			{"nodes join, and may not call EC2", join},
+			{"a burst of pods is seen before its first ADD", burst},
+			{"pods come up through CNI, on several ENIs", bringUp},
+		},
+		reach,
+		[]proof{
+			{"pods beyond the watermark make the operator grow", grow},
+			{"operator killed with -9 under load: a standby goes on", killOperator},
+			{"API server away: ADD and DEL go on", withoutAPI},
+			{"EC2 throttled: a node joins, its pods come up", throttled},
+			{"a full subnet is told by conditions, and heals", fullSubnet},
+			{"a scrapped node's object and ENIs go", scrapped},
+			{"excess goes back by handshake, the ENI is deleted", shrink},
+			{"kernel, records, introspection, objects and EC2 agree", agreement},
+		}),
+}
+
+// reach is who reaches whom, in either mode.
+var reach = []proof{
 	{"pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
 	{"pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
 	{"pod to node and node to pod", podsAndNodes},
@@ -64,14 +98,11 @@ var proofs = []proof{
 	{"what enters by the primary interface is answered by it", nodePort},
 	{"curl localhost:6666/ip-manager tells who has what", introspection},
 	{"a deleted pod's address cools and is not reused", cooling},
-	{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
-	{"EC2 throttled: a node joins, its pods come up", throttled},
-	{"pods are kept from the metadata service when told so", metadataBlocked},
-	{"kernel, records, introspection and EC2 agree", agreement},
 }
 
 // stage is what the proofs act on.
 type stage struct {
+	size
 	lab   *lab.Lab
 	nodes []*node.Node
 	pods  map[string][]*node.Pod // by node name, in the order in which they came up
@@ -84,12 +115,11 @@ var errFailed = errors.New("not every proof passed")
 // until ctx ends when it is to be kept. An error means that a proof failed or
 // could not be tried.
 func Run(ctx context.Context, o Options) error {
-	o.Lab.DaemonArgs = append([]string{"--exclude-snat-cidrs=192.168.100.0/24"}, o.Lab.DaemonArgs...)
-	o.Lab.InstanceType = instanceType
-	if o.Lab.Nodes < 2 {
-		return fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+	o, err := o.complete()
+	if err != nil {
+		return err
 	}
-	t := &teller{out: o.Out, began: time.Now()}
+	t := &teller{out: o.Out, began: time.Now(), proofs: len(proofs[o.Lab.Mode])}
 	o.Lab.Progress = t.note
 	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
@@ -106,14 +136,39 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("raise the lab: %w", err), told(o, err))
 	}
-	s := &stage{lab: l, nodes: l.Nodes(), pods: map[string][]*node.Pod{}}
+	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes(), pods: map[string][]*node.Pod{}}
 	failed := s.play(ctx, t)
 	if !o.Keep || ctx.Err() != nil {
 		return errors.Join(failed, s.clear(t, o.Program), told(o, failed))
 	}
-	t.next(o.Program, o.Lab.Dir, s.nodes[0].Name)
+	t.next(o.Program, l)
 	err = control.Serve(ctx, l, func() error { return told(o, failed) })
 	return errors.Join(failed, err, l.Close())
+}
+
+// complete fills in what the demo needs of its lab; what the caller says wins.
+func (o Options) complete() (Options, error) {
+	if o.Lab.Mode == "" {
+		o.Lab.Mode = lab.NodeMode
+	}
+	size, ok := sizes[o.Lab.Mode]
+	if !ok {
+		return o, fmt.Errorf("mode %q: want one of %v", o.Lab.Mode, lab.Modes)
+	}
+	if o.Lab.Nodes < 2 {
+		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+	}
+	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
+	o.Lab.InstanceType = size.instanceType
+	if o.Lab.Mode == lab.OperatorMode {
+		args = append(args, operatorModeArgs...)
+		o.Lab.OperatorCount = 2
+		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
+		s := labSpec(o.Lab.Nodes, size.instanceType)
+		o.Lab.Spec = &s
+	}
+	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
+	return o, nil
 }
 
 func told(o Options, err error) error {
@@ -126,7 +181,7 @@ func told(o Options, err error) error {
 // play tries the proofs one after the other.
 func (s *stage) play(ctx context.Context, t *teller) error {
 	t.say("")
-	for i, p := range proofs {
+	for i, p := range proofs[s.lab.Mode] {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, 40*time.Second)
 		figures, err := p.try(trial, s)
@@ -162,6 +217,10 @@ func (s *stage) tellLogs(t *teller) {
 	for _, n := range s.nodes {
 		t.say("    the end of %s:", n.LogFile())
 		t.quote(n.LogTail(8))
+	}
+	for _, o := range s.lab.Operators() {
+		t.say("    the end of %s:", o.LogFile())
+		t.quote(o.LogTail(8))
 	}
 }
 

@@ -20,7 +20,7 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 	var errs []error
 	var wg sync.WaitGroup
 	for _, n := range s.nodes {
-		for i := range podsPerNode {
+		for i := range s.size.pods {
 			wg.Go(func() {
 				began := time.Now()
 				_, err := n.AddPod(ctx, fmt.Sprintf("pod-%d", i+1), node.PodOptions{})
@@ -40,7 +40,7 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 	}
 	onPrimary := 0
 	for _, n := range s.nodes {
-		secondary := false
+		used := map[int]bool{}
 		for _, p := range s.pods[n.Name] {
 			i, err := s.index(n, p.Addr())
 			if err != nil {
@@ -49,15 +49,36 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 			if i == 0 {
 				onPrimary++
 			}
-			secondary = secondary || i > 0
+			used[i] = true
 		}
-		if !secondary {
-			return "", fmt.Errorf("all pods of %s are on its primary ENI; %d were to need a second one", n.Name, podsPerNode)
+		if len(used) < 2 {
+			return "", fmt.Errorf("all pods of %s are on one ENI; %d were to need a second one", n.Name, s.size.pods)
 		}
 	}
 	slices.Sort(took)
 	return fmt.Sprintf("%d pods on %d nodes; ADD median %s, slowest %s; %d on secondary ENIs",
 		len(took), len(s.nodes), ms(took[len(took)/2]), ms(took[len(took)-1]), len(took)-onPrimary), nil
+}
+
+// names are pod names that begin alike: web-1, web-2 and so on.
+func names(stem string, count int) []string {
+	var out []string
+	for i := range count {
+		out = append(out, fmt.Sprintf("%s-%d", stem, i+1))
+	}
+	return out
+}
+
+// add makes pods on a node, all at once.
+func (s *stage) add(ctx context.Context, n *node.Node, names []string) error {
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for i, name := range names {
+		wg.Go(func() { _, errs[i] = n.AddPod(ctx, name, node.PodOptions{}) })
+	}
+	wg.Wait()
+	s.pods[n.Name] = n.Pods()
+	return errors.Join(errs...)
 }
 
 // index is the device index of the ENI that has an address.

@@ -61,7 +61,11 @@ func nodePort(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	a.ask(ctx, "internet", s.lab.Fabric.InternetPath(), front, internet)
 	a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), front, onPrem)
-	return a.result("%s to a pod on ENI 1, client address kept", front)
+	eni, err := s.index(n, backend.Addr())
+	if err != nil {
+		return "", err
+	}
+	return a.result("%s to a pod on ENI %d, client address kept", front, eni)
 }
 
 // dnat adds a table of its own to a namespace that sends what is for front to back.

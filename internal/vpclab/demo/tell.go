@@ -7,11 +7,14 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
 )
 
 // teller prints the story and remembers how it went.
 type teller struct {
-	began time.Time
+	began  time.Time
+	proofs int // how many there are
 
 	mu      sync.Mutex // guards all below
 	out     io.Writer
@@ -64,24 +67,32 @@ func (t *teller) summary() error {
 		}
 	}
 	t.say("")
-	t.say("  %-10s %d of %d", "proofs", passed, len(proofs))
+	t.say("  %-10s %d of %d", "proofs", passed, t.proofs)
 	t.say("  %-10s %d", "failed", len(failed))
-	if untried := len(proofs) - len(t.results); untried > 0 {
+	if untried := t.proofs - len(t.results); untried > 0 {
 		t.say("  %-10s %d", "not tried", untried)
 	}
 	t.say("  %-10s %.1f s", "time", time.Since(t.began).Seconds())
 	t.say("")
-	if len(failed) == 0 && passed < len(proofs) {
+	if len(failed) == 0 && passed < t.proofs {
 		return errFailed
 	}
 	return errors.Join(failed...)
 }
 
 // next says what to do with a lab that stays up.
-func (t *teller) next(program, dir, node string) {
+func (t *teller) next(program string, l *lab.Lab) {
 	t.say("The lab stays up. Where to go next:")
+	node := l.Nodes()[0].Name
 	at := func(verb, rest string) string {
-		return strings.TrimSpace(program + " " + verb + " --dir " + dir + " " + rest)
+		return strings.TrimSpace(program + " " + verb + " --dir " + l.Dir + " " + rest)
+	}
+	if l.Kube != nil {
+		t.table([][2]string{
+			{"export KUBECONFIG=" + l.Kube.Kubeconfig, "for kubectl, if you have it: kubectl get nodenetworks"},
+			{at("kill", "operator-1"), "kill -9 an operator; start brings it back"},
+			{at("kill", "kube-apiserver"), "the same for the API server"},
+		})
 	}
 	t.table([][2]string{
 		{at("status", ""), "nodes, ENIs, pods, dropped packets"},
@@ -100,6 +111,7 @@ func (t *teller) after(program string) {
 	t.say("The lab is removed. Where to go next:")
 	t.table([][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
+		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
 		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
 		{program + " help", "what else there is"},
 		{"docs/README.md", "how to install and configure Berth"},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -95,46 +94,49 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 	defer cloud.ClearRateLimit("*")
 	cloud.ResetCalls()
 	began := time.Now()
-	name := fmt.Sprintf("node-%d", len(s.nodes)+1)
-	like := s.lab.Cloud.Spec().Instances[0]
-	if _, err := cloud.RunInstance(spec.Instance{Name: name, Type: like.Type, Subnet: like.Subnet, Role: like.Role}); err != nil {
-		return "", err
-	}
-	s.lab.CatchUp()
-	n, err := s.lab.Node(name)
+	n, err := s.launch(ctx, "")
 	if err != nil {
 		return "", err
 	}
-	s.nodes = append(s.nodes, n)
-	if err := n.WaitReady(ctx); err != nil {
+	pods := s.addresses
+	if err := s.add(ctx, n, names("pod", pods)); err != nil {
 		return "", err
 	}
-	pods := usableAddresses
-	errs := make([]error, pods)
-	var wg sync.WaitGroup
-	for i := range pods {
-		wg.Go(func() { _, errs[i] = n.AddPod(ctx, fmt.Sprintf("pod-%d", i+1), node.PodOptions{}) })
-	}
-	wg.Wait()
 	took := time.Since(began)
-	s.pods[n.Name] = n.Pods()
-	if err := errors.Join(errs...); err != nil {
-		return "", err
-	}
 	calls, refused := 0, 0
 	for _, c := range cloud.Calls() {
 		calls += c.Count
 		refused += c.Errors["RequestLimitExceeded"]
 	}
 	created := cloud.Calls()["CreateNetworkInterface"]
-	if made := created.Count - created.Errors["RequestLimitExceeded"]; made != usableENIs-1 {
-		return "", fmt.Errorf("%d ENIs were created for %d pods, which need %d", made, pods, usableENIs-1)
+	if made, need := created.Count-created.Errors["RequestLimitExceeded"], len(s.lab.Books().InstanceENIs(n.InstanceID))-1; made != need || need != maxENIs-1 {
+		return "", fmt.Errorf("%d ENIs were created for %d pods, which need %d", made, pods, maxENIs-1)
 	}
 	if 2*refused > calls {
 		return "", fmt.Errorf("%d of %d calls were refused: the limiter does not learn", refused, calls)
 	}
 	return fmt.Sprintf("a new node and its %d pods in %.1f s at %.0f calls/s an action; %d calls, %d refused; %d ENIs",
-		pods, took.Seconds(), rate, calls, refused, usableENIs), nil
+		pods, took.Seconds(), rate, calls, refused, maxENIs), nil
+}
+
+// launch adds a node like the first, in a subnet if it is named, and returns
+// once it is ready.
+func (s *stage) launch(ctx context.Context, subnet string) (*node.Node, error) {
+	like := s.lab.Cloud.Spec().Instances[0]
+	i := spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: like.Type, Subnet: like.Subnet, Role: like.Role}
+	if subnet != "" {
+		i.Subnet = subnet
+	}
+	if _, err := s.lab.Cloud.RunInstance(i); err != nil {
+		return nil, err
+	}
+	s.lab.CatchUp()
+	n, err := s.lab.Node(i.Name)
+	if err != nil {
+		return nil, err
+	}
+	s.nodes = append(s.nodes, n)
+	return n, n.WaitReady(ctx)
 }
 
 // metadataBlocked restarts a daemon with the switch and asks for the metadata

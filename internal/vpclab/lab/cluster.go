@@ -29,7 +29,7 @@ import (
 type Cluster struct {
 	*kube.ControlPlane
 	// Client reads and writes as an administrator, without a cache.
-	Client client.Client
+	Client client.WithWatch
 
 	// Kubeconfig is a file by which a person outside the lab is administrator.
 	Kubeconfig string
@@ -88,12 +88,12 @@ func (c *Cluster) open() error {
 	return kube.WriteKubeconfig(c.Kubeconfig, cfg)
 }
 
-func newClient(control *kube.ControlPlane) (client.Client, error) {
+func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	return client.New(control.Config(), client.Options{Scheme: scheme})
+	return client.NewWithWatch(control.Config(), client.Options{Scheme: scheme})
 }
 
 // kubeconfig writes what lets a program act as a service account's pod on a
@@ -131,6 +131,25 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 		return nil, fmt.Errorf("list NodeNetworks: %w", err)
 	}
 	return list.Items, nil
+}
+
+// Watch sends a node's object whenever it changes, until stop is called or ctx
+// ends; then the channel is closed.
+func (c *Cluster) Watch(ctx context.Context, node string) (objects <-chan *v1alpha1.NodeNetwork, stop func(), err error) {
+	w, err := c.Client.Watch(ctx, &v1alpha1.NodeNetworkList{}, client.MatchingFields{"metadata.name": node})
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch NodeNetwork %s: %w", node, err)
+	}
+	out := make(chan *v1alpha1.NodeNetwork)
+	go func() {
+		defer close(out)
+		for e := range w.ResultChan() {
+			if o, ok := e.Object.(*v1alpha1.NodeNetwork); ok {
+				out <- o
+			}
+		}
+	}()
+	return out, w.Stop, nil
 }
 
 // closeKube ends the operators, the lab's reports and the control plane.

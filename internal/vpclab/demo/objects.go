@@ -1,0 +1,244 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+)
+
+// withoutAPI kills the API server, makes a pod and removes one, starts it again
+// and waits until the node's object tells of both.
+func withoutAPI(ctx context.Context, s *stage) (string, error) {
+	n := s.nodes[2]
+	if err := errors.Join(s.lab.BindPods(ctx, n, "no-api"), s.warm(ctx, n), s.lab.Reported(ctx)); err != nil {
+		return "", err
+	}
+	leaving := n.Pods()[0]
+	if err := s.lab.Kube.KillAPIServer(); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	_, err := n.AddPod(ctx, "no-api", node.PodOptions{})
+	added := time.Since(began)
+	if err == nil {
+		began = time.Now()
+		err = n.DelPod(ctx, leaving.Name)
+	}
+	deleted := time.Since(began)
+	began = time.Now()
+	if err := errors.Join(err, s.lab.Kube.StartAPIServer(ctx)); err != nil {
+		return "", err
+	}
+	s.pods[n.Name] = n.Pods()
+	started := time.Since(began)
+	p, err := n.Pod("no-api")
+	if err != nil {
+		return "", err
+	}
+	err = until(ctx, "NodeNetwork "+n.Name+" tells of it", func() error {
+		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+		if err != nil {
+			return err
+		}
+		used := o.Status.IPAM.Used
+		if used[p.Addr().String()].UID != p.UID || used[leaving.Addr().String()].UID == leaving.UID {
+			return fmt.Errorf("used: %v", used)
+		}
+		return nil
+	})
+	told := time.Since(began) - started
+	if err := errors.Join(err, s.revive(ctx)); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("ADD %s, DEL %s without it; its NodeNetwork tells %.1f s after the API is back", ms(added), ms(deleted), told.Seconds()), nil
+}
+
+// revive starts operators that ended, as a kubelet does: one that cannot keep
+// its Lease ends.
+func (s *stage) revive(ctx context.Context) error {
+	for _, o := range s.lab.Operators() {
+		if o.Running() {
+			continue
+		}
+		if err := errors.Join(o.Start(), o.WaitReady(ctx)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fullSubnet launches a node into a subnet that somebody else has nearly
+// filled, reads what its object says, and makes room.
+func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
+	cloud := s.lab.Cloud
+	filler, err := cloud.CreateNetworkInterface(vpc.CreateRequest{
+		SubnetID: s.subnet(smallSubnet), Addresses: vpc.AddressRequest{IPv4Count: 3},
+	})
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if filler.ID != "" {
+			err = errors.Join(err, cloud.DeleteNetworkInterface(filler.ID))
+		}
+	}()
+	n, err := s.launch(ctx, smallSubnet)
+	if err != nil {
+		return "", err
+	}
+	const pods = 6 // of 7 free addresses the node's ENIs take 2
+	up := make(chan error, 1)
+	go func() { up <- s.add(ctx, n, names("pod", pods)) }()
+	var told string
+	err = until(ctx, "the condition Degraded", func() error {
+		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+		if err == nil {
+			err = has(o, v1alpha1.ConditionDegraded, "True")
+		}
+		if err == nil {
+			told = reason(o, v1alpha1.ConditionDegraded)
+		}
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	running := len(n.Pods())
+	id := filler.ID
+	filler.ID = ""
+	began := time.Now()
+	if err := errors.Join(cloud.DeleteNetworkInterface(id), <-up); err != nil {
+		return "", err
+	}
+	err = until(ctx, "the condition heals", func() error {
+		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+		if err == nil {
+			err = has(o, v1alpha1.ConditionInDeficit, "False")
+		}
+		return err
+	})
+	return fmt.Sprintf("%s: %d of %d pods, Degraded %q; all up %.1f s after there is room", n.Name, running, pods, told, time.Since(began).Seconds()), err
+}
+
+func (s *stage) subnet(name string) string {
+	for _, sub := range s.lab.Books().Subnets {
+		if sub.Name == name {
+			return sub.ID
+		}
+	}
+	return ""
+}
+
+func reason(o *v1alpha1.NodeNetwork, kind string) string {
+	for _, c := range o.Status.Conditions {
+		if c.Type == kind {
+			return c.Reason + ": " + strings.SplitN(c.Message, "\n", 2)[0]
+		}
+	}
+	return ""
+}
+
+// scrapped terminates the last node's instance.
+func scrapped(ctx context.Context, s *stage) (string, error) {
+	n := s.nodes[len(s.nodes)-1]
+	enis := len(s.lab.Books().InstanceENIs(n.InstanceID))
+	began := time.Now()
+	if err := s.lab.Cloud.TerminateInstance(n.InstanceID); err != nil {
+		return "", err
+	}
+	s.nodes = s.nodes[:len(s.nodes)-1]
+	delete(s.pods, n.Name)
+	err := until(ctx, "nothing is left of "+n.Name, func() error {
+		_, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+		switch {
+		case err == nil:
+			return errors.New("its NodeNetwork is still there")
+		case !apierrors.IsNotFound(err):
+			return err
+		}
+		if left := s.lab.Books().InstanceENIs(n.InstanceID); len(left) > 0 {
+			return fmt.Errorf("%d ENIs are still there", len(left))
+		}
+		return nil
+	})
+	return fmt.Sprintf("%s, its NodeNetwork and %d ENIs are gone after %.1f s", n.Name, enis, time.Since(began).Seconds()), err
+}
+
+// shrink deletes all pods but one of a full node and follows its object until
+// the last ENI is gone.
+func shrink(ctx context.Context, s *stage) (string, error) {
+	n := s.nodes[2]
+	enis := len(s.lab.Books().InstanceENIs(n.InstanceID))
+	o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+	if err != nil {
+		return "", err
+	}
+	before := len(o.Spec.IPAM.Available)
+	handshake, err := s.follow(ctx, n.Name)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	for _, p := range n.Pods()[1:] {
+		if err := n.DelPod(ctx, p.Name); err != nil {
+			return "", err
+		}
+	}
+	s.pods[n.Name] = n.Pods()
+	err = until(ctx, "the excess goes back", func() error {
+		if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
+			return err
+		}
+		have, want := len(o.Spec.IPAM.Available), len(n.Pods())+watermark
+		if left := len(s.lab.Books().InstanceENIs(n.InstanceID)); have > want || left >= enis {
+			return fmt.Errorf("%d addresses (want %d) on %d ENIs (had %d): %s", have, want, left, enis, conditions(o))
+		}
+		return nil
+	})
+	seen := handshake()
+	if err != nil {
+		return "", err
+	}
+	if back := before - len(o.Spec.IPAM.Available); seen.confirmed < back {
+		return "", fmt.Errorf("%d addresses went back, the daemon confirmed %d of %d candidates", back, seen.confirmed, seen.listed)
+	}
+	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %.1f s, 4 of them cooling",
+		n.Name, seen.listed, seen.confirmed, before, len(o.Spec.IPAM.Available), time.Since(began).Seconds()), nil
+}
+
+// listing is what was seen of a handshake.
+type listing struct{ listed, confirmed int }
+
+// follow watches a NodeNetwork until the function that it returns is called.
+func (s *stage) follow(ctx context.Context, name string) (stop func() listing, err error) {
+	events, cancel, err := s.lab.Kube.Watch(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	listed, confirmed := map[string]bool{}, map[string]bool{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for o := range events {
+			for _, a := range o.Spec.IPAM.Releasing {
+				listed[a] = true
+			}
+			for _, a := range o.Status.IPAM.Released {
+				confirmed[a] = true
+			}
+		}
+	}()
+	return func() listing {
+		cancel()
+		<-done
+		return listing{len(listed), len(confirmed)}
+	}, nil
+}
