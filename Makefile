@@ -11,8 +11,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
-# make demo: MODE is how nodes get their addresses, KEEP=1 leaves the lab up,
-# DEMO_FLAGS are further flags of `vpclab demo`.
+# make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
+# "operator" (one for the cluster; builds a Kubernetes control plane the first
+# time); KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
 MODE       ?= node
 KEEP       ?=
 DEMO_FLAGS ?=
@@ -40,7 +41,7 @@ build: ## Build the programs into bin/
 	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, KEEP=1)
 	@hack/deps.sh demo
 	@echo "Building Berth (the first time takes a few minutes) ..." >&2
 	@$(MAKE) build

@@ -20,8 +20,8 @@ var BinDir string
 const parallel = "6"
 
 // Main builds programs (names under cmd/) and runs a package's tests with
-// them, for TestMain. It returns the exit code. The daemon looks for data
-// races when the tests do; the others are built as they are shipped.
+// them, for TestMain. It returns the exit code. Daemon and operator look for
+// data races when the tests do; the others are built as they are shipped.
 func Main(m *testing.M, programs ...string) int {
 	if os.Geteuid() != 0 {
 		fmt.Println("FAIL: these tests make network namespaces: run them as root (make test does)")
@@ -36,7 +36,7 @@ func Main(m *testing.M, programs ...string) int {
 	BinDir = dir
 	for _, p := range programs {
 		flags := []string{"-ldflags=-s -w"}
-		if p == "berthd" {
+		if p == "berthd" || p == "berth-operator" {
 			flags = raceFlags
 		}
 		if err := build(p, flags...); err != nil {

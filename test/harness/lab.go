@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test
@@ -30,7 +30,10 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	}
 	t.Cleanup(func() {
 		for _, n := range l.Nodes() {
-			CheckLog(t, n)
+			CheckLog(t, n.Process)
+		}
+		for _, o := range l.Operators() {
+			CheckLog(t, o.Process)
 		}
 		if err := l.Close(); err != nil {
 			t.Errorf("remove the lab: %v", err)
@@ -42,25 +45,25 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	return l
 }
 
-// CheckLog looks for what must never stand in a daemon's log, and shows the
+// CheckLog looks for what must never stand in a program's log, and shows the
 // log's end when the test has failed.
-func CheckLog(t *testing.T, n *node.Node) {
+func CheckLog(t *testing.T, p *proc.Process) {
 	t.Helper()
-	data, err := os.ReadFile(n.LogFile())
-	if os.IsNotExist(err) && n.Starts() == 0 {
+	data, err := os.ReadFile(p.LogFile())
+	if os.IsNotExist(err) && p.Starts() == 0 {
 		return
 	}
 	if err != nil {
-		t.Errorf("read the log of %s: %v", n.Name, err)
+		t.Errorf("read the log of %s: %v", p, err)
 		return
 	}
 	for _, bad := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
 		if i := strings.Index(string(data), bad); i >= 0 {
-			t.Errorf("%s logged %q:\n%s", n.Name, bad, data[i:min(len(data), i+4000)])
+			t.Errorf("%s logged %q:\n%s", p, bad, data[i:min(len(data), i+4000)])
 		}
 	}
 	if t.Failed() {
-		t.Logf("end of the log of %s:\n%s", n.Name, n.LogTail(60))
+		t.Logf("end of the log of %s:\n%s", p, p.LogTail(60))
 	}
 }
 

@@ -28,7 +28,7 @@ const firstOperatorPort = 61680
 // as it would on a machine that is none of the nodes.
 type Operator struct {
 	*proc.Process
-	Name string // operator-1 and so on; also its identity when it leads
+	Name string // operator-1 and so on; its pod's
 
 	netns   string
 	address string // of its metrics and probes
@@ -141,5 +141,6 @@ func (l *Lab) Leader(ctx context.Context) (*Operator, error) {
 	return nil, nil
 }
 
-// leads tells whether the holder of a Lease is this operator.
-func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name) }
+// leads tells whether the holder of a Lease is this operator; its name begins
+// with the pod's (--pod-name).
+func (o *Operator) leads(holder string) bool { return strings.HasPrefix(holder, o.Name+"_") }

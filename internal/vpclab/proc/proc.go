@@ -48,6 +48,9 @@ func New(what, log string, command func() Command) *Process {
 	return &Process{what: what, log: log, command: command}
 }
 
+// String is what the process is to people.
+func (p *Process) String() string { return p.what }
+
 // run is one life of a process.
 type run struct {
 	cmd  *exec.Cmd
