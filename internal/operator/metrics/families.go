@@ -8,7 +8,7 @@ import (
 )
 
 // The families of document 003, "Metrics", under Berth's name, and three more:
-// how often everything is listed, free addresses of subnets, and how long nodes
+// how often everything is listed, free addresses of subnets, and how long pods
 // wait for addresses.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those.", "type")
@@ -20,7 +20,7 @@ var (
 	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that the client's limiter held calls to EC2 back, by operation.", "operation")
 	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of what EC2 holds for all nodes, failed ones included.")
 	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
-	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when a node was seen to need addresses until it had them all.")
+	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
 
 	families = []metric.Family{
 		famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famSubnets, famDemand,

@@ -12,7 +12,7 @@ import (
 
 var (
 	callBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60}           // EC2 calls, seconds
-	demandBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600} // nodes that wait, seconds
+	demandBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600} // pods that wait, seconds
 )
 
 // Metrics count what the operator does. They implement fleet.Observer and
@@ -66,8 +66,9 @@ func (m *Metrics) Acted(_ string, a eni.Action, class cloud.Class, err error, _ 
 // Listed implements fleet.Observer.
 func (m *Metrics) Listed(time.Duration, error) { m.resyncs.Inc() }
 
-// Satisfied counts a node that got all addresses it needed, after so long.
-func (m *Metrics) Satisfied(after time.Duration) { m.demand.Observe(after.Seconds()) }
+// DemandServed counts a node that had more pods waiting than free addresses,
+// and got enough after so long.
+func (m *Metrics) DemandServed(after time.Duration) { m.demand.Observe(after.Seconds()) }
 
 // Call implements pace.Observer.
 func (m *Metrics) Call(operation, code string, took time.Duration) {
