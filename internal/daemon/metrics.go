@@ -101,7 +101,7 @@ type ReconcilerMetrics struct {
 func (c CloudMetrics) Reconciler() *ReconcilerMetrics { return &ReconcilerMetrics{metrics: c} }
 
 // Acted implements eni.Observer.
-func (r *ReconcilerMetrics) Acted(_ eni.Kind, class cloud.Class, err error, _ time.Duration) {
+func (r *ReconcilerMetrics) Acted(_ eni.Action, class cloud.Class, err error, _ time.Duration) {
 	if err != nil {
 		r.failed = class.String()
 	}

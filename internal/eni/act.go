@@ -32,7 +32,10 @@ func around(kind Kind, call func() error) error {
 
 // act makes a step's one change at the cloud and takes its reply for the truth.
 func (r *Reconciler) act(ctx context.Context, p *step) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	if p.lost {
+		p.priority = cloud.Begun
+	}
+	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
 	if p.Kind == FindSubnets {
 		return r.findSubnets(ctx)
@@ -65,17 +68,18 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 }
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
-	done := r.cfg.Subnets.reserve(p.Subnet, p.weight()+1)
+	if p.hold == nil { // resumed
+		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.weight())
+	}
 	var made cloud.ENI
 	err := around(Create, func() (err error) {
 		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
 		return err
 	})
 	if err != nil {
-		done(0)
 		return err
 	}
-	done(p.weight() + 1)
+	p.hold.end(p.weight())
 	k := newKnown(made)
 	if k.Tags == nil {
 		k.Tags = p.intent.Request.Tags
@@ -86,8 +90,15 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	return nil
 }
 
-// weight is how many addresses of the subnet an action takes.
-func (a Action) weight() int { return a.Addresses + a.Prefixes*ipam.PrefixAddresses }
+// weight is how many addresses of the subnet an action takes or gives back. A
+// new ENI takes one for itself.
+func (a Action) weight() int {
+	n := a.Addresses + a.Prefixes*ipam.PrefixAddresses
+	if a.Kind == Create {
+		n++
+	}
+	return n
+}
 
 // attach needs no waiting: the addresses become assignable when the data path
 // reports the link.
@@ -116,7 +127,6 @@ func (r *Reconciler) published(ctx context.Context) error {
 }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
-	done := r.cfg.Subnets.reserve(k.SubnetID, p.weight())
 	var addrs []netip.Addr
 	var prefixes []netip.Prefix
 	err := around(Assign, func() (err error) {
@@ -128,10 +138,9 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	})
 	if err != nil {
-		done(0)
 		return err
 	}
-	done(p.weight())
+	p.hold.end(p.weight())
 	r.replied = r.cfg.Clock.Now()
 	k.give(addrs, prefixes, r.replied)
 	return r.published(ctx)

@@ -9,28 +9,26 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/ipam"
 )
 
 // Config is what a Reconciler needs to know. Zero durations take the defaults
-// named; Observer, Intents, Subnets, Rand and Logger may be nil.
+// named; all interfaces and pointers but Cloud and Node may be nil.
 type Config struct {
+	Settings
 	InstanceID   string
-	InstanceType string // empty: as the cloud says
-	Cluster      string // value of TagCluster; only ENIs with it are ever deleted
-	Policy       ipam.Policy
-	Limits       cloud.Limits // zero: as the cloud says
-
-	SubnetIDs    []string          // for new ENIs; empty with no SubnetTags: the primary's
-	SubnetTags   map[string]string // choose subnets for new ENIs in the instance's zone
-	Groups       []string          // security groups of new ENIs; empty: the primary's
+	Cluster      string            // value of TagCluster; only ENIs with it are ever deleted
+	Limits       cloud.Limits      // zero: as the cloud says
 	Tags         map[string]string // further tags of new ENIs
-	KeepENIs     bool              // do not delete ENIs with the instance (DeleteOnTermination off)
 	NoCollection bool              // do not look for what vanished instances left
 
-	Cloud    cloud.API
-	Node     Node
+	Cloud cloud.API
+	Node  Node
+	// Lister is how a process that works for many nodes observes them together;
+	// it also hands over listings for repair, by Observed. Nil: the reconciler
+	// asks for itself.
+	Lister   Lister
 	Subnets  *SubnetBook // shared by the reconcilers of a process
+	Security *GroupBook  // likewise
 	Intents  Intents
 	Observer Observer
 	Clock    clock.Clock
@@ -80,6 +78,9 @@ func (c *Config) withDefaults() error {
 	}
 	if c.Subnets == nil {
 		c.Subnets = NewSubnetBook(c.Cloud)
+	}
+	if c.Security == nil {
+		c.Security = NewGroupBook(c.Cloud, c.Clock)
 	}
 	for _, d := range []struct {
 		to  *time.Duration

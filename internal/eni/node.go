@@ -47,17 +47,17 @@ type ENIUsage struct {
 // Observer is told of everything the reconciler does, for metrics. Its methods
 // are called from the reconciler's goroutine and must be quick.
 type Observer interface {
-	// Acted is called after each action or observation. The class is Unknown
-	// when err is nil.
-	Acted(kind Kind, class cloud.Class, err error, took time.Duration)
+	// Acted is called after each action or observation. The action names its
+	// subnet, also for Assign. The class is Unknown when err is nil.
+	Acted(a Action, class cloud.Class, err error, took time.Duration)
 	// Reconciled is called after each pass.
 	Reconciled(took time.Duration)
 }
 
 type silent struct{}
 
-func (silent) Acted(Kind, cloud.Class, error, time.Duration) {}
-func (silent) Reconciled(time.Duration)                      {}
+func (silent) Acted(Action, cloud.Class, error, time.Duration) {}
+func (silent) Reconciled(time.Duration)                        {}
 
 // Intent is an ENI creation that was decided on. The client token makes a
 // repeat of the same request return the ENI that the first one made, so it is

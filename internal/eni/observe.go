@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -21,71 +22,167 @@ type unsureAssign struct {
 // ones of ours. EC2 is the authority; the metadata service is never asked.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
-	err := r.list(ctx, start)
-	r.told(Observe, err, start)
+	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	l, err := r.lister.List(call, r.cfg.InstanceID, r.astrayAt)
+	cancel()
+	if err == nil {
+		err = r.take(ctx, l)
+	}
+	r.told(Action{Kind: Observe}, err, start)
 	if err != nil {
 		r.failObserve(err)
-		return true
 	}
-	r.heal(gateObserve)
-	first := r.confirmed.IsZero()
-	r.confirmed, r.astray = start, false
-	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
-	if first && !r.cfg.NoCollection {
-		r.collectAt = start.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
-	}
-	for _, k := range r.view.list() {
-		if at, ok := r.lookAt[k.ID]; ok && !at.After(start) {
-			delete(r.lookAt, k.ID)
-		}
-		r.settleLook(k.ID, start)
-	}
-	_ = r.publish(ctx)
 	return true
 }
 
-func (r *Reconciler) list(ctx context.Context, now time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	defer cancel()
-	attached, err := r.attached(ctx)
-	if err != nil {
+// Observed takes a listing that was made for many nodes, in the goroutine that
+// reconciles. One that is older than what is known is ignored.
+func (r *Reconciler) Observed(ctx context.Context, l Listing) {
+	if r.end.Load() || l.At.Before(r.confirmed) || l.At.Before(r.astrayAt) || r.quietUntil.After(l.At) {
+		return
+	}
+	if err := r.take(ctx, l); err != nil {
+		r.failObserve(err)
+	}
+}
+
+// take draws the conclusions from a listing.
+func (r *Reconciler) take(ctx context.Context, l Listing) error {
+	if err := r.present(ctx, l); err != nil || r.vanished {
 		return err
 	}
-	mine := map[string]string{TagCluster: r.cfg.Cluster, TagInstanceID: r.cfg.InstanceID}
-	detached, err := r.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})
-	if err != nil {
-		return fmt.Errorf("list detached ENIs of %s: %w", r.cfg.InstanceID, err)
+	if r.silent {
+		r.view.believe()
 	}
-	r.view.merge(append(attached, detached...), now, func(*known) bool { return true })
-	if r.subnetUnknown() {
+	r.view.merge(l.ENIs, l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
+	r.itype = cmp.Or(l.InstanceType, r.itype)
+	if r.subnetUnknown() && !r.closed(gateSubnets, r.cfg.Clock.Now()) {
 		if err := r.findSubnets(ctx); err != nil {
 			return err
 		}
 	}
+	if r.silent {
+		r.silent, r.quietUntil = false, time.Time{}
+	}
+	r.heal(gateObserve)
+	if r.limitsDue(l.At) && r.confirmed.IsZero() {
+		r.learn(ctx)
+	}
+	first := r.confirmed.IsZero()
+	r.confirmed, r.astray = l.At, false
+	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+	if first && !r.cfg.NoCollection {
+		r.collectAt = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
+	}
+	for _, k := range r.view.list() {
+		if at, ok := r.lookAt[k.ID]; ok && !at.After(l.At) {
+			delete(r.lookAt, k.ID)
+		}
+		r.settleLook(k.ID, l.At)
+	}
+	_ = r.publish(ctx)
 	return nil
 }
 
-// attached lists the ENIs on the instance, the first time with the instance
-// itself and its limits.
-func (r *Reconciler) attached(ctx context.Context) ([]cloud.ENI, error) {
-	if !r.confirmed.IsZero() {
-		list, err := r.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: r.cfg.InstanceID})
-		if err != nil {
-			return nil, fmt.Errorf("list the ENIs of %s: %w", r.cfg.InstanceID, err)
-		}
-		return list, nil
+// present tells whether a listing has the instance at all. A listing may trail
+// a new instance, so one without it says nothing; after two the instance is
+// asked for.
+func (r *Reconciler) present(ctx context.Context, l Listing) error {
+	if !r.passive {
+		return nil
 	}
-	in, err := r.cfg.Cloud.Instance(ctx, r.cfg.InstanceID)
+	if slices.ContainsFunc(l.ENIs, primary) {
+		if r.missing > 0 || r.vanished {
+			r.missing, r.vanished = 0, false
+			r.heal(gateInstance)
+		}
+		return nil
+	}
+	if r.missing++; r.vanished {
+		return nil
+	}
+	r.goAstray(r.cfg.Clock.Now())
+	if r.missing < 2 {
+		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
+	}
+	r.ask(ctx)
+	if b := r.gates[gateInstance]; b != nil {
+		return b.err
+	}
+	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
+}
+
+// ask finds out whether the instance is there and runs. Nothing is changed
+// while it does not.
+func (r *Reconciler) ask(ctx context.Context) bool {
+	start := r.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	in, err := r.lister.Instance(call, r.cfg.InstanceID)
+	cancel()
+	gone := cloud.ClassOf(err) == cloud.Gone || err == nil && (in.State == "terminated" || in.State == "shutting-down")
+	halted := err == nil && (in.State == "stopped" || in.State == "stopping")
+	if gone {
+		r.told(Action{Kind: FindInstance}, nil, start)
+	} else {
+		r.told(Action{Kind: FindInstance}, err, start)
+	}
+	switch {
+	case gone:
+		r.vanished = true
+		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
+			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
+	case err != nil:
+		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
+		return true
+	case halted:
+		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
+			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.cfg.jitter(r.cfg.SlowRetry))
+	default:
+		r.heal(gateInstance)
+	}
+	r.uncertain, r.stopped = false, halted
+	return true
+}
+
+// limitsKnown tells whether what the instance type allows is known.
+func (r *Reconciler) limitsKnown() bool {
+	return r.cfg.Limits != cloud.Limits{} || r.limitsOf != "" && r.limitsOf == r.itype
+}
+
+func (r *Reconciler) limitsDue(now time.Time) bool {
+	return !r.limitsKnown() && !r.closed(gateLimits, now)
+}
+
+// learn asks what the instance type allows, and for the type if nobody told.
+func (r *Reconciler) learn(ctx context.Context) bool {
+	start := r.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
+	defer cancel()
+	itype := r.itype
+	var err error
+	if itype == "" {
+		var in cloud.Instance
+		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
+			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
+		}
+		itype = in.Type
+	}
+	var l cloud.Limits
+	if err == nil {
+		if l, err = r.cfg.Cloud.Limits(call, itype); err != nil {
+			err = fmt.Errorf("limits of instance type %q: %w", itype, err)
+		}
+	}
+	now := r.cfg.Clock.Now()
+	r.told(Action{Kind: FindLimits}, err, start)
 	if err != nil {
-		return nil, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err)
+		r.fail(gateLimits, FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
+		return true
 	}
-	r.zone, r.vpc, r.itype = in.Zone, in.VPCID, in.Type
-	if r.cfg.Limits == (cloud.Limits{}) {
-		if r.limits, err = r.cfg.Cloud.Limits(ctx, in.Type); err != nil {
-			return nil, fmt.Errorf("limits of instance type %s: %w", in.Type, err)
-		}
-	}
-	return in.ENIs, nil
+	r.itype, r.limitsOf, r.limits = itype, itype, l
+	r.heal(gateLimits)
+	return true
 }
 
 // lookDue finds an ENI that is to be described singly now, the longest due
@@ -106,21 +203,22 @@ func (r *Reconciler) lookDue(now time.Time, urgent bool) (string, bool) {
 // look describes one ENI: to see a detachment end, or what a lost reply did.
 func (r *Reconciler) look(ctx context.Context, id string) bool {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	defer cancel()
-	list, err := r.cfg.Cloud.ENIs(call, cloud.ENIFilter{IDs: []string{id}})
-	if cloud.ClassOf(err) == cloud.Gone {
-		list, err = nil, nil
+	call := ctx
+	if _, doubt := r.unsure[id]; doubt {
+		call = cloud.WithPriority(ctx, cloud.Begun)
 	}
-	r.told(Observe, err, start)
+	call, cancel := context.WithTimeout(call, r.cfg.CallTimeout)
+	defer cancel()
+	list, at, err := r.lister.Look(call, id)
+	r.told(Action{Kind: Observe, ENI: id}, err, start)
 	if err != nil {
-		r.failObserve(fmt.Errorf("describe %s: %w", id, err))
+		r.failObserve(err)
 		return true
 	}
 	r.heal(gateObserve)
 	delete(r.lookAt, id)
-	r.view.merge(list, start, func(k *known) bool { return k.ID == id })
-	r.settleLook(id, start)
+	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
+	r.settleLook(id, at)
 	_ = r.publish(ctx)
 	return true
 }
@@ -158,57 +256,104 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 
 const subnetsAge = time.Minute // older free counts are asked for before growing
 
+// blurredAge is subnetsAge for a node that is short of addresses while counts
+// may be too low, as calls were under way when they were told.
+const blurredAge = 10 * time.Second
+
+// subnetsSince is the moment as of which free counts do at now.
+func (r *Reconciler) subnetsSince(now time.Time) time.Time {
+	age := subnetsAge
+	if r.passive && r.starved && r.cfg.Subnets.Blurred() {
+		age = blurredAge
+	}
+	since := now.Add(1 - age)
+	if r.recount.After(since) {
+		return r.recount
+	}
+	return since
+}
+
 func (r *Reconciler) subnetsStale(now time.Time) bool {
-	return r.subnetsAt.IsZero() || now.Sub(r.subnetsAt) >= subnetsAge
+	return r.subnetsAt.Before(r.subnetsSince(now))
 }
 
 func (r *Reconciler) subnetUnknown() bool {
-	return slices.ContainsFunc(r.view.list(), func(k *known) bool {
-		_, ok := r.cfg.Subnets.CIDR(k.SubnetID)
-		return !ok && ours(k.ENI, r.cfg.Cluster)
-	})
+	for _, k := range r.view.enis {
+		if _, ok := r.cfg.Subnets.CIDR(k.SubnetID); !ok && ours(k.ENI, r.cfg.Cluster) {
+			return true
+		}
+	}
+	return false
 }
 
 // findSubnets describes the subnets of the node's ENIs and those for new ones.
 func (r *Reconciler) findSubnets(ctx context.Context) error {
 	now := r.cfg.Clock.Now()
-	ids := slices.Clone(r.cfg.SubnetIDs)
+	q := SubnetQuery{IDs: slices.Clone(r.cfg.SubnetIDs), Tags: r.cfg.SubnetTags, Any: r.anySubnet(), Since: r.subnetsSince(now)}
+	q.VPCID, q.Zone = r.place()
 	for _, k := range r.view.list() {
-		if k.SubnetID != "" && !slices.Contains(ids, k.SubnetID) {
-			ids = append(ids, k.SubnetID)
+		if k.SubnetID != "" && !slices.Contains(q.IDs, k.SubnetID) {
+			q.IDs = append(q.IDs, k.SubnetID)
 		}
 	}
-	if err := r.cfg.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: ids}, now); err != nil {
-		return err
+	at, err := r.lister.Subnets(ctx, q)
+	if err == nil {
+		r.subnetsAt = at
 	}
-	if len(r.cfg.SubnetTags) > 0 {
-		f := cloud.SubnetFilter{VPCID: r.vpc, Zone: r.zone, Tags: r.cfg.SubnetTags}
-		if err := r.cfg.Subnets.Refresh(ctx, f, now); err != nil {
-			return err
-		}
-	}
-	r.subnetsAt = now
-	return nil
+	return err
 }
 
-// forNew tells whether new ENIs may be made in a subnet: those configured by
-// ID or tags, in the instance's zone; without either, the primary's.
-func (r *Reconciler) forNew(s cloud.Subnet) bool {
-	if s.Zone != "" && r.zone != "" && s.Zone != r.zone || s.VPCID != "" && r.vpc != "" && s.VPCID != r.vpc {
-		return false
+// place is the VPC and zone where subnets and security groups are looked for.
+func (r *Reconciler) place() (vpc, zone string) {
+	vpc, zone = cmp.Or(r.cfg.VPCID, r.vpc), cmp.Or(r.cfg.Zone, r.zone)
+	if k, ok := r.view.primary(); ok {
+		vpc, zone = cmp.Or(vpc, k.VPCID), cmp.Or(zone, k.Zone)
 	}
-	switch {
-	case len(r.cfg.SubnetIDs) > 0:
-		return slices.Contains(r.cfg.SubnetIDs, s.ID)
-	case len(r.cfg.SubnetTags) > 0:
-		for k, v := range r.cfg.SubnetTags {
-			if s.Tags[k] != v {
-				return false
-			}
+	return vpc, zone
+}
+
+// anySubnet tells whether every subnet of VPC and zone may have new ENIs.
+func (r *Reconciler) anySubnet() bool {
+	return r.cfg.AnySubnet && len(r.cfg.SubnetIDs) == 0 && len(r.cfg.SubnetTags) == 0
+}
+
+// relevant are the subnets of the node's ENIs.
+func (r *Reconciler) relevant() map[string]bool {
+	m := make(map[string]bool, len(r.view.enis))
+	for _, k := range r.view.enis {
+		m[k.SubnetID] = true
+	}
+	return m
+}
+
+// forNew tells in which subnets new ENIs may be made: those configured by
+// ID or tags, in the instance's zone; without either, the primary's or any.
+func (r *Reconciler) forNew() choice {
+	vpc, zone := r.place()
+	home := ""
+	if k, ok := r.view.primary(); ok {
+		home = k.SubnetID
+	}
+	return func(s cloud.Subnet) bool {
+		if s.Zone != "" && zone != "" && s.Zone != zone || s.VPCID != "" && vpc != "" && s.VPCID != vpc {
+			return false
 		}
-		return true
-	default:
-		k, ok := r.view.primary()
-		return ok && k.SubnetID == s.ID
+		switch {
+		case len(r.cfg.SubnetIDs) > 0:
+			return slices.Contains(r.cfg.SubnetIDs, s.ID)
+		case len(r.cfg.SubnetTags) > 0:
+			return selects(cloud.SubnetFilter{Tags: r.cfg.SubnetTags}, s)
+		case r.cfg.AnySubnet:
+			return s.VPCID != "" && s.Zone != ""
+		default:
+			return s.ID == home
+		}
 	}
+}
+
+// VPC is the VPC of the node, empty while it is not known. It is called from
+// the goroutine that reconciles.
+func (r *Reconciler) VPC() string {
+	vpc, _ := r.place()
+	return vpc
 }

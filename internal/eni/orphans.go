@@ -25,8 +25,18 @@ func (r *Reconciler) collectDue(now time.Time) bool {
 func (r *Reconciler) collect(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	r.collectAt = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
-	n, err := r.deleteOrphans(ctx, start)
-	r.told(Collect, err, start)
+	c := Collector{
+		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge,
+		Alive: func(id string) bool { return id == r.cfg.InstanceID },
+		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
+	}
+	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	defer cancel()
+	n, paused, err := c.Collect(call, start)
+	if paused {
+		r.collectAt = start.Add(collectPause)
+	}
+	r.told(Action{Kind: Collect}, err, start)
 	if err != nil {
 		class := cloud.ClassOf(err)
 		r.fail(gateCollect, Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, class))
@@ -41,20 +51,30 @@ func (r *Reconciler) collect(ctx context.Context) {
 	}
 }
 
-func (r *Reconciler) deleteOrphans(ctx context.Context, now time.Time) (deleted int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	defer cancel()
-	list, err := r.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: r.cfg.Cluster}})
+// Collector deletes what vanished instances of a cluster left behind.
+type Collector struct {
+	Cloud   cloud.API
+	Cluster string
+	MinAge  time.Duration              // of ENIs that are deleted
+	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
+	Pause   func() bool                // tells whether to stop here; nil: never
+}
+
+// Collect looks for orphans once and tells how many it deleted, and whether it
+// was paused before the end. One that cannot be deleted keeps no other; the
+// first such error is returned.
+func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, paused bool, err error) {
+	list, err := c.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: c.Cluster}})
 	if err != nil {
-		return 0, fmt.Errorf("list detached ENIs of cluster %s: %w", r.cfg.Cluster, err)
+		return 0, false, fmt.Errorf("list detached ENIs of cluster %s: %w", c.Cluster, err)
 	}
-	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return !r.orphanable(e, now) })
+	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return !c.orphanable(e, now) })
 	if len(old) == 0 {
-		return 0, nil
+		return 0, false, nil
 	}
-	alive, err := r.alive(ctx, old)
+	alive, err := c.alive(ctx, old)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
 	var first error
@@ -62,42 +82,42 @@ func (r *Reconciler) deleteOrphans(ctx context.Context, now time.Time) (deleted 
 		if alive[e.Tags[TagInstanceID]] {
 			continue
 		}
-		if r.cfg.Node.Usage().Waiting > 0 {
-			r.collectAt = now.Add(collectPause)
-			break
+		if c.Pause != nil && c.Pause() {
+			return deleted, true, first
 		}
-		err := around(Collect, func() error { return r.cfg.Cloud.DeleteENI(ctx, e.ID) })
+		err := around(Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
 		switch class := cloud.ClassOf(err); {
 		case err == nil, class == cloud.Gone:
 			deleted++
 		case class == cloud.Throttled || ctx.Err() != nil:
-			return deleted, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
-		case first == nil: // one that cannot go keeps no other
+			return deleted, false, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		case first == nil:
 			first = fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
 		}
 	}
-	return deleted, first
+	return deleted, false, first
 }
 
 // orphanable tells whether an ENI may be looked at as an orphan: made by Berth
-// for another instance, long ago, and still detached. One without a known age is left alone.
-func (r *Reconciler) orphanable(e cloud.ENI, now time.Time) bool {
+// for an instance not known to exist, long ago, and still detached. One without
+// a known age is left alone.
+func (c Collector) orphanable(e cloud.ENI, now time.Time) bool {
 	made := createdAt(e)
 	owner := e.Tags[TagInstanceID]
-	return ours(e, r.cfg.Cluster) && e.Attachment == nil && owner != "" && owner != r.cfg.InstanceID &&
-		!made.IsZero() && now.Sub(made) >= r.cfg.OrphanAge
+	return ours(e, c.Cluster) && e.Attachment == nil && owner != "" && !c.Alive(owner) &&
+		!made.IsZero() && now.Sub(made) >= c.MinAge
 }
 
 // alive tells which of the ENIs' instances still exist. A stopped one does: it
-// may start again and its own daemon will see to its ENIs.
-func (r *Reconciler) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
+// may start again and whoever works for it will see to its ENIs.
+func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
 	var ids []string
 	for _, e := range enis {
 		if id := e.Tags[TagInstanceID]; !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}
-	list, err := r.cfg.Cloud.Instances(ctx, ids)
+	list, err := c.Cloud.Instances(ctx, ids)
 	if err != nil {
 		return nil, fmt.Errorf("describe the instances of detached ENIs: %w", err)
 	}

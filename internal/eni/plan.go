@@ -18,15 +18,34 @@ import (
 // Release allows: whole ENIs with nothing used or cooling, the highest index
 // first, then free addresses of the emptiest ENI, the primary last, since it
 // can never be given back; what cools there is waited for. Detached ENIs of ours that nobody needs are deleted.
-func Plan(l cloud.Limits, p ipam.Policy, s State) []Action {
+//
+// What is asked for at once is min(free in the subnet, room on the ENI, needed +
+// max-above-watermark) (document 003, "IP Allocation").
+func Plan(l cloud.Limits, p ipam.Policy, s State) []Action { return decide(l, p, s).Actions }
+
+// decision is a plan and what it says of the node.
+type decision struct {
+	Actions    []Action
+	Available  int  // addresses for pods, used ones included
+	Used       int  // of those; cooling ones too
+	Needed     int  // addresses that the policy wants beyond Available
+	Starved    bool // the node lacks addresses that its ENIs have room for and its subnets do not
+	AtCapacity bool // nothing can give the node what it would have without limits
+}
+
+func decide(l cloud.Limits, p ipam.Policy, s State) decision {
 	b := newPlanner(l, p, s)
+	d := decision{Available: b.tally.total, Used: b.tally.Used + b.tally.Cooling, Needed: max(0, b.demand.Want-b.tally.total)}
 	if b.need > 0 {
 		b.grow()
+		d.Starved = len(b.actions) == 0 && b.hasRoom()
 	} else {
 		b.shrink()
 	}
+	d.AtCapacity = len(b.actions) == 0 && p.Uncapped().Demand(b.slots, l.Prefixes, b.tally.Usage).Want > b.tally.total
 	b.tidy()
-	return b.actions
+	d.Actions = b.actions
+	return d
 }
 
 // planner is the working copy of a state that a plan's steps spend.
@@ -43,6 +62,7 @@ type planner struct {
 	indexes map[int]bool // device indexes taken
 	ours    int          // ENIs that count towards MAX_ENI
 	refused bool         // State.NoMoreENIs
+	bonus   int          // addresses for pods that a new ENI brings by itself
 	release int
 	claimed map[string]bool // detached ENIs that the plan attaches
 	actions []Action
@@ -53,6 +73,9 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 		limits: l, policy: p, slots: slots(l), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs,
 		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
 		indexes: map[int]bool{}, claimed: map[string]bool{},
+	}
+	if s.PrimaryServes {
+		b.bonus = 1
 	}
 	b.demand = p.Demand(b.slots, l.Prefixes, b.tally.Usage)
 	if b.tally.total < b.demand.Want {
@@ -128,13 +151,17 @@ func (b *planner) create() bool {
 	}
 	a := Action{Kind: Create, Subnet: sn.ID, Index: index}
 	sn.Free-- // the ENI's primary address
+	b.need -= b.bonus
+	b.asked += b.bonus
 	a.Prefixes, a.Addresses = b.amount(b.slots, sn.Free, sn.NoPrefix)
 	// While prefixes cannot be had, a warm target is met as far as attached
 	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
 	free := b.tally.free() + b.asked
 	wanting := b.tally.Waiting > free || free == 0
-	if a.Prefixes+a.Addresses == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
+	if a.Prefixes+a.Addresses+b.bonus == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
 		sn.Free++
+		b.need += b.bonus
+		b.asked -= b.bonus
 		return false
 	}
 	b.spend(sn, a)
@@ -208,12 +235,12 @@ func (b *planner) subnet(id string) *SubnetState {
 
 // subnetForNew picks the subnet for a new ENI: one that has prefixes if those
 // are wanted, then the most free addresses, then the lowest ID. An ENI takes
-// one address for itself, so two must be free.
+// one address for itself, so two must be free, or one if that is for pods.
 func (b *planner) subnetForNew() *SubnetState {
 	var best *SubnetState
 	for i := range b.subnets {
 		sn := &b.subnets[i]
-		if sn.ForNew && sn.Free >= 2 && (best == nil || b.better(sn, best)) {
+		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best)) {
 			best = sn
 		}
 	}

@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -67,7 +68,9 @@ func (r *Reconciler) Seed(inv Inventory) {
 func (e ENI) cloudENI(c Config) cloud.ENI {
 	out := cloud.ENI{
 		ID: e.ID, MAC: []byte(e.MAC), Type: cloud.InterfaceOrdinary, Status: "in-use", SubnetID: e.SubnetID, Primary: e.PrimaryIPv4,
-		Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
+		Groups:    e.Groups,
+		Addresses: slices.DeleteFunc(slices.Clone(e.Addresses), func(a netip.Addr) bool { return a == e.PrimaryIPv4 }),
+		Prefixes:  e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
 		Attachment: &cloud.Attachment{InstanceID: c.InstanceID, DeviceIndex: e.DeviceIndex, Status: "attached"},
 	}
 	if !e.Primary {
@@ -94,7 +97,10 @@ func (r *Reconciler) inventory() Inventory {
 		e := ENI{
 			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
 			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
-			Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
+			Groups: k.Groups, Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
+		}
+		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.ENI.Primary.IsValid() {
+			e.Addresses = append([]netip.Addr{k.ENI.Primary}, k.Addresses...)
 		}
 		e.Subnet, _ = r.cfg.Subnets.CIDR(k.SubnetID)
 		inv.ENIs = append(inv.ENIs, e)
@@ -109,6 +115,12 @@ func (r *Reconciler) inventory() Inventory {
 
 // publish gives the node what is known now.
 func (r *Reconciler) publish(ctx context.Context) error {
+	if r.end.Load() {
+		return errors.New("record the inventory: the node was taken away")
+	}
+	if r.silent || r.doubted.Load() {
+		return errors.New("record the inventory: it is in doubt until EC2 was observed")
+	}
 	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
 		r.cfg.Logger.Error("inventory not recorded", "error", err)
 		return fmt.Errorf("record the inventory: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -16,26 +17,40 @@ type Reconciler struct {
 	kick chan struct{}
 
 	// What follows belongs to the goroutine in Reconcile.
-	view      *view
-	limits    cloud.Limits
-	itype     string
-	zone, vpc string
-	replied   time.Time            // when a reply last gave the node something
-	confirmed time.Time            // last full observation
-	observeAt time.Time            // when the next is due
-	lookAt    map[string]time.Time // ENIs to describe singly, and when
-	collectAt time.Time
-	pending   map[gate]*step // throttled steps: each comes next of its kind, as it was
-	astray    bool           // the cloud contradicted the view: nothing is planned before it was observed
-	unsure    map[string]unsureAssign
-	leaving   map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
-	subnetsAt time.Time            // when free counts were last asked for
-	starved   bool                 // the node would grow if its subnets had room
-	refusedAt time.Time            // until when no ENI is attached: the cloud said the instance is full
-	retryAt   time.Time            // when a full subnet is worth another try
-	excess    excess
-	gates     map[gate]*backoff
-	resumed   bool // a stored intent was looked for
+	view       *view
+	lister     Lister
+	passive    bool // someone else lists for repair
+	limits     cloud.Limits
+	itype      string
+	limitsOf   string               // the instance type of limits, once the cloud said
+	zone, vpc  string               // as the cloud says
+	replied    time.Time            // when a reply last gave the node something
+	confirmed  time.Time            // last full observation
+	observeAt  time.Time            // when the next is due
+	lookAt     map[string]time.Time // ENIs to describe singly, and when
+	collectAt  time.Time
+	pending    map[gate]*step // throttled steps: each comes next of its kind, as it was
+	astray     bool           // the cloud contradicted the view: nothing is planned before it was observed
+	astrayAt   time.Time      // since when
+	silent     bool           // in doubt: nothing is published before it was observed
+	quietUntil time.Time      // in doubt: not observed before
+	missing    int            // listings in a row without the instance
+	vanished   bool           // the cloud says that the instance is no more
+	uncertain  bool           // the instance may be stopped
+	stopped    bool           // it is
+	unsure     map[string]unsureAssign
+	leaving    map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+	subnetsAt  time.Time            // as of when free counts are known
+	recount    time.Time            // free counts must be newer
+	starved    bool                 // the node would grow if its subnets had room
+	refusedAt  time.Time            // until when no ENI is attached: the cloud said the instance is full
+	retryAt    time.Time            // when a full subnet is worth another try
+	excess     excess
+	gates      map[gate]*backoff
+	resumed    bool // a stored intent was looked for
+
+	doubted atomic.Bool // see Doubt
+	end     atomic.Bool // see End
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -47,11 +62,15 @@ func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
-	return &Reconciler{
+	r := &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, gates: map[gate]*backoff{},
-		pending: map[gate]*step{}, astray: true,
-	}, nil
+		pending: map[gate]*step{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
+	}
+	if !r.passive {
+		r.lister = &ownLister{cfg: &r.cfg}
+	}
+	return r, nil
 }
 
 // Kick says that something may have to be done now: pods wait or went, a
@@ -105,7 +124,7 @@ const maxSteps = 256
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
-		if ctx.Err() != nil || !r.next(ctx) {
+		if ctx.Err() != nil || r.end.Load() || !r.next(ctx) {
 			break
 		}
 	}
@@ -121,16 +140,35 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 // and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
-	r.relent(ctx)
-	if p := r.again(now); p != nil {
-		return !r.renew(ctx, p, now) || r.try(ctx, p)
+	r.heedDoubt(now)
+	if r.vanished {
+		return false
 	}
-	blind, listing := r.closed(gateObserve, now), !r.observeAt.After(now)
+	r.relent(ctx)
+	blind, listing := r.closed(gateObserve, now), !r.passive && !r.observeAt.After(now)
+	if r.silent {
+		return !blind && !r.quietUntil.After(now) && r.observe(ctx)
+	}
+	if p := r.again(now); p != nil {
+		if !r.renew(ctx, p, now) {
+			p.hold.end(0)
+			return true
+		}
+		return r.try(ctx, p)
+	}
 	if r.astray {
 		return !blind && r.observe(ctx)
 	}
 	if id, ok := r.lookDue(now, true); ok && !blind {
 		return r.look(ctx, id)
+	}
+	if r.limitsDue(now) && r.learn(ctx) {
+		return true
+	}
+	if r.uncertain || r.stopped {
+		if !r.closed(gateInstance, now) {
+			return r.ask(ctx)
+		}
 	}
 	if !r.resumed {
 		return r.resume(ctx)
@@ -162,31 +200,74 @@ func (r *Reconciler) again(now time.Time) *step {
 	return nil
 }
 
-// plan picks the first step of the current plan whose way is open.
+// plan picks the first step of the current plan whose way is open. What a step
+// of growth takes of a subnet is set apart in the moment in which it is chosen.
 func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
+	if !r.limitsKnown() || r.stopped {
+		return nil
+	}
 	r.restoreSettled()
-	s := r.state(now)
-	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
-	actions := Plan(r.limits, r.cfg.Policy, s)
-	r.starved = starved(r.limits, r.cfg.Policy, s)
-	r.healUnwanted(actions, now)
-	for _, a := range actions {
+	d, hold := r.decide(now)
+	r.starved = d.Starved
+	r.healUnwanted(d.Actions, now)
+	for _, a := range d.Actions {
 		g := gateOf(a.Kind)
 		if r.closed(g, now) || g == gateGrow && r.growthWaits() {
 			continue
 		}
 		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
-			return &step{Action: Action{Kind: FindSubnets}}
+			hold.end(0)
+			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
-		if p := r.prepare(ctx, a, now); p != nil {
+		p := &step{Action: a, priority: r.priority(a, d)}
+		if hold.is(a) {
+			p.hold, hold = hold, nil
+		}
+		if r.prepare(ctx, p, now) {
+			hold.end(0)
 			return p
 		}
+		p.hold.end(0)
 	}
+	hold.end(0)
 	// A full subnet is asked about again, however little the plan can do.
 	if r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
 		return &step{Action: Action{Kind: FindSubnets}}
 	}
 	return nil
+}
+
+// decide makes the plan and reserves what its first step of growth takes.
+func (r *Reconciler) decide(now time.Time) (d decision, hold *reservation) {
+	s := r.state(now)
+	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
+	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
+		s.Subnets = list
+		d = decide(r.limits, r.cfg.Policy, s)
+		for _, a := range d.Actions {
+			switch a.Kind {
+			case Create:
+				return a, a.Subnet
+			case Assign:
+				return a, r.view.enis[a.ENI].SubnetID
+			}
+		}
+		return Action{}, ""
+	})
+	return d, hold
+}
+
+// priority is that of the call that an action makes: what is begun is finished
+// first, then the node that lacks the most begins.
+func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
+	switch a.Kind {
+	case Attach, KeepWithVM, Retag:
+		return cloud.Begun
+	case Assign, Create:
+		return min(cloud.Priority(d.Needed), cloud.Begun-1)
+	default:
+		return 0
+	}
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -196,12 +277,15 @@ func (r *Reconciler) growthWaits() bool { return len(r.unsure) > 0 || r.pending[
 // state is the view as a plan sees it.
 func (r *Reconciler) state(now time.Time) State {
 	u := r.cfg.Node.Usage()
-	s := State{Waiting: u.Waiting, Subnets: r.cfg.Subnets.States(now, r.forNew), NoMoreENIs: r.refusedAt.After(now)}
+	s := State{Waiting: u.Waiting, NoMoreENIs: r.refusedAt.After(now), PrimaryServes: r.cfg.UsePrimaryAddress}
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
-		s.ENIs = append(s.ENIs, r.eniState(k, u.ENIs[k.ID]))
+		e := r.eniState(k, u.ENIs[k.ID])
+		// Someone else who works for this node may be about to attach it.
+		e.Young = r.passive && e.Phase == Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		s.ENIs = append(s.ENIs, e)
 	}
 	return s
 }
@@ -210,7 +294,8 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 	e := ENIState{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.ENI), Ours: ours(k.ENI, r.cfg.Cluster),
-		Addresses: len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing),
+		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && ours(k.ENI, r.cfg.Cluster),
+		Addresses:     len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing),
 		Used: u.Used, Cooling: u.Cooling, FreeSingles: u.FreeSingles, FreePrefixes: u.FreePrefixes,
 	}
 	if _, ok := r.leaving[k.ID]; ok && e.Phase == Attached {
@@ -230,9 +315,18 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 	return e
 }
 
+// idle is how long a reconciler rests that someone else wakes.
+const idle = 24 * time.Hour
+
 // wake tells how long nothing needs to be done.
 func (r *Reconciler) wake(now time.Time) time.Duration {
 	at := r.observeAt
+	if r.passive {
+		at = now.Add(idle)
+	}
+	if r.vanished {
+		return idle
+	}
 	if b := r.gates[gateObserve]; b != nil && !at.After(now) {
 		at = b.until
 	}
@@ -254,6 +348,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)
+	sooner(r.quietUntil)
 	if r.starved {
 		sooner(r.subnetsAt.Add(subnetsAge))
 	}

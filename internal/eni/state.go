@@ -35,12 +35,20 @@ type ENIState struct {
 	FreeSingles   int // could be withdrawn now
 	FreePrefixes  int // could be withdrawn now
 
+	Young         bool // detached, and made by someone else a moment ago
+	PrimaryServes bool // its primary address is for pods too
 	WrongDeletion bool // DeleteOnTermination is not as configured
 	WrongTags     bool // carries another instance's ID
 }
 
 // total counts the addresses, those inside prefixes included.
-func (e ENIState) total() int { return e.Addresses + e.Prefixes*ipam.PrefixAddresses }
+func (e ENIState) total() int {
+	n := e.Addresses + e.Prefixes*ipam.PrefixAddresses
+	if e.PrimaryServes {
+		n++
+	}
+	return n
+}
 
 // SubnetState is one subnet as a plan sees it.
 type SubnetState struct {
@@ -64,6 +72,8 @@ type State struct {
 	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
 	// the limits say.
 	NoMoreENIs bool
+	// PrimaryServes: the primary address of a new ENI will be for pods.
+	PrimaryServes bool
 }
 
 // slots is how many addresses or prefixes an ENI holds for pods (document 000,

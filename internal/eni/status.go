@@ -39,20 +39,32 @@ func (r *Reconciler) Status() Status {
 
 // report renews the status from the gates: growth's trouble matters most to pods.
 func (r *Reconciler) report() {
-	s := Status{Confirmed: !r.confirmed.IsZero()}
-	for _, g := range [...]gate{gateGrow, gateObserve, gateSubnets, gateShrink, gateDelete, gateRepair, gateCollect} {
+	now := r.cfg.Clock.Now()
+	s := Status{Confirmed: !r.confirmed.IsZero(), Vanished: r.vanished}
+	for _, g := range [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateShrink, gateDelete, gateRepair, gateCollect} {
 		if b := r.gates[g]; b != nil {
 			s.Class, s.Err, s.Kind = b.class, b.err, b.kind
-			s.Grows = g == gateGrow || g == gateSubnets
+			s.Grows = g == gateGrow || g == gateSubnets || g == gateLimits || g == gateInstance
 			s.LastError = fmt.Sprintf("%s: %v", b.kind, b.err)
-			if hint := advice(b.class); hint != "" {
+			if hint := advice(b.class, b.kind); hint != "" {
 				s.LastError += " (" + hint + ")"
+			}
+			s.NextTry = b.until
+			if !s.NextTry.After(now) {
+				s.NextTry = now.Add(r.wake(now))
 			}
 			break
 		}
 	}
 	if s.Confirmed {
-		s.Shortage, s.Explanation = Shortage(r.limits, r.cfg.Policy, r.state(r.cfg.Clock.Now()))
+		st := r.state(now)
+		st.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
+		d := decide(r.limits, r.cfg.Policy, st)
+		s.Available, s.Used = d.Available, d.Used
+		if r.limitsKnown() {
+			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
+			s.Shortage, s.Explanation = Shortage(r.limits, r.cfg.Policy, st)
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +72,13 @@ func (r *Reconciler) report() {
 }
 
 // advice says what a person can do about a class of trouble.
-func advice(c cloud.Class) string {
+func advice(c cloud.Class, k Kind) string {
+	if k == FindLimits && c == cloud.Bug {
+		return "correct the instance type"
+	}
+	if k == FindInstance {
+		return "start the instance, or correct its ID"
+	}
 	switch c {
 	case cloud.Throttled:
 		return "the same call is made again; ask for a higher EC2 API rate if this lasts"
@@ -73,7 +91,7 @@ func advice(c cloud.Class) string {
 	case cloud.Bug, cloud.Gone:
 		return "check the configured subnets and security groups"
 	case cloud.Transient, cloud.Unknown:
-		return "is the EC2 endpoint reachable from this node?"
+		return "is the EC2 endpoint reachable from here?"
 	default:
 		return ""
 	}
@@ -116,17 +134,6 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	default:
 		return ReasonENILimit, fmt.Sprintf("every ENI that the instance may have is full (%d addresses used): use a larger instance type, raise MAX_ENI, or use prefixes", t.Used)
 	}
-}
-
-// starved tells whether a node lacks addresses, for its pods or its targets,
-// that its ENIs have room for and its subnets do not.
-func starved(l cloud.Limits, p ipam.Policy, s State) bool {
-	b := newPlanner(l, p, s)
-	if b.need <= 0 {
-		return false
-	}
-	b.grow()
-	return len(b.actions) == 0 && b.hasRoom()
 }
 
 // hasRoom tells whether the instance, were its subnets endless, could grow.

@@ -17,38 +17,46 @@ import (
 // one can be made again exactly as it was.
 type step struct {
 	Action
-	things []netip.Prefix // Unassign: what was withdrawn
-	intent Intent         // Create
+	things   []netip.Prefix // Unassign: what was withdrawn
+	intent   Intent         // Create
+	hold     *reservation   // Create, Assign: what is set apart of the subnet
+	priority cloud.Priority // of its call
+	lost     bool           // Create: it was made, and the reply was lost
 }
 
-// prepare turns an action into a step: what leaves is withdrawn from the node
-// first, what is created is written down first. It returns nil when there is
-// nothing to do after all, or not yet.
-func (r *Reconciler) prepare(ctx context.Context, a Action, now time.Time) *step {
-	p := &step{Action: a}
-	switch a.Kind {
+// prepare readies a step: what leaves is withdrawn from the node first, what is
+// created is written down first. It tells whether there is something to do
+// after all, and now.
+func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
+	switch p.Kind {
 	case Unassign:
-		if !r.withdraw(ctx, p, now) {
-			return nil
-		}
+		return r.withdraw(ctx, p, now)
 	case Detach:
-		if !r.cfg.Node.WithdrawENI(ctx, a.ENI) {
-			return nil
+		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+			return false
 		}
-		r.leaving[a.ENI] = now
+		r.leaving[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
-			r.stay(ctx, a.ENI)
+			r.stay(ctx, p.ENI)
 			r.fail(gateShrink, Detach, err, now, r.cfg.SlowRetry)
-			return nil
+			return false
 		}
+	case Assign:
+		p.Subnet = r.view.enis[p.ENI].SubnetID
 	case Create:
-		p.intent = r.intend(a, now)
-		if err := r.cfg.Intents.Save(p.intent); err != nil {
-			r.fail(gateGrow, Create, fmt.Errorf("record the intent to %v: %w", a, err), now, r.cfg.SlowRetry)
-			return nil
+		groups, err := r.groups(ctx)
+		if err == nil {
+			p.intent = r.intend(p.Action, groups, now)
+			if err = r.cfg.Intents.Save(p.intent); err != nil {
+				err = fmt.Errorf("record the intent to %v: %w", p.Action, err)
+			}
+		}
+		if err != nil {
+			r.fail(gateGrow, Create, err, now, r.waitAfter(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			return false
 		}
 	}
-	return p
+	return true
 }
 
 // withdraw takes addresses out of the node's use and records that, before the
@@ -56,6 +64,9 @@ func (r *Reconciler) prepare(ctx context.Context, a Action, now time.Time) *step
 func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	k := r.view.enis[p.ENI]
 	addrs, prefixes := r.cfg.Node.Withdraw(p.ENI, p.Addresses, p.Prefixes)
+	if k != nil { // the cloud takes no ENI's own address
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a == k.Primary })
+	}
 	if k == nil || len(addrs)+len(prefixes) == 0 {
 		return false
 	}
@@ -153,13 +164,26 @@ func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) 
 	return addrs, prefixes
 }
 
-// intend writes the request for a new ENI: in the primary's security groups
-// unless configured, all tags and addresses in the one call.
-func (r *Reconciler) intend(a Action, now time.Time) Intent {
-	groups := r.cfg.Groups
-	if k, ok := r.view.primary(); ok && len(groups) == 0 {
-		groups = k.Groups
+// groups are the security groups of a new ENI: those configured by ID or tags,
+// else the primary's.
+func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
+	if len(r.cfg.Groups) > 0 {
+		return r.cfg.Groups, nil
 	}
+	if len(r.cfg.GroupTags) > 0 {
+		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
+		defer cancel()
+		vpc, _ := r.place()
+		return r.cfg.Security.Find(ctx, vpc, r.cfg.GroupTags)
+	}
+	if k, ok := r.view.primary(); ok {
+		return k.Groups, nil
+	}
+	return nil, nil
+}
+
+// intend writes the request for a new ENI: all tags and addresses in the one call.
+func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: "Berth (" + r.cfg.InstanceID + ")",
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
@@ -189,7 +213,7 @@ func (r *Reconciler) resume(context.Context) bool {
 		return true
 	}
 	q := intent.Request
-	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent}
+	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent, priority: cloud.Begun, lost: true}
 	return true
 }
 

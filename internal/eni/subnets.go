@@ -1,10 +1,8 @@
 package eni
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,9 +15,10 @@ import (
 // by all reconcilers of a process: what one is about to ask for is reserved,
 // so that many nodes do not herd onto the same subnet.
 type SubnetBook struct {
-	api cloud.API
-	mu  sync.Mutex // guards the entries; memory only
-	all map[string]*subnetEntry
+	api   cloud.API
+	mu    sync.Mutex // guards the entries; memory only
+	all   map[string]*subnetEntry
+	order []string // its keys, sorted
 }
 
 type subnetEntry struct {
@@ -29,6 +28,7 @@ type subnetEntry struct {
 	fullUntil time.Time // refused although the count had room
 	refusals  int       // in a row
 	noPrefix  time.Time // until when prefixes are not asked for
+	blurred   bool      // calls were under way when Free was told
 }
 
 // NewSubnetBook returns an empty book.
@@ -47,12 +47,8 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 	defer b.mu.Unlock()
 	listed := map[string]bool{}
 	for _, s := range list {
-		e, ok := b.all[s.ID]
-		if !ok {
-			e = &subnetEntry{}
-			b.all[s.ID] = e
-		}
-		e.Subnet, e.asOf = s, now
+		e := b.entry(s.ID)
+		e.Subnet, e.asOf, e.blurred = s, now, e.reserved > 0
 		listed[s.ID] = true
 	}
 	for id, e := range b.all {
@@ -78,7 +74,7 @@ func (b *SubnetBook) CIDR(id string) (netip.Prefix, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
-	if !ok {
+	if !ok || !e.CIDR.IsValid() {
 		return netip.Prefix{}, false
 	}
 	return e.CIDR, true
@@ -89,47 +85,128 @@ func (b *SubnetBook) Learn(id string, cidr netip.Prefix) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, ok := b.all[id]; !ok && cidr.IsValid() {
-		b.all[id] = &subnetEntry{Subnet: cloud.Subnet{ID: id, CIDR: cidr, Free: Unlimited}}
+		b.entry(id).CIDR = cidr
 	}
 }
 
-// States lists the subnets as a plan sees them; forNew picks those where new
-// ENIs may be made.
-func (b *SubnetBook) States(now time.Time, forNew func(cloud.Subnet) bool) []SubnetState {
+// choice picks of the subnets those that matter to a node, and those where its
+// new ENIs may be made.
+type choice func(cloud.Subnet) bool
+
+// States lists the subnets that matter to a node as its plan sees them, by ID.
+func (b *SubnetBook) States(now time.Time, relevant map[string]bool, forNew choice) []SubnetState {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	entries := slices.SortedFunc(maps.Values(b.all), func(x, y *subnetEntry) int { return cmp.Compare(x.ID, y.ID) })
-	out := make([]SubnetState, len(entries))
-	for i, e := range entries {
-		out[i] = SubnetState{ID: e.ID, Free: max(0, e.Free-e.reserved), NoPrefix: e.noPrefix.After(now), ForNew: forNew(e.Subnet)}
+	return b.states(now, relevant, forNew)
+}
+
+// states is States with b.mu held.
+func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew choice) []SubnetState {
+	var out []SubnetState
+	for _, id := range b.order {
+		e := b.all[id]
+		fit := forNew(e.Subnet)
+		if !fit && !relevant[id] {
+			continue
+		}
+		s := SubnetState{ID: id, Free: max(0, e.Free-e.reserved), NoPrefix: e.noPrefix.After(now), ForNew: fit}
 		if e.fullUntil.After(now) {
-			out[i].Free = 0
+			s.Free = 0
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// choose lets pick look at the subnets as a plan sees them, and reserves what it
+// answers in the same moment: of many nodes that choose at once, each counts
+// what those before it chose. pick makes no call; it answers with an action and
+// its subnet, or an empty one.
+func (b *SubnetBook) choose(now time.Time, relevant map[string]bool, forNew choice, pick func([]SubnetState) (Action, string)) *reservation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a, subnet := pick(b.states(now, relevant, forNew))
+	if subnet == "" {
+		return nil
+	}
+	h := b.hold(subnet, a.weight())
+	h.action = a
+	return h
+}
+
+// reservation is a number of addresses of a subnet set apart for a call. A nil
+// one is none.
+type reservation struct {
+	book   *SubnetBook
+	subnet string
+	n      int
+	action Action
+	ended  bool
+}
+
+func (b *SubnetBook) reserve(subnet string, n int) *reservation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.hold(subnet, n)
+}
+
+// hold is reserve with b.mu held.
+func (b *SubnetBook) hold(subnet string, n int) *reservation {
+	b.entry(subnet).reserved += n
+	return &reservation{book: b, subnet: subnet, n: n}
+}
+
+// is tells whether the reservation is for an action.
+func (h *reservation) is(a Action) bool { return h != nil && h.action == a }
+
+// end ends it with how many addresses the call took. Only the first end counts.
+func (h *reservation) end(took int) {
+	if h == nil {
+		return
+	}
+	h.book.mu.Lock()
+	defer h.book.mu.Unlock()
+	if h.ended {
+		return
+	}
+	h.ended = true
+	e := h.book.entry(h.subnet)
+	e.reserved -= h.n
+	if e.Free != Unlimited {
+		e.Free = max(0, e.Free-took)
+	}
+	if took > 0 {
+		e.refusals = 0
+	}
+}
+
+// Free lists the subnets that the cloud described, by ID, each with its free
+// addresses, what is being asked for taken off.
+func (b *SubnetBook) Free() []cloud.Subnet {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var out []cloud.Subnet
+	for _, id := range b.order {
+		if e := b.all[id]; e.Free != Unlimited {
+			s := e.Subnet
+			s.Free = max(0, e.Free-e.reserved)
+			out = append(out, s)
 		}
 	}
 	return out
 }
 
-// reserve sets n addresses of a subnet apart for a call; the returned function
-// ends that, with how many the call took.
-func (b *SubnetBook) reserve(id string, n int) func(took int) {
+// Blurred tells whether calls were under way when free counts were told: those
+// may count what the calls took twice.
+func (b *SubnetBook) Blurred() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	e, ok := b.all[id]
-	if !ok {
-		return func(int) {}
-	}
-	e.reserved += n
-	return func(took int) {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		e.reserved -= n
-		if e.Free != Unlimited {
-			e.Free = max(0, e.Free-took)
-		}
-		if took > 0 {
-			e.refusals = 0
+	for _, e := range b.all {
+		if e.blurred {
+			return true
 		}
 	}
+	return false
 }
 
 // returned counts addresses that went back to a subnet.
@@ -170,6 +247,8 @@ func (b *SubnetBook) entry(id string) *subnetEntry {
 	if !ok {
 		e = &subnetEntry{Subnet: cloud.Subnet{ID: id, Free: Unlimited}}
 		b.all[id] = e
+		i, _ := slices.BinarySearch(b.order, id)
+		b.order = slices.Insert(b.order, i, id)
 	}
 	return e
 }

@@ -14,13 +14,15 @@ import (
 type gate string
 
 const (
-	gateObserve gate = "observe"
-	gateGrow    gate = "grow" // assign, create, attach
-	gateSubnets gate = "find-subnets"
-	gateShrink  gate = "shrink" // unassign, detach
-	gateDelete  gate = "delete"
-	gateRepair  gate = "repair" // set-deletion, tag
-	gateCollect gate = "collect"
+	gateObserve  gate = "observe"
+	gateGrow     gate = "grow" // assign, create, attach
+	gateSubnets  gate = "find-subnets"
+	gateShrink   gate = "shrink" // unassign, detach
+	gateDelete   gate = "delete"
+	gateRepair   gate = "repair" // set-deletion, tag
+	gateCollect  gate = "collect"
+	gateLimits   gate = "find-limits"
+	gateInstance gate = "find-instance"
 )
 
 func gateOf(k Kind) gate {
@@ -37,6 +39,10 @@ func gateOf(k Kind) gate {
 		return gateSubnets
 	case Collect:
 		return gateCollect
+	case FindLimits:
+		return gateLimits
+	case FindInstance:
+		return gateInstance
 	default:
 		return gateRepair
 	}
@@ -115,7 +121,7 @@ func (r *Reconciler) failObserve(err error) {
 func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	start := r.cfg.Clock.Now()
 	err := r.act(ctx, p)
-	r.told(p.Kind, err, start)
+	r.told(p.Action, err, start)
 	now := r.cfg.Clock.Now()
 	if err == nil {
 		r.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
@@ -137,11 +143,14 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		r.undo(ctx, p, class, now)
 		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
 	}
+	if r.pending[g] != p {
+		p.hold.end(0)
+	}
 	return true
 }
 
-func (r *Reconciler) told(kind Kind, err error, start time.Time) {
-	r.cfg.Observer.Acted(kind, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
+func (r *Reconciler) told(a Action, err error, start time.Time) {
+	r.cfg.Observer.Acted(a, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
 }
 
 // subnetFull takes the subnet, or prefixes in it, out of the plans for a
@@ -151,6 +160,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	if k, ok := r.view.enis[p.ENI]; ok {
 		id = k.SubnetID
 	}
+	p.hold.end(0)
 	if p.Kind == Create {
 		r.forgetIntent()
 	}
@@ -160,7 +170,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 		r.retryAt = until
 	} else {
 		r.retryAt = r.cfg.Subnets.refused(id, p.weight(), now)
-		r.subnetsAt = time.Time{}
+		r.recount = now
 	}
 	r.note(gateGrow, p.Kind, err, now)
 }
@@ -170,17 +180,19 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	// An index that is taken is one of an ENI that came since the last listing.
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == Attach {
-		r.astray = true
+		r.goAstray(now)
 	}
+	r.uncertain = r.uncertain || r.passive && class == cloud.Conflict
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case Create:
 		if lost {
+			p.lost = true
 			r.pending[gateGrow] = p // the token makes the repeat return what the first try made
 			return
 		}
 		if class == cloud.Gone {
-			r.subnetsAt = time.Time{} // the subnet, perhaps: another may do
+			r.recount = now // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
 	case Attach:
@@ -188,6 +200,7 @@ func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now t
 	case Assign:
 		r.lookAt[p.ENI] = now
 		if lost {
+			p.hold.end(p.weight()) // perhaps; the next count tells
 			r.doubt(p, now)
 		}
 	case Unassign:

@@ -166,6 +166,12 @@ func (p Policy) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Uncapped is the policy without its caps on addresses.
+func (p Policy) Uncapped() Policy {
+	p.MaxPods, p.MaxAllocate = 0, 0
+	return p
+}
+
 // Cap is the most addresses that the policy lets a node have; 0: no cap.
 func (p Policy) Cap() int {
 	n := p.capped(1 << 30)

@@ -1,88 +1,144 @@
 // Package fleet works for the ENIs of many nodes in one process: one
 // eni.Reconciler a node, and what they share. It knows no Kubernetes.
+//
+//	fleet.go        what the operator calls: Set, Remove, Kick, Doubt
+//	config.go       what a Fleet needs to know
+//	run.go          when which node is worked for
+//	member.go       one node: its reconciler and what is to be told to it
+//	observatory.go  the cloud observed for all nodes together
+//	gather.go       many questions in one call
+//	orphans.go      what vanished instances left
 package fleet
 
 import (
 	"context"
 	"errors"
-	"log/slog"
+	"fmt"
+	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// Config is what a Fleet needs to know. Zero durations take the defaults named.
-type Config struct {
-	Cluster  string // value of eni.TagCluster
-	Cloud    cloud.API
-	Observer Observer     // nil: none
-	Clock    clock.Clock  // nil: the machine's
-	Logger   *slog.Logger // nil: silent
-
-	ListingInterval time.Duration // between full listings, for repair; 1 min
-	ShrinkDelay     time.Duration // how long excess must persist; 1 min
-	Settle          time.Duration // how long a reply outranks a listing; 1 min
-	CollectInterval time.Duration // between looks for orphans; 10 min
-	OrphanAge       time.Duration // of ENIs of vanished instances that are deleted; 15 min
-}
-
-// Node is one node's side: where its addresses are published and who uses them.
-// Calls for one node come from one goroutine at a time.
-type Node interface {
-	eni.Node
-	// Reconciled is called after every pass with how the node does.
-	Reconciled(eni.Status)
-}
-
-// Observer is told of everything that is done, for metrics, from many
-// goroutines at once. Its methods must be quick.
-type Observer interface {
-	// Acted is called after each action or observation of a node. The action
-	// names its subnet, also for Assign. The class is Unknown when err is nil.
-	Acted(node string, a eni.Action, class cloud.Class, err error, took time.Duration)
-	// Listed is called after each full listing.
-	Listed(took time.Duration, err error)
-}
-
-// Subnet is what is known of a subnet's free addresses.
-type Subnet struct {
-	ID, VPCID, Zone string
-	Free            int // with what is being asked for taken off
-}
-
 // Fleet is the ENI allocator for all nodes. All methods may be called
 // concurrently.
-type Fleet struct{}
+type Fleet struct {
+	cfg     Config
+	subnets *eni.SubnetBook
+	groups  *eni.GroupBook
+	sky     *observatory
+	wake    chan struct{} // something is due sooner than the scheduler knows
+	work    sync.WaitGroup
 
-var errNotBuilt = errors.New("fleet: not built")
+	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
+	ctx     context.Context
+	members map[string]*member
+	leaving map[string]*member   // by instance: removed in the middle of a pass
+	ended   map[string]time.Time // when the work for an instance ended, lately
+	due     dueHeap
+}
 
 // New checks the configuration.
-func New(Config) (*Fleet, error) { return nil, errNotBuilt }
-
-// Run works until ctx ends, and returns once nothing is under way.
-func (f *Fleet) Run(ctx context.Context) error { return errNotBuilt }
+func New(cfg Config) (*Fleet, error) {
+	if err := cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	f := &Fleet{
+		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
+		members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+	}
+	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
+	return f, nil
+}
 
 // Set adds a node under a name, or changes the settings of one that is there
 // with the same instance. A node that comes back with another instance is
 // another node. Seed, of the instance, is what was last published for it, by
 // this process or one before; it is looked at for new nodes only.
 func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) error {
-	return errNotBuilt
+	f.mu.Lock()
+	m, ok := f.members[name]
+	if ok && m.instance == instanceID {
+		defer f.mu.Unlock()
+		if err := s.Policy.Validate(); err != nil {
+			return fmt.Errorf("node %s: %w", name, err)
+		}
+		m.settings, m.next = &s, n
+		f.sooner(m, f.cfg.Clock.Now())
+		return nil
+	}
+	f.mu.Unlock()
+	m, err := f.newMember(name, instanceID, s, seed, n)
+	if err != nil {
+		return fmt.Errorf("node %s: %w", name, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+	if old := f.leaving[instanceID]; old != nil {
+		m.after = old
+	}
+	f.members[name] = m
+	f.sooner(m, f.cfg.Clock.Now())
+	return nil
 }
 
 // Remove ends the work for a node. It returns at once; a call under way is
 // finished, and nothing of the node is touched after it. Its ENIs go with the
 // instance, or are collected once that has vanished.
-func (f *Fleet) Remove(name string) {}
+func (f *Fleet) Remove(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.remove(name)
+}
 
 // Kick says that a node's use of addresses changed. It never blocks.
-func (f *Fleet) Kick(name string) {}
+func (f *Fleet) Kick(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
+	}
+}
 
 // Doubt says that what was published for a node may not be what the cloud has:
 // someone else wrote it. Nothing is published before the cloud was observed.
-func (f *Fleet) Doubt(name string) {}
+func (f *Fleet) Doubt(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		m.rec.Doubt()
+		f.sooner(m, f.cfg.Clock.Now())
+	}
+}
 
 // Subnets lists what is known of subnets, by ID.
-func (f *Fleet) Subnets() []Subnet { return nil }
+func (f *Fleet) Subnets() []Subnet {
+	list := f.subnets.Free()
+	out := make([]Subnet, len(list))
+	for i, s := range list {
+		out[i] = Subnet{ID: s.ID, VPCID: s.VPCID, Zone: s.Zone, Free: s.Free}
+	}
+	return out
+}
+
+// spawn runs work until it is done or the fleet ends.
+func (f *Fleet) spawn(work func(context.Context)) {
+	f.mu.Lock()
+	ctx := f.ctx
+	f.mu.Unlock()
+	f.work.Go(func() { work(ctx) })
+}
+
+// known lists the instances of all nodes with their VPCs, as far as told.
+func (f *Fleet) known() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make(map[string]string, len(f.members))
+	for _, m := range f.members {
+		out[m.instance] = m.vpc
+	}
+	return out
+}
+
+var errRunning = errors.New("fleet: Run was called twice")

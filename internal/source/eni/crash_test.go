@@ -25,8 +25,8 @@ type killer struct {
 	hits int
 }
 
-func (k *killer) Acted(kind eni.Kind, class cloud.Class, err error, took time.Duration) {
-	k.next.Acted(kind, class, err, took)
+func (k *killer) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+	k.next.Acted(a, class, err, took)
 	if errors.Is(err, failpoint.ErrHit) {
 		k.hits++
 		k.stop()

@@ -42,12 +42,12 @@ type firstWord struct {
 }
 
 // Acted implements eni.Observer.
-func (f *firstWord) Acted(kind eni.Kind, class cloud.Class, err error, took time.Duration) {
-	if kind == eni.Observe && err != nil {
+func (f *firstWord) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+	if a.Kind == eni.Observe && err != nil {
 		f.s.Prove()
 	}
 	if f.next != nil {
-		f.next.Acted(kind, class, err, took)
+		f.next.Acted(a, class, err, took)
 	}
 }
 

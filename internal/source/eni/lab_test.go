@@ -31,10 +31,10 @@ type labNode struct {
 }
 
 // Acted implements eni.Observer.
-func (n *labNode) Acted(kind eni.Kind, _ cloud.Class, err error, _ time.Duration) {
+func (n *labNode) Acted(a eni.Action, _ cloud.Class, err error, _ time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if kind == eni.Create && err == nil {
+	if a.Kind == eni.Create && err == nil {
 		n.creates++
 	}
 }

@@ -57,9 +57,11 @@ func New(cfg Config) (*Source, error) {
 	}
 	s := newSource(o)
 	rc := eni.Config{
-		InstanceID: cfg.Identity.InstanceID, InstanceType: cfg.Identity.InstanceType, Cluster: cfg.Cluster,
-		Policy: cfg.Policy, Limits: cfg.Limits, SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups,
-		Tags: cfg.Tags, KeepENIs: cfg.KeepENIs, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
+		Settings: eni.Settings{
+			InstanceType: cfg.Identity.InstanceType, Policy: cfg.Policy,
+			SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups, KeepENIs: cfg.KeepENIs,
+		},
+		InstanceID: cfg.Identity.InstanceID, Cluster: cfg.Cluster, Limits: cfg.Limits, Tags: cfg.Tags, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
 		Clock: o.Clock, Rand: cfg.Rand, Logger: o.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
 		Settle: cfg.SettleTime, OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
 	}

@@ -1,0 +1,91 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Batches are gathered for so long, and begun so far apart: nodes that join one
+// after the other share a few calls.
+const (
+	gatherWindow  = 10 * time.Millisecond
+	gatherSpacing = 250 * time.Millisecond
+)
+
+// gatherer answers questions about single things by calls about many: what is
+// asked while a call is under way goes into the next.
+type gatherer[V any] struct {
+	clock clock.Clock
+	spawn func(func(context.Context)) // runs what outlives a caller
+	// call asks about keys and tells as of when the answers are. Keys that it
+	// leaves out have the zero V.
+	call func(ctx context.Context, keys []string) (map[string]V, time.Time, error)
+
+	mu      sync.Mutex // guards all below
+	pending map[string][]chan answer[V]
+	running bool
+	last    time.Time // when the last call began
+}
+
+type answer[V any] struct {
+	value V
+	at    time.Time
+	err   error
+}
+
+// ask asks about one key, as of now or later.
+func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
+	c := make(chan answer[V], 1)
+	g.mu.Lock()
+	if g.pending == nil {
+		g.pending = map[string][]chan answer[V]{}
+	}
+	g.pending[key] = append(g.pending[key], c)
+	if !g.running {
+		g.running = true
+		g.spawn(g.run)
+	}
+	g.mu.Unlock()
+	select {
+	case a := <-c:
+		return a, a.err
+	case <-ctx.Done():
+		return answer[V]{}, ctx.Err()
+	}
+}
+
+// run makes calls while something is asked.
+func (g *gatherer[V]) run(ctx context.Context) {
+	for {
+		g.mu.Lock()
+		wait := max(gatherWindow, g.last.Add(gatherSpacing).Sub(g.clock.Now()))
+		g.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-g.clock.After(wait):
+		}
+		g.mu.Lock()
+		asked := g.pending
+		g.pending, g.last = nil, g.clock.Now()
+		if len(asked) == 0 {
+			g.running = false
+		}
+		g.mu.Unlock()
+		if len(asked) == 0 {
+			return
+		}
+		keys := make([]string, 0, len(asked))
+		for k := range asked {
+			keys = append(keys, k)
+		}
+		got, at, err := g.call(ctx, keys)
+		for k, list := range asked {
+			for _, c := range list {
+				c <- answer[V]{got[k], at, err}
+			}
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// member is one node of the fleet.
+type member struct {
+	name, instance string
+	rec            *eni.Reconciler
+	node           *side
+
+	// What follows is guarded by the fleet's lock.
+	vpc      string        // empty: not told yet
+	settings *eni.Settings // to be taken up by the next pass
+	next     Node          // likewise
+	at       time.Time     // when the next pass is due
+	index    int           // in the heap of due times; -1: not in it
+	running  bool          // a pass is under way
+	again    bool          // another is due after it
+	againAt  time.Time     // when
+	removed  bool
+	after    *member // the same instance's last member, whose pass must end first
+}
+
+// side is a Node that can be exchanged between passes.
+type side struct{ Node }
+
+// seen passes what a node's reconciler does on to the fleet's observer.
+type seen struct {
+	name string
+	to   Observer
+}
+
+// Acted implements eni.Observer.
+func (s seen) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+	s.to.Acted(s.name, a, class, err, took)
+}
+
+// Reconciled implements eni.Observer.
+func (seen) Reconciled(time.Duration) {}
+
+func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) (*member, error) {
+	m := &member{name: name, instance: instanceID, node: &side{n}, vpc: s.VPCID, index: -1}
+	c := eni.Config{
+		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
+		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.sky, Subnets: f.subnets, Security: f.groups,
+		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
+		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
+	}
+	if f.cfg.Observer != nil {
+		c.Observer = seen{name, f.cfg.Observer}
+	}
+	var err error
+	if m.rec, err = eni.New(c); err != nil {
+		return nil, err
+	}
+	m.rec.Seed(seed)
+	f.mu.Lock()
+	since := f.ended[instanceID]
+	f.mu.Unlock()
+	if seed.InstanceID == instanceID && seed.At.After(since) {
+		since = seed.At
+	}
+	if now := f.cfg.Clock.Now(); since.After(now) { // a clock was set back
+		since = now
+	}
+	m.rec.ObserveSince(since)
+	return m, nil
+}
+
+// pass works for a node as far as it goes now, and tells when to come back at
+// the latest.
+func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Duration {
+	if s != nil {
+		if err := m.rec.Configure(*s); err != nil {
+			f.cfg.Logger.Error("settings not taken", "node", m.name, "error", err)
+		}
+	}
+	if l, ok := f.sky.take(m.instance); ok {
+		m.rec.Observed(ctx, l)
+	}
+	return m.rec.Reconcile(ctx)
+}
+
+// vpcOf is the VPC of a node, as far as known.
+func vpcOf(m *member, s *eni.Settings) string {
+	told := ""
+	if s != nil {
+		told = s.VPCID
+	}
+	return cmp.Or(told, m.rec.VPC())
+}

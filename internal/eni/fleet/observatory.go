@@ -1,0 +1,321 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// observatory observes the cloud for all nodes: by full listings for repair,
+// and by describing together those that must know now. It is the eni.Lister of
+// every node's reconciler.
+type observatory struct {
+	cfg     *Config
+	cloud   cloud.API
+	clock   clock.Clock
+	log     *slog.Logger
+	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
+	subnets *eni.SubnetBook
+	// known lists the instances of the fleet's nodes and their VPCs; one with an
+	// empty VPC is not told yet.
+	known func() map[string]string
+
+	attached  gatherer[[]cloud.ENI]    // by instance ID
+	looks     gatherer[[]cloud.ENI]    // by ENI ID
+	instances gatherer[cloud.Instance] // by instance ID
+	counting  singleflight.Group       // DescribeSubnets calls under way, by VPC
+
+	mu      sync.Mutex             // guards all below
+	flight  *listing               // the full listing under way
+	at      time.Time              // as of when the last one was
+	listed  map[string][]cloud.ENI // from it, of each node that has not taken its part
+	pages   int                    // calls that it took, about
+	counted map[string]time.Time   // as of when subnets are known, by VPC
+}
+
+// listing is a full listing under way.
+type listing struct {
+	at   time.Time
+	done chan struct{}
+	err  error // once done
+}
+
+// What one page and one filter hold at most (EC2 API Reference,
+// DescribeNetworkInterfaces and Filter).
+const (
+	pageSize     = 1000
+	filterValues = 200
+)
+
+func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(context.Context)), known func() map[string]string) *observatory {
+	o := &observatory{
+		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
+		counted: map[string]time.Time{},
+	}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spawn: spawn, call: o.describeNodes}
+	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spawn: spawn, call: o.describeENIs}
+	o.instances = gatherer[cloud.Instance]{clock: o.clock, spawn: spawn, call: o.describeInstances}
+	return o
+}
+
+// List implements eni.Lister. A full listing that is under way, or that the
+// first question begins, answers if it is new enough and has the node.
+func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
+	for {
+		o.mu.Lock()
+		if o.flight == nil && o.at.IsZero() {
+			o.begin()
+		}
+		f := o.flight
+		o.mu.Unlock()
+		if f == nil || f.at.Before(since) {
+			break
+		}
+		if err := f.wait(ctx); err != nil {
+			return eni.Listing{}, err
+		}
+		if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
+			return l, nil
+		}
+		break
+	}
+	a, err := o.attached.ask(ctx, instanceID)
+	if err != nil {
+		return eni.Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
+	}
+	return eni.Listing{At: a.at, ENIs: a.value}, nil
+}
+
+func (f *listing) wait(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take hands over a node's part of the last full listing, once.
+func (o *observatory) take(instanceID string) (eni.Listing, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	enis, ok := o.listed[instanceID]
+	if !ok {
+		return eni.Listing{}, false
+	}
+	delete(o.listed, instanceID)
+	return eni.Listing{At: o.at, ENIs: enis, Whole: true}, true
+}
+
+// lastAt is as of when the last full listing was.
+func (o *observatory) lastAt() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.at
+}
+
+// list makes a full listing, or waits for the one under way.
+func (o *observatory) list(ctx context.Context) error {
+	o.mu.Lock()
+	f := o.flight
+	if f == nil {
+		f = o.begin()
+	}
+	o.mu.Unlock()
+	return f.wait(ctx)
+}
+
+// begin begins a full listing. o.mu is held.
+func (o *observatory) begin() *listing {
+	f := &listing{at: o.clock.Now(), done: make(chan struct{})}
+	o.flight = f
+	first := o.at.IsZero()
+	o.spawn(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, listTimeout)
+		defer cancel()
+		if first { // nobody can do anything before
+			ctx = cloud.WithPriority(ctx, cloud.Begun)
+		}
+		all, err := o.listAll(ctx)
+		o.finish(f, all, err)
+	})
+	return f
+}
+
+// listTimeout bounds a full listing, its waits for the limiter included.
+const listTimeout = 5 * time.Minute
+
+// listAll lists all ENIs of the VPCs of all nodes; of the account, while the
+// VPC of one is not known.
+func (o *observatory) listAll(ctx context.Context) ([]cloud.ENI, error) {
+	vpcs := map[string]bool{}
+	for _, vpc := range o.known() {
+		vpcs[vpc] = true
+	}
+	if len(vpcs) == 0 || vpcs[""] {
+		vpcs = map[string]bool{"": true}
+	}
+	var all []cloud.ENI
+	for vpc := range vpcs {
+		list, err := o.cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
+		if err != nil {
+			return nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+// finish sorts a full listing by node and lets those go on who wait for it.
+func (o *observatory) finish(f *listing, all []cloud.ENI, err error) {
+	var listed map[string][]cloud.ENI
+	if err == nil {
+		known := o.known()
+		listed = make(map[string][]cloud.ENI, len(known))
+		for id := range known {
+			listed[id] = nil
+		}
+		for _, e := range all {
+			if id, ok := o.owner(e); ok {
+				if _, ok := listed[id]; ok {
+					listed[id] = append(listed[id], e)
+				}
+			}
+		}
+	}
+	o.mu.Lock()
+	o.flight, f.err = nil, err
+	if err == nil {
+		o.at, o.listed, o.pages = f.at, listed, (len(all)+pageSize-1)/pageSize
+	}
+	o.mu.Unlock()
+	if o.cfg.Observer != nil {
+		o.cfg.Observer.Listed(o.clock.Now().Sub(f.at), err)
+	}
+	close(f.done)
+}
+
+// owner is the instance that an ENI is on, or was made for by this cluster.
+func (o *observatory) owner(e cloud.ENI) (string, bool) {
+	if e.Attachment != nil {
+		return e.Attachment.InstanceID, true
+	}
+	id := e.Tags[eni.TagInstanceID]
+	return id, id != "" && e.Tags[eni.TagCluster] == o.cfg.Cluster
+}
+
+// describeNodes lists the ENIs on some instances; of very many, by a full
+// listing if that takes no more calls.
+func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
+	ctx = cloud.WithPriority(ctx, cloud.Begun)
+	o.mu.Lock()
+	pages := o.pages
+	o.mu.Unlock()
+	at := o.clock.Now()
+	f := cloud.ENIFilter{InstanceIDs: ids}
+	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
+		f = cloud.ENIFilter{}
+	}
+	list, err := o.cloud.ENIs(ctx, f)
+	if err != nil {
+		return nil, at, err
+	}
+	asked := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		asked[id] = true
+	}
+	out := make(map[string][]cloud.ENI, len(ids))
+	for _, e := range list {
+		if a := e.Attachment; a != nil && asked[a.InstanceID] {
+			out[a.InstanceID] = append(out[a.InstanceID], e)
+		}
+	}
+	return out, at, nil
+}
+
+func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
+	at := o.clock.Now()
+	list, err := o.cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
+	if err != nil && cloud.ClassOf(err) != cloud.Gone {
+		return nil, at, err
+	}
+	out := make(map[string][]cloud.ENI, len(list))
+	for _, e := range list {
+		out[e.ID] = []cloud.ENI{e}
+	}
+	return out, at, nil
+}
+
+func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, time.Time, error) {
+	at := o.clock.Now()
+	list, err := o.cloud.Instances(ctx, ids)
+	if err != nil {
+		return nil, at, err
+	}
+	out := make(map[string]cloud.Instance, len(list))
+	for _, in := range list {
+		out[in.ID] = in
+	}
+	return out, at, nil
+}
+
+// Look implements eni.Lister.
+func (o *observatory) Look(ctx context.Context, eniID string) ([]cloud.ENI, time.Time, error) {
+	a, err := o.looks.ask(ctx, eniID)
+	if err != nil {
+		return nil, a.at, fmt.Errorf("describe %s: %w", eniID, err)
+	}
+	return a.value, a.at, nil
+}
+
+// Instance implements eni.Lister.
+func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	a, err := o.instances.ask(ctx, id)
+	if err == nil && a.value.ID == "" {
+		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "there is no instance " + id}
+	}
+	return a.value, err
+}
+
+// Subnets implements eni.Lister: one call describes all subnets of a VPC, for
+// everyone who needs to know.
+func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time, error) {
+	f, key := cloud.SubnetFilter{VPCID: q.VPCID}, q.VPCID
+	if key == "" {
+		f.IDs, key = q.IDs, fmt.Sprint(q.IDs)
+	}
+	for range 3 {
+		o.mu.Lock()
+		at := o.counted[key]
+		o.mu.Unlock()
+		if !at.Before(q.Since) && !at.IsZero() {
+			return at, nil
+		}
+		_, err, _ := o.counting.Do(key, func() (any, error) {
+			now := o.clock.Now()
+			// The caller's end must not be that of others who wait with it.
+			call, cancel := context.WithTimeout(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Begun), time.Minute)
+			defer cancel()
+			if err := o.subnets.Refresh(call, f, now); err != nil {
+				return nil, err
+			}
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.counted[key] = now
+			return nil, nil
+		})
+		if err != nil {
+			return time.Time{}, err
+		}
+	}
+	return time.Time{}, errors.New("describe subnets: every answer was older than asked for")
+}

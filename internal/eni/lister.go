@@ -1,0 +1,108 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// Listing is what the cloud showed of one node at one moment.
+type Listing struct {
+	At    time.Time   // when the call began that showed it
+	ENIs  []cloud.ENI // on the instance; with Whole, detached ones of ours that carry its ID too
+	Whole bool
+
+	InstanceType string // empty when the listing does not tell, as those below
+	VPCID, Zone  string
+}
+
+// SubnetQuery is what a node needs to know of subnets.
+type SubnetQuery struct {
+	IDs         []string // of its ENIs, and those configured for new ones
+	VPCID, Zone string
+	Tags        map[string]string // configured for new ENIs
+	Any         bool              // every subnet of VPC and zone may have new ENIs
+	Since       time.Time         // older answers do not do
+}
+
+// Lister asks the cloud what a reconciler needs to know. In node mode that is
+// a call each; in a process that works for many nodes they share calls. Errors
+// are the cloud's, wrapped.
+type Lister interface {
+	// List lists the ENIs of an instance, as of since or later.
+	List(ctx context.Context, instanceID string, since time.Time) (Listing, error)
+	// Look describes one ENI, as of the call or later. One that does not exist
+	// is an empty list.
+	Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error)
+	// Instance describes an instance; one that does not exist is of class Gone.
+	Instance(ctx context.Context, id string) (cloud.Instance, error)
+	// Subnets brings the free counts in the book up to date and tells as of when
+	// they are.
+	Subnets(ctx context.Context, q SubnetQuery) (at time.Time, err error)
+}
+
+// ownLister makes a call for everything: there is one node.
+type ownLister struct {
+	cfg   *Config
+	first cloud.Instance // as described at first; its type and place never change
+}
+
+// List implements Lister. The first time it describes the instance itself.
+func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (Listing, error) {
+	l := Listing{At: o.cfg.Clock.Now(), Whole: true}
+	var err error
+	if o.first.ID != instanceID {
+		in, err := o.cfg.Cloud.Instance(ctx, instanceID)
+		if err != nil {
+			return Listing{}, fmt.Errorf("describe instance %s: %w", instanceID, err)
+		}
+		o.first, l.ENIs = in, in.ENIs
+	} else if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
+		return Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
+	}
+	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
+	detached, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})
+	if err != nil {
+		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
+	}
+	l.ENIs = append(l.ENIs, detached...)
+	l.InstanceType, l.VPCID, l.Zone = o.first.Type, o.first.VPCID, o.first.Zone
+	return l, nil
+}
+
+// Look implements Lister.
+func (o *ownLister) Look(ctx context.Context, eniID string) (list []cloud.ENI, at time.Time, err error) {
+	at = o.cfg.Clock.Now()
+	list, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{IDs: []string{eniID}})
+	if cloud.ClassOf(err) == cloud.Gone {
+		return nil, at, nil
+	}
+	if err != nil {
+		return nil, at, fmt.Errorf("describe %s: %w", eniID, err)
+	}
+	return list, at, nil
+}
+
+// Instance implements Lister.
+func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	return o.cfg.Cloud.Instance(ctx, id)
+}
+
+// Subnets implements Lister.
+func (o *ownLister) Subnets(ctx context.Context, q SubnetQuery) (time.Time, error) {
+	now := o.cfg.Clock.Now()
+	if len(q.IDs) > 0 {
+		if err := o.cfg.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
+			return time.Time{}, err
+		}
+	}
+	if q.Any || len(q.Tags) > 0 {
+		f := cloud.SubnetFilter{VPCID: q.VPCID, Zone: q.Zone, Tags: q.Tags}
+		if err := o.cfg.Subnets.Refresh(ctx, f, now); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return now, nil
+}
