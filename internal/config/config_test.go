@@ -70,6 +70,21 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+func TestOperatorMode(t *testing.T) {
+	c, err := load(t, []string{"--ipam=eni-operator", "--auto-create-node-network"}, []string{"BERTH_KUBECONFIG=/etc/berth/kubeconfig"})
+	if err != nil || c.IPAM != IPAMOperator || !c.AutoCreateNodeNetwork || c.Kubeconfig != "/etc/berth/kubeconfig" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	for _, args := range [][]string{{"--auto-create-node-network"}, {"--kubeconfig=/k"}, {"--ipam=eni", "--auto-create-node-network"}} {
+		if _, err := load(t, args, nil); err == nil || !strings.Contains(err.Error(), "needs --ipam=eni-operator") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	if _, err := load(t, []string{"--ipam=crd"}, nil); err == nil || !strings.Contains(err.Error(), "expected one of eni, eni-operator") {
+		t.Error(err)
+	}
+}
+
 func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	c, err := load(t, nil, []string{
 		"WARM_ENI_TARGET=2", "MINIMUM_IP_TARGET=10", "WARM_PREFIX_TARGET=1", "MAX_ENI=4", "ENABLE_PREFIX_DELEGATION=true",

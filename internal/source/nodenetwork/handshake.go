@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// Addresses go back by a handshake (op.md in design.md section 6): the operator
+// Addresses go back by a handshake (design.md section 6): the operator
 // lists candidates in spec.ipam.releasing; the daemon withdraws those that no
 // pod has and that do not cool, records that, and confirms them in
 // status.ipam.released; only then are they unassigned. One that leaves releasing
@@ -49,8 +49,12 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 	slices.SortFunc(keep, netip.Prefix.Compare)
 	keep = slices.Compact(keep)
 	if err := s.offer(r, keep); err != nil {
-		s.log.Error("inventory not recorded, will try again; nothing is confirmed meanwhile", "error", err)
+		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
 		s.hands.retry.fail(s.clock.Now(), time.Second, 10*time.Second)
+		// What was confirmed before stands: the file of then still has it.
+		if at := s.report(ctx, o, intersect(r.released, r.releasing), nil); !at.IsZero() && at.Before(s.hands.retry.until) {
+			return at
+		}
 		return s.hands.retry.until
 	}
 	s.hands.retry.clear()

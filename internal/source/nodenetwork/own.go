@@ -16,11 +16,17 @@ import (
 )
 
 // owner paces the attempts to make the object.
-type owner struct{ retry backoff }
+type owner struct {
+	retry    backoff
+	replaced time.Time // when an object of another instance was last deleted
+}
 
 const (
 	firstAttempt = 500 * time.Millisecond
 	lastAttempt  = 30 * time.Second
+	// replacePause is between two replacements at least: two daemons that were
+	// given the same node name by mistake do not chase each other.
+	replacePause = time.Minute
 )
 
 // own makes the object if there is none (o is nil) or replaces one of another
@@ -63,7 +69,7 @@ func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 }
 
 // owned ends the state of looking for an object of this instance.
-func (s *supplier) owned(*v1alpha1.NodeNetwork) {
+func (s *supplier) owned() {
 	s.owner.retry.clear()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,6 +126,9 @@ func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 			"is the node's name another's? else delete the Node, so that the kubelet registers anew",
 			s.cfg.NodeName, o.Spec.InstanceID, s.cfg.NodeName, id, s.cfg.InstanceID)
 	}
+	if again := s.owner.replaced.Add(replacePause); !s.owner.replaced.IsZero() && again.After(s.clock.Now()) {
+		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
+	}
 	s.log.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
 	err = s.api.remove(ctx, o)
 	if apierrors.IsConflict(err) {
@@ -130,6 +139,7 @@ func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 		s.heard(err)
 		return wrap("delete", s.cfg.NodeName, err)
 	}
+	s.owner.replaced = s.clock.Now()
 	if err := failpoint.Hit("nodenetwork.replace.deleted"); err != nil {
 		return err
 	}

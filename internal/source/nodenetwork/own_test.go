@@ -135,3 +135,25 @@ func TestObjectIsDeleted(t *testing.T) {
 		t.Error("addresses were called lost that were not")
 	}
 }
+
+// Two daemons that go by the same name do not chase each other.
+func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
+	m := newMachine(t)
+	m.put("i-0ddd")
+	m.start()
+	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	if err := m.api.Delete(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the other daemon's object", func() bool {
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0ddd", InstanceType: itype}}
+		if m.api.Create(t.Context(), o) == nil {
+			return true
+		}
+		if o := m.peek(); o != nil {
+			_ = m.api.Delete(t.Context(), o)
+		}
+		return false
+	})
+	m.readySays("do two nodes have the same name?")
+}

@@ -190,7 +190,7 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 		s.core.Prove()
 		return s.own(ctx, o)
 	}
-	s.owned(o)
+	s.owned()
 	if !reported(o) {
 		s.core.Prove()
 		s.sayOnce(&s.told.ownership, "the operator has not reported on this node yet")

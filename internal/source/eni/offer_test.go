@@ -1,0 +1,193 @@
+package eni
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// asker is a supplier whose test hands over addresses itself.
+type asker struct{}
+
+func (asker) Seed(eni.Inventory)            {}
+func (asker) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+func (asker) Kick()                         {}
+func (asker) LastError() string             { return "" }
+func (asker) PrefixDelegation() bool        { return false }
+func (asker) Why(bool) *source.Exhausted {
+	return &source.Exhausted{Reason: Growing, Message: "not yet"}
+}
+
+// frail is a store that can fail.
+type frail struct {
+	memStore
+	err error
+}
+
+func (f *frail) Save(inv eni.Inventory) error {
+	if f.err != nil {
+		return f.err
+	}
+	return f.memStore.Save(inv)
+}
+
+// stock is an inventory of one ENI.
+func stock(things ...string) eni.Inventory {
+	e := eni.ENI{ID: "eni-1", MAC: eni.MAC{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
+	for _, p := range prefixes(things...) {
+		if p.IsSingleIP() {
+			e.Addresses = append(e.Addresses, p.Addr())
+		} else {
+			e.Prefixes = append(e.Prefixes, p)
+		}
+	}
+	return eni.Inventory{InstanceID: instance, ENIs: []eni.ENI{e}}
+}
+
+func prefixes(things ...string) (out []netip.Prefix) {
+	for _, t := range things {
+		if a, err := netip.ParseAddr(t); err == nil {
+			out = append(out, netip.PrefixFrom(a, 32))
+		} else {
+			out = append(out, netip.MustParsePrefix(t))
+		}
+	}
+	return out
+}
+
+func supplied(t *testing.T, store InventoryStore) *Source {
+	t.Helper()
+	s, err := NewSupplied(Options{
+		InstanceID: instance, Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, Cooling: 30 * time.Second, Store: store,
+	}, asker{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.Run(t.Context()) }()
+	synctest.Wait()
+	return s
+}
+
+// offer hands an inventory over and checks what the supplier may take.
+func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...string) {
+	t.Helper()
+	got, err := s.Offer(inv, prefixes(back...))
+	if err != nil || !slices.Equal(got, prefixes(want...)) {
+		t.Errorf("withdrawn %v, %v; want %v", got, err, want)
+	}
+	synctest.Wait()
+}
+
+// take is who gets the next address; zero: nobody does at once.
+func take(t *testing.T, s *Source, i int) netip.Addr {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	l, _ := s.Acquire(ctx, source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: "pod"}})
+	return l.IPv4
+}
+
+func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := supplied(t, &memStore{})
+		all := stock("10.0.0.1", "10.0.0.2", "10.0.0.3")
+		offer(t, s, all, nil)
+		first := take(t, s, 1)
+		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2")
+		if a := take(t, s, 2); a.String() != "10.0.0.3" {
+			t.Errorf("got %v", a)
+		}
+		if a := take(t, s, 3); a.IsValid() {
+			t.Errorf("got %v, which is wanted back", a)
+		}
+		s.Release(key(1))
+		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2") // the other cools
+		time.Sleep(31 * time.Second)                                   //nolint:forbidigo // virtual time, in a synctest bubble
+		if a := take(t, s, 3); a.IsValid() {
+			t.Errorf("got %v, which has cooled and is wanted back", a)
+		}
+		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.1", "10.0.0.2")
+		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2") // one stays after all
+		if a := take(t, s, 3); a != first {
+			t.Errorf("got %v", a)
+		}
+		offer(t, s, stock("10.0.0.1", "10.0.0.3"), nil) // the other went
+		if a := take(t, s, 4); a.IsValid() {
+			t.Errorf("got %v", a)
+		}
+	})
+}
+
+// An address that is wanted back before its data path is ready is not handed
+// out by that.
+func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := supplied(t, &memStore{})
+		offer(t, s, stock("10.0.0.1"), nil)
+		take(t, s, 1)
+		offer(t, s, stock("10.0.0.1", "10.0.0.2", "10.0.1.0/28"), []string{"10.0.0.2", "10.0.1.0/28"}, "10.0.0.2", "10.0.1.0/28")
+		if a := take(t, s, 2); a.IsValid() {
+			t.Errorf("got %v", a)
+		}
+		uses, waiting := s.Uses()
+		if len(uses) != 1 || uses[0].Pod.Name != "pod" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
+			t.Errorf("uses: %+v, %d wait", uses, waiting)
+		}
+	})
+}
+
+// Nothing is said to be withdrawn, and nothing becomes free, before the file
+// has it.
+func TestOfferThatCannotBeRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &frail{}
+		s := supplied(t, store)
+		all := stock("10.0.0.1", "10.0.0.2")
+		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
+		store.err = errors.New("no space left")
+		if _, err := s.Offer(all, nil); err == nil {
+			t.Error("a failure went unnoticed")
+		}
+		if _, err := s.Offer(all, prefixes("10.0.0.2")); err == nil {
+			t.Error("a failure went unnoticed")
+		}
+		if a := take(t, s, 1); a.IsValid() {
+			t.Errorf("got %v", a)
+		}
+		store.err = nil
+		offer(t, s, all, []string{"10.0.0.2"}, "10.0.0.2")
+		if a := take(t, s, 1); a.String() != "10.0.0.1" {
+			t.Errorf("got %v", a)
+		}
+	})
+}
+
+// What was withdrawn stays so over a restart, until the supplier says otherwise.
+func TestWithdrawnOverARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &memStore{}
+		all := stock("10.0.0.1", "10.0.0.2")
+		s := supplied(t, store)
+		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
+		s = supplied(t, store)
+		time.Sleep(firstWordWait) //nolint:forbidigo // virtual time, in a synctest bubble
+		if a := take(t, s, 1); a.String() != "10.0.0.2" {
+			t.Errorf("got %v", a)
+		}
+		if a := take(t, s, 2); a.IsValid() {
+			t.Errorf("got %v", a)
+		}
+		offer(t, s, all, nil)
+		if a := take(t, s, 2); a.String() != "10.0.0.1" {
+			t.Errorf("got %v", a)
+		}
+	})
+}
