@@ -1,7 +1,7 @@
 package deploy
 
 import (
-	"fmt"
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -97,7 +97,7 @@ func applyPolicies(t *testing.T) {
 			n := probe.DeepCopy()
 			n.Spec.InstanceType = "m5.xlarge"
 			if err := as.Update(t.Context(), n, client.DryRunAll); !apierrors.IsForbidden(err) {
-				return fmt.Errorf("a write that they forbid ended with %v", err)
+				return errors.Join(errors.New("a write that they forbid was not refused"), err)
 			}
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/config"
@@ -40,6 +41,15 @@ func TestRolesAreBound(t *testing.T) {
 		want := []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: account.Namespace}}
 		if d := cmp.Diff(want, binding.Subjects); d != "" {
 			t.Errorf("%s binds others (-want +got):\n%s", name, d)
+		}
+		local := &rbacv1.RoleList{}
+		harness.OK(t, c.List(t.Context(), local, client.InNamespace(account.Namespace), client.MatchingFields{"metadata.name": name}))
+		for _, r := range local.Items {
+			bound := &rbacv1.RoleBinding{}
+			harness.OK(t, c.Get(t.Context(), account, bound))
+			if d := cmp.Diff(want, bound.Subjects); d != "" || bound.RoleRef.Name != r.Name {
+				t.Errorf("%s in %s is bound otherwise: role %s (-want +got):\n%s", name, r.Namespace, bound.RoleRef.Name, d)
+			}
 		}
 		role := &rbacv1.ClusterRole{}
 		harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: binding.RoleRef.Name}, role))
