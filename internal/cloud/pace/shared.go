@@ -10,15 +10,15 @@ const (
 	sharedAt = 2.0  // the state becomes shared when belief reaches this,
 	apartAt  = 0.0  // and apart when it falls to this
 	mostSure = 3.0  // bounds of belief, so that a change at EC2's side is noticed
-	echo     = 1.0  // gained when a refusal comes as one bucket would have it
-	silence  = -0.2 // when it says nothing: the state shared is tried less often than it is used
-	odd      = -0.5 // when one bucket would not have had it yet
+	echo     = 1.0  // gained when another action is refused right after one,
+	near     = 1.5  // within so many seconds,
+	silence  = -0.2 // when it is not: the state shared has to prove itself now and then
+	odd      = -0.5 // when one bucket would not have refused the call, or earlier
 	toomuch  = -1.5 // when more calls pass than one bucket would let
 
 	unknownRate = 50.0 // assumed of a shared bucket: more than most grant
 	tolerance   = 1.25 // by which a rate measured once is wrong,
 	spare       = 2    // besides so many calls
-	near        = 3.0  // seconds in which two refusals are no coincidence
 	jitter      = 25 * time.Millisecond
 )
 
@@ -74,16 +74,15 @@ func (s *Set) pass(p permit, now time.Time) {
 func (s *Set) hear(p permit) {
 	l, took := s.last, since(s.last.sent, p.sent)
 	got := float64(l.passed) / took
+	fits := s.rate == 0 || math.Abs(float64(l.passed)-s.rate*took) <= spare+(tolerance-1)*s.rate*took
 	switch {
 	case l.action == nil || l.toomuch:
-	case l.action == p.action:
-		s.believe(silence)
-	case s.rate == 0:
-		s.believe(echo * min(1, near/took))
-	case math.Abs(float64(l.passed)-s.rate*took) <= spare+(tolerance-1)*s.rate*took:
-		s.believe(echo)
-	default:
+	case !fits:
 		s.believe(odd)
+	case l.action != p.action && took < near:
+		s.believe(echo)
+	case l.action == p.action || !s.shared:
+		s.believe(silence)
 	}
 	if l.action != nil && l.passed > spare && took > jitter.Seconds() {
 		if s.rate == 0 {
