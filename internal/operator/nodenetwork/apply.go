@@ -1,0 +1,77 @@
+package nodenetwork
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// applied is the operator's part of an object: nothing else is in the request,
+// so nothing else becomes its. It names the state that it was decided on.
+type applied struct {
+	APIVersion string         `json:"apiVersion"`
+	Kind       string         `json:"kind"`
+	Metadata   appliedMeta    `json:"metadata"`
+	Spec       *appliedSpec   `json:"spec,omitempty"`
+	Status     *appliedStatus `json:"status,omitempty"`
+}
+
+type appliedMeta struct {
+	Name            string    `json:"name"`
+	UID             types.UID `json:"uid"`
+	ResourceVersion string    `json:"resourceVersion"`
+}
+
+type appliedSpec struct {
+	IPAM appliedIPAM `json:"ipam"`
+}
+
+// appliedIPAM has available also when there are none: it stays the operator's.
+type appliedIPAM struct {
+	Available map[string]v1alpha1.AvailableAddress `json:"available"`
+	Releasing []string                             `json:"releasing,omitempty"`
+}
+
+type appliedStatus struct {
+	ENI        v1alpha1.ENIStatus `json:"eni"`
+	Conditions []metav1.Condition `json:"conditions"`
+}
+
+// apply writes the operator's part of an object's spec or status by server-side
+// apply, unless anybody wrote to the object since base: then the error is a
+// conflict. It returns the object after it, trimmed.
+func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q request, w wish) (*v1alpha1.NodeNetwork, error) {
+	a := applied{
+		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork",
+		Metadata: appliedMeta{Name: base.Name, UID: base.UID, ResourceVersion: base.ResourceVersion},
+	}
+	if q == writeSpec {
+		a.Spec = &appliedSpec{IPAM: appliedIPAM(w.ipam)}
+	} else {
+		a.Status = &appliedStatus{ENI: w.eni, Conditions: w.conditions}
+	}
+	body, err := json.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	got := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: base.Name}}
+	patch := client.RawPatch(types.ApplyPatchType, body)
+	if q == writeSpec {
+		err = c.client.Patch(ctx, got, patch, client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerOperator))
+	} else {
+		err = c.client.Status().Patch(ctx, got, patch, client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerOperator))
+	}
+	if err != nil {
+		return nil, err
+	}
+	trim(got)
+	return got, nil
+}

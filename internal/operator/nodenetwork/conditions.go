@@ -1,0 +1,196 @@
+package nodenetwork
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// nextTry parts a condition's message from the time of the next try.
+const nextTry = "; next try at "
+
+// Reasons of conditions that are no class of cloud error.
+const (
+	reasonInvalidSpec  = "InvalidSpec"  // see the message for the field
+	reasonNotWritten   = "NotWritten"   // the API server refuses the operator's part
+	reasonInstanceGone = "InstanceGone" // the cloud knows no such instance
+	reasonNotObserved  = "NotObserved"  // the cloud was not looked at yet
+	reasonAsExpected   = "AsExpected"
+	reasonAllocating   = "Allocating"
+	reasonTargetMet    = "TargetMet"
+	reasonRoom         = "RoomToGrow"
+	reasonAtLimit      = "AtLimit"
+	reasonAddresses    = "AddressesAvailable"
+	reasonExhausted    = "NoAddresses"
+)
+
+// outlook is what conditions are made of.
+type outlook struct {
+	specErr  error // the spec makes no sense
+	writeErr error // the API server refused a write
+	status   eni.Status
+	free     int
+}
+
+// conditions are the node's, with the times of what has not changed. n.mu is held.
+func (n *node) conditions() []metav1.Condition {
+	look := outlook{specErr: n.specErr, status: n.status}
+	if refused(n.retry.err) {
+		look.writeErr = n.retry.err
+	}
+	if n.inv != nil {
+		look.free = n.freeNow(tally(n.obj, n.keeps))
+	}
+	list := look.conditions()
+	for i := range list {
+		list[i].LastTransitionTime = metav1.NewTime(n.c.now().Truncate(time.Second))
+		if h, ok := find(n.obj.Status.Conditions, list[i].Type); ok && h.Status == list[i].Status {
+			list[i].LastTransitionTime = h.LastTransitionTime
+		}
+	}
+	return list
+}
+
+// refused tells whether the API server would not have a write at all.
+func refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
+}
+
+// conditions are Ready, InDeficit, AtCapacity and Degraded.
+func (l outlook) conditions() []metav1.Condition {
+	return []metav1.Condition{l.ready(), l.inDeficit(), l.atCapacity(), l.degraded()}
+}
+
+func condition(kind string, is bool, reason, message string) metav1.Condition {
+	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	if is {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
+}
+
+func (l outlook) degraded() metav1.Condition {
+	is := func(reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionDegraded, true, reason, message)
+	}
+	s := &l.status
+	switch {
+	case l.specErr != nil:
+		return is(reasonInvalidSpec, l.specErr.Error())
+	case l.writeErr != nil:
+		return is(reasonNotWritten, l.writeErr.Error())
+	case s.Vanished:
+		return is(reasonInstanceGone, withTime("EC2 has no such instance, or it is terminated: is spec.instanceID right?", s.NextTry))
+	case s.LastError != "":
+		return is(camel(s.Class.String()), withTime(s.LastError, s.NextTry))
+	default:
+		return condition(v1alpha1.ConditionDegraded, false, reasonAsExpected, "")
+	}
+}
+
+func (l outlook) inDeficit() metav1.Condition {
+	if l.status.Needed <= 0 {
+		return condition(v1alpha1.ConditionInDeficit, false, reasonTargetMet, "")
+	}
+	reason := reasonAllocating
+	if l.status.Shortage != "" {
+		reason = camel(l.status.Shortage)
+	}
+	message := fmt.Sprintf("%d addresses, of which %d are used, and %d more are wanted", l.status.Available, l.status.Used, l.status.Needed)
+	if l.status.Explanation != "" {
+		message += ": " + l.status.Explanation
+	}
+	return condition(v1alpha1.ConditionInDeficit, true, reason, message)
+}
+
+func (l outlook) atCapacity() metav1.Condition {
+	if !l.status.AtCapacity {
+		return condition(v1alpha1.ConditionAtCapacity, false, reasonRoom, "")
+	}
+	reason, message := reasonAtLimit, "the instance type, maxENIs, maxPods, maxAllocate or the subnets allow no more addresses"
+	if l.status.Shortage != "" {
+		reason, message = camel(l.status.Shortage), l.status.Explanation
+	}
+	return condition(v1alpha1.ConditionAtCapacity, true, reason, message)
+}
+
+// ready is True when the node has addresses to give and nothing keeps it from growing.
+func (l outlook) ready() metav1.Condition {
+	not := func(reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionReady, false, reason, message)
+	}
+	d, s := l.degraded(), &l.status
+	stopped := d.Status == metav1.ConditionTrue && (s.Grows || l.specErr != nil || l.writeErr != nil || s.Vanished || !s.Confirmed)
+	switch {
+	case stopped:
+		return not(d.Reason, untimed(d.Message))
+	case !s.Confirmed:
+		return not(reasonNotObserved, "the instance's ENIs have not been looked at yet")
+	case l.free > 0 || s.Needed <= 0 && !s.AtCapacity:
+		return condition(v1alpha1.ConditionReady, true, reasonAddresses, "")
+	case s.AtCapacity:
+		return not(reasonExhausted, l.atCapacity().Message)
+	default:
+		return not(reasonAllocating, "the first addresses are being asked for")
+	}
+}
+
+// withTime adds when the operator tries again, to the second.
+func withTime(message string, at time.Time) string {
+	if at.IsZero() {
+		return message
+	}
+	return message + nextTry + at.UTC().Truncate(time.Second).Format(time.RFC3339)
+}
+
+// camel makes a reason of "subnet-full".
+func camel(text string) string {
+	var b strings.Builder
+	for word := range strings.SplitSeq(text, "-") {
+		if word != "" {
+			b.WriteString(strings.ToUpper(word[:1]) + word[1:])
+		}
+	}
+	return strings.Map(func(r rune) rune {
+		if r == '(' || r == ')' {
+			return '_'
+		}
+		return r
+	}, b.String())
+}
+
+// noteLimit is the most that an event's note may have (API reference, events.k8s.io/v1).
+const noteLimit = 1024
+
+// tell makes an event on the Node when its object became degraded or healed by
+// a write.
+func (c *Controller) tell(ctx context.Context, name string, before, after *v1alpha1.NodeNetwork) {
+	was, _ := find(before.Status.Conditions, v1alpha1.ConditionDegraded)
+	is, _ := find(after.Status.Conditions, v1alpha1.ConditionDegraded)
+	bad := is.Status == metav1.ConditionTrue
+	if bad == (was.Status == metav1.ConditionTrue) {
+		return
+	}
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
+	node := &corev1.Node{}
+	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err == nil {
+		ref.UID = node.UID
+	}
+	kind, reason, note := corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+untimed(was.Message)
+	if bad {
+		kind, reason, note = corev1.EventTypeWarning, "Network"+is.Reason, untimed(is.Message)
+	}
+	if len(note) > noteLimit {
+		note = strings.ToValidUTF8(note[:noteLimit], "")
+	}
+	c.events.Eventf(ref, nil, kind, reason, "ManageAddresses", "%s", note)
+}

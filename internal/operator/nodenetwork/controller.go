@@ -1,0 +1,225 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/fleet"
+)
+
+// Fleet is what works for the nodes: a *fleet.Fleet.
+type Fleet interface {
+	Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n fleet.Node) error
+	Remove(name string)
+	Kick(name string)
+	Doubt(name string)
+}
+
+// Options are what a Controller needs to know. Zero durations take the defaults
+// named; Clock, Logger and DemandServed may be nil.
+type Options struct {
+	Fleet  Fleet
+	Clock  clock.Clock
+	Logger *slog.Logger
+
+	// Grace is how long a Node must be gone, or an instance vanished, before
+	// the object is deleted, and how long the daemon must have been silent; 1 min.
+	Grace time.Duration
+	// Settle is how long what another operator took away is not published,
+	// whatever the cloud lists; 1 min, as fleet.Config.Settle.
+	Settle time.Duration
+
+	// DemandServed is told how long it took from more pods than free addresses
+	// seen on a node to as many addresses published. It must be quick.
+	DemandServed func(time.Duration)
+}
+
+// concurrency is how many objects are looked at, or written for news that can
+// wait, at once. What the fleet publishes is not bound by it.
+const concurrency = 16
+
+// Controller tells the fleet what NodeNetworks ask for, and writes into them
+// what it gets.
+type Controller struct {
+	o      Options
+	fleet  Fleet
+	client client.Client // reads from the cache
+	live   client.Reader // reads past it
+	events events.EventRecorder
+	pods   pods
+
+	mu    sync.Mutex // guards all below; memory only
+	nodes map[string]*node
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
+}
+
+// Setup adds a controller to mgr, whose cache must have been made with
+// CacheByObject. It works while mgr leads.
+func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
+	if o.Fleet == nil {
+		return nil, errors.New("controller of NodeNetworks: Fleet: want one")
+	}
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Grace <= 0 {
+		o.Grace = time.Minute
+	}
+	if o.Settle <= 0 {
+		o.Settle = time.Minute
+	}
+	c := &Controller{
+		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
+		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{},
+	}
+	again := true // several in one process: tests, and an operator that is started again
+	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
+		For(&v1alpha1.NodeNetwork{}).
+		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
+		Watches(&corev1.Pod{}, c.podEvents()).
+		WatchesRawSource(source.Func(c.start)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, SkipNameValidation: &again}).
+		Complete(c)
+	if err != nil {
+		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
+	}
+	return c, nil
+}
+
+// start learns the queue, by which nodes come back to what they could not do.
+func (c *Controller) start(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue = q
+	return nil
+}
+
+// later has a node looked at in a while.
+func (c *Controller) later(name string, d time.Duration) {
+	c.mu.Lock()
+	q := c.queue
+	c.mu.Unlock()
+	if q != nil {
+		q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}, d)
+	}
+}
+
+func (c *Controller) now() time.Time { return c.o.Clock.Now() }
+
+func (c *Controller) node(name string) *node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodes[name]
+}
+
+// podsChanged tells a node that pods came to wait, or do so no more.
+func (c *Controller) podsChanged(name string) {
+	n := c.node(name)
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	n.noteDemand(c.now())
+	n.mu.Unlock()
+	c.fleet.Kick(name)
+}
+
+// Reconcile implements reconcile.Reconciler: it takes what is new of one
+// object and does what is due for it. Its work does not grow with the cluster.
+func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	o := &v1alpha1.NodeNetwork{}
+	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		c.forget(q.Name)
+		return reconcile.Result{}, nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
+	}
+	n := c.adopt(o)
+	n.act(n.see(o))
+	c.configure(n)
+	if n.unshun(c.now()) {
+		c.fleet.Doubt(n.name)
+	}
+	wait, err := c.outlived(ctx, n)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	if err := n.write(ctx, settled); err != nil && !errors.Is(err, errForeign) {
+		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
+	}
+	return reconcile.Result{RequeueAfter: wait}, nil
+}
+
+// forget ends the work for an object that is gone.
+func (c *Controller) forget(name string) {
+	c.mu.Lock()
+	_, ok := c.nodes[name]
+	delete(c.nodes, name)
+	c.mu.Unlock()
+	if ok {
+		c.fleet.Remove(name)
+		c.o.Logger.Info("node removed", "node", name)
+	}
+}
+
+// adopt finds an object's node. Another object of the same name, or another
+// instance, is another node.
+func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
+	n := c.node(o.Name)
+	if n != nil && n.uid == o.UID && n.instanceID == o.Spec.InstanceID {
+		return n
+	}
+	if n != nil {
+		c.forget(o.Name)
+	}
+	n = c.newNode(o, n != nil && n.uid == o.UID)
+	c.mu.Lock()
+	c.nodes[o.Name] = n
+	c.mu.Unlock()
+	c.o.Logger.Info("node added", "node", o.Name, "instance", o.Spec.InstanceID)
+	return n
+}
+
+// configure tells the fleet what the object asks for, if that changed. A spec
+// that makes no sense changes nothing but the node's conditions.
+func (c *Controller) configure(n *node) {
+	n.mu.Lock()
+	s, err := Settings(&n.obj.Spec)
+	same := n.set && reflect.DeepEqual(s, n.settings)
+	n.specErr = err
+	n.mu.Unlock()
+	if same || err != nil {
+		return
+	}
+	err = c.fleet.Set(n.name, n.instanceID, s, n.seed, n)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.specErr = err; err == nil {
+		n.settings, n.set, n.seed = s, true, eni.Inventory{}
+	}
+}

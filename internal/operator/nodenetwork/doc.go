@@ -1,0 +1,42 @@
+// Package nodenetwork stands between NodeNetwork objects and the fleet that
+// works for their nodes' ENIs: it tells the fleet what each object asks for,
+// and writes what the fleet finds and gets into the object.
+//
+//	controller.go  one object's event, and what follows from it
+//	cache.go       what of the API server's objects is kept in memory
+//	settings.go    an object's spec in the fleet's words
+//	read.go        what an object says was published
+//	node.go        one node's side, as the fleet sees it (fleet.Node)
+//	state.go       which state of the object is the newest, and who wrote it
+//	usage.go       what pods do with the addresses
+//	release.go     giving addresses back
+//	want.go        what the object should say
+//	write.go       writing it
+//	apply.go       the two requests that do
+//	conditions.go  how the node does, for people
+//	pods.go        pods that wait, before their ADDs arrive
+//	life.go        when an object has outlived its node
+//
+// # Fields and their writers
+//
+// The operator writes spec.ipam, status.eni and status.conditions, each by
+// server-side apply; the daemon writes status.ipam. Every write of the operator
+// is conditional on the state of the object that it was decided on. If it is
+// refused, the object is read again, and written only if spec.ipam still is
+// what this operator saw or wrote last. Otherwise somebody else wrote it, such
+// as a leader that has not noticed its end: the fleet then looks at the cloud
+// before anything is published, and what the other took away stays away for
+// longer than a listing of the cloud may be old.
+package nodenetwork
+
+// What the operator may do with NodeNetworks, and with what it looks at to know
+// when they are needed. An admission policy narrows it to the operator's own
+// fields (deploy/operator-mode).
+//
+// +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;patch;delete
+// +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+//go:generate controller-gen rbac:roleName=berth-operator paths=../... output:rbac:dir=../../../deploy/operator-mode/rbac/berth-operator

@@ -1,0 +1,127 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// An object that outlived its node is deleted (document 003, "Node
+// Termination"): its Node has been gone for a while, or its instance has, and
+// the Node is not ready either. Never while the daemon reports: a node that
+// runs pods without a Node would lose its object, make another, and lose that.
+// An instance that EC2 does not know while its Node is ready is a wrong
+// spec.instanceID or a wrong region, not a node that is gone.
+//
+// Deleting too early is harmless to pods: the daemon keeps serving from what it
+// has, the ENIs stay the instance's, and the daemon makes the object anew.
+
+// nodeEvents passes on what outlived looks at.
+func nodeEvents() builder.WatchesOption {
+	return builder.WithPredicates(predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			x, okX := e.ObjectOld.(*corev1.Node)
+			y, okY := e.ObjectNew.(*corev1.Node)
+			return okX && okY && (ready(x) != ready(y) || x.UID != y.UID || x.Spec.ProviderID != y.Spec.ProviderID)
+		},
+	})
+}
+
+func ready(n *corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// outlived deletes the object if its node is gone, and tells when to look
+// again; zero: when something changes.
+func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, error) {
+	k := &corev1.Node{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("read Node %s from the cache: %w", n.name, err)
+	}
+	gone := err != nil
+	n.mu.Lock()
+	o, since := n.obj, n.goneSince(gone, !gone && ready(k) && isOf(k, n.instanceID), c.now())
+	n.mu.Unlock()
+	if since.IsZero() || o.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	if wait := since.Add(c.o.Grace).Sub(c.now()); wait > 0 {
+		return wait, nil
+	}
+	return 0, c.remove(ctx, o, gone)
+}
+
+// goneSince is since when the node has given no sign of life; zero: it lives.
+// n.mu is held.
+func (n *node) goneSince(nodeGone, nodeReady bool, now time.Time) time.Time {
+	switch {
+	case !nodeGone:
+		n.nodeGoneAt = time.Time{}
+	case n.nodeGoneAt.IsZero():
+		n.nodeGoneAt = now
+	}
+	var since time.Time
+	switch {
+	case nodeGone:
+		since = n.nodeGoneAt
+	case !n.vanishedAt.IsZero() && !nodeReady:
+		since = n.vanishedAt
+	default:
+		return time.Time{}
+	}
+	for _, sign := range [...]time.Time{n.reportedAt, n.obj.CreationTimestamp.Time} {
+		if sign.After(since) {
+			since = sign
+		}
+	}
+	return since
+}
+
+// isOf tells whether a Node is of an instance, as far as it says
+// (aws:///ZONE/INSTANCE).
+func isOf(k *corev1.Node, instanceID string) bool {
+	return !strings.HasPrefix(k.Spec.ProviderID, "aws://") || path.Base(k.Spec.ProviderID) == instanceID
+}
+
+// remove deletes the very state of the object that was looked at, after asking
+// past the cache whether the Node really is gone.
+func (c *Controller) remove(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if nodeGone {
+		err := c.live.Get(ctx, client.ObjectKey{Name: o.Name}, &corev1.Node{})
+		if err == nil {
+			return errors.New("the cache lacks a Node that exists; looking again")
+		}
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read Node %s: %w", o.Name, err)
+		}
+	}
+	err := c.client.Delete(ctx, o.DeepCopy(), client.Preconditions{UID: &o.UID, ResourceVersion: &o.ResourceVersion})
+	if apierrors.IsConflict(err) {
+		return nil // somebody wrote to it; its event comes
+	}
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete NodeNetwork %s: %w", o.Name, err)
+	}
+	c.o.Logger.Info("object deleted, as its node is gone", "node", o.Name, "instance", o.Spec.InstanceID, "nodeGone", nodeGone)
+	return nil
+}

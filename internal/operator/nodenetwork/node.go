@@ -1,0 +1,186 @@
+package nodenetwork
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/failpoint"
+)
+
+// node is one object's side of the fleet: a fleet.Node of one instance.
+type node struct {
+	c          *Controller
+	name       string
+	uid        types.UID // of the object
+	instanceID string
+	seed       eni.Inventory // what was published before this process; until the fleet has it
+
+	// writing serialises this node's requests to the API server; it is taken
+	// before mu.
+	writing sync.Mutex
+
+	mu  sync.Mutex            // guards all below; never held across I/O
+	obj *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
+	// sent is the spec.ipam of the last request, whatever became of it.
+	sent *v1alpha1.IPAMSpec
+	// doubted: somebody else wrote spec.ipam; nothing is written before the
+	// fleet publishes what it observed since.
+	doubted bool
+	shunned map[netip.Prefix]time.Time // not published before then
+
+	settings  eni.Settings
+	specErr   error // of the newest spec; settings are older then
+	set       bool  // the fleet has it
+	inv       *eni.Inventory
+	primaries map[netip.Prefix]bool // addresses of inv's ENIs themselves
+	status    eni.Status
+	passes    int       // of the fleet
+	passBegan time.Time // about when the fleet's current pass did
+
+	candidates map[netip.Prefix]bool // see release.go
+	handed     map[netip.Prefix]bool // to the fleet, and not restored
+	unverified bool                  // handed out on a state of the object that may be old
+	asked      map[string]time.Time  // when the fleet last wanted something of an ENI back
+
+	retry      backoff   // of writes
+	statusAt   time.Time // when status was last written for news that can wait
+	demandAt   time.Time // since when more pods wait than there are free addresses; zero: they do not
+	reportedAt time.Time // when the daemon's last report was seen
+	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
+	nodeGoneAt time.Time // since when there is no Node; zero: there is
+}
+
+var _ fleet.Node = (*node)(nil)
+
+// newNode takes up an object where whoever wrote it left off. With other, it
+// was of another instance until now, and says nothing of this one.
+func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
+	n := &node{
+		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, obj: o,
+		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{},
+		asked: map[string]time.Time{}, primaries: map[netip.Prefix]bool{}, reportedAt: o.CreationTimestamp.Time, passBegan: c.now(),
+		doubted: true, // until the fleet has observed the cloud
+		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
+	}
+	if other {
+		return n
+	}
+	n.seed = seed(o, c.now())
+	for _, r := range n.seed.Releasing {
+		n.handed[r.Prefix] = true // somebody may be asking the cloud for it
+	}
+	n.takeUp()
+	for p := range n.candidates { // they have a while to be asked for again
+		n.asked[o.Spec.IPAM.Available[formatThing(p)].Resource] = n.passBegan
+	}
+	return n
+}
+
+// Publish implements fleet.Node: what it was given last is written again until
+// it could be, and once somebody changed it.
+func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
+	n.take(inv)
+	if err := failpoint.Hit("operator.publish.before"); err != nil {
+		return err
+	}
+	if err := n.write(ctx, urgent); err != nil {
+		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
+	}
+	n.served()
+	return failpoint.Hit("operator.publish.after")
+}
+
+// take makes inv what the object should say.
+func (n *node) take(inv eni.Inventory) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.inv, n.doubted = &inv, false
+	assigned := things(&inv)
+	clear(n.primaries)
+	for i := range inv.ENIs {
+		n.primaries[host(inv.ENIs[i].PrimaryIPv4)] = true
+	}
+	clear(n.handed)
+	for _, r := range inv.Releasing {
+		if _, ok := assigned[r.Prefix]; ok {
+			n.handed[r.Prefix] = true
+			delete(n.candidates, r.Prefix)
+		}
+	}
+	for p := range n.candidates {
+		if _, ok := assigned[p]; !ok {
+			delete(n.candidates, p)
+		}
+	}
+}
+
+// Reconciled implements fleet.Node.
+func (n *node) Reconciled(s eni.Status) {
+	now := n.c.now()
+	n.mu.Lock()
+	n.status = s
+	n.passes++
+	switch {
+	case !s.Vanished:
+		n.vanishedAt = time.Time{}
+	case n.vanishedAt.IsZero():
+		n.vanishedAt = now
+		n.c.later(n.name, n.c.o.Grace)
+	}
+	relented := n.relent(n.passBegan, s)
+	n.passBegan = now
+	n.noteDemand(now)
+	q, wait := n.next(n.wanted(), settled)
+	n.mu.Unlock()
+	if relented || q != nothing || wait > 0 {
+		n.c.later(n.name, wait)
+	}
+}
+
+// noteDemand remembers since when pods wait in vain. n.mu is held.
+func (n *node) noteDemand(now time.Time) {
+	u := n.usage()
+	switch {
+	case u.Waiting <= n.freeNow(u):
+		n.demandAt = time.Time{}
+	case n.demandAt.IsZero():
+		n.demandAt = now
+	}
+}
+
+// freeNow is how many published addresses no pod has and nobody takes back.
+func (n *node) freeNow(u eni.Usage) int {
+	sum := 0
+	for text := range n.obj.Spec.IPAM.Available {
+		if p, err := parseThing(text); err == nil && !n.handed[p] {
+			sum += weight(p)
+		}
+	}
+	for _, e := range u.ENIs {
+		sum -= e.Used
+	}
+	return sum
+}
+
+// served tells how long pods waited that the last write has addresses for.
+func (n *node) served() {
+	n.mu.Lock()
+	since := n.demandAt
+	u := n.usage()
+	enough := !since.IsZero() && u.Waiting <= n.freeNow(u)
+	if enough {
+		n.demandAt = time.Time{}
+	}
+	n.mu.Unlock()
+	if enough && n.c.o.DemandServed != nil {
+		n.c.o.DemandServed(n.c.now().Sub(since))
+	}
+}

@@ -1,0 +1,222 @@
+package nodenetwork
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before", "operator.publish.after")
+
+// Addresses go back by a handshake (design.md section 6). What the fleet would
+// take back is a candidate: listed in spec.ipam.releasing, until the daemon
+// confirms in status.ipam.released that no pod has it or will. Then it is
+// handed to the fleet, which unassigns it, or restores it if the cloud kept it.
+// Candidates that the fleet asks for no more, or that pods need, leave the list
+// without having been handed out, and are the daemon's again.
+
+// patience is how long candidates are kept that the fleet did not ask for:
+// it may be waiting for EC2 in between.
+const patience = 2 * time.Minute
+
+// keeps tells what is not free although no pod uses it: on its way back, or an
+// ENI's own address, which EC2 does not unassign. n.mu is held.
+func (n *node) keeps(p netip.Prefix) bool { return n.handed[p] || n.primaries[p] }
+
+// Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
+// and makes candidates of what is still missing.
+func (n *node) Withdraw(id string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix) {
+	n.mu.Lock()
+	singles, whole := n.withdraw(id, addresses, true), n.withdraw(id, prefixes, false)
+	listed := n.listingDue()
+	n.mu.Unlock()
+	if listed {
+		n.c.later(n.name, 0)
+	}
+	addrs := make([]netip.Addr, len(singles))
+	for i, p := range singles {
+		addrs[i] = p.Addr()
+	}
+	return addrs, whole
+}
+
+// withdraw is Withdraw for one kind of thing. n.mu is held.
+func (n *node) withdraw(id string, want int, single bool) (out []netip.Prefix) {
+	if want <= 0 || n.inv == nil {
+		return nil
+	}
+	n.asked[id] = n.c.now()
+	listed := 0
+	for _, p := range n.candidatesOf(id) {
+		switch {
+		case p.IsSingleIP() != single:
+		case n.confirmed(p) && len(out) < want:
+			out = append(out, p)
+		case uses(n.obj, p):
+			delete(n.candidates, p) // a pod was faster
+		default:
+			listed++
+		}
+	}
+	if len(out) > 0 {
+		for _, p := range out {
+			delete(n.candidates, p)
+			n.handed[p] = true
+		}
+		n.unverified = true
+		return out
+	}
+	for _, p := range n.freeOf(id, single) {
+		if listed >= want {
+			break
+		}
+		n.candidates[p] = true
+		listed++
+	}
+	return nil
+}
+
+// confirmed tells whether the daemon withdrew what it was asked for. n.mu is held.
+func (n *node) confirmed(p netip.Prefix) bool {
+	text := formatThing(p)
+	return slices.Contains(n.obj.Spec.IPAM.Releasing, text) && slices.Contains(n.obj.Status.IPAM.Released, text) && !uses(n.obj, p)
+}
+
+// candidatesOf lists an ENI's candidates, the highest first. n.mu is held.
+func (n *node) candidatesOf(id string) (out []netip.Prefix) {
+	for p := range n.candidates {
+		if n.obj.Spec.IPAM.Available[formatThing(p)].Resource == id {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y netip.Prefix) int { return y.Compare(x) })
+	return out
+}
+
+// freeOf lists what of an ENI could become a candidate, the highest first, so
+// that two operators choose alike. What the daemon has in released still is of
+// an earlier handshake, which is to end first. n.mu is held.
+func (n *node) freeOf(id string, single bool) (out []netip.Prefix) {
+	assigned := things(n.inv)
+	for text, at := range n.obj.Spec.IPAM.Available {
+		p, err := parseThing(text)
+		if err != nil || at.Resource != id || p.IsSingleIP() != single || assigned[p] != id || n.candidates[p] || n.keeps(p) {
+			continue
+		}
+		if !slices.Contains(n.obj.Status.IPAM.Released, text) && !uses(n.obj, p) {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, func(x, y netip.Prefix) int { return y.Compare(x) })
+	return out
+}
+
+// WithdrawENI implements fleet.Node: true once the daemon has confirmed all
+// that the ENI holds.
+func (n *node) WithdrawENI(_ context.Context, id string) bool {
+	n.mu.Lock()
+	ready := n.withdrawENI(id)
+	listed := n.listingDue()
+	n.mu.Unlock()
+	if listed {
+		n.c.later(n.name, 0)
+	}
+	return ready
+}
+
+// withdrawENI is WithdrawENI. n.mu is held.
+func (n *node) withdrawENI(id string) bool {
+	for _, use := range n.obj.Status.IPAM.Used {
+		if use.Resource == id {
+			return false // also one that is not available any more
+		}
+	}
+	n.asked[id] = n.c.now()
+	ready := !n.doubted
+	for text, at := range n.obj.Spec.IPAM.Available {
+		p, err := parseThing(text)
+		if err != nil || at.Resource != id {
+			continue
+		}
+		if uses(n.obj, p) {
+			return false
+		}
+		if !n.handed[p] && !slices.Contains(n.obj.Status.IPAM.Released, text) {
+			n.candidates[p] = true
+		}
+		ready = ready && n.confirmed(p)
+	}
+	return ready
+}
+
+// listingDue tells whether the object lacks candidates. n.mu is held.
+func (n *node) listingDue() bool {
+	for p := range n.candidates {
+		if !slices.Contains(n.obj.Spec.IPAM.Releasing, formatThing(p)) {
+			return true
+		}
+	}
+	return false
+}
+
+// RestoreAddresses implements fleet.Node.
+func (n *node) RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix) {
+	n.mu.Lock()
+	for _, a := range addresses {
+		delete(n.handed, host(a))
+	}
+	for _, p := range prefixes {
+		delete(n.handed, p)
+	}
+	n.mu.Unlock()
+	n.c.later(n.name, 0)
+}
+
+// relent gives candidates back to the daemon that pods need, that there is no
+// excess for any more, or that the fleet has not asked for in a long time. It
+// is called after every pass of the fleet's. n.mu is held.
+func (n *node) relent(passBegan time.Time, s eni.Status) bool {
+	if len(n.candidates) == 0 || n.inv == nil {
+		return false
+	}
+	u := n.usage()
+	needed := u.Waiting > 0 || s.Needed > 0
+	short := n.excess(u) < n.candidateWeight()
+	now, before := n.c.now(), len(n.candidates)
+	for p := range n.candidates {
+		asked := n.asked[n.obj.Spec.IPAM.Available[formatThing(p)].Resource]
+		wanted := !asked.Before(passBegan)
+		if !wanted && (needed || short || now.Sub(asked) > patience) {
+			delete(n.candidates, p)
+		}
+	}
+	return len(n.candidates) != before
+}
+
+// excess is how many addresses the policy could do without. n.mu is held.
+func (n *node) excess(u eni.Usage) int {
+	total, busy := 0, ipam.Usage{Waiting: u.Waiting}
+	for p := range things(n.inv) {
+		if !n.handed[p] {
+			total += weight(p)
+		}
+	}
+	for _, e := range u.ENIs {
+		busy.Used += e.Used
+	}
+	l := n.inv.Limits
+	return total - n.settings.Policy.Demand(max(0, l.IPv4PerENI-1), l.Prefixes, busy).Keep
+}
+
+func (n *node) candidateWeight() int {
+	sum := 0
+	for p := range n.candidates {
+		sum += weight(p)
+	}
+	return sum
+}

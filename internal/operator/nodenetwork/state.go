@@ -1,0 +1,126 @@
+package nodenetwork
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// change is what a new state of an object means for its node.
+type change struct {
+	foreign bool // somebody else wrote what the operator publishes
+	usage   bool // pods use other addresses, or the daemon confirmed some
+}
+
+// see takes a state of the object, if it is newer than the one at hand.
+func (n *node) see(o *v1alpha1.NodeNetwork) change {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if o.UID != n.uid || !newer(o, n.obj) {
+		if o.UID == n.uid && o.ResourceVersion == n.obj.ResourceVersion {
+			n.obj = o // the cache's copy of the answer to a write: one of them goes
+		}
+		return change{}
+	}
+	before := n.obj
+	old := tally(before, n.keeps)
+	n.obj = o
+	c := change{foreign: n.foreign(before, o)}
+	if c.foreign {
+		n.doubted = true
+		n.shun(before, o)
+		n.takeUp()
+	}
+	if !sameReport(before, o) {
+		n.reportedAt = n.c.now()
+	}
+	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.keeps)) ||
+		len(n.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
+	return c
+}
+
+// foreign tells whether o has another spec.ipam than before, and than what this
+// process sent since, the answer to which may come later, or never.
+func (n *node) foreign(before, o *v1alpha1.NodeNetwork) bool {
+	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
+		return false
+	}
+	return n.sent == nil || !sameIPAM(*n.sent, o.Spec.IPAM)
+}
+
+func sameIPAM(x, y v1alpha1.IPAMSpec) bool {
+	return maps.Equal(x.Available, y.Available) && slices.Equal(x.Releasing, y.Releasing)
+}
+
+func sameReport(x, y *v1alpha1.NodeNetwork) bool {
+	a, b := &x.Status.IPAM, &y.Status.IPAM
+	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && maps.Equal(a.Used, b.Used)
+}
+
+// shun remembers what another operator took out of available: most likely it
+// was unassigned, and a listing of the cloud that has it is old. A person who
+// took it out is put right as soon as the cloud was asked. n.mu is held.
+func (n *node) shun(before, o *v1alpha1.NodeNetwork) {
+	if !byOperator(o) {
+		return
+	}
+	until := n.c.now().Add(n.c.o.Settle)
+	for text := range before.Spec.IPAM.Available {
+		if _, still := o.Spec.IPAM.Available[text]; still {
+			continue
+		}
+		if p, err := parseThing(text); err == nil {
+			n.shunned[p] = until
+		}
+	}
+	if len(n.shunned) > 0 {
+		n.c.later(n.name, n.c.o.Settle)
+	}
+}
+
+// unshun forgets what was shunned for long enough, and tells whether there was
+// any: the cloud is to be asked for it once more.
+func (n *node) unshun(now time.Time) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	before := len(n.shunned)
+	maps.DeleteFunc(n.shunned, func(_ netip.Prefix, until time.Time) bool { return !until.After(now) })
+	if len(n.shunned) == before {
+		return false
+	}
+	n.doubted = true
+	return true
+}
+
+// takeUp makes what the object has in releasing, whoever put it there, this
+// node's candidates. n.mu is held.
+func (n *node) takeUp() {
+	clear(n.candidates)
+	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
+		if _, ok := n.obj.Spec.IPAM.Available[formatThing(p)]; ok && !n.handed[p] {
+			n.candidates[p] = true
+		}
+	}
+}
+
+// things are those of an inventory's ENIs that pods may have, and where.
+func things(inv *eni.Inventory) map[netip.Prefix]string {
+	out := map[netip.Prefix]string{}
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		if !e.Serves {
+			continue
+		}
+		for _, a := range e.Addresses {
+			out[host(a)] = e.ID
+		}
+		for _, p := range e.Prefixes {
+			out[p] = e.ID
+		}
+	}
+	return out
+}

@@ -1,0 +1,46 @@
+package nodenetwork
+
+// Totals are sums over all nodes, for metrics (document 003, "Metrics").
+type Totals struct {
+	Used, Available, Needed      int // addresses; used ones are available, too
+	ENIs                         int // with an address that no pod uses
+	Nodes, InDeficit, AtCapacity int // nodes
+}
+
+// Totals counts as of now. It takes about a microsecond an address.
+func (c *Controller) Totals() Totals {
+	c.mu.Lock()
+	nodes := make([]*node, 0, len(c.nodes))
+	for _, n := range c.nodes {
+		nodes = append(nodes, n)
+	}
+	c.mu.Unlock()
+	t := Totals{Nodes: len(nodes)}
+	for _, n := range nodes {
+		n.count(&t)
+	}
+	return t
+}
+
+func (n *node) count(t *Totals) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t.Needed += n.status.Needed
+	if n.status.Needed > 0 {
+		t.InDeficit++
+	}
+	if n.status.AtCapacity {
+		t.AtCapacity++
+	}
+	t.Used += len(n.obj.Status.IPAM.Used)
+	for text := range n.obj.Spec.IPAM.Available {
+		if p, err := parseThing(text); err == nil {
+			t.Available += weight(p)
+		}
+	}
+	for _, e := range tally(n.obj, n.keeps).ENIs {
+		if e.FreeSingles+e.FreePrefixes > 0 {
+			t.ENIs++
+		}
+	}
+}

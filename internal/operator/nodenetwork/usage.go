@@ -1,0 +1,103 @@
+package nodenetwork
+
+import (
+	"maps"
+	"net/netip"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// Usage implements fleet.Node.
+func (n *node) Usage() eni.Usage {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.usage()
+}
+
+// usage is what pods do with what was published, as the newest state of the
+// object has it. n.mu is held.
+func (n *node) usage() eni.Usage {
+	u := tally(n.obj, n.keeps)
+	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.pods.waiting(n.name, n.obj.Status.IPAM.Used))
+	return u
+}
+
+// tally counts an object's addresses by ENI. All that are in status.ipam.used
+// are used, those that cool too: document 003 counts len(status.ipam.used).
+// What keeps answers true for is neither used nor free.
+func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}}
+	inUse := map[netip.Prefix]bool{} // /32s and /28s with something used in them
+	for text, use := range o.Status.IPAM.Used {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			continue
+		}
+		id := use.Resource
+		for _, p := range [...]netip.Prefix{host(a), around(a)} {
+			inUse[p] = true
+			if at, ok := o.Spec.IPAM.Available[formatThing(p)]; ok {
+				id = at.Resource // whatever the daemon says
+			}
+		}
+		e := u.ENIs[id]
+		e.Used++
+		u.ENIs[id] = e
+	}
+	for text, at := range o.Spec.IPAM.Available {
+		p, err := parseThing(text)
+		if err != nil || inUse[p] || keeps(p) {
+			continue
+		}
+		e := u.ENIs[at.Resource]
+		if p.IsSingleIP() {
+			e.FreeSingles++
+		} else {
+			e.FreePrefixes++
+		}
+		u.ENIs[at.Resource] = e
+	}
+	return u
+}
+
+// around is the /28 that an address is in.
+func around(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
+
+// uses tells whether a pod has, or had lately, an address of a thing.
+func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
+	if p.IsSingleIP() {
+		_, ok := o.Status.IPAM.Used[p.Addr().String()]
+		return ok
+	}
+	for text := range o.Status.IPAM.Used {
+		if a, err := netip.ParseAddr(text); err == nil && p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func sameUsage(x, y eni.Usage) bool { return x.Waiting == y.Waiting && maps.Equal(x.ENIs, y.ENIs) }
+
+// free is how many addresses pods could have at once.
+func free(u eni.Usage) int {
+	n := 0
+	for _, e := range u.ENIs {
+		n += e.FreeSingles + e.FreePrefixes*16
+	}
+	return n
+}
+
+// reportedUIDs are the pods that have an address.
+func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
+	out := make(map[types.UID]bool, len(used))
+	for _, u := range used {
+		if u.UID != "" && !u.Cooling {
+			out[types.UID(u.UID)] = true
+		}
+	}
+	return out
+}

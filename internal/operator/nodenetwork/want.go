@@ -1,0 +1,197 @@
+package nodenetwork
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+const (
+	// newsEvery is between two writes of one node's status that can wait:
+	// counts, and what a condition says besides its status and reason.
+	newsEvery = time.Second
+	// timeEvery is the same if all that changed is the time of the next try.
+	timeEvery = 5 * time.Second
+)
+
+// wish is what the operator's part of the object should say.
+type wish struct {
+	ipam       v1alpha1.IPAMSpec
+	eni        v1alpha1.ENIStatus
+	conditions []metav1.Condition
+}
+
+// scope is how much of it is to be written now.
+type scope int
+
+const (
+	urgent  scope = iota // what the daemon works with
+	settled              // that, and what people look at
+)
+
+// request is what is to be asked of the API server next.
+type request int
+
+const (
+	nothing request = iota
+	writeSpec
+	writeStatus
+	verify // read the object, to know that what was handed out still is confirmed
+)
+
+// wanted is the wish as of now. n.mu is held.
+func (n *node) wanted() wish {
+	w := wish{eni: *n.obj.Status.ENI.DeepCopy(), conditions: n.conditions()}
+	if n.inv == nil || n.doubted {
+		return w
+	}
+	w.ipam, w.eni = n.wantedIPAM(), statusOf(n.inv)
+	for _, at := range n.obj.Spec.IPAM.Available { // what is published stays explained
+		if e, ok := n.obj.Status.ENI.ENIs[at.Resource]; ok && w.eni.ENIs[at.Resource].MAC == "" {
+			w.eni.ENIs[at.Resource] = e
+		}
+	}
+	for p := range things(n.inv) {
+		w.eni.Available += int32(weight(p))
+	}
+	w.eni.Needed = int32(n.status.Needed)
+	return w
+}
+
+// wantedIPAM is spec.ipam without what is shunned. n.mu is held.
+func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
+	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}}
+	var leaving []netip.Prefix
+	for p, id := range things(n.inv) {
+		if _, ok := n.shunned[p]; ok {
+			continue
+		}
+		s.Available[formatThing(p)] = v1alpha1.AvailableAddress{Resource: id}
+		if n.candidates[p] || n.handed[p] {
+			leaving = append(leaving, p)
+		}
+	}
+	slices.SortFunc(leaving, netip.Prefix.Compare)
+	for _, p := range leaving {
+		s.Releasing = append(s.Releasing, formatThing(p))
+	}
+	return s
+}
+
+// statusOf is status.eni but for its counts of addresses.
+func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
+	s := v1alpha1.ENIStatus{ENIs: make(map[string]v1alpha1.ENI, len(inv.ENIs))}
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		out := v1alpha1.ENI{MAC: e.MAC.String(), DeviceIndex: int32(e.DeviceIndex), SubnetID: e.SubnetID, SecurityGroups: e.Groups}
+		if e.PrimaryIPv4.IsValid() {
+			out.PrimaryIPv4 = e.PrimaryIPv4.String()
+		}
+		if e.Subnet.IsValid() {
+			out.SubnetCIDR = e.Subnet.String()
+		}
+		s.ENIs[e.ID] = out
+		if e.Serves {
+			s.Count++
+		}
+	}
+	if l := inv.Limits; l.MaxENIs > 0 {
+		s.Limits = &v1alpha1.ENILimits{ENIs: int32(l.MaxENIs), AddressesPerENI: int32(l.IPv4PerENI), Prefixes: l.Prefixes}
+	}
+	return s
+}
+
+// next is the next request on the way from the object to the wish. An ENI is
+// explained before its addresses are published, and until none of them is. The
+// duration is when to ask again if the answer is nothing; zero: when something
+// changes. n.mu is held.
+func (n *node) next(w wish, s scope) (request, time.Duration) {
+	have := &n.obj.Status.ENI
+	if n.inv != nil && !n.doubted {
+		switch {
+		case !explains(have.ENIs, w.eni.ENIs):
+			return writeStatus, 0
+		case !sameIPAM(n.obj.Spec.IPAM, w.ipam):
+			return writeSpec, 0
+		case len(have.ENIs) != len(w.eni.ENIs):
+			return writeStatus, 0
+		case n.unverified:
+			return verify, 0
+		}
+	}
+	if s == urgent {
+		return nothing, 0
+	}
+	wait := n.newsWait(w)
+	if wait == 0 {
+		return writeStatus, 0
+	}
+	return nothing, max(0, wait)
+}
+
+// explains tells whether all of want is in have as it should be.
+func explains(have, want map[string]v1alpha1.ENI) bool {
+	for id, e := range want {
+		if h, ok := have[id]; !ok || !sameENI(h, e) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameENI(x, y v1alpha1.ENI) bool {
+	groups := slices.Equal(x.SecurityGroups, y.SecurityGroups)
+	return groups && x.MAC == y.MAC && x.DeviceIndex == y.DeviceIndex && x.PrimaryIPv4 == y.PrimaryIPv4 &&
+		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR
+}
+
+// newsWait is how long status may stay as it is: 0 not at all, negative for
+// good. n.mu is held.
+func (n *node) newsWait(w wish) time.Duration {
+	have, pause := n.obj.Status.Conditions, time.Duration(-1)
+	for _, c := range w.conditions {
+		h, ok := find(have, c.Type)
+		switch {
+		case !ok || h.Status != c.Status || h.Reason != c.Reason:
+			return 0
+		case untimed(h.Message) != untimed(c.Message):
+			pause = newsEvery
+		case h.Message != c.Message && pause < 0:
+			pause = timeEvery
+		}
+	}
+	if !sameCounts(&n.obj.Status.ENI, &w.eni) || len(have) != len(w.conditions) {
+		pause = newsEvery
+	}
+	if pause < 0 {
+		return pause
+	}
+	return max(0, n.statusAt.Add(pause).Sub(n.c.now()))
+}
+
+func sameCounts(x, y *v1alpha1.ENIStatus) bool {
+	limits := x.Limits == nil && y.Limits == nil || x.Limits != nil && y.Limits != nil && *x.Limits == *y.Limits
+	return limits && x.Count == y.Count && x.Available == y.Available && x.Needed == y.Needed && maps.EqualFunc(x.ENIs, y.ENIs, sameENI)
+}
+
+// untimed is a condition's message without the time of the next try.
+func untimed(message string) string {
+	text, _, _ := strings.Cut(message, nextTry)
+	return text
+}
+
+func find(list []metav1.Condition, kind string) (metav1.Condition, bool) {
+	for _, c := range list {
+		if c.Type == kind {
+			return c, true
+		}
+	}
+	return metav1.Condition{}, false
+}

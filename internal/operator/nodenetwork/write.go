@@ -1,0 +1,180 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+const (
+	// attempts bounds the requests of one write: two or three do it, and each
+	// further pair is one conflict with somebody who writes all the time.
+	attempts = 24
+	// requestTimeout bounds one request to the API server.
+	requestTimeout = 10 * time.Second
+
+	firstRetry = 250 * time.Millisecond
+	lastRetry  = 10 * time.Second
+)
+
+var (
+	errForeign = errors.New("somebody else wrote it: looking at the cloud first")
+	errBusy    = fmt.Errorf("it changed %d times meanwhile", attempts/2)
+	errOther   = errors.New("it was replaced by another object")
+)
+
+// backoff is the wait after requests that failed.
+type backoff struct {
+	until    time.Time
+	failures int
+	err      error
+}
+
+// fail closes for twice as long as the last time, spread over half to one and a half.
+func (b *backoff) fail(now time.Time, err error) {
+	d := min(lastRetry, firstRetry<<min(b.failures, 10))
+	b.until, b.err = now.Add(d/2+rand.N(d)), err
+	b.failures++
+}
+
+// write brings the object to what it should say. It makes no request while the
+// last failure is fresh: the controller comes back for that. Requests of other
+// nodes are not kept waiting.
+func (n *node) write(ctx context.Context, s scope) error {
+	n.writing.Lock()
+	defer n.writing.Unlock()
+	n.mu.Lock()
+	retry := n.retry
+	n.mu.Unlock()
+	if retry.until.After(n.c.now()) {
+		return retry.err
+	}
+	err := n.converge(ctx, s)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case err == nil:
+		n.retry = backoff{}
+	case errors.Is(err, errForeign), ctx.Err() != nil:
+	default:
+		n.retry.fail(n.c.now(), err)
+		n.c.later(n.name, n.retry.until.Sub(n.c.now()))
+	}
+	return err
+}
+
+// converge makes one request after the other until nothing is left to do, each
+// conditional on the state of the object that it was decided on.
+func (n *node) converge(ctx context.Context, s scope) error {
+	for range attempts {
+		n.mu.Lock()
+		if s == urgent && n.doubted {
+			n.mu.Unlock()
+			return errForeign
+		}
+		base, w := n.obj, n.wanted()
+		q, wait := n.next(w, s)
+		if q == writeSpec {
+			n.sent = &w.ipam
+		}
+		n.mu.Unlock()
+		switch q {
+		case nothing:
+			if wait > 0 {
+				n.c.later(n.name, wait)
+			}
+			return nil
+		case verify:
+			if err := n.verify(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		got, err := n.c.apply(ctx, base, q, w)
+		switch {
+		case apierrors.IsConflict(err):
+			if err := n.refresh(ctx); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		default:
+			n.wrote(ctx, base, got, q)
+		}
+	}
+	return errBusy
+}
+
+// wrote takes the answer to a write.
+func (n *node) wrote(ctx context.Context, base, got *v1alpha1.NodeNetwork, q request) {
+	n.act(n.see(got))
+	if q != writeStatus {
+		return
+	}
+	n.mu.Lock()
+	n.statusAt = n.c.now()
+	n.mu.Unlock()
+	n.c.tell(ctx, n.name, base, got)
+}
+
+// refresh reads the object past the cache, after a conflict. If somebody else
+// wrote what the operator publishes, the write ends.
+func (n *node) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	o := &v1alpha1.NodeNetwork{}
+	if err := n.c.live.Get(ctx, client.ObjectKey{Name: n.name}, o); err != nil {
+		return fmt.Errorf("read it: %w", err)
+	}
+	trim(o)
+	if o.UID != n.uid {
+		return errOther
+	}
+	change := n.see(o)
+	n.act(change)
+	if change.foreign {
+		return errForeign
+	}
+	return nil
+}
+
+// verify makes sure, before the cloud is asked to take it, that what was handed
+// to the fleet is confirmed still: this process may have been away for long,
+// and another may have given it back to the daemon.
+func (n *node) verify(ctx context.Context) error {
+	if err := n.refresh(ctx); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for p := range n.handed {
+		if text := formatThing(p); !slices.Contains(n.obj.Status.IPAM.Released, text) {
+			n.doubted = true
+			return fmt.Errorf("%s is not released any more: %w", text, errForeign)
+		}
+	}
+	n.unverified = false
+	return nil
+}
+
+// act tells the fleet what a new state of the object means for it.
+func (n *node) act(c change) {
+	if c.foreign {
+		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
+		n.c.fleet.Doubt(n.name)
+	}
+	if c.usage {
+		n.mu.Lock()
+		n.noteDemand(n.c.now())
+		n.mu.Unlock()
+		n.c.fleet.Kick(n.name)
+	}
+}
