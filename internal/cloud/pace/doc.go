@@ -16,10 +16,10 @@
 //
 // How a pacer learns is in pacer.go. Which state is right shows between two
 // refusals. If all actions share a bucket, it was empty at each of them,
-// whatever the actions were; so in between as much passed as flowed into it,
-// the same rate every time. That a refusal of another action comes just then
-// speaks for a shared bucket; that it comes early, or that more passes than the
-// rate allows, speaks against one. See shared.go.
+// whatever the actions were; so in between as much passed as flowed into it, at
+// the same rate every time. A refusal right after one of another action speaks
+// for a shared bucket; one that comes when such a bucket had something in it, or
+// more calls passing than its rate allows, speaks against it. See shared.go.
 //
 // # Order
 //
