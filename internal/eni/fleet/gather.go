@@ -8,18 +8,15 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 )
 
-// Batches are gathered for so long, and begun so far apart: nodes that join one
-// after the other share a few calls.
-const (
-	gatherWindow  = 10 * time.Millisecond
-	gatherSpacing = 250 * time.Millisecond
-)
+// gatherWindow is how long the first question of a call waits for others.
+const gatherWindow = 10 * time.Millisecond
 
 // gatherer answers questions about single things by calls about many: what is
 // asked while a call is under way goes into the next.
 type gatherer[V any] struct {
-	clock clock.Clock
-	spawn func(func(context.Context)) // runs what outlives a caller
+	clock   clock.Clock
+	spacing time.Duration               // from the beginning of a call to that of the next
+	spawn   func(func(context.Context)) // runs what outlives a caller
 	// call asks about keys and tells as of when the answers are. Keys that it
 	// leaves out have the zero V.
 	call func(ctx context.Context, keys []string) (map[string]V, time.Time, error)
@@ -61,7 +58,7 @@ func (g *gatherer[V]) ask(ctx context.Context, key string) (answer[V], error) {
 func (g *gatherer[V]) run(ctx context.Context) {
 	for {
 		g.mu.Lock()
-		wait := max(gatherWindow, g.last.Add(gatherSpacing).Sub(g.clock.Now()))
+		wait := max(gatherWindow, g.last.Add(g.spacing).Sub(g.clock.Now()))
 		g.mu.Unlock()
 		select {
 		case <-ctx.Done():

@@ -56,14 +56,21 @@ const (
 	filterValues = 200
 )
 
+// Describe calls of one sort are begun so far apart: nodes that join one after
+// the other share a few, and who looks at an ENI for what a call did waits less.
+const (
+	nodeSpacing = time.Second
+	lookSpacing = 250 * time.Millisecond
+)
+
 func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(context.Context)), known func() map[string]string) *observatory {
 	o := &observatory{
 		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
 		counted: map[string]time.Time{},
 	}
-	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spawn: spawn, call: o.describeNodes}
-	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spawn: spawn, call: o.describeENIs}
-	o.instances = gatherer[cloud.Instance]{clock: o.clock, spawn: spawn, call: o.describeInstances}
+	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
+	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
+	o.instances = gatherer[cloud.Instance]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeInstances}
 	return o
 }
 

@@ -1,0 +1,317 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// object is a node as its NodeNetwork would be: what was published last, and
+// its daemon, which gives addresses to pods and confirms withdrawals at once.
+type object struct {
+	name, instance string
+
+	mu        sync.Mutex // guards all below
+	version   int
+	inv       eni.Inventory
+	used      map[netip.Addr]bool
+	withdrawn map[netip.Addr]bool
+	leaving   map[string]bool
+	waiting   int
+}
+
+func newObject(name, instance string) *object {
+	return &object{name: name, instance: instance, used: map[netip.Addr]bool{}, withdrawn: map[netip.Addr]bool{}, leaving: map[string]bool{}}
+}
+
+// start gives a pod an address, or has it wait.
+func (o *object) start() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waiting++
+	o.serve()
+}
+
+// serve gives addresses to pods that wait. o.mu is held.
+func (o *object) serve() {
+	for _, e := range o.inv.ENIs {
+		for _, a := range e.Addresses {
+			if o.waiting > 0 && e.Serves && !o.leaving[e.ID] && !o.used[a] && !o.withdrawn[a] {
+				o.used[a] = true
+				o.waiting--
+			}
+		}
+	}
+}
+
+// end ends a pod, if one runs.
+func (o *object) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for a := range o.used {
+		delete(o.used, a)
+		return
+	}
+}
+
+// available counts the addresses for pods.
+func (o *object) available() (n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.inv.ENIs {
+		if e.Serves {
+			n += len(e.Addresses)
+		}
+	}
+	return n
+}
+
+// writer is one operator's side of an object: its writes fail once another
+// wrote, and are in doubt until it has observed again.
+type writer struct {
+	*object
+	fleet  func() *Fleet
+	failed error // of every Publish; nil: none
+
+	seen   int // version
+	status eni.Status
+	passes int
+}
+
+var errConflict = errors.New("the object was changed by another")
+
+// Usage implements eni.Node.
+func (w *writer) Usage() eni.Usage {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: w.waiting}
+	for _, e := range w.inv.ENIs {
+		var of eni.ENIUsage
+		for _, a := range e.Addresses {
+			switch {
+			case w.used[a]:
+				of.Used++
+			case !w.withdrawn[a]:
+				of.FreeSingles++
+			}
+		}
+		u.ENIs[e.ID] = of
+	}
+	return u
+}
+
+// Publish implements eni.Node.
+func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed != nil {
+		return w.failed
+	}
+	if w.seen != w.version {
+		w.seen = w.version
+		w.fleet().Doubt(w.name)
+		return errConflict
+	}
+	w.version++
+	w.seen, w.inv = w.version, inv
+	clear(w.withdrawn)
+	clear(w.leaving)
+	for _, r := range inv.Releasing {
+		if r.Prefix.IsSingleIP() && !w.used[r.Prefix.Addr()] {
+			w.withdrawn[r.Prefix.Addr()] = true
+		}
+	}
+	w.serve()
+	return nil
+}
+
+// Withdraw implements eni.Node.
+func (w *writer) Withdraw(id string, addresses, _ int) (out []netip.Addr, _ []netip.Prefix) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.inv.ENIs {
+		for _, a := range e.Addresses {
+			if e.ID == id && a != e.PrimaryIPv4 && len(out) < addresses && !w.used[a] && !w.withdrawn[a] {
+				w.withdrawn[a] = true
+				out = append(out, a)
+			}
+		}
+	}
+	return out, nil
+}
+
+// RestoreAddresses implements eni.Node.
+func (w *writer) RestoreAddresses(addrs []netip.Addr, _ []netip.Prefix) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range addrs {
+		delete(w.withdrawn, a)
+	}
+	w.serve()
+}
+
+// WithdrawENI implements eni.Node.
+func (w *writer) WithdrawENI(_ context.Context, id string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range w.inv.ENIs {
+		if e.ID == id && slices.ContainsFunc(e.Addresses, func(a netip.Addr) bool { return w.used[a] }) {
+			return false
+		}
+	}
+	w.leaving[id] = true
+	return true
+}
+
+// Reconciled implements Node.
+func (w *writer) Reconciled(s eni.Status) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status = s
+	w.passes++
+}
+
+func (w *writer) last() eni.Status {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status
+}
+
+// world is a VPC and nodes in it. Use it in a synctest bubble.
+type world struct {
+	t       *testing.T
+	cloud   *cloudfake.Cloud
+	objects []*object
+}
+
+func newWorld(t *testing.T, nodes int) *world {
+	w := &world{t: t, cloud: cloudfake.New(clock.Real{})}
+	w.cloud.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
+	for i := range nodes {
+		w.add(i)
+	}
+	return w
+}
+
+func (w *world) add(i int) *object {
+	o := newObject(fmt.Sprintf("node-%03d", i), fmt.Sprintf("i-%03d", i))
+	w.cloud.AddInstance(o.instance, "m5.xlarge", "subnet-home")
+	w.objects = append(w.objects, o)
+	return o
+}
+
+// operator is a fleet that runs.
+type operator struct {
+	*Fleet
+	writers map[string]*writer
+	stop    func()
+}
+
+func (w *world) operator(api cloud.API) *operator {
+	w.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	if os.Getenv("BERTH_TEST_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(w.t.Output(), nil))
+	}
+	f, err := New(Config{Cluster: "test", Cloud: api, Logger: log})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f.Run(ctx); !errors.Is(err, context.Canceled) {
+			w.t.Errorf("Run: %v", err)
+		}
+	}()
+	return &operator{Fleet: f, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
+}
+
+// set adds a node, seeded with what was published.
+func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
+	t.Helper()
+	o.mu.Lock()
+	wr := &writer{object: o, fleet: func() *Fleet { return p.Fleet }, seen: o.version}
+	seed := o.inv
+	o.mu.Unlock()
+	p.writers[o.name] = wr
+	if err := p.Set(o.name, o.instance, s, seed, wr); err != nil {
+		t.Fatal(err)
+	}
+	return wr
+}
+
+func settings(minimum, free int) eni.Settings {
+	p := ipam.DefaultCilium()
+	p.MinAllocate, p.PreAllocate = minimum, free
+	return eni.Settings{InstanceType: "m5.xlarge", Policy: p}
+}
+
+// agree checks that the cloud's books are what is published, that no ENI of
+// ours is detached, and that no pod lost its address.
+func (w *world) agree() {
+	w.t.Helper()
+	truth := map[string]cloud.ENI{}
+	for _, e := range w.cloud.Truth() {
+		truth[e.ID] = e
+		if e.Attachment == nil {
+			w.t.Errorf("%s of %s is detached", e.ID, e.Tags[eni.TagInstanceID])
+		}
+	}
+	published := 0
+	for _, o := range w.objects {
+		o.mu.Lock()
+		held := map[netip.Addr]bool{}
+		for _, e := range o.inv.ENIs {
+			published++
+			got := slices.Clone(e.Addresses)
+			slices.SortFunc(got, netip.Addr.Compare)
+			want := slices.Clone(truth[e.ID].Addresses)
+			slices.SortFunc(want, netip.Addr.Compare)
+			if !slices.Equal(got, want) {
+				w.t.Errorf("%s: %s has %v, published %v", o.name, e.ID, want, got)
+			}
+			for _, a := range want {
+				held[a] = true
+			}
+		}
+		for a := range o.used {
+			if !held[a] {
+				w.t.Errorf("%s: a pod's address %v is not the node's any more", o.name, a)
+			}
+		}
+		o.mu.Unlock()
+	}
+	if published != len(truth) {
+		w.t.Errorf("%d ENIs, %d published", len(truth), published)
+	}
+}
+
+// api is the cloud with calls that tests replace.
+type api struct {
+	*cloudfake.Cloud
+	instances func([]string) ([]cloud.Instance, error)
+}
+
+func (a *api) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
+	if a.instances != nil {
+		return a.instances(ids)
+	}
+	return a.Cloud.Instances(ctx, ids)
+}
+
+const minute = time.Minute

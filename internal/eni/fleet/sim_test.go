@@ -1,0 +1,149 @@
+package fleet
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// An old leader that goes on beside a new one, without any election: once pods
+// stop coming nothing is created or deleted any more, and nothing is left over.
+func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 8)
+		w.cloud.SetLatency("", 80*time.Millisecond)
+		w.cloud.SetAttachTime(2 * time.Second)
+		one, two := w.operator(w.cloud), w.operator(w.cloud)
+		for _, o := range w.objects {
+			one.set(t, o, settings(0, 8))
+			two.set(t, o, settings(0, 8))
+		}
+		for i := range 40 {
+			o := w.objects[i%len(w.objects)]
+			o.start()
+			one.Kick(o.name)
+			two.Kick(o.name)
+			time.Sleep(300 * time.Millisecond)
+		}
+		time.Sleep(15 * minute)
+		changes := func() int {
+			return w.cloud.Count("CreateENI", "AttachENI", "DetachENI", "DeleteENI", "AssignAddresses", "UnassignAddresses")
+		}
+		before := changes()
+		time.Sleep(15 * minute)
+		if n := changes() - before; n != 0 {
+			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
+		}
+		one.stop()
+		two.stop()
+		w.agree()
+		for _, o := range w.objects {
+			if o.available() < 8+len(o.used) {
+				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
+			}
+		}
+	})
+}
+
+// seeds are those of TestSimulation: from BERTH_SIM_SEED, or some.
+func seeds(t *testing.T) []uint64 {
+	if s := os.Getenv("BERTH_SIM_SEED"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			t.Fatalf("BERTH_SIM_SEED: %v", err)
+		}
+		return []uint64{n}
+	}
+	out := []uint64{1, 2, 3, 4, 5, 6}
+	for range 10 {
+		out = append(out, rand.Uint64())
+	}
+	return out
+}
+
+// Nodes join and go, pods come and go, calls are throttled and replies lost,
+// leaders change at random moments; in the end the books agree.
+func TestSimulation(t *testing.T) {
+	for _, seed := range seeds(t) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { simulate(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+func simulate(t *testing.T, r *rand.Rand) {
+	w := newWorld(t, 0)
+	w.cloud.SetLatency("", time.Duration(r.IntN(300))*time.Millisecond)
+	w.cloud.SetAttachTime(time.Duration(r.IntN(4)) * time.Second)
+	w.cloud.SetLag(time.Duration(r.IntN(3)) * time.Second)
+	p := w.operator(w.cloud)
+	next := 0
+	join := func() {
+		p.set(t, w.add(next), settings(0, 4))
+		next++
+	}
+	any := func() *object { return w.objects[r.IntN(len(w.objects))] }
+	for range 5 {
+		join()
+	}
+	ops := []string{"CreateENI", "AttachENI", "AssignAddresses", "UnassignAddresses", "DetachENI", "DeleteENI", "ENIs", "Subnets", "SetDeleteOnTermination"}
+	for range 300 {
+		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+		switch n := r.IntN(100); {
+		case n < 5 && len(w.objects) < 15:
+			join()
+		case n < 40:
+			o := any()
+			if len(o.used) < 20 {
+				o.start()
+			}
+			p.Kick(o.name)
+		case n < 65:
+			o := any()
+			o.end()
+			p.Kick(o.name)
+		case n < 75:
+			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1 + r.IntN(3), Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+		case n < 85:
+			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		case n < 88 && len(w.objects) > 3:
+			i := r.IntN(len(w.objects))
+			o := w.objects[i]
+			w.objects = append(w.objects[:i], w.objects[i+1:]...)
+			w.cloud.Terminate(o.instance)
+			p.Remove(o.name)
+		case n < 91:
+			p.stop()
+			p = w.operator(w.cloud)
+			for _, o := range w.objects {
+				p.set(t, o, settings(0, 4))
+			}
+		case n < 94:
+			o := any()
+			s := settings(r.IntN(10), 4)
+			s.UsePrimaryAddress = false
+			if err := p.Set(o.name, o.instance, s, eni.Inventory{}, p.writers[o.name]); err != nil {
+				t.Error(err)
+			}
+		case n < 96:
+			p.Doubt(any().name)
+		}
+	}
+	w.cloud.ClearFaults()
+	time.Sleep(60 * minute)
+	p.stop()
+	w.agree()
+	for _, o := range w.objects {
+		if o.waiting > 0 || o.available() < 4+len(o.used) {
+			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, o.waiting, o.available(), len(o.used))
+		}
+	}
+}
