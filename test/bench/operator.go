@@ -28,13 +28,13 @@ func operators(ctx context.Context, b *bench) ([]Result, error) {
 	}
 	perNode := func(d time.Duration, n int) float64 { return millis(d) / float64(n) }
 	return []Result{
-		{Name: "operator-500-fill", Value: many.Filled.Seconds(), Reference: many.Bound.Seconds(), Ratio: many.Filled.Seconds() / many.Bound.Seconds(), Unit: "s", Runs: 1},
-		{Name: "operator-500-median", Value: many.Median.Seconds(), Reference: many.Bound.Seconds(), Ratio: many.Median.Seconds() / many.Bound.Seconds(), Unit: "s", Runs: 1},
-		{Name: "operator-500-fill-cpu", Value: perNode(many.FillCPU, 500), Unit: "ms/node", Runs: 1},
-		{Name: "operator-500-report-cpu", Value: perNode(many.ReportCPU, 500), Unit: "ms/node", Runs: 1},
-		{Name: "operator-memory-500", Value: float64(many.Memory) / mebi, Unit: "MiB", Runs: 1},
-		{Name: "operator-2000-fill-cpu", Value: perNode(large.FillCPU, 2000), Unit: "ms/node", Runs: 1},
-		{Name: "operator-2000-report-cpu", Value: perNode(large.ReportCPU, 2000), Unit: "ms/node", Runs: 1},
-		{Name: "operator-memory-2000", Value: float64(large.Memory) / mebi, Unit: "MiB", Runs: 1},
+		single("operator-500-fill", "s", many.Filled.Seconds(), many.Bound.Seconds()),
+		single("operator-500-median", "s", many.Median.Seconds(), many.Bound.Seconds()),
+		single("operator-500-fill-cpu", "ms/node", perNode(many.FillCPU, 500), 0),
+		single("operator-500-report-cpu", "ms/node", perNode(many.ReportCPU, 500), 0),
+		single("operator-memory-500", "MiB", float64(many.Memory)/mebi, 0),
+		single("operator-2000-fill-cpu", "ms/node", perNode(large.FillCPU, 2000), 0),
+		single("operator-2000-report-cpu", "ms/node", perNode(large.ReportCPU, 2000), 0),
+		single("operator-memory-2000", "MiB", float64(large.Memory)/mebi, 0),
 	}, nil
 }

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -17,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/test/bench/proc"
 )
 
 const mebi = 1 << 20
@@ -37,19 +36,13 @@ func sizes(_ context.Context, b *bench) ([]Result, error) {
 	}, nil
 }
 
-// rssAnon is the daemon's private memory in MiB (proc_pid_status(5), RssAnon).
+// rssAnon is the daemon's private memory in MiB.
 func rssAnon(n *node.Node) (float64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID()))
+	bytes, err := proc.Memory(n.PID())
 	if err != nil {
-		return 0, fmt.Errorf("read the memory of %s's daemon: %w", n.Name, err)
+		return 0, fmt.Errorf("daemon of %s: %w", n.Name, err)
 	}
-	for line := range strings.SplitSeq(string(data), "\n") {
-		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
-			kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(rest, "kB")))
-			return float64(kib) / 1024, err
-		}
-	}
-	return 0, fmt.Errorf("the status of %s's daemon has no RssAnon", n.Name)
+	return float64(bytes) / mebi, nil
 }
 
 // manyPods compares a node with 10 pods and one with 250, then 500.

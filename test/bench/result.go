@@ -71,6 +71,15 @@ func ratio(name, unit string, value, reference []float64) Result {
 	return Result{Name: name, Value: v, Reference: r, Ratio: v / r, Unit: unit, Runs: len(value)}
 }
 
+// single makes a Result of one measurement, against a reference if that is not 0.
+func single(name, unit string, value, reference float64) Result {
+	r := Result{Name: name, Value: value, Reference: reference, Unit: unit, Runs: 1}
+	if reference != 0 {
+		r.Ratio = value / reference
+	}
+	return r
+}
+
 // median of at least one measurement; that of an even number is the lower of
 // the two in the middle, so that it is always one that was seen.
 func median(xs []float64) float64 {

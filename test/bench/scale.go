@@ -90,8 +90,8 @@ func joins(ctx context.Context, b *bench) (results []Result, err error) {
 			}
 		}
 		results = append(results,
-			Result{Name: fmt.Sprintf("join-%d-cpu", n), Value: out.CPU.Seconds(), Unit: "s", Runs: 1},
-			Result{Name: fmt.Sprintf("join-%d-allocated", n), Value: float64(out.Bytes) / mebi, Unit: "MiB", Runs: 1})
+			single(fmt.Sprintf("join-%d-cpu", n), "s", out.CPU.Seconds(), 0),
+			single(fmt.Sprintf("join-%d-allocated", n), "MiB", float64(out.Bytes)/mebi, 0))
 	}
 	return results, nil
 }
@@ -116,9 +116,9 @@ func singleEvents(ctx context.Context, b *bench) (results []Result, err error) {
 			}
 		}
 		results = append(results,
-			Result{Name: fmt.Sprintf("event-%d-cpu", n), Value: perEvent(out), Unit: "ms", Runs: 1},
-			Result{Name: fmt.Sprintf("event-%d-allocated", n), Value: float64(out.Bytes) / float64(out.Events) / 1024, Unit: "KiB", Runs: 1},
-			Result{Name: fmt.Sprintf("repair-%d-cpu", n), Value: out.Repair.Seconds(), Unit: "s/min", Runs: 1})
+			single(fmt.Sprintf("event-%d-cpu", n), "ms", perEvent(out), 0),
+			single(fmt.Sprintf("event-%d-allocated", n), "KiB", float64(out.Bytes)/float64(out.Events)/1024, 0),
+			single(fmt.Sprintf("repair-%d-cpu", n), "s/min", out.Repair.Seconds(), 0))
 	}
 	return results, nil
 }
@@ -139,10 +139,7 @@ func fills(ctx context.Context, b *bench) ([]Result, error) {
 		if err != nil {
 			return out, err
 		}
-		results = append(results, Result{
-			Name: name, Value: out.Last.Seconds(), Reference: out.Bound.Seconds(),
-			Ratio: out.Last.Seconds() / out.Bound.Seconds(), Unit: "s", Runs: 1,
-		})
+		results = append(results, single(name, "s", out.Last.Seconds(), out.Bound.Seconds()))
 		return out, nil
 	}
 	atOnce, err := lasts("fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight})
@@ -150,8 +147,8 @@ func fills(ctx context.Context, b *bench) ([]Result, error) {
 		return nil, err
 	}
 	results = append(results,
-		Result{Name: "fill-median", Value: atOnce.Median.Seconds(), Reference: atOnce.Bound.Seconds(), Ratio: atOnce.Median.Seconds() / atOnce.Bound.Seconds(), Unit: "s", Runs: 1},
-		Result{Name: "fill-calls", Value: float64(atOnce.TotalCalls()) / small, Unit: "calls/node", Runs: 1})
+		single("fill-median", "s", atOnce.Median.Seconds(), atOnce.Bound.Seconds()),
+		single("fill-calls", "calls/node", float64(atOnce.TotalCalls())/small, 0))
 	if _, err := lasts("fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}); err != nil {
 		return nil, err
 	}
@@ -159,7 +156,7 @@ func fills(ctx context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	results = append(results, Result{Name: "fill-subnets-failed-creates", Value: float64(full.FailedCreates), Unit: "calls", Runs: 1})
+	results = append(results, single("fill-subnets-failed-creates", "calls", float64(full.FailedCreates), 0))
 	for _, n := range clusterSizes[1:] {
 		if _, err := lasts(fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published}); err != nil {
 			return nil, err
@@ -185,15 +182,15 @@ func throttles(ctx context.Context, b *bench) (results []Result, err error) {
 		return nil, err
 	}
 	own := (create.Waited + tight.Delay).Seconds() // the refused call took its time too
-	results = append(results, Result{Name: "throttled-create", Value: late.Seconds(), Reference: own, Ratio: late.Seconds() / own, Unit: "s", Runs: 1})
+	results = append(results, single("throttled-create", "s", late.Seconds(), own))
 	assign, late, err := delay(scale.ThrottledAssign)
 	if err != nil {
 		return nil, err
 	}
 	own = (assign.Waited + tight.Delay).Seconds()
 	return append(results,
-		Result{Name: "throttled-assign", Value: late.Seconds(), Reference: own, Ratio: late.Seconds() / own, Unit: "s", Runs: 1},
-		Result{Name: "throttled-assign-enis", Value: float64(assign.ENIs), Unit: "ENIs", Runs: 1}), nil
+		single("throttled-assign", "s", late.Seconds(), own),
+		single("throttled-assign-enis", "ENIs", float64(assign.ENIs), 0)), nil
 }
 
 // memories measures what the allocator keeps of its nodes.
@@ -203,7 +200,7 @@ func memories(ctx context.Context, b *bench) (results []Result, err error) {
 		if err != nil {
 			return nil, err
 		}
-		results = append(results, Result{Name: fmt.Sprintf("allocator-memory-%d", n), Value: float64(out.Heap) / mebi, Unit: "MiB", Runs: 1})
+		results = append(results, single(fmt.Sprintf("allocator-memory-%d", n), "MiB", float64(out.Heap)/mebi, 0))
 	}
 	return results, nil
 }

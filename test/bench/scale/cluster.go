@@ -104,6 +104,19 @@ func (c *cluster) event(ctx context.Context, n *node) error {
 	return c.wait(ctx)
 }
 
+// calm has the pods of events gone again, and returns once what the node needs
+// no more is given back.
+func (c *cluster) calm(nodes []*node) {
+	for _, n := range nodes {
+		n.leave(1)
+		c.fleet.Kick(n.name)
+	}
+	c.mu.Lock()
+	c.goal, c.has = c.goal-len(nodes), c.has-len(nodes)
+	c.mu.Unlock()
+	c.idle(2 * time.Minute) // beyond the delay of shrinking
+}
+
 // expect has wait wait for so many further addresses.
 func (c *cluster) expect(more int) {
 	c.mu.Lock()
@@ -122,7 +135,7 @@ func (c *cluster) gained(n int) {
 }
 
 // deadline is in virtual time, and nearly free: nobody computes while all wait.
-const deadline = 6 * time.Hour
+const deadline = 2 * time.Hour
 
 // wait returns once nodes have what they want, as far as it is there.
 func (c *cluster) wait(ctx context.Context) error {

@@ -90,6 +90,20 @@ func (n *node) use(count, more int) {
 	}
 }
 
+// leave has pods give addresses back, and the node want fewer of so many.
+func (n *node) leave(count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, e := range n.inventory.ENIs {
+		for _, a := range e.Addresses {
+			if count > 0 && n.used[a] {
+				delete(n.used, a)
+				n.want, n.has, count = n.want-1, n.has-1, count-1
+			}
+		}
+	}
+}
+
 // Withdraw implements eni.Node.
 func (n *node) Withdraw(id string, addresses, _ int) (out []netip.Addr, _ []netip.Prefix) {
 	n.mu.Lock()

@@ -43,8 +43,17 @@ func runJoin(ctx context.Context, o Order) (Outcome, error) {
 	return out, err
 }
 
-// events is how many one run measures.
-const events = 400
+// A run measures rounds of events, on one node after the other, with as many on
+// each node however many nodes there are. There must be enough rounds for the
+// collector's work to be in them as it is in the long run: it comes all at once,
+// when the heap has doubled.
+const (
+	nodesOfRound  = 100
+	eventsOfRound = 4 * nodesOfRound
+)
+
+// allocatedInAll is how much a run's events allocate at least, in heaps of its size.
+const allocatedInAll = 1
 
 func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c, err := newCluster(o, want{policy: onPrimary()})
@@ -57,40 +66,55 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 		return Outcome{}, err
 	}
 	c.idle(5 * time.Minute) // what joining left behind is forgotten by then
-	out := Outcome{Events: events}
 	m := meter{own: c.ec2.CPU}
 	m.start()
 	const quiet = 10 * time.Minute
 	c.idle(quiet)
-	out.Repair = m.stop().cpu / (quiet / time.Minute)
+	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
-	c.afterListing()
-	m.start()
-	before := c.ec2.outcome().Calls
-	for i := range events {
-		if err := c.event(ctx, c.nodes[i*7919%len(c.nodes)]); err != nil {
-			return Outcome{}, fmt.Errorf("event %d: %w", i, err)
+	enough := allocatedInAll * liveHeap()
+	for out.Bytes < enough || out.Events < 5*eventsOfRound {
+		if err := c.round(ctx, &m, &out); err != nil {
+			return Outcome{}, err
 		}
-	}
-	used := m.stop()
-	out.CPU, out.Bytes, out.Calls = used.cpu, used.bytes, c.ec2.outcome().Calls
-	for action, n := range before {
-		out.Calls[action] -= n
 	}
 	return out, nil
 }
 
-// afterListing returns once a listing for repair is over, so that the next is
-// far away.
+// round measures the events of a round, and undoes them.
+func (c *cluster) round(ctx context.Context, m *meter, out *Outcome) error {
+	var nodes []*node
+	for i := range eventsOfRound {
+		place := out.Events/eventsOfRound*nodesOfRound + i%nodesOfRound
+		nodes = append(nodes, c.nodes[place*7919%len(c.nodes)]) // 7919 is prime: far apart, and each in its turn
+	}
+	c.afterListing()
+	before := c.ec2.outcome().Calls
+	m.start()
+	for _, n := range nodes {
+		if err := c.event(ctx, n); err != nil {
+			return fmt.Errorf("event on %s: %w", n.name, err)
+		}
+	}
+	used := m.stop()
+	out.CPU, out.Bytes, out.Events = out.CPU+used.cpu, out.Bytes+used.bytes, out.Events+len(nodes)
+	for action, n := range c.ec2.outcome().Calls {
+		out.Calls[action] += n - before[action]
+	}
+	c.calm(nodes)
+	return nil
+}
+
+// afterListing returns when a listing for repair is over, with what it had the
+// nodes look at, and long before the next: the fleet spreads the looks over a
+// quarter of the minute between listings, which jitters by half.
 func (c *cluster) afterListing() {
 	listings := func() int { return c.ec2.outcome().Calls[pace.DescribeENIs.Action] }
-	for before := listings(); listings() == before; {
+	before, latest := listings(), time.Now().Add(2*time.Minute)
+	for listings() == before && time.Now().Before(latest) {
 		c.idle(100 * time.Millisecond)
 	}
-	for before := -1; listings() != before; {
-		before = listings()
-		c.idle(time.Second)
-	}
+	c.idle(20 * time.Second)
 }
 
 func runFill(ctx context.Context, o Order) (Outcome, error) {

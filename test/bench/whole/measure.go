@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/bench/proc"
 )
 
 // patience is how long a run waits for the operator at most.
@@ -70,7 +70,7 @@ func (r *run) report(ctx context.Context, all map[string]*v1alpha1.NodeNetwork, 
 		return err
 	}
 	out.ReportCPU = after - before
-	out.Memory, err = r.memory()
+	out.Memory, err = proc.Memory(r.operator.Process.Pid)
 	return err
 }
 
@@ -175,42 +175,8 @@ func (r *run) settled(ctx context.Context) (time.Duration, error) {
 	return 0, err
 }
 
-// cpu is what the operator's process used so far (proc_pid_stat(5), utime and stime).
-func (r *run) cpu() (time.Duration, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.operator.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the operator's CPU time: %w", err)
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("read the operator's CPU time: %q", stat)
-	}
-	var ticks time.Duration
-	for _, f := range fields[11:13] {
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			return 0, fmt.Errorf("read the operator's CPU time: %w", err)
-		}
-		ticks += time.Duration(n)
-	}
-	return ticks * time.Second / 100, nil // USER_HZ is 100 on every architecture that Go has
-}
-
-// memory is the operator's private memory (proc_pid_status(5), RssAnon).
-func (r *run) memory() (int64, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.operator.Process.Pid))
-	if err != nil {
-		return 0, fmt.Errorf("read the operator's memory: %w", err)
-	}
-	for line := range strings.SplitSeq(string(status), "\n") {
-		if rest, ok := strings.CutPrefix(line, "RssAnon:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, fmt.Errorf("the operator's status has no RssAnon")
-}
+// cpu is what the operator's process used so far.
+func (r *run) cpu() (time.Duration, error) { return proc.CPU(r.operator.Process.Pid) }
 
 // countCalls takes EC2's counts, and what the limits force for them.
 func (r *run) countCalls(out *Outcome) {
