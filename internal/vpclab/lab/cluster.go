@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -93,7 +94,9 @@ func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
-	return client.NewWithWatch(control.Config(), client.Options{Scheme: scheme})
+	cfg := control.Config()
+	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
+	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
 }
 
 // kubeconfig writes what lets a program act as a service account's pod on a

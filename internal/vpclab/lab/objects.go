@@ -131,7 +131,7 @@ type podKey struct{ namespace, name string }
 var _ node.PodObjects = (*podObjects)(nil)
 
 // objectName is a pod's name in the API: names are a node's own in the lab.
-func (o *podObjects) objectName(name string) string { return name + "." + o.node }
+func (o *podObjects) objectName(name string) string { return name + "-" + o.node }
 
 func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: k.namespace, Name: o.objectName(k.name)}
