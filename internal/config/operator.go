@@ -150,8 +150,8 @@ func leaderSettings(o *Operator) []Setting {
 
 func operatorNodeSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "node-gone-grace", Default: "5m", parse: duration(&o.NodeGoneGrace, 0, 30*day),
-			Doc: "How long a node's Node object must be gone before its NodeNetwork is removed. One whose instance is gone or terminated goes with it."},
+		{Flag: "node-gone-grace", Default: "1m", parse: duration(&o.NodeGoneGrace, time.Second, 30*day),
+			Doc: "How long a node's Node object or its instance must be gone, and its daemon silent, before its NodeNetwork is removed."},
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),
 			Doc: "How long an address or ENI must be in excess before it goes back to the cloud."},
 		{Flag: "listing-interval", Default: "1m", parse: duration(&o.ListingInterval, time.Second, day),

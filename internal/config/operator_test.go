@@ -32,7 +32,7 @@ func TestOperatorDefaults(t *testing.T) {
 		ClusterName: "default", LeaderElect: true, LeaseNamespace: "kube-system", PodName: host,
 		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
 		EC2Limits:     map[string]pace.Limit{},
-		NodeGoneGrace: 5 * time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
+		NodeGoneGrace: time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
 		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		MetricsAddr: ":61680", LogLevel: "info", LogFormat: "text",
 	}

@@ -38,7 +38,7 @@ Served at /metrics on --metrics-address in the Prometheus text format, besides
 the Go runtime's and the process's own, and those of controller-runtime
 (controller_runtime_*, workqueue_*, rest_client_*, leader_election_*). Durations
 are in seconds. Only the operator that leads knows of nodes and subnets: one
-that stands by has no values for them.
+that stands by has 0 or nothing there.
 
 `)
 	metric.WriteTable(&b, families)

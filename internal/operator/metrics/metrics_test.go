@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/nodenetwork"
 )
 
 var (
@@ -28,8 +29,8 @@ func TestEverythingIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := r.Register(State{
-		Totals: func() Totals {
-			return Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
+		Totals: func() nodenetwork.Totals {
+			return nodenetwork.Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
 		},
 		Subnets: func() []fleet.Subnet { return []fleet.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
 	}); err != nil {

@@ -4,19 +4,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/nodenetwork"
 )
-
-// Totals are sums over all nodes.
-type Totals struct {
-	Used, Available, Needed      int // addresses; used ones are available, too
-	ENIs                         int // with an address that no pod uses
-	Nodes, InDeficit, AtCapacity int // nodes
-}
 
 // State reads gauges when Prometheus asks: the totals of the nodes, and the
 // subnets that they may use. Its functions must be quick.
 type State struct {
-	Totals  func() Totals
+	Totals  func() nodenetwork.Totals
 	Subnets func() []fleet.Subnet
 }
 

@@ -1,0 +1,29 @@
+// Command berth-operator owns the ENIs of all nodes of a cluster: it gives each
+// node, by its NodeNetwork object, the addresses that its pods need.
+package main
+
+import (
+	"io"
+
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/operator"
+	"github.com/berthnet/berth/internal/operator/metrics"
+	"github.com/berthnet/berth/internal/program"
+)
+
+//go:generate sh -c "go run . config-reference > ../../docs/reference/operator-configuration.md"
+//go:generate sh -c "go run . metrics-reference > ../../docs/reference/operator-metrics.md"
+
+func main() { berthOperator.Main() }
+
+var berthOperator = program.Program[config.Operator]{
+	Name:   "berth-operator",
+	Short:  "Give a cluster's nodes ENIs and addresses of the VPC",
+	Long:   "berth-operator is Berth's operator: it owns the ENIs of all nodes of a cluster, so that nodes need no EC2 permission.",
+	Loader: config.NewOperatorLoader,
+	Run:    operator.Run,
+	Pages: map[string]func(io.Writer) error{
+		"config-reference":  config.WriteOperatorReference,
+		"metrics-reference": metrics.WriteReference,
+	},
+}

@@ -1,0 +1,235 @@
+package operator
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/internal/vpclab"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/internal/vpclab/proc"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard()) // of the tests' own clients
+	if err := harness.KubeUp(kube.Options{}); err != nil {
+		fmt.Println("FAIL:", err)
+		os.Exit(1)
+	}
+	code := harness.Main(m, "berth-operator")
+	if err := harness.KubeDown(); err != nil {
+		fmt.Println("FAIL:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// cluster is a control plane and an EC2 with two instances, and what runs there.
+type cluster struct {
+	t          *testing.T
+	client     client.Client
+	lab        *vpclab.Lab
+	kubeconfig string // the operator's service account's, with its roles and the admission policies
+}
+
+var account = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	harness.KubeClean(t)
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), operatormode.Roles))
+	c := &cluster{t: t, client: harness.KubeClient(t), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
+	harness.OK(t, err)
+	harness.OK(t, kube.WriteKubeconfig(c.kubeconfig, harness.ControlPlane.ConfigWithToken(token)))
+	lease := &coordinationv1.Lease{}
+	lease.Namespace, lease.Name = account.Namespace, LeaseName
+	harness.OK(t, client.IgnoreNotFound(c.client.Delete(t.Context(), lease)))
+	c.lab, err = vpclab.Serve(spec.Default())
+	harness.OK(t, err)
+	t.Cleanup(c.lab.Close)
+	return c
+}
+
+// node makes a Node and its NodeNetwork for an instance of the lab.
+func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
+	c.t.Helper()
+	n := &corev1.Node{}
+	n.Name = instance
+	harness.OK(c.t, c.client.Create(c.t.Context(), n))
+	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{
+		InstanceID: c.lab.Cloud.InstanceID(instance), InstanceType: "m5.large", ENI: eni,
+	}}
+	o.Name = instance
+	harness.OK(c.t, c.client.Create(c.t.Context(), o))
+}
+
+// read returns a node's object.
+func (c *cluster) read(node string) *v1alpha1.NodeNetwork {
+	c.t.Helper()
+	o := &v1alpha1.NodeNetwork{}
+	harness.OK(c.t, c.client.Get(c.t.Context(), client.ObjectKey{Name: node}, o))
+	return o
+}
+
+// has is nil once a node has so many addresses.
+func (c *cluster) has(node string, addresses int) func() error {
+	return func() error {
+		o := &v1alpha1.NodeNetwork{}
+		if err := c.client.Get(c.t.Context(), client.ObjectKey{Name: node}, o); err != nil {
+			return err
+		}
+		if n := len(o.Spec.IPAM.Available); n != addresses {
+			return fmt.Errorf("%s has %d addresses, want %d; conditions %+v", node, n, addresses, o.Status.Conditions)
+		}
+		return nil
+	}
+}
+
+// holder is whoever leads by the Lease; empty when it is free.
+func (c *cluster) holder() string {
+	c.t.Helper()
+	lease := &coordinationv1.Lease{}
+	err := c.client.Get(c.t.Context(), client.ObjectKey{Namespace: account.Namespace, Name: LeaseName}, lease)
+	harness.OK(c.t, client.IgnoreNotFound(err))
+	if lease.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *lease.Spec.HolderIdentity
+}
+
+// leads is nil while an operator holds the Lease.
+func (c *cluster) leads(name string) func() error {
+	return func() error {
+		if h := c.holder(); !strings.HasPrefix(h, name+"_") {
+			return fmt.Errorf("%q leads, not %s", h, name)
+		}
+		return nil
+	}
+}
+
+// process is berth-operator, as it is shipped.
+type process struct {
+	*proc.Process
+	c       *cluster
+	metrics string
+	health  string
+}
+
+// quick makes another operator follow within seconds.
+var quick = []string{"--lease-duration=3s", "--renew-deadline=2s", "--retry-period=250ms"}
+
+// start runs an operator until the test ends.
+func (c *cluster) start(name string, args ...string) *process {
+	c.t.Helper()
+	p := &process{c: c, metrics: freeAddress(c.t), health: freeAddress(c.t)}
+	key := c.lab.Credentials()
+	p.Process = proc.New(name, filepath.Join(c.t.TempDir(), name+".log"), func() proc.Command {
+		return proc.Command{
+			Path: filepath.Join(harness.BinDir, "berth-operator"), Netns: "/proc/self/ns/net",
+			Args: append([]string{
+				"--kubeconfig=" + c.kubeconfig, "--cluster-name=test", "--ec2-endpoint=" + c.lab.EC2URL,
+				"--metrics-address=" + p.metrics, "--health-address=" + p.health,
+			}, args...),
+			Env: []string{
+				"AWS_ACCESS_KEY_ID=" + key.AccessKeyID, "AWS_SECRET_ACCESS_KEY=" + key.SecretAccessKey,
+				"AWS_REGION=" + c.lab.Cloud.Region(), "POD_NAME=" + name, "POD_NAMESPACE=" + account.Namespace,
+			},
+		}
+	})
+	harness.OK(c.t, p.Start())
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Logf("the end of %s's log:\n%s", name, p.LogTail(40))
+		}
+		_ = p.Kill()
+	})
+	return p
+}
+
+// until waits for something of the operator's, for up to half a minute.
+func (p *process) until(is func() error) {
+	p.c.t.Helper()
+	ctx, cancel := context.WithTimeout(p.c.t.Context(), 30*time.Second)
+	defer cancel()
+	harness.OK(p.c.t, p.Wait(ctx, is))
+}
+
+// answers is nil when a path of an address answers with a status.
+func answersWith(address, path string, status int) func() error {
+	return func() error {
+		code, body, err := get(address, path)
+		if err == nil && code != status {
+			return fmt.Errorf("%s: %d %s", path, code, body)
+		}
+		return err
+	}
+}
+
+func get(address, path string) (int, string, error) {
+	r, err := http.Get("http://" + address + path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	return r.StatusCode, string(body), err
+}
+
+// values are the samples of /metrics by name and labels, as they are written.
+func (p *process) values() map[string]string {
+	p.c.t.Helper()
+	_, body, err := get(p.metrics, "/metrics")
+	harness.OK(p.c.t, err)
+	out := map[string]string{}
+	for s := bufio.NewScanner(strings.NewReader(body)); s.Scan(); {
+		if m := sample.FindStringSubmatch(s.Text()); m != nil {
+			out[m[1]] = m[2]
+		}
+	}
+	return out
+}
+
+var sample = regexp.MustCompile(`^([a-z_]+(?:\{.*\})?) (\S+)$`)
+
+// shows is nil when the metrics have these values.
+func (p *process) shows(want map[string]string) func() error {
+	return func() error {
+		got := p.values()
+		for name, v := range want {
+			if got[name] != v {
+				return fmt.Errorf("%s is %q, want %s", name, got[name], v)
+			}
+		}
+		return nil
+	}
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	harness.OK(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}

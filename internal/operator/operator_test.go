@@ -1,0 +1,242 @@
+package operator
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// The whole, under the roles and policies that are installed: a NodeNetwork
+// gets addresses, and the metrics have every documented family.
+func TestNodeGetsAddresses(t *testing.T) {
+	c := newCluster(t)
+	// One Assign a second: the second node's has to wait.
+	o := c.start("one", "--ec2-limits=AssignPrivateIpAddresses=1/1")
+	o.until(answersWith(o.health, "/readyz", 200))
+	o.until(c.leads("one"))
+	for path, addr := range map[string]string{"/livez": o.health, "/readyz": o.metrics} {
+		harness.OK(t, answersWith(addr, path, 200)())
+	}
+
+	begin, more := int32(2), int32(5)
+	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &begin})
+	c.node("node-b", v1alpha1.ENISpec{PreAllocate: &begin})
+	for _, n := range []string{"node-a", "node-b"} {
+		o.until(c.has(n, 2))
+		old := c.read(n)
+		changed := old.DeepCopy()
+		changed.Spec.ENI.PreAllocate = &more
+		harness.OK(t, c.client.Patch(t.Context(), changed, client.MergeFrom(old)))
+	}
+	o.until(c.has("node-a", 5))
+	o.until(c.has("node-b", 5))
+
+	subnets := map[string]string{}
+	for _, n := range []string{"node-a", "node-b"} {
+		for _, e := range c.read(n).Status.ENI.ENIs {
+			subnets[n] = e.SubnetID
+		}
+	}
+	o.until(o.shows(map[string]string{
+		`berth_operator_eni_ips{type="available"}`:                                        "10",
+		`berth_operator_eni_ips{type="used"}`:                                             "0",
+		`berth_operator_eni_ips{type="needed"}`:                                           "0",
+		`berth_operator_eni_available`:                                                    "2",
+		`berth_operator_eni_nodes{category="total"}`:                                      "2",
+		`berth_operator_eni_nodes{category="in-deficit"}`:                                 "0",
+		`berth_operator_eni_nodes{category="at-capacity"}`:                                "0",
+		created(subnets["node-a"]):                                                        "1",
+		created(subnets["node-b"]):                                                        "1",
+		fmt.Sprintf(`berth_operator_eni_allocation_ops{subnet_id=%q}`, subnets["node-a"]): "1",
+		`berth_operator_aws_api_duration_seconds_count{operation="CreateNetworkInterface",response_code="OK"}`: "2",
+		`leader_election_master_status{name="berth-operator"}`:                                                 "1",
+	}))
+	checkFamilies(t, o)
+	for _, line := range strings.Split(o.LogTail(1000), "\n") {
+		if strings.Contains(line, "orbidden") {
+			t.Errorf("not allowed to do what it does: %s", line)
+		}
+	}
+}
+
+func created(subnet string) string {
+	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops{status="success",subnet_id=%q}`, subnet)
+}
+
+// checkFamilies holds /metrics against the page that documents it.
+func checkFamilies(t *testing.T, o *process) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "reference", "operator-metrics.md"))
+	harness.OK(t, err)
+	_, body, err := get(o.metrics, "/metrics")
+	harness.OK(t, err)
+	documented := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(page), -1) {
+		documented[m[1]] = true
+		if !strings.Contains(body, "# TYPE "+m[1]+" "+m[2]+"\n") {
+			t.Errorf("/metrics lacks %s of type %s", m[1], m[2])
+		}
+	}
+	if len(documented) < 10 {
+		t.Errorf("the page documents only %d metrics", len(documented))
+	}
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (berth_\w+)`).FindAllStringSubmatch(body, -1) {
+		if !documented[m[1]] {
+			t.Errorf("the page does not document %s", m[1])
+		}
+	}
+}
+
+// The second operator is ready while it stands by, and goes on where a killed
+// leader stopped.
+func TestTakeover(t *testing.T) {
+	c := newCluster(t)
+	eight := v1alpha1.ENISpec{}
+	first := c.start("one", quick...)
+	first.until(c.leads("one"))
+	c.node("node-a", eight)
+	first.until(c.has("node-a", 8))
+	second := c.start("two", quick...)
+	second.until(answersWith(second.health, "/readyz", 200))
+	harness.OK(t, c.leads("one")())
+	harness.OK(t, second.shows(map[string]string{`berth_operator_eni_nodes{category="total"}`: "0"})())
+	enis := len(c.lab.Cloud.Snapshot().ENIs)
+
+	harness.OK(t, first.Kill())
+	killed := time.Now()
+	c.node("node-b", eight)
+	second.until(c.leads("two"))
+	if took := time.Since(killed); took > 5*time.Second {
+		t.Errorf("nobody led for %s, with a lease of 3 s", took)
+	}
+	second.until(c.has("node-b", 8))
+	harness.OK(t, c.has("node-a", 8)())
+	if n := len(c.lab.Cloud.Snapshot().ENIs); n != enis+1 {
+		t.Errorf("%d ENIs, want one more than %d", n, enis)
+	}
+}
+
+// One that ends in order leaves the Lease free, so that nobody waits for it.
+func TestEndReleasesTheLease(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one")
+	o.until(c.leads("one"))
+	o.until(answersWith(o.health, "/readyz", 200))
+	c.node("node-a", v1alpha1.ENISpec{})
+	o.until(c.has("node-a", 8))
+	begun := time.Now()
+	harness.OK(t, o.Stop(20*time.Second))
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("took %s to end", took)
+	}
+	if code := o.ExitCode(); code != 0 {
+		t.Errorf("exit code %d\n%s", code, o.LogTail(20))
+	}
+	if h := c.holder(); h != "" {
+		t.Errorf("the Lease still is %s's", h)
+	}
+	if log := o.LogTail(1000); strings.Contains(log, "level=ERROR") {
+		t.Errorf("the log has errors:\n%s", log)
+	}
+}
+
+// A leader that was held still for longer than its lease must not go on.
+func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
+	c := newCluster(t)
+	first := c.start("one", quick...)
+	first.until(c.leads("one"))
+	second := c.start("two", quick...)
+	second.until(answersWith(second.health, "/readyz", 200))
+	harness.OK(t, first.Pause())
+	second.until(c.leads("two"))
+	exited := first.Exited()
+	harness.OK(t, first.Resume())
+	select {
+	case <-exited:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the old leader goes on")
+	}
+	if code := first.ExitCode(); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	if log := first.LogTail(50); !strings.Contains(log, "lost the Lease") {
+		t.Errorf("the log does not say why:\n%s", log)
+	}
+	harness.OK(t, c.leads("two")())
+}
+
+// An API server that is away for less than the renew deadline costs nothing,
+// and nodes that come after it are seen.
+func TestAPIServerRestart(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one", "--lease-duration=60s", "--renew-deadline=50s")
+	o.until(c.leads("one"))
+	c.node("node-a", v1alpha1.ENISpec{})
+	o.until(c.has("node-a", 8))
+	harness.OK(t, harness.ControlPlane.KillAPIServer())
+	harness.OK(t, answersWith(o.health, "/livez", 200)())
+	harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
+	c.node("node-b", v1alpha1.ENISpec{})
+	o.until(c.has("node-b", 8))
+	if o.Starts() != 1 || !o.Running() {
+		t.Error("the operator ended")
+	}
+}
+
+func TestWithoutLeaderElection(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one", "--leader-elect=false", "--metrics-address=")
+	c.node("node-a", v1alpha1.ENISpec{})
+	o.until(c.has("node-a", 8))
+	if h := c.holder(); h != "" {
+		t.Errorf("%s leads", h)
+	}
+}
+
+// All mistakes come at once, and the exit code says that there are some.
+func TestMistakes(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "berth-operator"),
+		"--retry-period=soon", "--ec2-limits=Assign=5/5", "--no-such-flag")
+	cmd.Env = []string{"BERTH_LEASE_DURATION=1ms"}
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 {
+		t.Errorf("%v", err)
+	}
+	for _, want := range []string{"--no-such-flag", "BERTH_LEASE_DURATION", `"Assign" is no EC2 action`} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("lacks %s\nin %s", want, out)
+		}
+	}
+}
+
+// What is wrong with where it runs is said, too.
+func TestStartProblems(t *testing.T) {
+	for name, tt := range map[string]struct {
+		args []string
+		says string
+	}{
+		"no API":       {nil, "set --kubeconfig out of a cluster"},
+		"no such file": {[]string{"--kubeconfig=/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(harness.BinDir, "berth-operator"), append(tt.args, "--metrics-address=")...)
+			cmd.Env = []string{"AWS_REGION=lab-1"}
+			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGKILL) }
+			out, _ := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tt.says) {
+				t.Errorf("exit code %d, lacks %q\n%s", cmd.ProcessState.ExitCode(), tt.says, out)
+			}
+		})
+	}
+}

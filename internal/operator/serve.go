@@ -1,0 +1,145 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/web"
+)
+
+// front is what the operator shows to those who watch it: metrics and probes,
+// from its first moment until it ends.
+type front struct {
+	log     *slog.Logger
+	serving sync.WaitGroup
+	stop    context.CancelFunc
+
+	mu           sync.Mutex // guards ready and alive
+	ready, alive check
+}
+
+// check is nil while all is well. It may take until ctx ends.
+type check func(ctx context.Context) error
+
+// probeTimeout is shorter than what the Deployment's probes wait.
+const probeTimeout = 5 * time.Second
+
+var errStarting = errors.New("starting")
+
+// newFront serves at once, until close. The error names the flag of an address
+// that is not to be had.
+func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger) (*front, error) {
+	f := &front{
+		log:   log,
+		ready: func(context.Context) error { return errStarting },
+		alive: func(context.Context) error { return nil },
+	}
+	monitoring, probes, profiles := http.NewServeMux(), http.NewServeMux(), http.NewServeMux()
+	monitoring.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	f.handleProbes(monitoring)
+	f.handleProbes(probes)
+	web.HandleProfiles(profiles)
+	servers := []struct {
+		flag, address string
+		handler       http.Handler
+		listener      net.Listener
+	}{
+		{flag: "metrics-address", address: cfg.MetricsAddr, handler: monitoring},
+		{flag: "health-address", address: cfg.HealthAddr, handler: probes},
+		{flag: "pprof-address", address: cfg.PprofAddr, handler: profiles},
+	}
+	var err error
+	for i := range servers {
+		l, listenErr := web.Listen(servers[i].flag, servers[i].address)
+		servers[i].listener, err = l, errors.Join(err, listenErr)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	f.stop = cancel
+	for _, s := range servers {
+		if s.listener == nil {
+			continue
+		}
+		if err != nil {
+			err = errors.Join(err, s.listener.Close())
+			continue
+		}
+		log.Info("serving", "flag", s.flag, "address", s.listener.Addr().String())
+		f.serving.Go(func() {
+			if err := web.Serve(ctx, s.listener, s.handler); err != nil {
+				log.Error("a web server ended", "flag", s.flag, "err", err)
+			}
+		})
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return f, nil
+}
+
+// watch replaces what the probes ask.
+func (f *front) watch(ready, alive check) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ready, f.alive = ready, alive
+}
+
+func (f *front) handleProbes(mux *http.ServeMux) {
+	ask := func(which *check) func() error {
+		return func() error {
+			f.mu.Lock()
+			c := *which
+			f.mu.Unlock()
+			ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+			defer cancel()
+			return c(ctx)
+		}
+	}
+	web.HandleProbe(mux, "/readyz", ask(&f.ready))
+	web.HandleProbe(mux, "/livez", ask(&f.alive))
+}
+
+func (f *front) close() {
+	f.stop()
+	f.serving.Wait()
+}
+
+// answers is a check whether work, which is quick, ends at all: it does not
+// while a lock that everything needs is held for ever.
+func answers(what string, work func()) check {
+	// One attempt at a time: attempts that hang must not pile up.
+	var mu sync.Mutex // guards under
+	var under chan struct{}
+	return func(ctx context.Context) error {
+		mu.Lock()
+		if under == nil {
+			done := make(chan struct{})
+			under = done
+			go func() {
+				work()
+				mu.Lock()
+				under = nil
+				mu.Unlock()
+				close(done)
+			}()
+		}
+		done := under
+		mu.Unlock()
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer", what)
+		}
+	}
+}
