@@ -1,0 +1,69 @@
+package nodenetwork
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A whole life with the real fleet, under the generated role: addresses come,
+// follow use, go back by the handshake, and the object goes with its Node.
+func TestWithFleet(t *testing.T) {
+	harness.KubeClean(t)
+	sim := cloudsim.New(cloudsim.Options{Latency: 5 * time.Millisecond})
+	harness.OK(t, sim.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", 1000, nil))
+	harness.OK(t, sim.AddInstance(instance, "m5.large", "subnet-1"))
+	f, err := fleet.New(fleet.Config{
+		Cluster: "test", Cloud: pace.Cloud(sim, pace.NewSet(pace.Options{})),
+		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	harness.OK(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	op := start(t, Options{Fleet: f, Grace: time.Second, Settle: time.Second})
+	create(t, "node-1", nil)
+	o := until(t, "node-1", "8 addresses", count(8))
+	o = until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {
+		if c, _ := find(o.Status.Conditions, v1alpha1.ConditionReady); c.Status != "True" || o.Status.ENI.Available != 8 || o.Status.ENI.Count != 1 {
+			return fmt.Errorf("%+v, %+v", o.Status.Conditions, o.Status.ENI)
+		}
+		return nil
+	})
+	// Four of them are used: 12.
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used(keys(o.Spec.IPAM.Available)[:4]...), InstanceID: instance})
+	until(t, "node-1", "12 addresses", count(12))
+	// None is: 8 again, by the handshake.
+	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance})
+	o = until(t, "node-1", "4 candidates", func(o *v1alpha1.NodeNetwork) error {
+		if n := len(o.Spec.IPAM.Releasing); n != 4 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance, Released: o.Spec.IPAM.Releasing})
+	until(t, "node-1", "8 addresses again", count(8))
+	until(t, "node-1", "nothing on its way back", releasing())
+	if totals := op.Totals(); totals.Nodes != 1 || totals.Available != 8 {
+		t.Errorf("totals: %+v", totals)
+	}
+}
+
+func count(n int) func(*v1alpha1.NodeNetwork) error {
+	return func(o *v1alpha1.NodeNetwork) error {
+		if have := len(o.Spec.IPAM.Available); have != n {
+			return fmt.Errorf("%d addresses, want %d; %+v", have, n, o.Status.Conditions)
+		}
+		return nil
+	}
+}

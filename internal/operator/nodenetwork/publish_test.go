@@ -1,0 +1,302 @@
+package nodenetwork
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestPublish(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	op := start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"})); err != nil {
+		t.Fatal(err)
+	}
+	o := get(t, "node-1") // durable on return
+	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
+	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
+	n.Reconciled(eni.Status{Confirmed: true, Available: 18, Needed: 3})
+	o = until(t, "node-1", "counts", func(o *v1alpha1.NodeNetwork) error {
+		if e := o.Status.ENI; e.Available != 18 || e.Needed != 3 || e.Count != 1 || e.Limits == nil || e.Limits.ENIs != 3 {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
+	harness.Eventually(t, 5*time.Second, "use is seen", func() error {
+		u := n.Usage()
+		if want := (eni.ENIUsage{Used: 2, FreeSingles: 1}); u.Waiting != 5 || u.ENIs["eni-1"] != want {
+			return fmt.Errorf("%+v", u)
+		}
+		return nil
+	})
+	if got, want := op.Totals(), (Totals{Used: 2, Available: 18, Needed: 3, ENIs: 1, Nodes: 1, InDeficit: 1}); got != want {
+		t.Errorf("totals: %+v, want %+v", got, want)
+	}
+	// Only the daemon's report was news to the fleet, and nobody else wrote.
+	if k, d, s := fl.of(fl.kicks, "node-1"), fl.of(fl.doubts, "node-1"), fl.of(fl.sets, "node-1"); k != 1 || d != 0 || s != 1 {
+		t.Errorf("%d kicks, %d doubts, %d settings; want 1, 0, 1", k, d, s)
+	}
+	// What is published already is not written again.
+	o = get(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"})))
+	if now := get(t, "node-1"); now.ResourceVersion != o.ResourceVersion {
+		t.Errorf("written again without a change: %s, then %s", o.ResourceVersion, now.ResourceVersion)
+	}
+}
+
+// The daemon never sees an available address whose ENI it does not know.
+func TestOrderOfWrites(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	watcher, err := client.NewWithWatch(harness.ControlPlane.Config(), client.Options{Scheme: harness.KubeClient(t).Scheme()})
+	harness.OK(t, err)
+	w, err := watcher.Watch(t.Context(), &v1alpha1.NodeNetworkList{})
+	harness.OK(t, err)
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	harness.OK(t, n.Publish(t.Context(), inventory(nil, []string{"10.0.0.2"})))
+	swapped := inventory([]string{"10.0.0.3"})
+	swapped.ENIs[1].ID = "eni-9"
+	harness.OK(t, n.Publish(t.Context(), swapped))
+	last, states := get(t, "node-1").ResourceVersion, 0
+	for e := range w.ResultChan() {
+		o := e.Object.(*v1alpha1.NodeNetwork)
+		states++
+		for a, at := range o.Spec.IPAM.Available {
+			if _, ok := o.Status.ENI.ENIs[at.Resource]; !ok {
+				t.Errorf("state %d has %s of %s without that ENI", states, a, at.Resource)
+			}
+		}
+		if o.ResourceVersion == last {
+			break
+		}
+	}
+	w.Stop()
+	o := get(t, "node-1")
+	harness.OK(t, available("10.0.0.3")(o))
+	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-9"}))
+	if states < 7 {
+		t.Errorf("saw %d states only", states)
+	}
+}
+
+// Two writers of the same object, and a daemon that reports all the time: what
+// is published arrives.
+func TestConflictStorm(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	go func() {
+		c, writes := harness.KubeClient(t), 0
+		for ; ctx.Err() == nil; writes++ {
+			body := fmt.Appendf(nil, `{"status":{"ipam":{"waiting":%d}}}`, writes%100)
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+			if err := c.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json", body)); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				break
+			}
+		}
+		ended <- writes
+	}()
+	list := []string{}
+	for i := range 20 {
+		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
+		harness.Eventually(t, 10*time.Second, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
+		harness.OK(t, available(list...)(get(t, "node-1")))
+	}
+	cancel()
+	if writes := <-ended; writes < 20 {
+		t.Errorf("no storm: the other wrote %d times", writes)
+	}
+	if d := fl.of(fl.doubts, "node-1"); d != 0 {
+		t.Errorf("%d doubts, though nobody wrote what the operator publishes", d)
+	}
+}
+
+// While the API server is away Publish fails at once but for the first time,
+// and once it is back the newest inventory is written without anybody asking.
+func TestAPIServerAway(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	harness.OK(t, harness.ControlPlane.KillAPIServer())
+	up := false
+	t.Cleanup(func() {
+		if !up {
+			_ = harness.ControlPlane.StartAPIServer(context.Background())
+		}
+	})
+	for i := range 20 {
+		if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", fmt.Sprintf("10.0.1.%d", i)})); err == nil {
+			t.Fatal("published without an API server")
+		}
+	}
+	n.Reconciled(eni.Status{Confirmed: true})
+	harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
+	up = true
+	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
+	if d := fl.of(fl.doubts, "node-1"); d != 0 {
+		t.Errorf("%d doubts about the own writes", d)
+	}
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
+	harness.Eventually(t, 20*time.Second, "the watch is back", func() error {
+		if u := n.Usage(); u.ENIs["eni-1"].Used != 1 {
+			return fmt.Errorf("%+v", u)
+		}
+		return nil
+	})
+}
+
+// Whatever a person writes where the operator publishes is put right, as soon
+// as the cloud was looked at, and spoils no other node.
+func TestHandEdits(t *testing.T) {
+	right := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"})
+	for name, patch := range map[string]string{
+		"emptied":        `{"spec":{"ipam":{"available":null}}}`,
+		"one-gone":       `{"spec":{"ipam":{"available":{"10.0.0.2":null}}}}`,
+		"garbage":        `{"spec":{"ipam":{"releasing":["10.9.9.9","10.0.0.0/8","10.0.0.2"]}}}`,
+		"unknown-subnet": `{"spec":{"ipam":{"available":{"172.16.0.1":{"resource":"eni-77"}}}}}`,
+		"moved":          `{"spec":{"ipam":{"available":{"10.0.0.1":{"resource":"eni-0"}}}}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			harness.KubeClean(t)
+			fl := newScript()
+			start(t, Options{Fleet: fl})
+			create(t, "node-1", nil)
+			n := fl.node(t, "node-1")
+			harness.OK(t, n.Publish(t.Context(), right))
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+			harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)), client.FieldOwner("kubectl-edit")))
+			harness.Eventually(t, 5*time.Second, "doubt", func() error {
+				if d := fl.of(fl.doubts, "node-1"); d != 1 {
+					return fmt.Errorf("%d doubts, want 1", d)
+				}
+				return nil
+			})
+			n.Reconciled(eni.Status{Confirmed: true}) // a pass before the cloud was observed
+			if now := get(t, "node-1"); !sameIPAM(now.Spec.IPAM, o.Spec.IPAM) {
+				t.Error("written before the cloud was looked at")
+			}
+			harness.OK(t, n.Publish(t.Context(), right))
+			n.Reconciled(eni.Status{Confirmed: true})
+			until(t, "node-1", "right again", available("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+			n.Reconciled(eni.Status{Confirmed: true})
+			until(t, "node-1", "nothing on its way back", releasing())
+		})
+	}
+}
+
+// An operator that is behind does not bring back what another took away.
+func TestStaleWriter(t *testing.T) {
+	harness.KubeClean(t)
+	oldFleet, newFleet := newScript(), newScript()
+	older := start(t, Options{Fleet: oldFleet})
+	create(t, "node-1", nil)
+	stale := oldFleet.node(t, "node-1")
+	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	harness.OK(t, stale.Publish(t.Context(), all))
+	older.end() // it learns nothing any more, and its writes still go out
+
+	start(t, Options{Fleet: newFleet, Settle: time.Second})
+	fresh := newFleet.node(t, "node-1")
+	harness.OK(t, fresh.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	for range 3 {
+		err := stale.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}))
+		if !errors.Is(err, errForeign) && err != nil {
+			t.Fatal(err)
+		}
+		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
+	}
+	if d := oldFleet.of(oldFleet.doubts, "node-1"); d != 1 {
+		t.Errorf("the old fleet was told to look %d times, want once", d)
+	}
+}
+
+// dropped is an object without one available address.
+func dropped(o *v1alpha1.NodeNetwork, address string) *v1alpha1.NodeNetwork {
+	delete(o.Spec.IPAM.Available, address)
+	return o
+}
+
+// What another took away is published again only when the cloud still lists it
+// long after.
+func TestTakenAwayStaysAway(t *testing.T) {
+	harness.KubeClean(t)
+	one, two := newScript(), newScript()
+	start(t, Options{Fleet: one, Settle: 2 * time.Second})
+	create(t, "node-1", nil)
+	n := one.node(t, "node-1")
+	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	harness.OK(t, n.Publish(t.Context(), all))
+	start(t, Options{Fleet: two})
+	harness.OK(t, two.node(t, "node-1").Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	began := time.Now()
+	harness.Eventually(t, 5*time.Second, "doubt", func() error {
+		if one.of(one.doubts, "node-1") == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	harness.OK(t, n.Publish(t.Context(), all)) // by a listing that is old
+	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
+	harness.Eventually(t, 10*time.Second, "another look", func() error {
+		if d := one.of(one.doubts, "node-1"); d != 2 {
+			return fmt.Errorf("%d doubts, want 2", d)
+		}
+		return nil
+	})
+	if took := time.Since(began); took < 1500*time.Millisecond {
+		t.Errorf("looked again after %v, want 2 s", took)
+	}
+	harness.OK(t, n.Publish(t.Context(), all))
+	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
+}
+
+// A new operator seeds the fleet with what the last one published.
+func TestSeed(t *testing.T) {
+	harness.KubeClean(t)
+	first := newScript()
+	op := start(t, Options{Fleet: first})
+	create(t, "node-1", nil)
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"})
+	harness.OK(t, first.node(t, "node-1").Publish(t.Context(), inv))
+	op.end()
+	second := newScript()
+	start(t, Options{Fleet: second})
+	second.node(t, "node-1")
+	got := second.seeds["node-1"]
+	if got.InstanceID != instance || len(got.ENIs) != 3 || got.Limits != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true}) {
+		t.Fatalf("seed: %+v", got)
+	}
+	for i := range inv.ENIs {
+		if !got.ENIs[i].Equal(inv.ENIs[i]) {
+			t.Errorf("seed has %+v, want %+v", got.ENIs[i], inv.ENIs[i])
+		}
+	}
+	if since := time.Since(got.At); since < 0 || since > time.Minute {
+		t.Errorf("seed is of %v, want when it was written", got.At)
+	}
+}

@@ -1,0 +1,192 @@
+package nodenetwork
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/test/harness"
+)
+
+var compareAddrs = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+
+// handOut asks until the node hands something out.
+func handOut(t *testing.T, n *node, id string, addresses, prefixes int) (a []netip.Addr, p []netip.Prefix) {
+	t.Helper()
+	harness.Eventually(t, 10*time.Second, "something is handed out", func() error {
+		if a, p = n.Withdraw(id, addresses, prefixes); len(a)+len(p) == 0 {
+			return errors.New("nothing")
+		}
+		return nil
+	})
+	return a, p
+}
+
+func TestHandshake(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	op := start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"})
+	harness.OK(t, n.Publish(t.Context(), inv))
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4"), Released: []string{"10.0.0.3"}}) // that of an older round
+	harness.Eventually(t, 5*time.Second, "use", func() error {
+		if n.Usage().ENIs["eni-1"].Used != 1 {
+			return errors.New("not seen")
+		}
+		return nil
+	})
+	// Nothing is handed out that is not confirmed, nor is what is used, or
+	// confirmed by accident, asked for.
+	if a, _ := n.Withdraw("eni-1", 2, 0); len(a) != 0 {
+		t.Fatalf("handed out unconfirmed: %v", a)
+	}
+	until(t, "node-1", "candidates", releasing("10.0.0.1", "10.0.0.2"))
+	kicks := fl.of(fl.kicks, "node-1")
+	// A pod takes one of them before the daemon sees the list.
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4", "10.0.0.2"), Released: []string{"10.0.0.1"}})
+	harness.Eventually(t, 5*time.Second, "a kick", func() error {
+		if fl.of(fl.kicks, "node-1") <= kicks {
+			return errors.New("none")
+		}
+		return nil
+	})
+	got, _ := handOut(t, n, "eni-1", 2, 0)
+	if d := cmp.Diff(addrs("10.0.0.1"), got, compareAddrs); d != "" {
+		t.Fatal(d)
+	}
+	if u := n.Usage().ENIs["eni-1"]; u.FreeSingles != 1 {
+		t.Errorf("what was handed out counts as free: %+v", u)
+	}
+	inv.Releasing = []eni.Release{{Prefix: host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	harness.OK(t, n.Publish(t.Context(), inv))
+	n.Reconciled(eni.Status{Confirmed: true})
+
+	// A failover in between: it is on its way back still.
+	op.end()
+	fl = newScript()
+	start(t, Options{Fleet: fl})
+	n = fl.node(t, "node-1")
+	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != host(got[0]) || r[0].ENI != "eni-1" {
+		t.Fatalf("seed has %+v on its way back", r)
+	}
+	harness.OK(t, n.Publish(t.Context(), inv))
+	until(t, "node-1", "still on its way", releasing("10.0.0.1"))
+	// The cloud kept it after all: the daemon has it back.
+	inv.Releasing = nil
+	n.RestoreAddresses(got, nil)
+	until(t, "node-1", "nothing on its way", releasing())
+	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")(get(t, "node-1")))
+}
+
+func TestWithdrawENI(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.UsePrimaryAddress = true })
+	n := fl.node(t, "node-1")
+	// eni-2's own address serves pods, too.
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"})))
+	if a, _ := n.Withdraw("eni-2", 2, 0); len(a) != 0 {
+		t.Fatal(a)
+	}
+	until(t, "node-1", "the own address is no candidate by itself", releasing("10.0.0.2"))
+	if n.WithdrawENI(t.Context(), "eni-2") {
+		t.Fatal("withdrawn without the daemon")
+	}
+	o := until(t, "node-1", "the whole ENI", releasing("10.0.0.2", "10.0.255.12", "10.0.0.32/28"))
+	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing[:2]})
+	if n.WithdrawENI(t.Context(), "eni-2") {
+		t.Fatal("withdrawn though not all is confirmed")
+	}
+	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing})
+	harness.Eventually(t, 5*time.Second, "withdrawn", func() error {
+		if !n.WithdrawENI(t.Context(), "eni-2") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	o = get(t, "node-1")
+	harness.OK(t, available("10.0.0.1")(o))
+	harness.OK(t, releasing()(o))
+	// It stays after all.
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"})))
+	o = get(t, "node-1")
+	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.255.12", "10.0.0.32/28")(o))
+	harness.OK(t, releasing()(o))
+}
+
+// Candidates that pods need, or that nobody asks for, are the daemon's again.
+func TestRelent(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.PreAllocate = new(int32) })
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, []string{"10.0.0.16/28"})))
+	n.Reconciled(eni.Status{Confirmed: true})
+	n.Withdraw("eni-1", 2, 0)
+	n.Withdraw("eni-2", 0, 1)
+	n.Reconciled(eni.Status{Confirmed: true})
+	until(t, "node-1", "candidates", releasing("10.0.0.2", "10.0.0.3", "10.0.0.16/28"))
+	n.Reconciled(eni.Status{Confirmed: true}) // a pass that could not ask
+	harness.OK(t, releasing("10.0.0.2", "10.0.0.3", "10.0.0.16/28")(get(t, "node-1")))
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 1})
+	harness.Eventually(t, 5*time.Second, "a pod waits", func() error {
+		if w := n.Usage().Waiting; w != 1 {
+			return fmt.Errorf("%d", w)
+		}
+		return nil
+	})
+	n.Reconciled(eni.Status{Confirmed: true})
+	until(t, "node-1", "nothing on its way back", releasing())
+}
+
+// What an operator that slept was handed, another may have given back to the
+// daemon meanwhile: it must not be unassigned.
+func TestHandedOutOnAnOldState(t *testing.T) {
+	harness.KubeClean(t)
+	one, two := newScript(), newScript()
+	older := start(t, Options{Fleet: one})
+	create(t, "node-1", nil)
+	sleeper := one.node(t, "node-1")
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	harness.OK(t, sleeper.Publish(t.Context(), inv))
+	sleeper.Withdraw("eni-1", 1, 0)
+	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
+	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
+	harness.Eventually(t, 5*time.Second, "confirmed", func() error {
+		sleeper.mu.Lock()
+		defer sleeper.mu.Unlock()
+		if !sleeper.confirmed(netip.MustParsePrefix("10.0.0.2/32")) {
+			return errors.New("not seen")
+		}
+		return nil
+	})
+	older.end()
+	start(t, Options{Fleet: two})
+	n := two.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inv))
+	n.RestoreAddresses(addrs("10.0.0.2"), nil)
+	until(t, "node-1", "restored", releasing())
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2")})
+
+	got, _ := sleeper.Withdraw("eni-1", 1, 0)
+	if len(got) != 1 {
+		t.Fatalf("handed out %v; the test needs one", got)
+	}
+	inv.Releasing = []eni.Release{{Prefix: host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	if err := sleeper.Publish(t.Context(), inv); !errors.Is(err, errForeign) {
+		t.Fatalf("recorded what a pod has by now: %v", err)
+	}
+	harness.OK(t, releasing()(get(t, "node-1")))
+}
