@@ -10,8 +10,9 @@ const (
 	sharedAt = 2.0  // the state becomes shared when belief reaches this,
 	apartAt  = 0.0  // and apart when it falls to this
 	mostSure = 3.0  // bounds of belief, so that a change at EC2's side is noticed
+	inDoubt  = 1.2  // what it is then: one refusal that fits, and the state is shared again
 	echo     = 1.0  // gained when another action is refused right after one,
-	near     = 1.5  // within so many seconds,
+	near     = 2.0  // within so many seconds,
 	silence  = -0.2 // when it is not: the state shared has to prove itself now and then
 	odd      = -0.5 // when one bucket would not have refused the call, or earlier
 	toomuch  = -1.5 // when more calls pass than one bucket would let
@@ -114,7 +115,7 @@ func (s *Set) decide(now time.Time) {
 			a.pacer = newPacer(now, a.ceiling)
 		}
 	case s.shared && s.belief <= apartAt:
-		s.shared = false
+		s.shared, s.belief = false, inDoubt
 		for _, a := range s.order {
 			a.pacer = newPacer(now, a.ceiling)
 			a.pacer.search(now, s.account.rate)
