@@ -46,6 +46,7 @@ type Reconciler struct {
 	refusedAt  time.Time            // until when no ENI is attached: the cloud said the instance is full
 	retryAt    time.Time            // when a full subnet is worth another try
 	excess     excess
+	judged     *judgement // of the last plan, while nothing changed since
 	gates      map[gate]*backoff
 	resumed    bool // a stored intent was looked for
 
@@ -140,6 +141,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 // and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
+	r.judged = nil
 	r.heedDoubt(now)
 	if r.vanished {
 		return false
@@ -207,7 +209,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		return nil
 	}
 	r.restoreSettled()
-	d, hold := r.decide(now)
+	s, d, hold := r.decide(now)
 	r.starved = d.Starved
 	r.healUnwanted(d.Actions, now)
 	for _, a := range d.Actions {
@@ -230,6 +232,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		p.hold.end(0)
 	}
 	hold.end(0)
+	r.judged = &judgement{s, d}
 	// A full subnet is asked about again, however little the plan can do.
 	if r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
 		return &step{Action: Action{Kind: FindSubnets}}
@@ -237,9 +240,25 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	return nil
 }
 
-// decide makes the plan and reserves what its first step of growth takes.
-func (r *Reconciler) decide(now time.Time) (d decision, hold *reservation) {
+// judgement is a state and what the plan made of it.
+type judgement struct {
+	state    State
+	decision decision
+}
+
+// judge tells what there is to say of the node now.
+func (r *Reconciler) judge(now time.Time) *judgement {
+	if r.judged != nil {
+		return r.judged
+	}
 	s := r.state(now)
+	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
+	return &judgement{s, decide(r.limits, r.cfg.Policy, s)}
+}
+
+// decide makes the plan and reserves what its first step of growth takes.
+func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservation) {
+	s = r.state(now)
 	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
 	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
 		s.Subnets = list
@@ -254,7 +273,7 @@ func (r *Reconciler) decide(now time.Time) (d decision, hold *reservation) {
 		}
 		return Action{}, ""
 	})
-	return d, hold
+	return s, d, hold
 }
 
 // priority is that of the call that an action makes: what is begun is finished

@@ -57,13 +57,12 @@ func (r *Reconciler) report() {
 		}
 	}
 	if s.Confirmed {
-		st := r.state(now)
-		st.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
-		d := decide(r.limits, r.cfg.Policy, st)
+		j := r.judge(now)
+		d := j.decision
 		s.Available, s.Used = d.Available, d.Used
 		if r.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
-			s.Shortage, s.Explanation = Shortage(r.limits, r.cfg.Policy, st)
+			s.Shortage, s.Explanation = Shortage(r.limits, r.cfg.Policy, j.state)
 		}
 	}
 	r.mu.Lock()

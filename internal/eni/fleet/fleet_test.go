@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -164,9 +165,10 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 func TestStoppedInstanceIsNotChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
-		state := "stopped"
+		var state atomic.Value
+		state.Store("stopped")
 		cl := &api{Cloud: w.cloud, instances: func(ids []string) ([]cloud.Instance, error) {
-			return []cloud.Instance{{ID: ids[0], State: state}}, nil
+			return []cloud.Instance{{ID: ids[0], State: state.Load().(string)}}, nil
 		}}
 		w.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Times: 1, Err: cloudfake.Err(cloud.Conflict, "IncorrectState")})
 		p := w.operator(cl)
@@ -179,7 +181,7 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Count("CreateENI", "AttachENI", "DeleteENI") != before {
 			t.Errorf("status %+v; calls %v", s, w.cloud.Calls())
 		}
-		state = "running"
+		state.Store("running")
 		time.Sleep(3 * minute)
 		if s := n.last(); s.LastError != "" || s.Available < 8 {
 			t.Errorf("running again: %+v", s)
@@ -291,11 +293,11 @@ func TestRemoveTouchesNothingMore(t *testing.T) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 8))
 		time.Sleep(500 * time.Millisecond) // in the middle of the create
-		version := n.version
+		version := n.published()
 		p.Remove(n.name)
 		time.Sleep(10 * minute)
-		if n.version != version || w.cloud.Count("AttachENI") != 0 {
-			t.Errorf("published %d times more, attached %d times", n.version-version, w.cloud.Count("AttachENI"))
+		if n.published() != version || w.cloud.Count("AttachENI") != 0 {
+			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Count("AttachENI"))
 		}
 		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
 		time.Sleep(3 * minute)

@@ -67,6 +67,20 @@ func (o *object) end() {
 	}
 }
 
+// pods counts those with an address and those that wait.
+func (o *object) pods() (with, waiting int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.used), o.waiting
+}
+
+// published counts the inventories published so far.
+func (o *object) published() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.version
+}
+
 // available counts the addresses for pods.
 func (o *object) available() (n int) {
 	o.mu.Lock()

@@ -102,7 +102,7 @@ func simulate(t *testing.T, r *rand.Rand) {
 			join()
 		case n < 40:
 			o := any()
-			if len(o.used) < 20 {
+			if with, _ := o.pods(); with < 20 {
 				o.start()
 			}
 			p.Kick(o.name)
@@ -142,8 +142,8 @@ func simulate(t *testing.T, r *rand.Rand) {
 	p.stop()
 	w.agree()
 	for _, o := range w.objects {
-		if o.waiting > 0 || o.available() < 4+len(o.used) {
-			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, o.waiting, o.available(), len(o.used))
+		if with, waiting := o.pods(); waiting > 0 || o.available() < 4+with {
+			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, waiting, o.available(), with)
 		}
 	}
 }

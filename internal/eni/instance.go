@@ -1,0 +1,110 @@
+package eni
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// present tells whether a listing has the instance at all. A listing may trail
+// a new instance, so one without it says nothing; after two the instance is
+// asked for.
+func (r *Reconciler) present(ctx context.Context, l Listing) error {
+	if !r.passive {
+		return nil
+	}
+	if slices.ContainsFunc(l.ENIs, primary) {
+		if r.missing > 0 || r.vanished {
+			r.missing, r.vanished = 0, false
+			r.heal(gateInstance)
+		}
+		return nil
+	}
+	if r.missing++; r.vanished {
+		return nil
+	}
+	r.goAstray(r.cfg.Clock.Now())
+	if r.missing < 2 {
+		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
+	}
+	r.ask(ctx)
+	if b := r.gates[gateInstance]; b != nil {
+		return b.err
+	}
+	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
+}
+
+// ask finds out whether the instance is there and runs. Nothing is changed
+// while it does not.
+func (r *Reconciler) ask(ctx context.Context) bool {
+	start := r.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	in, err := r.lister.Instance(call, r.cfg.InstanceID)
+	cancel()
+	gone := cloud.ClassOf(err) == cloud.Gone || err == nil && (in.State == "terminated" || in.State == "shutting-down")
+	halted := err == nil && (in.State == "stopped" || in.State == "stopping")
+	if gone {
+		r.told(Action{Kind: FindInstance}, nil, start)
+	} else {
+		r.told(Action{Kind: FindInstance}, err, start)
+	}
+	switch {
+	case gone:
+		r.vanished = true
+		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
+			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
+	case err != nil:
+		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
+		return true
+	case halted:
+		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
+			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.cfg.jitter(r.cfg.SlowRetry))
+	default:
+		r.heal(gateInstance)
+	}
+	r.uncertain, r.stopped = false, halted
+	return true
+}
+
+// limitsKnown tells whether what the instance type allows is known.
+func (r *Reconciler) limitsKnown() bool {
+	return r.cfg.Limits != cloud.Limits{} || r.limitsOf != "" && r.limitsOf == r.itype
+}
+
+func (r *Reconciler) limitsDue(now time.Time) bool {
+	return !r.limitsKnown() && !r.closed(gateLimits, now)
+}
+
+// learn asks what the instance type allows, and for the type if nobody told.
+func (r *Reconciler) learn(ctx context.Context) bool {
+	start := r.cfg.Clock.Now()
+	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
+	defer cancel()
+	itype := r.itype
+	var err error
+	if itype == "" {
+		var in cloud.Instance
+		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
+			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
+		}
+		itype = in.Type
+	}
+	var l cloud.Limits
+	if err == nil {
+		if l, err = r.cfg.Cloud.Limits(call, itype); err != nil {
+			err = fmt.Errorf("limits of instance type %q: %w", itype, err)
+		}
+	}
+	now := r.cfg.Clock.Now()
+	r.told(Action{Kind: FindLimits}, err, start)
+	if err != nil {
+		r.fail(gateLimits, FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
+		return true
+	}
+	r.itype, r.limitsOf, r.limits = itype, itype, l
+	r.heal(gateLimits)
+	return true
+}

@@ -1,0 +1,107 @@
+package eni
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+const subnetsAge = time.Minute // older free counts are asked for before growing
+
+// blurredAge is subnetsAge for a node that is short of addresses while counts
+// may be too low, as calls were under way when they were told.
+const blurredAge = 10 * time.Second
+
+// subnetsSince is the moment as of which free counts do at now.
+func (r *Reconciler) subnetsSince(now time.Time) time.Time {
+	age := subnetsAge
+	if r.passive && r.starved && r.cfg.Subnets.Blurred() {
+		age = blurredAge
+	}
+	since := now.Add(1 - age)
+	if r.recount.After(since) {
+		return r.recount
+	}
+	return since
+}
+
+func (r *Reconciler) subnetsStale(now time.Time) bool {
+	return r.subnetsAt.Before(r.subnetsSince(now))
+}
+
+func (r *Reconciler) subnetUnknown() bool {
+	for _, k := range r.view.enis {
+		if _, ok := r.cfg.Subnets.CIDR(k.SubnetID); !ok && ours(k.ENI, r.cfg.Cluster) {
+			return true
+		}
+	}
+	return false
+}
+
+// findSubnets describes the subnets of the node's ENIs and those for new ones.
+func (r *Reconciler) findSubnets(ctx context.Context) error {
+	now := r.cfg.Clock.Now()
+	q := SubnetQuery{IDs: slices.Clone(r.cfg.SubnetIDs), Tags: r.cfg.SubnetTags, Any: r.anySubnet(), Since: r.subnetsSince(now)}
+	q.VPCID, q.Zone = r.place()
+	for _, k := range r.view.list() {
+		if k.SubnetID != "" && !slices.Contains(q.IDs, k.SubnetID) {
+			q.IDs = append(q.IDs, k.SubnetID)
+		}
+	}
+	at, err := r.lister.Subnets(ctx, q)
+	if err == nil {
+		r.subnetsAt = at
+	}
+	return err
+}
+
+// place is the VPC and zone where subnets and security groups are looked for.
+func (r *Reconciler) place() (vpc, zone string) {
+	vpc, zone = cmp.Or(r.cfg.VPCID, r.vpc), cmp.Or(r.cfg.Zone, r.zone)
+	if k, ok := r.view.primary(); ok {
+		vpc, zone = cmp.Or(vpc, k.VPCID), cmp.Or(zone, k.Zone)
+	}
+	return vpc, zone
+}
+
+// anySubnet tells whether every subnet of VPC and zone may have new ENIs.
+func (r *Reconciler) anySubnet() bool {
+	return r.cfg.AnySubnet && len(r.cfg.SubnetIDs) == 0 && len(r.cfg.SubnetTags) == 0
+}
+
+// relevant are the subnets of the node's ENIs.
+func (r *Reconciler) relevant() map[string]bool {
+	m := make(map[string]bool, len(r.view.enis))
+	for _, k := range r.view.enis {
+		m[k.SubnetID] = true
+	}
+	return m
+}
+
+// forNew tells in which subnets new ENIs may be made: those configured by
+// ID or tags, in the instance's zone; without either, the primary's or any.
+func (r *Reconciler) forNew() choice {
+	vpc, zone := r.place()
+	home := ""
+	if k, ok := r.view.primary(); ok {
+		home = k.SubnetID
+	}
+	return func(s cloud.Subnet) bool {
+		if s.Zone != "" && zone != "" && s.Zone != zone || s.VPCID != "" && vpc != "" && s.VPCID != vpc {
+			return false
+		}
+		switch {
+		case len(r.cfg.SubnetIDs) > 0:
+			return slices.Contains(r.cfg.SubnetIDs, s.ID)
+		case len(r.cfg.SubnetTags) > 0:
+			return selects(cloud.SubnetFilter{Tags: r.cfg.SubnetTags}, s)
+		case r.cfg.AnySubnet:
+			return s.VPCID != "" && s.Zone != ""
+		default:
+			return s.ID == home
+		}
+	}
+}
