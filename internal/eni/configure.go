@@ -2,6 +2,7 @@ package eni
 
 import (
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -12,6 +13,9 @@ import (
 // once. It is called from the goroutine that reconciles. The error names the
 // field, and leaves the settings as they were.
 func (r *Reconciler) Configure(s Settings) error {
+	if reflect.DeepEqual(s, r.cfg.Settings) {
+		return nil
+	}
 	if err := s.Policy.Validate(); err != nil {
 		return fmt.Errorf("ENI reconciler: Policy: %w", err)
 	}

@@ -26,8 +26,11 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 	if r.missing++; r.vanished {
 		return nil
 	}
+	if r.missing == 1 {
+		r.missedAt = l.At
+	}
 	r.goAstray(r.cfg.Clock.Now())
-	if r.missing < 2 {
+	if r.missing < 2 || l.At.Sub(r.missedAt) < r.cfg.Lag {
 		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
 	}
 	r.ask(ctx)

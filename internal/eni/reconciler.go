@@ -35,6 +35,7 @@ type Reconciler struct {
 	silent     bool           // in doubt: nothing is published before it was observed
 	quietUntil time.Time      // in doubt: not observed before
 	missing    int            // listings in a row without the instance
+	missedAt   time.Time      // the first of them
 	vanished   bool           // the cloud says that the instance is no more
 	uncertain  bool           // the instance may be stopped
 	stopped    bool           // it is

@@ -64,7 +64,7 @@ func (f *Fleet) Set(name, instanceID string, s eni.Settings, seed eni.Inventory,
 			return fmt.Errorf("node %s: %w", name, err)
 		}
 		m.settings, m.next = &s, n
-		f.sooner(m, f.cfg.Clock.Now())
+		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
 		return nil
 	}
 	f.mu.Unlock()

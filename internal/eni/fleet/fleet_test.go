@@ -190,6 +190,30 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 	})
 }
 
+// Settings that are set again as they were, as with every change of an object,
+// do not have a person's trouble tried again.
+func TestSetAgainIsNoRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
+		p := w.operator(w.cloud)
+		n := p.set(t, w.objects[0], settings(0, 8))
+		for range 100 {
+			time.Sleep(100 * time.Millisecond)
+			if err := p.Set(n.name, n.instance, settings(0, 8), eni.Inventory{}, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := w.cloud.Count("CreateENI"); got != 1 {
+			t.Errorf("%d creates in 10 s of Set", got)
+		}
+		w.cloud.ClearFaults()
+		time.Sleep(3 * minute)
+		p.stop()
+		w.agree()
+	})
+}
+
 // One node's API trouble stops no other, and its own growth neither.
 func TestPublishFailureStopsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

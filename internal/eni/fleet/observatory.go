@@ -161,15 +161,18 @@ func (o *observatory) begin() *listing {
 // listTimeout bounds a full listing, its waits for the limiter included.
 const listTimeout = 5 * time.Minute
 
-// listAll lists all ENIs of the VPCs of all nodes; of the account, while the
-// VPC of one is not known.
+// listAll lists all ENIs of the VPCs of all nodes; of the account, while no VPC
+// is known. A node whose VPC is not known yet is described by its instance ID.
 func (o *observatory) listAll(ctx context.Context) ([]cloud.ENI, error) {
 	vpcs := map[string]bool{}
 	for _, vpc := range o.known() {
 		vpcs[vpc] = true
 	}
-	if len(vpcs) == 0 || vpcs[""] {
-		vpcs = map[string]bool{"": true}
+	if len(vpcs) == 0 {
+		vpcs[""] = true
+	}
+	if len(vpcs) > 1 {
+		delete(vpcs, "")
 	}
 	var all []cloud.ENI
 	for vpc := range vpcs {
