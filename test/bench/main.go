@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -42,7 +43,7 @@ func run(ctx context.Context) (err error) {
 	out := flag.String("out", "bench/results.json", "file of the results")
 	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd and berth-operator are")
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
-	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+"; or the scale ones by \"scale\" (default: all)")
+	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+"; or the scale- ones by \"scale\" (default: all but "+hugeGroup+")")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	flag.Parse()
@@ -125,8 +126,12 @@ const (
 	aControlPlane
 )
 
-// scalePrefix begins the names of the groups that "scale" stands for.
-const scalePrefix = "scale-"
+// scalePrefix begins the names of the groups that "scale" stands for. hugeGroup
+// is measured only when it is asked for.
+const (
+	scalePrefix = "scale-"
+	hugeGroup   = "huge-operator"
+)
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", aLab, sizes},
@@ -140,7 +145,8 @@ var groups = []group{
 	{"scale-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
 	{"scale-throttled", "one throttled call", nothing, throttles},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
-	{"scale-operator", "the whole operator with a real API server", aControlPlane, operators},
+	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", aControlPlane, operators},
+	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", aControlPlane, hugeOperator},
 }
 
 func groupNames() []string {
@@ -154,7 +160,7 @@ func groupNames() []string {
 // choose picks groups by name, in the order of groups.
 func choose(only string) ([]group, error) {
 	if only == "" {
-		return groups, nil
+		return slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.name == hugeGroup }), nil
 	}
 	wanted := map[string]bool{}
 	for name := range strings.SplitSeq(only, ",") {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"time"
 
@@ -9,32 +10,52 @@ import (
 	"github.com/berthnet/berth/test/bench/whole"
 )
 
+// wholeOperator is an order for so many nodes, with as many pods each, of an EC2
+// that refuses nothing.
+func (b *bench) wholeOperator(nodes, pods int) whole.Order {
+	return whole.Order{
+		Nodes: nodes, Used: pods, Free: 8, Operator: filepath.Join(b.binDir, "berth-operator"),
+		Assets: b.assets, CRDs: filepath.Join("deploy", "crds"), Say: say,
+	}
+}
+
 // operators measures the operator's process: how fast it fills 500 nodes within
 // EC2's limits (twice the published ones, which accounts of that size have, and
 // half the time of a run), and its memory with 2,000 nodes of 10 pods.
 func operators(ctx context.Context, b *bench) ([]Result, error) {
-	o := whole.Order{
-		Nodes: 500, Used: 4, Free: 8, Limit: spec.RateLimit{Bucket: 100, Refill: 10}, Delay: tight.Delay,
-		Operator: filepath.Join(b.binDir, "berth-operator"), Assets: b.assets, CRDs: filepath.Join("deploy", "crds"), Say: say,
-	}
-	many, err := whole.Run(ctx, o)
+	const several = 500
+	o := b.wholeOperator(several, 4)
+	o.Limit, o.Delay = spec.RateLimit{Bucket: 100, Refill: 10}, tight.Delay
+	out, err := whole.Run(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	o.Nodes, o.Used, o.Limit, o.Delay = large, 10, spec.RateLimit{}, 0
-	large, err := whole.Run(ctx, o)
+	results := []Result{
+		single("operator-500-fill", "s", out.Filled.Seconds(), out.Bound.Seconds()),
+		single("operator-500-median", "s", out.Median.Seconds(), out.Bound.Seconds()),
+	}
+	results = append(results, costs(several, out)...)
+	if out, err = whole.Run(ctx, b.wholeOperator(large, 10)); err != nil {
+		return nil, err
+	}
+	return append(results, costs(large, out)...), nil
+}
+
+// hugeOperator measures the operator's memory with 10,000 nodes of 10 pods.
+func hugeOperator(ctx context.Context, b *bench) ([]Result, error) {
+	out, err := whole.Run(ctx, b.wholeOperator(huge, 10))
 	if err != nil {
 		return nil, err
 	}
-	perNode := func(d time.Duration, n int) float64 { return millis(d) / float64(n) }
+	return costs(huge, out), nil
+}
+
+// costs are what the operator used for its nodes.
+func costs(nodes int, out whole.Outcome) []Result {
+	perNode := func(d time.Duration) float64 { return millis(d) / float64(nodes) }
 	return []Result{
-		single("operator-500-fill", "s", many.Filled.Seconds(), many.Bound.Seconds()),
-		single("operator-500-median", "s", many.Median.Seconds(), many.Bound.Seconds()),
-		single("operator-500-fill-cpu", "ms/node", perNode(many.FillCPU, 500), 0),
-		single("operator-500-report-cpu", "ms/node", perNode(many.ReportCPU, 500), 0),
-		single("operator-memory-500", "MiB", float64(many.Memory)/mebi, 0),
-		single("operator-2000-fill-cpu", "ms/node", perNode(large.FillCPU, 2000), 0),
-		single("operator-2000-report-cpu", "ms/node", perNode(large.ReportCPU, 2000), 0),
-		single("operator-memory-2000", "MiB", float64(large.Memory)/mebi, 0),
-	}, nil
+		single(fmt.Sprintf("operator-%d-fill-cpu", nodes), "ms/node", perNode(out.FillCPU), 0),
+		single(fmt.Sprintf("operator-%d-report-cpu", nodes), "ms/node", perNode(out.ReportCPU), 0),
+		single(fmt.Sprintf("operator-memory-%d", nodes), "MiB", float64(out.Memory)/mebi, 0),
+	}
 }

@@ -20,38 +20,32 @@ import (
 )
 
 // patience is how long a run waits for the operator at most.
-const patience = 8 * time.Minute
+const patience = 15 * time.Minute
 
 // measure does the run.
 func (r *run) measure(ctx context.Context, out *Outcome) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	changes, err := r.client.Watch(ctx, &v1alpha1.NodeNetworkList{})
-	if err != nil {
-		return fmt.Errorf("watch NodeNetworks: %w", err)
-	}
-	defer changes.Stop()
 	if err := r.start(ctx); err != nil {
 		return err
 	}
 	begin := time.Now()
 	made := make(chan error, 1)
 	go func() { made <- r.each(func(i int) error { return r.client.Create(ctx, r.nodeNetwork(i)) }) }()
-	all, times, err := r.watchUntilFilled(ctx, changes)
+	f, err := r.waitUntilFilled(ctx)
 	if err != nil {
 		return err
 	}
 	if err := <-made; err != nil {
 		return fmt.Errorf("make NodeNetworks: %w", err)
 	}
-	slices.SortFunc(times, func(a, b time.Time) int { return a.Compare(b) })
-	out.Filled, out.Median = times[len(times)-1].Sub(begin), times[(len(times)-1)/2].Sub(begin)
+	out.Filled, out.Median = f.times[len(f.times)-1].Sub(begin), f.times[(len(f.times)-1)/2].Sub(begin)
 	r.countCalls(out)
 	if out.FillCPU, err = r.cpu(); err != nil {
 		return err
 	}
 	r.Say("  %d nodes filled in %v; %s", r.Nodes, out.Filled.Round(100*time.Millisecond), r.callsPerNode(out))
-	return r.report(ctx, all, out)
+	return r.report(ctx, f.objects, out)
 }
 
 // report has pods use addresses on all nodes and measures what that costs the
@@ -97,40 +91,73 @@ func (r *run) each(do func(i int) error) error {
 
 // nodeNetwork is what a daemon makes for its node.
 func (r *run) nodeNetwork(i int) *v1alpha1.NodeNetwork {
-	instance, _ := r.lab.Cloud.Snapshot().Instance(nodeName(i))
 	least, free := int32(r.Used+r.Free), int32(r.Free)
 	return &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)},
 		Spec: v1alpha1.NodeNetworkSpec{
-			InstanceID: instance.ID, InstanceType: instanceType,
+			InstanceID: r.lab.Cloud.InstanceID(nodeName(i)), InstanceType: instanceType,
 			ENI: v1alpha1.ENISpec{MinAllocate: &least, PreAllocate: &free},
 		},
 	}
 }
 
-// watchUntilFilled returns all objects once each has its addresses, and when
-// each got them.
-func (r *run) watchUntilFilled(ctx context.Context, changes watch.Interface) (map[string]*v1alpha1.NodeNetwork, []time.Time, error) {
-	all, times := map[string]*v1alpha1.NodeNetwork{}, make([]time.Time, 0, r.Nodes)
-	for len(all) < r.Nodes {
+// filled are the nodes that have their addresses, and when they got them.
+type filled struct {
+	objects map[string]*v1alpha1.NodeNetwork
+	times   []time.Time
+}
+
+func (r *run) see(f *filled, nn *v1alpha1.NodeNetwork) {
+	if f.objects[nn.Name] == nil && len(nn.Spec.IPAM.Available) >= r.Used+r.Free {
+		f.objects[nn.Name] = nn
+		f.times = append(f.times, time.Now())
+	}
+}
+
+// waitUntilFilled returns once all nodes are. The API server may end a watch at
+// any time, and does so after a CRD came: another is begun then.
+func (r *run) waitUntilFilled(ctx context.Context) (*filled, error) {
+	f := &filled{objects: map[string]*v1alpha1.NodeNetwork{}}
+	for len(f.objects) < r.Nodes {
+		var list v1alpha1.NodeNetworkList
+		if err := r.client.List(ctx, &list); err != nil {
+			return nil, fmt.Errorf("list NodeNetworks: %w", err)
+		}
+		for i := range list.Items {
+			r.see(f, &list.Items[i])
+		}
+		changes, err := r.client.Watch(ctx, &v1alpha1.NodeNetworkList{}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
+		if err != nil {
+			return nil, fmt.Errorf("watch NodeNetworks: %w", err)
+		}
+		err = r.follow(ctx, f, changes)
+		changes.Stop()
+		if err != nil {
+			return nil, fmt.Errorf("%d of %d nodes filled: %w", len(f.objects), r.Nodes, err)
+		}
+	}
+	return f, nil
+}
+
+// follow takes in what a watch tells, until it ends or all nodes are filled.
+func (r *run) follow(ctx context.Context, f *filled, changes watch.Interface) error {
+	for len(f.objects) < r.Nodes {
 		select {
 		case e, ok := <-changes.ResultChan():
 			if !ok {
-				return nil, nil, fmt.Errorf("the watch ended with %d of %d nodes filled", len(all), r.Nodes)
+				return nil
 			}
-			nn, ok := e.Object.(*v1alpha1.NodeNetwork)
-			if ok && e.Type != watch.Deleted && all[nn.Name] == nil && len(nn.Spec.IPAM.Available) >= r.Used+r.Free {
-				all[nn.Name] = nn
-				times = append(times, time.Now())
+			if nn, ok := e.Object.(*v1alpha1.NodeNetwork); ok && e.Type != watch.Deleted {
+				r.see(f, nn)
 			}
 		case err := <-r.exited:
 			r.exited = nil
-			return nil, nil, fmt.Errorf("the operator ended with %d of %d nodes filled: %w", len(all), r.Nodes, err)
+			return fmt.Errorf("the operator ended: %w", err)
 		case <-ctx.Done():
-			return nil, nil, fmt.Errorf("%d of %d nodes filled after %v: %w", len(all), r.Nodes, patience, ctx.Err())
+			return ctx.Err()
 		}
 	}
-	return all, times, nil
+	return nil
 }
 
 // use reports that pods use addresses of a node, as its daemon would.
