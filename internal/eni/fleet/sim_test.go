@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -50,6 +51,40 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
 			}
 		}
+	})
+}
+
+// An ENI that another operator made a moment ago is left for it to attach; one
+// that nobody attached is deleted.
+func TestYoungENIOfAnotherIsSpared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.operator(w.cloud)
+		p.set(t, w.objects[0], settings(0, 8))
+		time.Sleep(10 * time.Second)
+		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Tags: map[string]string{
+			eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-000", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		there := func() bool {
+			return slices.ContainsFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
+		}
+		if err := p.sky.list(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		p.spread(time.Second)
+		time.Sleep(10 * time.Second)
+		if !there() {
+			t.Error("deleted at once")
+		}
+		time.Sleep(5 * minute)
+		if there() {
+			t.Error("never deleted")
+		}
+		p.stop()
+		w.agree()
 	})
 }
 
@@ -111,7 +146,8 @@ func simulate(t *testing.T, r *rand.Rand) {
 			o.end()
 			p.Kick(o.name)
 		case n < 75:
-			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1 + r.IntN(3), Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+			class := []cloud.Class{cloud.Throttled, cloud.Throttled, cloud.Conflict, cloud.LimitReached, cloud.SubnetFull}[r.IntN(5)]
+			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1 + r.IntN(3), Err: cloudfake.Err(class, "")})
 		case n < 85:
 			w.cloud.Inject(cloudfake.Fault{Op: ops[r.IntN(len(ops))], Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
 		case n < 88 && len(w.objects) > 3:
@@ -141,6 +177,9 @@ func simulate(t *testing.T, r *rand.Rand) {
 	time.Sleep(60 * minute)
 	p.stop()
 	w.agree()
+	if err := p.subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil || p.subnets.Blurred() {
+		t.Errorf("addresses of a subnet are set apart for nobody (error %v)", err)
+	}
 	for _, o := range w.objects {
 		if with, waiting := o.pods(); waiting > 0 || o.available() < 4+with {
 			t.Errorf("%s: %d pods wait, %d addresses, %d used", o.name, waiting, o.available(), with)
