@@ -211,7 +211,7 @@ func (p *process) values() map[string]string {
 	return out
 }
 
-var sample = regexp.MustCompile(`^([a-z_]+(?:\{.*\})?) (\S+)$`)
+var sample = regexp.MustCompile(`^([a-z0-9_]+(?:\{.*\})?) (\S+)$`)
 
 // shows is nil when the metrics have these values.
 func (p *process) shows(want map[string]string) func() error {

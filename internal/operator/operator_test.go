@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -82,7 +84,7 @@ func checkFamilies(t *testing.T, o *process) {
 	_, body, err := get(o.metrics, "/metrics")
 	harness.OK(t, err)
 	documented := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(page), -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(page), -1) {
 		documented[m[1]] = true
 		if !strings.Contains(body, "# TYPE "+m[1]+" "+m[2]+"\n") {
 			t.Errorf("/metrics lacks %s of type %s", m[1], m[2])
@@ -96,6 +98,32 @@ func checkFamilies(t *testing.T, o *process) {
 			t.Errorf("the page does not document %s", m[1])
 		}
 	}
+}
+
+// Pods that are bound to a node are served before their ADDs arrive, and how
+// long that took is counted.
+func TestBoundPodsAreDemand(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one")
+	one := int32(1)
+	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &one})
+	o.until(c.has("node-a", 1))
+	for i := range 4 {
+		p := &corev1.Pod{Spec: corev1.PodSpec{
+			NodeName: "node-a", Containers: []corev1.Container{{Name: "c", Image: "c"}},
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		}}
+		p.Namespace, p.Name = "default", fmt.Sprintf("pod-%d", i)
+		harness.OK(t, c.client.Create(t.Context(), p))
+	}
+	// Four that wait, and one to spare.
+	o.until(c.has("node-a", 5))
+	o.until(func() error {
+		if n := o.values()[`berth_operator_demand_to_address_seconds_count`]; n == "0" || n == "" {
+			return errors.New("no wait was counted")
+		}
+		return nil
+	})
 }
 
 // The second operator is ready while it stands by, and goes on where a killed

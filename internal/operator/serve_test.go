@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -17,8 +18,8 @@ import (
 func TestAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
-		asked := 0
-		alive := answers("the fleet", func() { asked++; <-hang })
+		var asked atomic.Int32
+		alive := answers("the fleet", func() { asked.Add(1); <-hang })
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), probeTimeout)
 			if err := alive(ctx); err == nil || !strings.Contains(err.Error(), "the fleet does not answer") {
@@ -26,8 +27,8 @@ func TestAnswers(t *testing.T) {
 			}
 			cancel()
 		}
-		if asked != 1 {
-			t.Errorf("asked %d times at once", asked)
+		if n := asked.Load(); n != 1 {
+			t.Errorf("asked %d times at once", n)
 		}
 		close(hang)
 		if err := alive(t.Context()); err != nil {
