@@ -2,6 +2,7 @@ package nodenetwork
 
 import (
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -123,6 +124,17 @@ func (g *gate) close() {
 	g.shut, g.held = make(chan struct{}), make(chan struct{}, 1)
 }
 
+// await returns once a report is held back.
+func (g *gate) await(t *testing.T) {
+	t.Helper()
+	select {
+	case <-g.held:
+	case <-time.After(longest):
+		g.open()
+		t.Fatal("no report came")
+	}
+}
+
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -148,7 +160,7 @@ func TestRelistedBeforeTheAnswer(t *testing.T) {
 
 	g.close()
 	m.operator(releasing())
-	<-g.held // the answer is on its way
+	g.await(t) // the answer is on its way
 	m.operator(releasing("10.0.0.11"))
 	if l, err := m.try(2, 100*time.Millisecond); err == nil {
 		t.Errorf("pod 2 got %v before the operator heard that it is not released", l.IPv4)
@@ -189,5 +201,45 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	m.appears("its end is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
 	if n := m.log.count("not available to this node any more"); n < 1 || n > 2 {
 		t.Errorf("told of %d times", n)
+	}
+}
+
+// After a restart, an address that was confirmed is free again only once a
+// report without it was taken, be the file lost, as a reboot loses it, or the
+// report seen in a state of the object from before it.
+func TestReleasedOverARestart(t *testing.T) {
+	for name, lose := range map[string]func(*machine){
+		"file lost": func(m *machine) {
+			if err := os.RemoveAll(m.dir); err != nil {
+				m.t.Fatal(err)
+			}
+		},
+		"report not seen": func(m *machine) {
+			m.operator(func(o *v1alpha1.NodeNetwork) { o.Status.IPAM.Released = nil })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			hurry(m)
+			g := &gate{}
+			m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
+			m.start()
+			m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+			m.operator(give(10, 10))
+			m.operator(releasing("10.0.0.10"))
+			m.released("10.0.0.10")
+			m.stop()
+			m.operator(releasing())
+			lose(m)
+			g.close()
+			m.start()
+			g.await(t)
+			if l, err := m.try(1, 100*time.Millisecond); err == nil {
+				t.Errorf("the pod got %v before the operator heard that it is not released", l.IPv4)
+			}
+			g.open()
+			m.add(1)
+			m.released()
+		})
 	}
 }
