@@ -3,11 +3,10 @@
 //
 //	fleet.go        what the operator calls: Set, Remove, Kick, Doubt
 //	config.go       what a Fleet needs to know
-//	run.go          when which node is worked for
+//	run.go          when which node is worked for, and what is done for all now and then
 //	member.go       one node: its reconciler and what is to be told to it
 //	observatory.go  the cloud observed for all nodes together
 //	gather.go       many questions in one call
-//	orphans.go      what vanished instances left
 package fleet
 
 import (
