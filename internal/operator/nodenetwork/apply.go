@@ -32,15 +32,25 @@ type appliedSpec struct {
 	IPAM appliedIPAM `json:"ipam"`
 }
 
-// appliedIPAM has available also when there are none: it stays the operator's.
+// appliedIPAM is an IPAMSpec that is in the request also where it is empty:
+// what a request does not have stays as whoever wrote it last left it.
 type appliedIPAM struct {
 	Available map[string]v1alpha1.AvailableAddress `json:"available"`
-	Releasing []string                             `json:"releasing,omitempty"`
+	Releasing []string                             `json:"releasing"`
 }
 
 type appliedStatus struct {
-	ENI        v1alpha1.ENIStatus `json:"eni"`
+	ENI        appliedENI         `json:"eni"`
 	Conditions []metav1.Condition `json:"conditions"`
+}
+
+// appliedENI is an ENIStatus likewise.
+type appliedENI struct {
+	ENIs      map[string]v1alpha1.ENI `json:"enis"`
+	Count     int32                   `json:"count"`
+	Available int32                   `json:"available"`
+	Needed    int32                   `json:"needed"`
+	Limits    *v1alpha1.ENILimits     `json:"limits,omitempty"`
 }
 
 // apply writes the operator's part of an object's spec or status by server-side
@@ -54,7 +64,7 @@ func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q re
 	if q == writeSpec {
 		a.Spec = &appliedSpec{IPAM: appliedIPAM(w.ipam)}
 	} else {
-		a.Status = &appliedStatus{ENI: w.eni, Conditions: w.conditions}
+		a.Status = &appliedStatus{ENI: appliedENI(w.eni), Conditions: w.conditions}
 	}
 	body, err := json.Marshal(a)
 	if err != nil {

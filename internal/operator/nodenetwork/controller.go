@@ -141,9 +141,7 @@ func (c *Controller) podsChanged(name string) {
 	if n == nil {
 		return
 	}
-	n.mu.Lock()
-	n.noteDemand(c.now())
-	n.mu.Unlock()
+	n.demand()
 	c.fleet.Kick(name)
 }
 

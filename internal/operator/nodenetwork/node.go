@@ -53,6 +53,7 @@ type node struct {
 	retry      backoff   // of writes
 	statusAt   time.Time // when status was last written for news that can wait
 	demandAt   time.Time // since when more pods wait than there are free addresses; zero: they do not
+	demandHad  int       // how much was available then
 	reportedAt time.Time // when the daemon's last report was seen
 	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
 	nodeGoneAt time.Time // since when there is no Node; zero: there is
@@ -94,7 +95,6 @@ func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
 	if err := n.write(ctx, urgent); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
-	n.served()
 	return failpoint.Hit("operator.publish.after")
 }
 
@@ -137,22 +137,35 @@ func (n *node) Reconciled(s eni.Status) {
 	}
 	relented := n.relent(n.passBegan, s)
 	n.passBegan = now
-	n.noteDemand(now)
 	q, wait := n.next(n.wanted(), settled)
 	n.mu.Unlock()
+	n.demand()
 	if relented || q != nothing || wait > 0 {
 		n.c.later(n.name, wait)
 	}
 }
 
-// noteDemand remembers since when pods wait in vain. n.mu is held.
-func (n *node) noteDemand(now time.Time) {
-	u := n.usage()
+// demand remembers since when more pods wait than there are free addresses, and
+// tells how long it took once addresses came. Pods may also go without any.
+func (n *node) demand() {
+	now := n.c.now()
+	n.mu.Lock()
+	u, had := n.usage(), len(n.obj.Spec.IPAM.Available)
+	var since time.Time
 	switch {
-	case u.Waiting <= n.freeNow(u):
+	case u.Waiting > n.freeNow(u):
+		if n.demandAt.IsZero() {
+			n.demandAt, n.demandHad = now, had
+		}
+	case !n.demandAt.IsZero():
+		if had > n.demandHad {
+			since = n.demandAt
+		}
 		n.demandAt = time.Time{}
-	case n.demandAt.IsZero():
-		n.demandAt = now
+	}
+	n.mu.Unlock()
+	if !since.IsZero() && n.c.o.DemandServed != nil {
+		n.c.o.DemandServed(now.Sub(since))
 	}
 }
 
@@ -168,19 +181,4 @@ func (n *node) freeNow(u eni.Usage) int {
 		sum -= e.Used
 	}
 	return sum
-}
-
-// served tells how long pods waited that the last write has addresses for.
-func (n *node) served() {
-	n.mu.Lock()
-	since := n.demandAt
-	u := n.usage()
-	enough := !since.IsZero() && u.Waiting <= n.freeNow(u)
-	if enough {
-		n.demandAt = time.Time{}
-	}
-	n.mu.Unlock()
-	if enough && n.c.o.DemandServed != nil {
-		n.c.o.DemandServed(n.c.now().Sub(since))
-	}
 }

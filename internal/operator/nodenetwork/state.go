@@ -35,9 +35,10 @@ func (n *node) see(o *v1alpha1.NodeNetwork) change {
 		n.shun(before, o)
 		n.takeUp()
 	}
-	if !sameReport(before, o) {
-		n.reportedAt = n.c.now()
+	if sameReport(before, o) {
+		return c // such as after an own write
 	}
+	n.reportedAt = n.c.now()
 	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.keeps)) ||
 		len(n.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c
@@ -77,8 +78,20 @@ func (n *node) shun(before, o *v1alpha1.NodeNetwork) {
 			n.shunned[p] = until
 		}
 	}
-	if len(n.shunned) > 0 {
-		n.c.later(n.name, n.c.o.Settle)
+	n.recall(n.c.now())
+}
+
+// recall has the node looked at when something is no longer shunned. The queue
+// keeps one time for each node, so every look asks for the next. n.mu is held.
+func (n *node) recall(now time.Time) {
+	var first time.Time
+	for _, until := range n.shunned {
+		if first.IsZero() || until.Before(first) {
+			first = until
+		}
+	}
+	if !first.IsZero() {
+		n.c.later(n.name, first.Sub(now))
 	}
 }
 
@@ -88,6 +101,7 @@ func (n *node) unshun(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	before := len(n.shunned)
+	defer n.recall(now)
 	maps.DeleteFunc(n.shunned, func(_ netip.Prefix, until time.Time) bool { return !until.After(now) })
 	if len(n.shunned) == before {
 		return false

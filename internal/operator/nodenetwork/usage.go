@@ -82,15 +82,6 @@ func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 
 func sameUsage(x, y eni.Usage) bool { return x.Waiting == y.Waiting && maps.Equal(x.ENIs, y.ENIs) }
 
-// free is how many addresses pods could have at once.
-func free(u eni.Usage) int {
-	n := 0
-	for _, e := range u.ENIs {
-		n += e.FreeSingles + e.FreePrefixes*16
-	}
-	return n
-}
-
 // reportedUIDs are the pods that have an address.
 func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	out := make(map[types.UID]bool, len(used))

@@ -48,8 +48,12 @@ const (
 
 // wanted is the wish as of now. n.mu is held.
 func (n *node) wanted() wish {
-	w := wish{eni: *n.obj.Status.ENI.DeepCopy(), conditions: n.conditions()}
-	if n.inv == nil || n.doubted {
+	w := wish{conditions: n.conditions()}
+	if n.inv == nil || n.doubted { // what is published stays
+		w.eni = n.obj.Status.ENI
+		if w.eni.ENIs == nil {
+			w.eni.ENIs = map[string]v1alpha1.ENI{}
+		}
 		return w
 	}
 	w.ipam, w.eni = n.wantedIPAM(), statusOf(n.inv)
@@ -67,7 +71,7 @@ func (n *node) wanted() wish {
 
 // wantedIPAM is spec.ipam without what is shunned. n.mu is held.
 func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
-	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}}
+	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}}
 	var leaving []netip.Prefix
 	for p, id := range things(n.inv) {
 		if _, ok := n.shunned[p]; ok {
@@ -167,7 +171,7 @@ func (n *node) newsWait(w wish) time.Duration {
 			pause = timeEvery
 		}
 	}
-	if !sameCounts(&n.obj.Status.ENI, &w.eni) || len(have) != len(w.conditions) {
+	if !sameCounts(&n.obj.Status.ENI, &w.eni) {
 		pause = newsEvery
 	}
 	if pause < 0 {

@@ -27,6 +27,7 @@ const (
 
 var (
 	errForeign = errors.New("somebody else wrote it: looking at the cloud first")
+	errUnmoved = errors.New("the API server took a write that changed nothing")
 	errBusy    = fmt.Errorf("it changed %d times meanwhile", attempts/2)
 	errOther   = errors.New("it was replaced by another object")
 )
@@ -54,7 +55,8 @@ func (n *node) write(ctx context.Context, s scope) error {
 	n.mu.Lock()
 	retry := n.retry
 	n.mu.Unlock()
-	if retry.until.After(n.c.now()) {
+	if wait := retry.until.Sub(n.c.now()); wait > 0 {
+		n.c.later(n.name, wait)
 		return retry.err
 	}
 	err := n.converge(ctx, s)
@@ -106,6 +108,8 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			}
 		case err != nil:
 			return err
+		case got.ResourceVersion == base.ResourceVersion:
+			return errUnmoved
 		default:
 			n.wrote(ctx, base, got, q)
 		}
@@ -117,6 +121,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 func (n *node) wrote(ctx context.Context, base, got *v1alpha1.NodeNetwork, q request) {
 	n.act(n.see(got))
 	if q != writeStatus {
+		n.demand()
 		return
 	}
 	n.mu.Lock()
@@ -172,9 +177,7 @@ func (n *node) act(c change) {
 		n.c.fleet.Doubt(n.name)
 	}
 	if c.usage {
-		n.mu.Lock()
-		n.noteDemand(n.c.now())
-		n.mu.Unlock()
+		n.demand()
 		n.c.fleet.Kick(n.name)
 	}
 }

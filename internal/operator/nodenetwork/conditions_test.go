@@ -1,0 +1,143 @@
+package nodenetwork
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestConditions(t *testing.T) {
+	at := time.Date(2026, 11, 21, 7, 0, 0, 5, time.UTC)
+	denied := eni.Status{Confirmed: true, Grows: true, Class: cloud.Permission, LastError: "create: denied (allow it)", NextTry: at, Needed: 4}
+	for _, tt := range []struct {
+		name string
+		look outlook
+		want string // Ready, InDeficit, AtCapacity, Degraded
+	}{
+		{"not looked at", outlook{}, "False NotObserved, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"well", outlook{status: eni.Status{Confirmed: true, Available: 8}, free: 8}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"nothing wanted", outlook{status: eni.Status{Confirmed: true}}, "True AddressesAvailable, False TargetMet, False RoomToGrow, False AsExpected"},
+		{"growing", outlook{status: eni.Status{Confirmed: true, Needed: 8}}, "False Allocating, True Allocating, False RoomToGrow, False AsExpected"},
+		{"denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
+		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Class: cloud.Permission, LastError: "x"}, free: 3},
+			"True AddressesAvailable, False TargetMet, False RoomToGrow, True Permission"},
+		{"full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: eni.ReasonENILimit, Explanation: "every ENI is full"}},
+			"False NoAddresses, True EniLimit, True EniLimit, False AsExpected"},
+		{"subnet full", outlook{status: eni.Status{Confirmed: true, Grows: true, Needed: 4, Class: cloud.SubnetFull, LastError: "x"}},
+			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
+		{"nonsense", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
+			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
+		{"no instance", outlook{status: eni.Status{Vanished: true, Class: cloud.Gone, LastError: "x"}},
+			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got []string
+			for _, c := range tt.look.conditions() {
+				got = append(got, string(c.Status)+" "+c.Reason)
+			}
+			if text := strings.Join(got, ", "); text != tt.want {
+				t.Errorf("got  %s\nwant %s", text, tt.want)
+			}
+		})
+	}
+	if got, want := (outlook{status: denied}).degraded().Message, "create: denied (allow it); next try at 2026-11-21T07:00:00Z"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for c := cloud.Unknown; c <= cloud.Bug; c++ {
+		if text := camel(c.String()); strings.ContainsAny(text, "-( ") || text[0] < 'A' || text[0] > 'Z' {
+			t.Errorf("%s is no reason", text)
+		}
+	}
+}
+
+// Trouble and its end are told once each; the time of the next try is kept
+// current, not at each retry.
+func TestTroubleIsTold(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	at := time.Now()
+	trouble := eni.Status{Confirmed: true, Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}
+	degraded := func(status, reason string) func(o *v1alpha1.NodeNetwork) error {
+		return func(o *v1alpha1.NodeNetwork) error {
+			if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); string(c.Status) != status || c.Reason != reason {
+				return fmt.Errorf("%+v", o.Status.Conditions)
+			}
+			return nil
+		}
+	}
+	trouble.NextTry = at
+	n.Reconciled(trouble)
+	first := until(t, "node-1", "degraded", degraded("True", "Throttled"))
+	for i := range 50 {
+		trouble.NextTry = at.Add(time.Duration(i) * time.Second)
+		n.Reconciled(trouble)
+	}
+	harness.OK(t, degraded("True", "Throttled")(get(t, "node-1")))
+	if o := get(t, "node-1"); o.ResourceVersion != first.ResourceVersion {
+		t.Error("written again for the time of the next try")
+	}
+	until(t, "node-1", "the time in the end", func(o *v1alpha1.NodeNetwork) error {
+		c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
+		if want := withTime("assign: slow down", trouble.NextTry); c.Message != want {
+			return fmt.Errorf("%q, want %q", c.Message, want)
+		}
+		return nil
+	})
+	n.Reconciled(eni.Status{Confirmed: true})
+	until(t, "node-1", "healed", degraded("False", reasonAsExpected))
+	harness.Eventually(t, 10*time.Second, "two events", func() error {
+		list := &eventsv1.EventList{}
+		if err := harness.KubeClient(t).List(t.Context(), list); err != nil {
+			return err
+		}
+		var got []string
+		for _, e := range list.Items {
+			if e.Regarding.Kind == "Node" && e.Regarding.Name == "node-1" && e.ReportingController == v1alpha1.OwnerOperator {
+				got = append(got, e.Type+" "+e.Reason)
+			}
+		}
+		return sameList("events", got, []string{"Warning NetworkThrottled", "Normal NetworkHealed"})
+	})
+}
+
+// A spec that makes no sense is told, stops nothing that works, and is taken
+// once it is right.
+func TestNonsense(t *testing.T) {
+	fl := newScript()
+	fl.sets = map[string]int{}
+	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
+	c := &Controller{fleet: fl, nodes: map[string]*node{}}
+	n.obj.Spec.InstanceID = instance
+	c.configure(n)
+	if n.specErr != nil || !n.set {
+		t.Fatal(n.specErr)
+	}
+	o := n.obj.DeepCopy()
+	o.Spec.ENI.PreAllocate = new(int32(-5))
+	n.obj = o
+	c.configure(n)
+	if n.specErr == nil || fl.sets["node-1"] != 1 {
+		t.Errorf("%v after %d settings", n.specErr, fl.sets["node-1"])
+	}
+	o = o.DeepCopy()
+	o.Spec.ENI.PreAllocate = new(int32(5))
+	n.obj = o
+	c.configure(n)
+	if n.specErr != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
+		t.Errorf("%v, %+v", n.specErr, fl.settings["node-1"])
+	}
+}

@@ -1,0 +1,208 @@
+package nodenetwork
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestGoneSince(t *testing.T) {
+	t0 := time.Date(2026, 11, 21, 7, 0, 0, 0, time.UTC)
+	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
+	for _, tt := range []struct {
+		name                              string
+		nodeGone, nodeReady               bool
+		vanished, reported, made, goneYet int // seconds; 0: never
+		want                              int
+	}{
+		{name: "lives", nodeReady: true, reported: 5, made: 1},
+		{name: "not ready, but there", reported: 5, made: 1},
+		{name: "just gone", nodeGone: true, reported: 5, made: 1, want: 100},
+		{name: "gone for a while", nodeGone: true, reported: 5, made: 1, goneYet: 20, want: 20},
+		{name: "gone, but the daemon reports", nodeGone: true, reported: 60, made: 1, goneYet: 20, want: 60},
+		{name: "gone, or not there yet", nodeGone: true, reported: 5, made: 90, goneYet: 20, want: 90},
+		{name: "instance vanished, node ready", nodeReady: true, vanished: 10, reported: 5, made: 1},
+		{name: "instance vanished, node not ready", vanished: 10, reported: 5, made: 1, want: 10},
+		{name: "instance vanished, the daemon reports", vanished: 10, reported: 50, made: 1, want: 50},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			when := func(s int) time.Time {
+				if s == 0 {
+					return time.Time{}
+				}
+				return at(s)
+			}
+			n := &node{
+				obj:        &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(at(tt.made))}},
+				vanishedAt: when(tt.vanished), reportedAt: when(tt.reported), nodeGoneAt: when(tt.goneYet),
+			}
+			if got := n.goneSince(tt.nodeGone, tt.nodeReady, at(100)); !got.Equal(when(tt.want)) {
+				t.Errorf("got %v, want %v", got, when(tt.want))
+			}
+		})
+	}
+}
+
+func TestObjectGoesWithItsNode(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl, Grace: 2 * time.Second})
+	create(t, "node-1", nil)
+	create(t, "node-2", nil)
+	fl.node(t, "node-1")
+	fl.node(t, "node-2")
+	c := harness.KubeClient(t)
+	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
+	began := time.Now()
+	harness.Eventually(t, 10*time.Second, "the object is deleted", func() error {
+		err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %w", errors.Join(err, errors.ErrUnsupported))
+		}
+		return nil
+	})
+	if took := time.Since(began); took < 1500*time.Millisecond {
+		t.Errorf("deleted after %v, want 2 s", took)
+	}
+	harness.Eventually(t, 5*time.Second, "the fleet leaves it", func() error {
+		fl.mu.Lock()
+		defer fl.mu.Unlock()
+		if len(fl.nodes) != 1 || fl.nodes["node-2"] == nil {
+			return fmt.Errorf("it has %v", keys(fl.nodes))
+		}
+		return nil
+	})
+	get(t, "node-2")
+}
+
+// An instance that is gone takes the object with it, if its Node does not live.
+func TestObjectGoesWithItsInstance(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl, Grace: time.Second})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	c := harness.KubeClient(t)
+	setReady := func(status corev1.ConditionStatus) {
+		k := &corev1.Node{}
+		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, k))
+		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+		harness.OK(t, c.Status().Update(t.Context(), k))
+	}
+	setReady(corev1.ConditionTrue)
+	time.Sleep(time.Second) // the object is older than the grace then
+	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
+	until(t, "node-1", "told", func(o *v1alpha1.NodeNetwork) error {
+		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonInstanceGone {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	time.Sleep(2 * time.Second) // nothing may happen
+	get(t, "node-1")
+	setReady(corev1.ConditionUnknown)
+	harness.Eventually(t, 10*time.Second, "the object is deleted", func() error {
+		if err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}); err == nil {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+}
+
+// The same name with another instance is another node.
+func TestAnotherInstance(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	first := fl.node(t, "node-1")
+	harness.OK(t, first.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	patch := `{"spec":{"instanceID":"i-0aaaaaaaaaaaaaaaa"}}`
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch))))
+	harness.Eventually(t, 5*time.Second, "another node", func() error {
+		if n := fl.node(t, "node-1"); n == first || n.instanceID != "i-0aaaaaaaaaaaaaaaa" {
+			return errors.New("it is the first")
+		}
+		return nil
+	})
+	if s := fl.seeds["node-1"]; len(s.ENIs) != 0 || s.InstanceID != "i-0aaaaaaaaaaaaaaaa" {
+		t.Errorf("seeded with what the other had: %+v", s)
+	}
+}
+
+// Pods that are bound to the node and have no address yet are seen before
+// their ADDs, and how long they waited is told.
+func TestPodsWait(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	served := make(chan time.Duration, 10)
+	start(t, Options{Fleet: fl, DemandServed: func(d time.Duration) { served <- d }})
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	c := harness.KubeClient(t)
+	pod := func(name string, change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"},
+			Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}
+		if change != nil {
+			change(p)
+		}
+		harness.OK(t, c.Create(t.Context(), p))
+		return p
+	}
+	waiting := func(want int) {
+		t.Helper()
+		harness.Eventually(t, 5*time.Second, "pods wait", func() error {
+			if u := n.Usage(); u.Waiting != want {
+				return fmt.Errorf("%d, want %d", u.Waiting, want)
+			}
+			return nil
+		})
+	}
+	kicks := fl.of(fl.kicks, "node-1")
+	first := pod("first", nil)
+	pod("second", nil)
+	third := pod("third", nil)
+	pod("unbound", func(p *corev1.Pod) { p.Spec.NodeName = "" })
+	pod("elsewhere", func(p *corev1.Pod) { p.Spec.NodeName = "node-2" })
+	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
+	waiting(3)
+	if fl.of(fl.kicks, "node-1") == kicks {
+		t.Error("no kick")
+	}
+	// The daemon gave one an address; its kubelet has not told yet.
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
+	waiting(2)
+	first.Status.PodIP, first.Status.PodIPs = "10.0.0.1", []corev1.PodIP{{IP: "10.0.0.1"}}
+	harness.OK(t, c.Status().Update(t.Context(), first))
+	harness.OK(t, c.Delete(t.Context(), third, client.GracePeriodSeconds(0), client.Preconditions{UID: (*types.UID)(&third.UID)}))
+	waiting(1)
+	select {
+	case d := <-served:
+		t.Fatalf("served after %v, though nothing was published", d)
+	default:
+	}
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})))
+	select {
+	case d := <-served:
+		if d <= 0 || d > time.Minute {
+			t.Errorf("served after %v", d)
+		}
+	default:
+		t.Error("not told that demand was served")
+	}
+}
