@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Main(m, "berth", "berthd"))
+	os.Exit(harness.Main(m, "berth", "berthd", "berth-operator"))
 }
 
 // Short times, so that a run passes through many lives of an address.
@@ -37,7 +37,7 @@ func raise(t *testing.T, nodes int) *lab.Lab {
 
 // emptied waits until every node is back to the primary ENI alone.
 func emptied(ctx context.Context, l *lab.Lab) error {
-	for {
+	return eventually(ctx, func() error {
 		var errs []error
 		books := l.Books()
 		for _, n := range l.Nodes() {
@@ -45,12 +45,20 @@ func emptied(ctx context.Context, l *lab.Lab) error {
 				errs = append(errs, fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis)))
 			}
 		}
-		if len(errs) == 0 {
+		return errors.Join(errs...)
+	})
+}
+
+// eventually tries until is returns nil, and returns its last error when ctx ends.
+func eventually(ctx context.Context, is func() error) error {
+	for {
+		err := is()
+		if err == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(errs...)
+			return err
 		case <-time.After(50 * time.Millisecond): // another process's edge
 		}
 	}

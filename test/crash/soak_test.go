@@ -55,7 +55,7 @@ func TestSoak(t *testing.T) {
 	trouble.Go(func() { makeTrouble(ctx, t, l, rand.New(rand.NewPCG(seed, 0)), stop) })
 	for i, n := range l.Nodes() {
 		workers.Go(func() {
-			s := &soaker{node: n, book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1)))}
+			s := &soaker{node: n, book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: soakPods}
 			s.run(ctx, t, ops/len(l.Nodes()))
 		})
 	}
@@ -107,6 +107,7 @@ type soaker struct {
 	node *node.Node
 	book *ledger
 	dice *rand.Rand
+	most int // pods at a time
 	pods []string
 	next int
 }
@@ -114,7 +115,7 @@ type soaker struct {
 func (s *soaker) run(ctx context.Context, t *testing.T, ops int) {
 	for done := 0; done < ops && ctx.Err() == nil; {
 		// Mostly towards a target that wanders between empty and full.
-		want := s.dice.IntN(soakPods + 1)
+		want := s.dice.IntN(s.most + 1)
 		for len(s.pods) != want && done < ops && ctx.Err() == nil {
 			if len(s.pods) < want {
 				done += s.addSome(ctx, t, want-len(s.pods))
@@ -163,7 +164,7 @@ func (s *soaker) delSome(ctx context.Context, t *testing.T, most int) int {
 // makeTrouble kills daemons and takes EC2 away until stop is closed. Half of
 // the killed daemons come back armed to die once more at a failpoint.
 func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand, stop <-chan struct{}) {
-	names := failpoint.Names()
+	names := daemonFailpoints()
 	pause := func(most time.Duration) bool {
 		select {
 		case <-stop:
