@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth")) }
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-operator")) }
 
 func options(t *testing.T, out *bytes.Buffer) Options {
 	t.Helper()
@@ -33,12 +33,18 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 }
 
 func TestEveryProofPasses(t *testing.T) {
-	var out bytes.Buffer
-	if err := Run(t.Context(), options(t, &out)); err != nil {
-		t.Errorf("%v\n%s", err, &out)
-	}
-	if got := strings.Count(out.String(), "  ✓ "); got != len(proofs[lab.NodeMode]) {
-		t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofs[lab.NodeMode]), &out)
+	for _, mode := range lab.Modes {
+		t.Run(string(mode), func(t *testing.T) {
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode = mode
+			if err := Run(t.Context(), o); err != nil {
+				t.Errorf("%v\n%s", err, &out)
+			}
+			if got := strings.Count(out.String(), "  ✓ "); got != len(proofs[mode]) {
+				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofs[mode]), &out)
+			}
+		})
 	}
 }
 
@@ -65,18 +71,23 @@ func TestProofsNotice(t *testing.T) {
 }
 
 func TestAnInterruptedDemoCleansUp(t *testing.T) {
-	var out bytes.Buffer
-	o := options(t, &out)
-	ctx, interrupt := context.WithCancel(t.Context())
-	defer interrupt()
-	o.Out = writerFunc(func(b []byte) (int, error) {
-		if bytes.Contains(b, []byte("✓")) { // in the middle of the story
-			interrupt()
-		}
-		return out.Write(b)
-	})
-	if err := Run(ctx, o); err == nil {
-		t.Error("an interrupted demo claims success")
+	for _, mode := range lab.Modes {
+		t.Run(string(mode), func(t *testing.T) {
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode = mode
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			o.Out = writerFunc(func(b []byte) (int, error) {
+				if bytes.Contains(b, []byte("✓")) { // in the middle of the story
+					interrupt()
+				}
+				return out.Write(b)
+			})
+			if err := Run(ctx, o); err == nil {
+				t.Error("an interrupted demo claims success")
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/node"
@@ -58,7 +59,7 @@ func withoutAPI(ctx context.Context, s *stage) (string, error) {
 	if err := errors.Join(err, s.revive(ctx)); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("ADD %s, DEL %s without it; its NodeNetwork tells %.1f s after the API is back", ms(added), ms(deleted), told.Seconds()), nil
+	return fmt.Sprintf("ADD %s, DEL %s without it; its NodeNetwork tells %s after the API is back", ms(added), ms(deleted), ms(told)), nil
 }
 
 // revive starts operators that ended, as a kubelet does: one that cannot keep
@@ -75,8 +76,8 @@ func (s *stage) revive(ctx context.Context) error {
 	return nil
 }
 
-// fullSubnet launches a node into a subnet that somebody else has nearly
-// filled, reads what its object says, and makes room.
+// fullSubnet launches a node whose object a person has restricted to a subnet
+// that is nearly full, reads what the object says, and adds a subnet to it.
 func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	cloud := s.lab.Cloud
 	filler, err := cloud.CreateNetworkInterface(vpc.CreateRequest{
@@ -85,47 +86,60 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer func() {
-		if filler.ID != "" {
-			err = errors.Join(err, cloud.DeleteNetworkInterface(filler.ID))
-		}
-	}()
-	n, err := s.launch(ctx, smallSubnet)
+	defer func() { err = errors.Join(err, cloud.DeleteNetworkInterface(filler.ID)) }()
+	i := s.next()
+	i.ID, i.Subnet = "i-0123456789abcdef0", smallSubnet
+	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: i.ID, InstanceType: i.Type}}
+	o.Name = i.Name
+	spare := int32(watermark)
+	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = &spare, []string{s.subnet(smallSubnet)}
+	if err := s.lab.Kube.Client.Create(ctx, o); err != nil {
+		return "", err
+	}
+	n, err := s.launch(ctx, i)
 	if err != nil {
 		return "", err
 	}
-	const pods = 6 // of 7 free addresses the node's ENIs take 2
+	const pods, room = 6, 5 // 7 addresses are free, the node and its ENI take 2
 	up := make(chan error, 1)
 	go func() { up <- s.add(ctx, n, names("pod", pods)) }()
-	var told string
-	err = until(ctx, "the condition Degraded", func() error {
-		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
-		if err == nil {
-			err = has(o, v1alpha1.ConditionDegraded, "True")
-		}
-		if err == nil {
-			told = reason(o, v1alpha1.ConditionDegraded)
+	err = s.until(ctx, n, func(o *v1alpha1.NodeNetwork) error { return has(o, v1alpha1.ConditionInDeficit, "True", "subnet") })
+	if err != nil {
+		return "", errors.Join(err, <-up)
+	}
+	err = until(ctx, "pods of "+n.Name, func() (err error) {
+		if got := len(n.Pods()); got != room {
+			err = fmt.Errorf("%d are up, want %d", got, room)
 		}
 		return err
 	})
 	if err != nil {
 		return "", err
 	}
-	running := len(n.Pods())
-	id := filler.ID
-	filler.ID = ""
-	began := time.Now()
-	if err := errors.Join(cloud.DeleteNetworkInterface(id), <-up); err != nil {
+	if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
 		return "", err
 	}
-	err = until(ctx, "the condition heals", func() error {
+	running, told := len(n.Pods()), reason(o, v1alpha1.ConditionInDeficit)
+	began := time.Now()
+	edited := o.DeepCopy()
+	edited.Spec.ENI.SubnetIDs = append(edited.Spec.ENI.SubnetIDs, s.subnet(spareSubnet))
+	if err := s.lab.Kube.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+		return "", err
+	}
+	err = errors.Join(<-up, s.until(ctx, n, func(o *v1alpha1.NodeNetwork) error { return has(o, v1alpha1.ConditionInDeficit, "False", "") }))
+	return fmt.Sprintf("%s: %d of %d pods, %q; all up %.1f s after its object names another subnet",
+		n.Name, running, pods, told, time.Since(began).Seconds()), err
+}
+
+// until waits for a node's object to be as it should.
+func (s *stage) until(ctx context.Context, n *node.Node, is func(*v1alpha1.NodeNetwork) error) error {
+	return until(ctx, "NodeNetwork "+n.Name, func() error {
 		o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
-		if err == nil {
-			err = has(o, v1alpha1.ConditionInDeficit, "False")
+		if err != nil {
+			return err
 		}
-		return err
+		return is(o)
 	})
-	return fmt.Sprintf("%s: %d of %d pods, Degraded %q; all up %.1f s after there is room", n.Name, running, pods, told, time.Since(began).Seconds()), err
 }
 
 func (s *stage) subnet(name string) string {

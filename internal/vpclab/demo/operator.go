@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -22,17 +23,22 @@ const watermark = 2
 // less long, excess goes back sooner, and a dead leader is missed sooner.
 var (
 	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=4s"}
-	operatorArgs     = []string{"--shrink-delay=1s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
-// smallSubnet has 11 addresses, in a zone of its own.
-const smallSubnet = "small"
+// smallSubnet has 11 addresses; spareSubnet is in the same zone, where no other
+// is.
+const (
+	smallSubnet = "small"
+	spareSubnet = "spare"
+)
 
 func labSpec(nodes int, instanceType string) spec.Spec {
 	s := lab.DefaultSpec(nodes, instanceType)
-	s.VPCs[0].Subnets = append(slices.Clone(s.VPCs[0].Subnets), spec.Subnet{
-		Name: smallSubnet, Zone: "lab-1c", CIDR: netip.MustParsePrefix("10.0.8.0/28"),
-	})
+	s.VPCs[0].Subnets = append(slices.Clone(s.VPCs[0].Subnets),
+		spec.Subnet{Name: smallSubnet, Zone: "lab-1c", CIDR: netip.MustParsePrefix("10.0.8.0/28")},
+		spec.Subnet{Name: spareSubnet, Zone: "lab-1c", CIDR: netip.MustParsePrefix("10.0.9.0/24")},
+	)
 	return s
 }
 
@@ -139,11 +145,9 @@ func grow(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	took := time.Since(began)
-	err = until(ctx, n.Name+" is at capacity", func() error {
-		if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
-			return err
-		}
-		return has(o, v1alpha1.ConditionAtCapacity, "True")
+	err = s.until(ctx, n, func(now *v1alpha1.NodeNetwork) error {
+		o = now
+		return has(o, v1alpha1.ConditionAtCapacity, "True", "")
 	})
 	if err != nil {
 		return "", err
@@ -152,10 +156,10 @@ func grow(ctx context.Context, s *stage) (string, error) {
 		n.Name, more, warm, ms(took), before, len(o.Spec.IPAM.Available)), nil
 }
 
-// has wants a condition to have a status.
-func has(o *v1alpha1.NodeNetwork, kind, status string) error {
+// has wants a condition to have a status, and to say something.
+func has(o *v1alpha1.NodeNetwork, kind, status, word string) error {
 	for _, c := range o.Status.Conditions {
-		if c.Type == kind && string(c.Status) == status {
+		if c.Type == kind && string(c.Status) == status && strings.Contains(c.Message, word) {
 			return nil
 		}
 	}
@@ -172,7 +176,7 @@ func conditions(o *v1alpha1.NodeNetwork) string {
 
 // killOperator kills the leader while pods talk and a new node wants addresses.
 func killOperator(ctx context.Context, s *stage) (string, error) {
-	n, err := s.launch(ctx, "")
+	n, err := s.launch(ctx, s.next())
 	if err != nil {
 		return "", err
 	}

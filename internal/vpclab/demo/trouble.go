@@ -94,7 +94,7 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 	defer cloud.ClearRateLimit("*")
 	cloud.ResetCalls()
 	began := time.Now()
-	n, err := s.launch(ctx, "")
+	n, err := s.launch(ctx, s.next())
 	if err != nil {
 		return "", err
 	}
@@ -119,14 +119,14 @@ func throttled(ctx context.Context, s *stage) (string, error) {
 		pods, took.Seconds(), rate, calls, refused, maxENIs), nil
 }
 
-// launch adds a node like the first, in a subnet if it is named, and returns
-// once it is ready.
-func (s *stage) launch(ctx context.Context, subnet string) (*node.Node, error) {
-	like := s.lab.Cloud.Spec().Instances[0]
-	i := spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: like.Type, Subnet: like.Subnet, Role: like.Role}
-	if subnet != "" {
-		i.Subnet = subnet
-	}
+// next is one more node like the first.
+func (s *stage) next() spec.Instance {
+	i := s.lab.Cloud.Spec().Instances[0]
+	return spec.Instance{Name: fmt.Sprintf("node-%d", len(s.nodes)+1), Type: i.Type, Subnet: i.Subnet, Role: i.Role}
+}
+
+// launch adds a node and returns once it is ready.
+func (s *stage) launch(ctx context.Context, i spec.Instance) (*node.Node, error) {
 	if _, err := s.lab.Cloud.RunInstance(i); err != nil {
 		return nil, err
 	}
