@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -39,11 +40,20 @@ func beside(w io.Writer, results []Result) {
 			fmt.Fprintln(tw, title)
 			title = ""
 		}
-		bound := ""
+		least := ""
 		if r.Reference != 0 {
-			bound = fmt.Sprintf(" (bound %.3g %s)", r.Reference, r.Unit)
+			least = fmt.Sprintf(" (%s: %.3g %s)", against(row.figure), r.Reference, r.Unit)
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%.3g %s%s\t\n", row.workload, row.took, r.Value, r.Unit, bound)
+		fmt.Fprintf(tw, "%s\t%s\t%.3g %s%s\t\n", row.workload, row.took, r.Value, r.Unit, least)
 	}
 	_ = tw.Flush()
+}
+
+// against names the reference of a figure.
+func against(name string) string {
+	i := slices.IndexFunc(budgets, func(f figure) bool { return f.name == name })
+	if i < 0 {
+		return "against"
+	}
+	return budgets[i].against
 }

@@ -59,7 +59,7 @@ var budgets = []figure{
 	{"fill-nodes-spread", budget{1.1, false, "what EC2's limits force"}},
 	{"fill-subnets", budget{1.1, false, "what EC2's limits force"}},
 	{"fill-subnets-failed-creates", budget{0, false, ""}},
-	{"throttled-create", budget{1.1, false, "the limiter's own wait"}},
+	{"throttled-create", budget{1.1, false, "the limiter's wait and the refused call"}},
 	{"throttled-assign-enis", budget{0, false, ""}},
 	{"operator-memory-2000", budget{300, false, ""}},
 	{"operator-memory-10000", budget{1024, false, ""}},

@@ -118,7 +118,7 @@ func singleEvents(ctx context.Context, b *bench) (results []Result, err error) {
 		results = append(results,
 			single(fmt.Sprintf("event-%d-cpu", n), "ms", perEvent(out), 0),
 			single(fmt.Sprintf("event-%d-allocated", n), "KiB", float64(out.Bytes)/float64(out.Events)/1024, 0),
-			single(fmt.Sprintf("repair-%d-cpu", n), "s/min", out.Repair.Seconds(), 0))
+			single(fmt.Sprintf("repair-%d-cpu", n), "ms/min", millis(out.Repair), 0))
 	}
 	return results, nil
 }

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestChoose(t *testing.T) {
+	for _, c := range []struct {
+		only  string
+		has   []string
+		hasNo []string
+	}{
+		{"", []string{"size", "scale-join"}, []string{hugeGroup}},
+		{"scale", []string{"scale-join", "scale-operator"}, []string{"size", hugeGroup}},
+		{"exec,scale-fill", []string{"exec", "scale-fill"}, []string{"scale-join"}},
+		{hugeGroup, []string{hugeGroup}, []string{"size"}},
+	} {
+		chosen, err := choose(c.only)
+		if err != nil {
+			t.Errorf("choose(%q): %v", c.only, err)
+		}
+		has := func(name string) bool {
+			return slices.ContainsFunc(chosen, func(g group) bool { return g.name == name })
+		}
+		for _, name := range c.has {
+			if !has(name) {
+				t.Errorf("choose(%q) lacks %s", c.only, name)
+			}
+		}
+		for _, name := range c.hasNo {
+			if has(name) {
+				t.Errorf("choose(%q) has %s", c.only, name)
+			}
+		}
+	}
+	if _, err := choose("scale,nope"); err == nil {
+		t.Error("choose takes a group that there is not")
+	}
+}
