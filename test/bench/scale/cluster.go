@@ -28,7 +28,7 @@ type cluster struct {
 	began time.Time
 
 	stop    context.CancelFunc
-	stopped chan error
+	stopped chan struct{}
 
 	mu     sync.Mutex // guards all below
 	has    int        // addresses that nodes have, of those that they want
@@ -51,7 +51,7 @@ func newCluster(o Order, w want) (*cluster, error) {
 		return nil, err
 	}
 	c := &cluster{
-		ec2: cloud, stopped: make(chan error, 1),
+		ec2: cloud, stopped: make(chan struct{}),
 		filled: make(chan struct{}), set: eni.Settings{InstanceType: instanceType, Policy: w.policy, AnySubnet: true},
 	}
 	if len(w.subnets) > 0 {
@@ -79,7 +79,10 @@ func newCluster(o Order, w want) (*cluster, error) {
 func (c *cluster) start(ctx context.Context) {
 	ctx, c.stop = context.WithCancel(ctx)
 	c.began = time.Now()
-	go func() { c.stopped <- c.fleet.Run(ctx) }()
+	go func() {
+		defer close(c.stopped)
+		_ = c.fleet.Run(ctx) // the end of its context
+	}()
 }
 
 // join adds all nodes, one every so often, and returns once all are filled.
@@ -117,7 +120,7 @@ func (c *cluster) calm(nodes []*node) {
 	c.idle(2 * time.Minute) // beyond the delay of shrinking
 }
 
-// expect has wait wait for so many further addresses.
+// expect makes so many further addresses what wait waits for.
 func (c *cluster) expect(more int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -179,7 +179,9 @@ func (r *run) close() error {
 	var errs []error
 	if r.exited != nil {
 		errs = append(errs, r.operator.Process.Kill())
-		<-r.exited
+		if _, killed := errors.AsType[*exec.ExitError](<-r.exited); !killed {
+			errs = append(errs, errors.New("the operator did not end by being killed"))
+		}
 	}
 	if r.kube != nil {
 		errs = append(errs, r.kube.Stop())
