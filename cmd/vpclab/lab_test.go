@@ -18,7 +18,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Main(m, "vpclab", "berthd", "berth")) }
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "vpclab", "berthd", "berth", "berth-operator")) }
 
 // cli runs vpclab on a lab directory of its own.
 type cli struct {
@@ -248,4 +248,24 @@ func TestLabByCommand(t *testing.T) {
 		t.Errorf("status: %+v", n)
 	}
 	c.has(c.run("down"), "Nothing of the lab is left")
+}
+
+func TestOperatorModeByCommand(t *testing.T) {
+	c := newCLI(t)
+	c.fails("want one of", "up", "--mode", "both")
+	c.has(c.run("up", "--mode", "operator", "--operators", "2"), "export KUBECONFIG=")
+	c.has(c.run("pod", "add", "node-1", "web"), "node-1/web")
+	s := c.status()
+	if len(s.Operators) != 2 || s.Mode != lab.OperatorMode || s.Kubeconfig == "" || s.Nodes[0].Network == nil || s.Nodes[0].Network.Available == 0 {
+		t.Errorf("status: %+v", s)
+	}
+	out := c.run("status")
+	c.has(out, "leads")
+	c.has(out, "NODENETWORK")
+	c.has(c.run("kill", "operator-1", "--restart"), "operator-1 was killed and started again")
+	c.has(c.run("kill", "kube-apiserver"), "vpclab start kube-apiserver")
+	c.fails("does not run", "kill", "kube-apiserver")
+	c.has(c.run("status"), "connection refused") // shows the rest all the same
+	c.has(c.run("start", "kube-apiserver"), "kube-apiserver is ready")
+	c.fails("no node", "kill", "operator-3")
 }

@@ -162,7 +162,7 @@ func (o Options) complete() (Options, error) {
 	o.Lab.InstanceType = size.instanceType
 	if o.Lab.Mode == lab.OperatorMode {
 		args = append(args, operatorModeArgs...)
-		o.Lab.OperatorCount = 2
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
 		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
 		s := labSpec(o.Lab.Nodes, size.instanceType)
 		o.Lab.Spec = &s

@@ -56,24 +56,24 @@ func withoutAPI(ctx context.Context, s *stage) (string, error) {
 		return nil
 	})
 	told := time.Since(began) - started
-	if err := errors.Join(err, s.revive(ctx)); err != nil {
+	if err := errors.Join(err, s.recovered(ctx)); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("ADD %s, DEL %s without it; its NodeNetwork tells %s after the API is back", ms(added), ms(deleted), ms(told)), nil
 }
 
-// revive starts operators that ended, as a kubelet does: one that cannot keep
-// its Lease ends.
-func (s *stage) revive(ctx context.Context) error {
-	for _, o := range s.lab.Operators() {
-		if o.Running() {
-			continue
+// recovered waits until every operator is ready again. One that cannot keep its
+// Lease ends, and the lab starts it again as a kubelet does.
+func (s *stage) recovered(ctx context.Context) error {
+	return until(ctx, "operators", func() error {
+		var errs []error
+		for _, o := range s.lab.Operators() {
+			if _, err := o.Get(ctx, "/readyz"); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", o.Name, err))
+			}
 		}
-		if err := errors.Join(o.Start(), o.WaitReady(ctx)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return errors.Join(errs...)
+	})
 }
 
 // fullSubnet launches a node whose object a person has restricted to a subnet

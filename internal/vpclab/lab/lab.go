@@ -42,6 +42,9 @@ type Options struct {
 	OperatorCount int
 	OperatorArgs  []string          // of every berth-operator
 	OperatorEnv   map[string]string // likewise
+	// RestartOperators starts those again that end by themselves, as a kubelet
+	// does: one that loses its Lease ends.
+	RestartOperators bool
 	// KubeAssets is the folder of the control plane's programs;
 	// $KUBEBUILDER_ASSETS when empty.
 	KubeAssets string

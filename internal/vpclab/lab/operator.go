@@ -62,7 +62,33 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 			return err
 		}
 	}
+	if l.RestartOperators {
+		go l.restartOperators()
+	}
 	return nil
+}
+
+// restartPause is how long an operator that ended by itself stays away.
+const restartPause = time.Second
+
+func (l *Lab) restartOperators() {
+	tick := time.NewTicker(restartPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.ended:
+			return
+		case <-tick.C:
+		}
+		for _, o := range l.operators {
+			if !o.EndedByItself() {
+				continue
+			}
+			if err := o.Start(); err != nil {
+				l.Log.Warn("operator not restarted", "operator", o.Name, "err", err)
+			}
+		}
+	}
 }
 
 // args are what the lab tells every operator.

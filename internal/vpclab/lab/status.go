@@ -44,7 +44,7 @@ type Status struct {
 // OperatorStatus is one process of berth-operator.
 type OperatorStatus struct {
 	Name   string `json:"name"`
-	State  string `json:"state"` // leads, stands by, not ready, down
+	State  string `json:"state"` // leads, stands by, ready when the API does not tell which, not ready, down
 	Why    string `json:"why,omitempty"`
 	PID    int    `json:"pid,omitempty"`
 	Starts int    `json:"starts"`
@@ -164,19 +164,25 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 		}
 	}
 	for _, o := range l.operators {
-		s.Operators = append(s.Operators, operatorStatus(ctx, o, o == leader))
+		status := operatorStatus(ctx, o)
+		switch {
+		case status.State != "ready" || leaderErr != nil:
+		case o == leader:
+			status.State = "leads"
+		default:
+			status.State = "stands by"
+		}
+		s.Operators = append(s.Operators, status)
 	}
 }
 
-func operatorStatus(ctx context.Context, o *Operator, leads bool) OperatorStatus {
-	s := OperatorStatus{Name: o.Name, State: "stands by", PID: o.PID(), Starts: o.Starts(), Log: o.LogFile()}
+func operatorStatus(ctx context.Context, o *Operator) OperatorStatus {
+	s := OperatorStatus{Name: o.Name, State: "ready", PID: o.PID(), Starts: o.Starts(), Log: o.LogFile()}
 	switch err := o.ready(ctx); {
 	case s.PID == 0:
 		s.State = "down"
 	case err != nil:
 		s.State, s.Why = "not ready", err.Error()
-	case leads:
-		s.State = "leads"
 	}
 	return s
 }

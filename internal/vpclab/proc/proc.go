@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -56,6 +57,8 @@ type run struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process is gone
 	err  error         // how it ended; set before done is closed
+
+	told atomic.Bool // it was asked to end
 }
 
 // Start starts the process, this time with further arguments. One that runs
@@ -177,6 +180,13 @@ func (p *Process) ExitCode() int {
 	return -1
 }
 
+// EndedByItself tells whether the process has run and is gone, and neither Kill
+// nor Stop was why.
+func (p *Process) EndedByItself() bool {
+	r := p.current()
+	return r != nil && r.gone() && !r.told.Load()
+}
+
 // Kill ends the process with SIGKILL and returns when it is gone. One that does
 // not run is no error.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 10*time.Second) }
@@ -192,6 +202,7 @@ func (p *Process) end(sig syscall.Signal, grace time.Duration) error {
 	if r == nil || r.gone() {
 		return nil
 	}
+	r.told.Store(true)
 	if err := r.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send %v to %s: %w", sig, p.what, err)
 	}
