@@ -146,7 +146,8 @@ func leaveOrphan(t *testing.T, l *lab.Lab, n *node.Node) {
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
 	id := makeENI(t, l, n, "i-00000000000000bad")
-	if _, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: 1}); err != nil {
+	index := len(l.Books().InstanceENIs(n.InstanceID)) // the first free one
+	if _, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -74,6 +74,8 @@ func relaxed(ctx context.Context, l *lab.Lab) error {
 // NodeNetworks, the nodes and their pods must agree, and after the last pod
 // every node must be back to its one warm address.
 func TestKillOperatorAtEveryFailpoint(t *testing.T) {
+	t.Parallel() // most of the time it waits for a process to start
+
 	l := raiseOperators(t, 2, 1)
 	book := newLedger()
 	names := operatorFailpoints()
@@ -136,6 +138,8 @@ func killOperatorAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
 // NodeNetworks, the nodes and their pods must agree, and every node must be back
 // to its one warm address.
 func TestOperatorSoak(t *testing.T) {
+	t.Parallel()
+
 	seed := fromEnv(t, "BERTH_SOAK_SEED", uint64(time.Now().UnixNano()))
 	ops := int(fromEnv(t, "BERTH_SOAK_OPS", 500))
 	fmt.Printf("operator soak: BERTH_SOAK_SEED=%d BERTH_SOAK_OPS=%d\n", seed, ops)

@@ -138,7 +138,7 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 }
 
 // Bind implements node.PodObjects. It waits while an object of the same name
-// is being removed.
+// is being removed, and while the API server is away: nobody binds pods then.
 func (o *podObjects) Bind(ctx context.Context, namespace, name string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
@@ -159,7 +159,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string) (uid, obj
 		if err == nil {
 			break
 		}
-		if !apierrors.IsAlreadyExists(err) {
+		if !apierrors.IsAlreadyExists(err) && !away(err) {
 			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
 		}
 		select {
