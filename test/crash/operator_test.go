@@ -221,7 +221,7 @@ func (m *meddler) ok(err error) {
 }
 
 func (m *meddler) run(ctx context.Context) {
-	for m.pause(ctx, 1500*time.Millisecond) {
+	for m.pause(ctx, 800*time.Millisecond) {
 		o := m.lab.Operators()[m.dice.IntN(len(m.lab.Operators()))]
 		switch m.dice.IntN(8) {
 		case 0:
