@@ -65,9 +65,9 @@ func (t *traffic) question(conn *echo.Conn, i int) bool {
 	return true
 }
 
-// flow returns once so many more answers have come.
-func (t *traffic) flow(ctx context.Context, answers int64) error {
-	for want := t.answered.Load() + answers; t.answered.Load() < want; {
+// flow returns once enough more answers have come.
+func (t *traffic) flow(ctx context.Context) error {
+	for want := t.answered.Load() + answersEach; t.answered.Load() < want; {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("traffic stands still: %w", ctx.Err())
@@ -116,7 +116,7 @@ func (t *traffic) begin(ctx context.Context, pods []*node.Pod, far netip.Addr) e
 	return nil
 }
 
-// answersEach phase of the crash must bring.
+// answersEach phase of a crash must bring.
 const answersEach = 1000
 
 // around is the crash, with traffic before, during and after it.
@@ -124,13 +124,13 @@ func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.
 	if err := t.begin(ctx, s.pods[n.Name], far); err != nil {
 		return "", err
 	}
-	if err := t.flow(ctx, answersEach); err != nil {
+	if err := t.flow(ctx); err != nil {
 		return "", err
 	}
 	if err := n.Kill(); err != nil {
 		return "", err
 	}
-	if err := t.flow(ctx, answersEach); err != nil {
+	if err := t.flow(ctx); err != nil {
 		return "", fmt.Errorf("while berthd was dead: %w", err)
 	}
 	began := time.Now()
@@ -146,7 +146,7 @@ func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.
 	if _, err := p.Ask(ctx, "tcp", far, "hello"); err != nil {
 		return "", fmt.Errorf("the pod that was added after: %w", err)
 	}
-	if err := t.flow(ctx, answersEach); err != nil {
+	if err := t.flow(ctx); err != nil {
 		return "", fmt.Errorf("after the restart: %w", err)
 	}
 	return fmt.Sprintf("ready again in %s; pod %s added after", ms(ready), p.Addr()), nil

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/node"
@@ -93,7 +92,7 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	o.Name = i.Name
 	spare := int32(watermark)
 	o.Spec.ENI.PreAllocate, o.Spec.ENI.SubnetIDs = &spare, []string{s.subnet(smallSubnet)}
-	if err := s.lab.Kube.Client.Create(ctx, o); err != nil {
+	if err := s.lab.Kube.CreateNodeNetwork(ctx, o); err != nil {
 		return "", err
 	}
 	n, err := s.launch(ctx, i)
@@ -121,9 +120,10 @@ func fullSubnet(ctx context.Context, s *stage) (figures string, err error) {
 	}
 	running, told := len(n.Pods()), reason(o, v1alpha1.ConditionInDeficit)
 	began := time.Now()
-	edited := o.DeepCopy()
-	edited.Spec.ENI.SubnetIDs = append(edited.Spec.ENI.SubnetIDs, s.subnet(spareSubnet))
-	if err := s.lab.Kube.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+	err = s.lab.Kube.EditNodeNetwork(ctx, n.Name, func(o *v1alpha1.NodeNetwork) {
+		o.Spec.ENI.SubnetIDs = append(o.Spec.ENI.SubnetIDs, s.subnet(spareSubnet))
+	})
+	if err != nil {
 		return "", err
 	}
 	err = errors.Join(<-up, s.until(ctx, n, func(o *v1alpha1.NodeNetwork) error { return has(o, v1alpha1.ConditionInDeficit, "False", "") }))

@@ -242,7 +242,7 @@ func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *
 	if err := errors.Join(err, <-grown); err != nil {
 		return "", err
 	}
-	if err := t.flow(ctx, answersEach); err != nil {
+	if err := t.flow(ctx); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d pods from warm addresses in %s without a leader; %s leads after %.1f s, %d more pods after %.1f s",

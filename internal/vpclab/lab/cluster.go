@@ -136,6 +136,29 @@ func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, err
 	return list.Items, nil
 }
 
+// CreateNodeNetwork makes a node's object before its daemon does, as a person
+// may.
+func (c *Cluster) CreateNodeNetwork(ctx context.Context, o *v1alpha1.NodeNetwork) error {
+	if err := c.Client.Create(ctx, o); err != nil {
+		return fmt.Errorf("create NodeNetwork %s: %w", o.Name, err)
+	}
+	return nil
+}
+
+// EditNodeNetwork changes a node's object as a person does with kubectl edit.
+func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
+	o, err := c.NodeNetwork(ctx, node)
+	if err != nil {
+		return err
+	}
+	edited := o.DeepCopy()
+	change(edited)
+	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+		return fmt.Errorf("edit NodeNetwork %s: %w", node, err)
+	}
+	return nil
+}
+
 // Watch sends a node's object whenever it changes, until stop is called or ctx
 // ends; then the channel is closed.
 func (c *Cluster) Watch(ctx context.Context, node string) (objects <-chan *v1alpha1.NodeNetwork, stop func(), err error) {

@@ -152,8 +152,8 @@ func (o *Operator) ready(ctx context.Context) error {
 // Leader is the operator that leads, by the Lease; nil when none does.
 func (l *Lab) Leader(ctx context.Context) (*Operator, error) {
 	lease := &coordinationv1.Lease{}
-	key := client.ObjectKey{Namespace: operatorAccount.Namespace, Name: operatorAccount.Name}
-	if err := l.Kube.Client.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+	// The Lease has the account's name.
+	if err := l.Kube.Client.Get(ctx, operatorAccount, lease); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read the operators' Lease: %w", err)
 	}
 	if lease.Spec.HolderIdentity == nil {
