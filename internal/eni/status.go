@@ -26,7 +26,7 @@ type Status struct {
 	AtCapacity bool // the instance, its policy's caps or its subnets allow no more
 	Vanished   bool // the cloud says that the instance does not exist or is terminated
 
-	Shortage    string // why pods that wait get nothing although nothing failed: a Reason
+	Shortage    string // why pods that wait, or a warm target, get nothing although nothing failed: a Reason
 	Explanation string // the same in a sentence
 }
 
@@ -105,18 +105,21 @@ const (
 )
 
 // Shortage tells why a plan cannot give the pods that wait more addresses: a
-// reason and a sentence, or two empty strings when it can.
+// reason and a sentence, or two empty strings when it can. Without such pods it
+// tells what a person should mend before there are: subnets that cannot give
+// what the policy wants. That an instance is at its limit is none of that.
 func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	t := s.tally(p)
-	if t.Waiting <= t.free() {
+	b := newPlanner(l, p, s)
+	wait := t.Waiting > t.free()
+	if !wait && b.need <= 0 {
 		return "", ""
 	}
-	b := newPlanner(l, p, s)
 	if b.need > 0 {
 		b.grow()
 	}
-	if len(b.actions) > 0 {
-		return "", ""
+	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
+		return "", "" // also while a warm target waits for prefixes
 	}
 	capped := p.Cap()
 	switch {

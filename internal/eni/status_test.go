@@ -20,8 +20,10 @@ func TestShortageNamesTheReason(t *testing.T) {
 		want   string
 	}{
 		{"nobody waits", ipam.Policy{}, State{ENIs: allUsed}, ""},
+		{"nobody waits, instance full", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 2}, State{ENIs: allUsed, Subnets: forNew}, ""},
+		{"nobody waits, subnet full", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 2}, State{ENIs: allUsed[:1], Subnets: []SubnetState{{ID: "s1", ForNew: true}}}, ReasonSubnetFull},
 		{"growth is possible", ipam.Policy{}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ""},
-		{"an address is free", ipam.Policy{}, State{ENIs: []ENIState{full(eni0, 2, 0)}, Waiting: 1}, ""},
+		{"an address is free", ipam.Policy{}, State{ENIs: []ENIState{full(eni0, 2, 0)}, Waiting: 1, Subnets: forNew}, ""},
 		{"instance full", ipam.Policy{}, State{ENIs: allUsed, Waiting: 1, Subnets: forNew}, ReasonENILimit},
 		{"MAX_ENI", ipam.Policy{MaxENI: 1}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonENILimit},
 		{"instance full, some cool", ipam.Policy{}, State{ENIs: []ENIState{full(eni0, 3, 0), full(next, 3, 0), full(third, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},

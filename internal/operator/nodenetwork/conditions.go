@@ -171,13 +171,26 @@ func camel(text string) string {
 // noteLimit is the most that an event's note may have (API reference, events.k8s.io/v1).
 const noteLimit = 1024
 
-// tell makes an event on the Node when its object became degraded or healed by
-// a write.
+// trouble is what a person should know of a node, by its conditions: why it is
+// degraded, or else why it cannot have the addresses that it lacks. What cools
+// is there in a moment.
+func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
+	if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); c.Status == metav1.ConditionTrue {
+		return c.Reason, untimed(c.Message), true
+	}
+	c, _ := find(o.Status.Conditions, v1alpha1.ConditionInDeficit)
+	if c.Status == metav1.ConditionTrue && c.Reason != reasonAllocating && c.Reason != camel(eni.ReasonCooling) {
+		return c.Reason, c.Message, true
+	}
+	return "", "", false
+}
+
+// tell makes an event on the Node when its object got into trouble, into
+// another, or out of it by a write.
 func (c *Controller) tell(ctx context.Context, name string, before, after *v1alpha1.NodeNetwork) {
-	was, _ := find(before.Status.Conditions, v1alpha1.ConditionDegraded)
-	is, _ := find(after.Status.Conditions, v1alpha1.ConditionDegraded)
-	bad := is.Status == metav1.ConditionTrue
-	if bad == (was.Status == metav1.ConditionTrue) {
+	was, old, _ := trouble(before)
+	is, note, bad := trouble(after)
+	if is == was {
 		return
 	}
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
@@ -185,9 +198,9 @@ func (c *Controller) tell(ctx context.Context, name string, before, after *v1alp
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err == nil {
 		ref.UID = node.UID
 	}
-	kind, reason, note := corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+untimed(was.Message)
-	if bad {
-		kind, reason, note = corev1.EventTypeWarning, "Network"+is.Reason, untimed(is.Message)
+	kind, reason := corev1.EventTypeWarning, "Network"+is
+	if !bad {
+		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+old
 	}
 	if len(note) > noteLimit {
 		note = strings.ToValidUTF8(note[:noteLimit], "")

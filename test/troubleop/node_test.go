@@ -1,0 +1,214 @@
+package troubleop
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// nodes are those of TestNodes: a trouble each.
+var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "dying", "removed"}
+
+// nodesSpec has a subnet for each trouble that is a subnet's.
+func nodesSpec() *spec.Spec {
+	s := lab.DefaultSpec(1, "m5.xlarge")
+	s.Instances[0].Name = "witness"
+	s.Delays.Stop = spec.Duration(3 * time.Second)
+	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
+		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
+	})
+	for _, name := range nodes {
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
+	}
+	return &s
+}
+
+// TestNodes has nodes in one cluster meet one trouble each, all at once.
+func TestNodes(t *testing.T) {
+	t.Parallel()
+	c := raise(t, "witness", lab.Options{Spec: nodesSpec()})
+	t.Run("all", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *cluster, string){
+			"badtype": unknownType, "notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
+			"halted": instanceStopped, "dying": instanceTerminated, "removed": objectDeleted,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c.has(t, patience, name, 1)
+				c.well(t, name)
+				test(t, c, name)
+			})
+		}
+	})
+	harness.Settle(t, c.Lab)
+	if n := c.Operators()[0].Starts(); n != 1 {
+		t.Errorf("the operator was started %d times", n)
+	}
+}
+
+// A wrong spec.instanceType stops the growth of its node until it is corrected.
+func unknownType(t *testing.T, c *cluster, name string) {
+	free := int32(3)
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.nosuch", &free })
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "Bug", "m5.nosuch", "correct the instance type")
+	add(t, c.named(t, name), "warm") // what was there is still served
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
+	c.healed(t, patience, name, 4)
+}
+
+// Tags that no subnet has keep the node from a further ENI, not from the room on
+// those that it has.
+func noMatchingSubnet(t *testing.T, c *cluster, name string) {
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
+	c.want(t, name, 5) // one ENI of a t3.small has room for three
+	c.has(t, patience, name, 3)
+	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "zone and VPC")
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "pods"} })
+	c.healed(t, patience, name, 5)
+}
+
+// A full subnet is asked about again until somebody frees addresses.
+func subnetFull(t *testing.T, c *cluster, name string) {
+	sn, _ := c.Books().Subnet("tiny")
+	other, err := c.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 3}})
+	harness.OK(t, err)
+	defer func() { _ = c.Cloud.DeleteNetworkInterface(other.ID) }()
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
+	c.want(t, name, 6) // three more on an ENI in tiny, which has room for one
+	c.has(t, patience, name, 4)
+	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "no subnet", "free some")
+	harness.OK(t, c.Cloud.DeleteNetworkInterface(other.ID))
+	c.healed(t, slowly, name, 6)
+}
+
+// A security group that was deleted is named until somebody names another.
+func deletedGroup(t *testing.T, c *cluster, name string) {
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
+	c.want(t, name, 5)
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "Gone", "sg-0123456789abcdef0", "security groups")
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = nil })
+	c.healed(t, patience, name, 5)
+}
+
+// A stopped instance is left alone, keeps what it has, and grows once it runs.
+func instanceStopped(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	instance := n.InstanceID
+	before := len(c.enis(n))
+	harness.OK(t, c.Cloud.StopInstance(instance)) // it is stopping for a while, and nothing can be attached
+	c.want(t, name, 5)
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
+	if o := c.object(t, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
+		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
+	}
+	harness.Eventually(t, patience, "the instance can be started", func() error {
+		if i, _ := c.Books().Instance(instance); i.State != vpc.Stopped {
+			return fmt.Errorf("it is %s", i.State)
+		}
+		return nil
+	})
+	harness.OK(t, c.Cloud.StartInstance(instance))
+	c.healed(t, slowly, name, 5)
+	harness.Eventually(t, patience, "the node takes pods again", func() error {
+		n, err := c.Node(name)
+		if err != nil {
+			return err
+		}
+		return n.WaitReady(harness.Deadline(t, patience))
+	})
+	add(t, c.named(t, name), "after")
+}
+
+// An instance that is terminated while it grows leaves nothing behind: neither
+// its object nor an ENI.
+func instanceTerminated(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	c.want(t, name, 6)
+	harness.Eventually(t, patience, "growth began", func() error {
+		if len(c.enis(n)) < 2 {
+			return fmt.Errorf("%d ENIs", len(c.enis(n)))
+		}
+		return nil
+	})
+	harness.OK(t, c.Cloud.TerminateInstance(n.InstanceID))
+	c.gone(t, name, n.InstanceID)
+	c.othersGrow(t)
+}
+
+// gone waits until nothing is left of a node.
+func (c *cluster) gone(t *testing.T, name, instance string) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, "nothing is left of "+name, func() error {
+		list, err := c.Kube.NodeNetworks(t.Context())
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(list, func(o v1alpha1.NodeNetwork) bool { return o.Name == name }) {
+			return fmt.Errorf("its NodeNetwork is there")
+		}
+		for _, e := range c.Books().ENIs {
+			if strings.Contains(e.Description, instance) {
+				return fmt.Errorf("%s (%s) is there", e.ID, e.Description)
+			}
+		}
+		return nil
+	})
+}
+
+// The daemon makes an object anew that somebody deleted, and its pods go on.
+func objectDeleted(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	c.want(t, name, 3)
+	c.has(t, patience, name, 3)
+	pods := map[string]netip.Addr{}
+	for i := range 3 {
+		p := add(t, n, fmt.Sprintf("p%d", i))
+		pods[p.Name] = p.Addr()
+	}
+	c.has(t, patience, name, 6)
+	old := c.object(t, name)
+	harness.OK(t, c.Kube.Client.Delete(t.Context(), old))
+	c.othersGrow(t)
+	harness.Eventually(t, patience, "the daemon makes another object", func() error {
+		o, err := c.Kube.NodeNetwork(t.Context(), name)
+		if err == nil && o.UID == old.UID {
+			err = fmt.Errorf("it is the old one")
+		}
+		return err
+	})
+	c.has(t, patience, name, 4) // three pods and the configured one
+	c.well(t, name)
+	harness.Eventually(t, patience, "its pods' addresses are in the new object", func() error {
+		o := c.object(t, name)
+		for pod, a := range pods {
+			at, use := o.Spec.IPAM.Available[a.String()], o.Status.IPAM.Used[a.String()]
+			if at.Resource == "" || at.Resource != use.Resource || use.Cooling {
+				return fmt.Errorf("%s of pod %s is available %+v and used %+v", a, pod, at, use)
+			}
+		}
+		return nil
+	})
+	for pod, a := range pods {
+		harness.OK(t, n.CheckPod(t.Context(), pod))
+		if p, err := n.Pod(pod); err != nil || p.Addr() != a {
+			t.Errorf("pod %s has %v now, want %s (%v)", pod, p, a, err)
+		}
+	}
+	if n.Starts() != 1 {
+		t.Errorf("the daemon was started %d times", n.Starts())
+	}
+	add(t, n, "after")
+	c.condition(t, patience, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
+}
