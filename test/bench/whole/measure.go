@@ -141,8 +141,12 @@ func (r *run) waitUntilFilled(ctx context.Context) (*filled, error) {
 
 // follow takes in what a watch tells, until it ends or all nodes are filled.
 func (r *run) follow(ctx context.Context, f *filled, changes watch.Interface) error {
+	progress := time.NewTicker(20 * time.Second)
+	defer progress.Stop()
 	for len(f.objects) < r.Nodes {
 		select {
+		case <-progress.C:
+			r.Say("  %d of %d nodes filled", len(f.objects), r.Nodes)
 		case e, ok := <-changes.ResultChan():
 			if !ok {
 				return nil
