@@ -107,17 +107,21 @@ func (r *run) raise(ctx context.Context) (err error) {
 	return r.makeNodes(ctx)
 }
 
+// subnets have room for 10,000 nodes with 18 addresses and two ENIs each.
+const subnets = 4
+
 // spec is an EC2 with the nodes' instances.
 func (r *run) spec() spec.Spec {
 	s := spec.Default()
-	s.VPCs[0].Subnets = nil
-	s.VPCs[0].CIDRs = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("10.1.0.0/16")}
-	for i, cidr := range s.VPCs[0].CIDRs {
+	s.VPCs[0].Subnets, s.VPCs[0].CIDRs = nil, nil
+	for i := range subnets { // of 65,531 addresses each
+		cidr := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i)}), 16)
+		s.VPCs[0].CIDRs = append(s.VPCs[0].CIDRs, cidr)
 		s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: fmt.Sprint(i), Zone: "lab-1a", CIDR: cidr})
 	}
 	s.Instances = nil
 	for i := range r.Nodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: nodeName(i), Type: instanceType, Subnet: fmt.Sprint(i % 2)})
+		s.Instances = append(s.Instances, spec.Instance{Name: nodeName(i), Type: instanceType, Subnet: fmt.Sprint(i % subnets)})
 	}
 	s.Quotas.NetworkInterfaces = 5 * r.Nodes
 	s.Delays = spec.Delays{Attach: spec.Duration(time.Second)}
