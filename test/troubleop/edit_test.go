@@ -1,0 +1,244 @@
+package troubleop
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// editNodes are those of TestHandEdits.
+var editNodes = []string{"emptied", "garbage", "invented", "smaller", "larger", "huge", "othervpc", "index", "wiped", "otherid"}
+
+// TestHandEdits writes into NodeNetworks what CEL lets through and makes no
+// sense. What the operator or the daemon owns they put right; what is a person's
+// stays and is told. Pods go on all the while.
+func TestHandEdits(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(1, "m5.xlarge")
+	s.Instances[0].Name = "witness"
+	s.VPCs = append(s.VPCs, spec.Default().VPCs[0])
+	s.VPCs[1].Name, s.VPCs[1].CIDRs = "other", []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
+	s.VPCs[1].Subnets = []spec.Subnet{{Name: "c", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.1.0.0/24")}}
+	for _, name := range editNodes {
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
+	}
+	c := raise(t, "witness", lab.Options{Spec: &s})
+	t.Run("all", func(t *testing.T) {
+		for name, test := range map[string]func(*testing.T, *cluster, string){
+			"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented, "smaller": smallerType, "larger": largerType,
+			"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				n := c.named(t, name)
+				c.want(t, name, 2)
+				c.has(t, patience, name, 2)
+				p := add(t, n, "stays")
+				c.has(t, patience, name, 3)
+				c.well(t, name)
+				test(t, c, name)
+				harness.OK(t, n.CheckPod(t.Context(), p.Name))
+				add(t, n, "after")
+				c.well(t, name)
+				if n.Starts() != 1 {
+					t.Errorf("the daemon was started %d times", n.Starts())
+				}
+			})
+		}
+	})
+	harness.Settle(t, c.Lab)
+	if n := c.Operators()[0].Starts(); n != 1 {
+		t.Errorf("the operator was started %d times", n)
+	}
+}
+
+// patch changes any part of an object as `kubectl patch` does.
+func (c *cluster) patch(t *testing.T, name, body string) {
+	t.Helper()
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	harness.OK(t, c.Kube.Client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-patch")))
+}
+
+func sameCount(what string, got, want int) error {
+	if got != want {
+		return fmt.Errorf("%d %s, want %d", got, what, want)
+	}
+	return nil
+}
+
+// restored waits until an object has exactly the addresses of EC2's books.
+func (c *cluster) restored(t *testing.T, name string) {
+	t.Helper()
+	n := c.named(t, name)
+	harness.Eventually(t, patience, "spec.ipam of "+name+" is the operator's again", func() error {
+		want := map[string]string{}
+		for _, e := range c.enis(n) {
+			for _, a := range e.Secondary {
+				want[a.String()] = e.ID
+			}
+		}
+		o, err := c.Kube.NodeNetwork(t.Context(), name)
+		if err != nil {
+			return err
+		}
+		for a, id := range want {
+			if o.Spec.IPAM.Available[a].Resource != id {
+				return fmt.Errorf("%s of %s is not available: %+v", a, id, o.Spec.IPAM)
+			}
+		}
+		for _, a := range o.Spec.IPAM.Releasing {
+			if _, ok := o.Spec.IPAM.Available[a]; !ok {
+				return fmt.Errorf("%s is releasing", a)
+			}
+		}
+		return sameCount("available addresses", len(o.Spec.IPAM.Available), len(want))
+	})
+}
+
+func availableEmptied(t *testing.T, c *cluster, name string) {
+	c.patch(t, name, `{"spec":{"ipam":{"available":null,"releasing":null}}}`)
+	c.othersGrow(t)
+	c.restored(t, name)
+}
+
+// What a pod has is not given back, whoever lists it.
+func releasingGarbage(t *testing.T, c *cluster, name string) {
+	p, err := c.named(t, name).Pod("stays")
+	harness.OK(t, err)
+	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"releasing":["192.0.2.1","10.0.0.0/24","fd00::1",%q]}}}`, p.Addr()))
+	c.othersGrow(t)
+	c.restored(t, name)
+	harness.Eventually(t, patience, "the pod's address stays", func() error {
+		o, err := c.Kube.NodeNetwork(t.Context(), name)
+		if err == nil && slices.Contains(o.Spec.IPAM.Releasing, p.Addr().String()) {
+			err = fmt.Errorf("%s is releasing", p.Addr())
+		}
+		return err
+	})
+}
+
+// Addresses that EC2 did not assign, or of no ENI, are taken out again.
+func availableInvented(t *testing.T, c *cluster, name string) {
+	eni := c.enis(c.named(t, name))[1].ID
+	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
+	c.othersGrow(t)
+	c.restored(t, name)
+}
+
+// A type with less room than what the instance has takes nothing away from pods.
+func smallerType(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	add(t, n, "second") // t3.nano has room for one address on one further ENI
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.nano" })
+	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
+	c.othersGrow(t)
+	harness.OK(t, n.CheckPod(t.Context(), "second"))
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
+	c.has(t, patience, name, 4)
+}
+
+// A type with more room than the instance has: EC2 says so.
+func largerType(t *testing.T, c *cluster, name string) {
+	free := int32(30)
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.4xlarge", &free })
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "LimitReached", "Limit")
+	free = 2
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
+	c.healed(t, patience, name, 3)
+}
+
+// More than any instance can have fills this one and stops.
+func hugeWatermark(t *testing.T, c *cluster, name string) {
+	c.want(t, name, 60000)
+	c.has(t, patience, name, 6)
+	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
+	c.othersGrow(t)
+	c.want(t, name, 2)
+	harness.Eventually(t, patience, "what is too much goes back", func() error {
+		return sameCount("addresses", len(c.object(t, name).Spec.IPAM.Available), 3)
+	})
+}
+
+// A VPC that is not the instance's has no subnet for it, or one where EC2 lets
+// it have no ENI. Those that it has are seen and used still.
+func otherVPC(t *testing.T, c *cluster, name string) {
+	mine, other, free := c.enis(c.named(t, name))[0].VPCID, "", int32(5)
+	for _, v := range c.Books().VPCs {
+		if v.ID != mine {
+			other = v.ID
+		}
+	}
+	in := func(vpc string) {
+		c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.VPCID, s.ENI.PreAllocate = vpc, &free })
+	}
+	in("vpc-0123456789abcdef0")
+	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "VPC")
+	in(other)
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "Bug", "different networks", "check the configured subnets")
+	add(t, c.named(t, name), "meanwhile")
+	remove(t, c.named(t, name), "meanwhile")
+	in(mine)
+	c.healed(t, patience, name, 6)
+}
+
+// ENIs below the first index serve no new pods; those that have their addresses
+// keep them.
+func indexBeyond(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	first := int32(9)
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
+	harness.Eventually(t, patience, "an ENI comes at index 9", func() error {
+		for _, e := range c.enis(n) {
+			if e.Attachment.DeviceIndex == 9 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d ENIs: %s", len(c.enis(n)), conditions(c.object(t, name)))
+	})
+	c.othersGrow(t)
+	harness.OK(t, n.CheckPod(t.Context(), "stays"))
+	first = 1
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
+	c.has(t, patience, name, 3)
+	c.restored(t, name)
+}
+
+func statusWiped(t *testing.T, c *cluster, name string) {
+	o := c.object(t, name)
+	o.Status = v1alpha1.NodeNetworkStatus{}
+	harness.OK(t, c.Kube.Client.Status().Update(t.Context(), o))
+	c.othersGrow(t)
+	p, err := c.named(t, name).Pod("stays")
+	harness.OK(t, err)
+	harness.Eventually(t, patience, "operator and daemon report again", func() error {
+		o := c.object(t, name)
+		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || o.Status.IPAM.Used[p.Addr().String()].UID != p.UID {
+			return fmt.Errorf("%+v", o.Status)
+		}
+		return nil
+	})
+}
+
+// An object of an instance that does not exist is replaced by the daemon.
+func otherInstance(t *testing.T, c *cluster, name string) {
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
+	c.othersGrow(t)
+	harness.Eventually(t, patience, "the object is of the instance again", func() error {
+		o, err := c.Kube.NodeNetwork(t.Context(), name)
+		if err == nil && o.Spec.InstanceID != c.named(t, name).InstanceID {
+			err = fmt.Errorf("it is of %s", o.Spec.InstanceID)
+		}
+		return err
+	})
+	c.has(t, patience, name, 2)
+}
