@@ -36,7 +36,7 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		for _, o := range w.objects {
 			p.set(t, o, s)
 		}
-		time.Sleep(5 * minute)
+		pass(5 * minute)
 		p.stop()
 		for _, c := range w.cloud.Calls() {
 			if c.Op == "CreateENI" && c.Err != nil {
@@ -76,9 +76,9 @@ func TestJoinsShareCalls(t *testing.T) {
 				p := w.operator(w.cloud)
 				for _, o := range w.objects {
 					p.set(t, o, settings(0, 8))
-					time.Sleep(c.every)
+					pass(c.every)
 				}
-				time.Sleep(20 * time.Second)
+				pass(20 * time.Second)
 				p.stop()
 				if n := w.cloud.Count("ENIs", "Instances", "Instance"); n > c.most {
 					t.Errorf("%d describe calls, want at most %d", n, c.most)
@@ -100,9 +100,9 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		for _, o := range w.objects {
 			nodes = append(nodes, p.set(t, o, settings(0, 8)))
 		}
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		w.cloud.Terminate("i-000")
-		time.Sleep(5 * minute)
+		pass(5 * minute)
 		if s := nodes[0].last(); !s.Vanished || !strings.Contains(s.LastError, "i-000") {
 			t.Errorf("status of the terminated: %+v", s)
 		}
@@ -112,12 +112,12 @@ func TestVanishedInstanceIsLeftAlone(t *testing.T) {
 		before := w.cloud.Count("Instances")
 		nodes[0].start()
 		p.Kick("node-000")
-		time.Sleep(5 * minute)
+		pass(5 * minute)
 		if n := w.cloud.Count("Instances") - before; n != 0 {
 			t.Errorf("%d calls for a vanished instance", n)
 		}
 		w.cloud.AddInstance("i-000", "m5.xlarge", "subnet-home")
-		time.Sleep(5 * minute)
+		pass(5 * minute)
 		if s := nodes[0].last(); s.Vanished || s.LastError != "" || nodes[0].available() < 8 {
 			t.Errorf("after it came back: %+v with %d addresses", s, nodes[0].available())
 		}
@@ -141,7 +141,7 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 				good, bad := settings(0, 8), settings(0, 8)
 				c.spoil(&bad)
 				ill, well := p.set(t, w.objects[0], bad), p.set(t, w.objects[1], good)
-				time.Sleep(minute)
+				pass(minute)
 				if s := ill.last(); s.Class != c.class || !strings.Contains(s.LastError, c.want) || s.NextTry.IsZero() {
 					t.Errorf("status: %+v", s)
 				}
@@ -151,7 +151,7 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 				if err := p.Set("node-000", "i-000", good, eni.Inventory{}, ill); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(5 * time.Second)
+				pass(5 * time.Second)
 				if s := ill.last(); s.LastError != "" || s.Available != 8 {
 					t.Errorf("once corrected: %+v", s)
 				}
@@ -173,16 +173,16 @@ func TestStoppedInstanceIsNotChanged(t *testing.T) {
 		w.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Times: 1, Err: cloudfake.Err(cloud.Conflict, "IncorrectState")})
 		p := w.operator(cl)
 		n := p.set(t, w.objects[0], settings(0, 8))
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		before := w.cloud.Count("CreateENI", "AttachENI", "DeleteENI")
 		n.start()
 		p.Kick(n.name)
-		time.Sleep(20 * time.Second)
+		pass(20 * time.Second)
 		if s := n.last(); !strings.Contains(s.LastError, "stopped") || w.cloud.Count("CreateENI", "AttachENI", "DeleteENI") != before {
 			t.Errorf("status %+v; calls %v", s, w.cloud.Calls())
 		}
 		state.Store("running")
-		time.Sleep(3 * minute)
+		pass(3 * minute)
 		if s := n.last(); s.LastError != "" || s.Available < 8 {
 			t.Errorf("running again: %+v", s)
 		}
@@ -199,7 +199,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 8))
 		for range 100 {
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 			if err := p.Set(n.name, n.instance, settings(0, 8), eni.Inventory{}, n); err != nil {
 				t.Fatal(err)
 			}
@@ -208,7 +208,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 			t.Errorf("%d creates in 10 s of Set", got)
 		}
 		w.cloud.ClearFaults()
-		time.Sleep(3 * minute)
+		pass(3 * minute)
 		p.stop()
 		w.agree()
 	})
@@ -227,7 +227,7 @@ func TestPublishFailureStopsNobody(t *testing.T) {
 				n.mu.Unlock()
 			}
 		}
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		for _, o := range w.objects[1:] {
 			if o.available() != 8 {
 				t.Errorf("%s has %d addresses", o.name, o.available())
@@ -237,7 +237,7 @@ func TestPublishFailureStopsNobody(t *testing.T) {
 		n.mu.Lock()
 		n.failed = nil
 		n.mu.Unlock()
-		time.Sleep(3 * minute)
+		pass(3 * minute)
 		p.stop()
 		w.agree()
 	})
@@ -251,7 +251,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		p := w.operator(w.cloud)
 		o := w.objects[0]
 		p.set(t, o, settings(0, 8))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		o.mu.Lock()
 		var e eni.ENI
 		stolen := o.inv.ENIs[1].Addresses[0]
@@ -265,7 +265,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		}
 		o.start()
 		p.Kick(o.name)
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		p.stop()
 		o.mu.Lock()
 		for _, x := range o.inv.ENIs {
@@ -287,7 +287,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		s := settings(0, 8)
 		s.UsePrimaryAddress = true
 		n := p.set(t, w.objects[0], s)
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if st := n.last(); st.Available != 8 {
 			t.Errorf("status %+v", st)
 		}
@@ -302,7 +302,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 		if err := p.Set(n.name, n.instance, s, eni.Inventory{}, n); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * minute)
+		pass(10 * minute)
 		if st := n.last(); st.Available != 2 || st.LastError != "" {
 			t.Errorf("after shrinking: %+v", st)
 		}
@@ -316,15 +316,15 @@ func TestRemoveTouchesNothingMore(t *testing.T) {
 		w.cloud.SetLatency("CreateENI", time.Second)
 		p := w.operator(w.cloud)
 		n := p.set(t, w.objects[0], settings(0, 8))
-		time.Sleep(500 * time.Millisecond) // in the middle of the create
+		pass(500 * time.Millisecond) // in the middle of the create
 		version := n.published()
 		p.Remove(n.name)
-		time.Sleep(10 * minute)
+		pass(10 * minute)
 		if n.published() != version || w.cloud.Count("AttachENI") != 0 {
 			t.Errorf("published %d times more, attached %d times", n.published()-version, w.cloud.Count("AttachENI"))
 		}
 		p.set(t, w.objects[0], settings(0, 8)) // the next full listing shows the ENI that was left
-		time.Sleep(3 * minute)
+		pass(3 * minute)
 		p.stop()
 		if n.available() != 8 {
 			t.Errorf("%d addresses", n.available())

@@ -32,14 +32,14 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 			o.start()
 			one.Kick(o.name)
 			two.Kick(o.name)
-			time.Sleep(300 * time.Millisecond)
+			pass(300 * time.Millisecond)
 		}
-		time.Sleep(15 * minute)
+		pass(15 * minute)
 		changes := func() int {
 			return w.cloud.Count("CreateENI", "AttachENI", "DetachENI", "DeleteENI", "AssignAddresses", "UnassignAddresses")
 		}
 		before := changes()
-		time.Sleep(15 * minute)
+		pass(15 * minute)
 		if n := changes() - before; n != 0 {
 			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
 		}
@@ -61,7 +61,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		w := newWorld(t, 1)
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Tags: map[string]string{
 			eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-000", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
 		}})
@@ -75,11 +75,11 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.spread(time.Second)
-		time.Sleep(10 * time.Second)
+		pass(10 * time.Second)
 		if !there() {
 			t.Error("deleted at once")
 		}
-		time.Sleep(5 * minute)
+		pass(5 * minute)
 		if there() {
 			t.Error("never deleted")
 		}
@@ -125,24 +125,24 @@ func simulate(t *testing.T, r *rand.Rand) {
 		p.set(t, w.add(next), settings(0, 4))
 		next++
 	}
-	any := func() *object { return w.objects[r.IntN(len(w.objects))] }
+	anyObject := func() *object { return w.objects[r.IntN(len(w.objects))] }
 	for range 5 {
 		join()
 	}
 	ops := []string{"CreateENI", "AttachENI", "AssignAddresses", "UnassignAddresses", "DetachENI", "DeleteENI", "ENIs", "Subnets", "SetDeleteOnTermination"}
 	for range 300 {
-		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+		pass(time.Duration(r.IntN(3000)) * time.Millisecond)
 		switch n := r.IntN(100); {
 		case n < 5 && len(w.objects) < 15:
 			join()
 		case n < 40:
-			o := any()
+			o := anyObject()
 			if with, _ := o.pods(); with < 20 {
 				o.start()
 			}
 			p.Kick(o.name)
 		case n < 65:
-			o := any()
+			o := anyObject()
 			o.end()
 			p.Kick(o.name)
 		case n < 75:
@@ -163,18 +163,18 @@ func simulate(t *testing.T, r *rand.Rand) {
 				p.set(t, o, settings(0, 4))
 			}
 		case n < 94:
-			o := any()
+			o := anyObject()
 			s := settings(r.IntN(10), 4)
 			s.UsePrimaryAddress = false
 			if err := p.Set(o.name, o.instance, s, eni.Inventory{}, p.writers[o.name]); err != nil {
 				t.Error(err)
 			}
 		case n < 96:
-			p.Doubt(any().name)
+			p.Doubt(anyObject().name)
 		}
 	}
 	w.cloud.ClearFaults()
-	time.Sleep(60 * minute)
+	pass(60 * minute)
 	p.stop()
 	w.agree()
 	if err := p.subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil || p.subnets.Blurred() {

@@ -2,6 +2,7 @@ package nodenetwork
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"testing"
@@ -30,11 +31,16 @@ func TestWithFleet(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("the fleet ended with %v", err)
+		}
+	})
 	op := start(t, Options{Fleet: f, Grace: time.Second, Settle: time.Second})
 	create(t, "node-1", nil)
-	o := until(t, "node-1", "8 addresses", count(8))
-	o = until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {
+	until(t, "node-1", "8 addresses", count(8))
+	o := until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {
 		if c, _ := find(o.Status.Conditions, v1alpha1.ConditionReady); c.Status != "True" || o.Status.ENI.Available != 8 || o.Status.ENI.Count != 1 {
 			return fmt.Errorf("%+v, %+v", o.Status.Conditions, o.Status.ENI)
 		}

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -101,7 +100,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 		harness.OK(t, c.Status().Update(t.Context(), k))
 	}
 	setReady(corev1.ConditionTrue)
-	time.Sleep(time.Second) // the object is older than the grace then
+	throughout(t, time.Second, func() {}) // the object is older than the grace then
 	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
 	until(t, "node-1", "told", func(o *v1alpha1.NodeNetwork) error {
 		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonInstanceGone {
@@ -109,12 +108,24 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(2 * time.Second) // nothing may happen
-	get(t, "node-1")
+	throughout(t, 2*time.Second, func() { get(t, "node-1") })
 	setReady(corev1.ConditionUnknown)
 	harness.Eventually(t, 10*time.Second, "the object is deleted", func() error {
 		if err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}); err == nil {
 			return errors.New("it is there")
+		}
+		return nil
+	})
+}
+
+// throughout checks again and again that something stays so for d.
+func throughout(t *testing.T, d time.Duration, check func()) {
+	t.Helper()
+	end := time.Now().Add(d)
+	harness.Eventually(t, d+10*time.Second, "time passes", func() error {
+		check()
+		if left := time.Until(end); left > 0 {
+			return fmt.Errorf("%v to go", left)
 		}
 		return nil
 	})
@@ -189,7 +200,7 @@ func TestPodsWait(t *testing.T) {
 	waiting(2)
 	first.Status.PodIP, first.Status.PodIPs = "10.0.0.1", []corev1.PodIP{{IP: "10.0.0.1"}}
 	harness.OK(t, c.Status().Update(t.Context(), first))
-	harness.OK(t, c.Delete(t.Context(), third, client.GracePeriodSeconds(0), client.Preconditions{UID: (*types.UID)(&third.UID)}))
+	harness.OK(t, c.Delete(t.Context(), third, client.GracePeriodSeconds(0), client.Preconditions{UID: &third.UID}))
 	waiting(1)
 	select {
 	case d := <-served:

@@ -29,7 +29,7 @@ func TestPublish(t *testing.T) {
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
 	n.Reconciled(eni.Status{Confirmed: true, Available: 18, Needed: 3})
-	o = until(t, "node-1", "counts", func(o *v1alpha1.NodeNetwork) error {
+	until(t, "node-1", "counts", func(o *v1alpha1.NodeNetwork) error {
 		if e := o.Status.ENI; e.Available != 18 || e.Needed != 3 || e.Count != 1 || e.Limits == nil || e.Limits.ENIs != 3 {
 			return fmt.Errorf("%+v", e)
 		}
