@@ -31,9 +31,12 @@ type Config struct {
 	Security *GroupBook  // likewise
 	Intents  Intents
 	Observer Observer
-	Clock    clock.Clock
-	Rand     *rand.Rand // for jitter
-	Logger   *slog.Logger
+	// Held is called by a pass in which a step waits for the cloud's rate limit
+	// for longer than Patience: Status tells of it already.
+	Held   func()
+	Clock  clock.Clock
+	Rand   *rand.Rand // for jitter
+	Logger *slog.Logger
 
 	ShrinkDelay     time.Duration // how long excess must persist; 1 min
 	ListingInterval time.Duration // between full observations, for repair; 1 min
@@ -44,6 +47,7 @@ type Config struct {
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
 	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
 	BurstWindow     time.Duration // without a kick ends a burst; 10 ms
+	Patience        time.Duration // with the rate limit of a call, before it is told; 15 s
 	CallTimeout     time.Duration // of one cloud call, its wait for the limiter included; 5 min
 }
 
@@ -70,6 +74,9 @@ func (c *Config) withDefaults() error {
 	if c.Observer == nil {
 		c.Observer = silent{}
 	}
+	if c.Held == nil {
+		c.Held = func() {}
+	}
 	if c.Intents == nil {
 		c.Intents = &MemoryIntents{}
 	}
@@ -89,7 +96,7 @@ func (c *Config) withDefaults() error {
 		{&c.ShrinkDelay, time.Minute}, {&c.ListingInterval, time.Minute}, {&c.CollectInterval, 10 * time.Minute},
 		{&c.OrphanAge, 15 * time.Minute}, {&c.PrefixRetry, 5 * time.Minute}, {&c.Settle, time.Minute},
 		{&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute}, {&c.BurstWindow, 10 * time.Millisecond},
-		{&c.CallTimeout, 5 * time.Minute},
+		{&c.Patience, 15 * time.Second}, {&c.CallTimeout, 5 * time.Minute},
 	} {
 		if *d.to <= 0 {
 			*d.to = d.def

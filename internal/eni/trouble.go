@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -120,7 +121,7 @@ func (r *Reconciler) failObserve(err error) {
 // changed, or a gate closed, so that the pass goes on without spinning.
 func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	start := r.cfg.Clock.Now()
-	err := r.act(ctx, p)
+	err := r.act(cloud.WithHeld(ctx, start.Add(r.cfg.Patience), func(op string) { r.held(p.Action, op) }), p)
 	r.told(p.Action, err, start)
 	now := r.cfg.Clock.Now()
 	if err == nil {
@@ -147,6 +148,24 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		p.hold.end(0)
 	}
 	return true
+}
+
+// held tells, in the middle of a step, that it waits for the cloud's rate limit:
+// it may be minutes before the step succeeds, and that nothing failed is no
+// comfort to who waits for it.
+func (r *Reconciler) held(a Action, op string) {
+	g := gateOf(a.Kind)
+	b := r.gates[g]
+	if b == nil {
+		b = &backoff{}
+		r.gates[g] = b
+	}
+	b.kind, b.class = a.Kind, cloud.Throttled
+	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
+		"not sent for %v, as EC2, or a ceiling that is configured, lets few calls of this action through", r.cfg.Patience)}
+	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", r.cfg.Patience.String())
+	r.report()
+	r.cfg.Held()
 }
 
 func (r *Reconciler) told(a Action, err error, start time.Time) {

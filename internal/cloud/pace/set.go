@@ -76,12 +76,22 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 		return w.permit, w.ticket, 0, nil
 	default:
 	}
-	select {
-	case <-w.ready:
-		return w.permit, w.ticket, s.clock.Now().Sub(w.since), nil
-	case <-ctx.Done():
-		s.leave(w)
-		return permit{}, w.ticket, s.clock.Now().Sub(w.since), context.Cause(ctx)
+	var late <-chan time.Time
+	at, tell, ok := cloud.Held(ctx)
+	if ok {
+		late = s.clock.After(at.Sub(w.since))
+	}
+	for {
+		select {
+		case <-w.ready:
+			return w.permit, w.ticket, s.clock.Now().Sub(w.since), nil
+		case <-ctx.Done():
+			s.leave(w)
+			return permit{}, w.ticket, s.clock.Now().Sub(w.since), context.Cause(ctx)
+		case <-late:
+			late = nil
+			tell(c.Action)
+		}
 	}
 }
 

@@ -82,6 +82,34 @@ func TestOrder(t *testing.T) {
 	})
 }
 
+// TestHeld: who wants to know of a call that waits for long is told once, and
+// not of one that does not.
+func TestHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(Assign, Limit{Rate: 0.05, Burst: 1})
+		start := time.Now()
+		var told []time.Duration
+		call := func() {
+			ctx := cloud.WithHeld(t.Context(), time.Now().Add(15*time.Second), func(op string) {
+				if op != Assign.Action {
+					t.Errorf("told of %s", op)
+				}
+				told = append(told, time.Since(start))
+			})
+			if err := s.Do(ctx, Assign, func(context.Context) Reply { return Reply{} }); err != nil {
+				t.Error(err)
+			}
+		}
+		call()
+		call()
+		time.Sleep(10 * time.Second)
+		call() // has to wait for ten seconds
+		if len(told) != 1 || told[0] != 15*time.Second {
+			t.Errorf("told after %v, want once, after 15s", told)
+		}
+	})
+}
+
 // TestCancel: a call that gives up, first in the queue or not, costs the
 // others nothing.
 func TestCancel(t *testing.T) {

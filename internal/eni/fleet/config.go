@@ -29,7 +29,8 @@ type Config struct {
 // Calls for one node come from one goroutine at a time.
 type Node interface {
 	eni.Node
-	// Reconciled is called after every pass with how the node does.
+	// Reconciled is called with how the node does after every pass, and in one
+	// whose calls wait long for the cloud's rate limit.
 	Reconciled(eni.Status)
 }
 
