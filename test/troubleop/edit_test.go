@@ -164,9 +164,7 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	c.want(t, name, 2)
-	harness.Eventually(t, patience, "what is too much goes back", func() error {
-		return sameCount("addresses", len(c.object(t, name).Spec.IPAM.Available), 3)
-	})
+	c.rests(t, name, 3) // what is too much goes back
 }
 
 // A VPC that is not the instance's has no subnet for it, or one where EC2 lets

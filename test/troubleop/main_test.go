@@ -109,6 +109,14 @@ func (c *cluster) has(t *testing.T, within time.Duration, name string, count int
 	})
 }
 
+// rests waits until a node has so many addresses and no more.
+func (c *cluster) rests(t *testing.T, name string, count int) {
+	t.Helper()
+	harness.Eventually(t, patience, fmt.Sprintf("%s is back to %d addresses", name, count), func() error {
+		return sameCount("addresses", len(c.object(t, name).Spec.IPAM.Available), count)
+	})
+}
+
 // othersGrow wants the witness to get another address without delay.
 func (c *cluster) othersGrow(t *testing.T) {
 	t.Helper()

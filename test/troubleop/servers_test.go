@@ -1,0 +1,276 @@
+package troubleop
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ktypes "k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestServers has EC2 and the API server throttle, vanish, and be busy with
+// others. Nothing is restarted.
+func TestServers(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(3, "t3.small")
+	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
+	c := raise(t, "witness", lab.Options{Spec: &s})
+	for _, n := range c.Nodes() {
+		c.has(t, patience, n.Name, 1)
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *cluster)
+	}{
+		{"API server down", apiServerDown},
+		{"EC2 down", ec2Down},
+		{"conflict storm", conflictStorm},
+		{"stale writer", staleWriter},
+		{"throttled", throttled},
+	} {
+		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
+			break
+		}
+		c.rests(t, "node-2", 1)
+		c.rests(t, "node-3", 1)
+		harness.Settle(t, c.Lab)
+	}
+	if n := c.Operators()[0].Starts(); n != 1 {
+		t.Errorf("the operator was started %d times", n)
+	}
+	for _, n := range c.Nodes() {
+		if n.Starts() != 1 {
+			t.Errorf("the daemon of %s was started %d times", n.Name, n.Starts())
+		}
+	}
+}
+
+// fails wants a CNI error "try again later" that says all of words.
+func fails(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("an ADD worked that should not have")
+	}
+	if got := node.CNICode(err); got != types.ErrTryAgainLater || !says(err.Error(), words) {
+		t.Errorf("an ADD failed with code %d, want %d and words %q: %v", got, types.ErrTryAgainLater, words, err)
+	}
+}
+
+// Without the API server pods get and give back warm addresses; an ADD that
+// needs a further one says what is wrong. With it growth goes on.
+func apiServerDown(t *testing.T, c *cluster) {
+	n, other := c.named(t, "node-2"), c.named(t, "node-3")
+	harness.OK(t, c.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
+	harness.OK(t, c.BindPods(t.Context(), other, "a"))
+	c.has(t, patience, n.Name, 3) // two wait, and one is to be warm
+	c.has(t, patience, other.Name, 2)
+	harness.OK(t, c.Kube.KillAPIServer())
+	a, b := add(t, n, "a"), add(t, n, "b")
+	if a.Addr() == b.Addr() {
+		t.Errorf("two pods have %s", a.Addr())
+	}
+	add(t, other, "a")
+	remove(t, n, "a")
+	remove(t, n, "b")
+	s := harness.NewSandbox(t, n) // a third and fourth: the ones that were used cool
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	_, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
+	harness.OK(t, err)
+	harness.OK(t, s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf))
+	harness.Eventually(t, patience, "the daemon says that the API server is away", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err == nil && !says(doc.LastError, []string{"Kubernetes API", "is the API server reachable"}) {
+			err = fmt.Errorf("last error %q", doc.LastError)
+		}
+		return err
+	})
+	full(t, other)
+
+	harness.OK(t, c.Kube.StartAPIServer(harness.Deadline(t, time.Minute)))
+	c.want(t, n.Name, 4)
+	c.has(t, patience, n.Name, 4)
+	c.othersGrow(t)
+	c.well(t, n.Name)
+	harness.Eventually(t, patience, "the daemon is content", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err == nil && doc.LastError != "" {
+			err = errors.New(doc.LastError)
+		}
+		return err
+	})
+	remove(t, other, "a")
+	c.want(t, n.Name, 1)
+}
+
+// full takes what is warm on a node and wants the next ADD to name the API server.
+func full(t *testing.T, n *node.Node) {
+	t.Helper()
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	for range 4 {
+		s := harness.NewSandbox(t, n)
+		_, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
+		defer func() {
+			harness.OK(t, s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf))
+		}()
+		if err != nil {
+			fails(t, err, "no address is free", "Kubernetes API")
+			return
+		}
+	}
+	t.Error("four ADDs worked on a node with two addresses")
+}
+
+// Without EC2 nodes that need nothing go on, one that needs something says so.
+func ec2Down(t *testing.T, c *cluster) {
+	c.Cloud.Outage(true)
+	defer c.Cloud.Outage(false)
+	c.want(t, "node-2", 3)
+	c.condition(t, patience, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
+	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
+	add(t, c.named(t, "node-3"), "warm")
+	add(t, c.named(t, "node-2"), "warm")
+	c.condition(t, patience, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "") // the next one cannot come
+	c.Cloud.Outage(false)
+	c.healed(t, patience, "node-2", 4)
+	c.healed(t, patience, "node-3", 2)
+	c.othersGrow(t)
+	remove(t, c.named(t, "node-3"), "warm")
+	remove(t, c.named(t, "node-2"), "warm")
+	c.want(t, "node-2", 1)
+}
+
+// A client that patches an object without pause keeps neither its growth nor
+// its daemon's reports from it.
+func conflictStorm(t *testing.T, c *cluster) {
+	const name = "node-2"
+	stop, patches := make(chan struct{}), 0
+	var storm sync.WaitGroup
+	var failed error
+	storm.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			body := fmt.Sprintf(`{"metadata":{"annotations":{"storm":"%d"}},"spec":{"eni":{"maxAboveWatermark":%d}}}`, i, i%2)
+			if failed = c.Kube.Client.Patch(t.Context(), o, client.RawPatch(ktypes.MergePatchType, []byte(body))); failed != nil {
+				return
+			}
+			patches++
+		}
+	})
+	c.want(t, name, 2)
+	c.has(t, patience, name, 2)
+	n := c.named(t, name)
+	for i := range 3 {
+		add(t, n, fmt.Sprintf("p%d", i))
+	}
+	c.has(t, patience, name, 5)
+	c.othersGrow(t)
+	for i := range 3 {
+		remove(t, n, fmt.Sprintf("p%d", i))
+	}
+	c.want(t, name, 1)
+	harness.Eventually(t, patience, "the handshake gives back what is too much", func() error {
+		if have := len(c.object(t, name).Spec.IPAM.Available); have > 2 {
+			return fmt.Errorf("%d addresses", have)
+		}
+		return nil
+	})
+	close(stop)
+	storm.Wait()
+	t.Logf("%d patches meanwhile", patches)
+	if failed != nil || patches < 50 {
+		t.Errorf("%d patches, too few for a storm: %v", patches, failed)
+	}
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAboveWatermark = nil })
+	c.well(t, name)
+}
+
+// A writer that did not see what happened since is refused by the API server; one
+// that forces its way with what was true once is put right.
+func staleWriter(t *testing.T, c *cluster) {
+	const name = "node-2"
+	c.want(t, name, 4)
+	c.has(t, patience, name, 4)
+	old := c.object(t, name)
+	c.want(t, name, 1)
+	c.rests(t, name, 1)
+	write := func(meta map[string]any) error {
+		body, err := json.Marshal(map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork",
+			"metadata": meta, "spec": map[string]any{"ipam": old.Spec.IPAM},
+		})
+		harness.OK(t, err)
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		return c.Kube.Client.Patch(t.Context(), o, client.RawPatch(ktypes.ApplyPatchType, body), client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerOperator))
+	}
+	if err := write(map[string]any{"name": name, "resourceVersion": old.ResourceVersion}); !apierrors.IsConflict(err) {
+		t.Errorf("a write on an old state: %v, want a conflict", err)
+	}
+	harness.OK(t, write(map[string]any{"name": name}))
+	c.othersGrow(t)
+	c.restored(t, name)
+	for i := range 3 { // what EC2 has taken is no pod's
+		p := add(t, c.named(t, name), fmt.Sprintf("s%d", i))
+		if !slices.ContainsFunc(c.enis(c.named(t, name)), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
+			t.Errorf("a pod has %s, which EC2 has taken", p.Addr())
+		}
+	}
+	for i := range 3 {
+		remove(t, c.named(t, name), fmt.Sprintf("s%d", i))
+	}
+}
+
+// While EC2 lets an action through rarely, the nodes that need it wait, say so,
+// and get there in turn; others grow by other actions. It ends when EC2 has time.
+func throttled(t *testing.T, c *cluster) {
+	c.Cloud.ResetCalls()
+	c.Cloud.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 0.05})
+	c.want(t, "node-2", 4) // a further ENI each
+	c.want(t, "node-3", 4)
+	var slow string
+	harness.Eventually(t, patience, "a node is throttled", func() error {
+		for _, name := range []string{"node-2", "node-3"} {
+			for _, cond := range c.object(t, name).Status.Conditions {
+				if cond.Type == v1alpha1.ConditionDegraded && cond.Reason == "Throttled" {
+					slow = name
+					return nil
+				}
+			}
+		}
+		return errors.New("none yet")
+	})
+	c.troubled(t, slow, v1alpha1.ConditionDegraded, "Throttled", "CreateNetworkInterface", "ask for a higher EC2 API rate")
+	add(t, c.named(t, slow), "warm")
+	remove(t, c.named(t, slow), "warm")
+	for range 5 {
+		c.othersGrow(t)
+	}
+	if calls := c.Cloud.Calls()["CreateNetworkInterface"]; calls.Count > 20 {
+		t.Errorf("%d calls against a bucket that lets one through in 20 s: %v", calls.Count, calls.Errors)
+	}
+	c.Cloud.ClearRateLimit("CreateNetworkInterface")
+	c.healed(t, patience, slow, 4)
+	c.has(t, patience, "node-2", 4)
+	c.has(t, patience, "node-3", 4)
+	c.want(t, "node-2", 1)
+	c.want(t, "node-3", 1)
+}
