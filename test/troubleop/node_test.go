@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -18,7 +21,7 @@ import (
 )
 
 // nodes are those of TestNodes: a trouble each.
-var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "dying", "removed"}
+var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "dying", "removed", "nodeless"}
 
 // nodesSpec has a subnet for each trouble that is a subnet's.
 func nodesSpec() *spec.Spec {
@@ -42,7 +45,7 @@ func TestNodes(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *cluster, string){
 			"badtype": unknownType, "notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
-			"halted": instanceStopped, "dying": instanceTerminated, "removed": objectDeleted,
+			"halted": instanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -134,7 +137,8 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 // An instance that is terminated while it grows leaves nothing behind: neither
 // its object nor an ENI.
 func instanceTerminated(t *testing.T, c *cluster, name string) {
-	n := c.named(t, name)
+	n, keep := c.named(t, name), false
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
 	c.want(t, name, 6)
 	harness.Eventually(t, patience, "growth began", func() error {
 		if len(c.enis(n)) < 2 {
@@ -211,4 +215,30 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	}
 	add(t, n, "after")
 	c.condition(t, patience, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
+}
+
+// Without its Node the object of a node goes at times, as of one that is gone;
+// the daemon, which is not, makes it anew, and pods come and go.
+func nodeDeleted(t *testing.T, c *cluster, name string) {
+	n := c.named(t, name)
+	p := add(t, n, "before")
+	k := &corev1.Node{}
+	harness.OK(t, c.Kube.Client.Get(t.Context(), client.ObjectKey{Name: name}, k))
+	old := c.object(t, name).UID
+	harness.OK(t, c.Kube.Client.Delete(t.Context(), k))
+	harness.Eventually(t, patience, "the object goes and comes again", func() error {
+		o, err := c.Kube.NodeNetwork(t.Context(), name)
+		if err == nil && o.UID == old {
+			err = fmt.Errorf("it is the old one")
+		}
+		return err
+	})
+	c.othersGrow(t)
+	add(t, n, "meanwhile")
+	harness.OK(t, n.CheckPod(t.Context(), p.Name))
+	k = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: k.Spec} // as its kubelet registers it
+	harness.OK(t, c.Kube.Client.Create(t.Context(), k))
+	c.has(t, patience, name, 3)
+	add(t, n, "after")
+	c.well(t, name)
 }
