@@ -139,11 +139,13 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 func smallerType(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	add(t, n, "second") // t3.nano has room for one address on one further ENI
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.nano" })
+	free := int32(4)
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.nano", &free })
 	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	harness.OK(t, n.CheckPod(t.Context(), "second"))
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
+	free = 2
+	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
 	c.has(t, patience, name, 4)
 }
 
