@@ -165,16 +165,8 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	if id, ok := r.lookDue(now, true); ok && !blind {
 		return r.look(ctx, id)
 	}
-	if r.limitsDue(now) && r.learn(ctx) {
-		return true
-	}
-	if r.uncertain || r.stopped {
-		if !r.closed(gateInstance, now) {
-			return r.ask(ctx)
-		}
-	}
-	if !r.resumed {
-		return r.resume(ctx)
+	if due, more := r.acquaint(ctx, now); due {
+		return more
 	}
 	if p := r.plan(ctx, now); p != nil {
 		return r.try(ctx, p)
@@ -190,6 +182,22 @@ func (r *Reconciler) next(ctx context.Context) bool {
 		return true
 	}
 	return false
+}
+
+// acquaint does what must be known before anything is planned, if something
+// is: limits, the instance's state, what the last process began. It tells
+// whether something was due, and then whether there may be more.
+func (r *Reconciler) acquaint(ctx context.Context, now time.Time) (due, more bool) {
+	switch {
+	case r.limitsDue(now) && r.learn(ctx):
+		return true, true
+	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now):
+		return true, r.ask(ctx)
+	case !r.resumed:
+		return true, r.resume(ctx)
+	default:
+		return false, false
+	}
 }
 
 // again takes the throttled step whose time has come, growth first.

@@ -228,13 +228,6 @@ func add(t *testing.T, n *node.Node, name string) *node.Pod {
 	return p
 }
 
-// addOnce makes a pod, or returns the first failure.
-func addOnce(t *testing.T, n *node.Node, name string) error {
-	t.Helper()
-	_, err := n.AddPod(harness.Deadline(t, patience), name, node.PodOptions{Once: true})
-	return err
-}
-
 func remove(t *testing.T, n *node.Node, name string) {
 	t.Helper()
 	harness.OK(t, n.DelPod(harness.Deadline(t, patience), name))

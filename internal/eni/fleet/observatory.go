@@ -77,23 +77,19 @@ func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(contex
 // List implements eni.Lister. A full listing that is under way, or that the
 // first question begins, answers if it is new enough and has the node.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
-	for {
-		o.mu.Lock()
-		if o.flight == nil && o.at.IsZero() {
-			o.begin()
-		}
-		f := o.flight
-		o.mu.Unlock()
-		if f == nil || f.at.Before(since) {
-			break
-		}
+	o.mu.Lock()
+	if o.flight == nil && o.at.IsZero() {
+		o.begin()
+	}
+	f := o.flight
+	o.mu.Unlock()
+	if f != nil && !f.at.Before(since) {
 		if err := f.wait(ctx); err != nil {
 			return eni.Listing{}, err
 		}
 		if l, ok := o.take(instanceID); ok && len(l.ENIs) > 0 {
 			return l, nil
 		}
-		break
 	}
 	a, err := o.attached.ask(ctx, instanceID)
 	if err != nil {

@@ -38,11 +38,26 @@ func (n *node) Withdraw(id string, addresses, prefixes int) ([]netip.Addr, []net
 	if listed {
 		n.c.later(n.name, 0)
 	}
+	if len(singles)+len(whole) > 0 && failpoint.Hit("operator.withdraw.after") != nil {
+		n.takeBack(slices.Concat(singles, whole))
+		return nil, nil
+	}
 	addrs := make([]netip.Addr, len(singles))
 	for i, p := range singles {
 		addrs[i] = p.Addr()
 	}
 	return addrs, whole
+}
+
+// takeBack makes candidates again of what was handed to the fleet, and did not
+// reach it.
+func (n *node) takeBack(list []netip.Prefix) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range list {
+		delete(n.handed, p)
+		n.candidates[p] = true
+	}
 }
 
 // withdraw is Withdraw for one kind of thing. n.mu is held.
@@ -126,7 +141,7 @@ func (n *node) WithdrawENI(_ context.Context, id string) bool {
 	if listed {
 		n.c.later(n.name, 0)
 	}
-	return ready
+	return ready && failpoint.Hit("operator.withdraw.after") == nil
 }
 
 // withdrawENI is WithdrawENI. n.mu is held.
