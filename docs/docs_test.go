@@ -26,7 +26,7 @@ func readCode(t *testing.T) literals {
 	l := literals{reasons: map[string]string{}}
 	for _, dir := range []string{
 		"cmd/berthd", "internal/attachment", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
-		"internal/datapath", "internal/eni", "internal/install", "internal/source",
+		"internal/datapath", "internal/eni", "internal/install", "internal/operator", "internal/source",
 	} {
 		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -69,12 +69,16 @@ func (l *literals) take(n ast.Node, path string) {
 		if k, ok := n.Key.(*ast.Ident); ok && k.Name == "Reason" {
 			l.reason(n.Value, path)
 		}
-		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/eni/waiting.go") && k.Sel != nil {
+		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/eni/nodemode.go") && k.Sel != nil {
 			l.reason(n.Value, path) // the map from a class of trouble to a reason
+		}
+	case *ast.ReturnStmt:
+		if strings.HasSuffix(path, "source/nodenetwork/why.go") && len(n.Results) == 3 {
+			l.reason(n.Results[0], path)
 		}
 	case *ast.ValueSpec:
 		for i, name := range n.Names {
-			if i < len(n.Values) && (strings.HasPrefix(name.Name, "Reason") || strings.HasPrefix(name.Name, "Condition")) {
+			if i < len(n.Values) && (strings.HasPrefix(strings.ToLower(name.Name), "reason") || strings.HasPrefix(name.Name, "Condition")) {
 				l.reason(n.Values[i], path)
 			}
 		}
@@ -107,9 +111,9 @@ func text(e ast.Expr) (string, bool) {
 // Every reason of a failed call, of a shortage and of a condition has its place
 // in the page that people look it up in.
 func TestEveryReasonIsExplained(t *testing.T) {
-	page := readPage(t, "troubleshoot.md")
+	page := readPage(t, "troubleshoot.md") + readPage(t, "operator-mode.md")
 	reasons := readCode(t).reasons
-	for _, known := range []string{"subnet-full", "unreachable", "throttled", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic"} {
+	for _, known := range []string{"subnet-full", "unreachable", "throttled", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic", "no-operator", "InvalidSpec"} {
 		if reasons[known] == "" {
 			t.Errorf("this test no longer finds %s in the code", known)
 		}
@@ -131,7 +135,7 @@ func TestMessagesAreInTheCode(t *testing.T) {
 		code.WriteByte('\n')
 	}
 	quoted := 0
-	for _, line := range strings.Split(readPage(t, "troubleshoot.md"), "\n") {
+	for _, line := range strings.Split(readPage(t, "troubleshoot.md")+readPage(t, "operator-mode.md"), "\n") {
 		for _, m := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(line, -1) {
 			if !strings.HasPrefix(line, "|") && !strings.Contains(m[1], "…") || !isMessage(m[1]) {
 				continue
