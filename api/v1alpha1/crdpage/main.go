@@ -1,0 +1,232 @@
+// Command crdpage writes the reference page of a kind from its
+// CustomResourceDefinition: every field with its type, default, checks and writer.
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+func main() {
+	if err := run(os.Args, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "crdpage:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, w io.Writer) error {
+	if len(args) != 2 {
+		return errors.New("give it the file of one CustomResourceDefinition")
+	}
+	data, err := os.ReadFile(args[1])
+	if err != nil {
+		return fmt.Errorf("read the definition: %w", err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.UnmarshalStrict(data, crd); err != nil {
+		return fmt.Errorf("%s: %w", args[1], err)
+	}
+	text, err := page(crd)
+	if err != nil {
+		return fmt.Errorf("%s: %w", args[1], err)
+	}
+	_, err = io.WriteString(w, text)
+	return err
+}
+
+// schema is what a definition says of one field.
+type schema = apiextensionsv1.JSONSchemaProps
+
+// page is the page of a kind with one version.
+func page(crd *apiextensionsv1.CustomResourceDefinition) (string, error) {
+	if len(crd.Spec.Versions) != 1 {
+		return "", fmt.Errorf("it has %d versions, expected one", len(crd.Spec.Versions))
+	}
+	v, names := crd.Spec.Versions[0], crd.Spec.Names
+	root := v.Schema.OpenAPIV3Schema
+	var b strings.Builder
+	fmt.Fprintf(&b, "# %s\n\n<!-- Generated from deploy/crds by \"make generate\". -->\n\n", names.Kind)
+	fmt.Fprintf(&b, "apiVersion `%s/%s`, %s, short name `%s`.\n\n%s\n", crd.Spec.Group, v.Name,
+		map[bool]string{true: "one for the cluster", false: "namespaced"}[crd.Spec.Scope == apiextensionsv1.ClusterScoped],
+		strings.Join(names.ShortNames, "`, `"), prose(root.Description))
+	b.WriteString("\nThe writer is who sets a field: berthd of the node, berth-operator, or a person. Each of the\n" +
+		"programs writes its own fields only, which deploy/operator-mode/admission.yaml enforces.\n")
+	for _, part := range []string{"spec", "status"} {
+		top := root.Properties[part]
+		s := section{path: part, schema: &top}
+		if err := s.write(&b); err != nil {
+			return "", err
+		}
+	}
+	columns(&b, names.Plural, v.AdditionalPrinterColumns)
+	return b.String(), nil
+}
+
+// section is the table of one object's fields.
+type section struct {
+	path   string
+	schema *schema
+	writer string // of all of it; empty: each field's own
+}
+
+// write writes a section, and one for each object within.
+func (s section) write(b *strings.Builder) error {
+	fmt.Fprintf(b, "\n## %s\n\n%s\n\n| field | type | default | meaning | checked | writer |\n|---|---|---|---|---|---|\n", s.path, prose(s.schema.Description))
+	var inner []section
+	for _, name := range fields(s.schema) {
+		f := s.schema.Properties[name]
+		who := cmp.Or(writer(f.Description), s.writer)
+		at := section{s.path + "." + name, &f, who}
+		if f.Type == "object" && len(f.Properties) > 0 {
+			inner = append(inner, at)
+			continue
+		}
+		if who == "" {
+			return fmt.Errorf("the comment of %s does not say who writes it", at.path)
+		}
+		row(b, name, &f, slices.Contains(s.schema.Required, name), who)
+		if of, mark := element(&f); of != nil {
+			for _, sub := range fields(of) {
+				g := of.Properties[sub]
+				row(b, name+mark+"."+sub, &g, slices.Contains(of.Required, sub), who)
+			}
+		}
+	}
+	for _, r := range s.schema.XValidations {
+		fmt.Fprintf(b, "\nChecked together: %s.\n", strings.TrimSuffix(r.Message, "."))
+	}
+	for _, i := range inner {
+		if err := i.write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fields are those of an object, in alphabetical order, plain ones before objects.
+func fields(s *schema) []string {
+	nested := func(name string) int {
+		if f := s.Properties[name]; f.Type == "object" && len(f.Properties) > 0 {
+			return 1
+		}
+		return 0
+	}
+	return slices.SortedFunc(maps.Keys(s.Properties), func(x, y string) int {
+		return cmp.Or(cmp.Compare(nested(x), nested(y)), cmp.Compare(x, y))
+	})
+}
+
+// element is the object of which a map or list has many, and how it is marked.
+func element(f *schema) (*schema, string) {
+	switch {
+	case f.AdditionalProperties != nil && f.AdditionalProperties.Schema != nil && len(f.AdditionalProperties.Schema.Properties) > 0:
+		return f.AdditionalProperties.Schema, "[key]"
+	case f.Items != nil && f.Items.Schema != nil && len(f.Items.Schema.Properties) > 0:
+		return f.Items.Schema, "[]"
+	}
+	return nil, ""
+}
+
+func row(b *strings.Builder, name string, f *schema, required bool, who string) {
+	def := ""
+	if f.Default != nil {
+		def = "`" + string(f.Default.Raw) + "`"
+	}
+	last := name[strings.LastIndex(name, ".")+1:]
+	fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s | %s |\n", name, typeOf(f), def, cell(meaning(last, f.Description)), cell(checks(f, required)), who)
+}
+
+func typeOf(f *schema) string {
+	switch {
+	case f.Items != nil && f.Items.Schema != nil:
+		return "list of " + typeOf(f.Items.Schema) + "s"
+	case f.AdditionalProperties != nil && f.AdditionalProperties.Schema != nil:
+		return "map to " + typeOf(f.AdditionalProperties.Schema) + "s"
+	case f.Format == "date-time":
+		return "time"
+	}
+	return f.Type
+}
+
+// checks are what the API server refuses otherwise.
+func checks(f *schema, required bool) string {
+	var out []string
+	if required {
+		out = append(out, "required")
+	}
+	for _, m := range []struct {
+		text string
+		n    *int64
+	}{
+		{"at most %d characters", f.MaxLength}, {"at most %d of them", f.MaxItems}, {"at most %d of them", f.MaxProperties},
+	} {
+		if m.n != nil {
+			out = append(out, fmt.Sprintf(m.text, *m.n))
+		}
+	}
+	for _, r := range f.XValidations {
+		out = append(out, r.Message)
+	}
+	return strings.Join(out, "; ")
+}
+
+// writer is who a comment says to write the field.
+func writer(comment string) string {
+	text := prose(comment)
+	switch {
+	case strings.Contains(text, "Written by the operator"):
+		return "operator"
+	case strings.Contains(text, "Written by the daemon"):
+		return "berthd"
+	case strings.Contains(text, "The daemon sets it"), strings.Contains(text, "The daemon fills it"):
+		return "berthd at creation, then a person"
+	}
+	return ""
+}
+
+// meaning is a Go comment without the name that it begins with. Of the fields
+// of Kubernetes' own conditions, the first sentence does.
+func meaning(name, comment string) string {
+	text := prose(comment)
+	if first, rest, ok := strings.Cut(text, " "); ok && strings.EqualFold(first, name) {
+		if first == name { // Kubernetes' style
+			text, _, _ = strings.Cut(text, ". ")
+			text = strings.TrimSuffix(text, ".") + "."
+		}
+		if !strings.HasPrefix(rest, "of ") {
+			text = strings.TrimPrefix(text, first+" ")
+		}
+	}
+	for _, verb := range []string{"is ", "are "} {
+		text = strings.TrimPrefix(text, verb)
+	}
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// prose is a comment on one line.
+func prose(comment string) string { return strings.Join(strings.Fields(comment), " ") }
+
+func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
+
+func columns(b *strings.Builder, plural string, list []apiextensionsv1.CustomResourceColumnDefinition) {
+	fmt.Fprintf(b, "\n## Columns\n\nOf `kubectl get %s`:\n\n| column | from | shown |\n|---|---|---|\n", plural)
+	for _, c := range list {
+		shown := "always"
+		if c.Priority > 0 {
+			shown = "with `-o wide`"
+		}
+		fmt.Fprintf(b, "| %s | `%s` | %s |\n", c.Name, cell(strings.TrimPrefix(c.JSONPath, ".")), shown)
+	}
+}

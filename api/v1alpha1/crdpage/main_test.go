@@ -1,0 +1,66 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/yaml"
+)
+
+func definition(t *testing.T) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	data, err := os.ReadFile("../../../deploy/crds/berth.dev_nodenetworks.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	if err := yaml.UnmarshalStrict(data, crd); err != nil {
+		t.Fatal(err)
+	}
+	return crd
+}
+
+// One field of each sort, with all that the page has to say of it.
+func TestPage(t *testing.T) {
+	text, err := page(definition(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| `firstInterfaceIndex` | integer | `1` | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1 leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
+		"| `available[key].resource` | string |  | The ID of the ENI. | required | operator |\n",
+		"| `released` | list of strings |",
+		"| `used[key].cooling` | boolean |",
+		"| `conditions[].type` | string |  | Type of condition",
+		"## status.eni.limits\n",
+		"Checked together: eni.subnetIDs and eni.subnetTags exclude each other.\n",
+		"| Zone | `spec.eni.availabilityZone` | with `-o wide` |\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+}
+
+// A field that nobody is said to write is a mistake in its comment.
+func TestFieldWithoutAWriter(t *testing.T) {
+	crd := definition(t)
+	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+	status := root.Properties["status"]
+	status.Properties["extra"] = schema{Type: "string", Description: "Extra is new."}
+	root.Properties["status"] = status
+	if _, err := page(crd); err == nil || !strings.Contains(err.Error(), "status.extra") {
+		t.Errorf("error %v, want one that names status.extra", err)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	if err := run([]string{"crdpage"}, os.Stderr); err == nil {
+		t.Error("no file, no error")
+	}
+	if err := run([]string{"crdpage", "main.go"}, os.Stderr); err == nil || !strings.Contains(err.Error(), "main.go") {
+		t.Errorf("error %v, want one that names the file", err)
+	}
+}
