@@ -12,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
 )
 
 // literals are the string literals of the packages whose messages people get
@@ -25,8 +28,8 @@ func readCode(t *testing.T) literals {
 	t.Helper()
 	l := literals{reasons: map[string]string{}}
 	for _, dir := range []string{
-		"cmd/berthd", "internal/attachment", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
-		"internal/datapath", "internal/eni", "internal/install", "internal/operator", "internal/source",
+		"api/v1alpha1", "cmd/berthd", "internal/attachment", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
+		"internal/datapath", "internal/eni", "internal/install", "internal/operator", "internal/source", "internal/web",
 	} {
 		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -65,6 +68,11 @@ func (l *literals) take(n ast.Node, path string) {
 		if f, ok := n.Fun.(*ast.SelectorExpr); ok && f.Sel.Name == "set" && len(n.Args) == 4 {
 			l.reason(n.Args[2], path)
 		}
+	case *ast.ReturnStmt:
+		// trouble() (reason, message string, err error)
+		if strings.HasSuffix(path, "source/nodenetwork/why.go") && len(n.Results) == 3 {
+			l.reason(n.Results[0], path)
+		}
 	case *ast.KeyValueExpr:
 		if k, ok := n.Key.(*ast.Ident); ok && k.Name == "Reason" {
 			l.reason(n.Value, path)
@@ -72,25 +80,26 @@ func (l *literals) take(n ast.Node, path string) {
 		if k, ok := n.Key.(*ast.SelectorExpr); ok && strings.HasSuffix(path, "source/eni/nodemode.go") && k.Sel != nil {
 			l.reason(n.Value, path) // the map from a class of trouble to a reason
 		}
-	case *ast.ReturnStmt:
-		if strings.HasSuffix(path, "source/nodenetwork/why.go") && len(n.Results) == 3 {
-			l.reason(n.Results[0], path)
-		}
 	case *ast.ValueSpec:
 		for i, name := range n.Names {
-			if i < len(n.Values) && (strings.HasPrefix(strings.ToLower(name.Name), "reason") || strings.HasPrefix(name.Name, "Condition")) {
+			if i < len(n.Values) && reasonConst.MatchString(name.Name) {
 				l.reason(n.Values[i], path)
 			}
 		}
 	case *ast.AssignStmt:
-		if name, ok := n.Lhs[0].(*ast.Ident); ok && name.Name == "reason" {
-			l.reason(n.Rhs[0], path)
+		for i, to := range n.Lhs {
+			if name, ok := to.(*ast.Ident); ok && name.Name == "reason" && len(n.Rhs) == len(n.Lhs) {
+				l.reason(n.Rhs[i], path)
+			}
 		}
 		if f, ok := n.Lhs[0].(*ast.SelectorExpr); ok && f.Sel.Name == "Reason" && strings.Contains(path, "internal/daemon") {
 			l.reason(n.Rhs[0], path)
 		}
 	}
 }
+
+// reasonConst are names of constants that are reasons, or conditions.
+var reasonConst = regexp.MustCompile(`^([Rr]eason[A-Z]|Condition|Growing$)`)
 
 // reason notes a literal; a constant or a variable is noted where it is set.
 func (l *literals) reason(e ast.Expr, path string) {
@@ -113,16 +122,35 @@ func text(e ast.Expr) (string, bool) {
 func TestEveryReasonIsExplained(t *testing.T) {
 	page := readPage(t, "troubleshoot.md") + readPage(t, "operator-mode.md")
 	reasons := readCode(t).reasons
-	for _, known := range []string{"subnet-full", "unreachable", "throttled", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic", "no-operator", "InvalidSpec"} {
+	for _, known := range []string{
+		"subnet-full", "unreachable", "throttled", "growing", "netns-missing", "DropPolicy", "ForwardingAllowed", "panic",
+		"no-object", "no-operator", "InvalidSpec", "NotObserved", "InDeficit", "NetworkHealed",
+	} {
 		if reasons[known] == "" {
 			t.Errorf("this test no longer finds %s in the code", known)
 		}
+	}
+	// The operator makes reasons of conditions of these.
+	for class := cloud.Unknown; !strings.HasPrefix(class.String(), "class("); class++ {
+		reasons[camel(class.String())] = "cloud.Class"
+	}
+	for _, shortage := range []string{eni.ReasonCooling, eni.ReasonENILimit, eni.ReasonMaxPods, eni.ReasonSubnetFull} {
+		reasons[camel(shortage)] = "eni.Shortage"
 	}
 	for reason, where := range reasons {
 		if !strings.Contains(page, "`"+reason+"`") {
 			t.Errorf("troubleshoot.md does not explain %s of %s", reason, where)
 		}
 	}
+}
+
+// camel writes subnet-full as SubnetFull.
+func camel(s string) string {
+	var out strings.Builder
+	for word := range strings.SplitSeq(s, "-") {
+		out.WriteString(strings.ToUpper(word[:1]) + word[1:])
+	}
+	return out.String()
 }
 
 // What the page quotes in the cells of its tables is what the programs say.
