@@ -1,0 +1,172 @@
+package docs
+
+import (
+	"encoding/json"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pages are all documents that people wrote, by path; those of reference/ are generated.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	names, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, name := range append(names, "../README.md", "../CHANGELOG.md") {
+		out[name] = readPage(t, name)
+	}
+	return out
+}
+
+// others are flags that documents name and that are of programs of others, and
+// those of Berth's programs that are for people and have no page of settings.
+var others = map[string]string{
+	"build-arg": "docker", "server-side": "kubectl", "tags": "git", "always": "git", "output": "aws",
+	"from-literal": "kubectl", "type": "kubectl", "subresource": "kubectl", "help": "all",
+}
+
+// variables of the environment that are no settings of a program.
+var variables = []string{"BERTH_FAILPOINTS", "BERTH_SOAK_SEED", "BERTH_SOAK_OPS"}
+
+// Every flag and variable in the documents is one that there is.
+func TestSettingsExist(t *testing.T) {
+	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md")
+	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../test/bench")
+	for name, text := range pages(t) {
+		for _, m := range regexp.MustCompile("(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b").FindAllStringSubmatch(text, -1) {
+			if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
+				t.Errorf("%s: no program has the flag --%s", name, flag)
+			}
+		}
+		for _, v := range regexp.MustCompile(`\bBERTH_[A-Z][A-Z_]*[A-Z]\b`).FindAllString(text, -1) {
+			if !strings.Contains(known, "`"+v+"`") && !slices.Contains(variables, v) {
+				t.Errorf("%s: no program reads %s", name, v)
+			}
+		}
+	}
+}
+
+// flagLiterals are string literals of programs whose flags are not in a table.
+func flagLiterals(t *testing.T, dirs ...string) map[string]bool {
+	t.Helper()
+	out := map[string]bool{}
+	quoted := regexp.MustCompile(`"([a-z][a-z0-9-]+)"`)
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			data, err := os.ReadFile(path)
+			for _, m := range quoted.FindAllStringSubmatch(string(data), -1) {
+				out[m[1]] = true
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// Every metric in the documents is served, with the labels that they name.
+func TestMetricsExist(t *testing.T) {
+	known := map[string]string{} // metric to its labels
+	row := regexp.MustCompile("(?m)^\\| `(berth_[a-z0-9_]+)` \\| [a-z]+ \\| ([a-z_, ]*) \\|")
+	for _, page := range []string{"reference/metrics.md", "reference/operator-metrics.md"} {
+		for _, m := range row.FindAllStringSubmatch(readPage(t, page), -1) {
+			known[m[1]] = m[2]
+		}
+	}
+	used := regexp.MustCompile(`\b(berth_[a-z0-9_]*[a-z0-9])(\{[^}]*\})?`)
+	found := 0
+	for name, text := range pages(t) {
+		for _, m := range used.FindAllStringSubmatch(text, -1) {
+			found++
+			labels, ok := known[m[1]]
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				if base, cut := strings.CutSuffix(m[1], suffix); cut && !ok {
+					labels, ok = known[base]
+				}
+			}
+			if !ok && m[1] != "berth_operator" {
+				t.Errorf("%s: no program serves %s", name, m[1])
+			}
+			for _, l := range regexp.MustCompile(`([a-z_]+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(m[2], -1) {
+				if !slices.Contains(strings.Split(labels, ", "), l[1]) {
+					t.Errorf("%s: %s has no label %s", name, m[1], l[1])
+				}
+			}
+		}
+	}
+	if found < 15 {
+		t.Errorf("only %d metrics were compared", found)
+	}
+}
+
+// Every field of a NodeNetwork in the documents is one that it has.
+func TestFieldsExist(t *testing.T) {
+	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true} // of a Node and a Pod
+	section := ""
+	for line := range strings.Lines(readPage(t, "reference/nodenetwork.md")) {
+		if s, ok := strings.CutPrefix(line, "## s"); ok {
+			section = "s" + strings.TrimSpace(s)
+			known[section] = true
+		}
+		if m := regexp.MustCompile("^\\| `([a-zA-Z0-9]+)").FindStringSubmatch(line); m != nil {
+			known[section+"."+m[1]] = true
+		}
+	}
+	found := 0
+	for name, text := range pages(t) {
+		for _, m := range regexp.MustCompile("`((?:spec|status)\\.[a-zA-Z0-9.]*[a-zA-Z0-9])").FindAllStringSubmatch(text, -1) {
+			found++
+			if !known[m[1]] {
+				t.Errorf("%s: a NodeNetwork has no %s", name, m[1])
+			}
+		}
+	}
+	if found < 8 {
+		t.Errorf("only %d fields were compared", found)
+	}
+}
+
+// Every figure in the documents is one that `make bench` measures.
+func TestFiguresExist(t *testing.T) {
+	data, err := os.ReadFile("../bench/results.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var results []struct {
+		Name string `json:"name"`
+	}
+	if err := json.Unmarshal(data, &results); err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, r := range results {
+		known[r.Name] = true
+	}
+	named := regexp.MustCompile("(?:[Bb]ench|[Ff]igures?) ((?:`[a-z0-9-]+`(?:, | and )?)+)")
+	found := 0
+	for name, text := range pages(t) {
+		for _, m := range named.FindAllStringSubmatch(strings.ReplaceAll(text, "\n", " "), -1) {
+			for _, figure := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(m[1], -1) {
+				found++
+				if !known[figure[1]] {
+					t.Errorf("%s: bench/results.json has no figure %s", name, figure[1])
+				}
+			}
+		}
+	}
+	if found < 10 {
+		t.Errorf("only %d figures were compared", found)
+	}
+}
