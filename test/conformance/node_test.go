@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -123,7 +124,7 @@ func TestWhatANodeShows(t *testing.T) {
 			t.Errorf("allocated: %+v, pod %s has %s in %s", a, p.Name, p.Addr(), p.ContainerID)
 		}
 	}
-	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, doc, before) })
+	t.Run("metrics", func(t *testing.T) { compareMetrics(t, n, before) })
 	t.Run("berthctl", func(t *testing.T) { compareTables(t, n, doc) })
 	t.Run("loopback only", func(t *testing.T) {
 		for from, path := range map[string]string{"another node": other.Netns, "a pod": n.Pods()[0].Netns(), "the node by its address": n.Netns} {
@@ -187,14 +188,34 @@ func metrics(t *testing.T, n *node.Node) map[string]float64 {
 	return out
 }
 
-func compareMetrics(t *testing.T, n *node.Node, doc introspect.Document, before map[string]float64) {
-	m := metrics(t, n)
-	for name, want := range map[string]int{
-		`berth_addresses{state="used"}`:    doc.Totals.Allocated,
-		`berth_addresses{state="warm"}`:    doc.Totals.Available,
-		`berth_addresses{state="cooling"}`: doc.Totals.Cooling,
-		`berth_enis`:                       len(doc.ENIs),
-		`berth_waiting_adds`:               0,
+// differences are the samples that are not as wanted.
+func differences(m map[string]float64, want map[string]int) (errs []error) {
+	for name, want := range want {
+		if got, ok := m[name]; !ok || got != float64(want) {
+			errs = append(errs, fmt.Errorf("%s is %v (there: %v), want %d", name, got, ok, want))
+		}
+	}
+	return errs
+}
+
+func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
+	var m map[string]float64
+	// An ENI may come or go between the two questions.
+	harness.Eventually(t, 20*time.Second, "metrics and introspection agree", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err != nil {
+			return err
+		}
+		m = metrics(t, n)
+		return errors.Join(differences(m, map[string]int{
+			`berth_addresses{state="used"}`:    doc.Totals.Allocated,
+			`berth_addresses{state="warm"}`:    doc.Totals.Available,
+			`berth_addresses{state="cooling"}`: doc.Totals.Cooling,
+			`berth_enis`:                       len(doc.ENIs),
+		})...)
+	})
+	for _, err := range differences(m, map[string]int{
+		`berth_waiting_adds`: 0,
 		`berth_cni_requests_total{reason="",result="success",verb="ADD"}`: 4,
 		`berth_cni_requests_total{reason="",result="success",verb="DEL"}`: 1,
 		`berth_add_duration_seconds_count`:                                4,
@@ -203,11 +224,8 @@ func compareMetrics(t *testing.T, n *node.Node, doc introspect.Document, before 
 		`berth_condition{type="AddressesAvailable"}`:                      1,
 		`berth_condition{type="ForwardingAllowed"}`:                       1,
 		`berth_condition{type="PluginInstalled"}`:                         1,
-	} {
-		got, ok := m[name]
-		if !ok || got != float64(want) {
-			t.Errorf("%s is %v (there: %v), want %d", name, got, ok, want)
-		}
+	}) {
+		t.Error(err)
 	}
 	if before["berth_del_duration_seconds_count"] != 0 {
 		t.Errorf("berth_del_duration_seconds_count was %v before the first DEL", before["berth_del_duration_seconds_count"])
