@@ -3,7 +3,6 @@ package datapath
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -22,8 +21,7 @@ type ENI struct {
 	// Primary ENIs belong to the operating system: only sysctls are set there.
 	Primary bool
 	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
-	// link: ARP requests for the router come from it, and what kube-proxy
-	// masquerades on its way out there, which with any other source a VPC drops.
+	// link, unless it is among Addresses: then it is a pod's, and not the node's.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
 	// Gateway is the IPv4 router; zero takes the subnet's first address
@@ -123,10 +121,10 @@ func (e ENI) gateway6() netip.Addr {
 	return vpcGateway6
 }
 
-// SetENI makes an ENI fit for pods: link up, MTU, rp_filter loose, its own
-// address, its table, its rule, and the map from its addresses to its mark. It
-// is idempotent, puts back what is missing, and with changed Addresses changes
-// the map only. On failure what was done stays; call it again. An address is
+// SetENI makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
+// its table, its rule, and the map from its addresses to its mark. It is
+// idempotent, puts back what is missing, and with changed Addresses changes the
+// map only (and the link's address if PrimaryIPv4 came or went among them). On failure what was done stays; call it again. An address is
 // usable by a pod once this has returned nil for it.
 //
 // Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
@@ -165,6 +163,7 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 	if !eni.Primary {
 		steps = append(steps,
 			func() ([]string, error) { return n.setENILink(eni, link, s.mtu) },
+			func() ([]string, error) { return n.setENIAddress(eni, link) },
 			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
 			func() ([]string, error) { return n.setENIMap(eni, s.config) },
 			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), eniRules(eni, s.config)) },
@@ -231,16 +230,6 @@ func (n *Node) setENILink(eni ENI, link netlink.Link, mtu int) (changed []string
 			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
 		}
 		changed = append(changed, a.Name+" up")
-	}
-	if !eni.PrimaryIPv4.IsValid() {
-		return changed, nil
-	}
-	addr := &netlink.Addr{IPNet: ipNet(hostPrefix(eni.PrimaryIPv4)), Flags: unix.IFA_F_NOPREFIXROUTE}
-	switch err := n.slow.AddrAdd(link, addr); {
-	case err == nil:
-		changed = append(changed, fmt.Sprintf("address %s of %s", eni.PrimaryIPv4, a.Name))
-	case !errors.Is(err, unix.EEXIST):
-		return changed, fmt.Errorf("add address %s to %s: %w", eni.PrimaryIPv4, a.Name, err)
 	}
 	return changed, nil
 }

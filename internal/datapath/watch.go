@@ -21,8 +21,8 @@ const (
 	LinkAppeared EventKind = "link-appeared"
 	// LinkVanished: such a link is gone, or that of a live pod.
 	LinkVanished EventKind = "link-vanished"
-	// StateLost: something of Berth's was removed or switched off; Repair puts
-	// it back.
+	// StateLost: something of Berth's was removed, switched off or overruled;
+	// Repair puts it back.
 	StateLost EventKind = "state-lost"
 	// Resync: events were lost; everything must be looked at again.
 	Resync EventKind = "resync"
@@ -161,8 +161,8 @@ func (w *watcher) routeMessage(ctx context.Context, m message) {
 		if lostRule(m.data) {
 			w.emit(ctx, Event{Kind: StateLost, What: "a policy rule was removed"})
 		}
-	case unix.RTM_DELADDR:
-		if what := w.lostAddress(m.data); what != "" {
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if what := w.strayAddress(m); what != "" {
 			w.emit(ctx, Event{Kind: StateLost, What: what})
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Which removals concern Berth. A removal of a route that this Node made
+// Which changes by others concern Berth. A removal of a route that this Node made
 // itself is told by what the Node still claims.
 
 // lostRoute describes a removed route that should be there, else "".
@@ -68,23 +68,29 @@ func lostRule(data []byte) bool {
 	return false
 }
 
-// lostAddress describes the removal of a secondary ENI's own address.
-func (w *watcher) lostAddress(data []byte) string {
-	if len(data) < unix.SizeofIfAddrmsg {
+// strayAddress describes a change of a secondary ENI's address that Berth did
+// not ask for: the link lost its own, or was given one that pods may have.
+func (w *watcher) strayAddress(m message) string {
+	if len(m.data) < unix.SizeofIfAddrmsg {
 		return ""
 	}
-	attrs, err := nl.ParseRouteAttr(data[unix.SizeofIfAddrmsg:])
+	attrs, err := nl.ParseRouteAttr(m.data[unix.SizeofIfAddrmsg:])
 	if err != nil {
 		return ""
 	}
+	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
 	for _, a := range attrs {
 		addr, ok := netip.AddrFromSlice(a.Value)
 		if a.Attr.Type != unix.IFA_LOCAL || !ok {
 			continue
 		}
 		for _, e := range w.node.knownENIs() {
-			if !e.Primary && e.PrimaryIPv4 == addr {
+			switch {
+			case e.Primary || string(e.MAC) != mac:
+			case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():
 				return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
+			case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
+				return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
 			}
 		}
 	}

@@ -1,0 +1,114 @@
+package datapath
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+// forPods is the secondary ENI with its own address for pods.
+func (v *vpc) forPods() ENI {
+	e := v.eni()
+	e.Addresses = addrs(eniAddr)
+	return e
+}
+
+// asFabric makes the routers know each other as a VPC does, which asks no link
+// who has an address and tells everyone where its router is.
+func (v *vpc) asFabric() {
+	v.t.Helper()
+	r, h := v.router, v.host
+	r.must(r.nl.NeighSet(neighbour(r.link("r1").Attrs().Index, netip.MustParseAddr(eniAddr), h.link("eth1").Attrs().HardwareAddr)))
+	h.must(h.nl.NeighSet(neighbour(h.link("eth1").Attrs().Index, netip.MustParseAddr("10.0.0.1"), r.link("r1").Attrs().HardwareAddr)))
+}
+
+func (v *vpc) linkHas(want ...string) {
+	v.t.Helper()
+	got := strings.Fields(v.host.run("ip -4 -br address show dev eth1"))[2:]
+	if strings.Join(got, " ") != strings.Join(want, " ") {
+		v.t.Errorf("eth1 has %v, want %v", got, want)
+	}
+}
+
+// A pod with an ENI's own address is served as any other, also when the node
+// had the address before and a network manager gave it to the link too.
+func TestOwnAddressOfAnENIForAPod(t *testing.T) {
+	for name, filter := range map[string]string{"no filter": "0", "strict": "1", "loose": "2"} {
+		t.Run(name, func(t *testing.T) {
+			v := newVPC(t)
+			v.asFabric()
+			for _, l := range []string{"all", "default"} {
+				v.host.sysctl("net/ipv4/conf/"+l+"/rp_filter", filter)
+			}
+			v.host.run("ip address add " + eniAddr + "/24 dev eth1")
+			v.setENI(v.forPods())
+			v.linkHas("169.254.1.1/32")
+
+			own, b, a := v.pod(eniAddr), v.pod(podB), v.pod(podA)
+			for _, s := range []*space{own.space, v.router, v.host} {
+				s.serveTCP(":80")
+			}
+			for _, p := range []*pod{own, b} { // both of this ENI
+				p.seenAs(peer+":80", p.want.IPv4.String())
+				p.seenAs(internet+":80", nodeAddr)
+				p.seenAs(nodeAddr+":80", p.want.IPv4.String())
+			}
+			a.seenAs(eniAddr+":80", podA)
+			b.seenAs(eniAddr+":80", podB)
+			v.host.seenAs(eniAddr+":80", nodeAddr)
+			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: rp_filter, and who owns it
+			if did := v.repair(Wanted{Config: v.config, ENIs: []ENI{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
+				t.Errorf("repaired %q", did)
+			}
+		})
+	}
+}
+
+// The routes of the ENI's table stay while the link's address changes.
+func TestOwnAddressOfAnENIChangesHands(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	v.host.serveTCP(":81")
+	policy := v.host.run("ip route show table 19001")
+	for range 2 {
+		v.setENI(v.forPods())
+		v.linkHas("169.254.1.1/32")
+		if got := v.host.run("ip route show table 19001"); got != policy {
+			t.Errorf("the table was\n%sis\n%s", policy, got)
+		}
+		v.setENI(v.eni())
+		v.linkHas(eniAddr + "/32")
+		a.seenAs(eniAddr+":81", podA) // it is the node's
+	}
+	v.host.run("ip address add 169.254.1.1/16 dev eth1") // not Berth's: its scope is another
+	v.setENI(v.eni())
+	v.linkHas(eniAddr+"/32", "169.254.1.1/16")
+}
+
+func TestWatchOfAnAddressForPods(t *testing.T) {
+	v := newVPC(t)
+	v.asFabric()
+	v.setENI(v.forPods())
+	own := v.pod(eniAddr)
+	own.serveTCP(":80")
+	want := Wanted{Config: v.config, ENIs: []ENI{v.forPods()}, Pods: []Pod{own.want}}
+	w := v.watch()
+	for _, c := range []struct{ command, says, repaired string }{
+		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2 was given to its link", "removed address " + eniAddr + "/24 of eth1"},
+		{"ip address flush dev eth1", "169.254.1.1 of ENI eni-2 was removed", "address 169.254.1.1 of eth1"},
+	} {
+		v.host.run(c.command)
+		w.expect(StateLost, c.says)
+		if did := v.repair(want); !strings.Contains(did, c.repaired) {
+			t.Errorf("%s: repaired %q, want %q", c.command, did, c.repaired)
+		}
+		v.asFabric() // a link without addresses forgets its neighbours
+		v.router.seenAs(eniAddr+":80", "10.0.0.1")
+	}
+	w.quiet(func() {
+		v.host.run("ip address add " + eniAddr + "/32 dev eth0") // odd, and not this ENI's link
+		v.host.run("ip address add 10.0.0.99/32 dev eth1")
+		v.host.run("ip address del 10.0.0.99/32 dev eth1")
+		v.repair(want)
+	})
+}
