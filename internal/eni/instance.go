@@ -42,7 +42,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 
 // ask finds out whether the instance is there and runs. Nothing is changed
 // while it does not.
-func (r *Reconciler) ask(ctx context.Context) bool {
+func (r *Reconciler) ask(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
@@ -61,7 +61,7 @@ func (r *Reconciler) ask(ctx context.Context) bool {
 			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
 	case err != nil:
 		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
-		return true
+		return
 	case halted:
 		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
 			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.cfg.jitter(r.cfg.SlowRetry))
@@ -69,7 +69,6 @@ func (r *Reconciler) ask(ctx context.Context) bool {
 		r.heal(gateInstance)
 	}
 	r.uncertain, r.stopped = false, halted
-	return true
 }
 
 // limitsKnown tells whether what the instance type allows is known.

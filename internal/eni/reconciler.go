@@ -165,8 +165,8 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	if id, ok := r.lookDue(now, true); ok && !blind {
 		return r.look(ctx, id)
 	}
-	if due, more := r.acquaint(ctx, now); due {
-		return more
+	if r.acquaint(ctx, now) {
+		return true
 	}
 	if p := r.plan(ctx, now); p != nil {
 		return r.try(ctx, p)
@@ -184,20 +184,19 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	return false
 }
 
-// acquaint does what must be known before anything is planned, if something
-// is: limits, the instance's state, what the last process began. It tells
-// whether something was due, and then whether there may be more.
-func (r *Reconciler) acquaint(ctx context.Context, now time.Time) (due, more bool) {
+// acquaint does what must be known before anything is planned, and tells
+// whether something was: limits, the instance's state, what the last process began.
+func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.limitsDue(now) && r.learn(ctx):
-		return true, true
 	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now):
-		return true, r.ask(ctx)
+		r.ask(ctx)
 	case !r.resumed:
-		return true, r.resume(ctx)
+		r.resume()
 	default:
-		return false, false
+		return false
 	}
+	return true
 }
 
 // again takes the throttled step whose time has come, growth first.

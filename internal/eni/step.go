@@ -194,7 +194,7 @@ func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
 // resume repeats a creation that the last process began, unless its ENI is in
 // sight. The token makes the repeat return that ENI. Intents older than an
 // hour are forgotten: listings do not trail that long, and tokens expire.
-func (r *Reconciler) resume(context.Context) bool {
+func (r *Reconciler) resume() {
 	now := r.cfg.Clock.Now()
 	intent, ok, err := r.cfg.Intents.Load()
 	r.resumed = true
@@ -210,11 +210,10 @@ func (r *Reconciler) resume(context.Context) bool {
 	}
 	if !ok || now.Sub(intent.At) > time.Hour || intent.Request.Tags[TagInstanceID] != r.cfg.InstanceID {
 		r.forgetIntent()
-		return true
+		return
 	}
 	q := intent.Request
 	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent, priority: cloud.Begun, lost: true}
-	return true
 }
 
 func (r *Reconciler) forgetIntent() {
