@@ -162,7 +162,7 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 	}
 	if !eni.Primary {
 		steps = append(steps,
-			func() ([]string, error) { return n.setENILink(eni, link, s.mtu) },
+			func() ([]string, error) { return n.setENILink(link, s.mtu) },
 			func() ([]string, error) { return n.setENIAddress(eni, link) },
 			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
 			func() ([]string, error) { return n.setENIMap(eni, s.config) },
@@ -217,7 +217,7 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (n *Node) setENILink(eni ENI, link netlink.Link, mtu int) (changed []string, err error) {
+func (n *Node) setENILink(link netlink.Link, mtu int) (changed []string, err error) {
 	a := link.Attrs()
 	if a.MTU != mtu {
 		if err := n.slow.LinkSetMTU(link, mtu); err != nil {

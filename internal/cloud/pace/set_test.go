@@ -103,7 +103,7 @@ func TestHeld(t *testing.T) {
 		call()
 		call()
 		time.Sleep(10 * time.Second) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
-		call() // has to wait for ten seconds
+		call()                       // has to wait for ten seconds
 		if len(told) != 1 || told[0] != 15*time.Second {
 			t.Errorf("told after %v, want once, after 15s", told)
 		}
