@@ -2,8 +2,11 @@ package datapath
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // forPods is the secondary ENI with its own address for pods.
@@ -24,8 +27,13 @@ func (v *vpc) asFabric() {
 
 func (v *vpc) linkHas(want ...string) {
 	v.t.Helper()
-	got := strings.Fields(v.host.run("ip -4 -br address show dev eth1"))[2:]
-	if strings.Join(got, " ") != strings.Join(want, " ") {
+	list, err := v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET)
+	v.host.must(err)
+	var got []string
+	for _, a := range list {
+		got = append(got, a.IPNet.String())
+	}
+	if !slices.Equal(got, want) {
 		v.t.Errorf("eth1 has %v, want %v", got, want)
 	}
 }
