@@ -65,14 +65,21 @@ func prefixes(things ...string) (out []netip.Prefix) {
 
 func supplied(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
+	s := stopped(t, store)
+	go func() { _ = s.Run(t.Context()) }()
+	synctest.Wait()
+	return s
+}
+
+// stopped is supplied that does not run yet.
+func stopped(t *testing.T, store InventoryStore) *Source {
+	t.Helper()
 	s, err := NewSupplied(Options{
 		InstanceID: instance, Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, Cooling: 30 * time.Second, Store: store,
 	}, asker{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = s.Run(t.Context()) }()
-	synctest.Wait()
 	return s
 }
 

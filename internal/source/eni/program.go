@@ -2,6 +2,8 @@ package eni
 
 import (
 	"context"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/eni"
@@ -77,11 +79,45 @@ func (s *Source) differences() (remove []string, set []eni.ENI) {
 		}
 	}
 	for _, id := range sortedIDs(s.published) {
-		if e := s.published[id]; !e.Equal(s.programmed[id]) {
+		if e := s.wanted(s.published[id]); !e.Equal(s.programmed[id]) {
+			s.programming(e)
 			set = append(set, e)
 		}
 	}
 	return remove, set
+}
+
+// wanted is a published ENI as the data path should have it. Its own address
+// may not be for pods any more, and a pod have it still, or have had it lately:
+// then it is not the node's yet. s.mu is held.
+func (s *Source) wanted(e eni.ENI) eni.ENI {
+	if a := e.PrimaryIPv4; !e.Primary && s.alloc.Busy(a) && !slices.Contains(e.Addresses, a) {
+		e.Addresses = append([]netip.Addr{a}, e.Addresses...)
+	}
+	return e
+}
+
+// freed has the data path look again if a free address is an ENI's own. s.mu is
+// held.
+func (s *Source) freed(a netip.Addr) {
+	for _, e := range s.published {
+		if e.PrimaryIPv4 == a {
+			signal(s.program)
+		}
+	}
+}
+
+// programming notes that the data path may lack, from now on, what e lacks: if
+// that is published again meanwhile, it is not assignable before its turn. s.mu
+// is held.
+func (s *Source) programming(e eni.ENI) {
+	done, ok := s.programmed[e.ID]
+	if !ok {
+		return
+	}
+	done.Addresses = filter(done.Addresses, func(a netip.Addr) bool { return slices.Contains(e.Addresses, a) })
+	done.Prefixes = filter(done.Prefixes, func(p netip.Prefix) bool { return slices.Contains(e.Prefixes, p) })
+	s.programmed[e.ID] = done
 }
 
 // programDone takes the result of SetENI: what was programmed, and is still

@@ -216,8 +216,9 @@ func (s *Source) Release(key attachment.Key) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	if _, ok := s.alloc.Release(key, now); ok {
+	if a, ok := s.alloc.Release(key, now); ok {
 		delete(s.leases, key)
+		s.freed(a)
 		s.serve(now) // without a cooling period it is free at once
 		signal(s.cooled)
 		s.supply.Kick()
@@ -229,8 +230,9 @@ func (s *Source) Release(key attachment.Key) time.Time {
 func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.alloc.Cancel(key); ok {
+	if a, ok := s.alloc.Cancel(key); ok {
 		delete(s.leases, key)
+		s.freed(a)
 		s.serve(s.clock.Now())
 		s.supply.Kick()
 	}
@@ -267,6 +269,7 @@ func (s *Source) watchCooling(ctx context.Context) {
 			s.mu.Lock()
 			now := s.clock.Now()
 			if s.alloc.Expire(now) > 0 {
+				signal(s.program) // one may be an ENI's own address
 				s.serve(now)
 				s.supply.Kick()
 			}
