@@ -106,7 +106,7 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 15 {
+	if found < 25 {
 		t.Errorf("only %d metrics were compared", found)
 	}
 }
@@ -133,7 +133,7 @@ func TestFieldsExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 8 {
+	if found < 30 {
 		t.Errorf("only %d fields were compared", found)
 	}
 }
