@@ -3,7 +3,6 @@ package trouble
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
@@ -139,9 +137,9 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 			for _, p := range n.Pods() {
 				harness.Eventually(t, 10*time.Second, p.Name+" talks again", func() error {
 					return errors.Join(
-						asks(t, p.Netns(), far.Addr(), p.Addr()),
-						asks(t, far.Netns(), p.Addr(), far.Addr()),
-						asks(t, p.Netns(), fabric.InternetHost, enis(l, n)[0].Primary),
+						harness.Asks(t, p.Netns(), far.Addr(), p.Addr()),
+						harness.Asks(t, far.Netns(), p.Addr(), far.Addr()),
+						harness.Asks(t, p.Netns(), fabric.InternetHost, enis(l, n)[0].Primary),
 					)
 				})
 				harness.OK(t, n.CheckPod(t.Context(), p.Name))
@@ -154,18 +152,6 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		t.Error("berth_repairs_total counted nothing")
 	}
 	harness.Settle(t, l)
-}
-
-// asks once, and compares the source that arrived.
-func asks(t *testing.T, path string, to, want netip.Addr) error {
-	r, err := echo.Ask(within(t, time.Second), path, "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
-	if err == nil && r.You != want {
-		err = fmt.Errorf("seen as %s, want %s", r.You, want)
-	}
-	if err != nil {
-		return fmt.Errorf("to %s: %w", to, err)
-	}
-	return nil
 }
 
 func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {

@@ -63,12 +63,12 @@ func TestSwitches(t *testing.T) {
 					}
 					return a
 				}
-				if err := asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem)); err != nil {
+				if err := harness.Asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem)); err != nil {
 					t.Errorf("%s, on premises: %v", p.Name, err)
 				}
 				// With its own address a pod gets no answer from the internet:
 				// the gateway has no public one for it.
-				err := asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
+				err := harness.Asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
 				if tt.lost && err == nil || !tt.lost && err != nil {
 					t.Errorf("%s, internet: %v", p.Name, err)
 				}

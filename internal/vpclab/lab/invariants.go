@@ -155,6 +155,9 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 			if i, ok := k.routes[a]; !ok || i != s.peer {
 				f.wrong("pod %s: the route to %s leads to link %d, want %d", p.Name, a, i, s.peer)
 			}
+			if link, ok := k.addrs[a]; ok {
+				f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
+			}
 			if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) && (a != e.Primary || f.usesPrimaryOf(e)) }) {
 				f.wrong("pod %s has %s, which EC2 has not assigned to an ENI of this node", p.Name, a)
 			}

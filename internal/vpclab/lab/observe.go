@@ -19,12 +19,13 @@ import (
 
 // kernelState is what Berth has in a node's kernel, read without its help.
 type kernelState struct {
-	links     map[int]string     // pod links by index
-	routes    map[netip.Addr]int // the pod table: address to link index
-	oddRoutes []string           // of the pod table, but not of one address
-	tables    map[int]bool       // device indexes of ENI tables that hold routes
-	rules     map[string]int     // how often each rule of Berth's exists
-	ruleIndex map[string]int     // device index that a rule leads to, for ENI rules
+	links     map[int]string        // pod links by index
+	addrs     map[netip.Addr]string // the node's own addresses: to the link's name
+	routes    map[netip.Addr]int    // the pod table: address to link index
+	oddRoutes []string              // of the pod table, but not of one address
+	tables    map[int]bool          // device indexes of ENI tables that hold routes
+	rules     map[string]int        // how often each rule of Berth's exists
+	ruleIndex map[string]int        // device index that a rule leads to, for ENI rules
 }
 
 // observeKernel reads the calling thread's namespace.
@@ -34,14 +35,29 @@ func observeKernel() (k kernelState, err error) {
 		return k, fmt.Errorf("open rtnetlink: %w", err)
 	}
 	defer h.Close()
-	k = kernelState{links: map[int]string{}, routes: map[netip.Addr]int{}, tables: map[int]bool{}, rules: map[string]int{}, ruleIndex: map[string]int{}}
+	k = kernelState{
+		links: map[int]string{}, addrs: map[netip.Addr]string{}, routes: map[netip.Addr]int{}, tables: map[int]bool{},
+		rules: map[string]int{}, ruleIndex: map[string]int{},
+	}
 	links, err := again(h.LinkList)
 	if err != nil {
 		return k, fmt.Errorf("list links: %w", err)
 	}
+	names := map[int]string{}
 	for _, l := range links {
-		if a := l.Attrs(); strings.HasPrefix(a.Name, datapath.LinkPrefix) {
+		a := l.Attrs()
+		names[a.Index] = a.Name
+		if strings.HasPrefix(a.Name, datapath.LinkPrefix) {
 			k.links[a.Index] = a.Name
+		}
+	}
+	own, err := again(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return k, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range own {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok {
+			k.addrs[ip.Unmap()] = names[a.LinkIndex]
 		}
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {

@@ -1,0 +1,154 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// With spec.eni.usePrimaryAddress a pod has the own address of a secondary ENI,
+// and traffic like any other. Without it again the pod keeps the address; then
+// the node has it. An ENI that holds nothing else goes back whole.
+func TestUsePrimaryAddress(t *testing.T) {
+	l := harness.Raise(t, lab.Options{
+		Mode: lab.OperatorMode, Nodes: 2, InstanceType: "m5.large",
+		DaemonArgs: append(slices.Clone(quickDaemon), "--pre-allocate=1"), OperatorArgs: quickOperator,
+	})
+	n, far := l.Nodes()[0], l.Nodes()[1]
+	other, err := far.AddPod(harness.Deadline(t, time.Minute), "other", node.PodOptions{})
+	harness.OK(t, err)
+
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = true })
+	e := aloneOn(t, l, n)
+	p, err := n.AddPod(harness.Deadline(t, time.Minute), "own", node.PodOptions{})
+	harness.OK(t, err)
+	if p.Addr() != e.Primary {
+		t.Fatalf("the pod has %s, want %s, which is the own address of %s", p.Addr(), e.Primary, e.ID)
+	}
+	served := func() {
+		t.Helper()
+		harness.Eventually(t, 10*time.Second, "the pod is served", func() error {
+			return errors.Join(
+				harness.Asks(t, p.Netns(), other.Addr(), p.Addr()),
+				harness.Asks(t, other.Netns(), p.Addr(), other.Addr()),
+				harness.Asks(t, p.Netns(), fabric.InternetHost, primaryENI(l, n).Primary),
+				harness.Asks(t, n.Netns, p.Addr(), primaryENI(l, n).Primary),
+				n.CheckPod(harness.Deadline(t, 10*time.Second), "own"))
+		})
+	}
+	served()
+	harness.Settle(t, l)
+	address, err := netlink.ParseAddr(e.Primary.String() + "/20")
+	harness.OK(t, err)
+	harness.OK(t, onLink(n, e, func(l netlink.Link) error { return netlink.AddrAdd(l, address) })) // as network managers do
+	served()
+	harness.Settle(t, l)
+
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = false })
+	harness.Eventually(t, 10*time.Second, "the operator takes the address off the list", func() error {
+		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
+		if err != nil {
+			return err
+		}
+		if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; ok {
+			return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+		}
+		return nil
+	})
+	served()
+	harness.OK(t, n.Kill())
+	harness.OK(t, n.Start())
+	harness.OK(t, n.WaitReady(harness.Deadline(t, time.Minute)))
+	served()
+	harness.OK(t, n.DelPod(harness.Deadline(t, time.Minute), "own"))
+	harness.Eventually(t, 20*time.Second, "the node has the address", func() error {
+		return onLink(n, e, func(l netlink.Link) error {
+			have, err := netlink.AddrList(l, netlink.FAMILY_V4)
+			if err == nil && (len(have) != 1 || !have[0].IP.Equal(e.Primary.AsSlice())) {
+				err = fmt.Errorf("its link has %v", have)
+			}
+			return err
+		})
+	})
+	harness.Settle(t, l)
+
+	w, err := l.Kube.Client.Watch(harness.Deadline(t, time.Minute), &v1alpha1.NodeNetworkList{})
+	harness.OK(t, err)
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress, e.PreAllocate = true, new(int32) })
+	confirmed := make(chan bool, 1)
+	go func() { confirmed <- releases(w, n.Name, e.Primary) }()
+	harness.Eventually(t, time.Minute, "the ENI is given back", func() error {
+		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) > 1 {
+			return fmt.Errorf("%s has %d ENIs", n.Name, len(enis))
+		}
+		return nil
+	})
+	harness.Settle(t, l)
+	w.Stop()
+	if !<-confirmed {
+		t.Errorf("%s was never confirmed as released", e.Primary)
+	}
+}
+
+// aloneOn waits until the node has one address for pods, which is the own one of
+// a secondary ENI.
+func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
+	t.Helper()
+	harness.Eventually(t, 30*time.Second, "the node has the own address of an ENI and no other", func() error {
+		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
+		if err != nil {
+			return err
+		}
+		for _, e := range l.Books().InstanceENIs(n.InstanceID) {
+			_, ok := o.Spec.IPAM.Available[e.Primary.String()]
+			if ok && len(o.Spec.IPAM.Available) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
+				own = e
+				return nil
+			}
+		}
+		return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+	})
+	return own
+}
+
+// primaryENI is the node's first.
+func primaryENI(l *lab.Lab, n *node.Node) vpc.ENI { return l.Books().InstanceENIs(n.InstanceID)[0] }
+
+// onLink runs do with the link of an ENI, in the node's network namespace.
+func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {
+	return ns.Do(n.Netns, func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(links, func(l netlink.Link) bool { return l.Attrs().HardwareAddr.String() == e.MAC.String() })
+		if i < 0 {
+			return fmt.Errorf("no link of %s", e.ID)
+		}
+		return do(links[i])
+	})
+}
+
+// releases tells whether a node confirms, while w is open, that no pod has an
+// address.
+func releases(w watch.Interface, name string, a netip.Addr) (yes bool) {
+	for event := range w.ResultChan() {
+		o, ok := event.Object.(*v1alpha1.NodeNetwork)
+		yes = yes || ok && o.Name == name && slices.Contains(o.Status.IPAM.Released, a.String())
+	}
+	return yes
+}
