@@ -18,7 +18,12 @@ const (
 
 // AddToScheme makes the kinds known to a scheme.
 func AddToScheme(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &NodeNetwork{}, &NodeNetworkList{})
+	s.AddKnownTypes(GroupVersion,
+		&NodeNetwork{}, &NodeNetworkList{},
+		&AddressPool{}, &AddressPoolList{},
+		&AddressBlock{}, &AddressBlockList{},
+		&BlockRequest{}, &BlockRequestList{},
+	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

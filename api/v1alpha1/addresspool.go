@@ -1,0 +1,129 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// AddressPool is a set of subnets from which pods get addresses (document 001,
+// "IP Address Management"). The pool named "default" is that of pods for which
+// neither they nor their namespace name another.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=apool,categories=berth
+// +kubebuilder:printcolumn:name="Block size bits",type=integer,JSONPath=`.spec.blockSizeBits`
+// +kubebuilder:printcolumn:name="Blocks",type=integer,JSONPath=`.status.blocks.total`
+// +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.blocks.allocated`
+// +kubebuilder:printcolumn:name="Free",type=integer,JSONPath=`.status.blocks.free`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type AddressPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   AddressPoolSpec   `json:"spec"`
+	Status AddressPoolStatus `json:"status,omitzero"`
+}
+
+// AddressPoolList is a list of AddressPools.
+//
+// +kubebuilder:object:root=true
+type AddressPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []AddressPool `json:"items"`
+}
+
+// AddressPoolSpec says which addresses there are and how they are cut. A
+// person's.
+type AddressPoolSpec struct {
+	// BlockSizeBits is the size of a block as a power of two: a node gets
+	// 2^blockSizeBits addresses of each family at a time. It cannot be changed.
+	// +kubebuilder:default=5
+	// +optional
+	BlockSizeBits *int32 `json:"blockSizeBits,omitempty"`
+
+	// Subnets are the addresses, in the order in which blocks are cut from
+	// them. More may be appended; none may be changed or removed, as that would
+	// move blocks that nodes have.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Subnets []PoolSubnet `json:"subnets"`
+
+	// PodNamespaces are the namespaces whose pods may choose this pool by an
+	// annotation of their own (berth.dev/pool). A namespace's annotation, which
+	// a person with rights over namespaces sets, needs no entry here.
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=63
+	// +optional
+	PodNamespaces []string `json:"podNamespaces,omitempty"`
+}
+
+// PoolSubnet is a range of addresses: IPv4, IPv6, or as many of both. All
+// subnets of a pool have the same families.
+type PoolSubnet struct {
+	// IPv4 is a CIDR such as 10.2.0.0/16.
+	// +kubebuilder:validation:MaxLength=18
+	// +optional
+	IPv4 string `json:"ipv4,omitempty"`
+
+	// IPv6 is a CIDR such as fd01:203:405:607::/112.
+	// +kubebuilder:validation:MaxLength=49
+	// +optional
+	IPv6 string `json:"ipv6,omitempty"`
+}
+
+// AddressPoolStatus is how the pool does. Written by the operator.
+type AddressPoolStatus struct {
+	// AcceptedSubnets is how many of spec.subnets, from the first on, blocks are
+	// cut from: those that overlap no accepted subnet of another pool.
+	// +optional
+	AcceptedSubnets int32 `json:"acceptedSubnets"`
+
+	// NextIndex is where the search for a free block goes on.
+	// +optional
+	NextIndex int64 `json:"nextIndex"`
+
+	// Blocks counts blocks.
+	// +optional
+	Blocks PoolCounts `json:"blocks,omitzero"`
+
+	// Addresses counts addresses of one family, those of blocks that nodes have
+	// as allocated. A count beyond 2^63-1 stands as that.
+	// +optional
+	Addresses PoolCounts `json:"addresses,omitzero"`
+
+	// Conditions are Ready and Exhausted.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PoolCounts counts blocks or addresses.
+type PoolCounts struct {
+	// Total is how many there are.
+	Total int64 `json:"total"`
+	// Allocated is how many nodes have.
+	Allocated int64 `json:"allocated"`
+	// Free is how many nobody has.
+	Free int64 `json:"free"`
+}
+
+// ConditionExhausted is True on an AddressPool while no block is free. Its
+// Ready is False while no block is given, for another reason.
+const ConditionExhausted = "Exhausted"
+
+const (
+	// DefaultPool is the pool of pods for which no other is named.
+	DefaultPool = "default"
+	// AnnotationPool names a pool, on a namespace or, where the pool allows, a pod.
+	AnnotationPool = "berth.dev/pool"
+	// FinalizerPool keeps an AddressPool until none of its blocks is left.
+	FinalizerPool = "berth.dev/blocks"
+	// DefaultBlockSizeBits is blockSizeBits where it is not set (document 001).
+	DefaultBlockSizeBits = 5
+)
