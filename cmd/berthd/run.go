@@ -223,7 +223,7 @@ func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
 	return enisource.New(enisource.Config{
 		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: client, Datapath: n.network,
 		Policy: n.cfg.Policy(), Cooling: n.cfg.CoolingPeriod,
-		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups,
+		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups, KeepENIs: !n.cfg.DeleteOnTermination,
 		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),
 		ShrinkDelay: n.cfg.ShrinkDelay, ListingInterval: n.cfg.ListingInterval,
 		SettleTime: n.cfg.SettleTime, OrphanAge: n.cfg.OrphanAge, OrphanInterval: n.cfg.OrphanInterval,

@@ -60,6 +60,10 @@ type Config struct {
 	SubnetTags      map[string]string
 	SecurityGroups  []string
 
+	SecurityGroupTags   map[string]string // in operator mode, for the NodeNetwork
+	UsePrimaryAddress   bool              // likewise
+	DeleteOnTermination bool
+
 	// Cloud
 	EC2Endpoint  string
 	IMDSEndpoint string
@@ -156,6 +160,15 @@ func (c *Config) contradictions() []error {
 	}
 	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
 		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator: node mode does not use the Kubernetes API"))
+	}
+	if len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0 {
+		out = append(out, errors.New("--security-groups and --security-group-tags exclude each other"))
+	}
+	if c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0 {
+		out = append(out, errors.New("--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"))
+	}
+	if c.IPAM == IPAMENI && c.UsePrimaryAddress {
+		out = append(out, errors.New("--use-primary-address needs --ipam=eni-operator"))
 	}
 	if c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr {
 		out = append(out, fmt.Errorf("--introspection-address and --metrics-address are both %s", c.MetricsAddr))

@@ -35,8 +35,8 @@ func TestDefaults(t *testing.T) {
 		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
-		SubnetTags: map[string]string{},
-		WarmWait:   45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
+		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
+		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: ":61678", LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
@@ -160,6 +160,9 @@ func TestContradictions(t *testing.T) {
 	for _, args := range [][]string{
 		{"--warm-ip-target=1", "--pre-allocate=8"},
 		{"--subnets=subnet-1", "--subnet-tags=a=b"},
+		{"--ipam=eni-operator", "--security-groups=sg-1", "--security-group-tags=a=b"},
+		{"--ipam=eni", "--security-group-tags=a=b"},
+		{"--ipam=eni", "--use-primary-address"},
 		{"--introspection-address=127.0.0.1:7000", "--metrics-address=127.0.0.1:7000"},
 	} {
 		if _, err := load(t, args, nil); err == nil {

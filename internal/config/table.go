@@ -124,6 +124,12 @@ func eniSettings(c *Config) []Setting {
 			Doc: "Tags that choose the subnets of new ENIs in the node's zone, separated by commas; not with subnets."},
 		{Flag: "security-groups", Unit: "group IDs", parse: list(&c.SecurityGroups, prefixed("sg-")),
 			Doc: "Security groups of new ENIs, separated by commas. Default: the primary ENI's."},
+		{Flag: "security-group-tags", Unit: "key=value", parse: pairs(&c.SecurityGroupTags),
+			Doc: "With ipam=eni-operator, tags that choose the security groups of new ENIs in the VPC, separated by commas; not with security-groups."},
+		{Flag: "use-primary-address", Default: "false", bare: true, parse: boolean(&c.UsePrimaryAddress),
+			Doc: "With ipam=eni-operator, give pods also the primary address of each ENI that carries pods, eth0's excepted."},
+		{Flag: "delete-on-termination", Default: "true", bare: true, parse: boolean(&c.DeleteOnTermination),
+			Doc: "Have EC2 delete this node's ENIs with the instance. Those that stay are deleted once they are orphan-age old."},
 	}
 }
 

@@ -20,9 +20,18 @@ func SpecOf(c *config.Config, id cloud.Identity) *v1alpha1.NodeNetworkSpec {
 			MaxENIs: number(c.MaxENI, 1), MaxPods: number(c.MaxPods, 1),
 			FirstInterfaceIndex: number(c.FirstInterfaceIndex, 0),
 			SubnetIDs:           c.Subnets, SubnetTags: c.SubnetTags, SecurityGroups: c.SecurityGroups,
-			PrefixDelegation: c.PrefixDelegation,
+			SecurityGroupTags: c.SecurityGroupTags, PrefixDelegation: c.PrefixDelegation, UsePrimaryAddress: c.UsePrimaryAddress,
+			DeleteOnTermination: unless(c.DeleteOnTermination),
 		},
 	}
+}
+
+// unless is false as a setting, or nil for what is true by default.
+func unless(v bool) *bool {
+	if v {
+		return nil
+	}
+	return &v
 }
 
 // number is a setting, or nil when it is below what counts as set.

@@ -39,6 +39,14 @@ func TestSpecOfSettings(t *testing.T) {
 			[]string{"--subnet-tags=for=pods"},
 			v1alpha1.ENISpec{SubnetTags: map[string]string{"for": "pods"}},
 		},
+		"group tags": {
+			[]string{"--security-group-tags=for=pods,team=a"},
+			v1alpha1.ENISpec{SecurityGroupTags: map[string]string{"for": "pods", "team": "a"}},
+		},
+		"own addresses, ENIs that stay": {
+			[]string{"--use-primary-address", "--delete-on-termination=false"},
+			v1alpha1.ENISpec{UsePrimaryAddress: true, DeleteOnTermination: new(false)},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
@@ -58,8 +66,9 @@ func TestSpecOfSettings(t *testing.T) {
 			if tt.want.FirstInterfaceIndex == nil {
 				tt.want.FirstInterfaceIndex = n(1) // the API's default
 			}
-			deletes := true
-			tt.want.DeleteOnTermination = &deletes
+			if tt.want.DeleteOnTermination == nil {
+				tt.want.DeleteOnTermination = new(true) // likewise
+			}
 			if diff := cmp.Diff(v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: tt.want}, got); diff != "" {
 				t.Error(diff)
 			}
