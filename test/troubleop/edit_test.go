@@ -184,7 +184,7 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	in("vpc-0123456789abcdef0")
 	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "VPC")
 	in(other)
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "Bug", "different networks", "check the configured subnets")
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "InvalidRequest", "different networks", "check the configured subnets")
 	add(t, c.named(t, name), "meanwhile")
 	remove(t, c.named(t, name), "meanwhile")
 	in(mine)

@@ -65,7 +65,7 @@ func TestNodes(t *testing.T) {
 func unknownType(t *testing.T, c *cluster, name string) {
 	free := int32(3)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.nosuch", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "Bug", "m5.nosuch", "correct the instance type")
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "InvalidRequest", "m5.nosuch", "correct the instance type")
 	add(t, c.named(t, name), "warm") // what was there is still served
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
 	c.healed(t, patience, name, 4)
@@ -100,7 +100,7 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 func deletedGroup(t *testing.T, c *cluster, name string) {
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
 	c.want(t, name, 5)
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "Gone", "sg-0123456789abcdef0", "security groups")
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "NotFound", "sg-0123456789abcdef0", "security groups")
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = nil })
 	c.healed(t, patience, name, 5)
 }

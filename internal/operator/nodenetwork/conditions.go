@@ -12,25 +12,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
 
 // nextTry parts a condition's message from the time of the next try.
 const nextTry = "; next try at "
 
-// Reasons of conditions that are no class of cloud error.
+// Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidSpec  = "InvalidSpec"  // see the message for the field
-	reasonNotWritten   = "NotWritten"   // the API server refuses the operator's part
-	reasonInstanceGone = "InstanceGone" // the cloud knows no such instance
-	reasonNotObserved  = "NotObserved"  // the cloud was not looked at yet
-	reasonAsExpected   = "AsExpected"
-	reasonAllocating   = "Allocating"
-	reasonTargetMet    = "TargetMet"
-	reasonRoom         = "RoomToGrow"
-	reasonAtLimit      = "AtLimit"
-	reasonAddresses    = "AddressesAvailable"
-	reasonExhausted    = "NoAddresses"
+	reasonInvalidRequest = "InvalidRequest" // the cloud calls a request wrong
+	reasonNotFound       = "NotFound"       // the cloud does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"    // see the message for the field
+	reasonNotWritten     = "NotWritten"     // the API server refuses the operator's part
+	reasonInstanceGone   = "InstanceGone"   // the cloud knows no such instance
+	reasonNotObserved    = "NotObserved"    // the cloud was not looked at yet
+	reasonAsExpected     = "AsExpected"
+	reasonAllocating     = "Allocating"
+	reasonTargetMet      = "TargetMet"
+	reasonRoom           = "RoomToGrow"
+	reasonAtLimit        = "AtLimit"
+	reasonAddresses      = "AddressesAvailable"
+	reasonExhausted      = "NoAddresses"
 )
 
 // outlook is what conditions are made of.
@@ -91,7 +94,7 @@ func (l outlook) degraded() metav1.Condition {
 	case s.Vanished:
 		return is(reasonInstanceGone, withTime("EC2 has no such instance, or it is terminated: is spec.instanceID right?", s.NextTry))
 	case s.LastError != "":
-		return is(camel(s.Class.String()), withTime(s.LastError, s.NextTry))
+		return is(reasonOf(s.Class), withTime(s.LastError, s.NextTry))
 	default:
 		return condition(v1alpha1.ConditionDegraded, false, reasonAsExpected, "")
 	}
@@ -150,6 +153,18 @@ func withTime(message string, at time.Time) string {
 		return message
 	}
 	return message + nextTry + at.UTC().Truncate(time.Second).Format(time.RFC3339)
+}
+
+// reasonOf is a class of cloud error in the words of who has to mend it.
+func reasonOf(c cloud.Class) string {
+	switch c {
+	case cloud.Bug:
+		return reasonInvalidRequest
+	case cloud.Gone:
+		return reasonNotFound
+	default:
+		return camel(c.String())
+	}
 }
 
 // camel makes a reason of "subnet-full".

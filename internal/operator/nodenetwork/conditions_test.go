@@ -54,8 +54,13 @@ func TestConditions(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	for c := cloud.Unknown; c <= cloud.Bug; c++ {
-		if text := camel(c.String()); strings.ContainsAny(text, "-( ") || text[0] < 'A' || text[0] > 'Z' {
+		if text := reasonOf(c); strings.ContainsAny(text, "-( ") || text[0] < 'A' || text[0] > 'Z' {
 			t.Errorf("%s is no reason", text)
+		}
+	}
+	for c, want := range map[cloud.Class]string{cloud.Bug: "InvalidRequest", cloud.Gone: "NotFound", cloud.LimitReached: "LimitReached"} {
+		if got := (outlook{status: eni.Status{Class: c, LastError: "x"}}).degraded().Reason; got != want {
+			t.Errorf("%s is told as %s, want %s", c, got, want)
 		}
 	}
 }
