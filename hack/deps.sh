@@ -12,7 +12,11 @@ packages() {
 		ip        iproute2
 		ping      iputils-ping
 	EOF
+	pool) cat <<-EOF ;;
+		bird      bird2
+	EOF
 	test) cat <<-EOF ;;
+		bird      bird2
 		ip        iproute2
 		ping      iputils-ping
 		unshare   util-linux

@@ -117,7 +117,7 @@ func (b *bed) own(node, link string, addrs ...string) {
 		}
 		for _, a := range addrs {
 			ip := netip.MustParseAddr(a)
-			if err := addAddr(h, l, netip.PrefixFrom(ip, ip.BitLen())); err != nil {
+			if err := ns.AddAddr(h, l, netip.PrefixFrom(ip, ip.BitLen())); err != nil {
 				return err
 			}
 		}

@@ -57,7 +57,7 @@ func (f *Fabric) plug(p *plugged) error {
 	if err := f.rules.add(f.nft, p, f.groups); err != nil {
 		return err
 	}
-	if err := addAddr(f.rt, l, netip.PrefixFrom(Router6, 64)); err != nil {
+	if err := ns.AddAddr(f.rt, l, netip.PrefixFrom(Router6, 64)); err != nil {
 		return err
 	}
 	if err := f.rt.LinkSetUp(l); err != nil {
@@ -102,7 +102,7 @@ func (f *Fabric) lease(p *plugged, link string) error {
 			return err
 		}
 		defer h.Close()
-		return configure(h, link, addrs, via)
+		return ns.Configure(h, link, addrs, via)
 	})
 }
 
@@ -204,7 +204,7 @@ func route(p *plugged, dst netip.Prefix) *netlink.Route {
 	if dst.Addr().Is6() {
 		gw = toENI6
 	}
-	return &netlink.Route{Dst: ipNet(dst), Gw: gw.AsSlice(), LinkIndex: p.idx, Flags: int(netlink.FLAG_ONLINK)}
+	return &netlink.Route{Dst: ns.IPNet(dst), Gw: gw.AsSlice(), LinkIndex: p.idx, Flags: int(netlink.FLAG_ONLINK)}
 }
 
 func (f *Fabric) addRoute(p *plugged, dst netip.Prefix) error {

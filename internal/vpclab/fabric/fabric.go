@@ -218,7 +218,7 @@ func (f *Fabric) AddNode(node string) error {
 			return err
 		}
 		defer h.Close()
-		return linkUp(h, "lo")
+		return ns.LinkUp(h, "lo")
 	})
 }
 

@@ -278,7 +278,7 @@ func TestIPv6(t *testing.T) {
 	d.IPv6 = []netip.Addr{netip.MustParseAddr("2001:db8:1::12")}
 	b.node("d", d)
 	b.inNode("d", func(h *netlink.Handle, l netlink.Link) error {
-		return h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(subnets[0].IPv6)})
+		return h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: ns.IPNet(subnets[0].IPv6)})
 	})
 	b.reaches(b.NodePath("d"), "2001:db8:1::12", "2001:db8:1::10")
 }

@@ -1,7 +1,6 @@
 package fabric
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -56,7 +55,7 @@ func (f *Fabric) setUpRouter() error {
 	if err := ns.Do(f.RouterPath(), func() error { return ns.SetSysctls(routerSysctls...) }); err != nil {
 		return err
 	}
-	if err := linkUp(f.rt, "lo"); err != nil {
+	if err := ns.LinkUp(f.rt, "lo"); err != nil {
 		return err
 	}
 	own := []netip.Addr{EC2Endpoint, APIEndpoint, IMDSEndpoint, IMDSEndpoint6}
@@ -71,12 +70,12 @@ func (f *Fabric) setUpRouter() error {
 		return fmt.Errorf("find lo: %w", err)
 	}
 	for _, a := range own {
-		if err := addAddr(f.rt, lo, netip.PrefixFrom(a, a.BitLen())); err != nil {
+		if err := ns.AddAddr(f.rt, lo, netip.PrefixFrom(a, a.BitLen())); err != nil {
 			return err
 		}
 	}
 	for _, c := range f.opts.CIDRs {
-		r := &netlink.Route{Dst: ipNet(c), Type: unix.RTN_BLACKHOLE}
+		r := &netlink.Route{Dst: ns.IPNet(c), Type: unix.RTN_BLACKHOLE}
 		if err := f.rt.RouteAdd(r); err != nil {
 			return fmt.Errorf("add blackhole route for %s: %w", c, err)
 		}
@@ -99,7 +98,7 @@ func (f *Fabric) addGateway(g gateway) error {
 	if err := f.addVeth(g.link, path, "eth0", nil, GatewayMTU); err != nil {
 		return err
 	}
-	if err := configure(f.rt, g.link, routerPrefixes(g), nil); err != nil {
+	if err := ns.Configure(f.rt, g.link, routerPrefixes(g), nil); err != nil {
 		return err
 	}
 	err := ns.Do(path, func() error {
@@ -108,7 +107,7 @@ func (f *Fabric) addGateway(g gateway) error {
 			return err
 		}
 		defer h.Close()
-		if err := linkUp(h, "lo"); err != nil {
+		if err := ns.LinkUp(h, "lo"); err != nil {
 			return err
 		}
 		var addrs []netip.Prefix
@@ -117,12 +116,12 @@ func (f *Fabric) addGateway(g gateway) error {
 			addrs = append(addrs, netip.PrefixFrom(g.hosts[i], n.Bits()))
 			via = append(via, RouterOf(n))
 		}
-		return configure(h, "eth0", addrs, via)
+		return ns.Configure(h, "eth0", addrs, via)
 	})
 	if err != nil || !g.route {
 		return err
 	}
-	return defaultRoutes(f.rt, g.link, g.hosts[:])
+	return ns.DefaultRoutes(f.rt, g.link, g.hosts[:])
 }
 
 func routerPrefixes(g gateway) []netip.Prefix {
@@ -133,56 +132,10 @@ func routerPrefixes(g gateway) []netip.Prefix {
 	return out
 }
 
-// configure gives a link addresses, sets it up and adds default routes.
-func configure(h *netlink.Handle, link string, addrs []netip.Prefix, via []netip.Addr) error {
-	l, err := h.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", link, err)
-	}
-	for _, a := range addrs {
-		if err := addAddr(h, l, a); err != nil {
-			return err
-		}
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set link %s up: %w", link, err)
-	}
-	return defaultRoutes(h, link, via)
-}
-
-func defaultRoutes(h *netlink.Handle, link string, via []netip.Addr) error {
-	l, err := h.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", link, err)
-	}
-	for _, gw := range via {
-		all := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		if gw.Is4() {
-			all = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		}
-		r := &netlink.Route{Dst: ipNet(all), Gw: gw.AsSlice(), LinkIndex: l.Attrs().Index}
-		if err := h.RouteReplace(r); err != nil {
-			return fmt.Errorf("add default route via %s dev %s: %w", gw, link, err)
-		}
-	}
-	return nil
-}
-
 // addVeth makes a veth from the router to the namespace at path.
 func (f *Fabric) addVeth(name, path, peer string, peerMAC net.HardwareAddr, mtu int) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", path, err)
-	}
-	defer unix.Close(fd)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = name, mtu
-	veth := &netlink.Veth{
-		LinkAttrs: attrs, PeerName: peer, PeerHardwareAddr: peerMAC,
-		PeerNamespace: netlink.NsFd(fd), PeerMTU: uint32(mtu),
-	}
-	if err := f.rt.LinkAdd(veth); err != nil {
-		return fmt.Errorf("add veth %s to %s in %s: %w", name, peer, path, err)
+	if err := ns.AddVeth(f.rt, name, path, peer, peerMAC, mtu); err != nil {
+		return err
 	}
 	// Answers on another's behalf wait up to 0.8 s unless told not to (arp(7),
 	// proxy_delay), and this parameter has no default that new links inherit.
@@ -192,31 +145,4 @@ func (f *Fabric) addVeth(name, path, peer string, peerMAC net.HardwareAddr, mtu 
 			ns.Sysctl{Name: "net/ipv6/neigh/" + name + "/proxy_delay", Value: "0"},
 		)
 	})
-}
-
-func addAddr(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
-	a := &netlink.Addr{IPNet: ipNet(p)}
-	if p.Addr().Is6() {
-		a.Flags = unix.IFA_F_NODAD
-	}
-	if err := h.AddrAdd(l, a); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add address %s to %s: %w", p, l.Attrs().Name, err)
-	}
-	return nil
-}
-
-func linkUp(h *netlink.Handle, name string) error {
-	l, err := h.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", name, err)
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set link %s up: %w", name, err)
-	}
-	return nil
-}
-
-// ipNet keeps the host bits, as addresses on links need them.
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
