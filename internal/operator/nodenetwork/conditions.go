@@ -208,14 +208,26 @@ func (c *Controller) tell(ctx context.Context, name string, before, after *v1alp
 	if is == was {
 		return
 	}
+	kind, reason := corev1.EventTypeWarning, "Network"+is
+	if !bad {
+		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+old
+	}
+	c.record(ctx, name, kind, reason, note)
+}
+
+// What is told when somebody else wrote spec.ipam.
+const (
+	eventOverwritten = "NetworkOverwritten"
+	overwritten      = "somebody else wrote spec.ipam of the NodeNetwork, which is the operator's: it is put right by what EC2 lists"
+)
+
+// record makes an event on a Node. Those of one reason that follow each other
+// within minutes are one event, which is counted (client-go, tools/events).
+func (c *Controller) record(ctx context.Context, name, kind, reason, note string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name}
 	node := &corev1.Node{}
 	if err := c.client.Get(ctx, client.ObjectKey{Name: name}, node); err == nil {
 		ref.UID = node.UID
-	}
-	kind, reason := corev1.EventTypeWarning, "Network"+is
-	if !bad {
-		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+old
 	}
 	if len(note) > noteLimit {
 		note = strings.ToValidUTF8(note[:noteLimit], "")

@@ -105,18 +105,21 @@ func TestTroubleIsTold(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	until(t, "node-1", "healed", degraded("False", reasonAsExpected))
 	harness.Eventually(t, 10*time.Second, "two events", func() error {
-		list := &eventsv1.EventList{}
-		if err := harness.KubeClient(t).List(t.Context(), list); err != nil {
-			return err
-		}
-		var got []string
-		for _, e := range list.Items {
-			if e.Regarding.Kind == "Node" && e.Regarding.Name == "node-1" && e.ReportingController == v1alpha1.OwnerOperator {
-				got = append(got, e.Type+" "+e.Reason)
-			}
-		}
-		return sameList("events", got, []string{"Warning NetworkThrottled", "Normal NetworkHealed"})
+		return sameList("events", told(t, "node-1"), []string{"Warning NetworkThrottled", "Normal NetworkHealed"})
 	})
+}
+
+// told are the types and reasons of a Node's events.
+func told(t *testing.T, name string) (out []string) {
+	t.Helper()
+	list := &eventsv1.EventList{}
+	harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
+	for _, e := range list.Items {
+		if e.Regarding.Kind == "Node" && e.Regarding.Name == name && e.ReportingController == v1alpha1.OwnerOperator {
+			out = append(out, e.Type+" "+e.Reason)
+		}
+	}
+	return out
 }
 
 // A spec that makes no sense is told, stops nothing that works, and is taken

@@ -158,7 +158,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
 	}
 	n := c.adopt(o)
-	n.act(n.see(o))
+	n.act(ctx, n.see(o))
 	c.configure(n)
 	if n.unshun(c.now()) {
 		c.fleet.Doubt(n.name)

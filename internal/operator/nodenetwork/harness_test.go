@@ -32,6 +32,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/published"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -252,7 +253,7 @@ func inventory(enis ...[]string) eni.Inventory {
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), PrimaryIPv4: netip.AddrFrom4([4]byte{10, 0, 255, byte(11 + i)}),
 		}
 		for _, text := range list {
-			p, err := parseThing(text)
+			p, err := published.Parse(text)
 			if err != nil {
 				panic(err)
 			}

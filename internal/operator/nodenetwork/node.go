@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/published"
 )
 
 // node is one object's side of the fleet: a fleet.Node of one instance.
@@ -80,7 +81,7 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	}
 	n.takeUp()
 	for p := range n.candidates { // they have a while to be asked for again
-		n.asked[o.Spec.IPAM.Available[formatThing(p)].Resource] = n.passBegan
+		n.asked[o.Spec.IPAM.Available[published.Format(p)].Resource] = n.passBegan
 	}
 	return n
 }
@@ -106,7 +107,7 @@ func (n *node) take(inv eni.Inventory) {
 	assigned := things(&inv)
 	clear(n.primaries)
 	for i := range inv.ENIs {
-		n.primaries[host(inv.ENIs[i].PrimaryIPv4)] = true
+		n.primaries[published.Host(inv.ENIs[i].PrimaryIPv4)] = true
 	}
 	clear(n.handed)
 	for _, r := range inv.Releasing {
@@ -173,7 +174,7 @@ func (n *node) demand() {
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := parseThing(text); err == nil && !n.handed[p] {
+		if p, err := published.Parse(text); err == nil && !n.handed[p] {
 			sum += weight(p)
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -207,6 +209,67 @@ func TestHandEdits(t *testing.T) {
 			until(t, "node-1", "nothing on its way back", releasing())
 		})
 	}
+}
+
+// Whoever writes where the operator publishes is told of on the Node, by one
+// event however often it happens. The operator's own writes are not.
+func TestForeignWritesAreTold(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	create(t, "node-2", nil)
+	n, other := fl.node(t, "node-1"), fl.node(t, "node-2")
+	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	for i := range 3 {
+		harness.OK(t, n.Publish(t.Context(), right))
+		harness.OK(t, other.Publish(t.Context(), inventory([]string{fmt.Sprintf("10.0.1.%d", i)})))
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+		patch := fmt.Appendf(nil, `{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i)
+		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", patch), client.FieldOwner("kubectl-edit")))
+		harness.Eventually(t, 5*time.Second, "doubt", func() error {
+			if d := fl.of(fl.doubts, "node-1"); d != i+1 {
+				return fmt.Errorf("%d doubts, want %d", d, i+1)
+			}
+			return nil
+		})
+	}
+	harness.Eventually(t, 10*time.Second, "one event, counted", func() error {
+		list := &eventsv1.EventList{}
+		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
+		for _, e := range list.Items {
+			if e.Reason == "NetworkOverwritten" && (e.Series == nil || !strings.Contains(e.Note, "spec.ipam")) {
+				return fmt.Errorf("%q, series %v", e.Note, e.Series)
+			}
+		}
+		return sameList("events", told(t, "node-1"), []string{"Warning NetworkOverwritten"})
+	})
+	harness.OK(t, sameList("events", told(t, "node-2"), nil))
+}
+
+// A pass that began before an object became another instance's writes nothing
+// of the old one into it.
+func TestInstanceChangesUnderAPass(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	old := fl.node(t, "node-1")
+	harness.OK(t, old.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	o := get(t, "node-1")
+	before := o.DeepCopy()
+	o.Spec.InstanceID = "i-0fedcba9876543210"
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
+	harness.Eventually(t, 10*time.Second, "the fleet has another node", func() error {
+		if fl.node(t, "node-1") == old {
+			return errors.New("it has the old one")
+		}
+		return nil
+	})
+	if err := old.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})); !errors.Is(err, errOther) {
+		t.Errorf("published for an instance that the object is not of any more: %v", err)
+	}
+	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
 }
 
 // An operator that is behind does not bring back what another took away.

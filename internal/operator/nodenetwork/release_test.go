@@ -12,6 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/published"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -66,7 +67,7 @@ func TestHandshake(t *testing.T) {
 	if u := n.Usage().ENIs["eni-1"]; u.FreeSingles != 1 {
 		t.Errorf("what was handed out counts as free: %+v", u)
 	}
-	inv.Releasing = []eni.Release{{Prefix: host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
 	harness.OK(t, n.Publish(t.Context(), inv))
 	n.Reconciled(eni.Status{Confirmed: true})
 
@@ -75,7 +76,7 @@ func TestHandshake(t *testing.T) {
 	fl = newScript()
 	start(t, Options{Fleet: fl})
 	n = fl.node(t, "node-1")
-	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != host(got[0]) || r[0].ENI != "eni-1" {
+	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != published.Host(got[0]) || r[0].ENI != "eni-1" {
 		t.Fatalf("seed has %+v on its way back", r)
 	}
 	harness.OK(t, n.Publish(t.Context(), inv))
@@ -184,7 +185,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	if len(got) != 1 {
 		t.Fatalf("handed out %v; the test needs one", got)
 	}
-	inv.Releasing = []eni.Release{{Prefix: host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
 	if err := sleeper.Publish(t.Context(), inv); !errors.Is(err, errForeign) {
 		t.Fatalf("recorded what a pod has by now: %v", err)
 	}

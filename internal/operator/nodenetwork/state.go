@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/published"
 )
 
 // change is what a new state of an object means for its node.
@@ -20,7 +21,7 @@ type change struct {
 func (n *node) see(o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if o.UID != n.uid || !newer(o, n.obj) {
+	if o.UID != n.uid || !published.Newer(o, n.obj) {
 		if o.UID == n.uid && o.ResourceVersion == n.obj.ResourceVersion {
 			n.obj = o // the cache's copy of the answer to a write: one of them goes
 		}
@@ -74,7 +75,7 @@ func (n *node) shun(before, o *v1alpha1.NodeNetwork) {
 		if _, still := o.Spec.IPAM.Available[text]; still {
 			continue
 		}
-		if p, err := parseThing(text); err == nil {
+		if p, err := published.Parse(text); err == nil {
 			n.shunned[p] = until
 		}
 	}
@@ -115,7 +116,7 @@ func (n *node) unshun(now time.Time) bool {
 func (n *node) takeUp() {
 	clear(n.candidates)
 	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
-		if _, ok := n.obj.Spec.IPAM.Available[formatThing(p)]; ok && !n.handed[p] {
+		if _, ok := n.obj.Spec.IPAM.Available[published.Format(p)]; ok && !n.handed[p] {
 			n.candidates[p] = true
 		}
 	}
@@ -130,7 +131,7 @@ func things(inv *eni.Inventory) map[netip.Prefix]string {
 			continue
 		}
 		for _, a := range e.Addresses {
-			out[host(a)] = e.ID
+			out[published.Host(a)] = e.ID
 		}
 		for _, p := range e.Prefixes {
 			out[p] = e.ID

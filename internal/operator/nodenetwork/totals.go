@@ -1,5 +1,7 @@
 package nodenetwork
 
+import "github.com/berthnet/berth/internal/published"
+
 // Totals are sums over all nodes, for metrics (document 003, "Metrics").
 type Totals struct {
 	Used, Available, Needed      int // addresses; used ones are available, too
@@ -34,7 +36,7 @@ func (n *node) count(t *Totals) {
 	}
 	t.Used += len(n.obj.Status.IPAM.Used)
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := parseThing(text); err == nil {
+		if p, err := published.Parse(text); err == nil {
 			t.Available += weight(p)
 		}
 	}

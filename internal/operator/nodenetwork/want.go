@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/published"
 )
 
 const (
@@ -77,14 +78,14 @@ func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
 		if _, ok := n.shunned[p]; ok {
 			continue
 		}
-		s.Available[formatThing(p)] = v1alpha1.AvailableAddress{Resource: id}
+		s.Available[published.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
 		if n.candidates[p] || n.handed[p] {
 			leaving = append(leaving, p)
 		}
 	}
 	slices.SortFunc(leaving, netip.Prefix.Compare)
 	for _, p := range leaving {
-		s.Releasing = append(s.Releasing, formatThing(p))
+		s.Releasing = append(s.Releasing, published.Format(p))
 	}
 	return s
 }

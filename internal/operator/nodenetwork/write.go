@@ -8,10 +8,12 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/published"
 )
 
 const (
@@ -29,7 +31,7 @@ var (
 	errForeign = errors.New("somebody else wrote it: looking at the cloud first")
 	errUnmoved = errors.New("the API server took a write that changed nothing")
 	errBusy    = fmt.Errorf("it changed %d times meanwhile", attempts/2)
-	errOther   = errors.New("it was replaced by another object")
+	errOther   = errors.New("it was replaced by another object, or is of another instance")
 )
 
 // backoff is the wait after requests that failed.
@@ -119,7 +121,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 
 // wrote takes the answer to a write.
 func (n *node) wrote(ctx context.Context, base, got *v1alpha1.NodeNetwork, q request) {
-	n.act(n.see(got))
+	n.act(ctx, n.see(got))
 	if q != writeStatus {
 		n.demand()
 		return
@@ -140,11 +142,11 @@ func (n *node) refresh(ctx context.Context) error {
 		return fmt.Errorf("read it: %w", err)
 	}
 	trim(o)
-	if o.UID != n.uid {
+	if o.UID != n.uid || o.Spec.InstanceID != n.instanceID {
 		return errOther
 	}
 	change := n.see(o)
-	n.act(change)
+	n.act(ctx, change)
 	if change.foreign {
 		return errForeign
 	}
@@ -161,7 +163,7 @@ func (n *node) verify(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for p := range n.handed {
-		if text := formatThing(p); !slices.Contains(n.obj.Status.IPAM.Released, text) {
+		if text := published.Format(p); !slices.Contains(n.obj.Status.IPAM.Released, text) {
 			n.doubted = true
 			return fmt.Errorf("%s is not released any more: %w", text, errForeign)
 		}
@@ -170,11 +172,12 @@ func (n *node) verify(ctx context.Context) error {
 	return nil
 }
 
-// act tells the fleet what a new state of the object means for it.
-func (n *node) act(c change) {
+// act tells the fleet, and people, what a new state of the object means.
+func (n *node) act(ctx context.Context, c change) {
 	if c.foreign {
 		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
 		n.c.fleet.Doubt(n.name)
+		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
 	if c.usage {
 		n.demand()

@@ -4,7 +4,7 @@
 //
 //	supplier.go  what it is made of, and its one loop
 //	follow.go    watching the object
-//	read.go      the object as an inventory
+//	wishes.go    what the object asks for
 //	handshake.go giving addresses back
 //	report.go    telling who uses what
 //	own.go       making the object, and replacing a stale one

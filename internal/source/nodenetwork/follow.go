@@ -6,13 +6,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/published"
 )
 
 // relist is how long a watch that broke takes to come back: some thousand nodes
@@ -52,7 +52,7 @@ func (v seen) Add(o any) error { return v.Update(o) }
 // report.
 func (v seen) Update(o any) error {
 	if n, ok := o.(*v1alpha1.NodeNetwork); ok {
-		v.s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !newer(have, n) })
+		v.s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, n) })
 	}
 	return nil
 }
@@ -76,13 +76,6 @@ func (v seen) Replace(list []any, _ string) error {
 
 // Resync implements cache.ReflectorStore.
 func (seen) Resync() error { return nil }
-
-// newer tells whether a is a later state than b. Resource versions that do not
-// compare are taken as they come.
-func newer(a, b *v1alpha1.NodeNetwork) bool {
-	d, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err == nil && d > 0
-}
 
 // observe takes a state of the object, nil when there is none, if accept agrees
 // to put it in place of the one at hand.

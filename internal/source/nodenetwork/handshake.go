@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/published"
 )
 
 // Addresses go back by a handshake (design.md section 6): the operator
@@ -38,11 +39,11 @@ type hands struct {
 // shake gives the core what the object says, withdraws what is to go back, and
 // reports. o is this instance's.
 func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
-	r := read(o)
-	s.complain(r.bad)
-	keep := slices.Concat(r.releasing, r.released)
+	r := published.Read(o)
+	s.complain(r.Bad)
+	keep := slices.Concat(r.Releasing, r.Released)
 	for _, p := range s.hands.kept {
-		if r.available[p] {
+		if r.Available[p] {
 			keep = append(keep, p)
 		}
 	}
@@ -52,7 +53,7 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
 		s.hands.retry.fail(s.clock.Now(), time.Second, 10*time.Second)
 		// What was confirmed before stands: the file of then still has it.
-		if at := s.report(ctx, o, intersect(r.released, r.releasing), nil); !at.IsZero() && at.Before(s.hands.retry.until) {
+		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.hands.retry.until) {
 			return at
 		}
 		return s.hands.retry.until
@@ -60,12 +61,12 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 	s.hands.retry.clear()
 	// Confirmed is what is both asked for and withdrawn; what else is kept has
 	// left releasing and is free again after this report.
-	confirmed := intersect(s.hands.withdrawn, r.releasing)
-	if len(keep) == len(r.releasing) {
+	confirmed := intersect(s.hands.withdrawn, r.Releasing)
+	if len(keep) == len(r.Releasing) {
 		return s.report(ctx, o, confirmed, nil)
 	}
 	return s.report(ctx, o, confirmed, func() {
-		s.hands.kept = r.releasing
+		s.hands.kept = r.Releasing
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
 			s.log.Warn("before addresses are free again", "error", err)
 		}
@@ -75,9 +76,9 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 
 // offer hands an inventory to the core, if it says anything new: that, other
 // things to keep back, or such as may be without a pod by now.
-func (s *supplier) offer(r reading, keep []netip.Prefix) error {
+func (s *supplier) offer(r published.Reading, keep []netip.Prefix) error {
 	h := &s.hands
-	same := h.offered != nil && sameInventory(*h.offered, r.inv) && slices.Equal(h.offeredKept, keep)
+	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredKept, keep)
 	if same && len(h.withdrawn) == len(keep) {
 		return nil
 	}
@@ -89,7 +90,7 @@ func (s *supplier) offer(r reading, keep []netip.Prefix) error {
 	if err := failpoint.Hit("nodenetwork.withdraw.before"); err != nil {
 		return err
 	}
-	inv := r.inv
+	inv := r.Inventory
 	inv.At = s.clock.Now()
 	withdrawn, err := s.core.Offer(inv, keep)
 	if err != nil {

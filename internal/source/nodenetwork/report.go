@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/published"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 )
 
@@ -91,7 +92,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	s.mu.Lock()
 	s.sent = p.last
 	s.mu.Unlock()
-	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !newer(have, got) })
+	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !published.Newer(have, got) })
 	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
 		s.log.Warn("after a report", "error", err)
 	}
@@ -128,7 +129,7 @@ func (s *supplier) refresh(ctx context.Context) {
 	case err != nil:
 		s.heard(err)
 	default:
-		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !newer(have, o) })
+		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, o) })
 	}
 }
 
@@ -159,7 +160,7 @@ func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 		st.Used[u.Addr.String()] = a
 	}
 	for _, p := range released {
-		st.Released = append(st.Released, writeThing(p))
+		st.Released = append(st.Released, published.Format(p))
 	}
 	return st
 }

@@ -1,7 +1,6 @@
 package nodenetwork
 
 import (
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"strings"
@@ -12,10 +11,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/eni"
 )
-
-func encodeInventory(inv eni.Inventory) ([]byte, error) { return json.Marshal(inv) }
 
 // Whoever waits in vain is told what is wrong nearest to the node.
 func TestWhyPodsWait(t *testing.T) {

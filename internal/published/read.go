@@ -1,10 +1,16 @@
-package nodenetwork
+// Package published reads what a NodeNetwork says of its instance: the ENIs, the
+// addresses that pods may have, and those on their way back. The operator wrote
+// it, but so may have a person: an entry that makes no sense is left out.
+package published
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
@@ -12,43 +18,37 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// reading is what an object says, in the core's words.
-type reading struct {
-	inv       eni.Inventory // At and Releasing left open
-	available map[netip.Prefix]bool
-	releasing []netip.Prefix // of those available
-	released  []netip.Prefix // of those available, as the daemon reported it
-	bad       []string       // entries that make no sense, and why
+// Reading is what an object says.
+type Reading struct {
+	Inventory eni.Inventory // At and Releasing left open
+	Available map[netip.Prefix]bool
+	Releasing []netip.Prefix // of those available
+	Released  []netip.Prefix // of those available, as the daemon reported it
+	Bad       []string       // entries that make no sense, and why
 }
 
-// reported tells whether the operator has said anything of the instance: one
-// that runs has its primary ENI at least.
-func reported(o *v1alpha1.NodeNetwork) bool {
-	return len(o.Status.ENI.ENIs) > 0 || len(o.Spec.IPAM.Available) > 0
-}
-
-// read turns an object into an inventory. An available address whose ENI is not
+// Read turns an object into an inventory. An available address whose ENI is not
 // in status yet waits for that; an entry that makes no sense is told of and
 // left out, and spoils nothing else.
-func read(o *v1alpha1.NodeNetwork) reading {
-	r := reading{available: map[netip.Prefix]bool{}}
-	r.inv = eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}
+func Read(o *v1alpha1.NodeNetwork) Reading {
+	r := Reading{Available: map[netip.Prefix]bool{}}
+	r.Inventory = eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}
 	if l := o.Status.ENI.Limits; l != nil {
-		r.inv.Limits = cloud.Limits{MaxENIs: int(l.ENIs), IPv4PerENI: int(l.AddressesPerENI), Prefixes: l.Prefixes}
+		r.Inventory.Limits = cloud.Limits{MaxENIs: int(l.ENIs), IPv4PerENI: int(l.AddressesPerENI), Prefixes: l.Prefixes}
 	}
 	r.readENIs(o)
 	r.readAvailable(o)
-	r.releasing = r.among("spec.ipam.releasing", o.Spec.IPAM.Releasing)
-	r.released = r.among("status.ipam.released", o.Status.IPAM.Released)
+	r.Releasing = r.among("spec.ipam.releasing", o.Spec.IPAM.Releasing)
+	r.Released = r.among("status.ipam.released", o.Status.IPAM.Released)
 	return r
 }
 
-func (r *reading) refuse(format string, args ...any) {
-	r.bad = append(r.bad, fmt.Sprintf(format, args...))
+func (r *Reading) refuse(format string, args ...any) {
+	r.Bad = append(r.Bad, fmt.Sprintf(format, args...))
 }
 
-func (r *reading) readENIs(o *v1alpha1.NodeNetwork) {
-	first := 1
+func (r *Reading) readENIs(o *v1alpha1.NodeNetwork) {
+	first := ipam.DefaultCilium().FirstInterfaceIndex
 	if i := o.Spec.ENI.FirstInterfaceIndex; i != nil {
 		first = int(*i)
 	}
@@ -65,9 +65,9 @@ func (r *reading) readENIs(o *v1alpha1.NodeNetwork) {
 		}
 		at[e.DeviceIndex] = id
 		e.Serves = e.DeviceIndex >= first
-		r.inv.ENIs = append(r.inv.ENIs, e)
+		r.Inventory.ENIs = append(r.Inventory.ENIs, e)
 	}
-	slices.SortFunc(r.inv.ENIs, func(x, y eni.ENI) int { return x.DeviceIndex - y.DeviceIndex })
+	slices.SortFunc(r.Inventory.ENIs, func(x, y eni.ENI) int { return x.DeviceIndex - y.DeviceIndex })
 }
 
 func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
@@ -96,14 +96,14 @@ func readENI(id string, in v1alpha1.ENI) (eni.ENI, error) {
 
 // readAvailable puts the available addresses and prefixes on their ENIs. The
 // node's own address is never a pod's.
-func (r *reading) readAvailable(o *v1alpha1.NodeNetwork) {
+func (r *Reading) readAvailable(o *v1alpha1.NodeNetwork) {
 	index := map[string]int{}
-	for i, e := range r.inv.ENIs {
+	for i, e := range r.Inventory.ENIs {
 		index[e.ID] = i
 	}
 	var prefixes []netip.Prefix
 	for _, text := range slices.Sorted(maps.Keys(o.Spec.IPAM.Available)) {
-		p, err := readThing(text)
+		p, err := Parse(text)
 		if err != nil {
 			r.refuse("spec.ipam.available[%s]: %v", text, err)
 			continue
@@ -112,7 +112,7 @@ func (r *reading) readAvailable(o *v1alpha1.NodeNetwork) {
 		if !known {
 			continue
 		}
-		e := &r.inv.ENIs[i]
+		e := &r.Inventory.ENIs[i]
 		switch {
 		case e.Primary && p.Contains(e.PrimaryIPv4):
 			r.refuse("spec.ipam.available[%s]: this is the node's own address", text)
@@ -120,11 +120,11 @@ func (r *reading) readAvailable(o *v1alpha1.NodeNetwork) {
 		case e.Subnet.IsValid() && !(e.Subnet.Contains(p.Addr()) && p.Bits() >= e.Subnet.Bits()):
 			r.refuse("spec.ipam.available[%s]: not in %v, the subnet of %s", text, e.Subnet, e.ID)
 			continue
-		case r.available[p]:
+		case r.Available[p]:
 			r.refuse("spec.ipam.available[%s]: listed twice", text)
 			continue
 		}
-		r.available[p], e.Serves = true, true
+		r.Available[p], e.Serves = true, true
 		if p.IsSingleIP() {
 			e.Addresses = append(e.Addresses, p.Addr())
 		} else {
@@ -132,24 +132,24 @@ func (r *reading) readAvailable(o *v1alpha1.NodeNetwork) {
 		}
 	}
 	r.dropContained(prefixes)
-	for i := range r.inv.ENIs {
-		slices.SortFunc(r.inv.ENIs[i].Addresses, netip.Addr.Compare)
-		slices.SortFunc(r.inv.ENIs[i].Prefixes, netip.Prefix.Compare)
+	for i := range r.Inventory.ENIs {
+		slices.SortFunc(r.Inventory.ENIs[i].Addresses, netip.Addr.Compare)
+		slices.SortFunc(r.Inventory.ENIs[i].Prefixes, netip.Prefix.Compare)
 	}
 }
 
 // dropContained leaves out single addresses inside a prefix, whose they are.
-func (r *reading) dropContained(prefixes []netip.Prefix) {
+func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
 	}
-	for i := range r.inv.ENIs {
-		e := &r.inv.ENIs[i]
+	for i := range r.Inventory.ENIs {
+		e := &r.Inventory.ENIs[i]
 		e.Addresses = slices.DeleteFunc(e.Addresses, func(a netip.Addr) bool {
 			j := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 			if j >= 0 {
 				r.refuse("spec.ipam.available[%v]: is in %v, which is available too", a, prefixes[j])
-				delete(r.available, single(a))
+				delete(r.Available, Host(a))
 			}
 			return j >= 0
 		})
@@ -157,12 +157,12 @@ func (r *reading) dropContained(prefixes []netip.Prefix) {
 }
 
 // among reads a list, as far as it is of available things.
-func (r *reading) among(field string, list []string) (out []netip.Prefix) {
+func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 	for _, text := range list {
-		p, err := readThing(text)
+		p, err := Parse(text)
 		if err != nil {
 			r.refuse("%s: %q: %v", field, text, err)
-		} else if r.available[p] {
+		} else if r.Available[p] {
 			out = append(out, p)
 		}
 	}
@@ -170,47 +170,32 @@ func (r *reading) among(field string, list []string) (out []netip.Prefix) {
 	return slices.Compact(out)
 }
 
-// readThing reads an IPv4 address, as a prefix of full length, or a /28.
-func readThing(text string) (netip.Prefix, error) {
+// Parse reads an IPv4 address, as a prefix of full length, or an aligned /28.
+func Parse(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
-		return single(a), nil
+		return Host(a), nil
 	}
 	p, err := netip.ParsePrefix(text)
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || 1<<(32-p.Bits()) != ipam.PrefixAddresses {
-		return p, fmt.Errorf("expected an IPv4 address, or an aligned /28")
+		return p, errors.New("expected an IPv4 address, or an aligned /28")
 	}
 	return p, nil
 }
 
-// writeThing is readThing's opposite.
-func writeThing(p netip.Prefix) string {
+// Format is Parse's opposite.
+func Format(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
 	}
 	return p.String()
 }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+// Host is an address as a prefix of full length.
+func Host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// defaultPreAllocate is how many addresses are kept free when neither
-// preAllocate nor a warm target is set (document 003).
-var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
-
-// watermark is how many free addresses the object asks for.
-func watermark(o *v1alpha1.NodeNetwork) int {
-	e, perENI := &o.Spec.ENI, 1
-	if l := o.Status.ENI.Limits; l != nil {
-		perENI = max(1, int(l.AddressesPerENI)-1)
-	}
-	switch {
-	case e.PreAllocate != nil:
-		return int(*e.PreAllocate)
-	case e.WarmIPTarget != nil:
-		return int(*e.WarmIPTarget)
-	case e.WarmPrefixTarget != nil && e.PrefixDelegation:
-		return int(*e.WarmPrefixTarget) * ipam.PrefixAddresses
-	case e.WarmENITarget != nil:
-		return int(*e.WarmENITarget) * perENI
-	}
-	return defaultPreAllocate
+// Newer tells whether a is a later state of an object than b. Resource versions
+// that do not compare are taken as they come.
+func Newer(a, b *v1alpha1.NodeNetwork) bool {
+	d, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && d > 0
 }

@@ -1,6 +1,9 @@
-package nodenetwork
+package published
 
 import (
+	"encoding/json"
+	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,10 +11,26 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 )
 
+const (
+	eth0 = "eni-0000"
+	eth1 = "eni-1111"
+)
+
 func small() *v1alpha1.NodeNetwork {
-	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype}}
-	give(10, 11)(o)
+	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0a1b2c3d", InstanceType: "m5.large"}}
+	o.Status.ENI.Limits = &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10, Prefixes: true}
+	o.Status.ENI.ENIs = map[string]v1alpha1.ENI{
+		eth0: {MAC: "02:00:00:00:00:00", DeviceIndex: 0, PrimaryIPv4: "10.0.0.4", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
+		eth1: {MAC: "02:00:00:00:00:01", DeviceIndex: 1, PrimaryIPv4: "10.0.0.5", SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"},
+	}
+	o.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
+	on(o, eth1, "10.0.0.10")
+	on(o, eth1, "10.0.0.11")
 	return o
+}
+
+func same(x, y eni.Inventory) bool {
+	return x.InstanceType == y.InstanceType && x.Limits == y.Limits && slices.EqualFunc(x.ENIs, y.ENIs, eni.ENI.Equal)
 }
 
 func on(o *v1alpha1.NodeNetwork, id, thing string) {
@@ -52,12 +71,12 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := small()
 			tt.change(o)
-			r := read(o)
-			if got := strings.Join(r.bad, "; "); tt.says == "" && got != "" || !strings.Contains(got, tt.says) {
+			r := Read(o)
+			if got := strings.Join(r.Bad, "; "); tt.says == "" && got != "" || !strings.Contains(got, tt.says) {
 				t.Errorf("told of %q, want %q", got, tt.says)
 			}
-			if want := read(small()); !sameInventory(r.inv, want.inv) || len(r.available) != len(want.available) {
-				t.Errorf("the rest is %+v", r.inv)
+			if want := Read(small()); !same(r.Inventory, want.Inventory) || len(r.Available) != len(want.Available) {
+				t.Errorf("the rest is %+v", r.Inventory)
 			}
 		})
 	}
@@ -70,50 +89,29 @@ func TestReading(t *testing.T) {
 	on(o, eth0, "10.0.0.20") // though eth0 is below the first index
 	o.Spec.IPAM.Releasing = []string{"10.0.0.32/28", "10.0.0.99"}
 	o.Status.IPAM.Released = []string{"10.0.0.11"}
-	r := read(o)
+	r := Read(o)
 	mac := func(s string) (m eni.MAC) {
 		if err := m.UnmarshalText([]byte(s)); err != nil {
 			t.Fatal(err)
 		}
 		return m
 	}
-	subnet := r.inv.ENIs[0].Subnet
-	want := eni.Inventory{InstanceType: itype, Limits: r.inv.Limits, ENIs: []eni.ENI{
-		{ID: eth0, MAC: mac("02:00:00:00:00:00"), Primary: true, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: address(4)},
-		{ID: eth1, MAC: mac("02:00:00:00:00:01"), DeviceIndex: 1, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: address(5)},
+	subnet := r.Inventory.ENIs[0].Subnet
+	want := eni.Inventory{InstanceType: "m5.large", Limits: r.Inventory.Limits, ENIs: []eni.ENI{
+		{ID: eth0, MAC: mac("02:00:00:00:00:00"), Primary: true, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.4")},
+		{ID: eth1, MAC: mac("02:00:00:00:00:01"), DeviceIndex: 1, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.5")},
 	}}
-	want.ENIs[0].Addresses = append(want.ENIs[0].Addresses, address(20))
-	want.ENIs[1].Addresses = append(want.ENIs[1].Addresses, address(10), address(11))
-	want.ENIs[1].Prefixes = append(want.ENIs[1].Prefixes, r.releasing[0])
-	if !sameInventory(r.inv, want) {
-		t.Errorf("read %+v", r.inv)
+	want.ENIs[0].Addresses = append(want.ENIs[0].Addresses, netip.MustParseAddr("10.0.0.20"))
+	want.ENIs[1].Addresses = append(want.ENIs[1].Addresses, netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"))
+	want.ENIs[1].Prefixes = append(want.ENIs[1].Prefixes, r.Releasing[0])
+	if !same(r.Inventory, want) {
+		t.Errorf("read %+v", r.Inventory)
 	}
-	if len(r.releasing) != 1 || writeThing(r.releasing[0]) != "10.0.0.32/28" || len(r.released) != 1 || len(r.bad) != 1 {
-		t.Errorf("releasing %v, released %v, bad %v", r.releasing, r.released, r.bad)
+	if len(r.Releasing) != 1 || Format(r.Releasing[0]) != "10.0.0.32/28" || len(r.Released) != 1 || len(r.Bad) != 1 {
+		t.Errorf("releasing %v, released %v, bad %v", r.Releasing, r.Released, r.Bad)
 	}
-	if l := r.inv.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || !l.Prefixes {
+	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || !l.Prefixes {
 		t.Errorf("limits %+v", l)
-	}
-}
-
-func TestWatermark(t *testing.T) {
-	n := func(i int32) *int32 { return &i }
-	for name, tt := range map[string]struct {
-		eni  v1alpha1.ENISpec
-		want int
-	}{
-		"nothing set":   {v1alpha1.ENISpec{}, 8},
-		"min alone":     {v1alpha1.ENISpec{MinAllocate: n(20)}, 8},
-		"pre-allocate":  {v1alpha1.ENISpec{PreAllocate: n(3)}, 3},
-		"warm IPs":      {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 5},
-		"warm prefixes": {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: true}, 32},
-		"warm ENIs":     {v1alpha1.ENISpec{WarmENITarget: n(2)}, 18},
-	} {
-		o := small()
-		o.Spec.ENI = tt.eni
-		if got := watermark(o); got != tt.want {
-			t.Errorf("%s: %d, want %d", name, got, tt.want)
-		}
 	}
 }
 
@@ -128,16 +126,16 @@ func FuzzRead(f *testing.F) {
 		on(o, "eni-3", one)
 		on(o, "eni-3", two)
 		o.Spec.IPAM.Releasing = []string{one, two}
-		r := read(o)
-		data, err := encodeInventory(r.inv)
+		r := Read(o)
+		data, err := json.Marshal(r.Inventory)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := eni.DecodeInventory(data); err != nil {
 			t.Error(err)
 		}
-		for p := range r.available {
-			if again, err := readThing(writeThing(p)); err != nil || again != p {
+		for p := range r.Available {
+			if again, err := Parse(Format(p)); err != nil || again != p {
 				t.Errorf("%v reads back as %v, %v", p, again, err)
 			}
 		}

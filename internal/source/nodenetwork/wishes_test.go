@@ -1,0 +1,34 @@
+package nodenetwork
+
+import (
+	"testing"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+func small() *v1alpha1.NodeNetwork {
+	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype}}
+	give(10, 11)(o)
+	return o
+}
+
+func TestWatermark(t *testing.T) {
+	n := func(i int32) *int32 { return &i }
+	for name, tt := range map[string]struct {
+		eni  v1alpha1.ENISpec
+		want int
+	}{
+		"nothing set":   {v1alpha1.ENISpec{}, 8},
+		"min alone":     {v1alpha1.ENISpec{MinAllocate: n(20)}, 8},
+		"pre-allocate":  {v1alpha1.ENISpec{PreAllocate: n(3)}, 3},
+		"warm IPs":      {v1alpha1.ENISpec{WarmIPTarget: n(5), WarmENITarget: n(1)}, 5},
+		"warm prefixes": {v1alpha1.ENISpec{WarmPrefixTarget: n(2), PrefixDelegation: true}, 32},
+		"warm ENIs":     {v1alpha1.ENISpec{WarmENITarget: n(2)}, 18},
+	} {
+		o := small()
+		o.Spec.ENI = tt.eni
+		if got := watermark(o); got != tt.want {
+			t.Errorf("%s: %d, want %d", name, got, tt.want)
+		}
+	}
+}
