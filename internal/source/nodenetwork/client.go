@@ -73,8 +73,11 @@ func (c *apiClient) narrow(o *metav1.ListOptions) {
 	o.FieldSelector = fields.OneTermEqualSelector("metadata.name", c.name).String()
 }
 
-// list is never answered from an API server's cache that may be old: a daemon
-// that was restarted must not see the object as it was before it ended.
+// A list is never answered from an API server's cache that may be old, be it
+// asked for as such or as the beginning of a watch: a daemon that was restarted
+// must not see the object as it was before it ended, nor one that lost its watch
+// see it as it was before the reply to a report. What was unassigned since would
+// be a pod's again.
 func (c *apiClient) list(ctx context.Context, o metav1.ListOptions) (*v1alpha1.NodeNetworkList, error) {
 	c.narrow(&o)
 	if o.ResourceVersion == "0" {
@@ -87,6 +90,9 @@ func (c *apiClient) list(ctx context.Context, o metav1.ListOptions) (*v1alpha1.N
 func (c *apiClient) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	c.narrow(&o)
 	o.Watch = true
+	if o.SendInitialEvents != nil && *o.SendInitialEvents {
+		o.ResourceVersion = "" // the most recent (Kubernetes API concepts, "Streaming lists")
+	}
 	return c.rest.Get().Resource(resource).VersionedParams(&o, c.param).Watch(ctx)
 }
 
