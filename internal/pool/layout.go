@@ -1,0 +1,190 @@
+package pool
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sort"
+)
+
+const (
+	// MaxIndex is the highest index of a block. It bounds what a pool may cost,
+	// whatever the size of its subnets; 2^31 blocks are out of any cluster's reach.
+	MaxIndex = 1<<31 - 1
+
+	// MaxBits is the largest block size, as a power of two: 65536 addresses,
+	// more than any node has pods for.
+	MaxBits = 16
+)
+
+// Subnet is a range of addresses of a pool. The zero Prefix: not of that family.
+type Subnet struct{ IPv4, IPv6 netip.Prefix }
+
+// Block is a piece of a pool, 2^bits addresses of each family that the pool
+// has. The zero Prefix: not of that family.
+type Block struct{ IPv4, IPv6 netip.Prefix }
+
+// Layout is how a pool is cut into blocks. It is a value: nothing changes it
+// once it is made, and the zero Layout has no blocks.
+type Layout struct {
+	bits    int
+	subnets []span
+	blocks  int64
+}
+
+// span is a subnet and the blocks that are cut from it.
+type span struct {
+	Subnet
+	end int64 // the index behind its last block
+}
+
+// Parse makes the layout of a pool with blocks of 2^bits addresses of each
+// family. The rules are those of the AddressPool's definition; the error names
+// the field that breaks one as it is called there, such as subnets[1].ipv6.
+func Parse(bits int, subnets []Subnet) (Layout, error) {
+	if bits < 0 || bits > MaxBits {
+		return Layout{}, fmt.Errorf("blockSizeBits must be between 0 and %d, not %d", MaxBits, bits)
+	}
+	if len(subnets) == 0 {
+		return Layout{}, errors.New("subnets must not be empty")
+	}
+	l := Layout{bits: bits, subnets: make([]span, 0, len(subnets))}
+	for i, s := range subnets {
+		if err := l.check(fmt.Sprintf("subnets[%d]", i), s); err != nil {
+			return Layout{}, err
+		}
+		l.blocks = min(l.blocks+s.blocks(bits), MaxIndex+1)
+		l.subnets = append(l.subnets, span{s, l.blocks})
+	}
+	return l, nil
+}
+
+// check tells whether a subnet can be appended, under a name.
+func (l Layout) check(name string, s Subnet) error {
+	if !s.IPv4.IsValid() && !s.IPv6.IsValid() {
+		return fmt.Errorf("%s must have ipv4, ipv6 or both", name)
+	}
+	for _, f := range s.families() {
+		if err := f.check(l.bits); err != nil {
+			return fmt.Errorf("%s.%s %w", name, f.name, err)
+		}
+	}
+	if s.IPv4.IsValid() && s.IPv6.IsValid() && hostBits(s.IPv4) != hostBits(s.IPv6) {
+		return fmt.Errorf("%s.ipv6 %s must have as many addresses as ipv4 %s, so be a /%d", name, s.IPv6, s.IPv4, 128-hostBits(s.IPv4))
+	}
+	for i, earlier := range l.subnets {
+		if s.IPv4.IsValid() != earlier.IPv4.IsValid() || s.IPv6.IsValid() != earlier.IPv6.IsValid() {
+			return fmt.Errorf("%s must have the families of subnets[%d]: all subnets have ipv4, or ipv6, or both", name, i)
+		}
+		if a, b, ok := s.overlap(earlier.Subnet); ok {
+			return fmt.Errorf("%s.%s %s overlaps %s of subnets[%d]", name, familyOf(a), a, b, i)
+		}
+	}
+	return nil
+}
+
+// Blocks is how many blocks the pool has, at most MaxIndex+1.
+func (l Layout) Blocks() int64 { return l.blocks }
+
+// BlockAddresses is how many addresses of one family a block has.
+func (l Layout) BlockAddresses() int64 { return 1 << l.bits }
+
+// Block is the block with an index. An index below 0, or not below Blocks, is
+// refused.
+func (l Layout) Block(index int64) (Block, error) {
+	if index < 0 || index >= l.blocks {
+		return Block{}, fmt.Errorf("block %d: the pool has blocks 0 to %d", index, l.blocks-1)
+	}
+	i := sort.Search(len(l.subnets), func(i int) bool { return index < l.subnets[i].end })
+	if i > 0 {
+		index -= l.subnets[i-1].end
+	}
+	s := l.subnets[i]
+	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
+}
+
+// Overlap finds a subnet a of this pool and one of another, b, that have
+// addresses in common.
+func (l Layout) Overlap(o Layout) (a, b netip.Prefix, ok bool) {
+	for _, s := range l.subnets {
+		for _, t := range o.subnets {
+			if a, b, ok := s.overlap(t.Subnet); ok {
+				return a, b, true
+			}
+		}
+	}
+	return netip.Prefix{}, netip.Prefix{}, false
+}
+
+// overlap finds addresses that two subnets have in common.
+func (s Subnet) overlap(o Subnet) (a, b netip.Prefix, ok bool) {
+	switch {
+	case s.IPv4.Overlaps(o.IPv4):
+		return s.IPv4, o.IPv4, true
+	case s.IPv6.Overlaps(o.IPv6):
+		return s.IPv6, o.IPv6, true
+	}
+	return netip.Prefix{}, netip.Prefix{}, false
+}
+
+// blocks is how many blocks a subnet holds, at most MaxIndex+1.
+func (s Subnet) blocks(bits int) int64 {
+	p := s.IPv4
+	if !p.IsValid() {
+		p = s.IPv6
+	}
+	return 1 << min(hostBits(p)-bits, 31)
+}
+
+// family is one of a subnet's prefixes, as its field is called.
+type family struct {
+	name   string
+	prefix netip.Prefix
+}
+
+// families are those that the subnet has.
+func (s Subnet) families() []family {
+	return slices.DeleteFunc([]family{{"ipv4", s.IPv4}, {"ipv6", s.IPv6}}, func(f family) bool { return !f.prefix.IsValid() })
+}
+
+// check tells whether blocks of 2^bits addresses can be cut from the prefix.
+func (f family) check(bits int) error {
+	switch p := f.prefix; {
+	case p.Addr().Is4In6() || familyOf(p) != f.name:
+		return fmt.Errorf("%s is of the other family", p)
+	case p != p.Masked():
+		return fmt.Errorf("%s has host bits set, expected %s", p, p.Masked())
+	case hostBits(p) < bits:
+		return fmt.Errorf("%s is smaller than a block: with blockSizeBits %d it must be a /%d or larger", p, bits, p.Addr().BitLen()-bits)
+	}
+	return nil
+}
+
+func familyOf(p netip.Prefix) string {
+	if p.Addr().Is4() {
+		return "ipv4"
+	}
+	return "ipv6"
+}
+
+// hostBits is the size of a prefix as a power of two.
+func hostBits(p netip.Prefix) int { return p.Addr().BitLen() - p.Bits() }
+
+// piece is the prefix of 2^bits addresses at an index of a prefix: the zero
+// Prefix of that. The index has at most 31 bits, so that its distance from the
+// prefix fits 64, and being inside the prefix carries into nothing above them.
+func piece(p netip.Prefix, bits int, index int64) netip.Prefix {
+	if !p.IsValid() {
+		return netip.Prefix{}
+	}
+	a := p.Addr().AsSlice()
+	if p.Addr().Is4() {
+		binary.BigEndian.PutUint32(a, binary.BigEndian.Uint32(a)+uint32(index<<bits)) //nolint:gosec // inside an IPv4 prefix, so below 2^32
+	} else {
+		binary.BigEndian.PutUint64(a[8:], binary.BigEndian.Uint64(a[8:])+uint64(index)<<bits) //nolint:gosec // not negative
+	}
+	first, _ := netip.AddrFromSlice(a)
+	return netip.PrefixFrom(first, first.BitLen()-bits)
+}
