@@ -53,11 +53,71 @@ func newStatus() *cobra.Command {
 
 // printStatus writes what a person wants to see at a glance.
 func printStatus(out io.Writer, s lab.Status) error {
-	fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
+	if s.Mode == lab.PoolMode {
+		fmt.Fprintf(out, "Lab %s in %s: a data centre, outside host %s\n", s.ID, s.Dir, s.Internet)
+	} else {
+		fmt.Fprintf(out, "Lab %s in %s: VPC %s, internet host %s, on-premises host %s\n", s.ID, s.Dir, s.VPC, s.Internet, s.OnPrem)
+	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	if s.Mode == lab.OperatorMode {
+	if s.Kubeconfig != "" {
 		fmt.Fprintf(out, "Kubernetes API: export KUBECONFIG=%s\n", s.Kubeconfig)
-		clusterTables(w, s)
+		operatorTable(w, s)
+	}
+	if s.Mode == lab.PoolMode {
+		poolTables(w, s)
+	} else {
+		eniTables(w, s)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if len(s.Gateway) > 0 {
+		fmt.Fprintf(out, "\nDropped at the internet gateway: %s\n", drops(s.Gateway))
+	}
+	for _, f := range s.Faults {
+		fmt.Fprintf(out, "\nFault: %s\n", f)
+	}
+	for _, n := range s.Nodes {
+		if n.Why != "" {
+			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
+		}
+		if n.Network != nil && n.Network.Why != "" {
+			fmt.Fprintf(out, "\nNodeNetwork %s: %s\n", n.Name, n.Network.Why)
+		}
+	}
+	for _, p := range s.Pools {
+		if p.Why != "" {
+			fmt.Fprintf(out, "\nAddressPool %s: %s\n", p.Name, p.Why)
+		}
+	}
+	for _, o := range s.Operators {
+		if o.Why != "" {
+			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
+		}
+	}
+	if s.Trouble != "" {
+		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
+	}
+	return nil
+}
+
+// operatorTable shows the operators.
+func operatorTable(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nOPERATOR\tSTATE\tPID\tSTARTS")
+	for _, o := range s.Operators {
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", o.Name, o.State, o.PID, o.Starts)
+	}
+}
+
+// eniTables show nodes and pods whose addresses are of ENIs.
+func eniTables(w io.Writer, s lab.Status) {
+	if s.Mode == lab.OperatorMode {
+		fmt.Fprintln(w, "\nNODENETWORK\tAVAILABLE\tUSED\tNEEDED\tRELEASING\tREADY")
+	}
+	for _, n := range s.Nodes {
+		if o := n.Network; o != nil {
+			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\n", n.Name, o.Available, o.Used, o.Needed, o.Releasing, o.Ready)
+		}
 	}
 	fmt.Fprintln(w, "\nNODE\tINSTANCE\tTYPE\tADDRESS\tBERTHD\tPID\tSTARTS\tENIS\tPODS")
 	for _, n := range s.Nodes {
@@ -78,44 +138,26 @@ func printStatus(out io.Writer, s lab.Status) error {
 			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex)
 		}
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if len(s.Gateway) > 0 {
-		fmt.Fprintf(out, "\nDropped at the internet gateway: %s\n", drops(s.Gateway))
-	}
-	for _, f := range s.Faults {
-		fmt.Fprintf(out, "\nFault: %s\n", f)
-	}
-	for _, n := range s.Nodes {
-		if n.Why != "" {
-			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", n.Name, n.Why, n.Log)
-		}
-		if n.Network != nil && n.Network.Why != "" {
-			fmt.Fprintf(out, "\nNodeNetwork %s: %s\n", n.Name, n.Network.Why)
-		}
-	}
-	for _, o := range s.Operators {
-		if o.Why != "" {
-			fmt.Fprintf(out, "\n%s is not ready: %s\nIts log is %s\n", o.Name, o.Why, o.Log)
-		}
-	}
-	if s.Trouble != "" {
-		fmt.Fprintf(out, "\nTrouble in the lab itself: %s\n", s.Trouble)
-	}
-	return nil
 }
 
-// clusterTables shows what operator mode has.
-func clusterTables(w io.Writer, s lab.Status) {
-	fmt.Fprintln(w, "\nOPERATOR\tSTATE\tPID\tSTARTS")
-	for _, o := range s.Operators {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", o.Name, o.State, o.PID, o.Starts)
+// poolTables show nodes and pods whose addresses are of pools.
+func poolTables(w io.Writer, s lab.Status) {
+	fmt.Fprintln(w, "\nPOOL\tBLOCKS\tALLOCATED\tFREE\tREADY")
+	for _, p := range s.Pools {
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%s\n", p.Name, p.Blocks, p.Allocated, p.Free, p.Ready)
 	}
-	fmt.Fprintln(w, "\nNODENETWORK\tAVAILABLE\tUSED\tNEEDED\tRELEASING\tREADY")
+	fmt.Fprintln(w, "\nNODE\tADDRESS\tBERTHD\tPID\tSTARTS\tPODS")
 	for _, n := range s.Nodes {
-		if o := n.Network; o != nil {
-			fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\n", n.Name, o.Available, o.Used, o.Needed, o.Releasing, o.Ready)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\n", n.Name, n.Address, n.Daemon, n.PID, n.Starts, len(n.Pods))
+	}
+	fmt.Fprintln(w, "\nBLOCK\tNODE\tIPV4\tIPV6\tANNOUNCED")
+	for _, b := range s.Blocks {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\n", b.Name, b.Node, b.IPv4, b.IPv6, b.Announced)
+	}
+	fmt.Fprintln(w, "\nPOD\tNAMESPACE\tADDRESSES\tBLOCK")
+	for _, n := range s.Nodes {
+		for _, p := range n.Pods {
+			fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.Block)
 		}
 	}
 }

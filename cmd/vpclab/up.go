@@ -44,7 +44,7 @@ func dirFlag(c *cobra.Command, dir *string) {
 }
 
 func modeFlag(c *cobra.Command, mode *string) {
-	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "who calls EC2 for a node: `node`, its own berthd, or operator, the cluster's berth-operator")
+	c.Flags().StringVar(mode, "mode", string(lab.NodeMode), "where addresses come from: `node` (ENIs, by each berthd), operator (ENIs, by berth-operator) or pool (address pools)")
 }
 
 func (f *labFlags) options() (lab.Options, error) {

@@ -136,7 +136,7 @@ func duration(r FaultRequest) (time.Duration, error) {
 
 // faults are those in force.
 type faults struct {
-	cloud *vpc.Cloud
+	cloud *vpc.Cloud // nil where there is none
 
 	mu   sync.Mutex // guards list
 	list []activeFault
@@ -154,6 +154,9 @@ func (f *faults) add(r FaultRequest) error {
 	}
 	if err := k.check(r); err != nil {
 		return err
+	}
+	if f.cloud == nil {
+		return fmt.Errorf("fault %s: this lab has no EC2 to misbehave", r.Kind)
 	}
 	f.clear(func(o FaultRequest) bool { return o.Kind == r.Kind && o.Action == r.Action })
 	apply := k.apply

@@ -94,11 +94,14 @@ func (s *server) target(r *http.Request) (any, error) {
 	name := r.URL.Query().Get("name")
 	switch name {
 	case "internet":
-		return Target{Netns: s.lab.Fabric.InternetPath()}, nil
+		return Target{Netns: s.lab.OutsidePath()}, nil
 	case "onprem":
+		if s.lab.Fabric == nil {
+			return nil, fmt.Errorf("there is no on-premises host in %s mode", s.lab.Mode)
+		}
 		return Target{Netns: s.lab.Fabric.OnPremPath()}, nil
 	case "vpc":
-		t := Target{Netns: s.lab.Fabric.RouterPath()}
+		t := Target{Netns: s.lab.RouterPath()}
 		if s.lab.Kube != nil {
 			t.Env = []string{"KUBECONFIG=" + s.lab.Kube.AdminKubeconfig()}
 		}
@@ -109,9 +112,10 @@ func (s *server) target(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := Target{Netns: n.Netns, Env: []string{
-		"VPCLAB_NODE=" + n.Name, "BERTH_SOCKET=" + n.Socket(), "AWS_ENDPOINT_URL_EC2=" + lab.EC2URL, "AWS_REGION=" + s.lab.Cloud.Region(),
-	}}
+	t := Target{Netns: n.Netns, Env: []string{"VPCLAB_NODE=" + n.Name, "BERTH_SOCKET=" + n.Socket()}}
+	if s.lab.Cloud != nil {
+		t.Env = append(t.Env, "AWS_ENDPOINT_URL_EC2="+lab.EC2URL, "AWS_REGION="+s.lab.Cloud.Region())
+	}
 	if s.lab.Kube != nil {
 		t.Env = append(t.Env, "KUBECONFIG="+s.lab.Kube.AdminKubeconfig())
 	}

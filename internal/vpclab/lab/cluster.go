@@ -19,13 +19,14 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy/crds"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 )
 
-// Cluster is the Kubernetes side of a lab in operator mode: a real API server
-// in the router's namespace, where nodes and operators reach it at
-// fabric.APIEndpoint, with what deploy/operator-mode installs. Schedulers,
+// Cluster is the Kubernetes side of a lab in operator or pool mode: a real API
+// server in the router's namespace, where nodes and operators reach it at
+// fabric.APIEndpoint, with what deploy/operator-mode or pool-mode installs. Schedulers,
 // controllers and kubelets are the lab itself.
 type Cluster struct {
 	*kube.ControlPlane
@@ -35,6 +36,7 @@ type Cluster struct {
 	// Kubeconfig is a file by which a person outside the lab is administrator.
 	Kubeconfig string
 
+	mode    Mode
 	dir     string
 	reports *reports
 	door    *doorway // for Kubeconfig
@@ -46,25 +48,29 @@ var (
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 )
 
-// raiseKube starts the control plane and the operators in operator mode.
+// raiseKube starts the control plane and the operators, but in node mode.
 func (l *Lab) raiseKube(ctx context.Context) error {
-	if l.Mode != OperatorMode {
+	if l.Mode == NodeMode {
 		return nil
 	}
 	dir := filepath.Join(l.Dir, kubeDir)
 	control, err := kube.Start(ctx, kube.Options{
-		Assets: l.KubeAssets, Dir: dir, Netns: l.Fabric.RouterPath(), Address: fabric.APIEndpoint,
+		Assets: l.KubeAssets, Dir: dir, Netns: l.RouterPath(), Address: fabric.APIEndpoint,
 		CRDs: crds.Files,
 	})
 	if err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, dir: dir, reports: newReports(l.note)}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: dir, reports: newReports(l.note)}
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}
-	if err := control.Apply(ctx, operatormode.Roles); err != nil {
-		return fmt.Errorf("install the roles of operator mode: %w", err)
+	roles := operatormode.Roles
+	if l.Mode == PoolMode {
+		roles = poolmode.Roles
+	}
+	if err := control.Apply(ctx, roles); err != nil {
+		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
 	if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)

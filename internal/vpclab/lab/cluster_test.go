@@ -93,9 +93,9 @@ func TestCluster(t *testing.T) {
 func podsAreObjects(t *testing.T, l *Lab) {
 	ctx := t.Context()
 	n := l.Nodes()[0]
-	uid, name, err := n.Objects.Bind(ctx, "new-namespace", "a")
+	uid, name, err := n.Objects.Bind(ctx, "new-namespace", "a", nil)
 	ok(t, err)
-	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a"); err != nil || again != uid {
+	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil); err != nil || again != uid {
 		t.Errorf("bound again as %s, %v; want %s", again, err, uid)
 	}
 	pod := &corev1.Pod{}
@@ -114,7 +114,7 @@ func podsAreObjects(t *testing.T, l *Lab) {
 		t.Errorf("a pod that runs: %+v", pod.Status)
 	}
 	n.Objects.Gone("new-namespace", "a")
-	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a"); err != nil || again == uid {
+	if again, _, err := n.Objects.Bind(ctx, "new-namespace", "a", nil); err != nil || again == uid {
 		t.Errorf("a pod of the same name: %s, %v; want another than %s", again, err, uid)
 	}
 }

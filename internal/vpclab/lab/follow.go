@@ -70,6 +70,9 @@ func (l *Lab) follows(seq uint64) {
 // books contain now. A call of the cloud may return before that, when the
 // cloud is busy telling of other events.
 func (l *Lab) CatchUp() {
+	if l.Cloud == nil {
+		return
+	}
 	seq := l.Cloud.Snapshot().Seq
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +157,7 @@ func (l *Lab) addMachine(i vpc.Instance) error {
 	l.nodes[name] = m
 	l.mu.Unlock()
 	if l.Kube != nil {
-		l.Kube.join(m, i)
+		l.Kube.join(m, nodeOf(name, i))
 	}
 	return nil
 }
@@ -209,12 +212,6 @@ func (l *Lab) attach(e vpc.ENI) error {
 	if m.joined == nil {
 		return m.Start()
 	}
-	go func() { // the API server may be away, and events go on
-		select {
-		case <-m.joined:
-			l.note(m.Start())
-		case <-l.ended:
-		}
-	}()
+	l.startJoined(m)
 	return nil
 }

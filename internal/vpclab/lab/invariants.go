@@ -29,6 +29,8 @@ import (
 //     ENI that exists, and the other way round;
 //   - no ENI of Berth's is detached, or attached to an instance that is gone;
 //   - the counts of the four views agree;
+//   - in pool mode, every block is its pool's piece of that index, of one node,
+//     announced by that node and by no other, and reported so;
 //   - in operator mode, a node's NodeNetwork object makes available what EC2 has
 //     assigned to it and reports as used what pods have or what cools, and no
 //     address is available in two.
@@ -40,14 +42,25 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	nodes := l.Nodes()
 	var errs []error
 	var networks map[string]*v1alpha1.NodeNetwork
-	if l.Kube != nil {
+	var pools *cut
+	switch l.Mode {
+	case OperatorMode:
 		networks, errs = l.networks(ctx, nodes)
+	case PoolMode:
+		var err error
+		if pools, err = l.cut(ctx); err != nil {
+			return []error{err}
+		}
+		errs = append(pools.errs, l.announced(ctx, pools)...)
 	}
 	found := make([]findings, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		wg.Go(func() {
-			found[i] = findings{node: n, operated: l.Kube != nil, network: networks[n.Name]}
+			found[i] = findings{node: n, mode: l.Mode, network: networks[n.Name]}
+			if pools != nil {
+				found[i].blocks = pools.ofNode(n.Name)
+			}
 			found[i].check(ctx, books)
 		})
 	}
@@ -103,12 +116,13 @@ func checkENIs(books vpc.Books) (errs []error) {
 
 // findings of one node.
 type findings struct {
-	node     *node.Node
-	operated bool                  // in operator mode
-	network  *v1alpha1.NodeNetwork // nil in node mode, or when there is none
-	pods     []*node.Pod
-	enis     []vpc.ENI // attached, by the books
-	errs     []error
+	node    *node.Node
+	mode    Mode
+	network *v1alpha1.NodeNetwork   // in operator mode; nil when there is none
+	blocks  []v1alpha1.AddressBlock // in pool mode
+	pods    []*node.Pod
+	enis    []vpc.ENI // attached, by the books
+	errs    []error
 }
 
 func (f *findings) wrong(format string, args ...any) {
@@ -129,6 +143,7 @@ func (f *findings) check(ctx context.Context, books vpc.Books) {
 	}
 	held := f.checkPods(k)
 	f.checkKernel(k, held)
+	f.checkExport(k)
 	f.checkRecords(held)
 	f.checkDocument(ctx, held)
 }
@@ -158,13 +173,20 @@ func (f *findings) checkPods(k kernelState) map[netip.Addr]*node.Pod {
 			if link, ok := k.addrs[a]; ok {
 				f.wrong("pod %s has %s, which the node has on %s too", p.Name, a, link)
 			}
-			if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) && (a != e.Primary || f.usesPrimaryOf(e)) }) {
-				f.wrong("pod %s has %s, which EC2 has not assigned to an ENI of this node", p.Name, a)
+			if !f.owns(a) {
+				f.wrong("pod %s has %s, which is of no ENI and no block of this node", p.Name, a)
 			}
 		}
 		delete(k.links, s.peer)
 	}
 	return held
+}
+
+// owns tells whether an address is one that the node may give to pods.
+func (f *findings) owns(a netip.Addr) bool {
+	return f.inBlock(a) || slices.ContainsFunc(f.enis, func(e vpc.ENI) bool {
+		return e.Owns(a) && (a != e.Primary || f.usesPrimaryOf(e))
+	})
 }
 
 // usesPrimaryOf tells whether pods may have an ENI's own address.
@@ -263,9 +285,14 @@ func (f *findings) checkDocument(ctx context.Context, held map[netip.Addr]*node.
 	for _, a := range doc.Cooling {
 		f.checkSpare(a.Address, "cooling", held)
 	}
-	f.checkTotals(doc)
-	if f.operated {
+	switch f.mode {
+	case PoolMode:
+		f.checkPools(doc, held)
+	case OperatorMode:
+		f.checkTotals(doc)
 		f.checkNetwork(doc, held)
+	default:
+		f.checkTotals(doc)
 	}
 }
 
@@ -273,8 +300,8 @@ func (f *findings) checkSpare(a netip.Addr, state string, held map[netip.Addr]*n
 	if p := held[a]; p != nil {
 		f.wrong("introspection: %s is %s and in pod %s", a, state, p.Name)
 	}
-	if !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
-		f.wrong("introspection: %s is %s, and EC2 has not assigned it to an ENI of this node", a, state)
+	if !f.inBlock(a) && !slices.ContainsFunc(f.enis, func(e vpc.ENI) bool { return e.Owns(a) }) {
+		f.wrong("introspection: %s is %s, and of no ENI and no block of this node", a, state)
 	}
 }
 

@@ -16,9 +16,11 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/site"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -37,6 +39,8 @@ type Options struct {
 	InstanceType string // default m5.large
 
 	Mode Mode // NodeMode when empty
+	// Pools are what a lab in pool mode begins with; DefaultPools() when nil.
+	Pools []v1alpha1.AddressPool
 	// OperatorCount is how many berth-operator processes there are in operator
 	// mode, 1 when 0; one of them leads.
 	OperatorCount int
@@ -66,9 +70,10 @@ type Options struct {
 // Lab is a running one.
 type Lab struct {
 	Options
-	Cloud  *vpc.Cloud
+	Cloud  *vpc.Cloud // nil in pool mode, as is Fabric
 	Fabric *fabric.Fabric
-	Kube   *Cluster // nil in node mode
+	Site   *site.Site // in pool mode, else nil
+	Kube   *Cluster   // nil in node mode
 
 	servers   []*http.Server
 	echoes    []*echo.Server
@@ -86,10 +91,10 @@ type Lab struct {
 	closed   bool
 }
 
-// machine is a running instance.
+// machine is a running instance, or a running node of a site.
 type machine struct {
 	*node.Node
-	instanceID string
+	instanceID string        // empty in a site
 	autostart  bool          // berthd is started when the primary link appears
 	joined     chan struct{} // closed once the API knows the node, and it the API; nil in node mode
 }
@@ -148,7 +153,7 @@ func (o Options) complete() (Options, error) {
 	if o.InstanceType == "" {
 		o.InstanceType = "m5.large"
 	}
-	if o.Spec == nil {
+	if o.Spec == nil && o.Mode != PoolMode {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
@@ -178,6 +183,9 @@ func (l *Lab) raise(ctx context.Context) error {
 	if err := os.MkdirAll(l.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
+	if l.Mode == PoolMode {
+		return l.raiseSite(ctx)
+	}
 	var err error
 	if l.Cloud, err = vpc.New(*l.Spec, l.CloudOptions...); err != nil {
 		return err
@@ -197,6 +205,11 @@ func (l *Lab) raise(ctx context.Context) error {
 	if err := l.follow(); err != nil {
 		return err
 	}
+	return l.settle(ctx)
+}
+
+// settle waits until the lab is up, unless daemons are left to others.
+func (l *Lab) settle(ctx context.Context) error {
 	if err := l.Reported(ctx); err != nil {
 		return errors.Join(err, l.Trouble())
 	}
@@ -258,8 +271,29 @@ func (l *Lab) Node(name string) (*node.Node, error) {
 	return nil, fmt.Errorf("no node %q; there are %v", name, slices.Sorted(maps.Keys(l.nodes)))
 }
 
-// Books are the cloud's books as they are now.
-func (l *Lab) Books() vpc.Books { return l.Cloud.Snapshot() }
+// Books are the cloud's books as they are now; empty in pool mode.
+func (l *Lab) Books() vpc.Books {
+	if l.Cloud == nil {
+		return vpc.Books{}
+	}
+	return l.Cloud.Snapshot()
+}
+
+// RouterPath is the namespace of whatever belongs to no node.
+func (l *Lab) RouterPath() string {
+	if l.Site != nil {
+		return l.Site.RouterPath()
+	}
+	return l.Fabric.RouterPath()
+}
+
+// OutsidePath is the namespace of the host on the internet, or outside the site.
+func (l *Lab) OutsidePath() string {
+	if l.Site != nil {
+		return l.Site.OutsidePath()
+	}
+	return l.Fabric.InternetPath()
+}
 
 // Trouble is what went wrong in the lab itself while it ran.
 func (l *Lab) Trouble() error {
@@ -314,6 +348,9 @@ func (l *Lab) Close() error {
 	errs = append(errs, ended...)
 	if l.Fabric != nil {
 		errs = append(errs, l.Fabric.Close())
+	}
+	if l.Site != nil {
+		errs = append(errs, l.Site.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,18 +10,21 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
-// Mode is who calls EC2 for the nodes.
+// Mode is where pods' addresses come from.
 type Mode string
 
-// The modes. In OperatorMode the lab has a Kubernetes API, Nodes and Pods are
-// objects there, and the nodes' own credentials permit no EC2 call.
+// The modes. In OperatorMode and PoolMode the lab has a Kubernetes API, and
+// Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
+// permit no EC2 call; in PoolMode there is no EC2: the network is a data centre
+// (package site) in place of a VPC.
 const (
-	NodeMode     Mode = "node"     // each node's own berthd
-	OperatorMode Mode = "operator" // berth-operator, for all of them
+	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
+	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes
+	PoolMode     Mode = "pool"     // blocks of address pools, by berth-operator
 )
 
 // Modes are all there are.
-var Modes = []Mode{NodeMode, OperatorMode}
+var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
 
 // OperatorKey is the access key of the operators. It may do what
 // deploy/operator-mode/iam-policy.json allows and no more, unless the spec has a
@@ -53,7 +55,7 @@ func policyActions(policy []byte) (actions []string, err error) {
 
 // programs of the lab, in BinDir.
 func (o Options) programs() []string {
-	if o.Mode == OperatorMode {
+	if o.Mode != NodeMode {
 		return []string{"berthd", "berth", "berth-operator"}
 	}
 	return []string{"berthd", "berth"}
@@ -66,7 +68,7 @@ func (o Options) completeMode() (Options, error) {
 		return o, nil
 	case NodeMode:
 		return o, nil
-	case OperatorMode:
+	case OperatorMode, PoolMode:
 	default:
 		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
 	}
@@ -80,7 +82,7 @@ func (o Options) completeMode() (Options, error) {
 		o.KubeAssets = os.Getenv("KUBEBUILDER_ASSETS")
 	}
 	if o.KubeAssets == "" {
-		return o, errors.New("operator mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=operator does)")
+		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", o.Mode)
 	}
 	return o, nil
 }

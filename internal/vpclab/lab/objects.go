@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +23,11 @@ import (
 // and not where EC2 is, and its pods are objects.
 func (c *Cluster) equip(o *node.Options) {
 	o.EC2URL = ""
-	o.Args = append([]string{
-		"--ipam=eni-operator", "--auto-create-node-network", "--kubeconfig=" + daemonKubeconfig(o.Dir),
-	}, o.Args...)
+	args := []string{"--ipam=eni-operator", "--auto-create-node-network"}
+	if c.mode == PoolMode {
+		args = []string{"--ipam=pool"}
+	}
+	o.Args = slices.Concat(args, []string{"--kubeconfig=" + daemonKubeconfig(o.Dir)}, o.Args)
 	o.Objects = &podObjects{cluster: c, node: o.Name, uids: map[podKey]string{}}
 }
 
@@ -33,10 +36,10 @@ func daemonKubeconfig(nodeDir string) string {
 }
 
 // join registers a machine and gives it its daemon's token.
-func (c *Cluster) join(m *machine, i vpc.Instance) {
+func (c *Cluster) join(m *machine, n *corev1.Node) {
 	m.joined = make(chan struct{})
 	c.reports.add("register node "+m.Name, func(ctx context.Context) error {
-		if err := c.register(ctx, m.Name, i); err != nil {
+		if err := c.register(ctx, n.DeepCopy()); err != nil {
 			return err
 		}
 		if err := c.kubeconfig(ctx, daemonKubeconfig(m.Dir), daemonAccount, m.Name); err != nil {
@@ -63,18 +66,22 @@ func (c *Cluster) terminated(name string) {
 	c.reports.add("remove node "+name, func(ctx context.Context) error { return c.unregister(ctx, name) })
 }
 
-// register makes the Node of an instance that has come up, as its kubelet does.
-func (c *Cluster) register(ctx context.Context, name string, i vpc.Instance) error {
-	n := &corev1.Node{
+// nodeOf is the Node of an instance, as its kubelet makes it.
+func nodeOf(name string, i vpc.Instance) *corev1.Node {
+	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 			corev1.LabelHostname: name, corev1.LabelInstanceTypeStable: i.Type, corev1.LabelTopologyZone: i.Zone,
 		}},
 		Spec: corev1.NodeSpec{ProviderID: "aws:///" + i.Zone + "/" + i.ID},
 	}
+}
+
+// register makes a Node that has come up.
+func (c *Cluster) register(ctx context.Context, n *corev1.Node) error {
 	if err := c.Client.Create(ctx, n); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	return c.setReady(ctx, name, corev1.ConditionTrue)
+	return c.setReady(ctx, n.Name, corev1.ConditionTrue)
 }
 
 // setReady reports a Node's condition Ready.
@@ -139,7 +146,7 @@ func (o *podObjects) meta(k podKey) metav1.ObjectMeta {
 
 // Bind implements node.PodObjects. It waits while an object of the same name
 // is being removed, and while the API server is away: nobody binds pods then.
-func (o *podObjects) Bind(ctx context.Context, namespace, name string) (uid, objectName string, err error) {
+func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error) {
 	k := podKey{namespace, name}
 	o.mu.Lock()
 	uid = o.uids[k]
@@ -154,6 +161,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string) (uid, obj
 			Containers: []corev1.Container{{Name: "echo", Image: "echo"}},
 		},
 	}
+	pod.Annotations = annotations
 	for {
 		err := o.cluster.create(ctx, pod.DeepCopy(), &uid)
 		if err == nil {
@@ -227,7 +235,7 @@ func (l *Lab) BindPods(ctx context.Context, n *node.Node, names ...string) error
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, name := range names {
-		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name) })
+		wg.Go(func() { _, _, errs[i] = n.Objects.Bind(ctx, "default", name, nil) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -15,17 +15,20 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/site"
 )
 
 // kernelState is what Berth has in a node's kernel, read without its help.
 type kernelState struct {
-	links     map[int]string        // pod links by index
-	addrs     map[netip.Addr]string // the node's own addresses: to the link's name
-	routes    map[netip.Addr]int    // the pod table: address to link index
-	oddRoutes []string              // of the pod table, but not of one address
-	tables    map[int]bool          // device indexes of ENI tables that hold routes
-	rules     map[string]int        // how often each rule of Berth's exists
-	ruleIndex map[string]int        // device index that a rule leads to, for ENI rules
+	links       map[int]string        // pod links by index
+	addrs       map[netip.Addr]string // the node's own addresses: to the link's name
+	routes      map[netip.Addr]int    // the pod table: address to link index
+	oddRoutes   []string              // of the pod table, but not of one address
+	tables      map[int]bool          // device indexes of ENI tables that hold routes
+	exported    map[netip.Prefix]bool // of the export table
+	unreachable map[netip.Prefix]bool // routes of that type, in any table
+	rules       map[string]int        // how often each rule of Berth's exists
+	ruleIndex   map[string]int        // device index that a rule leads to, for ENI rules
 }
 
 // observeKernel reads the calling thread's namespace.
@@ -37,6 +40,7 @@ func observeKernel() (k kernelState, err error) {
 	defer h.Close()
 	k = kernelState{
 		links: map[int]string{}, addrs: map[netip.Addr]string{}, routes: map[netip.Addr]int{}, tables: map[int]bool{},
+		exported: map[netip.Prefix]bool{}, unreachable: map[netip.Prefix]bool{},
 		rules: map[string]int{}, ruleIndex: map[string]int{},
 	}
 	links, err := again(h.LinkList)
@@ -93,19 +97,23 @@ func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
 		if r.Protocol != datapath.Protocol {
 			continue
 		}
+		var dst netip.Prefix
+		if r.Dst != nil {
+			a, _ := netip.AddrFromSlice(r.Dst.IP)
+			ones, _ := r.Dst.Mask.Size()
+			dst = netip.PrefixFrom(a.Unmap(), ones)
+		}
 		switch i := r.Table - datapath.ENITableBase; {
+		case r.Type == unix.RTN_UNREACHABLE:
+			k.unreachable[dst] = true
+		case r.Table == site.ExportTable:
+			k.exported[dst] = true
 		case i == 0: // datapath.PodTable
-			addr, ok := netip.Addr{}, false
-			if r.Dst != nil {
-				addr, ok = netip.AddrFromSlice(r.Dst.IP)
-				ones, bits := r.Dst.Mask.Size()
-				ok = ok && ones == bits
-			}
-			if !ok || r.LinkIndex == 0 {
+			if !dst.IsSingleIP() || r.LinkIndex == 0 {
 				k.oddRoutes = append(k.oddRoutes, r.String())
 				continue
 			}
-			k.routes[addr.Unmap()] = r.LinkIndex
+			k.routes[dst.Addr()] = r.LinkIndex
 		case i > 0 && i <= datapath.MaxDeviceIndex:
 			k.tables[i] = true
 		}

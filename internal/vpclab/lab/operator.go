@@ -42,7 +42,7 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 	for i := range l.OperatorCount {
 		name := fmt.Sprintf("operator-%d", i+1)
 		o := &Operator{
-			Name: name, netns: l.Fabric.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
+			Name: name, netns: l.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
 		}
 		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
 		if err := l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, ""); err != nil {
@@ -51,7 +51,7 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{
 				Path: filepath.Join(l.BinDir, "berth-operator"), Netns: o.netns,
-				Args: append(o.args(kubeconfig, l.clusterName()), l.OperatorArgs...), Env: l.operatorEnv(name),
+				Args: append(o.args(l.Mode, kubeconfig, l.clusterName()), l.OperatorArgs...), Env: l.operatorEnv(name),
 			}
 		})
 		l.operators = append(l.operators, o)
@@ -92,25 +92,28 @@ func (l *Lab) restartOperators() {
 }
 
 // args are what the lab tells every operator.
-func (o *Operator) args(kubeconfig, cluster string) []string {
-	return []string{
+func (o *Operator) args(mode Mode, kubeconfig, cluster string) []string {
+	args := []string{
 		"--kubeconfig=" + kubeconfig,
 		"--cluster-name=" + cluster,
-		"--ec2-endpoint=" + EC2URL,
 		"--metrics-address=" + o.address,
 	}
+	if mode == PoolMode {
+		return append(args, "--ipam=pool")
+	}
+	return append(args, "--ec2-endpoint="+EC2URL)
 }
 
 func (l *Lab) operatorEnv(name string) []string {
-	key := OperatorKey
-	for _, k := range l.Spec.AccessKeys {
-		if k.ID == key.ID {
-			key = k
+	env := []string{"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace}
+	if l.Cloud != nil {
+		key := OperatorKey
+		for _, k := range l.Spec.AccessKeys {
+			if k.ID == key.ID {
+				key = k
+			}
 		}
-	}
-	env := []string{
-		"AWS_ACCESS_KEY_ID=" + key.ID, "AWS_SECRET_ACCESS_KEY=" + key.Secret, "AWS_REGION=" + l.Cloud.Region(),
-		"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace,
+		env = append(env, "AWS_ACCESS_KEY_ID="+key.ID, "AWS_SECRET_ACCESS_KEY="+key.Secret, "AWS_REGION="+l.Cloud.Region())
 	}
 	for _, k := range slices.Sorted(maps.Keys(l.OperatorEnv)) {
 		env = append(env, k+"="+l.OperatorEnv[k])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -37,8 +38,32 @@ type Status struct {
 	Faults   []string     `json:"faults"` // filled by who keeps them
 
 	Mode       Mode             `json:"mode"`
-	Kubeconfig string           `json:"kubeconfig,omitempty"` // of operator mode, as is the rest
+	Kubeconfig string           `json:"kubeconfig,omitempty"` // not in node mode, as is the rest
 	Operators  []OperatorStatus `json:"operators,omitempty"`
+
+	Pools  []PoolStatus  `json:"pools,omitempty"` // of pool mode, as is the rest
+	Blocks []BlockStatus `json:"blocks,omitempty"`
+}
+
+// PoolStatus is what stands in an AddressPool.
+type PoolStatus struct {
+	Name      string `json:"name"`
+	Blocks    int64  `json:"blocks"`
+	Allocated int64  `json:"allocated"`
+	Free      int64  `json:"free"`
+	Ready     string `json:"ready"`         // of the condition
+	Why       string `json:"why,omitempty"` // when it is not ready, or exhausted
+}
+
+// BlockStatus is what stands in an AddressBlock, and whether the router has
+// learned of it.
+type BlockStatus struct {
+	Name      string `json:"name"`
+	Pool      string `json:"pool"`
+	Node      string `json:"node"`
+	IPv4      string `json:"ipv4,omitempty"`
+	IPv6      string `json:"ipv6,omitempty"`
+	Announced bool   `json:"announced"`
 }
 
 // OperatorStatus is one process of berth-operator.
@@ -101,6 +126,7 @@ type PodStatus struct {
 	Addresses   []netip.Addr `json:"addresses"`
 	ENI         string       `json:"eni"`
 	DeviceIndex int          `json:"deviceIndex"`
+	Block       string       `json:"block,omitempty"`
 	Container   string       `json:"container"`
 	Netns       string       `json:"netns"`
 }
@@ -115,14 +141,15 @@ type CallCount struct {
 // Status looks at everything.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
 	books := l.Books()
-	drops, err := l.Fabric.Drops()
-	if err != nil {
-		return Status{}, err
-	}
-	s := Status{
-		ID: l.ID, Dir: l.Dir, PID: os.Getpid(), EC2URL: EC2URL, VPC: books.VPCs[0].CIDRs[0].String(),
-		Internet: fabric.InternetHost, OnPrem: fabric.OnPremHost,
-		Gateway: drops["igw"], Calls: callCounts(l.Cloud.Calls()), Mode: l.Mode,
+	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Internet: fabric.InternetHost}
+	var drops map[string]fabric.Drops
+	if l.Fabric != nil {
+		var err error
+		if drops, err = l.Fabric.Drops(); err != nil {
+			return Status{}, err
+		}
+		s.EC2URL, s.VPC, s.OnPrem = EC2URL, books.VPCs[0].CIDRs[0].String(), fabric.OnPremHost
+		s.Gateway, s.Calls = drops["igw"], callCounts(l.Cloud.Calls())
 	}
 	if err := l.Trouble(); err != nil {
 		s.Trouble = err.Error()
@@ -145,13 +172,16 @@ func (l *Lab) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// clusterStatus adds what operator mode has. An API server that does not
+// clusterStatus adds what a lab with a Kubernetes API has. An API server that does not
 // answer is trouble to be shown, not a reason to show nothing.
 func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	s.Kubeconfig = l.Kube.Kubeconfig
 	networks, err := l.Kube.NodeNetworks(ctx)
+	if l.Mode == PoolMode {
+		err = errors.Join(err, l.poolStatus(ctx, s))
+	}
 	leader, leaderErr := l.Leader(ctx)
 	if err := errors.Join(err, leaderErr); err != nil {
 		s.Trouble = strings.TrimPrefix(s.Trouble+"\n"+err.Error(), "\n")
@@ -174,6 +204,54 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 		}
 		s.Operators = append(s.Operators, status)
 	}
+}
+
+// poolStatus adds what pool mode has.
+func (l *Lab) poolStatus(ctx context.Context, s *Status) error {
+	c, err := l.cut(ctx)
+	if err != nil {
+		return err
+	}
+	routes, err := l.Site.Routes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.pools)) {
+		s.Pools = append(s.Pools, statusOf(c.pools[name]))
+	}
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		announced := !slices.ContainsFunc(prefixes(b), func(p netip.Prefix) bool { return !routes[p].IsValid() })
+		s.Blocks = append(s.Blocks, BlockStatus{Name: b.Name, Pool: b.PoolName, Node: b.NodeName, IPv4: b.IPv4, IPv6: b.IPv6, Announced: announced})
+	}
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		n.Address = l.Site.Addrs(n.Name).IPv4
+		for k := range n.Pods {
+			p := &n.Pods[k]
+			for b := range c.blocks {
+				if slices.ContainsFunc(prefixes(&c.blocks[b]), func(x netip.Prefix) bool { return len(p.Addresses) > 0 && x.Contains(p.Addresses[0]) }) {
+					p.Block = c.blocks[b].Name
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func statusOf(p *v1alpha1.AddressPool) PoolStatus {
+	s := PoolStatus{Name: p.Name, Blocks: p.Status.Blocks.Total, Allocated: p.Status.Blocks.Allocated, Free: p.Status.Blocks.Free, Ready: "Unknown"}
+	var why []string
+	for _, c := range p.Status.Conditions {
+		if c.Type == v1alpha1.ConditionReady {
+			s.Ready = string(c.Status)
+		}
+		if (c.Type == v1alpha1.ConditionReady) != (c.Status == metav1.ConditionTrue) {
+			why = append(why, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	s.Why = strings.Join(why, "; ")
+	return s
 }
 
 func operatorStatus(ctx context.Context, o *Operator) OperatorStatus {

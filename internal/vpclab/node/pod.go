@@ -38,8 +38,9 @@ type Pod struct {
 
 // PodOptions say what is special about a pod.
 type PodOptions struct {
-	Namespace string        // default "default"
-	Ports     []PortMapping // for the portmap plugin
+	Namespace   string            // default "default"
+	Ports       []PortMapping     // for the portmap plugin
+	Annotations map[string]string // of its object
 	// Once: return the first failure instead of trying again as a kubelet does.
 	Once bool
 }
@@ -72,7 +73,7 @@ func (p *Pod) Ask(ctx context.Context, network string, to netip.Addr, text strin
 type PodObjects interface {
 	// Bind makes the object of a pod, bound to the node, unless there is one
 	// already, and returns its UID and its name.
-	Bind(ctx context.Context, namespace, name string) (uid, objectName string, err error)
+	Bind(ctx context.Context, namespace, name string, annotations map[string]string) (uid, objectName string, err error)
 	// Running and Gone are a kubelet's reports that a pod came up, or that
 	// there is none of that name any more. They wait for nobody.
 	Running(p *Pod)
@@ -99,7 +100,7 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 	if err != nil {
 		return nil, err
 	}
-	uid, objectName, err := n.bind(ctx, o.Namespace, name)
+	uid, objectName, err := n.bind(ctx, o, name)
 	if err != nil {
 		n.settle(name, placeholder, nil)
 		return nil, err
@@ -127,11 +128,11 @@ func (n *Node) AddPod(ctx context.Context, name string, o PodOptions) (*Pod, err
 }
 
 // bind returns what the plugin is told of a pod that is to be.
-func (n *Node) bind(ctx context.Context, namespace, name string) (uid, objectName string, err error) {
+func (n *Node) bind(ctx context.Context, o PodOptions, name string) (uid, objectName string, err error) {
 	if n.Objects == nil {
 		return randomHex(16), name, nil
 	}
-	return n.Objects.Bind(ctx, namespace, name)
+	return n.Objects.Bind(ctx, o.Namespace, name, o.Annotations)
 }
 
 // reserve takes a name, so that nobody else makes the same pod.

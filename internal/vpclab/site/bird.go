@@ -118,5 +118,5 @@ protocol bgp router6 from upstream {
 	neighbor %[4]s as %[7]d;
 	ipv6 { import all; export where proto = "pods6"; next hop self; };
 }
-`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, h.as(), exportTable, routerNumber)
+`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, h.as(), ExportTable, routerNumber)
 }

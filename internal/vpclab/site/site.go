@@ -40,12 +40,14 @@ var (
 )
 
 const (
+	// ExportTable is where the nodes' BIRDs look for blocks: berthd's default.
+	ExportTable = 119
+
 	mtu          = 1500 // bytes, of every link
 	outsideLink  = "outside"
 	nodeLink     = "eth0"
 	maxNodes     = 250
-	exportTable  = 119 // berthd's --export-table
-	routerNumber = 4200000000
+	routerNumber = 4200000000 // of the router's autonomous system; private (RFC 6996)
 )
 
 // Site is a running one. Its methods may be called concurrently.

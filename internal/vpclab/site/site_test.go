@@ -130,7 +130,7 @@ func change(t *testing.T, s *Site, node string, p netip.Prefix, do func(*netlink
 		if err != nil {
 			return err
 		}
-		return do(h, &netlink.Route{Dst: ns.IPNet(p), LinkIndex: lo.Attrs().Index, Table: exportTable, Protocol: 190})
+		return do(h, &netlink.Route{Dst: ns.IPNet(p), LinkIndex: lo.Attrs().Index, Table: ExportTable, Protocol: 190})
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,143 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/echo"
+	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/site"
+)
+
+// Pool makes an AddressPool of blocks of 2^bits addresses.
+func Pool(name string, bits int32, subnets ...v1alpha1.PoolSubnet) v1alpha1.AddressPool {
+	return v1alpha1.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.AddressPoolSpec{BlockSizeBits: &bits, Subnets: subnets},
+	}
+}
+
+// DefaultPools is one pool of both families, whose blocks hold eight pods.
+func DefaultPools() []v1alpha1.AddressPool {
+	return []v1alpha1.AddressPool{
+		Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16", IPv6: "fd02::/112"}),
+	}
+}
+
+// raiseSite raises a lab in pool mode.
+func (l *Lab) raiseSite(ctx context.Context) error {
+	var err error
+	if l.Site, err = site.New(site.Options{ID: l.ID, Dir: filepath.Join(l.Dir, "log")}); err != nil {
+		return err
+	}
+	l.Progress(fmt.Sprintf("a data centre whose router and nodes run BIRD; a host outside, %s and %s", site.OutsideHost, site.OutsideHost6))
+	e, err := echo.Serve(l.Site.OutsidePath())
+	if err != nil {
+		return err
+	}
+	l.echoes = append(l.echoes, e)
+	if err := l.raiseKube(ctx); err != nil {
+		return err
+	}
+	pools := l.Pools
+	if pools == nil {
+		pools = DefaultPools()
+	}
+	for _, p := range pools {
+		if err := l.Kube.Client.Create(ctx, p.DeepCopy()); err != nil {
+			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
+		}
+	}
+	for i := range l.Options.Nodes {
+		if _, err := l.AddHost(fmt.Sprintf("node-%d", i+1)); err != nil {
+			return err
+		}
+	}
+	return l.settle(ctx)
+}
+
+// AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
+// and, unless daemons are left to others, its daemon.
+func (l *Lab) AddHost(name string) (*node.Node, error) {
+	if !validNode.MatchString(name) {
+		return nil, fmt.Errorf("node name %q: want lower-case letters, digits and dashes, at most 42", name)
+	}
+	l.mu.Lock()
+	taken := l.nodes[name] != nil
+	l.mu.Unlock()
+	if taken {
+		return nil, fmt.Errorf("there is a node %s already", name)
+	}
+	addrs, err := l.Site.AddNode(name)
+	if err != nil {
+		return nil, err
+	}
+	o := node.Options{
+		Name: name, Netns: l.Site.NodePath(name), Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
+		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
+		Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
+	}
+	l.Kube.equip(&o)
+	n, err := node.New(o)
+	if err != nil {
+		return nil, errors.Join(err, l.Site.RemoveNode(name))
+	}
+	m := &machine{Node: n}
+	l.mu.Lock()
+	l.nodes[name] = m
+	l.mu.Unlock()
+	if err := n.Serve(); err != nil {
+		return nil, err
+	}
+	l.Progress(fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6))
+	l.Kube.join(m, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}})
+	if !l.NoDaemons {
+		l.startJoined(m)
+	}
+	return n, nil
+}
+
+// startJoined starts a machine's daemon once the API knows the machine, for
+// which nobody waits: the API server may be away.
+func (l *Lab) startJoined(m *machine) {
+	go func() {
+		select {
+		case <-m.joined:
+			l.note(m.Start())
+		case <-l.ended:
+		}
+	}()
+}
+
+// RemoveHost pulls the plug of a node of a lab in pool mode for good. Its Node
+// stays until RemoveNodeObject, as it does where no cloud's controller removes
+// it; it is not ready any more.
+func (l *Lab) RemoveHost(name string) error {
+	l.mu.Lock()
+	m := l.nodes[name]
+	delete(l.nodes, name)
+	l.mu.Unlock()
+	if m == nil {
+		return fmt.Errorf("no node %q", name)
+	}
+	err := errors.Join(m.PowerOff(), l.Site.RemoveNode(name), m.Scrap())
+	l.Kube.stopped(name)
+	return err
+}
+
+// RemoveNodeObject deletes a Node, as an administrator does, and the Pods that
+// are bound to it if its machine is gone.
+func (l *Lab) RemoveNodeObject(ctx context.Context, name string) error {
+	if _, err := l.Node(name); err != nil {
+		return l.Kube.unregister(ctx, name)
+	}
+	return client.IgnoreNotFound(l.Kube.Client.Delete(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+}
