@@ -2,6 +2,7 @@
 // cluster, by their NodeNetwork objects (design: docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
+//	reach.go     waiting for the Kubernetes API
 //	lease.go     leading, of several operators
 //	log.go       what of controller-runtime's log is no error
 //	serve.go     metrics and probes
@@ -15,10 +16,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -27,7 +24,6 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/config"
@@ -60,7 +56,18 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		return err
 	}
 	defer f.close()
-	mgr, err := newManager(ctx, cfg, log)
+	api, err := newAPIServer(cfg.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := api.await(ctx, log, f.wait); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		log.Info("ended")
+		return nil
+	}
+	mgr, err := newManager(ctx, api, cfg, log)
 	if err != nil {
 		return err
 	}
@@ -74,19 +81,12 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 	return nil
 }
 
-// newManager connects the parts to the Kubernetes API. It sends nothing yet.
-func newManager(ctx context.Context, cfg config.Operator, log *slog.Logger) (manager.Manager, error) {
-	rc, err := restConfig(cfg.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, err
-	}
+// newManager connects the parts to the Kubernetes API.
+func newManager(ctx context.Context, api *apiServer, cfg config.Operator, log *slog.Logger) (_ manager.Manager, err error) {
 	grace, warmup := endTimeout, true
 	o := manager.Options{
-		Scheme:                        scheme,
+		Scheme:                        api.scheme,
+		MapperProvider:                api.kinds,
 		Cache:                         cache.Options{ByObject: nodenetwork.CacheByObject(), DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                       metricsserver.Options{BindAddress: "0"}, // front serves them
 		HealthProbeBindAddress:        "0",
@@ -101,31 +101,15 @@ func newManager(ctx context.Context, cfg config.Operator, log *slog.Logger) (man
 		Controller: ctrlconfig.Controller{EnableWarmup: &warmup},
 	}
 	if cfg.LeaderElect {
-		if o.LeaderElectionResourceLockInterface, err = newLease(ctx, rc, cfg, log); err != nil {
+		if o.LeaderElectionResourceLockInterface, err = newLease(ctx, api.config, cfg, log); err != nil {
 			return nil, err
 		}
 	}
-	mgr, err := manager.New(rc, o)
+	mgr, err := manager.New(api.config, o)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the Kubernetes API: %w", err)
 	}
 	return mgr, nil
-}
-
-// restConfig is how to reach the API server. The rate of requests is not
-// limited here: the API server does (API priority and fairness).
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	read := rest.InClusterConfig
-	if kubeconfig != "" {
-		read = func() (*rest.Config, error) { return clientcmd.BuildConfigFromFlags("", kubeconfig) }
-	}
-	rc, err := read()
-	if err != nil {
-		return nil, fmt.Errorf("finding the Kubernetes API; set --kubeconfig out of a cluster: %w", err)
-	}
-	rc.QPS = -1
-	rc.UserAgent = "berth-operator/" + version.String()
-	return rc, nil
 }
 
 // assemble makes the parts that work for nodes.

@@ -94,6 +94,13 @@ func (f *front) watch(ready, alive check) {
 	f.ready, f.alive = ready, alive
 }
 
+// wait has the readiness probe say why the operator is not ready yet.
+func (f *front) wait(why error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ready = func(context.Context) error { return why }
+}
+
 func (f *front) handleProbes(mux *http.ServeMux) {
 	ask := func(which *check) func() error {
 		return func() error {

@@ -1,0 +1,166 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy/crds"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/test/harness"
+)
+
+const waitingLine = "waiting for the Kubernetes API"
+
+// without takes the API server away until the function returned is called.
+func without(t *testing.T) (back func()) {
+	t.Helper()
+	harness.OK(t, harness.ControlPlane.KillAPIServer())
+	up := false
+	t.Cleanup(func() {
+		if !up {
+			_ = harness.ControlPlane.StartAPIServer(context.Background())
+		}
+	})
+	return func() {
+		t.Helper()
+		harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
+		up = true
+	}
+}
+
+// tried is nil once an operator has met so many times nobody who listens.
+func (p *process) tried(times int) func() error {
+	return func() error {
+		for name, v := range p.values() {
+			if n, _ := strconv.Atoi(v); strings.HasPrefix(name, "rest_client_requests_total") && strings.Contains(name, `code="<error>"`) && n >= times {
+				return nil
+			}
+		}
+		return errors.New("not yet")
+	}
+}
+
+func (p *process) lines(text string) int { return strings.Count(p.LogTail(10000), text) }
+
+// An operator that starts without an API server lives, is not ready, says so
+// once, and goes to work when the server comes.
+func TestStartsBeforeTheAPIServer(t *testing.T) {
+	c := newCluster(t)
+	back := without(t)
+	o := c.start("one", quick...)
+	o.until(answersWith(o.health, "/livez", 200))
+	o.until(o.tried(3))
+	code, body, err := get(o.health, "/readyz")
+	if err != nil || code != 503 || !strings.Contains(body, "the Kubernetes API does not answer") {
+		t.Errorf("/readyz: %d %s, %v", code, body, err)
+	}
+	harness.OK(t, answersWith(o.health, "/livez", 200)())
+	if n := o.lines(waitingLine); n != 1 {
+		t.Errorf("said %d times that it waits", n)
+	}
+
+	back()
+	o.until(c.leads("one"))
+	o.until(answersWith(o.health, "/readyz", 200))
+	c.node("node-a", v1alpha1.ENISpec{})
+	o.until(c.has("node-a", 8))
+	if o.Starts() != 1 || o.lines("the Kubernetes API answers") != 1 || o.lines(waitingLine) > 3 {
+		t.Errorf("%d starts", o.Starts())
+	}
+}
+
+// It can be ended while it waits.
+func TestEndsWhileItWaits(t *testing.T) {
+	c := newCluster(t)
+	back := without(t)
+	o := c.start("one")
+	o.until(answersWith(o.health, "/livez", 200))
+	o.until(o.tried(1))
+	harness.OK(t, o.Stop(5*time.Second))
+	if code := o.ExitCode(); code != 0 || o.lines("level=ERROR") > 0 {
+		t.Errorf("exit code %d", code)
+	}
+	back()
+}
+
+// An API server that will not have the operator ends it, and the last line says
+// what is wrong.
+func TestRefusedByTheAPIServer(t *testing.T) {
+	c := newCluster(t)
+	nobody := &corev1.ServiceAccount{}
+	nobody.Namespace, nobody.Name = "default", "nobody"
+	harness.OK(t, c.client.Create(t.Context(), nobody))
+	t.Cleanup(func() { _ = c.client.Delete(context.Background(), nobody) })
+	token, err := harness.ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "default", Name: "nobody"}, nil)
+	harness.OK(t, err)
+	own := harness.ControlPlane.ConfigWithToken(token)
+	stranger := rest.CopyConfig(own)
+	stranger.CAData = nil // whom the machine trusts has not made the API server's certificate
+
+	var running []*process
+	cases := []struct {
+		config *rest.Config
+		says   []string
+	}{
+		{own, []string{"nodenetworks", "cannot list", "is deploy/operator-mode applied?"}},
+		{harness.ControlPlane.ConfigWithToken("no-such-token"), []string{"provide credentials", "is --kubeconfig right"}},
+		{stranger, []string{"certificate", "is --kubeconfig right"}},
+	}
+	for i, tt := range cases {
+		c.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+		harness.OK(t, kube.WriteKubeconfig(c.kubeconfig, tt.config))
+		running = append(running, c.start(fmt.Sprintf("refused-%d", i)))
+	}
+	for i, tt := range cases {
+		o := running[i]
+		select {
+		case <-o.Exited():
+		case <-time.After(3 * certainty):
+			t.Errorf("case %d: it goes on", i)
+			continue
+		}
+		log := o.LogTail(1)
+		for _, want := range tt.says {
+			if !strings.Contains(log, want) {
+				t.Errorf("case %d: lacks %q:\n%s", i, want, log)
+			}
+		}
+		if o.ExitCode() != 1 || o.lines(waitingLine) != 1 {
+			t.Errorf("case %d: exit code %d, said %d times that it waits", i, o.ExitCode(), o.lines(waitingLine))
+		}
+	}
+}
+
+// Kinds that are not installed yet are waited for.
+func TestStartsBeforeItsKinds(t *testing.T) {
+	c := newCluster(t)
+	crd := &unstructured.Unstructured{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	crd.SetName("nodenetworks.berth.dev")
+	harness.OK(t, c.client.Delete(t.Context(), crd))
+	t.Cleanup(func() { harness.OK(t, harness.ControlPlane.InstallCRDs(context.Background(), crds.Files)) })
+	o := c.start("one", quick...)
+	o.until(func() error {
+		if _, body, err := get(o.health, "/readyz"); err != nil || !strings.Contains(body, "apply deploy/crds") {
+			return fmt.Errorf("%s, %w", body, err)
+		}
+		return nil
+	})
+	harness.OK(t, harness.ControlPlane.InstallCRDs(t.Context(), crds.Files))
+	o.until(answersWith(o.health, "/readyz", 200))
+	c.node("node-a", v1alpha1.ENISpec{})
+	o.until(c.has("node-a", 8))
+}
