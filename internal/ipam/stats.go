@@ -39,6 +39,14 @@ func (a *Allocator[K]) Groups() []GroupCounts {
 	return out
 }
 
+// Count counts one group; zero for one that there is not. O(prefixes of it).
+func (a *Allocator[K]) Count(id string) Counts {
+	if g, ok := a.groups[id]; ok {
+		return g.counts()
+	}
+	return Counts{}
+}
+
 func (g *group[K]) counts() Counts {
 	c := Counts{
 		Used: g.count[used], Cooling: g.count[cooling],

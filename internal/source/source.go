@@ -54,7 +54,8 @@ type Source interface {
 // Exhausted says that no address became free in time, and why.
 type Exhausted struct {
 	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,
-	// max-pods, cooling, permission, unreachable, starting.
+	// max-pods, cooling, permission, unreachable, starting; of pools also
+	// pool-unknown, pool-not-allowed, pool-exhausted, pod-unknown and their like.
 	Reason string
 	// Message tells a person what is wrong and what to do about it.
 	Message string
@@ -104,6 +105,7 @@ type GroupInfo struct {
 // Snapshot is a source's state at one moment.
 type Snapshot struct {
 	Groups    []GroupInfo   `json:"groups"`
+	Pools     []PoolInfo    `json:"pools,omitempty"` // of the source pool
 	Addresses []AddressInfo `json:"addresses"`
 	Waiting   int           `json:"waiting"`             // Acquires that wait
 	LastError string        `json:"lastError,omitempty"` // the last cloud trouble, empty when healed

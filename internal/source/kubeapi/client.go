@@ -1,0 +1,98 @@
+package kubeapi
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/version"
+)
+
+// Timeout bounds one request. A watch is none.
+const Timeout = 10 * time.Second
+
+// Client makes requests to the API server. All methods may be called
+// concurrently, and none repeats a request or holds one back: that is the
+// caller's to do.
+type Client struct {
+	rest  rest.Interface // of berth.dev
+	meta  metadata.Interface
+	param runtime.ParameterCodec
+}
+
+// Config reads a kubeconfig file or, when that is empty, what the cluster gives
+// to a pod.
+func Config(kubeconfig string) (*rest.Config, error) {
+	var cfg *rest.Config
+	var err error
+	if kubeconfig == "" {
+		cfg, err = rest.InClusterConfig()
+	} else {
+		cfg, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the Kubernetes API server: %w; set --kubeconfig outside a pod", err)
+	}
+	return cfg, nil
+}
+
+// New returns a client. It makes no request yet.
+func New(cfg *rest.Config) (*Client, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.UserAgent = "berthd/" + version.String()
+	cfg.QPS = -1 // callers pace themselves
+	meta, err := metadata.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	cfg.GroupVersion = &v1alpha1.GroupVersion
+	cfg.APIPath = "/apis"
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	rc, err := rest.RESTClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("client of the Kubernetes API: %w", err)
+	}
+	return &Client{rest: rc, meta: meta, param: runtime.NewParameterCodec(scheme)}, nil
+}
+
+// Get reads an object of berth.dev from etcd.
+func (c *Client) Get(ctx context.Context, resource, name string, into runtime.Object) error {
+	return c.rest.Get().Resource(resource).Name(name).Timeout(Timeout).Do(ctx).Into(into)
+}
+
+// Create makes an object of berth.dev as the daemon's.
+func (c *Client) Create(ctx context.Context, resource string, o, into runtime.Object) error {
+	return c.rest.Post().Resource(resource).Param("fieldManager", v1alpha1.OwnerDaemon).Body(o).Timeout(Timeout).Do(ctx).Into(into)
+}
+
+// Patch changes an object of berth.dev, or its subresource unless that is
+// empty, as the daemon's. into may be nil.
+func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name, subresource string, body []byte, into runtime.Object) error {
+	r := c.rest.Patch(kind).Resource(resource).Name(name).Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).Timeout(Timeout)
+	if subresource != "" {
+		r = r.SubResource(subresource)
+	}
+	if into == nil {
+		return r.Do(ctx).Error()
+	}
+	return r.Do(ctx).Into(into)
+}
+
+// Delete deletes the object of berth.dev that has this UID.
+func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UID) error {
+	opts := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+	return c.rest.Delete().Resource(resource).Name(name).Body(opts).Timeout(Timeout).Do(ctx).Error()
+}

@@ -1,0 +1,181 @@
+package kubeapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// relist is how long a watch that broke takes to come back: some thousand nodes
+// do so together after an outage.
+var relist = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 15 * time.Second}
+
+// Handler takes what a follower sees, one call at a time.
+type Handler[T any] struct {
+	// Put takes an object that is new or changed. What it needs of the object
+	// it copies: nothing else keeps it.
+	Put func(T)
+	// Gone takes the last state of an object that is no more.
+	Gone func(T)
+	// All takes everything there is: at first, and when the watch has missed
+	// something.
+	All func([]T)
+	// Heard takes the outcome of every list, and of every attempt to watch.
+	Heard func(error)
+}
+
+// Lister lists and watches what one follower follows.
+type Lister interface {
+	List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error)
+	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
+}
+
+// Follow keeps h told of what l lists until ctx ends. A list is never answered
+// from an API server's cache that may be old, be it asked for as such or as the
+// beginning of a watch: a daemon that was restarted, or that lost its watch, must
+// not see things as they were before.
+func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
+	quiet := logr.Discard() // client-go's own words; what matters is told by the handler
+	ctx = klog.NewContext(ctx, quiet)
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.ResourceVersion, o.ResourceVersionMatch = "", ""
+			list, err := l.List(ctx, o)
+			h.Heard(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			if o.SendInitialEvents != nil && *o.SendInitialEvents {
+				o.ResourceVersion = "" // the most recent (Kubernetes API concepts, "Streaming lists")
+			}
+			w, err := l.Watch(ctx, o)
+			h.Heard(err)
+			return w, err
+		},
+	}
+	backoff := relist
+	r := cache.NewReflectorWithOptions(lw, nil, store[T]{h}, cache.ReflectorOptions{
+		Name: name, TypeDescription: name, Logger: &quiet, Backoff: &backoff,
+	})
+	r.RunWithContext(ctx)
+}
+
+// store passes on what a reflector sees. It implements cache.ReflectorStore.
+type store[T any] struct{ h Handler[T] }
+
+func (s store[T]) Add(o any) error { return s.Update(o) }
+
+func (s store[T]) Update(o any) error {
+	if t, ok := o.(T); ok {
+		s.h.Put(t)
+	}
+	return nil
+}
+
+func (s store[T]) Delete(o any) error {
+	if t, ok := o.(T); ok {
+		s.h.Gone(t)
+	}
+	return nil
+}
+
+func (s store[T]) Replace(list []any, _ string) error {
+	all := make([]T, 0, len(list))
+	for _, o := range list {
+		if t, ok := o.(T); ok {
+			all = append(all, t)
+		}
+	}
+	s.h.All(all)
+	return nil
+}
+
+func (s store[T]) Resync() error { return nil }
+
+// Objects lists the objects of a kind of berth.dev that a field selector
+// (empty: all) selects. list makes an empty list of them.
+func (c *Client) Objects(resource, fields string, list func() runtime.Object) Lister {
+	return objects{c, resource, fields, list}
+}
+
+type objects struct {
+	*Client
+	resource, fields string
+	list             func() runtime.Object
+}
+
+func (l objects) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	o.FieldSelector = l.fields
+	out := l.list()
+	return out, l.rest.Get().Resource(l.resource).VersionedParams(&o, l.param).Timeout(Timeout).Do(ctx).Into(out)
+}
+
+func (l objects) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	o.FieldSelector, o.Watch = l.fields, true
+	return l.rest.Get().Resource(l.resource).VersionedParams(&o, l.param).Watch(ctx)
+}
+
+// Metadata lists the metadata of objects of any kind that a field selector
+// (empty: all) selects, without what trim removes.
+func (c *Client) Metadata(resource schema.GroupVersionResource, fields string, trim func(*metav1.PartialObjectMetadata)) Lister {
+	return metadataOf{c, resource, fields, trim}
+}
+
+type metadataOf struct {
+	*Client
+	resource schema.GroupVersionResource
+	fields   string
+	trim     func(*metav1.PartialObjectMetadata)
+}
+
+func (l metadataOf) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	o.FieldSelector = l.fields
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	list, err := l.meta.Resource(l.resource).List(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		l.trim(&list.Items[i])
+	}
+	return list, nil
+}
+
+func (l metadataOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	o.FieldSelector, o.Watch = l.fields, true
+	w, err := l.meta.Resource(l.resource).Watch(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		if m, ok := e.Object.(*metav1.PartialObjectMetadata); ok && e.Type != watch.Bookmark {
+			l.trim(m)
+		}
+		return e, true
+	}), nil
+}
+
+// Bare removes from metadata what tells of no object which one it is, but for
+// the annotations named.
+func Bare(annotations ...string) func(*metav1.PartialObjectMetadata) {
+	return func(o *metav1.PartialObjectMetadata) {
+		kept := metav1.ObjectMeta{
+			Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion,
+		}
+		for _, a := range annotations {
+			if v, ok := o.Annotations[a]; ok {
+				metav1.SetMetaDataAnnotation(&kept, a, v)
+			}
+		}
+		o.ObjectMeta = kept
+	}
+}

@@ -1,0 +1,350 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// blockFacts is what matters of an AddressBlock.
+type blockFacts struct {
+	name, pool string
+	uid        types.UID
+	request    types.UID    // that it was cut for
+	first      netip.Prefix // IPv4 if the pool has it
+	second     netip.Prefix // the IPv6 one of a dual-stack pool
+	draining   bool         // it is being deleted: no new address from it
+	version    string       // resourceVersion
+	finalizers []string
+}
+
+// readBlock takes what matters of an AddressBlock.
+func readBlock(o *v1alpha1.AddressBlock) (blockFacts, error) {
+	b := blockFacts{
+		name: o.Name, pool: o.PoolName, uid: o.UID, request: o.RequestUID,
+		draining: o.DeletionTimestamp != nil, version: o.ResourceVersion, finalizers: o.Finalizers,
+	}
+	v4, err := readPrefix("ipv4", o.IPv4, netip.Addr.Is4)
+	if err != nil {
+		return b, err
+	}
+	v6, err := readPrefix("ipv6", o.IPv6, netip.Addr.Is6)
+	if err != nil {
+		return b, err
+	}
+	return b.with(v4, v6)
+}
+
+// with is b with these prefixes, of which one may be zero.
+func (b blockFacts) with(v4, v6 netip.Prefix) (blockFacts, error) {
+	b.first, b.second = v4, v6
+	if !v4.IsValid() {
+		b.first, b.second = v6, netip.Prefix{}
+	}
+	switch {
+	case !b.first.IsValid():
+		return b, errors.New("ipv4, ipv6: expected at least one of them")
+	case b.second.IsValid() && 32-b.first.Bits() != 128-b.second.Bits():
+		return b, fmt.Errorf("ipv4 %s and ipv6 %s: expected as many addresses in both", b.first, b.second)
+	}
+	return b, nil
+}
+
+func readPrefix(field, s string, family func(netip.Addr) bool) (netip.Prefix, error) {
+	if s == "" {
+		return netip.Prefix{}, nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || !family(p.Addr()) || p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%s: %q: expected a CIDR of that family without host bits", field, s)
+	}
+	return p, nil
+}
+
+// prefixes are the block's, IPv4 first.
+func (b blockFacts) prefixes() []netip.Prefix {
+	if b.second.IsValid() {
+		return []netip.Prefix{b.first, b.second}
+	}
+	return []netip.Prefix{b.first}
+}
+
+// same tells whether both are the same object with the same addresses.
+func (b blockFacts) same(o blockFacts) bool {
+	return b.name == o.name && b.uid == o.uid && b.pool == o.pool && b.first == o.first && b.second == o.second
+}
+
+// place finds an address of either family: the one of the first family that it
+// goes with.
+func (b blockFacts) place(a netip.Addr) (first netip.Addr, ok bool) {
+	switch {
+	case b.first.Contains(a):
+		return a, true
+	case b.second.IsValid() && b.second.Contains(a):
+		return at(a, b.second, b.first), true
+	}
+	return netip.Addr{}, false
+}
+
+// addresses are those that go with one of the first family.
+func (b blockFacts) addresses(first netip.Addr) []netip.Addr {
+	if b.second.IsValid() {
+		return []netip.Addr{first, at(first, b.first, b.second)}
+	}
+	return []netip.Addr{first}
+}
+
+func (b blockFacts) overlaps(o blockFacts) bool {
+	for _, p := range b.prefixes() {
+		if slices.ContainsFunc(o.prefixes(), p.Overlaps) {
+			return true
+		}
+	}
+	return false
+}
+
+// A block that goes is withdrawn in memory, then from the file, then its routes
+// are removed, and only then may its finalizer go: what was begun before a
+// crash is begun again after it, and nothing is handed out from a block that the
+// operator may give to another node.
+type leaving int
+
+const (
+	stays     leaving = iota
+	withdrawn         // no address of it is used or cools, and none will be handed out
+	cleared           // besides, the file and the data path do not have it
+)
+
+// holding is a block of this node and how far it has come.
+type holding struct {
+	blockFacts
+	listed     bool      // the API server has it; false: only the file, or pods, do
+	saved      bool      // the file has it
+	programmed bool      // the data path has it
+	returning  bool      // it is to go back: nothing is handed out from it
+	leaving    leaving   // how far its end has come
+	emptySince time.Time // zero while an address of it is used or cools
+	rival      string    // a block of this node with the same addresses, which came first
+	down       string    // why the file or the data path does not have it
+}
+
+// serves tells whether addresses of the block may be handed out.
+func (h *holding) serves() bool {
+	return h.saved && h.programmed && !h.draining && !h.returning && h.leaving == stays && h.rival == "" && !h.lost()
+}
+
+// lost tells whether the API server does not have the block any more. Then it
+// is kept for the pods that have addresses of it.
+func (h *holding) lost() bool { return !h.listed && h.version == gone }
+
+// gone stands for the version of an object that is no more.
+const gone = "gone"
+
+// setBlock takes a block that the API server, or the file, says this node has.
+func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
+	h, ok := l.blocks[f.name]
+	if ok && !h.same(f) {
+		l.removeBlock(f.name, now)
+		ok = false
+	}
+	if !ok {
+		h = &holding{}
+		l.blocks[f.name] = h
+	}
+	h.blockFacts, h.listed = f, listed
+	if !ok {
+		l.enter(h, now)
+	}
+	l.refresh(h)
+}
+
+// enter takes a block's addresses into its pool's allocator, those first that
+// are held or cool already.
+func (l *ledger) enter(h *holding, now time.Time) {
+	h.rival = ""
+	for _, name := range l.blockNames() {
+		if o := l.blocks[name]; o != h && o.rival == "" && o.overlaps(h.blockFacts) {
+			h.rival = name
+			return
+		}
+	}
+	s := l.stock(h.pool)
+	for key, lease := range l.leases {
+		for _, a := range lease.Addrs() {
+			if first, ok := h.place(a); ok && lease.stock == "" {
+				if err := s.alloc.Hold(key, first, now); err == nil {
+					lease.stock, lease.Pool, lease.Block = s.name, s.name, h.name
+					l.leases[key] = lease
+				}
+				break
+			}
+		}
+	}
+	for a, since := range l.stray {
+		if first, ok := h.place(a); ok {
+			s.alloc.Cool(first, since, now)
+		}
+	}
+	s.alloc.SetGroup(ipam.Group{ID: h.name, Prefixes: []netip.Prefix{h.first}})
+}
+
+// refresh tells the allocator whether a block's addresses may be handed out.
+func (l *ledger) refresh(h *holding) {
+	if h.rival != "" {
+		return
+	}
+	l.stock(h.pool).alloc.SetReady(h.name, h.serves())
+	l.usable = l.usable || h.serves()
+}
+
+// loseBlock takes that the API server does not have a block any more. It should
+// be on its way out; if pods have addresses of it, somebody took it from under
+// them, and it stays for them.
+func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
+	h, ok := l.blocks[name]
+	if !ok {
+		return 0
+	}
+	if pods = l.usedIn(h); pods > 0 {
+		h.listed, h.version, h.finalizers = false, gone, nil
+		l.refresh(h)
+		return pods
+	}
+	l.removeBlock(name, now)
+	return 0
+}
+
+// removeBlock forgets a block. What of it is held or cools is remembered
+// without it.
+func (l *ledger) removeBlock(name string, now time.Time) {
+	h := l.blocks[name]
+	delete(l.blocks, name)
+	if h.rival == "" {
+		l.leave(h)
+	}
+	for _, other := range l.blockNames() {
+		if o := l.blocks[other]; o.rival == name {
+			l.enter(o, now)
+			l.refresh(o)
+		}
+	}
+}
+
+// leave takes a block's addresses out of its pool's allocator.
+func (l *ledger) leave(h *holding) {
+	s := l.stock(h.pool)
+	var held []attachment.Key
+	for v := range s.alloc.Busied() {
+		if v.Group != h.name {
+			continue
+		}
+		if v.Used {
+			held = append(held, v.Key)
+			continue
+		}
+		for _, a := range h.addresses(v.Addr) {
+			l.stray[a] = v.Since
+		}
+	}
+	for _, key := range held {
+		s.alloc.Cancel(key)
+		lease := l.leases[key]
+		lease.stock = ""
+		l.leases[key] = lease
+	}
+	s.alloc.LoseGroup(h.name)
+}
+
+// counts are the numbers of a block's addresses.
+func (l *ledger) counts(h *holding) ipam.Counts {
+	return l.stock(h.pool).alloc.Count(h.name)
+}
+
+// usedIn counts the pods that have addresses of a block.
+func (l *ledger) usedIn(h *holding) int {
+	if h.rival != "" {
+		return 0
+	}
+	return l.counts(h).Used
+}
+
+// review looks what became of the blocks: which are empty since when, and which
+// are at their end.
+func (l *ledger) review(now time.Time) {
+	for _, name := range l.blockNames() {
+		h := l.blocks[name]
+		busy := 0
+		if h.rival == "" {
+			c := l.counts(h)
+			busy = c.Used + c.Cooling
+		}
+		switch {
+		case busy > 0:
+			h.emptySince = time.Time{}
+		case h.lost():
+			l.removeBlock(name, now)
+			continue
+		case h.emptySince.IsZero():
+			h.emptySince = now
+		}
+		if busy == 0 && h.draining && h.listed && h.leaving == stays {
+			h.leaving = withdrawn
+			l.refresh(h)
+		}
+	}
+}
+
+// uncommitted tells whether the file or the data path has something else than
+// wanted says.
+func (l *ledger) uncommitted() bool {
+	for _, h := range l.blocks {
+		if h.leaving == withdrawn || h.leaving == stays && h.rival == "" && !(h.saved && h.programmed) {
+			return true
+		}
+	}
+	return false
+}
+
+// wanted lists the blocks that the file and the data path are to have, by name.
+func (l *ledger) wanted() []blockFacts {
+	var out []blockFacts
+	for _, name := range l.blockNames() {
+		if h := l.blocks[name]; h.leaving == stays && h.rival == "" {
+			out = append(out, h.blockFacts)
+		}
+	}
+	return out
+}
+
+// withdrawnNow lists the blocks that the file and the data path are to lose,
+// by name.
+func (l *ledger) withdrawnNow() []blockFacts {
+	var out []blockFacts
+	for _, name := range l.blockNames() {
+		if h := l.blocks[name]; h.leaving == withdrawn {
+			out = append(out, h.blockFacts)
+		}
+	}
+	return out
+}
+
+// each calls do with the blocks at hand that are those of list.
+func (l *ledger) each(list []blockFacts, do func(*holding)) {
+	for _, b := range list {
+		if h, ok := l.blocks[b.name]; ok && h.same(b) {
+			do(h)
+			l.refresh(h)
+		}
+	}
+}
+
+func (l *ledger) blockNames() []string { return slices.Sorted(maps.Keys(l.blocks)) }

@@ -1,0 +1,147 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/source/kubeapi"
+)
+
+// commitBlocks brings the file and the data path to what the ledger wants, in
+// this order, whenever that changes, until ctx ends. A block's addresses are
+// handed out after both have it, and its finalizer goes after neither has.
+func (s *Source) commitBlocks(ctx context.Context) {
+	var saved, programmed []blockFacts
+	var fresh, known bool // the file was read or written, the data path was told
+	var retry kubeapi.Backoff
+	for {
+		var again <-chan time.Time
+		if want, withdrawn, trusted := s.toCommit(); trusted {
+			err := s.save(want, &saved, &fresh)
+			if err == nil && (!known || !slices.EqualFunc(want, programmed, blockFacts.same) || s.lacks(want)) {
+				err = s.program(ctx, want)
+				if known = err == nil; known {
+					programmed = want
+				}
+			}
+			s.committed(want, withdrawn, err)
+			switch {
+			case err == nil:
+				retry = kubeapi.Backoff{}
+			case !kubeapi.Ended(err):
+				s.log.Warn("blocks not put in place, will try again", "error", err)
+				retry.Fail(s.clock.Now(), firstRetry, lastRetry)
+				again = s.clock.After(retry.Until.Sub(s.clock.Now()))
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.commit:
+		case <-again:
+		}
+	}
+}
+
+// toCommit lists what is to be there and what is to go. Nothing is touched before
+// the blocks are known: what the kernel has carries pods.
+func (s *Source) toCommit() (want, withdrawn []blockFacts, trusted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledger
+	if l.unproven || !l.word.blocks && !l.filed {
+		return nil, nil, false
+	}
+	return l.wanted(), l.withdrawnNow(), true
+}
+
+// lacks tells whether a block is not marked as programmed, such as one that
+// went and came back.
+func (s *Source) lacks(want []blockFacts) (lacks bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger.each(want, func(h *holding) { lacks = lacks || !h.programmed })
+	return lacks
+}
+
+// save writes the file, if it has something else.
+func (s *Source) save(want []blockFacts, saved *[]blockFacts, fresh *bool) error {
+	if *fresh && slices.EqualFunc(want, *saved, sameOnFile) {
+		return nil
+	}
+	if err := s.store(want); err != nil {
+		return err
+	}
+	*saved, *fresh = want, true
+	return nil
+}
+
+// program sets the routes.
+func (s *Source) program(ctx context.Context, want []blockFacts) error {
+	blocks := make([]Block, len(want))
+	for i, b := range want {
+		blocks[i] = Block{Name: b.name, Prefixes: b.prefixes()}
+	}
+	return around("pool.program", func() error {
+		if err := s.cfg.Datapath.SetBlocks(ctx, blocks); err != nil {
+			return fmt.Errorf("routes of the node's blocks: %w", err)
+		}
+		return nil
+	})
+}
+
+// committed takes the result: what was put in place may be handed out, and what
+// was taken away may be given back.
+func (s *Source) committed(want, withdrawn []blockFacts, err error) {
+	s.change(func(l *ledger, _ time.Time) {
+		if err != nil {
+			l.each(want, func(h *holding) { h.down = err.Error() })
+			return
+		}
+		l.each(want, func(h *holding) { h.saved, h.programmed, h.down = true, true, "" })
+		l.each(withdrawn, func(h *holding) { h.leaving = max(h.leaving, cleared) })
+	})
+}
+
+// store replaces the file.
+func (s *Source) store(want []blockFacts) error {
+	if s.cfg.StateDir == "" {
+		return nil
+	}
+	if err := failpoint.Hit("pool.save.before"); err != nil {
+		return err
+	}
+	if err := (file{s.cfg.StateDir}).save(s.cfg.NodeName, want); err != nil {
+		return err
+	}
+	return failpoint.Hit("pool.save.after")
+}
+
+// load takes over the blocks of the file, to serve from if the API server is
+// away.
+func (s *Source) load() {
+	if s.cfg.StateDir == "" {
+		return
+	}
+	node, blocks, ok, err := (file{s.cfg.StateDir}).load()
+	switch {
+	case err != nil:
+		s.log.Warn("stored blocks not used", "error", err)
+		return
+	case !ok:
+		return
+	case node != s.cfg.NodeName:
+		s.log.Warn("stored blocks are of another node", "node", node)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l, now := s.ledger, s.clock.Now()
+	for _, b := range blocks {
+		l.setBlock(b, false, now)
+	}
+	l.filed, l.unproven = true, true
+}

@@ -1,0 +1,164 @@
+package pool
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
+)
+
+// policy is what an administrator decides.
+type policy struct {
+	cooling      time.Duration // how long a released address is kept back
+	watermark    int           // percent of a block that is to be free
+	releaseDelay time.Duration // how long a block is empty before it goes back
+}
+
+// ledger is all that the node knows of its pools. It is values in memory and
+// does no I/O; its owner locks, and tells it the time.
+type ledger struct {
+	policy
+	world
+	blocks   map[string]*holding
+	requests map[string]*request // by name
+	leases   map[attachment.Key]hold
+	byAddr   map[netip.Addr]attachment.Key // of both families
+	stray    map[netip.Addr]time.Time      // cooling since, of no block at hand
+
+	undecided waiting.Queue // pods whose pool is not known yet
+
+	node     nodeState
+	word     word
+	filed    bool // the file told which blocks there are
+	unproven bool // blocks came from the file, and the API server still has a moment to correct them
+	usable   bool // an address was assignable once
+	took     []took
+}
+
+// nodeState is what is known of the Node.
+type nodeState struct {
+	known   bool   // the API server has told whether there is one
+	uid     string // empty: it is missing
+	missing bool
+}
+
+// word is what the API server has told.
+type word struct {
+	blocks, requests, pools, pods, namespaces bool             // there was a list
+	trouble                                   map[string]error // why something cannot be listed or watched
+}
+
+// stock is one pool as this node has it.
+type stock struct {
+	name  string
+	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
+	queue waiting.Queue
+
+	known         bool     // there is such an AddressPool
+	deleting      bool     // it is being deleted
+	podNamespaces []string // whose pods may name it
+	size          int      // addresses of a block; 0: not known
+
+	refused error // why the last request could not be made
+}
+
+// hold is one attachment's lease and whose it is.
+type hold struct {
+	source.Lease
+	pod   attachment.Pod
+	stock string // whose allocator has it; empty while its block is not at hand
+}
+
+func newLedger(p policy) *ledger {
+	return &ledger{
+		policy: p,
+		world:  world{pods: map[podName]podFacts{}, namespaces: map[string]string{}, pools: map[string]*stock{}},
+		blocks: map[string]*holding{}, requests: map[string]*request{},
+		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
+		word: word{trouble: map[string]error{}},
+	}
+}
+
+// stock finds a pool, or begins one.
+func (l *ledger) stock(name string) *stock {
+	s, ok := l.pools[name]
+	if !ok {
+		s = &stock{name: name, alloc: ipam.New[attachment.Key](l.cooling)}
+		l.pools[name] = s
+	}
+	return s
+}
+
+// poolFacts is what matters of an AddressPool.
+type poolFacts struct {
+	name          string
+	bits          int
+	deleting      bool
+	podNamespaces []string
+}
+
+// setPool takes what an AddressPool says.
+func (l *ledger) setPool(f poolFacts) {
+	s := l.stock(f.name)
+	s.known, s.deleting, s.podNamespaces, s.size = true, f.deleting, f.podNamespaces, 1<<min(max(f.bits, 0), maxBits)
+}
+
+// dropPool takes that an AddressPool is no more. Its blocks stay for as long as
+// they last.
+func (l *ledger) dropPool(name string) {
+	if s, ok := l.pools[name]; ok {
+		s.known, s.deleting, s.podNamespaces = false, false, nil
+	}
+}
+
+// forget drops pools of which nothing is left here.
+func (l *ledger) forget() {
+	used := map[string]bool{}
+	for _, b := range l.blocks {
+		used[b.pool] = true
+	}
+	for _, h := range l.leases {
+		used[h.stock] = true
+	}
+	for _, r := range l.requests {
+		used[r.pool] = true
+	}
+	for name, s := range l.pools {
+		if _, cools := s.alloc.NextExpiry(); !s.known && !used[name] && s.queue.Len() == 0 && !cools {
+			delete(l.pools, name)
+		}
+	}
+}
+
+// expire ends what has cooled by now.
+func (l *ledger) expire(now time.Time) {
+	for _, s := range l.pools {
+		s.alloc.Expire(now)
+	}
+	for a, since := range l.stray {
+		if !since.Add(l.cooling).After(now) {
+			delete(l.stray, a)
+		}
+	}
+}
+
+// nextExpiry tells when the next address has cooled; zero without one.
+func (l *ledger) nextExpiry() (at time.Time) {
+	for _, s := range l.pools {
+		if t, ok := s.alloc.NextExpiry(); ok {
+			at = earlier(at, t)
+		}
+	}
+	return at
+}
+
+// earlier is the earlier of two moments, of which zero is none.
+func earlier(x, y time.Time) time.Time {
+	if x.IsZero() || !y.IsZero() && y.Before(x) {
+		return y
+	}
+	return x
+}

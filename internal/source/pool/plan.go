@@ -1,0 +1,157 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// What the API server may be asked to do. A reply changes nothing in the ledger:
+// an action is wanted until the watch shows its outcome, so that there is one
+// order of events, and a reply that was lost or late does no harm.
+const (
+	createRequest = "create-request" // BlockRequest name, for pool
+	deleteRequest = "delete-request" // the BlockRequest with uid
+	lookForBlock  = "look-for-block" // that the complete request with uid names: the watch has not shown it
+	returnBlock   = "return-block"   // delete the AddressBlock with uid, which is empty
+	freeBlock     = "free-block"     // remove the finalizer of the AddressBlock, which nothing here has any more
+)
+
+// action is one request to the API server.
+type action struct {
+	kind, name, pool string
+	uid              types.UID
+	request          types.UID // of lookForBlock
+	block            blockFacts
+}
+
+const (
+	// linger is how long a request stays that nobody needs: pods whose ADD has
+	// failed try again.
+	linger = time.Minute
+	// lookAfter is how long after a request became complete its block must be
+	// missing before it is looked for.
+	lookAfter = time.Second
+)
+
+// told tells whether enough is known to ask for anything: what there is already,
+// first of all.
+func (l *ledger) told() bool { return l.word.blocks && l.word.requests && l.node.known }
+
+// plan says what is to be asked of the API server now, and when to look again at
+// the latest; zero: when something changes.
+func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time) {
+	if !l.told() {
+		return nil, time.Time{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
+		actions, at := l.planPool(l.pools[name], node, now)
+		todo, next = append(todo, actions...), earlier(next, at)
+	}
+	for _, name := range l.blockNames() {
+		if h := l.blocks[name]; h.leaving == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
+			todo = append(todo, action{kind: freeBlock, name: name, pool: h.pool, uid: h.uid, block: h.blockFacts})
+		}
+	}
+	return todo, next
+}
+
+// planPool plans for one pool.
+func (l *ledger) planPool(s *stock, node string, now time.Time) (todo []action, next time.Time) {
+	have, empty := l.supplyOf(s)
+	names, next := toReturn(have, l.watermark, empty, l.releaseDelay, now)
+	for _, h := range l.blocks {
+		if h.pool == s.name {
+			l.setReturning(h, slices.Contains(names, h.name))
+		}
+	}
+	for _, name := range names {
+		todo = append(todo, action{kind: returnBlock, name: name, pool: s.name, uid: l.blocks[name].uid})
+	}
+	more, at := l.planRequests(s, have, node, now)
+	return append(todo, more...), earlier(next, at)
+}
+
+func (l *ledger) setReturning(h *holding, v bool) {
+	if h.returning != v {
+		h.returning = v
+		l.refresh(h)
+	}
+}
+
+// supplyOf sums up what this node has of a pool, and which of it is idle. Blocks
+// on their way back count while nothing has come of that.
+func (l *ledger) supplyOf(s *stock) (supply, []idle) {
+	have := supply{size: s.size, waiting: s.queue.Len()}
+	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
+	var empty []idle
+	for _, h := range l.blocks {
+		if h.pool != s.name || h.rival != "" {
+			continue
+		}
+		c := l.counts(h)
+		have.warm = have.warm || c.Used > 0 && s.known && !s.deleting
+		if have.size == 0 {
+			have.size = sizeOf(h.first)
+		}
+		if h.draining || h.leaving != stays || h.lost() {
+			continue
+		}
+		have.free += min(c.Free, 1<<maxBits)
+		if !h.emptySince.IsZero() && h.listed {
+			empty = append(empty, idle{name: h.name, free: min(c.Free, 1<<maxBits), since: h.emptySince})
+		}
+	}
+	return have, empty
+}
+
+// planRequests makes as many requests as the pool lacks blocks and have no
+// answer yet, and deletes those that are done, or that nobody has needed for a
+// while, the youngest first.
+func (l *ledger) planRequests(s *stock, have supply, node string, now time.Time) (todo []action, next time.Time) {
+	lacking := 0
+	if s.known && !s.deleting {
+		lacking = have.blocks(l.watermark)
+	}
+	used := map[int]bool{}
+	for _, r := range l.requestsOf(s.name) {
+		used[slotOf(r.name)] = true
+		remove := action{kind: deleteRequest, name: r.name, pool: s.name, uid: r.uid}
+		switch {
+		case l.answered(r):
+			l.measure(r, now)
+			if r.complete() || r.spent {
+				todo = append(todo, remove)
+			}
+			continue
+		case r.complete() && r.completed.Add(lookAfter).After(now):
+			next = earlier(next, r.completed.Add(lookAfter))
+		case r.complete():
+			todo = append(todo, action{kind: lookForBlock, name: r.block, pool: s.name, request: r.uid})
+		}
+		if lacking > 0 {
+			lacking--
+			r.surplus = time.Time{}
+			continue
+		}
+		if r.surplus.IsZero() {
+			r.surplus = now
+		}
+		if due := r.surplus.Add(linger); due.After(now) {
+			next = earlier(next, due)
+		} else if !r.complete() {
+			todo = append(todo, remove)
+		}
+	}
+	for slot := 0; slot < maxOutstanding && lacking > 0; slot++ {
+		if !used[slot] {
+			todo = append(todo, action{kind: createRequest, name: requestName(s.name, node, slot), pool: s.name})
+			lacking--
+		}
+	}
+	return todo, next
+}

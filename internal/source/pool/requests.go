@@ -1,0 +1,125 @@
+package pool
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// A request has one of a few names that only this node uses for this pool, so
+// that a create whose reply was lost is not a second request.
+
+// nodeHash tells nodes apart in names that have no room for theirs.
+func nodeHash(node string) string {
+	sum := sha256.Sum256([]byte(node))
+	return hex.EncodeToString(sum[:8])
+}
+
+// requestName names the request of a node for a pool in a slot.
+func requestName(pool, node string, slot int) string {
+	return fmt.Sprintf("%s-%s-%d", pool, nodeHash(node), slot)
+}
+
+// slotOf is the slot of a request's name, or -1.
+func slotOf(name string) int {
+	n, err := strconv.Atoi(name[strings.LastIndexByte(name, '-')+1:])
+	if err != nil || n < 0 || n >= maxOutstanding {
+		return -1
+	}
+	return n
+}
+
+// request is a BlockRequest of this node.
+type request struct {
+	name, pool string
+	uid        types.UID
+	version    string
+	created    time.Time // when this daemon made it or, if another did, first saw it
+	block      string    // the block that was given; empty without
+	failed     string    // reason; empty while it has not failed
+	message    string    // of the failure
+
+	completed time.Time // since when it is complete
+	spent     bool      // the block that it got was looked for, and is no more
+	surplus   time.Time // since when nobody needs it
+	measured  bool      // how long it took was told
+}
+
+// complete tells whether the operator is done with it.
+func (r *request) complete() bool { return r.block != "" }
+
+// readRequest takes what matters of a BlockRequest.
+func readRequest(o *v1alpha1.BlockRequest, now time.Time) *request {
+	r := &request{name: o.Name, pool: o.Spec.PoolName, uid: o.UID, version: o.ResourceVersion, created: now}
+	if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
+		r.block, r.completed = o.Status.AddressBlockName, now
+	}
+	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionFailed); c != nil && c.Status == "True" && r.block == "" {
+		r.failed, r.message = cmp.Or(c.Reason, "Failed"), c.Message
+	}
+	return r
+}
+
+// setRequest takes a state of a request.
+func (l *ledger) setRequest(r *request) {
+	if before, ok := l.requests[r.name]; ok && before.uid == r.uid {
+		r.created, r.spent, r.surplus, r.measured = before.created, before.spent, before.surplus, before.measured
+		if before.complete() {
+			r.completed = before.completed
+		}
+	}
+	l.requests[r.name] = r
+}
+
+// took is how long a request took from when it was made until its block was here.
+type took struct {
+	pool string
+	time time.Duration
+}
+
+// measure notes how long an answered request took.
+func (l *ledger) measure(r *request, now time.Time) {
+	if !r.measured && !r.spent {
+		l.took = append(l.took, took{r.pool, now.Sub(r.created)})
+	}
+	r.measured = true
+}
+
+// given is the block that a request got, if it is at hand.
+func (l *ledger) given(r *request) *holding {
+	if b, ok := l.blocks[r.block]; ok && b.listed {
+		return b
+	}
+	for _, b := range l.blocks {
+		if b.listed && b.request == r.uid {
+			return b
+		}
+	}
+	return nil
+}
+
+// answered tells whether nothing more will come of a request.
+func (l *ledger) answered(r *request) bool { return r.spent || l.given(r) != nil }
+
+// requestsOf lists the requests for a pool, the oldest first.
+func (l *ledger) requestsOf(pool string) []*request {
+	var out []*request
+	for _, name := range slices.Sorted(maps.Keys(l.requests)) {
+		if r := l.requests[name]; r.pool == pool {
+			out = append(out, r)
+		}
+	}
+	slices.SortStableFunc(out, func(x, y *request) int { return x.created.Compare(y.created) })
+	return out
+}

@@ -1,0 +1,125 @@
+package pool
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Snapshot implements source.Source. Of a dual-stack pair the address of the
+// first family stands for both, and of a block of more than 256 addresses only
+// those appear that were ever used; Pools counts them all.
+func (s *Source) Snapshot() source.Snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.ledger
+	out := source.Snapshot{Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now())}
+	for _, name := range l.blockNames() {
+		out.Groups = append(out.Groups, groupInfo(l.blocks[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
+		p := l.pools[name]
+		out.Waiting += p.queue.Len()
+		out.Pools = append(out.Pools, l.poolInfo(p))
+		for v := range p.alloc.Addresses() {
+			out.Addresses = append(out.Addresses, l.addressInfo(v))
+		}
+	}
+	out.Addresses = append(out.Addresses, l.outside()...)
+	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
+	return out
+}
+
+func groupInfo(h *holding) source.GroupInfo {
+	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first)}
+	switch {
+	case g.Ready:
+	case h.lost():
+		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"
+	case h.rival != "":
+		g.Reason = "block " + h.rival + " of this node has the same addresses"
+	case h.draining || h.leaving != stays:
+		g.Reason = "it is being deleted"
+	case h.returning:
+		g.Reason = "it is empty and goes back"
+	case h.down != "":
+		g.Reason = h.down
+	default:
+		g.Reason = "its routes are not there yet"
+	}
+	return g
+}
+
+func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
+	a := source.AddressInfo{Addr: v.Addr, Group: v.Group, Prefix: v.Prefix, Since: v.Since}
+	h := l.blocks[v.Group]
+	switch {
+	case v.Used:
+		key := v.Key
+		a.State, a.Key = source.Used, &key
+	case v.Cooling:
+		a.State = source.Cooling
+	case v.Ready:
+		a.State = source.Warm
+	case h != nil && (h.draining || h.returning || h.leaving != stays || h.lost()):
+		a.State = source.Withdrawn
+	default:
+		a.State = source.NotReady
+	}
+	return a
+}
+
+// outside lists the addresses of no block at hand that are held or cool.
+func (l *ledger) outside() (out []source.AddressInfo) {
+	for key, h := range l.leases {
+		if h.stock == "" {
+			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Group: h.Block, Key: &key})
+		}
+	}
+	for a, since := range l.stray {
+		out = append(out, source.AddressInfo{Addr: a, State: source.Cooling, Since: since})
+	}
+	return out
+}
+
+// poolInfo counts what this node has of a pool.
+func (l *ledger) poolInfo(s *stock) source.PoolInfo {
+	p := source.PoolInfo{Name: s.name, Waiting: s.queue.Len()}
+	for _, h := range l.blocks {
+		if h.pool != s.name {
+			continue
+		}
+		p.Blocks++
+		if h.draining || h.leaving != stays {
+			p.Draining++
+		}
+		c := l.counts(h)
+		p.Used += c.Used
+		p.Cooling += c.Cooling
+		switch {
+		case h.serves():
+			p.Free += c.Free
+		case h.draining || h.returning || h.leaving != stays || h.lost():
+			p.Retired += c.Free
+		default:
+			p.NotReady += c.Free
+		}
+	}
+	for _, r := range l.requestsOf(s.name) {
+		if l.answered(r) {
+			continue
+		}
+		p.Requests++
+		if r.failed != "" {
+			p.Failed = r.failed
+		}
+	}
+	if s.deleting {
+		p.Failed = v1alpha1.ReasonPoolDeleted
+	}
+	return p
+}

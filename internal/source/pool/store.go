@@ -1,0 +1,96 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// file keeps the node's blocks in a directory, as JSON, replaced atomically.
+// Nothing is synced: the directory is meant to be on a tmpfs, and to vanish with
+// the kernel state.
+type file struct{ dir string }
+
+const blocksFile = "blocks.json"
+
+// fileContent is what the API server last confirmed.
+type fileContent struct {
+	Node   string      `json:"node"`
+	Blocks []fileBlock `json:"blocks"`
+}
+
+type fileBlock struct {
+	Name     string       `json:"name"`
+	Pool     string       `json:"pool"`
+	UID      types.UID    `json:"uid"`
+	IPv4     netip.Prefix `json:"ipv4,omitzero"`
+	IPv6     netip.Prefix `json:"ipv6,omitzero"`
+	Draining bool         `json:"draining,omitempty"`
+}
+
+// sameOnFile tells whether two blocks are the same as far as the file goes.
+func sameOnFile(x, y blockFacts) bool { return x.same(y) && x.draining == y.draining }
+
+// load reads the file, or returns false without one. A file that makes no sense
+// is an error.
+func (f file) load() (node string, blocks []blockFacts, ok bool, err error) {
+	data, err := os.ReadFile(filepath.Join(f.dir, blocksFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil, false, nil
+	}
+	var c fileContent
+	if err == nil {
+		err = json.Unmarshal(data, &c)
+	}
+	if err != nil {
+		return "", nil, false, fmt.Errorf("read %s: %w", blocksFile, err)
+	}
+	for _, b := range c.Blocks {
+		facts, err := blockFacts{name: b.Name, pool: b.Pool, uid: b.UID, draining: b.Draining}.with(b.IPv4, b.IPv6)
+		if b.Name == "" || b.Pool == "" {
+			err = errors.New("name, pool: expected names")
+		}
+		if err != nil {
+			return "", nil, false, fmt.Errorf("read %s: block %q of pool %q: %w", blocksFile, b.Name, b.Pool, err)
+		}
+		blocks = append(blocks, facts)
+	}
+	return c.Node, blocks, true, nil
+}
+
+// save replaces the file.
+func (f file) save(node string, blocks []blockFacts) error {
+	c := fileContent{Node: node, Blocks: []fileBlock{}}
+	for _, b := range blocks {
+		fb := fileBlock{Name: b.name, Pool: b.pool, UID: b.uid, Draining: b.draining}
+		for _, p := range b.prefixes() {
+			if p.Addr().Is4() {
+				fb.IPv4 = p
+			} else {
+				fb.IPv6 = p
+			}
+		}
+		c.Blocks = append(c.Blocks, fb)
+	}
+	data, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", blocksFile, err)
+	}
+	tmp := filepath.Join(f.dir, "."+blocksFile+".new")
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", blocksFile, err)
+	}
+	if err := os.Rename(tmp, filepath.Join(f.dir, blocksFile)); err != nil {
+		return fmt.Errorf("replace %s: %w", blocksFile, err)
+	}
+	return nil
+}

@@ -1,0 +1,104 @@
+// Package waiting is who waits for an address, in the order of arrival. It is
+// shared by the address sources.
+package waiting
+
+import (
+	"container/list"
+
+	"github.com/berthnet/berth/internal/source"
+)
+
+// Queue is the waiters of one supply. The zero value is ready. It is not safe
+// for concurrent use: its owner locks, also around the methods of its waiters
+// other than Answered.
+type Queue struct {
+	list list.List // of *Waiter, the first to come first
+}
+
+// Waiter is one Acquire without an answer yet.
+type Waiter struct {
+	Request source.Request
+
+	answer chan Answer // of one
+	queue  *Queue      // nil once answered or left
+	at     *list.Element
+}
+
+// Answer ends a wait: with a lease, or with the reason why there will be none.
+type Answer struct {
+	Lease source.Lease
+	Err   error
+}
+
+// Push lets a request wait behind those who came before.
+func (q *Queue) Push(req source.Request) *Waiter {
+	w := &Waiter{Request: req, answer: make(chan Answer, 1)}
+	w.join(q)
+	return w
+}
+
+// Len tells how many wait.
+func (q *Queue) Len() int { return q.list.Len() }
+
+// Front is the waiter who came first, or nil.
+func (q *Queue) Front() *Waiter {
+	if e := q.list.Front(); e != nil {
+		return e.Value.(*Waiter)
+	}
+	return nil
+}
+
+// All lists the waiters, the first to come first.
+func (q *Queue) All() []*Waiter {
+	out := make([]*Waiter, 0, q.Len())
+	for e := q.list.Front(); e != nil; e = e.Next() {
+		out = append(out, e.Value.(*Waiter))
+	}
+	return out
+}
+
+// Answered delivers the answer.
+func (w *Waiter) Answered() <-chan Answer { return w.answer }
+
+// Grant ends the wait with a lease.
+func (w *Waiter) Grant(l source.Lease) { w.end(Answer{Lease: l}) }
+
+// Fail ends the wait with an error.
+func (w *Waiter) Fail(err error) { w.end(Answer{Err: err}) }
+
+// Leave ends the wait without an answer. It tells false when there is one
+// already: nothing that was granted may be lost.
+func (w *Waiter) Leave() bool {
+	if w.queue == nil {
+		return false
+	}
+	w.part()
+	return true
+}
+
+// Move lets a waiter go on waiting at the end of another queue.
+func (w *Waiter) Move(to *Queue) {
+	if w.queue == nil {
+		return
+	}
+	w.part()
+	w.join(to)
+}
+
+// Queue is where the waiter waits; nil once it was answered or left.
+func (w *Waiter) Queue() *Queue { return w.queue }
+
+func (w *Waiter) end(a Answer) {
+	if w.Leave() {
+		w.answer <- a
+	}
+}
+
+func (w *Waiter) join(q *Queue) {
+	w.queue, w.at = q, q.list.PushBack(w)
+}
+
+func (w *Waiter) part() {
+	w.queue.list.Remove(w.at)
+	w.queue, w.at = nil, nil
+}
