@@ -244,7 +244,8 @@ func (a *Allocator[K]) tick() uint64 {
 }
 
 func lessGroup[K comparable](x, y *group[K]) bool {
-	return cmp.Or(cmp.Compare(y.count[used], x.count[used]), cmp.Compare(x.index, y.index), cmp.Compare(x.id, y.id)) < 0
+	return cmp.Or(cmp.Compare(y.count[used], x.count[used]), cmp.Compare(x.index, y.index),
+		cmp.Compare(x.longestFree(), y.longestFree()), cmp.Compare(x.id, y.id)) < 0
 }
 
 func lessUnit[K comparable](x, y *unit[K]) bool {

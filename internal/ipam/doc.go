@@ -7,7 +7,8 @@
 // Take picks by a stated order, so that groups and prefixes empty and can be
 // given back:
 //
-//  1. the group with the most used addresses; then the lowest index; then the lowest ID;
+//  1. the group with the most used addresses; then the lowest index; then the one
+//     whose address to be taken has been free longest; then the lowest ID;
 //  2. in it, prefixes before single addresses, as these are what a subnet
 //     without free prefixes forced upon us; the prefix with the most used
 //     addresses; then the lowest prefix;

@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 )
@@ -59,6 +60,14 @@ func newGroup[K comparable](id string) *group[K] {
 	g.units = indexed[*unit[K]]{less: lessUnit[K], pos: func(u *unit[K]) *int { return &u.pos }}
 	g.singles = newUnit(g, netip.Prefix{}, 0)
 	return g
+}
+
+// longestFree is when the address that Take would pick in the group became free.
+func (g *group[K]) longestFree() uint64 {
+	if g.units.Len() == 0 {
+		return math.MaxUint64
+	}
+	return g.units.top().longestFree()
 }
 
 // list puts addr into a unit, keeping its state when it is held or cooling.

@@ -54,32 +54,35 @@ func (m *model) assignable(a *modelAddr) bool {
 
 // choose sorts every assignable address by the order of the package comment.
 func (m *model) choose() (netip.Addr, bool) {
-	best := slices.SortedFunc(maps.Keys(m.addrs), func(x, y netip.Addr) int {
-		a, b := m.addrs[x], m.addrs[y]
-		if aa, bb := m.assignable(a), m.assignable(b); aa != bb {
-			return map[bool]int{true: -1, false: 1}[aa]
-		} else if !aa {
-			return 0
+	first := map[string]netip.Addr{} // of each group
+	for addr, a := range m.addrs {
+		if have, ok := first[a.group]; m.assignable(a) && (!ok || m.inGroup(addr, have) < 0) {
+			first[a.group] = addr
 		}
-		ga, gb := m.groups[a.group], m.groups[b.group]
-		if c := cmp.Or(
-			cmp.Compare(m.count(b.group, netip.Prefix{}, used), m.count(a.group, netip.Prefix{}, used)),
-			cmp.Compare(ga.index, gb.index), cmp.Compare(a.group, b.group)); c != 0 {
-			return c
-		}
-		if a.prefix.IsValid() != b.prefix.IsValid() {
-			return map[bool]int{true: -1, false: 1}[a.prefix.IsValid()]
-		}
-		if a.prefix != b.prefix {
-			return cmp.Or(cmp.Compare(m.count(b.group, b.prefix, used), m.count(a.group, a.prefix, used)),
-				a.prefix.Addr().Compare(b.prefix.Addr()))
-		}
-		return cmp.Or(cmp.Compare(a.freed, b.freed), x.Compare(y))
-	})
-	if len(best) == 0 || !m.assignable(m.addrs[best[0]]) {
+	}
+	if len(first) == 0 {
 		return netip.Addr{}, false
 	}
-	return best[0], true
+	return slices.MinFunc(slices.Collect(maps.Values(first)), func(x, y netip.Addr) int {
+		a, b := m.addrs[x], m.addrs[y]
+		return cmp.Or(
+			cmp.Compare(m.count(b.group, netip.Prefix{}, used), m.count(a.group, netip.Prefix{}, used)),
+			cmp.Compare(m.groups[a.group].index, m.groups[b.group].index),
+			cmp.Compare(a.freed, b.freed), cmp.Compare(a.group, b.group))
+	}), true
+}
+
+// inGroup orders two assignable addresses of one group.
+func (m *model) inGroup(x, y netip.Addr) int {
+	a, b := m.addrs[x], m.addrs[y]
+	if a.prefix.IsValid() != b.prefix.IsValid() {
+		return map[bool]int{true: -1, false: 1}[a.prefix.IsValid()]
+	}
+	if a.prefix != b.prefix {
+		return cmp.Or(cmp.Compare(m.count(b.group, b.prefix, used), m.count(a.group, a.prefix, used)),
+			a.prefix.Addr().Compare(b.prefix.Addr()))
+	}
+	return cmp.Or(cmp.Compare(a.freed, b.freed), x.Compare(y))
 }
 
 func (m *model) holder(key string) (netip.Addr, bool) {

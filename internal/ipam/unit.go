@@ -1,6 +1,9 @@
 package ipam
 
-import "net/netip"
+import (
+	"math"
+	"net/netip"
+)
 
 // unit is a prefix, or the single addresses of a group. The addresses of a
 // prefix are not enumerated: one that was never touched has no entry, and the
@@ -79,6 +82,19 @@ func (u *unit[K]) pick(a *Allocator[K]) *entry[K] {
 	u.adopt(e)
 	a.place(e)
 	return e
+}
+
+// longestFree is when the address that pick would return became free; while one
+// is on its way from one state to another, the far future.
+func (u *unit[K]) longestFree() uint64 {
+	at := uint64(math.MaxUint64)
+	if u.free.Len() > 0 {
+		at = u.free.top().freed
+	}
+	if _, ok := u.untouched(); ok {
+		at = min(at, u.since)
+	}
+	return at
 }
 
 // untouched moves the cursor to the next address without an entry. A large
