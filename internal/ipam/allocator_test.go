@@ -156,3 +156,27 @@ func BenchmarkTake(b *testing.B) {
 		})
 	}
 }
+
+// Blocks of one address each take turns.
+func TestGroupsThatAreAlikeTakeTurns(t *testing.T) {
+	a := New[string](0)
+	for _, addr := range []string{"10.0.0.1", "10.0.0.2", "10.0.0.3"} {
+		a.SetGroup(Group{ID: addr, Prefixes: []netip.Prefix{netip.MustParsePrefix(addr + "/32")}})
+		a.SetReady(addr, true)
+	}
+	now := time.Unix(0, 0)
+	var got []string
+	for i := range 6 {
+		key := string(rune('a' + i))
+		v, ok := a.Take(key, now)
+		if !ok {
+			t.Fatal("no address")
+		}
+		got = append(got, v.Group)
+		a.Release(key, now)
+	}
+	want := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.3"}
+	if !slices.Equal(got, want) {
+		t.Errorf("handed out %v", got)
+	}
+}
