@@ -17,6 +17,12 @@ import (
 // +kubebuilder:resource:scope=Cluster,shortName=ablock,categories=berth
 // +kubebuilder:selectablefield:JSONPath=`.nodeName`
 // +kubebuilder:selectablefield:JSONPath=`.poolName`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.startsWith(self.poolName + '-') && self.metadata.name.substring(size(self.poolName) + 1).matches('^(0|[1-9][0-9]{0,9})$') && int(self.metadata.name.substring(size(self.poolName) + 1)) == self.index",fieldPath=".metadata",message="metadata.name must be poolName-index, so that no two nodes get a block"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) || has(self.ipv6)",fieldPath=".ipv4",message="ipv4, ipv6 or both must be set"
+// +kubebuilder:validation:XValidation:rule="!has(self.ipv4) || !isCIDR(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv6) || cidr(self.ipv6).prefixLength() - cidr(self.ipv4).prefixLength() == 96",fieldPath=".ipv6",message="ipv4 and ipv6 must have as many addresses"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) == has(oldSelf.ipv4) && (!has(self.ipv4) || self.ipv4 == oldSelf.ipv4)",fieldPath=".ipv4",message="ipv4 cannot be changed"
+// +kubebuilder:validation:XValidation:rule="has(self.ipv6) == has(oldSelf.ipv6) && (!has(self.ipv6) || self.ipv6 == oldSelf.ipv6)",fieldPath=".ipv6",message="ipv6 cannot be changed"
+// +kubebuilder:validation:XValidation:rule="has(self.requestUID) == has(oldSelf.requestUID) && (!has(self.requestUID) || self.requestUID == oldSelf.requestUID)",fieldPath=".requestUID",message="requestUID cannot be changed"
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.poolName`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.nodeName`
 // +kubebuilder:printcolumn:name="IPv4",type=string,JSONPath=`.ipv4`
@@ -27,24 +33,31 @@ type AddressBlock struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// PoolName is the pool that the block was cut from.
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="poolName cannot be changed"
 	PoolName string `json:"poolName"`
 
 	// NodeName is the node that has the block.
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodeName cannot be changed"
 	NodeName string `json:"nodeName"`
 
 	// Index is the block's place in the pool, counted over all its subnets.
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 2147483647",message="index must be between 0 and 2147483647"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="index cannot be changed"
 	Index int64 `json:"index"`
 
 	// IPv4 are the block's IPv4 addresses, as a CIDR. All are usable.
 	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self)",message="ipv4 must be an IPv4 CIDR without host bits, such as 10.2.2.0/27"
 	// +optional
 	IPv4 string `json:"ipv4,omitempty"`
 
 	// IPv6 are the block's IPv6 addresses, as a CIDR. All are usable.
 	// +kubebuilder:validation:MaxLength=49
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self).masked() == cidr(self)",message="ipv6 must be an IPv6 CIDR without host bits, such as fd01:203:405:607::200/123"
 	// +optional
 	IPv6 string `json:"ipv6,omitempty"`
 

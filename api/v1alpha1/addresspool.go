@@ -11,6 +11,7 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,shortName=apool,categories=berth
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')",fieldPath=".metadata",message="metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the pool's blocks"
 // +kubebuilder:printcolumn:name="Block size bits",type=integer,JSONPath=`.spec.blockSizeBits`
 // +kubebuilder:printcolumn:name="Blocks",type=integer,JSONPath=`.status.blocks.total`
 // +kubebuilder:printcolumn:name="Allocated",type=integer,JSONPath=`.status.blocks.allocated`
@@ -35,12 +36,16 @@ type AddressPoolList struct {
 	Items           []AddressPool `json:"items"`
 }
 
-// AddressPoolSpec says which addresses there are and how they are cut. A
-// person's.
+// AddressPoolSpec says which addresses there are and how they are cut. Written
+// by a person.
+//
+// +kubebuilder:validation:XValidation:rule="self.subnets.all(s, (!has(s.ipv4) || !isCIDR(s.ipv4) || cidr(s.ipv4).prefixLength() <= 32 - self.blockSizeBits) && (!has(s.ipv6) || !isCIDR(s.ipv6) || cidr(s.ipv6).prefixLength() <= 128 - self.blockSizeBits))",fieldPath=".subnets",message="subnets must each hold a block: ipv4 a /(32-blockSizeBits) or larger, ipv6 a /(128-blockSizeBits) or larger; with blockSizeBits 5, /27 and /123"
 type AddressPoolSpec struct {
 	// BlockSizeBits is the size of a block as a power of two: a node gets
 	// 2^blockSizeBits addresses of each family at a time. It cannot be changed.
 	// +kubebuilder:default=5
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 16",message="blockSizeBits must be between 0 and 16"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="blockSizeBits cannot be changed: nodes have blocks of that size"
 	// +optional
 	BlockSizeBits *int32 `json:"blockSizeBits,omitempty"`
 
@@ -50,6 +55,10 @@ type AddressPoolSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:XValidation:rule="self.all(s, has(s.ipv4) == has(self[0].ipv4) && has(s.ipv6) == has(self[0].ipv6))",message="subnets must be of the same families: all with ipv4, or all with ipv6, or all with both"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, a, !has(a.ipv4) || !isCIDR(a.ipv4) || self.all(j, b, j <= i || !has(b.ipv4) || !isCIDR(b.ipv4) || !cidr(a.ipv4).containsCIDR(b.ipv4) && !cidr(b.ipv4).containsCIDR(a.ipv4)))",message="subnets must not overlap one another, as the ipv4 of two of them do"
+	// +kubebuilder:validation:XValidation:rule="self.all(i, a, !has(a.ipv6) || !isCIDR(a.ipv6) || self.all(j, b, j <= i || !has(b.ipv6) || !isCIDR(b.ipv6) || !cidr(a.ipv6).containsCIDR(b.ipv6) && !cidr(b.ipv6).containsCIDR(a.ipv6)))",message="subnets must not overlap one another, as the ipv6 of two of them do"
+	// +kubebuilder:validation:XValidation:rule="size(oldSelf) <= size(self) && oldSelf.all(i, s, s == self[i])",message="subnets can be appended only: to change or remove one would move blocks that nodes have"
 	Subnets []PoolSubnet `json:"subnets"`
 
 	// PodNamespaces are the namespaces whose pods may choose this pool by an
@@ -58,20 +67,26 @@ type AddressPoolSpec struct {
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=256
 	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.all(n, n.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",message="podNamespaces must be names of namespaces"
 	// +optional
 	PodNamespaces []string `json:"podNamespaces,omitempty"`
 }
 
 // PoolSubnet is a range of addresses: IPv4, IPv6, or as many of both. All
 // subnets of a pool have the same families.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.ipv4) || has(self.ipv6)",message="a subnet must have ipv4, ipv6 or both"
+// +kubebuilder:validation:XValidation:rule="!has(self.ipv4) || !isCIDR(self.ipv4) || !has(self.ipv6) || !isCIDR(self.ipv6) || cidr(self.ipv6).prefixLength() - cidr(self.ipv4).prefixLength() == 96",message="ipv4 and ipv6 must have as many addresses: with an ipv4 /24, ipv6 must be a /120"
 type PoolSubnet struct {
 	// IPv4 is a CIDR such as 10.2.0.0/16.
 	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).masked() == cidr(self)",message="ipv4 must be an IPv4 CIDR without host bits, such as 10.2.0.0/16"
 	// +optional
 	IPv4 string `json:"ipv4,omitempty"`
 
 	// IPv6 is a CIDR such as fd01:203:405:607::/112.
 	// +kubebuilder:validation:MaxLength=49
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self).masked() == cidr(self)",message="ipv6 must be an IPv6 CIDR without host bits, such as fd01:203:405:607::/112"
 	// +optional
 	IPv6 string `json:"ipv6,omitempty"`
 }

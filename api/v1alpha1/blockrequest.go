@@ -36,6 +36,8 @@ type BlockRequestList struct {
 
 // BlockRequestSpec says what is asked for. Written by the daemon; it cannot be
 // changed.
+//
+// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec cannot be changed; a request for another block is another request"
 type BlockRequestSpec struct {
 	// NodeName is the node that asks.
 	// +kubebuilder:validation:MinLength=1

@@ -112,7 +112,7 @@ func TestColumns(t *testing.T) {
 }
 
 func TestTheNameIsShort(t *testing.T) {
-	crd := readCRD(t)
+	crd := readCRD(t, "nodenetworks")
 	names := crd.Spec.Names
 	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
 		t.Errorf("names %+v, scope %s", names, crd.Spec.Scope)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,13 +135,22 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	harness.OK(t, c.Status().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, status)))
 }
 
-// Every rule of the CRD has a case above.
+// Every rule of the CRDs has a case.
 func TestEveryRuleIsTried(t *testing.T) {
-	tried := map[string]bool{}
+	tried := map[string]bool{poolName: true, requestFixed: true} // in tests of their own
 	for _, tc := range badSpecs {
 		tried[tc.why] = true
 	}
 	for _, tc := range badStatuses {
+		tried[tc.why] = true
+	}
+	for _, tc := range slices.Concat(badPools, badPoolChanges) {
+		tried[tc.why] = true
+	}
+	for _, tc := range badBlocks {
+		tried[tc.why] = true
+	}
+	for _, tc := range badBlockChanges {
 		tried[tc.why] = true
 	}
 	rules := 0
@@ -155,16 +165,25 @@ func TestEveryRuleIsTried(t *testing.T) {
 		for name, p := range s.Properties {
 			walk(at+"."+name, p)
 		}
+		if s.Items != nil {
+			walk(at+"[]", *s.Items.Schema)
+		}
 	}
-	walk("", *readCRD(t).Spec.Versions[0].Schema.OpenAPIV3Schema)
-	if rules < 20 {
+	for _, kind := range []string{"nodenetworks", "addresspools", "addressblocks", "blockrequests"} {
+		before := rules
+		walk(kind, *readCRD(t, kind).Spec.Versions[0].Schema.OpenAPIV3Schema)
+		if rules == before {
+			t.Errorf("%s: found no rule", kind)
+		}
+	}
+	if rules < 45 {
 		t.Errorf("found %d rules only", rules)
 	}
 }
 
-func readCRD(t *testing.T) (crd apiextensionsv1.CustomResourceDefinition) {
+func readCRD(t *testing.T, kind string) (crd apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(harness.Tree(), "deploy", "crds", "berth.dev_nodenetworks.yaml"))
+	data, err := os.ReadFile(filepath.Join(harness.Tree(), "deploy", "crds", "berth.dev_"+kind+".yaml"))
 	harness.OK(t, err)
 	harness.OK(t, yaml.UnmarshalStrict(data, &crd))
 	return crd

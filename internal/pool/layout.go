@@ -181,9 +181,9 @@ func piece(p netip.Prefix, bits int, index int64) netip.Prefix {
 	}
 	a := p.Addr().AsSlice()
 	if p.Addr().Is4() {
-		binary.BigEndian.PutUint32(a, binary.BigEndian.Uint32(a)+uint32(index<<bits)) //nolint:gosec // inside an IPv4 prefix, so below 2^32
+		binary.BigEndian.PutUint32(a, binary.BigEndian.Uint32(a)+uint32(index<<bits))
 	} else {
-		binary.BigEndian.PutUint64(a[8:], binary.BigEndian.Uint64(a[8:])+uint64(index)<<bits) //nolint:gosec // not negative
+		binary.BigEndian.PutUint64(a[8:], binary.BigEndian.Uint64(a[8:])+uint64(index)<<bits)
 	}
 	first, _ := netip.AddrFromSlice(a)
 	return netip.PrefixFrom(first, first.BitLen()-bits)

@@ -12,10 +12,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -113,8 +114,8 @@ func newKubeClient(cfg *rest.Config) (client.Client, error) {
 	return client.New(cfg, client.Options{Scheme: scheme})
 }
 
-// KubeClean removes all NodeNetworks, Nodes, Events and Pods, now and when the
-// test ends, so that tests of a package do not see each other's.
+// KubeClean removes all objects of Berth's kinds, Nodes, Events and Pods, now
+// and when the test ends, so that tests of a package do not see each other's.
 func KubeClean(t *testing.T) {
 	t.Helper()
 	if err := kubeClean(t.Context()); err != nil {
@@ -149,28 +150,29 @@ func kubeClean(ctx context.Context) error {
 	if err := c.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
 		return fmt.Errorf("clean up nodes: %w", err)
 	}
-	networks := &v1alpha1.NodeNetworkList{}
-	if err := c.List(ctx, networks); err != nil {
-		return fmt.Errorf("clean up: %w", err)
-	}
-	for i := range networks.Items {
-		if err := removeNodeNetwork(ctx, c, &networks.Items[i]); err != nil {
+	for _, list := range []client.ObjectList{
+		&v1alpha1.NodeNetworkList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{},
+	} {
+		if err := removeAll(ctx, c, list); err != nil {
 			return fmt.Errorf("clean up: %w", err)
 		}
 	}
 	return nil
 }
 
-// removeNodeNetwork deletes one and any finalizers that nobody is left to see to.
-func removeNodeNetwork(ctx context.Context, c client.Client, n *v1alpha1.NodeNetwork) error {
-	if len(n.Finalizers) > 0 {
-		bare := n.DeepCopy()
-		bare.Finalizers = nil
-		if err := c.Patch(ctx, bare, client.MergeFrom(n)); err != nil && !apierrors.IsNotFound(err) {
+// removeAll deletes the objects of a kind and any finalizers that nobody is
+// left to see to.
+func removeAll(ctx context.Context, c client.Client, list client.ObjectList) error {
+	if err := c.List(ctx, list); err != nil {
+		return err
+	}
+	return meta.EachListItem(list, func(item runtime.Object) error {
+		o := item.(client.Object)
+		if err := client.IgnoreNotFound(c.Delete(ctx, o)); err != nil || len(o.GetFinalizers()) == 0 {
 			return err
 		}
-	}
-	return client.IgnoreNotFound(c.Delete(ctx, n))
+		return client.IgnoreNotFound(c.Patch(ctx, o, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+	})
 }
 
 // KubeTable is what `kubectl get` shows of a cluster-scoped resource.

@@ -1,0 +1,193 @@
+package v1alpha1_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// ofKind is an object as someone writes it down: the fields beside metadata.
+func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured {
+	t.Helper()
+	o := &unstructured.Unstructured{}
+	text := fmt.Sprintf("{apiVersion: berth.dev/v1alpha1, kind: %s, metadata: {name: %q}, %s}", kind, name, fields)
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return o
+}
+
+func pool(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	return ofKind(t, "AddressPool", name, "spec: "+spec)
+}
+
+// The reasons that have more than one case.
+const (
+	fixedSize   = "blockSizeBits must be between 0 and 16"
+	ipv4Text    = "ipv4 must be an IPv4 CIDR without host bits, such as 10.2.0.0/16"
+	ipv6Text    = "ipv6 must be an IPv6 CIDR without host bits, such as fd01:203:405:607::/112"
+	sameSize    = "ipv4 and ipv6 must have as many addresses: with an ipv4 /24, ipv6 must be a /120"
+	sameFamily  = "subnets must be of the same families: all with ipv4, or all with ipv6, or all with both"
+	overlapIPv4 = "subnets must not overlap one another, as the ipv4 of two of them do"
+	overlapIPv6 = "subnets must not overlap one another, as the ipv6 of two of them do"
+	holdsBlock  = "subnets must each hold a block: ipv4 a /(32-blockSizeBits) or larger, ipv6 a /(128-blockSizeBits) or larger; with blockSizeBits 5, /27 and /123"
+	poolName    = "metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the pool's blocks"
+	appendOnly  = "subnets can be appended only: to change or remove one would move blocks that nodes have"
+)
+
+var badPools = []struct{ name, spec, at, why string }{
+	{"no spec", "null", "spec", "Required value"},
+	{"no subnets", "{}", "spec.subnets", "Required value"},
+	{"no subnet", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
+	{"an empty subnet", "{subnets: [{ipv4: 10.0.0.0/24}, {}]}", "spec.subnets[1]", "a subnet must have ipv4, ipv6 or both"},
+	{"no CIDR", "{subnets: [{ipv4: a.b.c.d/16}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"an address", "{subnets: [{ipv4: 10.0.0.0}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"nothing", "{subnets: [{ipv4: ''}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"no IPv6 CIDR", "{subnets: [{ipv6: 'fd00::g/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"families swapped", "{subnets: [{ipv4: 'fd00::/112'}]}", "spec.subnets[0].ipv4", ipv4Text},
+	{"families swapped in ipv6", "{subnets: [{ipv6: 10.0.0.0/24}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"IPv4 in IPv6", "{subnets: [{ipv6: '::ffff:10.0.0.0/120'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"host bits", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.1/24}]}", "spec.subnets[1].ipv4", ipv4Text},
+	{"IPv6 host bits", "{subnets: [{ipv6: 'fd00::1/112'}]}", "spec.subnets[0].ipv6", ipv6Text},
+	{"sizes differ", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/112'}]}", "spec.subnets[0]", sameSize},
+	{"/30 with bits 5", "{blockSizeBits: 5, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/30}]}", "spec.subnets", holdsBlock},
+	{"/124 with bits 5", "{subnets: [{ipv6: 'fd00::/124'}]}", "spec.subnets", holdsBlock},
+	{"negative bits", "{blockSizeBits: -1, subnets: [{ipv4: 10.0.0.0/24}]}", "spec.blockSizeBits", fixedSize},
+	{"absurd bits", "{blockSizeBits: 17, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", fixedSize},
+	{"bits in words", "{blockSizeBits: five, subnets: [{ipv4: 10.0.0.0/8}]}", "spec.blockSizeBits", "must be of type integer"},
+	{"overlap", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.1.0.0/16}, {ipv4: 10.0.1.0/24}]}", "spec.subnets", overlapIPv4},
+	{"overlap, the larger one last", "{subnets: [{ipv4: 10.0.1.0/24}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
+	{"twice", "{subnets: [{ipv4: 10.0.0.0/16}, {ipv4: 10.0.0.0/16}]}", "spec.subnets", overlapIPv4},
+	{"overlap in IPv6 alone", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.0.1.0/24, ipv6: 'fd00:0::/120'}]}", "spec.subnets", overlapIPv6},
+	{"mixed families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
+	{"a family more", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
+	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be names of namespaces"},
+	{"the same namespace twice", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [a, a]}", "spec.podNamespaces[1]", "Duplicate value"},
+}
+
+func TestBadPoolIsRefused(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	for _, tc := range badPools {
+		t.Run(tc.name, func(t *testing.T) {
+			refused(t, c.Create(t.Context(), pool(t, "default", tc.spec)), tc.at, tc.why)
+		})
+	}
+	for _, name := range []string{strings.Repeat("a", 64), "a.b"} {
+		refused(t, c.Create(t.Context(), pool(t, name, "{subnets: [{ipv4: 10.0.0.0/24}]}")), "metadata", poolName)
+	}
+	many := make([]string, 65)
+	for i := range many {
+		many[i] = fmt.Sprintf("{ipv4: 10.%d.0.0/16}", i)
+	}
+	refused(t, c.Create(t.Context(), pool(t, "default", "{subnets: ["+strings.Join(many, ", ")+"]}")), "spec.subnets", "must have at most 64 items")
+}
+
+func TestGoodPools(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	for i, spec := range []string{
+		"{blockSizeBits: 2, subnets: [{ipv4: 10.0.0.0/24}]}",
+		"{blockSizeBits: 2, subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}]}",
+		"{blockSizeBits: 0, subnets: [{ipv4: 10.0.0.1/32}]}",
+		"{blockSizeBits: 1, subnets: [{ipv4: 10.2.0.0/29, ipv6: 'fd02::200/125'}, {ipv4: 10.3.0.0/30, ipv6: 'fd02::300/126'}]}",
+		"{subnets: [{ipv6: 'fd00:1:2::/48'}]}",
+		"{subnets: [{ipv4: 10.0.0.0/27}]}",
+		"{blockSizeBits: 16, subnets: [{ipv4: 10.0.0.0/8}]}",
+		"{blockSizeBits: 0, subnets: [{ipv4: 0.0.0.0/0}]}",
+		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // as document 001 writes it
+		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
+	} {
+		if err := c.Create(t.Context(), pool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+	harness.OK(t, c.Create(t.Context(), pool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
+}
+
+func TestPoolDefaults(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	harness.OK(t, c.Create(t.Context(), pool(t, "default", "{subnets: [{ipv4: 10.0.0.0/24}]}")))
+	p := &v1alpha1.AddressPool{}
+	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: "default"}, p))
+	bits := int32(v1alpha1.DefaultBlockSizeBits)
+	want := v1alpha1.AddressPoolSpec{BlockSizeBits: &bits, Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.0.0.0/24"}}}
+	if d := cmp.Diff(want, p.Spec); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+var badPoolChanges = []struct{ name, spec, at, why string }{
+	{"another size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
+	{"the default size", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
+	{"one removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
+	{"one changed", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.2.0.0/24}]}", "spec.subnets", appendOnly},
+	{"in another order", "{subnets: [{ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
+	{"one in front", "{subnets: [{ipv4: 10.2.0.0/24}, {ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}", "spec.subnets", appendOnly},
+	{"one larger", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/23}]}", "spec.subnets", "subnets can be appended only"},
+	{"another family", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.1.0.0/24, ipv6: 'fd01::/120'}]}", "spec.subnets", appendOnly},
+	{"an appended one that overlaps", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.0.0.64/26}]}", "spec.subnets", overlapIPv4},
+}
+
+// What would move blocks is refused; appending is not.
+func TestPoolChanges(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	p := pool(t, "default", "{blockSizeBits: 3, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}")
+	harness.OK(t, c.Create(t.Context(), p))
+	change := func(spec string) error {
+		patch, err := yaml.YAMLToJSON([]byte("spec: " + spec))
+		harness.OK(t, err)
+		return c.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+	}
+	for _, tc := range badPoolChanges {
+		t.Run(tc.name, func(t *testing.T) { refused(t, change(tc.spec), tc.at, tc.why) })
+	}
+	harness.OK(t, change("{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.2.0.0/29}]}"))
+	harness.OK(t, change("{podNamespaces: [team-a]}"))
+	harness.OK(t, change("{podNamespaces: null}"))
+	refused(t, change("{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}"), "spec.subnets", appendOnly)
+}
+
+// largestPool is a pool with as many subnets, as long in text, as there may be.
+// Its addresses begin with 10.base and fd00:base.
+func largestPool(base int) string {
+	var subnets []string
+	for i := range 64 {
+		subnets = append(subnets, fmt.Sprintf("{ipv4: 10.%d.1%02d.128/32, ipv6: 'fd00:0%03x:1111:2222:3333:4444:5555:1%03x/128'}", base, i, base, i))
+	}
+	return "{blockSizeBits: 0, subnets: [" + strings.Join(subnets, ", ") + "]}"
+}
+
+// The largest pool stays below what the API server spends on the rules of one
+// object, and can be changed.
+func TestTheLargestPool(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	p := pool(t, "default", largestPool(100))
+	harness.OK(t, c.Create(t.Context(), p))
+	names := make([]string, 256)
+	for i := range names {
+		names[i] = fmt.Sprintf("%063d", i)
+	}
+	harness.OK(t, unstructured.SetNestedStringSlice(p.Object, names, "spec", "podNamespaces"))
+	harness.OK(t, c.Update(t.Context(), p))
+	subnets, _, err := unstructured.NestedSlice(p.Object, "spec", "subnets")
+	harness.OK(t, err)
+	subnets[63].(map[string]any)["ipv6"] = subnets[62].(map[string]any)["ipv6"]
+	other := pool(t, "other", "{}")
+	harness.OK(t, unstructured.SetNestedSlice(other.Object, subnets, "spec", "subnets"))
+	harness.OK(t, unstructured.SetNestedField(other.Object, int64(0), "spec", "blockSizeBits"))
+	refused(t, c.Create(t.Context(), other), "spec.subnets", overlapIPv6)
+}
