@@ -1,6 +1,9 @@
 package nodenetwork
 
 import (
+	"bytes"
+	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"slices"
@@ -204,25 +207,65 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	}
 }
 
+// refusal answers the daemon's reports with an error, while it is on.
+type refusal struct {
+	next http.RoundTripper
+	mu   sync.Mutex // guards both
+	on   bool
+	last []byte // the last report refused
+}
+
+func (r *refusal) RoundTrip(q *http.Request) (*http.Response, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.on || q.Method != http.MethodPatch {
+		return r.next.RoundTrip(q)
+	}
+	var err error
+	if r.last, err = io.ReadAll(q.Body); err != nil {
+		return nil, err
+	}
+	return respond(q, http.StatusServiceUnavailable, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":503}`), nil
+}
+
+func (r *refusal) turn(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.on, r.last = on, nil
+}
+
+// refused tells whether a report on a state of the object was.
+func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Contains(r.last, fmt.Appendf(nil, `"resourceVersion":%q`, o.ResourceVersion))
+}
+
 // After a restart, an address that was confirmed is free again only once a
 // report without it was taken, be the file lost, as a reboot loses it, or the
-// report seen in a state of the object from before it.
+// report seen in a state of the object from before it, or both one after the
+// other, as when somebody empties the status. One that is refused is not taken.
 func TestReleasedOverARestart(t *testing.T) {
-	for name, lose := range map[string]func(*machine){
-		"file lost": func(m *machine) {
-			if err := os.RemoveAll(m.dir); err != nil {
-				m.t.Fatal(err)
-			}
-		},
-		"report not seen": func(m *machine) {
-			m.operator(func(o *v1alpha1.NodeNetwork) { o.Status.IPAM.Released = nil })
-		},
+	fileLost := func(m *machine) {
+		if err := os.RemoveAll(m.dir); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	reportLost := func(m *machine) {
+		m.operator(func(o *v1alpha1.NodeNetwork) { o.Status.IPAM.Released = nil })
+	}
+	nothing := func(*machine) {}
+	for name, tt := range map[string]struct{ before, after func(*machine) }{
+		"file lost":              {fileLost, nothing},
+		"report not seen":        {reportLost, nothing},
+		"report lost":            {nothing, reportLost},
+		"file lost, then report": {fileLost, reportLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			hurry(m)
-			g := &gate{}
-			m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
+			r := &refusal{}
+			m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { r.next = next; return r })
 			m.start()
 			m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
 			m.operator(give(10, 10))
@@ -230,14 +273,16 @@ func TestReleasedOverARestart(t *testing.T) {
 			m.released("10.0.0.10")
 			m.stop()
 			m.operator(releasing())
-			lose(m)
-			g.close()
+			tt.before(m)
+			r.turn(true)
 			m.start()
-			g.await(t)
-			if l, err := m.try(1, 100*time.Millisecond); err == nil {
+			m.until("a report is refused", func() bool { return r.refused(m.object()) })
+			tt.after(m)
+			m.until("another one is, on what the object is now", func() bool { return r.refused(m.object()) })
+			if l, err := m.try(1, 500*time.Millisecond); err == nil {
 				t.Errorf("the pod got %v before the operator heard that it is not released", l.IPv4)
 			}
-			g.open()
+			r.turn(false)
 			m.add(1)
 			m.released()
 		})
