@@ -1,0 +1,356 @@
+package deploy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// addressPool is one of a name, with subnets written as "10.0.0.0/24 fd00::/120".
+func addressPool(name string, subnets ...string) *v1alpha1.AddressPool {
+	zero := int32(0)
+	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.AddressPoolSpec{BlockSizeBits: &zero}}
+	for _, text := range subnets {
+		var s v1alpha1.PoolSubnet
+		for _, f := range strings.Fields(text) {
+			if strings.Contains(f, ":") {
+				s.IPv6 = f
+			} else {
+				s.IPv4 = f
+			}
+		}
+		p.Spec.Subnets = append(p.Spec.Subnets, s)
+	}
+	return p
+}
+
+// addressBlock is one as the operator makes it.
+func addressBlock(pool string, index int64, node string) *v1alpha1.AddressBlock {
+	return &v1alpha1.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        fmt.Sprintf("%s-%d", pool, index),
+			Labels:      map[string]string{v1alpha1.LabelPool: pool, v1alpha1.LabelNode: v1alpha1.NodeLabel(node)},
+			Annotations: map[string]string{"example.com/ticket": "7"},
+			Finalizers:  []string{v1alpha1.FinalizerBlock, "example.com/mine"},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "berth.dev/v1alpha1", Kind: "AddressPool", Name: pool, UID: "uid"},
+			},
+		},
+		PoolName: pool, NodeName: node, Index: index, IPv4: fmt.Sprintf("10.0.0.%d/32", index), RequestUID: "request",
+	}
+}
+
+func blockRequest(name, node string) *v1alpha1.BlockRequest {
+	return &v1alpha1.BlockRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.BlockRequestSpec{NodeName: node, PoolName: "default"},
+	}
+}
+
+// change makes a change to an object that is there, as read by the administrator.
+func change[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
+	t.Helper()
+	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
+	how(o)
+	return as.Update(t.Context(), o)
+}
+
+func changeStatus[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
+	t.Helper()
+	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
+	how(o)
+	return as.Status().Update(t.Context(), o)
+}
+
+// applyPoolPolicies begins a test with the policies and nothing else.
+func applyPoolPolicies(t *testing.T) {
+	t.Helper()
+	harness.KubeClean(t)
+	installPoolPolicies(t)
+}
+
+// installPoolPolicies installs the policies and waits until each of them holds.
+func installPoolPolicies(t *testing.T) {
+	t.Helper()
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{
+		"everything.yaml": {Data: []byte(everything)},
+		"admission.yaml":  {Data: readFile(t, "pool-mode/admission.yaml")},
+	}))
+	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
+	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
+	harness.OK(t, admin.Create(t.Context(), probe))
+	harness.OK(t, operator.Create(t.Context(), block))
+	harness.Eventually(t, 30*time.Second, "the policies hold", func() error {
+		for _, err := range []error{
+			admin.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll),
+			admin.Create(t.Context(), addressBlock("probe", 1, "node"), client.DryRunAll),
+			operator.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll),
+			daemon.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll),
+			daemon.Delete(t.Context(), block, client.DryRunAll),
+		} {
+			if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+				return errors.Join(errors.New("a write that they forbid was not refused"), err)
+			}
+		}
+		return nil
+	})
+	harness.OK(t, admin.Delete(t.Context(), probe))
+	harness.OK(t, admin.Delete(t.Context(), block))
+	harness.OK(t, change(t, admin, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
+}
+
+// overlaps checks that a pool was refused and that the message names both.
+func overlaps(t *testing.T, err error, a, b string) {
+	t.Helper()
+	want := "spec.subnets must not overlap those of another AddressPool: " + a + " overlaps " + b
+	if !apierrors.IsInvalid(err) || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+}
+
+func TestPoolsDoNotOverlap(t *testing.T) {
+	applyPoolPolicies(t)
+	c := harness.KubeClient(t)
+	first := addressPool("first", "10.0.0.0/16 fd00::/112", "10.1.0.0/24 fd01::/120")
+	harness.OK(t, c.Create(t.Context(), first))
+	harness.OK(t, c.Create(t.Context(), addressPool("second", "10.2.0.0/16 fd02::/112")))
+
+	// The API server's own view of the pools is a moment old.
+	harness.Eventually(t, 30*time.Second, "the second pool is seen", func() error {
+		if err := c.Create(t.Context(), addressPool("probe", "10.2.0.0/16"), client.DryRunAll); err == nil {
+			return errors.New("a pool just like it is not refused")
+		}
+		return nil
+	})
+	for _, tc := range []struct {
+		name  string
+		pool  *v1alpha1.AddressPool
+		mine  string
+		other string
+	}{
+		{"inside", addressPool("third", "10.0.7.0/24"), "10.0.7.0/24", "10.0.0.0/16 of first"},
+		{"around", addressPool("third", "10.1.0.0/16"), "10.1.0.0/16", "10.1.0.0/24 of first"},
+		{"in a later subnet", addressPool("third", "10.9.0.0/24", "10.2.255.255/32"), "10.2.255.255/32", "10.2.0.0/16 of second"},
+		{"in IPv6 alone", addressPool("third", "10.9.0.0/24 fd01::/120"), "fd01::/120", "fd01::/120 of first"},
+		{"written otherwise", addressPool("third", "fd02:0000:0::00/112"), "fd02::/112", "fd02::/112 of second"},
+	} {
+		t.Run(tc.name, func(t *testing.T) { overlaps(t, c.Create(t.Context(), tc.pool), tc.mine, tc.other) })
+	}
+	t.Run("appended", func(t *testing.T) {
+		overlaps(t, change(t, c, first, func(p *v1alpha1.AddressPool) {
+			p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/24", IPv6: "fd03::/120"})
+		}), "10.2.0.0/24", "10.2.0.0/16 of second")
+		harness.OK(t, change(t, c, first, func(p *v1alpha1.AddressPool) {
+			p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "10.3.0.0/24", IPv6: "fd03::/120"})
+		}))
+	})
+	t.Run("next to one another", func(t *testing.T) {
+		harness.OK(t, c.Create(t.Context(), addressPool("third", "10.1.1.0/24 fd01::100/120", "10.3.1.0/24 fd03::100/120")))
+	})
+}
+
+// Two pools that came in at the same moment, or before there was a policy, can
+// still be labelled, finalized and deleted.
+func TestOverlappingPoolCanBeRemoved(t *testing.T) {
+	applyPoolPolicies(t)
+	c := harness.KubeClient(t)
+	pools := []*v1alpha1.AddressPool{addressPool("first", "10.0.0.0/16"), addressPool("second", "10.0.0.0/16")}
+	withoutOverlapPolicy(t, c, func() {
+		for _, p := range pools {
+			p.Finalizers = []string{v1alpha1.FinalizerPool}
+			harness.OK(t, c.Create(t.Context(), p))
+		}
+	})
+	second := pools[1]
+	harness.OK(t, change(t, c, second, func(p *v1alpha1.AddressPool) { p.Labels = map[string]string{"a": "b"} }))
+	harness.OK(t, changeStatus(t, c, second, func(p *v1alpha1.AddressPool) { p.Status.NextIndex = 1 }))
+	overlaps(t, change(t, c, second, func(p *v1alpha1.AddressPool) {
+		p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "10.9.0.0/24"})
+	}), "10.0.0.0/16", "10.0.0.0/16 of first")
+	harness.OK(t, c.Delete(t.Context(), second))
+	harness.OK(t, change(t, c, second, func(p *v1alpha1.AddressPool) { p.Finalizers = nil }))
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(second), second); !apierrors.IsNotFound(err) {
+		t.Errorf("got %v, want it to be gone", err)
+	}
+}
+
+// The comparison of two pools of the largest size stays below what the API
+// server spends on an expression.
+func TestLargestPoolsAreCompared(t *testing.T) {
+	applyPoolPolicies(t)
+	c := harness.KubeClient(t)
+	subnets := func(base int) (out []string) {
+		for i := range 64 {
+			out = append(out, fmt.Sprintf("10.%d.1%02d.128/32 fd00:0%03x:1111:2222:3333:4444:5555:1%03x/128", base, i, base, i))
+		}
+		return out
+	}
+	harness.OK(t, c.Create(t.Context(), addressPool("first", subnets(100)...)))
+	harness.OK(t, c.Create(t.Context(), addressPool("second", subnets(101)...)))
+	third := subnets(102)
+	third[63] = "10.102.255.128/32 " + strings.Fields(subnets(100)[63])[1]
+	harness.Eventually(t, 30*time.Second, "the first pool is seen", func() error {
+		if err := c.Create(t.Context(), addressPool("probe", subnets(100)...), client.DryRunAll); err == nil {
+			return errors.New("a pool just like it is not refused")
+		}
+		return nil
+	})
+	overlaps(t, c.Create(t.Context(), addressPool("third", third...)),
+		"fd00:64:1111:2222:3333:4444:5555:103f/128", "fd00:64:1111:2222:3333:4444:5555:103f/128 of first")
+	harness.OK(t, c.Create(t.Context(), addressPool("third", subnets(102)...)))
+}
+
+func TestDaemonRequestsForItsOwnNode(t *testing.T) {
+	applyPoolPolicies(t)
+	admin := harness.KubeClient(t)
+	daemon, loose := account(t, "berthd", "node-1"), account(t, "berthd", "")
+	own, other := blockRequest("own", "node-1"), blockRequest("other", "node-2")
+
+	t.Run("its own", func(t *testing.T) {
+		harness.OK(t, daemon.Create(t.Context(), own))
+		harness.OK(t, change(t, daemon, own, func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} }))
+	})
+	t.Run("not another's", func(t *testing.T) {
+		const why = "berthd of node node-1 may write the BlockRequests of that node only, and this is of node-2"
+		forbidden(t, daemon.Create(t.Context(), other.DeepCopy()), why)
+		harness.OK(t, admin.Create(t.Context(), other))
+		forbidden(t, change(t, daemon, other, func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} }), why)
+		forbidden(t, daemon.Delete(t.Context(), other), why)
+		forbidden(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.BlockRequest{}), why)
+	})
+	t.Run("not the answer", func(t *testing.T) {
+		forbidden(t, changeStatus(t, daemon, own, func(r *v1alpha1.BlockRequest) { r.Status.AddressBlockName = "default-0" }),
+			"berthd may not write the status of a BlockRequest")
+	})
+	t.Run("not without a node", func(t *testing.T) {
+		const why = "this token names no node"
+		forbidden(t, loose.Create(t.Context(), blockRequest("loose", "node-3")), why)
+		forbidden(t, loose.Delete(t.Context(), other), why)
+	})
+	t.Run("takes it back", func(t *testing.T) {
+		harness.OK(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.BlockRequest{}, client.MatchingFields{"spec.nodeName": "node-1"}))
+	})
+}
+
+func TestDaemonKeepsItsOwnBlocks(t *testing.T) {
+	applyPoolPolicies(t)
+	operator, daemon, loose := account(t, "berth-operator", ""), account(t, "berthd", "node-1"), account(t, "berthd", "")
+	own, other := addressBlock("default", 1, "node-1"), addressBlock("default", 2, "node-2")
+	for _, b := range []*v1alpha1.AddressBlock{own, other} {
+		harness.OK(t, operator.Create(t.Context(), b))
+	}
+	renew := func(b *v1alpha1.AddressBlock) { b.Status.RenewTime = &metav1.MicroTime{Time: time.Now()} }
+	release := func(b *v1alpha1.AddressBlock) { b.Finalizers = []string{"example.com/mine"} }
+	const finalizers = "berthd may remove no finalizer of an AddressBlock but berth.dev/addresses, that only once the block is deleted, and add none"
+
+	t.Run("renews its claim", func(t *testing.T) { harness.OK(t, changeStatus(t, daemon, own, renew)) })
+	t.Run("not another's", func(t *testing.T) {
+		const why = "berthd of node node-1 may write the AddressBlocks of that node only, and this is of node-2"
+		forbidden(t, changeStatus(t, daemon, other, renew), why)
+		forbidden(t, change(t, daemon, other, release), why)
+		forbidden(t, daemon.Delete(t.Context(), other), why)
+		forbidden(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.AddressBlock{}, client.MatchingFields{"nodeName": "node-2"}), why)
+	})
+	t.Run("not without a node", func(t *testing.T) {
+		forbidden(t, changeStatus(t, loose, own, renew), "this token names no node")
+		forbidden(t, loose.Delete(t.Context(), own), "this token names no node")
+	})
+	t.Run("makes none", func(t *testing.T) {
+		forbidden(t, daemon.Create(t.Context(), addressBlock("default", 3, "node-1")), "AddressBlocks are made by berth-operator alone")
+	})
+	t.Run("does not let go of one that it has", func(t *testing.T) {
+		forbidden(t, change(t, daemon, own, release), finalizers)
+		forbidden(t, change(t, daemon, own, func(b *v1alpha1.AddressBlock) { b.Finalizers = append(b.Finalizers, "another") }), finalizers)
+	})
+	t.Run("nothing that is the operator's", func(t *testing.T) {
+		const why = "berthd may not change labels, annotations or owner references of an AddressBlock"
+		for _, how := range []func(b *v1alpha1.AddressBlock){
+			func(b *v1alpha1.AddressBlock) { b.Labels[v1alpha1.LabelPool] = "other" },
+			func(b *v1alpha1.AddressBlock) { b.Labels = nil },
+			func(b *v1alpha1.AddressBlock) { b.Annotations = nil },
+			func(b *v1alpha1.AddressBlock) { b.OwnerReferences = nil },
+			func(b *v1alpha1.AddressBlock) { b.OwnerReferences[0].UID = "another" },
+		} {
+			forbidden(t, change(t, daemon, own, how), why)
+		}
+	})
+	t.Run("gives it back", func(t *testing.T) {
+		harness.OK(t, daemon.Delete(t.Context(), own))
+		for _, keep := range [][]string{{}, {v1alpha1.FinalizerBlock}} {
+			forbidden(t, change(t, daemon, own, func(b *v1alpha1.AddressBlock) { b.Finalizers = keep }), finalizers)
+		}
+		harness.OK(t, changeStatus(t, daemon, own, renew))
+		harness.OK(t, change(t, daemon, own, release))
+	})
+}
+
+func TestOperatorAloneMakesBlocks(t *testing.T) {
+	applyPoolPolicies(t)
+	operator := account(t, "berth-operator", "node-1")
+	for who, as := range map[string]client.Client{
+		"admin": harness.KubeClient(t),
+		"system:serviceaccount:kube-system:another": account(t, "another", ""),
+		"system:serviceaccount:kube-system:berthd":  account(t, "berthd", "node-1"),
+	} {
+		err := as.Create(t.Context(), addressBlock("default", 1, "node-1"))
+		forbidden(t, err, "AddressBlocks are made by berth-operator alone, and this is "+who)
+	}
+	harness.OK(t, operator.Create(t.Context(), addressBlock("default", 1, "node-1")))
+}
+
+func TestOperatorWritesItsOwnFields(t *testing.T) {
+	applyPoolPolicies(t)
+	admin, operator := harness.KubeClient(t), account(t, "berth-operator", "node-1")
+	pool, request, block := addressPool("default", "10.0.0.0/16"), blockRequest("request", "node-1"), addressBlock("default", 1, "node-1")
+	harness.OK(t, admin.Create(t.Context(), pool))
+	harness.OK(t, admin.Create(t.Context(), request))
+	harness.OK(t, operator.Create(t.Context(), block))
+
+	t.Run("answers", func(t *testing.T) {
+		harness.OK(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Finalizers = []string{v1alpha1.FinalizerPool} }))
+		harness.OK(t, changeStatus(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Status.AcceptedSubnets = 1 }))
+		harness.OK(t, changeStatus(t, operator, request, func(r *v1alpha1.BlockRequest) { r.Status.AddressBlockName = block.Name }))
+	})
+	t.Run("not what a pool is", func(t *testing.T) {
+		const why = "berth-operator may write the status and finalizers of an AddressPool only; spec is a person's"
+		forbidden(t, operator.Create(t.Context(), addressPool("another", "10.1.0.0/16")), why)
+		forbidden(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"team-a"} }), why)
+	})
+	t.Run("no request and no claim", func(t *testing.T) {
+		forbidden(t, operator.Create(t.Context(), blockRequest("another", "node-1")), "berth-operator may not create a BlockRequest")
+		forbidden(t, changeStatus(t, operator, block, func(b *v1alpha1.AddressBlock) { b.Status.RenewTime = &metav1.MicroTime{Time: time.Now()} }),
+			"berth-operator may not write the status of an AddressBlock")
+	})
+	t.Run("releases", func(t *testing.T) {
+		harness.OK(t, operator.Delete(t.Context(), request))
+		harness.OK(t, operator.Delete(t.Context(), block))
+		harness.OK(t, change(t, operator, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
+		harness.OK(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Finalizers = nil }))
+	})
+}
+
+// withoutOverlapPolicy does something while pools may overlap.
+func withoutOverlapPolicy(t *testing.T, c client.Client, do func()) {
+	t.Helper()
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "berth-pools-do-not-overlap"}}
+	harness.OK(t, c.Delete(t.Context(), binding))
+	probe := addressPool("probe", "10.255.0.0/24")
+	harness.OK(t, c.Create(t.Context(), probe))
+	harness.Eventually(t, 30*time.Second, "pools may overlap", func() error {
+		return c.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll)
+	})
+	harness.OK(t, c.Delete(t.Context(), probe))
+	do()
+	installPoolPolicies(t)
+}

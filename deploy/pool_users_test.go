@@ -1,0 +1,92 @@
+package deploy
+
+import (
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// roles are what Kubernetes' own roles consist of; nobody adds them up here.
+var roles = map[string][]string{
+	"edit":  {"system:aggregate-to-edit", "system:aggregate-to-view"},
+	"admin": {"system:aggregate-to-admin", "system:aggregate-to-edit", "system:aggregate-to-view"},
+}
+
+// user is somebody who has one of the roles in one namespace.
+func user(t *testing.T, role, namespace string) client.Client {
+	t.Helper()
+	admin, name := harness.KubeClient(t), role+"-of-"+namespace
+	ensure := func(o client.Object) {
+		if err := admin.Create(t.Context(), o); !apierrors.IsAlreadyExists(err) {
+			harness.OK(t, err)
+		}
+	}
+	ensure(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	for _, r := range roles[role] {
+		ensure(&rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: role + ":" + r},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: r},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}},
+		})
+	}
+	cfg, err := harness.ControlPlane.ConfigFor(name)
+	harness.OK(t, err)
+	return harness.KubeClientFor(t, cfg)
+}
+
+// denied checks that the user has no right to a resource.
+func denied(t *testing.T, err error, resource string) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `cannot `) || !strings.Contains(err.Error(), `resource "`+resource+`"`) {
+		t.Errorf("got %v\nwant no right to %s", err, resource)
+	}
+}
+
+// Who edits, or even administers, a namespace can ask for a pool by a pod's
+// annotation, which counts only where the pool's own spec lists the namespace;
+// that is the daemon's matter. What would give the namespace a pool is out of
+// reach: the namespace's annotation, the pool's list, blocks and requests.
+func TestUsersOfANamespaceCannotReachAPool(t *testing.T) {
+	applyPoolPolicies(t)
+	const namespace = "team-a"
+	given := addressPool("public", "192.0.2.0/24")
+	given.Spec.PodNamespaces = []string{"team-b"}
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), given))
+	merge := func(text string) client.Patch { return client.RawPatch(types.MergePatchType, []byte(text)) }
+	pod := func(in string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: in, GenerateName: "pod-", Annotations: map[string]string{v1alpha1.AnnotationPool: "public"}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "a", Image: "a"}}},
+		}
+	}
+	for role := range roles {
+		t.Run(role, func(t *testing.T) {
+			c := user(t, role, namespace)
+			harness.OK(t, c.Create(t.Context(), pod(namespace)))
+			denied(t, c.Create(t.Context(), pod("default")), "pods")
+
+			here := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+			denied(t, c.Patch(t.Context(), here, merge(`{"metadata": {"annotations": {"berth.dev/pool": "public"}}}`)), "namespaces")
+			denied(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "of-my-own"}}), "namespaces")
+
+			denied(t, c.Patch(t.Context(), given.DeepCopy(), merge(`{"spec": {"podNamespaces": ["team-a"]}}`)), "addresspools")
+			denied(t, c.Create(t.Context(), addressPool("default", "198.51.100.0/24")), "addresspools")
+			denied(t, c.Delete(t.Context(), given.DeepCopy()), "addresspools")
+			denied(t, c.Create(t.Context(), blockRequest("mine", "node-1")), "blockrequests")
+			denied(t, c.Create(t.Context(), addressBlock("public", 1, "node-1")), "addressblocks")
+			as := &authenticationv1.TokenRequest{}
+			berthd := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd"}}
+			denied(t, c.SubResource("token").Create(t.Context(), berthd, as), "serviceaccounts/token")
+		})
+	}
+}
