@@ -66,6 +66,22 @@ func (r *Reconciler) End() { r.end.Store(true) }
 // far to show. It may be called by any goroutine, and from Publish.
 func (r *Reconciler) Doubt() { r.doubted.Store(true) }
 
+// Suspect says that the instance may have been stopped, or may run again. It is
+// asked for before anything else is planned. It may be called by any goroutine.
+func (r *Reconciler) Suspect() { r.suspected.Store(true) }
+
+// heedSuspicion takes up what Suspect said: what the last answer was matters no
+// more.
+func (r *Reconciler) heedSuspicion(now time.Time) {
+	if !r.suspected.Swap(false) {
+		return
+	}
+	r.uncertain = true
+	if b := r.gates[gateInstance]; b != nil {
+		b.until = now
+	}
+}
+
 // heedDoubt takes up what Doubt said.
 func (r *Reconciler) heedDoubt(now time.Time) {
 	if !r.doubted.Swap(false) {

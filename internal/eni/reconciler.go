@@ -51,8 +51,9 @@ type Reconciler struct {
 	gates      map[gate]*backoff
 	resumed    bool // a stored intent was looked for
 
-	doubted atomic.Bool // see Doubt
-	end     atomic.Bool // see End
+	doubted   atomic.Bool // see Doubt
+	suspected atomic.Bool // see Suspect
+	end       atomic.Bool // see End
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -144,6 +145,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
 	r.judged = nil
 	r.heedDoubt(now)
+	r.heedSuspicion(now)
 	if r.vanished {
 		return false
 	}

@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
+	ktypes "k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -21,7 +21,7 @@ import (
 )
 
 // nodes are those of TestNodes: a trouble each.
-var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "dying", "removed", "nodeless"}
+var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "idle", "dying", "removed", "nodeless"}
 
 // nodesSpec has a subnet for each trouble that is a subnet's.
 func nodesSpec() *spec.Spec {
@@ -45,7 +45,7 @@ func TestNodes(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		for name, test := range map[string]func(*testing.T, *cluster, string){
 			"badtype": unknownType, "notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
-			"halted": instanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
+			"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -132,6 +132,37 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 		return n.WaitReady(harness.Deadline(t, patience))
 	})
 	add(t, c.named(t, name), "after")
+}
+
+// An instance that is stopped while its node needs nothing is noticed by its
+// Node, and so is that it runs again.
+func idleInstanceStopped(t *testing.T, c *cluster, name string) {
+	instance := c.named(t, name).InstanceID
+	c.ready(t, name, corev1.ConditionTrue)
+	harness.OK(t, c.Cloud.StopInstance(instance))
+	c.ready(t, name, corev1.ConditionUnknown) // as the controller manager does when the kubelet is silent
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
+	harness.Eventually(t, patience, "the instance can be started", func() error {
+		if i, _ := c.Books().Instance(instance); i.State != vpc.Stopped {
+			return fmt.Errorf("it is %s", i.State)
+		}
+		return nil
+	})
+	harness.OK(t, c.Cloud.StartInstance(instance))
+	c.ready(t, name, corev1.ConditionTrue)
+	began := time.Now()
+	c.healed(t, patience, name, 1)
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("healed after %v, want at once", took)
+	}
+}
+
+// ready plays the kubelet, of which the lab has none.
+func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
+	t.Helper()
+	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, is)
+	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	harness.OK(t, c.Kube.Client.Status().Patch(t.Context(), k, client.RawPatch(ktypes.MergePatchType, body)))
 }
 
 // An instance that is terminated while it grows leaves nothing behind: neither

@@ -1,7 +1,7 @@
 // Package fleet works for the ENIs of many nodes in one process: one
 // eni.Reconciler a node, and what they share. It knows no Kubernetes.
 //
-//	fleet.go        what the operator calls: Set, Remove, Kick, Doubt
+//	fleet.go        what the operator calls: Set, Remove, Kick, Doubt, Suspect
 //	config.go       what a Fleet needs to know
 //	run.go          when which node is worked for, and what is done for all now and then
 //	member.go       one node: its reconciler and what is to be told to it
@@ -107,6 +107,17 @@ func (f *Fleet) Doubt(name string) {
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
 		m.rec.Doubt()
+		f.sooner(m, f.cfg.Clock.Now())
+	}
+}
+
+// Suspect says that a node's instance may have been stopped, or may run again:
+// the cloud is asked for its state, once.
+func (f *Fleet) Suspect(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m := f.members[name]; m != nil {
+		m.rec.Suspect()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
 }

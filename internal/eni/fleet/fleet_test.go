@@ -162,6 +162,45 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 	}
 }
 
+// A node that needs nothing calls nothing: that its instance was stopped, and
+// that it runs again, shows when somebody suspects it, at one call each.
+func TestSuspectedInstanceIsAskedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		var state atomic.Value
+		state.Store("running")
+		var asked atomic.Int32
+		cl := &api{Cloud: w.cloud, instances: func(ids []string) ([]cloud.Instance, error) {
+			asked.Add(int32(len(ids)))
+			return []cloud.Instance{{ID: ids[0], State: state.Load().(string)}}, nil
+		}}
+		p := w.operator(cl)
+		n, other := p.set(t, w.objects[0], settings(0, 8)), p.set(t, w.objects[1], settings(0, 8))
+		pass(minute)
+		before := asked.Load()
+		state.Store("stopped")
+		pass(minute)
+		if s := n.last(); s.LastError != "" || asked.Load() != before {
+			t.Fatalf("%d calls for nothing: %+v", asked.Load()-before, s)
+		}
+		p.Suspect(n.name)
+		pass(5 * time.Second)
+		if s := n.last(); s.Class != cloud.Conflict || !strings.Contains(s.LastError, "stopped") || asked.Load() != before+1 {
+			t.Errorf("after %d calls: %+v", asked.Load()-before, s)
+		}
+		state.Store("running")
+		p.Suspect(n.name) // long before it is asked for again by itself
+		pass(5 * time.Second)
+		if s := n.last(); s.LastError != "" || asked.Load() != before+2 {
+			t.Errorf("once it runs, after %d calls: %+v", asked.Load()-before, s)
+		}
+		if s := other.last(); s.LastError != "" {
+			t.Errorf("the other: %+v", s)
+		}
+		p.stop()
+	})
+}
+
 func TestStoppedInstanceIsNotChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)

@@ -33,6 +33,7 @@ type Fleet interface {
 	Remove(name string)
 	Kick(name string)
 	Doubt(name string)
+	Suspect(name string)
 }
 
 // Options are what a Controller needs to know. Zero durations take the defaults

@@ -50,12 +50,13 @@ type script struct {
 	sets     map[string]int
 	kicks    map[string]int
 	doubts   map[string]int
+	suspects map[string]int
 }
 
 func newScript() *script {
 	return &script{
 		settings: map[string]eni.Settings{}, seeds: map[string]eni.Inventory{}, nodes: map[string]fleet.Node{},
-		sets: map[string]int{}, kicks: map[string]int{}, doubts: map[string]int{},
+		sets: map[string]int{}, kicks: map[string]int{}, doubts: map[string]int{}, suspects: map[string]int{},
 	}
 }
 
@@ -78,6 +79,8 @@ func (s *script) Remove(name string) {
 
 func (s *script) Kick(name string)  { s.count(s.kicks, name) }
 func (s *script) Doubt(name string) { s.count(s.doubts, name) }
+
+func (s *script) Suspect(name string) { s.count(s.suspects, name) }
 
 func (s *script) count(m map[string]int, name string) {
 	s.mu.Lock()

@@ -58,8 +58,12 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	}
 	gone := err != nil
 	n.mu.Lock()
+	turned := !gone && readyCondition(k) != nil && n.turned(ready(k))
 	o, since := n.obj, n.goneSince(gone, !gone && ready(k) && isOf(k, n.instanceID), c.now())
 	n.mu.Unlock()
+	if turned {
+		c.fleet.Suspect(n.name)
+	}
 	if since.IsZero() || o.DeletionTimestamp != nil {
 		return 0, nil
 	}
@@ -67,6 +71,29 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 		return wait, nil
 	}
 	return 0, c.remove(ctx, o, gone)
+}
+
+// health is whether a Node is ready, as far as that tells of its instance.
+type health int
+
+const (
+	unborn health = iota // not ready since it came, as every Node at first
+	well
+	unwell
+)
+
+// turned notes whether the Node is ready, and tells whether one that was is not
+// any more, or is again: its instance may have been stopped or started,
+// which nothing else tells while the node needs nothing. n.mu is held.
+func (n *node) turned(ready bool) bool {
+	was := n.health
+	switch {
+	case ready:
+		n.health = well
+	case was == well:
+		n.health = unwell
+	}
+	return was != unborn && was != n.health
 }
 
 // goneSince is since when the node has given no sign of life; zero: it lives.

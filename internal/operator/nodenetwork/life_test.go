@@ -85,6 +85,57 @@ func TestObjectGoesWithItsNode(t *testing.T) {
 	get(t, "node-2")
 }
 
+// setReady plays the kubelet.
+func setReady(t *testing.T, name string, status corev1.ConditionStatus) {
+	t.Helper()
+	c, k := harness.KubeClient(t), &corev1.Node{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: name}, k))
+	k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+	harness.OK(t, c.Status().Update(t.Context(), k))
+}
+
+// The fleet is to look at an instance when its Node is not ready any more, and
+// when it is again: also an operator that did not see it happen. A Node that
+// was never ready joins.
+func TestSuspicion(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	op := start(t, Options{Fleet: fl})
+	suspected := func(fl *script, times int) {
+		t.Helper()
+		harness.Eventually(t, 10*time.Second, fmt.Sprintf("the instance was suspected %d times", times), func() error {
+			if n := fl.of(fl.suspects, "node-1"); n != times {
+				return fmt.Errorf("%d times", n)
+			}
+			return nil
+		})
+	}
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	setReady(t, "node-1", corev1.ConditionFalse)
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	setReady(t, "node-1", corev1.ConditionTrue)
+	harness.Eventually(t, 10*time.Second, "the Node is seen", func() error {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.health != well {
+			return fmt.Errorf("health %d", n.health)
+		}
+		return nil
+	})
+	suspected(fl, 0)
+	setReady(t, "node-1", corev1.ConditionUnknown)
+	suspected(fl, 1)
+	setReady(t, "node-1", corev1.ConditionTrue)
+	suspected(fl, 2)
+	op.end()
+
+	setReady(t, "node-1", corev1.ConditionFalse)
+	next := newScript()
+	start(t, Options{Fleet: next})
+	suspected(next, 1)
+}
+
 // An instance that is gone takes the object with it, if its Node does not live.
 func TestObjectGoesWithItsInstance(t *testing.T) {
 	harness.KubeClean(t)
@@ -93,13 +144,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
 	c := harness.KubeClient(t)
-	setReady := func(status corev1.ConditionStatus) {
-		k := &corev1.Node{}
-		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, k))
-		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
-		harness.OK(t, c.Status().Update(t.Context(), k))
-	}
-	setReady(corev1.ConditionTrue)
+	setReady(t, "node-1", corev1.ConditionTrue)
 	throughout(t, time.Second, func() {}) // the object is older than the grace then
 	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
 	until(t, "node-1", "told", func(o *v1alpha1.NodeNetwork) error {
@@ -109,7 +154,7 @@ func TestObjectGoesWithItsInstance(t *testing.T) {
 		return nil
 	})
 	throughout(t, 2*time.Second, func() { get(t, "node-1") })
-	setReady(corev1.ConditionUnknown)
+	setReady(t, "node-1", corev1.ConditionUnknown)
 	harness.Eventually(t, 10*time.Second, "the object is deleted", func() error {
 		if err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}); err == nil {
 			return errors.New("it is there")

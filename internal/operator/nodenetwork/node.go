@@ -58,6 +58,7 @@ type node struct {
 	reportedAt time.Time // when the daemon's last report was seen
 	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
 	nodeGoneAt time.Time // since when there is no Node; zero: there is
+	health     health    // of the Node, when it was last looked at
 }
 
 var _ fleet.Node = (*node)(nil)
@@ -78,6 +79,9 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n.seed = seed(o, c.now())
 	for _, r := range n.seed.Releasing {
 		n.handed[r.Prefix] = true // somebody may be asking the cloud for it
+	}
+	if len(o.Spec.IPAM.Available) > 0 {
+		n.health = well // it was, some time: what happened since, nobody may have seen
 	}
 	n.takeUp()
 	for p := range n.candidates { // they have a while to be asked for again
