@@ -33,7 +33,7 @@ package pool
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=list;watch
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks,verbs=get;list;watch;delete;patch
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks/status,verbs=patch
-// +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=get;list;watch;create;delete
+// +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=list;watch;create;delete
 // +kubebuilder:rbac:groups="",resources=nodes;namespaces;pods,verbs=list;watch
 
 //go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berthd

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -98,7 +99,8 @@ func (b *bench) answer(w *waiting.Waiter) string {
 	select {
 	case a := <-w.Answered():
 		if a.Err != nil {
-			return a.Err.(*source.Exhausted).Reason
+			why, _ := errors.AsType[*source.Exhausted](a.Err)
+			return why.Reason
 		}
 		var out []string
 		for _, addr := range a.Lease.Addrs() {

@@ -1,0 +1,5 @@
+package pool
+
+const childVar = "POOL_TEST_CHILD"
+
+func child() int { return 0 }

@@ -1,0 +1,81 @@
+package pool
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// way is the way to the API server, on which requests are held and replies lost.
+type way struct {
+	hold func(method, path, body string) bool
+	lose func(method string) bool
+
+	held   chan struct{} // gets one for a request that is held
+	passed chan struct{} // closed: none is any more
+
+	mu   sync.Mutex      // guards lost
+	lost map[string]bool // requests whose reply was lost once
+}
+
+// way puts itself between the daemon and the API server.
+func (m *machine) way() *way {
+	w := &way{held: make(chan struct{}, 100), passed: make(chan struct{}), lost: map[string]bool{}}
+	m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return transport{w, next}
+	})
+	return w
+}
+
+// transport is a client's use of a way.
+type transport struct {
+	*way
+	next http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (w transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	var body []byte
+	if r.Body != nil {
+		var err error
+		if body, err = io.ReadAll(r.Body); err != nil {
+			return nil, err
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+	}
+	if w.hold != nil && w.hold(r.Method, r.URL.Path, string(body)) {
+		w.held <- struct{}{}
+		select {
+		case <-w.passed:
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		}
+	}
+	resp, err := w.next.RoundTrip(r)
+	if err == nil && w.lose != nil && w.lose(r.Method) && w.first(r.Method+r.URL.Path+string(body)) {
+		resp.Body.Close()
+		return nil, errors.New("the reply was lost")
+	}
+	return resp, err
+}
+
+func (w *way) first(request string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	seen := w.lost[request]
+	w.lost[request] = true
+	return !seen
+}
+
+func (w *way) release() { close(w.passed) }
+
+// ticks is a clock that a test moves. It starts at the machine's time, as
+// certificates and tokens are judged by that.
+type ticks struct{ *clock.Fake }
+
+func newTicks() ticks { return ticks{clock.NewFake(time.Now())} }
