@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -214,9 +215,11 @@ func indexBeyond(t *testing.T, c *cluster, name string) {
 }
 
 func statusWiped(t *testing.T, c *cluster, name string) {
-	o := c.object(t, name)
-	o.Status = v1alpha1.NodeNetworkStatus{}
-	harness.OK(t, c.Kube.Client.Status().Update(t.Context(), o))
+	harness.OK(t, retry.RetryOnConflict(retry.DefaultRetry, func() error { // the operator may write meanwhile
+		o := c.object(t, name)
+		o.Status = v1alpha1.NodeNetworkStatus{}
+		return c.Kube.Client.Status().Update(t.Context(), o)
+	}))
 	c.othersGrow(t)
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)

@@ -110,11 +110,9 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.want(t)
-		time.Sleep(3*time.Second - 1) //nolint:forbidigo // the bubble's clock
-		synctest.Wait()
+		pass(3*time.Second - 1)
 		s.want(t)
-		time.Sleep(time.Nanosecond) //nolint:forbidigo // the bubble's clock
-		synctest.Wait()
+		pass(time.Nanosecond)
 		s.want(t, "ENIAttached node-a 1")
 		if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 1}); err != nil {
 			t.Fatal(err)
@@ -124,41 +122,46 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.want(t)
-		time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
-		synctest.Wait()
+		pass(time.Second)
 		s.want(t, "ENIDetached node-a 1")
 	})
 }
 
 // An ENI that is detached before its link came never gets one.
 func TestDetachOvertakesLink(t *testing.T) {
-	fake := clock.NewFake(time.Now())
-	c := newCloud(t, delayed(), vpc.WithClock(fake))
-	s := follow(c)
-	e := spare(t, c)
-	id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake.Advance(2 * time.Second)
-	if err := c.DetachNetworkInterface(id, false); err != nil {
-		t.Fatal(err)
-	}
-	fake.Advance(time.Hour)
-	c.Snapshot() // settles what is due
-	if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
-		t.Fatalf("events %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := newCloud(t, delayed())
+		s := follow(c)
+		e := spare(t, c)
+		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pass(2 * time.Second)
+		if err := c.DetachNetworkInterface(id, false); err != nil {
+			t.Fatal(err)
+		}
+		pass(time.Hour)
+		if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
+			t.Fatalf("events %q", got)
+		}
+	})
 }
 
-func TestInstanceLifeInEvents(t *testing.T) {
-	fake := clock.NewFake(time.Now())
-	c := newCloud(t, delayed(), vpc.WithClock(fake))
+// pass lets time pass in the bubble, and what falls due then be told.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the bubble's clock
+	synctest.Wait()
+}
+
+func TestInstanceLifeInEvents(t *testing.T) { synctest.Test(t, instanceLifeInEvents) }
+
+func instanceLifeInEvents(t *testing.T) {
+	c := newCloud(t, delayed())
 	s := follow(c)
 	step := func(d time.Duration, want ...string) {
 		t.Helper()
-		fake.Advance(d)
-		c.Snapshot()
+		pass(d)
 		s.want(t, want...)
 	}
 	i, err := c.RunInstance(spec.Instance{Name: "n", Type: "m5.large", Subnet: "a", Interfaces: []spec.Interface{{DeviceIndex: 2, DeleteOnTermination: true}, {DeviceIndex: 1}}})
