@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/transport"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -116,7 +117,8 @@ type operator struct {
 	end func() // returns when it has ended
 }
 
-func start(t *testing.T, o Options) *operator {
+// start takes what its requests go through, besides.
+func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator {
 	t.Helper()
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), operatormode.Roles))
 	account := types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
@@ -125,7 +127,11 @@ func start(t *testing.T, o Options) *operator {
 	scheme := runtime.NewScheme()
 	harness.OK(t, clientscheme.AddToScheme(scheme))
 	harness.OK(t, v1alpha1.AddToScheme(scheme))
-	mgr, err := manager.New(harness.ControlPlane.ConfigWithToken(token), ctrl.Options{
+	cfg := harness.ControlPlane.ConfigWithToken(token)
+	for _, w := range through {
+		cfg.Wrap(w)
+	}
+	mgr, err := manager.New(cfg, ctrl.Options{
 		Scheme: scheme, Cache: cache.Options{ByObject: CacheByObject()},
 		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
 	})

@@ -30,8 +30,9 @@ type node struct {
 
 	mu  sync.Mutex            // guards all below; never held across I/O
 	obj *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
-	// sent is the spec.ipam of the last request, whatever became of it.
-	sent *v1alpha1.IPAMSpec
+	// sent is the spec.ipam of the last request, whatever became of it, and lost
+	// that of the last one without an answer, which may have been taken as well.
+	sent, lost *v1alpha1.IPAMSpec
 	// doubted: somebody else wrote spec.ipam; nothing is written before the
 	// fleet publishes what it observed since.
 	doubted bool

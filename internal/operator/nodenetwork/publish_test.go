@@ -1,10 +1,14 @@
 package nodenetwork
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -245,6 +249,71 @@ func TestForeignWritesAreTold(t *testing.T) {
 		return sameList("events", told(t, "node-1"), []string{"Warning NetworkOverwritten"})
 	})
 	harness.OK(t, sameList("events", told(t, "node-2"), nil))
+}
+
+// late holds a write of spec.ipam back, whose sender hears that the connection
+// broke, and delivers it right before the next one.
+type late struct {
+	next http.RoundTripper
+	mu   sync.Mutex // guards both
+	arm  bool
+	held *http.Request
+}
+
+func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/nodenetworks/node-1") {
+		return l.next.RoundTrip(r)
+	}
+	if l.arm {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		l.arm, l.held = false, r.Clone(context.Background())
+		l.held.Body = io.NopCloser(bytes.NewReader(body))
+		return nil, errors.New("connection lost")
+	}
+	if l.held != nil {
+		resp, err := l.next.RoundTrip(l.held)
+		if err != nil {
+			return nil, err
+		}
+		resp.Body.Close()
+		l.held = nil
+	}
+	return l.next.RoundTrip(r)
+}
+
+// A write whose answer was lost, and that the API server takes after all, is
+// nobody else's.
+func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
+	harness.KubeClean(t)
+	fl, l := newScript(), &late{}
+	start(t, Options{Fleet: fl}, func(next http.RoundTripper) http.RoundTripper { l.next = next; return l })
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	l.mu.Lock()
+	l.arm = true
+	l.mu.Unlock()
+	if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})); err == nil {
+		t.Fatal("published over a connection that broke")
+	}
+	harness.Eventually(t, 10*time.Second, "published", func() error {
+		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
+	})
+	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
+	l.mu.Lock()
+	if l.held != nil {
+		t.Error("the first write was not delivered")
+	}
+	l.mu.Unlock()
+	if d := fl.of(fl.doubts, "node-1"); d != 0 {
+		t.Errorf("%d doubts about the own write", d)
+	}
+	harness.OK(t, sameList("events", told(t, "node-1"), nil))
 }
 
 // A pass that began before an object became another instance's writes nothing

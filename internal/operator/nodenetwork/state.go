@@ -51,7 +51,12 @@ func (n *node) foreign(before, o *v1alpha1.NodeNetwork) bool {
 	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
 		return false
 	}
-	return n.sent == nil || !sameIPAM(*n.sent, o.Spec.IPAM)
+	for _, own := range [...]*v1alpha1.IPAMSpec{n.sent, n.lost} {
+		if own != nil && sameIPAM(*own, o.Spec.IPAM) {
+			return false
+		}
+	}
+	return true
 }
 
 func sameIPAM(x, y v1alpha1.IPAMSpec) bool {

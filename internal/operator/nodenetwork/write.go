@@ -109,6 +109,11 @@ func (n *node) converge(ctx context.Context, s scope) error {
 				return err
 			}
 		case err != nil:
+			n.mu.Lock()
+			if q == writeSpec {
+				n.lost = n.sent
+			}
+			n.mu.Unlock()
 			return err
 		case got.ResourceVersion == base.ResourceVersion:
 			return errUnmoved
