@@ -1,0 +1,179 @@
+package nodenetwork
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Whoever writes where the operator publishes is told of on the Node, by one
+// event however often it happens. The operator's own writes are not.
+func TestForeignWritesAreTold(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	create(t, "node-2", nil)
+	n, other := fl.node(t, "node-1"), fl.node(t, "node-2")
+	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	for i := range 3 {
+		harness.OK(t, n.Publish(t.Context(), right))
+		harness.OK(t, other.Publish(t.Context(), inventory([]string{fmt.Sprintf("10.0.1.%d", i)})))
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+		patch := fmt.Appendf(nil, `{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i)
+		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", patch), client.FieldOwner("kubectl-edit")))
+		harness.Eventually(t, 5*time.Second, "doubt", func() error {
+			if d := fl.of(fl.doubts, "node-1"); d != i+1 {
+				return fmt.Errorf("%d doubts, want %d", d, i+1)
+			}
+			return nil
+		})
+	}
+	harness.Eventually(t, 10*time.Second, "one event, counted", func() error {
+		list := &eventsv1.EventList{}
+		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
+		for _, e := range list.Items {
+			if e.Reason == "NetworkOverwritten" && (e.Series == nil || !strings.Contains(e.Note, "spec.ipam")) {
+				return fmt.Errorf("%q, series %v", e.Note, e.Series)
+			}
+		}
+		return sameList("events", told(t, "node-1"), []string{"Warning NetworkOverwritten"})
+	})
+	harness.OK(t, sameList("events", told(t, "node-2"), nil))
+}
+
+// late holds a write of spec.ipam back, whose sender hears that the connection
+// broke, and delivers it right before the next one.
+type late struct {
+	next http.RoundTripper
+	mu   sync.Mutex // guards both
+	arm  bool
+	held *http.Request
+}
+
+func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/nodenetworks/node-1") {
+		return l.next.RoundTrip(r)
+	}
+	if l.arm {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		l.arm, l.held = false, r.Clone(context.Background())
+		l.held.Body = io.NopCloser(bytes.NewReader(body))
+		return nil, errors.New("connection lost")
+	}
+	if l.held != nil {
+		resp, err := l.next.RoundTrip(l.held)
+		if err != nil {
+			return nil, err
+		}
+		resp.Body.Close()
+		l.held = nil
+	}
+	return l.next.RoundTrip(r)
+}
+
+// A write whose answer was lost, and that the API server takes after all, is
+// nobody else's.
+func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
+	harness.KubeClean(t)
+	fl, l := newScript(), &late{}
+	start(t, Options{Fleet: fl}, func(next http.RoundTripper) http.RoundTripper { l.next = next; return l })
+	create(t, "node-1", nil)
+	n := fl.node(t, "node-1")
+	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	l.mu.Lock()
+	l.arm = true
+	l.mu.Unlock()
+	if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})); err == nil {
+		t.Fatal("published over a connection that broke")
+	}
+	harness.Eventually(t, 10*time.Second, "published", func() error {
+		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
+	})
+	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
+	l.mu.Lock()
+	if l.held != nil {
+		t.Error("the first write was not delivered")
+	}
+	l.mu.Unlock()
+	if d := fl.of(fl.doubts, "node-1"); d != 0 {
+		t.Errorf("%d doubts about the own write", d)
+	}
+	harness.OK(t, sameList("events", told(t, "node-1"), nil))
+}
+
+// A pass that began before an object became another instance's writes nothing
+// of the old one into it.
+func TestInstanceChangesUnderAPass(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	old := fl.node(t, "node-1")
+	harness.OK(t, old.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	o := get(t, "node-1")
+	before := o.DeepCopy()
+	o.Spec.InstanceID = "i-0fedcba9876543210"
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
+	harness.Eventually(t, 10*time.Second, "the fleet has another node", func() error {
+		if fl.node(t, "node-1") == old {
+			return errors.New("it has the old one")
+		}
+		return nil
+	})
+	if err := old.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})); !errors.Is(err, errOther) {
+		t.Errorf("published for an instance that the object is not of any more: %v", err)
+	}
+	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
+}
+
+// An operator that is behind does not bring back what another took away.
+func TestStaleWriter(t *testing.T) {
+	harness.KubeClean(t)
+	oldFleet, newFleet := newScript(), newScript()
+	older := start(t, Options{Fleet: oldFleet})
+	create(t, "node-1", nil)
+	stale := oldFleet.node(t, "node-1")
+	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	harness.OK(t, stale.Publish(t.Context(), all))
+	older.end() // it learns nothing any more, and its writes still go out
+
+	start(t, Options{Fleet: newFleet, Settle: time.Second})
+	fresh := newFleet.node(t, "node-1")
+	harness.OK(t, fresh.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	for range 3 {
+		err := stale.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}))
+		if !errors.Is(err, errForeign) && err != nil {
+			t.Fatal(err)
+		}
+		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
+	}
+	if d := oldFleet.of(oldFleet.doubts, "node-1"); d != 1 {
+		t.Errorf("the old fleet was told to look %d times, want once", d)
+	}
+}
+
+// dropped is an object without one available address.
+func dropped(o *v1alpha1.NodeNetwork, address string) *v1alpha1.NodeNetwork {
+	delete(o.Spec.IPAM.Available, address)
+	return o
+}
