@@ -111,17 +111,19 @@ func TestMetricsExist(t *testing.T) {
 	}
 }
 
-// Every field of a NodeNetwork in the documents is one that it has.
+// Every field in the documents is one that a kind of Berth's has.
 func TestFieldsExist(t *testing.T) {
 	known := map[string]bool{"spec.providerID": true, "spec.nodeName": true, "spec.hostNetwork": true, "status.phase": true, "status.podIP": true} // of a Node and a Pod
-	section := ""
-	for line := range strings.Lines(readPage(t, "reference/nodenetwork.md")) {
-		if s, ok := strings.CutPrefix(line, "## s"); ok {
-			section = "s" + strings.TrimSpace(s)
-			known[section] = true
-		}
-		if m := regexp.MustCompile("^\\| `([a-zA-Z0-9]+)").FindStringSubmatch(line); m != nil {
-			known[section+"."+m[1]] = true
+	for _, kind := range []string{"nodenetwork", "addresspool", "addressblock", "blockrequest"} {
+		section := ""
+		for line := range strings.Lines(readPage(t, "reference/"+kind+".md")) {
+			if s, ok := strings.CutPrefix(line, "## s"); ok {
+				section = "s" + strings.TrimSpace(s)
+				known[section] = true
+			}
+			if m := regexp.MustCompile("^\\| `([a-zA-Z0-9]+)").FindStringSubmatch(line); m != nil {
+				known[section+"."+m[1]] = true
+			}
 		}
 	}
 	found := 0
@@ -129,7 +131,7 @@ func TestFieldsExist(t *testing.T) {
 		for _, m := range regexp.MustCompile("`((?:spec|status)\\.[a-zA-Z0-9.]*[a-zA-Z0-9])").FindAllStringSubmatch(text, -1) {
 			found++
 			if !known[m[1]] {
-				t.Errorf("%s: a NodeNetwork has no %s", name, m[1])
+				t.Errorf("%s: no kind has a %s", name, m[1])
 			}
 		}
 	}

@@ -14,6 +14,9 @@ internal/ipam/b.go                  net/http                            pure
 internal/ipam/c.go                  net/netip                           -
 internal/ipam/d.go                  $berth/internal/cloud/aws           pure
 internal/ipam/a_test.go             os                                  -
+internal/pool/a.go                  os                                  pure
+internal/source/pool/b.go           os                                  -
+internal/operator/pool/a.go         os                                  -
 internal/eni/plan.go                log/slog                            pure
 internal/eni/plan_policy.go         os                                  pure
 internal/eni/act.go                 os                                  -

@@ -9,8 +9,8 @@ import (
 )
 
 // AddressBlock is a piece of an AddressPool that one node has. Its name is
-// POOL-INDEX, so that the API server refuses a second owner. Everything but its
-// status is fixed when the operator makes it.
+// POOL-INDEX, so that the API server refuses a second owner. Written by the
+// operator, once: nothing but its status changes.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

@@ -107,7 +107,7 @@ type AddressPoolStatus struct {
 	Blocks PoolCounts `json:"blocks,omitzero"`
 
 	// Addresses counts addresses of one family, those of blocks that nodes have
-	// as allocated. A count beyond 2^63-1 stands as that.
+	// as allocated.
 	// +optional
 	Addresses PoolCounts `json:"addresses,omitzero"`
 

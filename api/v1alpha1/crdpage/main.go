@@ -24,8 +24,8 @@ func main() {
 }
 
 func run(args []string, w io.Writer) error {
-	if len(args) != 2 {
-		return errors.New("give it the file of one CustomResourceDefinition")
+	if len(args) != 3 {
+		return errors.New("give it the file of one CustomResourceDefinition and, as seen from the top of the tree, that of the policies which say who writes it")
 	}
 	data, err := os.ReadFile(args[1]) //nolint:gosec // whoever generates names the file
 	if err != nil {
@@ -35,7 +35,7 @@ func run(args []string, w io.Writer) error {
 	if err := yaml.UnmarshalStrict(data, crd); err != nil {
 		return fmt.Errorf("%s: %w", args[1], err)
 	}
-	text, err := page(crd)
+	text, err := page(crd, args[2])
 	if err != nil {
 		return fmt.Errorf("%s: %w", args[1], err)
 	}
@@ -46,8 +46,9 @@ func run(args []string, w io.Writer) error {
 // schema is what a definition says of one field.
 type schema = apiextensionsv1.JSONSchemaProps
 
-// page is the page of a kind with one version.
-func page(crd *apiextensionsv1.CustomResourceDefinition) (string, error) {
+// page is the page of a kind with one version, whose writers are kept apart by
+// the policies of a file.
+func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (string, error) {
 	if len(crd.Spec.Versions) != 1 {
 		return "", fmt.Errorf("it has %d versions, expected one", len(crd.Spec.Versions))
 	}
@@ -59,16 +60,40 @@ func page(crd *apiextensionsv1.CustomResourceDefinition) (string, error) {
 		map[bool]string{true: "one for the cluster", false: "namespaced"}[crd.Spec.Scope == apiextensionsv1.ClusterScoped],
 		strings.Join(names.ShortNames, "`, `"), prose(root.Description))
 	b.WriteString("\nThe writer is who sets a field: berthd of the node, berth-operator, or a person. Each of the\n" +
-		"programs writes its own fields only, which deploy/operator-mode/admission.yaml enforces.\n")
-	for _, part := range []string{"spec", "status"} {
-		top := root.Properties[part]
-		s := section{path: part, schema: &top}
+		"programs writes its own fields only, which " + policies + " enforces.\n")
+	for _, s := range sections(root) {
 		if err := s.write(&b); err != nil {
 			return "", err
 		}
 	}
 	columns(&b, names.Plural, v.AdditionalPrinterColumns)
+	if selectors := v.SelectableFields; len(selectors) > 0 {
+		var paths []string
+		for _, f := range selectors {
+			paths = append(paths, strings.TrimPrefix(f.JSONPath, "."))
+		}
+		fmt.Fprintf(&b, "\nFor `--field-selector`: `%s`.\n", strings.Join(paths, "`, `"))
+	}
 	return b.String(), nil
+}
+
+// sections are those of a kind: its own fields and rules, spec and status.
+func sections(root *schema) (list []section) {
+	own := *root
+	own.Description = ""
+	own.Properties = maps.Clone(root.Properties)
+	for _, name := range []string{"apiVersion", "kind", "metadata", "spec", "status"} {
+		delete(own.Properties, name)
+	}
+	if len(own.Properties)+len(own.XValidations) > 0 {
+		list = append(list, section{"", &own, writer(root.Description)})
+	}
+	for _, part := range []string{"spec", "status"} {
+		if top, ok := root.Properties[part]; ok {
+			list = append(list, section{part, &top, writer(top.Description)})
+		}
+	}
+	return list
 }
 
 // section is the table of one object's fields.
@@ -80,12 +105,19 @@ type section struct {
 
 // write writes a section, and one for each object within.
 func (s section) write(b *strings.Builder) error {
-	fmt.Fprintf(b, "\n## %s\n\n%s\n\n| field | type | default | meaning | checked | writer |\n|---|---|---|---|---|---|\n", s.path, prose(s.schema.Description))
+	if s.path != "" {
+		fmt.Fprintf(b, "\n## %s\n\n%s\n", s.path, prose(s.schema.Description))
+	}
+	if len(s.schema.Properties) > 0 {
+		b.WriteString("\n| field | type | default | meaning | checked | writer |\n|---|---|---|---|---|---|\n")
+	}
 	var inner []section
+	blamed, together := rules(s.schema)
 	for _, name := range fields(s.schema) {
 		f := s.schema.Properties[name]
+		f.XValidations = slices.Concat(f.XValidations, blamed[name])
 		who := cmp.Or(writer(f.Description), s.writer)
-		at := section{s.path + "." + name, &f, who}
+		at := section{strings.TrimPrefix(s.path+"."+name, "."), &f, who}
 		if f.Type == "object" && len(f.Properties) > 0 {
 			inner = append(inner, at)
 			continue
@@ -94,14 +126,15 @@ func (s section) write(b *strings.Builder) error {
 			return fmt.Errorf("the comment of %s does not say who writes it", at.path)
 		}
 		row(b, name, &f, slices.Contains(s.schema.Required, name), who)
-		if of, mark := element(&f); of != nil {
-			for _, sub := range fields(of) {
-				g := of.Properties[sub]
-				row(b, name+mark+"."+sub, &g, slices.Contains(of.Required, sub), who)
+		if each, mark := element(&f); each != nil {
+			for _, sub := range fields(each) {
+				g := each.Properties[sub]
+				row(b, name+mark+"."+sub, &g, slices.Contains(each.Required, sub), who)
 			}
+			together = slices.Concat(together, each.XValidations)
 		}
 	}
-	for _, r := range s.schema.XValidations {
+	for _, r := range together {
 		fmt.Fprintf(b, "\nChecked together: %s.\n", strings.TrimSuffix(r.Message, "."))
 	}
 	for _, i := range inner {
@@ -110,6 +143,20 @@ func (s section) write(b *strings.Builder) error {
 		}
 	}
 	return nil
+}
+
+// rules are an object's, by the field that each blames, and those that blame none.
+func rules(s *schema) (blamed map[string]apiextensionsv1.ValidationRules, together apiextensionsv1.ValidationRules) {
+	blamed = map[string]apiextensionsv1.ValidationRules{}
+	for _, r := range s.XValidations {
+		name := strings.TrimPrefix(r.FieldPath, ".")
+		if _, ok := s.Properties[name]; ok {
+			blamed[name] = append(blamed[name], r)
+		} else {
+			together = append(together, r)
+		}
+	}
+	return blamed, together
 }
 
 // fields are those of an object, in alphabetical order, plain ones before objects.
@@ -163,6 +210,9 @@ func checks(f *schema, required bool) string {
 	if required {
 		out = append(out, "required")
 	}
+	if f.MinLength != nil || f.MinItems != nil {
+		out = append(out, "not empty")
+	}
 	for _, m := range []struct {
 		text string
 		n    *int64
@@ -187,6 +237,8 @@ func writer(comment string) string {
 		return "operator"
 	case strings.Contains(text, "Written by the daemon"):
 		return "berthd"
+	case strings.Contains(text, "Written by a person"):
+		return "a person"
 	case strings.Contains(text, "The daemon sets it"), strings.Contains(text, "The daemon fills it"):
 		return "berthd at creation, then a person"
 	}

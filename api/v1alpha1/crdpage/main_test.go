@@ -9,9 +9,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func definition(t *testing.T) *apiextensionsv1.CustomResourceDefinition {
+const policies = "deploy/some-mode/admission.yaml"
+
+func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	data, err := os.ReadFile("../../../deploy/crds/berth.dev_nodenetworks.yaml")
+	data, err := os.ReadFile("../../../deploy/crds/berth.dev_" + kind + ".yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +26,7 @@ func definition(t *testing.T) *apiextensionsv1.CustomResourceDefinition {
 
 // One field of each sort, with all that the page has to say of it.
 func TestPage(t *testing.T) {
-	text, err := page(definition(t))
+	text, err := page(definition(t, "nodenetworks"), policies)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,14 +46,56 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// A kind with fields of its own, beside spec and status, and with rules about
+// its name.
+func TestPageOfAKindWithoutASpec(t *testing.T) {
+	text, err := page(definition(t, "addressblocks"), policies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"programs writes its own fields only, which deploy/some-mode/admission.yaml enforces.\n\n| field |",
+		"| `nodeName` | string |  | The node that has the block. | required; not empty; at most 253 characters; nodeName cannot be changed | operator |\n",
+		"such as 10.2.2.0/27; ipv4, ipv6 or both must be set; ipv4 cannot be changed | operator |\n",
+		"Checked together: metadata.name must be poolName-index, ",
+		"is released when it stops. |  | berthd |\n",
+		"For `--field-selector`: `nodeName`, `poolName`.\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.Count(text, "ipv4 cannot be changed") != 1 {
+		t.Error("a rule that blames a field stands elsewhere too")
+	}
+}
+
+// The rules of a list's elements stand below the list's table.
+func TestPageOfAList(t *testing.T) {
+	text, err := page(definition(t, "addresspools"), policies)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| `subnets` | list of objects |  | The addresses, in the order in which blocks are cut from them.",
+		"required; not empty; at most 64 of them;",
+		"with blockSizeBits 5, /27 and /123 | a person |\n| `subnets[].ipv4` |",
+		"\nChecked together: a subnet must have ipv4, ipv6 or both.\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+}
+
 // A field that nobody is said to write is a mistake in its comment.
 func TestFieldWithoutAWriter(t *testing.T) {
-	crd := definition(t)
+	crd := definition(t, "nodenetworks")
 	root := crd.Spec.Versions[0].Schema.OpenAPIV3Schema
 	status := root.Properties["status"]
 	status.Properties["extra"] = schema{Type: "string", Description: "Extra is new."}
 	root.Properties["status"] = status
-	if _, err := page(crd); err == nil || !strings.Contains(err.Error(), "status.extra") {
+	if _, err := page(crd, policies); err == nil || !strings.Contains(err.Error(), "status.extra") {
 		t.Errorf("error %v, want one that names status.extra", err)
 	}
 }
@@ -60,7 +104,7 @@ func TestMistakes(t *testing.T) {
 	if err := run([]string{"crdpage"}, os.Stderr); err == nil {
 		t.Error("no file, no error")
 	}
-	if err := run([]string{"crdpage", "main.go"}, os.Stderr); err == nil || !strings.Contains(err.Error(), "main.go") {
+	if err := run([]string{"crdpage", "main.go", policies}, os.Stderr); err == nil || !strings.Contains(err.Error(), "main.go") {
 		t.Errorf("error %v, want one that names the file", err)
 	}
 }
