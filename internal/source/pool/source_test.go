@@ -204,6 +204,14 @@ func (m *machine) startAPI() {
 	if err := harness.ControlPlane.StartAPIServer(ctx); err != nil {
 		m.t.Fatal(err)
 	}
+	// An API server knows the kinds that policies compare a while after it is ready.
+	bits := int32(0)
+	probe := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: v1alpha1.AddressPoolSpec{
+		BlockSizeBits: &bits, Subnets: []v1alpha1.PoolSubnet{{IPv4: "192.0.2.1/32"}},
+	}}
+	m.until("pools can be made", func() bool {
+		return m.api.Create(m.t.Context(), probe.DeepCopy(), client.DryRunAll) == nil
+	})
 }
 
 // A released pair cools over a restart, whichever family's record is left.
