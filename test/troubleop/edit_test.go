@@ -108,6 +108,7 @@ func (c *cluster) restored(t *testing.T, name string) {
 
 func availableEmptied(t *testing.T, c *cluster, name string) {
 	c.patch(t, name, `{"spec":{"ipam":{"available":null,"releasing":null}}}`)
+	c.event(t, name, "NetworkOverwritten", "spec.ipam")
 	c.othersGrow(t)
 	c.restored(t, name)
 }
