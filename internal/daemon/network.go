@@ -24,6 +24,7 @@ type Network struct {
 	mu     sync.Mutex
 	config datapath.Config         // guarded by mu
 	enis   map[string]datapath.ENI // guarded by mu; by ID
+	blocks *[]datapath.Block       // guarded by mu; nil until the source has told which there are
 }
 
 // NewNetwork wraps an open data path. Call Setup before anything else.
@@ -31,10 +32,19 @@ func NewNetwork(node *datapath.Node) *Network {
 	return &Network{Node: node, enis: map[string]datapath.ENI{}}
 }
 
-// Setup is datapath.Node.Setup, remembered.
+// Setup is datapath.Node.Setup, remembered. Where addresses are of blocks the
+// IPv6 data path is on too if the kernel has a block of IPv6 already: pods of
+// before a restart go on.
 func (n *Network) Setup(ctx context.Context, config datapath.Config) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if config.ExportTable != 0 && !config.EnableIPv6 {
+		inv, err := n.Inventory(ctx)
+		if err != nil {
+			return err
+		}
+		config.EnableIPv6 = slices.ContainsFunc(inv.Blocks, func(b datapath.BlockInfo) bool { return b.Prefix.Addr().Is6() })
+	}
 	if err := n.Node.Setup(ctx, config); err != nil {
 		return err
 	}
@@ -88,11 +98,41 @@ func (n *Network) RemoveENI(ctx context.Context, id string) error {
 	return nil
 }
 
+// SetBlocks makes the node's blocks these (datapath.Node.SetBlocks). The IPv6
+// data path is turned on with the first block that has IPv6.
+func (n *Network) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	has6 := func(b datapath.Block) bool {
+		return slices.ContainsFunc(b.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	}
+	if !n.config.EnableIPv6 && slices.ContainsFunc(blocks, has6) {
+		next := n.config
+		next.EnableIPv6 = true
+		if err := n.Node.Setup(ctx, next); err != nil {
+			return err
+		}
+		n.config = next
+	}
+	if err := n.Node.SetBlocks(ctx, blocks); err != nil {
+		return err
+	}
+	wanted := slices.Clone(blocks)
+	n.blocks = &wanted
+	return nil
+}
+
 // Repair implements Upkeep.
 func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
+	switch {
+	case n.blocks != nil:
+		want.Blocks = *n.blocks
+	case n.config.ExportTable != 0:
+		return nil, ErrSupplyUnknown
+	}
 	known := map[int]bool{}
 	for _, e := range n.enis {
 		want.ENIs = append(want.ENIs, e)
@@ -104,12 +144,12 @@ func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, spare []strin
 	}
 	for _, e := range inv.ENIs {
 		if !known[e.DeviceIndex] && mayNeed(e.DeviceIndex) {
-			return nil, fmt.Errorf("device index %d: %w", e.DeviceIndex, ErrENIsUnknown)
+			return nil, fmt.Errorf("device index %d: %w", e.DeviceIndex, ErrSupplyUnknown)
 		}
 	}
 	return n.Node.Repair(ctx, want)
 }
 
-// ErrENIsUnknown: the kernel has state of an ENI that the address source has
-// not set up yet, but may.
-var ErrENIsUnknown = errors.New("the address source has not set this ENI up yet")
+// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
+// the address source has not set up yet, but may.
+var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")

@@ -51,7 +51,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	}
 
 	n := open() // another daemon, which has not heard of the ENI
-	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrENIsUnknown) {
+	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	if enis(n) != 1 {

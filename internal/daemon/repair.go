@@ -20,7 +20,7 @@ type Upkeep interface {
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	// Repair makes the node's own state and all pods as wanted, removes what
 	// is Berth's and not wanted, but for the pod links to spare, and names what
-	// it did. It fails with ErrENIsUnknown, having done nothing, when there is state of an ENI that
+	// it did. It fails with ErrSupplyUnknown, having done nothing, when there is state of an ENI that
 	// was not set up yet and that mayNeed does not disown.
 	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
@@ -108,7 +108,7 @@ func (d *Daemon) repair(ctx context.Context) {
 		}
 	}
 	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedENI)
-	if errors.Is(err, ErrENIsUnknown) {
+	if errors.Is(err, ErrSupplyUnknown) {
 		did, err = d.repairPods(ctx)
 	}
 	if len(did) > 0 {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -33,10 +34,25 @@ type Config struct {
 	MTU int
 	// MarkShift moves the eight mark bits left, 0 to 24.
 	MarkShift uint
+
+	// ExportTable, when set, says that pods' addresses are of blocks of this
+	// node (SetBlocks) and not of ENIs: nothing is translated, every packet
+	// leaves as the main table says, and the fields above but BlockMetadata and
+	// MTU mean nothing. It is the routing table that an external routing daemon
+	// reads.
+	ExportTable int
+	// EnableIPv6 turns the IPv6 data path on where ExportTable is set.
+	EnableIPv6 bool
 }
+
+// pools tells whether addresses are of blocks.
+func (c Config) pools() bool { return c.ExportTable != 0 }
 
 // IPv6 tells whether the IPv6 data path is wanted.
 func (c Config) IPv6() bool {
+	if c.pools() {
+		return c.EnableIPv6
+	}
 	return c.PrimaryIPv6.IsValid() || slices.ContainsFunc(c.LocalCIDRs, func(p netip.Prefix) bool {
 		return p.Addr().Is6()
 	})
@@ -44,6 +60,12 @@ func (c Config) IPv6() bool {
 
 // Validate names the first field that cannot work.
 func (c Config) Validate() error {
+	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
+		return fmt.Errorf("MTU %d: want 0 or %d to %d", c.MTU, minMTU, maxMTU)
+	}
+	if c.pools() {
+		return c.validateExportTable()
+	}
 	if len(c.PrimaryMAC) != 6 {
 		return fmt.Errorf("PrimaryMAC %q: want six octets", c.PrimaryMAC)
 	}
@@ -71,11 +93,19 @@ func (c Config) Validate() error {
 	if v4 && !c.ExternalSNAT && !c.PrimaryIPv4.IsValid() {
 		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT, or ExternalSNAT")
 	}
-	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
-		return fmt.Errorf("MTU %d: want 0 or %d to %d", c.MTU, minMTU, maxMTU)
-	}
 	if c.MarkShift > 24 {
 		return fmt.Errorf("MarkShift %d: want 0 to 24", c.MarkShift)
+	}
+	return nil
+}
+
+// validateExportTable: the kernel's own tables are 253 to 255 (rtnetlink(7)).
+func (c Config) validateExportTable() error {
+	t := c.ExportTable
+	if t < 1 || t > math.MaxInt32 || t >= unix.RT_TABLE_DEFAULT && t <= unix.RT_TABLE_LOCAL ||
+		t >= PodTable && t <= ENITableBase+MaxDeviceIndex {
+		return fmt.Errorf("ExportTable %d: want a routing table that is nobody's: not %d to %d, which the kernel looks up, nor %d to %d, which Berth does",
+			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, ENITableBase+MaxDeviceIndex)
 	}
 	return nil
 }
@@ -122,7 +152,7 @@ func (c Config) families() []int {
 // snat is the source of translated packets of a family; zero for no translation.
 func (c Config) snat(family int) netip.Addr {
 	switch {
-	case c.ExternalSNAT:
+	case c.ExternalSNAT || c.pools():
 		return netip.Addr{}
 	case family == unix.AF_INET:
 		return c.PrimaryIPv4

@@ -20,6 +20,12 @@
 // address by one hash lookup, filled when the ENI is set up, so that adding a
 // pod touches routes alone.
 //
+// Where addresses are of blocks in place of ENIs (Config.ExportTable) only the
+// rules 0 and 512 remain, without marks or translation: a packet that is not for
+// a pod of this node leaves as the main table says. PodTable then has an
+// unreachable route for each block too, behind those of pods, and the export
+// table one route a block for a routing daemon to announce.
+//
 // # Ownership
 //
 // What Berth made can be told apart: routes and rules carry Protocol, pod
@@ -34,7 +40,8 @@ const (
 	// rtm_protocol and FRA_PROTOCOL).
 	Protocol = 190
 
-	// PodTable is the routing table that holds one route for each pod address.
+	// PodTable is the routing table that holds one route for each pod address,
+	// and the unreachable ones of blocks.
 	PodTable = 19000
 	// ENITableBase plus an ENI's device index is the table of a secondary ENI.
 	ENITableBase = 19000

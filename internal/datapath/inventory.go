@@ -17,6 +17,7 @@ type Inventory struct {
 	Routes []RouteInfo `json:"routes"` // of PodTable
 	ENIs   []ENIInfo   `json:"enis"`   // secondary, by device index
 	Rules  []RuleInfo  `json:"rules"`
+	Blocks []BlockInfo `json:"blocks"`
 	Table  bool        `json:"table"` // whether the nftables table exists
 }
 
@@ -46,6 +47,13 @@ type ENIInfo struct {
 	DeviceIndex int            `json:"deviceIndex"`
 	Routes      []netip.Prefix `json:"routes"`  // destinations in its table
 	Sources     []netip.Prefix `json:"sources"` // that the maps lead to it
+}
+
+// BlockInfo is one prefix of a block.
+type BlockInfo struct {
+	Prefix      netip.Prefix `json:"prefix"`
+	Tables      []int        `json:"tables"`      // that export it
+	Unreachable bool         `json:"unreachable"` // for what no pod has
 }
 
 // RuleInfo is one policy rule.
@@ -129,6 +137,8 @@ func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, en
 	}
 	for _, r := range routes {
 		switch i := r.Table - ENITableBase; {
+		case isBlockRoute(r):
+			inv.addBlockRoute(r)
 		case r.Table == PodTable:
 			inv.Routes = append(inv.Routes, RouteInfo{routeDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
 		case i >= 1 && i <= MaxDeviceIndex:
@@ -137,6 +147,20 @@ func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, en
 		}
 	}
 	return nil
+}
+
+func (inv *Inventory) addBlockRoute(r netlink.Route) {
+	dst := routeDst(r)
+	i := slices.IndexFunc(inv.Blocks, func(b BlockInfo) bool { return b.Prefix == dst })
+	if i < 0 {
+		i = len(inv.Blocks)
+		inv.Blocks = append(inv.Blocks, BlockInfo{Prefix: dst})
+	}
+	if isUnreachable(r) {
+		inv.Blocks[i].Unreachable = true
+	} else {
+		inv.Blocks[i].Tables = append(inv.Blocks[i].Tables, r.Table)
+	}
 }
 
 func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
@@ -161,6 +185,7 @@ func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
 func (inv *Inventory) sort() {
 	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
 	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
+	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return comparePrefix(a.Prefix, b.Prefix) })
 	slices.SortFunc(inv.ENIs, func(a, b ENIInfo) int { return a.DeviceIndex - b.DeviceIndex })
 }
 

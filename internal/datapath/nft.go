@@ -36,9 +36,11 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	entries, err := n.eniEntries(conn)
-	if err != nil {
-		return nil, err
+	entries := eniEntries{}
+	if !c.pools() {
+		if entries, err = n.eniEntries(conn); err != nil {
+			return nil, err
+		}
 	}
 	rs, err := buildRuleset(c, primary, entries.indexes())
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 type Node struct {
 	ns   netns.NsHandle
 	nsID nsID
+	lo   int                      // index of the loopback link
 	main *netlink.Handle          // ADD, DEL and everything short
 	slow *netlink.Handle          // listings and set-up, so that an ADD never queues behind them
 	raw  map[int]*nl.SocketHandle // removals of links, which wait for the kernel
@@ -33,6 +35,8 @@ type Node struct {
 
 	mu   sync.Mutex
 	enis map[string]ENI // guarded by mu: by ID, those that SetENI established
+
+	exported atomic.Pointer[map[netip.Prefix]bool] // what SetBlocks announced
 
 	reaps  atomic.Uint32 // batches of ReapLinks, gives each a link group
 	closed atomic.Bool
@@ -83,11 +87,22 @@ func Open(opts ...Option) (*Node, error) {
 	if err == nil {
 		n.raw, err = rawSockets(ns)
 	}
+	if err == nil {
+		n.lo, err = n.loopback()
+	}
 	if err != nil {
 		_ = n.Close()
 		return nil, fmt.Errorf("open netlink in the node's network namespace: %w", err)
 	}
 	return n, nil
+}
+
+func (n *Node) loopback() (int, error) {
+	lo, err := n.slow.LinkByName("lo")
+	if err != nil {
+		return 0, fmt.Errorf("look up lo: %w", err)
+	}
+	return lo.Attrs().Index, nil
 }
 
 func (o options) open() (netns.NsHandle, error) {

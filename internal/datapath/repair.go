@@ -12,6 +12,7 @@ import (
 type Wanted struct {
 	Config Config
 	ENIs   []ENI
+	Blocks []Block
 	Pods   []Pod
 	// Spare names pod links of which no more is known than that they may be in
 	// use: neither they nor their routes are removed.
@@ -56,6 +57,9 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
+	did, err := n.setBlocks(want.Blocks) // none, where addresses are of ENIs: then it removes what there was
+	repaired = append(repaired, did...)
+	errs = append(errs, err)
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)

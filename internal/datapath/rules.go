@@ -11,8 +11,11 @@ import (
 func nodeRules(c Config) []netlink.Rule {
 	var rules []netlink.Rule
 	for _, family := range c.families() {
-		rules = append(rules, policyRule(family, RulePod, PodTable, 0, 0),
-			policyRule(family, RulePrimary, unix.RT_TABLE_MAIN, c.mark(MarkPrimary), c.mark(MarkPrimary)))
+		rules = append(rules, policyRule(family, RulePod, PodTable, 0, 0))
+		if c.pools() {
+			continue
+		}
+		rules = append(rules, policyRule(family, RulePrimary, unix.RT_TABLE_MAIN, c.mark(MarkPrimary), c.mark(MarkPrimary)))
 		if c.snat(family).IsValid() {
 			rules = append(rules, policyRule(family, RuleOutside, unix.RT_TABLE_MAIN, c.mark(MarkOutside), c.mark(MarkOutside)))
 		}

@@ -46,15 +46,10 @@ var (
 // buildRuleset writes the ruleset of a node. primary is the primary link's
 // name; secondary ENIs add to it by their maps and chains.
 func buildRuleset(c Config, primary string, indexes []int) (ruleset, error) {
-	maps := eniMaps()
-	rs := ruleset{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rs.sets = append(rs.sets, setSpec{directSet(family), intervals(c.direct(family))})
+	rs := ruleset{chains: []chainSpec{antispoofChain()}}
+	if !c.pools() {
+		rs.addPolicy(c, primary)
 	}
-	for _, m := range maps {
-		rs.sets = append(rs.sets, setSpec{set: m.set})
-	}
-	rs.chains = append(rs.chains, antispoofChain(), fromPodChain(c), byENIChain(maps), classifyChain(c, primary), snatChain(c))
 	if c.BlockMetadata {
 		rs.chains = append(rs.chains, forwardChain())
 	}
@@ -67,6 +62,18 @@ func buildRuleset(c Config, primary string, indexes []int) (ruleset, error) {
 		rs.chains = append(rs.chains, eniChain(c, i))
 	}
 	return rs, nil
+}
+
+// addPolicy adds what chooses the ENI by which a packet leaves, and its source.
+func (rs *ruleset) addPolicy(c Config, primary string) {
+	maps := eniMaps()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rs.sets = append(rs.sets, setSpec{directSet(family), intervals(c.direct(family))})
+	}
+	for _, m := range maps {
+		rs.sets = append(rs.sets, setSpec{set: m.set})
+	}
+	rs.chains = append(rs.chains, fromPodChain(c), byENIChain(maps), classifyChain(c, primary), snatChain(c))
 }
 
 func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nftables.ChainPriority, rules ...ruleSpec) chainSpec {

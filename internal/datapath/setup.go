@@ -1,11 +1,15 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Setup establishes what a node needs before its first pod: sysctls, the
@@ -43,16 +47,21 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	primary, err := linkByMAC(links, c.PrimaryMAC)
+	uplinks, err := n.uplinks(c, links)
 	if err != nil {
-		return nil, fmt.Errorf("find the primary link: %w", err)
+		return nil, err
 	}
-	a := primary.Attrs()
 	next := &settled{config: c, mtu: c.MTU}
 	if next.mtu == 0 {
-		next.mtu = a.MTU
+		next.mtu = smallestMTU(uplinks)
 	}
-	rs, err := buildRuleset(c, a.Name, nil)
+	var names []string
+	primary := "" // a pool's node has none
+	for _, l := range uplinks {
+		names = append(names, l.Attrs().Name)
+		primary = names[0]
+	}
+	rs, err := buildRuleset(c, primary, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +69,8 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	// The table goes before the rules: a mark without a rule falls through to
 	// main, a rule without marks does nothing.
 	for _, step := range []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(nodeSysctls(c, a.Name)) },
-		func() ([]string, error) { return n.setTable(c, a.Name) },
+		func() ([]string, error) { return n.setSysctls(nodeSysctls(c, names)) },
+		func() ([]string, error) { return n.setTable(c, primary) },
 		func() ([]string, error) { return n.setRules(isNodeRule, nodeRules(c)) },
 	} {
 		did, err := step()
@@ -72,6 +81,56 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	}
 	n.set.Store(next)
 	return changed, nil
+}
+
+// uplinks are the links by which packets leave the node: the primary ENI's, or,
+// where addresses are of blocks, those of the main table's default routes. There
+// may be none of them yet, as a routing daemon may bring them.
+func (n *Node) uplinks(c Config, links []netlink.Link) ([]netlink.Link, error) {
+	if !c.pools() {
+		primary, err := linkByMAC(links, c.PrimaryMAC)
+		if err != nil {
+			return nil, fmt.Errorf("find the primary link: %w", err)
+		}
+		return []netlink.Link{primary}, nil
+	}
+	var out []netlink.Link
+	for _, family := range c.families() {
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return n.slow.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list %s routes: %w", familyName(family), err)
+		}
+		for _, r := range routes {
+			if routeDst(r).Bits() != 0 {
+				continue
+			}
+			hops := []int{r.LinkIndex}
+			for _, h := range r.MultiPath {
+				hops = append(hops, h.LinkIndex)
+			}
+			for _, l := range links {
+				if slices.Contains(hops, l.Attrs().Index) && !slices.Contains(out, l) {
+					out = append(out, l)
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// defaultMTU is Ethernet's, of links of pods where nothing tells better (RFC 894).
+const defaultMTU = 1500
+
+func smallestMTU(links []netlink.Link) int {
+	mtu := 0
+	for _, l := range links {
+		if m := l.Attrs().MTU; mtu == 0 || m < mtu {
+			mtu = m
+		}
+	}
+	return cmp.Or(mtu, defaultMTU)
 }
 
 // knownENIs are those that SetENI established, by device index.

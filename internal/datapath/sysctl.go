@@ -15,11 +15,14 @@ type sysctl struct {
 
 func (s sysctl) String() string { return strings.ReplaceAll(s.path, "/", ".") + " = " + s.value }
 
-// nodeSysctls let the node forward. Those of the primary link come first: while
-// its accept_ra is 1, switching forwarding on throws away the default route
-// that a router advertised.
-func nodeSysctls(c Config, primary string) []sysctl {
-	list := append([]sysctl{{path: "net/ipv4/ip_forward", value: "1"}}, eniSysctls(c, primary, true)...)
+// nodeSysctls let the node forward. Those of the uplinks come first: while their
+// accept_ra is 1, switching forwarding on throws away the default route that a
+// router advertised.
+func nodeSysctls(c Config, uplinks []string) []sysctl {
+	list := []sysctl{{path: "net/ipv4/ip_forward", value: "1"}}
+	for _, l := range uplinks {
+		list = append(list, eniSysctls(c, l, true)...)
+	}
 	if c.IPv6() {
 		list = append(list, sysctl{path: "net/ipv6/conf/all/forwarding", value: "1"})
 	}

@@ -25,7 +25,7 @@ func (w *watcher) lostRoute(data []byte) string {
 	if err != nil || header.Protocol != Protocol {
 		return ""
 	}
-	table, oif, dst := uint32(header.Table), uint32(0), "default"
+	table, oif, dst, addr := uint32(header.Table), uint32(0), "default", netip.Addr{}
 	for _, a := range attrs {
 		switch a.Attr.Type {
 		case unix.RTA_TABLE:
@@ -33,9 +33,14 @@ func (w *watcher) lostRoute(data []byte) string {
 		case unix.RTA_OIF:
 			oif = binary.NativeEndian.Uint32(a.Value)
 		case unix.RTA_DST:
-			if addr, ok := netip.AddrFromSlice(a.Value); ok {
-				dst = addr.String()
+			if to, ok := netip.AddrFromSlice(a.Value); ok {
+				dst, addr = to.String(), to
 			}
+		}
+	}
+	if blocks := w.node.exported.Load(); blocks != nil && addr.IsValid() {
+		if p := netip.PrefixFrom(addr, int(header.Dst_len)); (*blocks)[p] && (table != PodTable || header.Type == unix.RTN_UNREACHABLE) {
+			return fmt.Sprintf("the route of block %s in table %d was removed", p, table)
 		}
 	}
 	if table == PodTable {

@@ -1,0 +1,210 @@
+package datapath
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Block is a range of addresses that is this node's (document 001, "Routing").
+type Block struct {
+	Name     string         // in errors
+	Prefixes []netip.Prefix // one of each family that it has
+}
+
+// blockMetric is that of the unreachable route of a block: any route of a pod
+// in it comes first, also where the block is one address.
+const blockMetric = 1 << 30
+
+// SetBlocks makes the node's blocks exactly these. Each has two routes:
+//
+//   - in Config.ExportTable, which no rule looks up, one by lo, for an external
+//     routing daemon to announce;
+//   - in PodTable an unreachable one, so that a packet to an address that no pod
+//     has is refused here instead of going back to the router.
+//
+// Additions come first and a block is announced last; what goes is withdrawn
+// first. It is idempotent, and leaves alone what Berth did not make. On failure
+// what was done stays; call it again.
+//
+// Errors: ErrNotSetUp; others name the block.
+func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	_, err := n.setBlocks(blocks)
+	return err
+}
+
+// WithdrawBlocks removes the routes of the export table: the node's blocks are
+// not announced any more. All else stays. SetBlocks announces them again.
+func (n *Node) WithdrawBlocks(ctx context.Context) error {
+	if err := n.begin(ctx); err != nil {
+		return err
+	}
+	n.setupMu.Lock()
+	defer n.setupMu.Unlock()
+	have, err := n.listBlockRoutes()
+	if err != nil {
+		return err
+	}
+	n.exported.Store(&map[netip.Prefix]bool{}) // their removal is no loss
+	_, err = n.removeRoutes(slices.DeleteFunc(have, isUnreachable))
+	return err
+}
+
+// setBlocks is SetBlocks under setupMu. It names what it had to change.
+func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
+	s, err := n.settled()
+	if err != nil {
+		return nil, err
+	}
+	var want []netlink.Route
+	announced := map[netip.Prefix]bool{}
+	for _, b := range blocks {
+		if err := b.validate(s.config); err != nil {
+			return nil, fmt.Errorf("set up block %s: %w", b.Name, err)
+		}
+		for _, p := range b.Prefixes {
+			announced[p] = true
+			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, s.config.ExportTable))
+		}
+	}
+	have, err := n.listBlockRoutes()
+	if err != nil {
+		return nil, err
+	}
+	n.exported.Store(&announced)
+	missing, extra := diffBlockRoutes(want, have)
+	for _, r := range missing {
+		if err := n.slow.RouteReplace(&r); err != nil {
+			return changed, fmt.Errorf("add %s: %w", describeRoute(r), err)
+		}
+		changed = append(changed, describeRoute(r))
+	}
+	did, err := n.removeRoutes(extra)
+	return append(changed, did...), err
+}
+
+func (b Block) validate(c Config) error {
+	if len(b.Prefixes) == 0 {
+		return fmt.Errorf("Prefixes: want at least one")
+	}
+	for _, p := range b.Prefixes {
+		switch {
+		case !p.IsValid() || p != p.Masked() || p.Addr().Is4In6():
+			return fmt.Errorf("Prefixes: %s is not a CIDR without host bits", p)
+		case p.Addr().Is6() && !c.IPv6():
+			return fmt.Errorf("Prefixes: %s: the IPv6 data path is not on", p)
+		}
+	}
+	return nil
+}
+
+func exportRoute(p netip.Prefix, lo, table int) netlink.Route {
+	return netlink.Route{
+		Family: familyOf(p.Addr()), LinkIndex: lo, Dst: ipNet(p), Table: table, Protocol: Protocol,
+		Type: unix.RTN_UNICAST, Scope: scopeFor(p.Addr(), netlink.SCOPE_LINK),
+	}
+}
+
+func unreachableRoute(p netip.Prefix) netlink.Route {
+	return netlink.Route{
+		Family: familyOf(p.Addr()), Dst: ipNet(p), Table: PodTable, Protocol: Protocol,
+		Type: unix.RTN_UNREACHABLE, Priority: blockMetric,
+	}
+}
+
+func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
+
+// isBlockRoute tells the routes of blocks from Berth's others: the unreachable
+// ones, and what is in a table that is neither PodTable nor an ENI's. The export
+// table may have had another number before.
+func isBlockRoute(r netlink.Route) bool {
+	if r.Table >= ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex {
+		return isUnreachable(r)
+	}
+	return true
+}
+
+// listBlockRoutes lists what there is of blocks, in any table.
+func (n *Node) listBlockRoutes() (list []netlink.Route, err error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, slices.DeleteFunc(routes, func(r netlink.Route) bool { return !isBlockRoute(r) })...)
+	}
+	return list, nil
+}
+
+// blockRouteID is what makes two routes of blocks the same.
+type blockRouteID struct {
+	dst         netip.Prefix
+	table       int
+	unreachable bool
+	metric      int
+}
+
+func blockRouteKey(r netlink.Route) blockRouteID {
+	k := blockRouteID{routeDst(r), r.Table, isUnreachable(r), 0}
+	if k.unreachable { // of an export route the kernel chooses it in IPv6
+		k.metric = r.Priority
+	}
+	return k
+}
+
+// diffBlockRoutes lists what is missing, unreachable routes first, and what is
+// too much, those last.
+func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route) {
+	wanted, there := map[blockRouteID]bool{}, map[blockRouteID]bool{}
+	for _, r := range want {
+		wanted[blockRouteKey(r)] = true
+	}
+	for _, r := range have {
+		k := blockRouteKey(r)
+		there[k] = true
+		if !wanted[k] {
+			extra = append(extra, r)
+		}
+	}
+	for _, r := range want {
+		if !there[blockRouteKey(r)] {
+			missing = append(missing, r)
+		}
+	}
+	rank := func(r netlink.Route) int {
+		if isUnreachable(r) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(missing, func(a, b netlink.Route) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(extra, func(a, b netlink.Route) int { return cmp.Compare(rank(b), rank(a)) })
+	return missing, extra
+}
+
+func (n *Node) removeRoutes(routes []netlink.Route) (did []string, err error) {
+	for _, r := range routes {
+		if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
+			return did, fmt.Errorf("remove %s: %w", describeRoute(r), err)
+		}
+		did = append(did, "removed "+describeRoute(r))
+	}
+	return did, nil
+}
+
+func describeRoute(r netlink.Route) string {
+	if isUnreachable(r) {
+		return fmt.Sprintf("unreachable route %s", routeDst(r))
+	}
+	return fmt.Sprintf("route %s of table %d", routeDst(r), r.Table)
+}

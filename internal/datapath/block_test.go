@@ -1,0 +1,297 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// rack is a node of a data centre behind a router, which forwards the node's
+// blocks to it and sends what it has no other route for to the node's default
+// route's other end: itself.
+//
+//	node eth0 172.20.1.2 fd20::2 —— r0 172.20.1.1 fd20::1 router
+//
+// On the router lives an outside host.
+type rack struct {
+	t            testing.TB
+	router, host *space
+	node         *Node
+	pods         *vpc // makes sandboxes
+}
+
+const (
+	outside, outside6 = "203.0.113.5", "2001:db8:f::5"
+	block4, block6    = "10.2.0.32/27", "fd02::20/123"
+	single4, single6  = "10.9.0.7/32", "fd09::7/128"
+)
+
+func newRack(t testing.TB) *rack {
+	t.Helper()
+	r := &rack{t: t, router: newSpace(t, "router"), host: newSpace(t, "node")}
+	wire(r.host, "eth0", r.router, "r0")
+	r.router.sysctl("net/ipv4/ip_forward", "1")
+	r.router.sysctl("net/ipv6/conf/all/forwarding", "1")
+	r.router.address("lo", outside+"/32")
+	r.router.address("lo", outside6+"/128")
+	r.router.address("r0", "172.20.1.1/24")
+	r.router.address("r0", "fd20::1/64")
+	for _, p := range []string{block4, single4} {
+		r.router.route(p, "172.20.1.2", "r0")
+	}
+	for _, p := range []string{block6, single6} {
+		r.router.route(p, "fd20::2", "r0")
+	}
+	r.host.address("eth0", "172.20.1.2/24")
+	r.host.address("eth0", "fd20::2/64")
+	r.host.route("0.0.0.0/0", "172.20.1.1", "eth0")
+	r.host.route("::/0", "fd20::1", "eth0")
+	r.node = r.host.open()
+	r.pods = &vpc{t: t, node: r.node}
+	r.setup(Config{ExportTable: 119, EnableIPv6: true})
+	return r
+}
+
+func (r *rack) setup(c Config) {
+	r.t.Helper()
+	if err := r.node.Setup(context.Background(), c); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rack) set(blocks ...Block) {
+	r.t.Helper()
+	if err := r.node.SetBlocks(context.Background(), blocks); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func block(name string, cidrs ...string) Block {
+	return Block{Name: name, Prefixes: prefixes(cidrs...)}
+}
+
+// exports lists a routing table as a routing daemon sees it: destination, link's
+// index, protocol.
+func (r *rack) exports(table int) (out []string) {
+	r.t.Helper()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := r.host.nl.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		r.host.must(err)
+		for _, x := range routes {
+			out = append(out, routeDst(x).String()+" "+x.Protocol.String())
+			if x.LinkIndex != r.host.link("lo").Attrs().Index {
+				r.t.Errorf("route %s is not by lo", x)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestPodsOfBlocks(t *testing.T) {
+	r := newRack(t)
+	r.set(block("b", block4, block6), block("one", single4, single6))
+	for name, addrs := range map[string][2]string{
+		"first of a block": {"10.2.0.32", "fd02::20"},
+		"last of a block":  {"10.2.0.63", "fd02::3f"},
+		"a block of one":   {"10.9.0.7", "fd09::7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := r.pods.pod(addrs[0], addrs[1])
+			for i, host := range []string{outside, outside6} {
+				server := r.router.serveTCP(net.JoinHostPort(host, "0"))
+				p.seenAs(server.String(), addrs[i]) // nothing is translated
+				server = p.serveTCP(net.JoinHostPort(addrs[i], "0"))
+				r.router.seenAs(server.String(), map[int]string{0: "172.20.1.1", 1: "fd20::1"}[i])
+			}
+			if err := r.node.CheckPod(context.Background(), p.want); err != nil {
+				t.Error(err)
+			}
+			again, err := r.node.AddPod(context.Background(), p.want)
+			if err != nil || again.HostIndex != p.links.HostIndex {
+				t.Errorf("again: %+v, %v", again, err)
+			}
+		})
+	}
+}
+
+// A packet to an address that no pod has is refused by the node. Without the
+// unreachable route it would go back to the router, and back, until its time to
+// live is over.
+func TestFreeAddressDoesNotLoop(t *testing.T) {
+	r := newRack(t)
+	r.set(block("b", block4, block6), block("one", single4, single6))
+	for _, free := range []string{"10.2.0.40", "fd02::30", "10.9.0.7", "fd09::7"} {
+		before := r.router.link("r0").Attrs().Statistics.RxPackets
+		began := time.Now()
+		_, err := r.router.dialFrom("", net.JoinHostPort(free, "80"), dialTimeout)
+		if err == nil || !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("%s: %v after %v, want unreachable at once", free, err, time.Since(began))
+		}
+		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n > 20 {
+			t.Errorf("%s: %d packets came back from the node: a loop", free, n)
+		}
+	}
+}
+
+func TestExportTable(t *testing.T) {
+	r := newRack(t)
+	foreign := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), LinkIndex: r.host.link("lo").Attrs().Index, Table: 119, Protocol: unix.RTPROT_STATIC}
+	r.host.must(r.host.nl.RouteAdd(foreign))
+	both := []string{block4 + " 190", "192.0.2.0/24 static", block6 + " 190"}
+	check := func(want ...string) {
+		t.Helper()
+		if got := r.exports(119); !slices.Equal(got, want) {
+			t.Errorf("table 119 has %v, want %v", got, want)
+		}
+	}
+	unreachable := func(want ...string) {
+		t.Helper()
+		inv, err := r.node.Inventory(context.Background())
+		r.host.must(err)
+		var got []string
+		for _, b := range inv.Blocks {
+			if b.Unreachable {
+				got = append(got, b.Prefix.String())
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("unreachable routes %v, want %v", got, want)
+		}
+	}
+	r.set(block("b", block4, block6))
+	check(both...)
+	unreachable(block4, block6)
+	r.set(block("b", block4, block6))
+	check(both...)
+
+	// Repair puts back what others removed, also of half a block, and nothing
+	// when all is there.
+	want := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4, block6)}}
+	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) > 0 {
+		t.Errorf("repaired %v, %v", did, err)
+	}
+	lost := exportRoute(netip.MustParsePrefix(block4), r.host.link("lo").Attrs().Index, 119)
+	r.host.must(r.host.nl.RouteDel(&lost))
+	free := unreachableRoute(netip.MustParsePrefix(block6))
+	r.host.must(r.host.nl.RouteDel(&free))
+	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) != 2 {
+		t.Errorf("repaired %v, %v", did, err)
+	}
+	check(both...)
+	unreachable(block4, block6)
+
+	if err := r.node.WithdrawBlocks(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	check("192.0.2.0/24 static")
+	unreachable(block4, block6)
+
+	// Another daemon, with another table: the old one's routes go.
+	n := r.host.open()
+	if err := n.Setup(context.Background(), Config{ExportTable: 120, EnableIPv6: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.SetBlocks(context.Background(), []Block{block("c", single4)}); err != nil {
+		t.Fatal(err)
+	}
+	check("192.0.2.0/24 static")
+	if got := r.exports(120); !slices.Equal(got, []string{single4 + " 190"}) {
+		t.Errorf("table 120 has %v", got)
+	}
+	unreachable(single4)
+}
+
+// A node whose addresses were of blocks, and now are of ENIs, keeps no route of
+// the blocks, and the other way round no rule, map or table of ENIs.
+func TestChangeOfMode(t *testing.T) {
+	v := newVPC(t)
+	ctx := context.Background()
+	pools := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4)}}
+	enis := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	for _, step := range []struct {
+		want         Wanted
+		enis, blocks int
+	}{{pools, 0, 1}, {enis, 1, 0}, {pools, 0, 1}} {
+		n := v.host.open() // as another start of the daemon
+		if err := n.Setup(ctx, step.want.Config); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Repair(ctx, step.want); err != nil {
+			t.Fatal(err)
+		}
+		inv, err := n.Inventory(ctx)
+		v.host.must(err)
+		if len(inv.ENIs) != step.enis || len(inv.Blocks) != step.blocks {
+			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.ENIs), len(inv.Blocks), step.enis, step.blocks, inv)
+		}
+		if did, err := n.Repair(ctx, step.want); err != nil || len(did) > 0 {
+			t.Errorf("a second repair did %v, %v", did, err)
+		}
+	}
+}
+
+func TestBlockThatCannotBe(t *testing.T) {
+	r := newRack(t)
+	r.setup(Config{ExportTable: 119})
+	for want, b := range map[string]Block{
+		"at least one":        {Name: "b"},
+		"without host bits":   block("b", "10.2.0.33/27"),
+		"data path is not on": block("b", block6),
+	} {
+		err := r.node.SetBlocks(context.Background(), []Block{b})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "block b") {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+	if err := r.host.open().SetBlocks(context.Background(), nil); !errors.Is(err, ErrNotSetUp) {
+		t.Errorf("got %v", err)
+	}
+	for _, table := range []int{-1, 253, 254, 255, PodTable, ENITableBase + 3} {
+		if err := (Config{ExportTable: table}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
+			t.Errorf("table %d: %v", table, err)
+		}
+	}
+}
+
+// Who flushes the export table is noticed; what the node itself withdraws is not
+// reported as lost.
+func TestLostBlockIsNoticed(t *testing.T) {
+	r := newRack(t)
+	r.set(block("b", block4, block6))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	events, err := r.node.Watch(ctx)
+	r.host.must(err)
+	next := func(want string) {
+		t.Helper()
+		for {
+			select {
+			case e := <-events:
+				if e.Kind == StateLost && strings.Contains(e.What, want) {
+					return
+				}
+				if e.Kind == StateLost {
+					t.Fatalf("got %+v, want %q", e, want)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatalf("no event %q", want)
+			}
+		}
+	}
+	r.set(block("one", single4)) // its own doing
+	lost := exportRoute(netip.MustParsePrefix(single4), r.host.link("lo").Attrs().Index, 119)
+	r.host.must(r.host.nl.RouteDel(&lost))
+	next("block " + single4 + " in table 119")
+	free := unreachableRoute(netip.MustParsePrefix(single4))
+	r.host.must(r.host.nl.RouteDel(&free))
+	next("block " + single4 + " in table 19000")
+}
