@@ -92,10 +92,12 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error
 		err, now := a.read(ctx), a.clock.Now()
 		why := because(err)
 		switch {
-		case err == nil && last == "", ctx.Err() != nil:
-			return nil
+		case ctx.Err() != nil:
+			continue // to the end
 		case err == nil:
-			log.Info("the Kubernetes API answers", "server", a.config.Host, "waited", now.Sub(began).Round(time.Millisecond))
+			if last != "" {
+				log.Info("the Kubernetes API answers", "server", a.config.Host, "waited", now.Sub(began).Round(time.Millisecond))
+			}
 			return nil
 		case why != refuses:
 			refused = time.Time{}
