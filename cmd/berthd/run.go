@@ -21,8 +21,6 @@ import (
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/install"
-	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/nodenetwork"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -30,6 +28,8 @@ import (
 const (
 	lockWait   = 30 * time.Second // for the daemon that this one replaces
 	retryPause = 5 * time.Second  // between attempts of a step of the start
+
+	withdrawTimeout = 5 * time.Second // for the kernel, at the end
 
 	// metadataTimeout is short because asking is repeated.
 	metadataTimeout = 5 * time.Second
@@ -59,6 +59,11 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	if cfg.IPAM == config.IPAMPool {
+		if err := n.datapathConfig().Validate(); err != nil {
+			return fmt.Errorf("--export-table: %w", err)
+		}
+	}
 	var err error
 	if n.bootID, err = daemon.BootID(); err != nil {
 		return err
@@ -79,18 +84,9 @@ func (n *node) serve(ctx context.Context) error {
 		return err
 	}
 	defer n.front.Close()
-	n.aws = aws.Options{
-		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
-		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
-	}
-	n.meta = aws.NewMetadata(n.aws)
-	if err := n.until(ctx, "the instance metadata service", func() (err error) {
-		n.id, err = daemon.Identify(ctx, n.meta, n.cfg.StateDir, n.bootID, n.log)
-		return err
-	}); err != nil {
+	if err := n.identify(ctx); err != nil {
 		return unlessEnded(ctx, err)
 	}
-	n.log.Info("identified", "instance", n.id.InstanceID, "type", n.id.InstanceType, "zone", n.id.Zone, "vpc", n.id.VPCID)
 	kernel, err := datapath.Open()
 	if err != nil {
 		return err
@@ -99,7 +95,44 @@ func (n *node) serve(ctx context.Context) error {
 	if err := n.until(ctx, "the node's data path", func() error { return n.network.Setup(ctx, n.datapathConfig()) }); err != nil {
 		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
-	return errors.Join(n.runDaemon(ctx), kernel.Close())
+	err = n.runDaemon(ctx)
+	if n.cfg.WithdrawOnExit {
+		err = errors.Join(err, n.withdraw())
+	}
+	return errors.Join(err, kernel.Close())
+}
+
+// identify finds out who this node is: an instance of the cloud or, where
+// addresses come from pools, the node of its name.
+func (n *node) identify(ctx context.Context) error {
+	if n.cfg.IPAM == config.IPAMPool {
+		n.id = cloud.Identity{InstanceID: n.cfg.NodeName}
+		return nil
+	}
+	n.aws = aws.Options{
+		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
+		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
+	}
+	n.meta = aws.NewMetadata(n.aws)
+	err := n.until(ctx, "the instance metadata service", func() (err error) {
+		n.id, err = daemon.Identify(ctx, n.meta, n.cfg.StateDir, n.bootID, n.log)
+		return err
+	})
+	if err == nil {
+		n.log.Info("identified", "instance", n.id.InstanceID, "type", n.id.InstanceType, "zone", n.id.Zone, "vpc", n.id.VPCID)
+	}
+	return err
+}
+
+// withdraw takes the routes of the node's blocks from whoever announces them.
+func (n *node) withdraw() error {
+	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
+	defer cancel()
+	if err := n.network.WithdrawBlocks(ctx); err != nil {
+		return fmt.Errorf("withdrawing the routes of the node's blocks: %w", err)
+	}
+	n.log.Info("withdrew the routes of the node's blocks", "table", n.cfg.ExportTable)
+	return nil
 }
 
 // listen opens the sockets and answers on them from now on.
@@ -152,6 +185,10 @@ func unlessEnded(ctx context.Context, err error) error {
 }
 
 func (n *node) datapathConfig() datapath.Config {
+	if n.cfg.IPAM == config.IPAMPool {
+		// IPv6 is turned on with the first block that has it.
+		return datapath.Config{ExportTable: n.cfg.ExportTable, BlockMetadata: n.cfg.BlockMetadata, MTU: n.cfg.MTU}
+	}
 	return datapath.Config{
 		PrimaryMAC: n.id.PrimaryMAC, PrimaryIPv4: n.id.PrimaryIPv4,
 		LocalCIDRs: podCIDRs(n.id), ExcludeCIDRs: n.cfg.ExcludeSNATCIDRs, ExternalSNAT: n.cfg.ExternalSNAT,
@@ -194,40 +231,10 @@ func (n *node) runDaemon(ctx context.Context) error {
 			return err
 		}
 	}
-	go n.followCIDRs(ctx)
+	if n.cfg.IPAM != config.IPAMPool {
+		go n.followCIDRs(ctx)
+	}
 	return daemon.New(o).Run(ctx, n.front)
-}
-
-// newSource makes the source of addresses for the mode: only node mode has a
-// client of EC2.
-func (n *node) newSource(ctx context.Context) (*enisource.Source, error) {
-	files := enisource.Files{Dir: n.cfg.StateDir}
-	if n.cfg.IPAM == config.IPAMOperator {
-		c := nodenetwork.Config{
-			NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, InstanceID: n.id.InstanceID,
-			Datapath: n.network, Cooling: n.cfg.CoolingPeriod, Store: files,
-			Clock: n.clock, Logger: n.log, Observer: n.metrics.NodeNetwork,
-		}
-		if n.cfg.AutoCreateNodeNetwork {
-			c.Spec = nodenetwork.SpecOf(&n.cfg, n.id)
-		}
-		return nodenetwork.New(c)
-	}
-	if n.aws.Region == "" {
-		n.aws.Region = n.id.Region
-	}
-	client, err := aws.New(ctx, n.aws)
-	if err != nil {
-		return nil, err
-	}
-	return enisource.New(enisource.Config{
-		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: client, Datapath: n.network,
-		Policy: n.cfg.Policy(), Cooling: n.cfg.CoolingPeriod,
-		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups, KeepENIs: !n.cfg.DeleteOnTermination,
-		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),
-		ShrinkDelay: n.cfg.ShrinkDelay, ListingInterval: n.cfg.ListingInterval,
-		SettleTime: n.cfg.SettleTime, OrphanAge: n.cfg.OrphanAge, OrphanInterval: n.cfg.OrphanInterval,
-	})
 }
 
 // followCIDRs keeps the data path to the VPC's CIDRs, of which one may be

@@ -19,6 +19,7 @@ import (
 const (
 	IPAMENI      = "eni"          // node mode: berthd calls EC2 itself
 	IPAMOperator = "eni-operator" // operator mode: the cluster's operator does
+	IPAMPool     = "pool"         // address pools: nobody does; the operator gives blocks
 )
 
 // Config is every setting of berthd, parsed and checked.
@@ -29,8 +30,8 @@ type Config struct {
 	StateDir    string
 	Socket      string
 
-	// Who calls EC2
-	IPAM                  string // IPAMENI or IPAMOperator
+	// Where addresses come from
+	IPAM                  string // IPAMENI, IPAMOperator or IPAMPool
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
 
@@ -63,6 +64,12 @@ type Config struct {
 	SecurityGroupTags   map[string]string // in operator mode, for the NodeNetwork
 	UsePrimaryAddress   bool              // likewise
 	DeleteOnTermination bool
+
+	// Address pools
+	BlockWatermark    int // percent of a block
+	BlockReleaseDelay time.Duration
+	ExportTable       int
+	WithdrawOnExit    bool
 
 	// Cloud
 	EC2Endpoint  string
@@ -155,11 +162,11 @@ func (c *Config) contradictions() []error {
 	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
 		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))
 	}
-	if c.IPAM == IPAMENI && c.AutoCreateNodeNetwork {
-		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: in node mode there is no NodeNetwork"))
+	if c.IPAM != IPAMOperator && c.AutoCreateNodeNetwork {
+		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"))
 	}
 	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
-		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator: node mode does not use the Kubernetes API"))
+		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"))
 	}
 	if len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0 {
 		out = append(out, errors.New("--security-groups and --security-group-tags exclude each other"))
@@ -167,6 +174,7 @@ func (c *Config) contradictions() []error {
 	if c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0 {
 		out = append(out, errors.New("--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"))
 	}
+	out = append(out, c.poolContradictions()...)
 	if c.IPAM == IPAMENI && c.UsePrimaryAddress {
 		out = append(out, errors.New("--use-primary-address needs --ipam=eni-operator"))
 	}

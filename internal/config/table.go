@@ -29,6 +29,7 @@ func table(c *Config) []Setting {
 		{"Node", nodeSettings(c)},
 		{"Warm addresses", warmSettings(c)},
 		{"ENIs", eniSettings(c)},
+		{"Address pools", poolSettings(c)},
 		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},
@@ -59,19 +60,19 @@ func rows(groups []group) []Setting {
 func nodeSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "node-name", Env: []string{"MY_NODE_NAME", "NODE_NAME"}, parse: text(&c.NodeName),
-			Doc: "Name of this node, shown by introspection and put on ENIs. Default: the host name."},
+			Doc: "Name of this node, shown by introspection and put on ENIs; with ipam=eni-operator and ipam=pool that of its Node object. Default: the host name."},
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: nonEmpty(&c.ClusterName),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
 		{Flag: "state-dir", Default: "/run/berth", parse: absolutePath(&c.StateDir, false),
-			Doc: "Directory of the attachment records and the last inventory that the cloud confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
+			Doc: "Directory of the attachment records and the last inventory that the cloud, or the API server, confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
 		{Flag: "socket", Default: "/run/berth/berthd.sock", parse: socketPath(&c.Socket, false),
 			Doc: "Unix socket on which the plugin reaches the daemon; made with mode 0600."},
-		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMOperator),
-			Doc: "Who calls the EC2 API for this node: `eni`, the daemon itself, or `eni-operator`, the cluster's operator, by way of the node's NodeNetwork object."},
+		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMOperator, IPAMPool),
+			Doc: "Where this node's addresses come from: `eni`, from EC2, asked by the daemon itself; `eni-operator`, from EC2, asked by the cluster's operator, by way of the node's NodeNetwork object; `pool`, from address pools, by blocks that the operator gives the node. With `pool` no cloud is needed, and what is under \"Cloud\" means nothing."},
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
 		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
-			Doc: "With ipam=eni-operator, the file that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+			Doc: "With ipam=eni-operator and ipam=pool, the file that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
 	}
 }
 

@@ -26,12 +26,21 @@ var (
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 	famReports    = metric.New("berth_nodenetwork_reports_total", "counter", "Reports on this node's addresses to its NodeNetwork object, in operator mode, by result: success, conflict (the object had changed; another report follows) or error.", "result")
 	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.")
-	famIPAM       = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells who gets the node's addresses: eni (this daemon) or eni-operator.", "ipam")
+	famIPAM       = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator) or pool (address pools).", "ipam")
 	famBuild      = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
+
+	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, and kept for the pods that have addresses of it).", "pool", "state")
+	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, a pair of a dual-stack pool counted once, by pool and state as in berth_addresses.", "pool", "state")
+	famPoolWaiting   = metric.New("berth_pool_waiting_adds", "gauge", "ADDs that wait for an address of a pool.", "pool")
+	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node asks for a block of the pool and none is free, else 0.", "pool")
+	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from when this node asked for a block of a pool until it had it.", "pool")
+	famAPICalls      = metric.New("berth_kubernetes_calls_total", "counter", "Requests to the Kubernetes API about blocks, by call (create-request, delete-request, look-for-block, return-block, free-block or renew-block) and result: success or error.", "call", "result")
+	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Time that these requests took.", "call")
 
 	families = []metric.Family{
 		famRequests, famAdd, famDel, famAddresses, famENIs, famWaiting, famReap, famCondition, famRepairs,
-		famCalls, famCallTime, famLimiter, famReconciles, famReports, famReportTime, famIPAM, famBuild,
+		famCalls, famCallTime, famLimiter, famReconciles, famReports, famReportTime,
+		famPoolBlocks, famPoolAddresses, famPoolWaiting, famPoolExhausted, famBlockTime, famAPICalls, famAPITime, famIPAM, famBuild,
 	}
 )
 

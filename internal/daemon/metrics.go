@@ -10,7 +10,6 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -27,6 +26,7 @@ type Metrics struct {
 	Cloud    CloudMetrics
 
 	NodeNetwork NodeNetworkMetrics
+	Pool        PoolMetrics
 }
 
 // NewMetrics makes and registers them. The cloud client counts into them
@@ -35,14 +35,14 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		requests: famRequests.Counter(), add: famAdd.Histogram(callBuckets), del: famDel.Histogram(callBuckets),
-		repairs: famRepairs.Counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(),
+		repairs: famRepairs.Counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(), Pool: newPoolMetrics(),
 	}
 	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
 	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.Registry.MustRegister(m.Cloud.all()...)
-	m.Registry.MustRegister(m.NodeNetwork.reports, m.NodeNetwork.duration)
+	m.Registry.MustRegister(m.NodeNetwork.reports, m.NodeNetwork.duration, m.Pool.requests, m.Pool.calls, m.Pool.duration)
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
@@ -144,7 +144,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{addressesDesc, enisDesc, waitingDesc, reapDesc, conditionDesc, ipamDesc} {
+	for _, d := range append([]*prometheus.Desc{addressesDesc, enisDesc, waitingDesc, reapDesc, conditionDesc, ipamDesc}, poolDescs...) {
 		ch <- d
 	}
 }
@@ -155,17 +155,16 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
 	}
 	snap := c.daemon.Source.Snapshot()
-	count := map[source.State]int{source.Used: 0, source.Warm: 0, source.Cooling: 0, source.NotReady: 0, source.Withdrawn: 0}
-	for _, a := range snap.Addresses {
-		count[a.State]++
-	}
-	for state, n := range count {
+	for state, n := range countAddresses(snap) {
 		gauge(addressesDesc, float64(n), string(state))
 	}
 	if c.daemon.IPAM != "" {
 		gauge(ipamDesc, 1, c.daemon.IPAM)
 	}
-	gauge(enisDesc, float64(len(snap.Groups)))
+	if snap.Pools == nil {
+		gauge(enisDesc, float64(len(snap.Groups)))
+	}
+	collectPools(gauge, snap.Pools)
 	gauge(waitingDesc, float64(snap.Waiting))
 	gauge(reapDesc, float64(c.daemon.reaper.count()))
 	for _, cond := range c.daemon.conditions.all() {

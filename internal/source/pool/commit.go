@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
@@ -81,9 +82,9 @@ func (s *Source) save(want []blockFacts, saved *[]blockFacts, fresh *bool) error
 
 // program sets the routes.
 func (s *Source) program(ctx context.Context, want []blockFacts) error {
-	blocks := make([]Block, len(want))
+	blocks := make([]datapath.Block, len(want))
 	for i, b := range want {
-		blocks[i] = Block{Name: b.name, Prefixes: b.prefixes()}
+		blocks[i] = datapath.Block{Name: b.name, Prefixes: b.prefixes()}
 	}
 	return around("pool.program", func() error {
 		if err := s.cfg.Datapath.SetBlocks(ctx, blocks); err != nil {

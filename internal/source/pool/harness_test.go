@@ -25,6 +25,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 	"github.com/berthnet/berth/internal/vpclab/kube"
@@ -74,19 +75,19 @@ var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 // routes is a data path of which a test can tell the order of things.
 type routes struct {
 	mu     sync.Mutex // guards all below
-	blocks map[string]Block
+	blocks map[string]datapath.Block
 	fail   error
 	calls  int
 }
 
-func (r *routes) SetBlocks(_ context.Context, blocks []Block) error {
+func (r *routes) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls++
 	if r.fail != nil {
 		return r.fail
 	}
-	r.blocks = map[string]Block{}
+	r.blocks = map[string]datapath.Block{}
 	for _, b := range blocks {
 		r.blocks[b.Name] = b
 	}

@@ -17,7 +17,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.ledger
-	out := source.Snapshot{Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now())}
+	out := source.Snapshot{Pools: []source.PoolInfo{}, Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now())}
 	for _, name := range l.blockNames() {
 		out.Groups = append(out.Groups, groupInfo(l.blocks[name]))
 	}
@@ -116,6 +116,7 @@ func (l *ledger) poolInfo(s *stock) source.PoolInfo {
 		p.Requests++
 		if r.failed != "" {
 			p.Failed = r.failed
+			p.Exhausted = p.Exhausted || r.failed == v1alpha1.ReasonPoolExhausted
 		}
 	}
 	if s.deleting {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/kubeapi"
@@ -23,18 +24,12 @@ var _ = failpoint.Register(
 	"pool.save.before", "pool.save.after", "pool.program.before", "pool.program.after",
 )
 
-// Block is a block of this node as the data path has it.
-type Block struct {
-	Name     string
-	Prefixes []netip.Prefix // one of each family that the pool has, IPv4 first
-}
-
 // Datapath makes the node's kernel carry traffic of blocks. Calls come from one
 // goroutine.
 type Datapath interface {
 	// SetBlocks makes the node's routes those of these blocks and no others. It
 	// is idempotent. With an error it is called again.
-	SetBlocks(ctx context.Context, blocks []Block) error
+	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 }
 
 // Config is what the source needs. NodeName and Datapath are required.

@@ -1,0 +1,76 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// defaultExportTable is the table that document 001's peers read.
+const defaultExportTable = 119
+
+func poolSettings(c *Config) []Setting {
+	return []Setting{
+		{Flag: "block-watermark", Default: "25", Unit: "percent", parse: integer(&c.BlockWatermark, 100, 0),
+			Doc: "With ipam=pool, how many addresses of a block, rounded down, are to be free in each pool that the node uses, and in the pool called default: when there are fewer, another block is asked for. 0 asks when a pod waits."},
+		{Flag: "block-release-delay", Default: "5m", parse: duration(&c.BlockReleaseDelay, 0, 30*day),
+			Doc: "With ipam=pool, how long a block has no used and no cooling address before it goes back, if the others keep the watermark."},
+		{Flag: "export-table", Default: strconv.Itoa(defaultExportTable), parse: routingTable(&c.ExportTable),
+			Doc: "With ipam=pool, the number of the routing table with one route for each block of the node, for an external routing daemon to read. No rule looks it up."},
+		{Flag: "withdraw-on-exit", Default: "false", bare: true, parse: boolean(&c.WithdrawOnExit),
+			Doc: "With ipam=pool, remove the routes from export-table when the daemon ends: the pods that stay are cut off from other nodes until another runs."},
+	}
+}
+
+// routingTable takes the number of a table that the kernel does not look up by
+// itself: 253 to 255 are default, main and local (rtnetlink(7)).
+func routingTable(dst *int) func(string) error {
+	return func(s string) error {
+		v, err := strconv.Atoi(s)
+		if err != nil || v < 1 || v > math.MaxInt32 || v >= 253 && v <= 255 {
+			return fmt.Errorf("expected the number of a routing table from 1 to %d, but for 253 to 255, which the kernel uses", math.MaxInt32)
+		}
+		*dst = v
+		return nil
+	}
+}
+
+// poolContradictions finds settings that mean nothing where addresses come from
+// pools, and those of pools where they do not.
+func (c *Config) poolContradictions() []error {
+	var out []error
+	if c.IPAM != IPAMPool {
+		if c.WithdrawOnExit {
+			out = append(out, errors.New("--withdraw-on-exit needs --ipam=pool"))
+		}
+		if c.ExportTable != defaultExportTable {
+			out = append(out, errors.New("--export-table needs --ipam=pool"))
+		}
+		return out
+	}
+	var idle []string
+	for _, s := range []struct {
+		flag string
+		set  bool
+	}{
+		{"--warm-eni-target", c.WarmENITarget >= 0}, {"--warm-ip-target", c.WarmIPTarget >= 0},
+		{"--minimum-ip-target", c.MinimumIPTarget >= 0}, {"--warm-prefix-target", c.WarmPrefixTarget >= 0},
+		{"--min-allocate", c.MinAllocate >= 0}, {"--pre-allocate", c.PreAllocate >= 0},
+		{"--max-above-watermark", c.MaxAboveWatermark >= 0}, {"--max-allocate", c.MaxAllocate >= 0},
+		{"--max-eni", c.MaxENI > 0}, {"--first-interface-index", c.FirstInterfaceIndex >= 0},
+		{"--enable-prefix-delegation", c.PrefixDelegation}, {"--use-primary-address", c.UsePrimaryAddress},
+		{"--subnets", len(c.Subnets) > 0}, {"--subnet-tags", len(c.SubnetTags) > 0},
+		{"--security-groups", len(c.SecurityGroups) > 0}, {"--security-group-tags", len(c.SecurityGroupTags) > 0},
+		{"--external-snat", c.ExternalSNAT}, {"--exclude-snat-cidrs", len(c.ExcludeSNATCIDRs) > 0},
+	} {
+		if s.set {
+			idle = append(idle, s.flag)
+		}
+	}
+	if len(idle) > 0 {
+		out = append(out, fmt.Errorf("%s: of no meaning with --ipam=pool: addresses come from AddressPools, not from ENIs, and nothing is translated", strings.Join(idle, ", ")))
+	}
+	return out
+}
