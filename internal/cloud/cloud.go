@@ -150,7 +150,7 @@ type API interface {
 	// that does not exist is an error of class Gone.
 	Instance(ctx context.Context, id string) (Instance, error)
 	// Instances describes those of ids that the cloud knows; unknown ones are
-	// left out without an error.
+	// left out without an error. Their ENIs are not told.
 	Instances(ctx context.Context, ids []string) ([]Instance, error)
 	// Limits tells what an instance type allows.
 	Limits(ctx context.Context, instanceType string) (Limits, error)

@@ -272,19 +272,6 @@ func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance,
 			return nil, err
 		}
 	}
-	enis, err := c.enis(ctx, filters(nil).chunks("attachment.instance-id", ids))
-	if err != nil {
-		return nil, err
-	}
-	of := make(map[string][]cloud.ENI, len(out))
-	for _, e := range enis {
-		if e.Attachment != nil {
-			of[e.Attachment.InstanceID] = append(of[e.Attachment.InstanceID], e)
-		}
-	}
-	for i := range out {
-		out[i].ENIs = of[out[i].ID]
-	}
 	return out, nil
 }
 

@@ -25,7 +25,7 @@ type Pager interface {
 // Cloud puts a Set before a cloud that is called directly, such as one in
 // memory: its calls wait, are counted and repeated as those of a client of EC2
 // are. A method of cloud.API becomes as many calls as it takes with EC2: one a
-// page where api is a Pager, one for 200 IDs, two for instances with their ENIs.
+// page where api is a Pager, one for 200 IDs, two for an instance with its ENIs.
 func Cloud(api cloud.API, s *Set) cloud.API {
 	return &paced{api: api, set: s, types: make(map[string]cloud.Limits)}
 }
@@ -83,22 +83,6 @@ func (p *paced) Instances(ctx context.Context, ids []string) ([]cloud.Instance, 
 			return nil, err
 		}
 		out = append(out, got...)
-	}
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	enis, err := p.ENIs(ctx, cloud.ENIFilter{InstanceIDs: ids})
-	if err != nil {
-		return nil, err
-	}
-	of := make(map[string][]cloud.ENI, len(out))
-	for _, e := range enis {
-		if e.Attachment != nil {
-			of[e.Attachment.InstanceID] = append(of[e.Attachment.InstanceID], e)
-		}
-	}
-	for i := range out {
-		out[i].ENIs = of[out[i].ID]
 	}
 	return out, nil
 }
