@@ -64,11 +64,20 @@ func (r *Reconciler) ask(ctx context.Context) {
 		return
 	case halted:
 		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
-			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.cfg.jitter(r.cfg.SlowRetry))
+			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.haltedRetry(start))
 	default:
 		r.heal(gateInstance)
 	}
 	r.uncertain, r.stopped = false, halted
+}
+
+// haltedRetry is when a stopped instance is asked for again, should nobody say
+// that it runs: nodes of one process do so in the same moment, by shared calls.
+func (r *Reconciler) haltedRetry(now time.Time) time.Duration {
+	if !r.passive {
+		return r.cfg.jitter(r.cfg.SlowRetry)
+	}
+	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
 }
 
 // limitsKnown tells whether what the instance type allows is known.

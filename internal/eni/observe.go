@@ -57,7 +57,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
 	r.itype = cmp.Or(l.InstanceType, r.itype)
 	if r.subnetUnknown() && !r.closed(gateSubnets, r.cfg.Clock.Now()) {
-		if err := r.findSubnets(ctx); err != nil {
+		if err := r.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err
 		}
 	}
@@ -153,9 +153,20 @@ func (k *known) detachPoll(now time.Time) time.Duration {
 	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
-// VPC is the VPC of the node, empty while it is not known. It is called from
-// the goroutine that reconciles.
-func (r *Reconciler) VPC() string {
-	vpc, _ := r.place()
-	return vpc
+// VPCs are where the node's ENIs are: the instance's VPC, and that configured
+// for new ones if it is another; none while the instance's is not known. It is
+// called from the goroutine that reconciles.
+func (r *Reconciler) VPCs() []string {
+	own := r.vpc
+	if k, ok := r.view.primary(); ok {
+		own = cmp.Or(k.VPCID, own)
+	}
+	switch other := r.cfg.VPCID; {
+	case own == "":
+		return nil
+	case other == "" || other == own:
+		return []string{own}
+	default:
+		return []string{own, other}
+	}
 }

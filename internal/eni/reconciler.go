@@ -379,7 +379,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.retryAt)
 	sooner(r.quietUntil)
 	if r.starved {
-		sooner(r.subnetsAt.Add(subnetsAge))
+		sooner(r.subnetsAt.Add(r.subnetsAge()))
 	}
 	return max(0, at.Sub(now))
 }

@@ -28,7 +28,6 @@ type subnetEntry struct {
 	fullUntil time.Time // refused although the count had room
 	refusals  int       // in a row
 	noPrefix  time.Time // until when prefixes are not asked for
-	blurred   bool      // calls were under way when Free was told
 }
 
 // NewSubnetBook returns an empty book.
@@ -48,8 +47,10 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 	listed := map[string]bool{}
 	for _, s := range list {
 		e := b.entry(s.ID)
-		e.Subnet, e.asOf, e.blurred = s, now, e.reserved > 0
 		listed[s.ID] = true
+		if !e.asOf.After(now) { // an answer that a later call overtook says nothing
+			e.Subnet, e.asOf = s, now
+		}
 	}
 	for id, e := range b.all {
 		if !listed[id] && selects(f, e.Subnet) {
@@ -194,19 +195,6 @@ func (b *SubnetBook) Free() []cloud.Subnet {
 		}
 	}
 	return out
-}
-
-// Blurred tells whether calls were under way when free counts were told: those
-// may count what the calls took twice.
-func (b *SubnetBook) Blurred() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, e := range b.all {
-		if e.blurred {
-			return true
-		}
-	}
-	return false
 }
 
 // returned counts addresses that went back to a subnet.

@@ -11,17 +11,21 @@ import (
 
 const subnetsAge = time.Minute // older free counts are asked for before growing
 
-// blurredAge is subnetsAge for a node that is short of addresses while counts
-// may be too low, as calls were under way when they were told.
-const blurredAge = 10 * time.Second
+// starvedAge is subnetsAge for a node whose subnets have no room for what it
+// lacks: others may free addresses at any time. One call serves all such nodes
+// of a process; nodes that each ask for themselves keep to subnetsAge.
+const starvedAge = 10 * time.Second
+
+func (r *Reconciler) subnetsAge() time.Duration {
+	if r.passive && r.starved {
+		return starvedAge
+	}
+	return subnetsAge
+}
 
 // subnetsSince is the moment as of which free counts do at now.
 func (r *Reconciler) subnetsSince(now time.Time) time.Time {
-	age := subnetsAge
-	if r.passive && r.starved && r.cfg.Subnets.Blurred() {
-		age = blurredAge
-	}
-	since := now.Add(1 - age)
+	since := now.Add(1 - r.subnetsAge())
 	if r.recount.After(since) {
 		return r.recount
 	}
@@ -83,14 +87,16 @@ func (r *Reconciler) relevant() map[string]bool {
 
 // forNew tells in which subnets new ENIs may be made: those configured by
 // ID or tags, in the instance's zone; without either, the primary's or any.
+// Never in a zone that is configured and not the instance's: what is made there
+// can be attached to nothing here (EC2 User Guide, "Elastic network interfaces").
 func (r *Reconciler) forNew() choice {
 	vpc, zone := r.place()
-	home := ""
+	home, own := "", zone
 	if k, ok := r.view.primary(); ok {
-		home = k.SubnetID
+		home, own = k.SubnetID, cmp.Or(k.Zone, zone)
 	}
 	return func(s cloud.Subnet) bool {
-		if s.Zone != "" && zone != "" && s.Zone != zone || s.VPCID != "" && vpc != "" && s.VPCID != vpc {
+		if s.Zone != "" && (zone != "" && s.Zone != zone || own != "" && s.Zone != own) || s.VPCID != "" && vpc != "" && s.VPCID != vpc {
 			return false
 		}
 		switch {

@@ -140,13 +140,13 @@ func (f *Fleet) spawn(work func(context.Context)) {
 	f.work.Go(func() { work(ctx) })
 }
 
-// known lists the instances of all nodes with their VPCs, as far as told.
-func (f *Fleet) known() map[string]string {
+// known lists the instances of all nodes with where their ENIs are.
+func (f *Fleet) known() map[string]places {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	out := make(map[string]string, len(f.members))
+	out := make(map[string]places, len(f.members))
 	for _, m := range f.members {
-		out[m.instance] = m.vpc
+		out[m.instance] = m.places
 	}
 	return out
 }

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -16,7 +15,7 @@ type member struct {
 	node           *side
 
 	// What follows is guarded by the fleet's lock.
-	vpc      string        // empty: not told yet
+	places   places        // where its ENIs are
 	settings *eni.Settings // to be taken up by the next pass
 	next     Node          // likewise
 	at       time.Time     // when the next pass is due
@@ -46,7 +45,10 @@ func (s seen) Acted(a eni.Action, class cloud.Class, err error, took time.Durati
 func (seen) Reconciled(time.Duration) {}
 
 func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) (*member, error) {
-	m := &member{name: name, instance: instanceID, node: &side{n}, vpc: s.VPCID, index: -1}
+	m := &member{name: name, instance: instanceID, node: &side{n}, index: -1}
+	if s.VPCID != "" {
+		m.places.vpcs = []string{s.VPCID}
+	}
 	c := eni.Config{
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
 		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.sky, Subnets: f.subnets, Security: f.groups,
@@ -87,13 +89,4 @@ func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Durat
 		m.rec.Observed(ctx, l)
 	}
 	return m.rec.Reconcile(ctx)
-}
-
-// vpcOf is the VPC of a node, as far as known.
-func vpcOf(m *member, s *eni.Settings) string {
-	told := ""
-	if s != nil {
-		told = s.VPCID
-	}
-	return cmp.Or(told, m.rec.VPC())
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,14 +26,12 @@ type observatory struct {
 	log     *slog.Logger
 	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
 	subnets *eni.SubnetBook
-	// known lists the instances of the fleet's nodes and their VPCs; one with an
-	// empty VPC is not told yet.
-	known func() map[string]string
+	known   func() map[string]places // the instances of the fleet's nodes
 
 	attached  gatherer[[]cloud.ENI]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
 	instances gatherer[cloud.Instance] // by instance ID
-	counting  singleflight.Group       // DescribeSubnets calls under way, by VPC
+	counting  singleflight.Group       // DescribeSubnets calls under way, by VPC and priority
 
 	mu      sync.Mutex             // guards all below
 	flight  *listing               // the full listing under way
@@ -40,6 +39,18 @@ type observatory struct {
 	listed  map[string][]cloud.ENI // from it, of each node that has not taken its part
 	pages   int                    // calls that it took, about
 	counted map[string]time.Time   // as of when subnets are known, by VPC
+}
+
+// places are the VPCs in which a node has its ENIs: as observed, or not sure.
+type places struct {
+	vpcs []string
+	sure bool
+}
+
+// within tells whether all ENIs of a node are surely in some VPCs; "" is all.
+func (p places) within(vpcs map[string]bool) bool {
+	out := func(vpc string) bool { return !vpcs[vpc] }
+	return vpcs[""] || p.sure && !slices.ContainsFunc(p.vpcs, out)
 }
 
 // listing is a full listing under way.
@@ -63,7 +74,7 @@ const (
 	lookSpacing = 250 * time.Millisecond
 )
 
-func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(context.Context)), known func() map[string]string) *observatory {
+func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
 		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
 		counted: map[string]time.Time{},
@@ -148,8 +159,8 @@ func (o *observatory) begin() *listing {
 		if first { // nobody can do anything before
 			ctx = cloud.WithPriority(ctx, cloud.Begun)
 		}
-		all, err := o.listAll(ctx)
-		o.finish(f, all, err)
+		all, vpcs, err := o.listAll(ctx)
+		o.finish(f, all, vpcs, err)
 	})
 	return f
 }
@@ -157,46 +168,58 @@ func (o *observatory) begin() *listing {
 // listTimeout bounds a full listing, its waits for the limiter included.
 const listTimeout = 5 * time.Minute
 
-// listAll lists all ENIs of the VPCs of all nodes; of the account, while no VPC
-// is known. A node whose VPC is not known yet is described by its instance ID.
-func (o *observatory) listAll(ctx context.Context) ([]cloud.ENI, error) {
-	vpcs := map[string]bool{}
-	for _, vpc := range o.known() {
-		vpcs[vpc] = true
+// listAll lists all ENIs of the VPCs of all nodes and tells which those are; of
+// the account, as VPC "", while none is known. A node whose VPCs are not known
+// yet is described by its instance ID.
+func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[string]bool, err error) {
+	vpcs = map[string]bool{}
+	for _, p := range o.known() {
+		for _, vpc := range p.vpcs {
+			vpcs[vpc] = true
+		}
 	}
 	if len(vpcs) == 0 {
 		vpcs[""] = true
 	}
-	if len(vpcs) > 1 {
-		delete(vpcs, "")
-	}
-	var all []cloud.ENI
 	for vpc := range vpcs {
 		list, err := o.cloud.ENIs(ctx, cloud.ENIFilter{VPCID: vpc})
 		if err != nil {
-			return nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
+			return nil, nil, fmt.Errorf("list the ENIs of all nodes: %w", err)
 		}
 		all = append(all, list...)
 	}
-	return all, nil
+	return all, vpcs, nil
+}
+
+// parts are a full listing of some VPCs by node. A node whose ENIs may be
+// elsewhere has no part of it without its primary ENI: that says nothing.
+func (o *observatory) parts(all []cloud.ENI, vpcs map[string]bool) map[string][]cloud.ENI {
+	known := o.known()
+	listed := make(map[string][]cloud.ENI, len(known))
+	for id := range known {
+		listed[id] = nil
+	}
+	for _, e := range all {
+		if id, ok := o.owner(e); ok {
+			if _, ok := listed[id]; ok {
+				listed[id] = append(listed[id], e)
+			}
+		}
+	}
+	primary := func(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.DeviceIndex == 0 }
+	for id, p := range known {
+		if !p.within(vpcs) && !slices.ContainsFunc(listed[id], primary) {
+			delete(listed, id)
+		}
+	}
+	return listed
 }
 
 // finish sorts a full listing by node and lets those go on who wait for it.
-func (o *observatory) finish(f *listing, all []cloud.ENI, err error) {
+func (o *observatory) finish(f *listing, all []cloud.ENI, vpcs map[string]bool, err error) {
 	var listed map[string][]cloud.ENI
 	if err == nil {
-		known := o.known()
-		listed = make(map[string][]cloud.ENI, len(known))
-		for id := range known {
-			listed[id] = nil
-		}
-		for _, e := range all {
-			if id, ok := o.owner(e); ok {
-				if _, ok := listed[id]; ok {
-					listed[id] = append(listed[id], e)
-				}
-			}
-		}
+		listed = o.parts(all, vpcs)
 	}
 	o.mu.Lock()
 	o.flight, f.err = nil, err
@@ -299,6 +322,9 @@ func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time
 	if key == "" {
 		f.IDs, key = q.IDs, fmt.Sprint(q.IDs)
 	}
+	// Who is about to grow neither waits with those who are starved, nor they
+	// before it.
+	flight := fmt.Sprint(key, cloud.PriorityOf(ctx))
 	for range 3 {
 		o.mu.Lock()
 		at := o.counted[key]
@@ -306,17 +332,19 @@ func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time
 		if !at.Before(q.Since) && !at.IsZero() {
 			return at, nil
 		}
-		_, err, _ := o.counting.Do(key, func() (any, error) {
+		_, err, _ := o.counting.Do(flight, func() (any, error) {
 			now := o.clock.Now()
 			// The caller's end must not be that of others who wait with it.
-			call, cancel := context.WithTimeout(cloud.WithPriority(context.WithoutCancel(ctx), cloud.Begun), time.Minute)
+			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 			defer cancel()
 			if err := o.subnets.Refresh(call, f, now); err != nil {
 				return nil, err
 			}
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			o.counted[key] = now
+			if now.After(o.counted[key]) {
+				o.counted[key] = now
+			}
 			return nil, nil
 		})
 		if err != nil {

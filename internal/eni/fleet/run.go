@@ -80,7 +80,7 @@ func (f *Fleet) run(ctx context.Context, m *member) {
 	if ctx.Err() == nil && !m.rec.Ended() {
 		m.node.Reconciled(m.rec.Status())
 	}
-	vpc := vpcOf(m, s)
+	vpcs := m.rec.VPCs()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	m.running = false
@@ -88,7 +88,9 @@ func (f *Fleet) run(ctx context.Context, m *member) {
 		f.finish(m)
 		return
 	}
-	m.vpc = vpc
+	if len(vpcs) > 0 {
+		m.places = places{vpcs, true}
+	}
 	now := f.cfg.Clock.Now()
 	at := now.Add(wait)
 	if m.again && m.againAt.Before(at) {

@@ -1,0 +1,153 @@
+package fleet
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// New ENIs may be meant for another VPC than the instance's (or a person wrote
+// the wrong one): full listings still have the node whole.
+func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.operator(w.cloud)
+		s := settings(0, 8)
+		s.VPCID = "vpc-other"
+		o := p.set(t, w.objects[0], s)
+		pass(minute)
+		w.cloud.ResetCalls()
+		pass(10 * minute)
+		p.stop()
+		if s := o.last(); s.LastError != "" {
+			t.Errorf("the node: %+v", s)
+		}
+		// Two VPCs at 10 listings or so; a node that misses itself asks once more each time.
+		if n := w.cloud.Count("ENIs"); n > 30 {
+			t.Errorf("%d listings in 10 min", n)
+		}
+		if n := w.cloud.Count("Instances"); n > 0 {
+			t.Errorf("%d questions whether an instance is there", n)
+		}
+	})
+}
+
+// Zones that a person wrote and that are not the instance's get no ENI: it
+// could be attached to nothing.
+func TestNoENIInAnotherZone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.cloud.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
+		p := w.operator(w.cloud)
+		s := settings(30, 8)
+		s.Zone, s.AnySubnet, s.Policy.FirstInterfaceIndex = "zone-b", true, 1
+		o := p.set(t, w.objects[0], s)
+		pass(minute)
+		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != eni.ReasonSubnetFull {
+			t.Errorf("%d ENIs made: %+v", n, o.last())
+		}
+		s.Zone = ""
+		if err := p.Set(o.name, o.instance, s, eni.Inventory{}, o); err != nil {
+			t.Fatal(err)
+		}
+		pass(10 * time.Second)
+		p.stop()
+		if o.available() < 30 {
+			t.Errorf("%d addresses once the zone is right: %+v", o.available(), o.last())
+		}
+		w.agree()
+	})
+}
+
+// Addresses that others free are found within seconds, by one call for all that
+// are starved.
+func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 50)
+		w.cloud.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
+		var others []cloud.ENI
+		for range 128 - 5 {
+			e, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			others = append(others, e)
+		}
+		p := w.operator(w.cloud)
+		s := settings(1, 0)
+		s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-1"}, 1
+		for _, o := range w.objects {
+			p.set(t, o, s)
+		}
+		pass(2 * minute)
+		w.cloud.ResetCalls()
+		pass(2 * minute)
+		if n := w.cloud.Count("Subnets"); n < 8 || n > 16 {
+			t.Errorf("%d calls for free counts in 2 min", n)
+		}
+		for _, e := range others {
+			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pass(15 * time.Second)
+		p.stop()
+		for _, o := range w.objects {
+			if o.available() < 1 {
+				t.Errorf("%s has no address: %+v", o.name, p.writers[o.name].last())
+			}
+		}
+	})
+}
+
+// Hundreds of nodes that are not ready cost a few calls, then and later.
+func TestSuspicionsShareCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 300)
+		calls := 0
+		state := "running"
+		cl := &api{Cloud: w.cloud, instances: func(ids []string) (out []cloud.Instance, _ error) {
+			calls++
+			for _, id := range ids {
+				out = append(out, cloud.Instance{ID: id, State: state})
+			}
+			return out, nil
+		}}
+		p := w.operator(cl)
+		for _, o := range w.objects {
+			p.set(t, o, settings(0, 1))
+		}
+		pass(minute)
+		all := func(what string, most int, trouble string) {
+			t.Helper()
+			for _, wr := range p.writers {
+				if s := wr.last(); fmt.Sprint(s.Class) != trouble {
+					t.Fatalf("%s: %s: %+v", what, wr.name, s)
+				}
+			}
+			if calls > most {
+				t.Errorf("%s: %d calls, want %d at most", what, calls, most)
+			}
+			calls = 0
+		}
+		calls, state = 0, "stopped"
+		for _, o := range w.objects {
+			p.Suspect(o.name)
+		}
+		pass(5 * time.Second)
+		all("stopped", 2, fmt.Sprint(cloud.Conflict))
+		pass(5 * minute)
+		all("stopped for 5 min", 12, fmt.Sprint(cloud.Conflict))
+		state = "running"
+		for _, o := range w.objects {
+			p.Suspect(o.name)
+		}
+		pass(5 * time.Second)
+		all("run again", 2, fmt.Sprint(cloud.Unknown))
+		p.stop()
+	})
+}
