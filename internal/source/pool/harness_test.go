@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/kubeapi"
@@ -167,7 +166,7 @@ func (m *machine) prepare(leases ...restored) {
 		m.t.Fatal(err)
 	}
 	for _, l := range leases {
-		if err := m.Restore(m.request(l.pod), l.lease); err != nil {
+		if err := m.Restore(podRequest(l.pod), l.lease); err != nil {
 			m.t.Fatal(err)
 		}
 	}
@@ -263,10 +262,6 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	return p
 }
 
-func (m *machine) request(i int) source.Request {
-	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: namespace, Name: fmt.Sprint("pod", i)}}
-}
-
 // add starts a pod.
 func (m *machine) add(i int) source.Lease {
 	m.t.Helper()
@@ -280,7 +275,7 @@ func (m *machine) add(i int) source.Lease {
 func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), within)
 	defer cancel()
-	return m.Acquire(ctx, m.request(i))
+	return m.Acquire(ctx, podRequest(i))
 }
 
 // fails starts a pod that gets no address, for a reason.
