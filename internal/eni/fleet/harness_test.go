@@ -319,6 +319,14 @@ func (w *world) agree() {
 type api struct {
 	*cloudfake.Cloud
 	instances func([]string) ([]cloud.Instance, error)
+	listing   func(cloud.ENIFilter) // before one
+}
+
+func (a *api) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
+	if a.listing != nil {
+		a.listing(f)
+	}
+	return a.Cloud.ENIs(ctx, f)
 }
 
 func (a *api) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {

@@ -55,9 +55,10 @@ func (p places) within(vpcs map[string]bool) bool {
 
 // listing is a full listing under way.
 type listing struct {
-	at   time.Time
-	done chan struct{}
-	err  error // once done
+	at    time.Time
+	first bool // urgent: nobody knows anything before
+	done  chan struct{}
+	err   error // once done
 }
 
 // What one page and one filter hold at most (EC2 API Reference,
@@ -85,8 +86,9 @@ func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(contex
 	return o
 }
 
-// List implements eni.Lister. A full listing that is under way, or that the
-// first question begins, answers if it is new enough and has the node.
+// List implements eni.Lister. The first full listing, which the first question
+// begins, answers if it is new enough and has the node. Later ones are for
+// repair: they come after other calls, and nobody waits for them.
 func (o *observatory) List(ctx context.Context, instanceID string, since time.Time) (eni.Listing, error) {
 	o.mu.Lock()
 	if o.flight == nil && o.at.IsZero() {
@@ -94,7 +96,7 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 	}
 	f := o.flight
 	o.mu.Unlock()
-	if f != nil && !f.at.Before(since) {
+	if f != nil && f.first && !f.at.Before(since) {
 		if err := f.wait(ctx); err != nil {
 			return eni.Listing{}, err
 		}
@@ -150,13 +152,12 @@ func (o *observatory) list(ctx context.Context) error {
 
 // begin begins a full listing. o.mu is held.
 func (o *observatory) begin() *listing {
-	f := &listing{at: o.clock.Now(), done: make(chan struct{})}
+	f := &listing{at: o.clock.Now(), first: o.at.IsZero(), done: make(chan struct{})}
 	o.flight = f
-	first := o.at.IsZero()
 	o.spawn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, listTimeout)
 		defer cancel()
-		if first { // nobody can do anything before
+		if f.first {
 			ctx = cloud.WithPriority(ctx, cloud.Begun)
 		}
 		all, vpcs, err := o.listAll(ctx)
