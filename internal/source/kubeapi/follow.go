@@ -38,13 +38,16 @@ type Lister interface {
 	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
 }
 
+// Quiet keeps client-go from logging: what matters is told by who uses it.
+func Quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, logr.Discard()) }
+
 // Follow keeps h told of what l lists until ctx ends. A list is never answered
 // from an API server's cache that may be old, be it asked for as such or as the
 // beginning of a watch: a daemon that was restarted, or that lost its watch, must
 // not see things as they were before.
 func Follow[T any](ctx context.Context, name string, l Lister, h Handler[T]) {
-	quiet := logr.Discard() // client-go's own words; what matters is told by the handler
-	ctx = klog.NewContext(ctx, quiet)
+	ctx = Quiet(ctx)
+	quiet := klog.FromContext(ctx)
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.ResourceVersion, o.ResourceVersionMatch = "", ""

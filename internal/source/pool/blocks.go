@@ -231,6 +231,9 @@ func (l *ledger) removeBlock(name string, now time.Time) {
 	if h.rival == "" {
 		l.leave(h)
 	}
+	if h.rival != "" {
+		return
+	}
 	for _, other := range l.blockNames() {
 		if o := l.blocks[other]; o.rival == name {
 			l.enter(o, now)
@@ -280,8 +283,7 @@ func (l *ledger) usedIn(h *holding) int {
 // review looks what became of the blocks: which are empty since when, and which
 // are at their end.
 func (l *ledger) review(now time.Time) {
-	for _, name := range l.blockNames() {
-		h := l.blocks[name]
+	for name, h := range l.blocks {
 		busy := 0
 		if h.rival == "" {
 			c := l.counts(h)

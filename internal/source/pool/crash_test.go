@@ -357,12 +357,19 @@ func killedAt(t *testing.T, failpoints string) {
 	o := m.startOperator()
 	m.gets(1, 2, 3)
 	m.do("del 3")
-	m.see("its block goes back", func() bool { return len(m.blocks()) == 1 })
+	var leases map[int]source.Lease
+	m.see("no block without a pod is left", func() bool {
+		var err error
+		if leases, err = m.records.all(); err != nil {
+			t.Fatal(err)
+		}
+		used := map[string]bool{}
+		for _, l := range leases {
+			used[l.Block] = true
+		}
+		return len(leases) == 2 && len(m.blocks()) == len(used)
+	})
 	m.gets(4)
-	leases, err := m.records.all()
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := m.api.Delete(t.Context(), m.block(leases[1].Block)); err != nil {
 		t.Fatal(err)
 	}

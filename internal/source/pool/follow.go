@@ -292,6 +292,7 @@ func (s *Source) heedPods() kubeapi.Handler[*partial] {
 					put(l, o)
 				}
 				l.word.pods = true
+				clear(l.chosen) // from now on its word counts alone
 				l.decideAll(now)
 			})
 		},

@@ -42,6 +42,9 @@ func (l *ledger) keep(key attachment.Key, h hold) {
 	for _, a := range h.Addrs() {
 		l.byAddr[a] = key
 	}
+	if h.pod.UID != "" && h.Pool != "" && !l.word.pods {
+		l.chosen[h.pod.UID] = h.Pool
+	}
 }
 
 // restoreCooling marks an address as cooling, and with it the other one of its
@@ -85,6 +88,9 @@ func (l *ledger) admit(req source.Request, now time.Time) *waiting.Waiter {
 // decide moves a waiter to the queue of its pool, if that is known by now.
 func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	name, final, why := choose(l.world, w.Request.Pod)
+	if before := l.chosen[w.Request.Pod.UID]; name == "" && !final && before != "" {
+		name = before // it was chosen by what the API server said then, which does not answer now
+	}
 	switch {
 	case name != "":
 		s := l.stock(name)

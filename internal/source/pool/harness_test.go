@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 		os.Exit(child())
 	}
 	os.Exit(func() int {
-		if err := errors.Join(harness.KubeUp(kube.Options{}), prepare()); err != nil {
+		if err := harness.KubeUp(kube.Options{}); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1
 		}
@@ -50,6 +50,10 @@ func TestMain(m *testing.M) {
 				fmt.Println(err)
 			}
 		}()
+		if err := prepare(); err != nil {
+			fmt.Println("FAIL:", err)
+			return 1
+		}
 		return m.Run()
 	}())
 }

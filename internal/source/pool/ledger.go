@@ -29,6 +29,9 @@ type ledger struct {
 	stray    map[netip.Addr]time.Time      // cooling since, of no block at hand
 
 	undecided waiting.Queue // pods whose pool is not known yet
+	// chosen are the pools of pods that had an address of one, by UID: after a
+	// start without the API server they are all that is known of pods.
+	chosen map[string]string
 
 	node     nodeState
 	word     word
@@ -78,7 +81,8 @@ func newLedger(p policy) *ledger {
 		world:  world{pods: map[podName]podFacts{}, namespaces: map[string]string{}, pools: map[string]*stock{}},
 		blocks: map[string]*holding{}, requests: map[string]*request{},
 		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
-		word: word{trouble: map[string]error{}},
+		chosen: map[string]string{},
+		word:   word{trouble: map[string]error{}},
 	}
 }
 
@@ -116,6 +120,13 @@ func (l *ledger) dropPool(name string) {
 
 // forget drops pools of which nothing is left here.
 func (l *ledger) forget() {
+	left := false
+	for _, s := range l.pools {
+		left = left || !s.known
+	}
+	if !left {
+		return
+	}
 	used := map[string]bool{}
 	for _, b := range l.blocks {
 		used[b.pool] = true

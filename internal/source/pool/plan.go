@@ -52,8 +52,8 @@ func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time
 		actions, at := l.planPool(l.pools[name], node, now)
 		todo, next = append(todo, actions...), earlier(next, at)
 	}
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
+	for name, h := range l.blocks {
+		if h.leaving == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
 			todo = append(todo, action{kind: freeBlock, name: name, pool: h.pool, uid: h.uid, block: h.blockFacts})
 		}
 	}

@@ -35,7 +35,7 @@ func (s *Source) Snapshot() source.Snapshot {
 }
 
 func groupInfo(h *holding) source.GroupInfo {
-	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first)}
+	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first), Pool: h.pool, Prefixes: h.prefixes()}
 	switch {
 	case g.Ready:
 	case h.lost():

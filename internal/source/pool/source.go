@@ -123,6 +123,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 
 // Run implements source.Source.
 func (s *Source) Run(ctx context.Context) error {
+	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
 	s.follow(ctx, &wg)
 	wg.Go(func() { s.commitBlocks(ctx) })

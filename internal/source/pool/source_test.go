@@ -316,23 +316,48 @@ func TestDeletedWhileNoDaemonRan(t *testing.T) {
 	m.until("it is gone", func() bool { return m.block(a.Block) == nil })
 }
 
-// With the API server away at start the file says what there is; pods and
-// namespaces are not known, and nothing is assumed of them.
+// With the API server away at start the file says what there is. Of pods only
+// those are known that had an address: a new sandbox of one gets another of the
+// same pool. Of others nothing is assumed.
 func TestAPIServerAwayAtStart(t *testing.T) {
 	m := newMachine(t)
 	m.pool("default", 2, nil, "10.0.0.0/24")
 	m.pods(0, 2)
 	m.startOperator()
 	m.start()
+	pod := m.podNamed(namespace, "known", "")
+	known := source.Request{Key: key(100), Pod: attachment.Pod{Namespace: namespace, Name: "known", UID: string(pod.UID)}}
+	ctx, cancel := context.WithTimeout(t.Context(), longest)
+	defer cancel()
+	old, err := m.Acquire(ctx, known)
+	if err != nil {
+		t.Fatal(err)
+	}
 	a := m.add(0)
 	m.settled(1)
 	m.stop()
 	m.killAPI()
 	m.routes.blocks = nil
-	m.start(restored{0, a})
+	m.prepare(restored{0, a})
+	if err := m.Restore(known, old); err != nil {
+		t.Fatal(err)
+	}
+	m.run()
 	m.until("the routes of the file are there", func() bool { return slices.Equal(m.routes.names(), []string{a.Block}) })
 	if l, err := m.try(0, time.Second); err != nil || l != a {
 		t.Errorf("pod 0: %v, %v", l, err)
+	}
+	m.Release(known.Key)
+	known.Key = key(101)
+	if l, err := m.Acquire(ctx, known); err != nil || l.Block != a.Block {
+		t.Errorf("another sandbox of a pod of before: %v, %v", l, err)
+	}
+	known.Pod.UID = "another"
+	known.Key = key(102)
+	soon, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if l, err := m.Acquire(soon, known); err == nil {
+		t.Errorf("a pod of which nothing is known got %v", l)
 	}
 	m.fails(1, "unreachable")
 	if err := m.Ready(); err != nil {
