@@ -13,18 +13,19 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// Network is a data path that remembers which ENIs were set up, so that a
-// repair knows all that is wanted. The ENI source sets its ENIs up through it.
+// Network is a data path that remembers which ENIs or blocks were set up, so
+// that a repair knows all that is wanted. The address source sets them up
+// through it.
 type Network struct {
 	*datapath.Node
 
-	// mu is held over a repair and a change of an ENI, which the data path
+	// mu is held over a repair and a change of ENIs or blocks, which the data path
 	// does one after the other anyhow, so that no repair works from a list of
 	// before the change. Nothing of a pod's ADD or DEL takes it.
 	mu     sync.Mutex
 	config datapath.Config         // guarded by mu
 	enis   map[string]datapath.ENI // guarded by mu; by ID
-	blocks *[]datapath.Block       // guarded by mu; nil until the source has told which there are
+	blocks *[]datapath.Block       // guarded by mu; nil while the source has not told which there are
 }
 
 // NewNetwork wraps an open data path. Call Setup before anything else.
@@ -33,8 +34,8 @@ func NewNetwork(node *datapath.Node) *Network {
 }
 
 // Setup is datapath.Node.Setup, remembered. Where addresses are of blocks the
-// IPv6 data path is on too if the kernel has a block of IPv6 already: pods of
-// before a restart go on.
+// IPv6 data path is on too if the kernel has a block or a pod of IPv6 already:
+// pods of before a restart go on.
 func (n *Network) Setup(ctx context.Context, config datapath.Config) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -43,7 +44,8 @@ func (n *Network) Setup(ctx context.Context, config datapath.Config) error {
 		if err != nil {
 			return err
 		}
-		config.EnableIPv6 = slices.ContainsFunc(inv.Blocks, func(b datapath.BlockInfo) bool { return b.Prefix.Addr().Is6() })
+		config.EnableIPv6 = slices.ContainsFunc(inv.Blocks, func(b datapath.BlockInfo) bool { return b.Prefix.Addr().Is6() }) ||
+			slices.ContainsFunc(inv.Routes, func(r datapath.RouteInfo) bool { return r.Addr.Is6() })
 	}
 	if err := n.Node.Setup(ctx, config); err != nil {
 		return err
@@ -98,8 +100,9 @@ func (n *Network) RemoveENI(ctx context.Context, id string) error {
 	return nil
 }
 
-// SetBlocks makes the node's blocks these (datapath.Node.SetBlocks). The IPv6
-// data path is turned on with the first block that has IPv6.
+// SetBlocks makes the node's blocks these (datapath.Node.SetBlocks), or has the
+// next repair do it when that fails. The IPv6 data path is turned on with the
+// first block that has IPv6. It implements the pool source's Datapath.
 func (n *Network) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -114,12 +117,18 @@ func (n *Network) SetBlocks(ctx context.Context, blocks []datapath.Block) error 
 		}
 		n.config = next
 	}
-	if err := n.Node.SetBlocks(ctx, blocks); err != nil {
-		return err
-	}
 	wanted := slices.Clone(blocks)
 	n.blocks = &wanted
-	return nil
+	return n.Node.SetBlocks(ctx, blocks)
+}
+
+// WithdrawBlocks is datapath.Node.WithdrawBlocks. No repair announces the blocks
+// again before SetBlocks does.
+func (n *Network) WithdrawBlocks(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.blocks = nil
+	return n.Node.WithdrawBlocks(ctx)
 }
 
 // Repair implements Upkeep.
@@ -127,11 +136,12 @@ func (n *Network) Repair(ctx context.Context, pods []datapath.Pod, spare []strin
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
-	switch {
-	case n.blocks != nil:
+	if n.config.ExportTable != 0 {
+		if n.blocks == nil {
+			return nil, ErrSupplyUnknown
+		}
 		want.Blocks = *n.blocks
-	case n.config.ExportTable != 0:
-		return nil, ErrSupplyUnknown
+		return n.Node.Repair(ctx, want)
 	}
 	known := map[int]bool{}
 	for _, e := range n.enis {

@@ -3,6 +3,7 @@ package datapath
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,6 +22,10 @@ type Block struct {
 // in it comes first, also where the block is one address.
 const blockMetric = 1 << 30
 
+// besideMetric is that of an export route next to someone else's of the same
+// destination; as a rule it has the kernel's own choice.
+const besideMetric = blockMetric
+
 // SetBlocks makes the node's blocks exactly these. Each has two routes:
 //
 //   - in Config.ExportTable, which no rule looks up, one by lo, for an external
@@ -29,10 +34,12 @@ const blockMetric = 1 << 30
 //     has is refused here instead of going back to the router.
 //
 // Additions come first and a block is announced last; what goes is withdrawn
-// first. It is idempotent, and leaves alone what Berth did not make. On failure
-// what was done stays; call it again.
+// first. It is idempotent, and leaves alone what Berth did not make. A route
+// that cannot be set or removed does not keep it from the rest; the errors are
+// joined. On failure what was done stays; call it again.
 //
-// Errors: ErrNotSetUp; others name the block.
+// Errors: ErrNotSetUp; one that names the block, with nothing done, where it
+// cannot be right; others name the route.
 func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -83,19 +90,44 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	}
 	n.exported.Store(&announced)
 	missing, extra := diffBlockRoutes(want, have)
+	var errs []error
+	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
-		if err := n.slow.RouteReplace(&r); err != nil {
-			return changed, fmt.Errorf("add %s: %w", describeRoute(r), err)
+		if !isUnreachable(r) && refused[routeDst(r)] {
+			continue // a block that would loop is not announced
+		}
+		if err := n.addBlockRoute(r); err != nil {
+			errs = append(errs, fmt.Errorf("add %s: %w", describeRoute(r), err))
+			refused[routeDst(r)] = true
+			continue
 		}
 		changed = append(changed, describeRoute(r))
 	}
 	did, err := n.removeRoutes(extra)
-	return append(changed, did...), err
+	return append(changed, did...), errors.Join(append(errs, err)...)
+}
+
+// addBlockRoute adds a route that is not there. PodTable is Berth's alone; in
+// the export table someone else may have a route to the same destination, which
+// stays: two routes of one destination and metric cannot be.
+func (n *Node) addBlockRoute(r netlink.Route) error {
+	if isUnreachable(r) {
+		return n.slow.RouteReplace(&r)
+	}
+	err := n.slow.RouteAdd(&r)
+	if errors.Is(err, unix.EEXIST) {
+		r.Priority = besideMetric
+		err = n.slow.RouteAdd(&r)
+	}
+	return err
 }
 
 func (b Block) validate(c Config) error {
 	if len(b.Prefixes) == 0 {
 		return fmt.Errorf("Prefixes: want at least one")
+	}
+	if !c.pools() {
+		return fmt.Errorf("ExportTable is not set: addresses are of ENIs")
 	}
 	for _, p := range b.Prefixes {
 		switch {
@@ -124,6 +156,11 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
+// isENIRoute tells the routes of a secondary ENI's table.
+func isENIRoute(r netlink.Route) bool {
+	return r.Table > ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex && !isUnreachable(r)
+}
+
 // isBlockRoute tells the routes of blocks from Berth's others: the unreachable
 // ones, and what is in a table that is neither PodTable nor an ENI's. The export
 // table may have had another number before.
@@ -135,29 +172,36 @@ func isBlockRoute(r netlink.Route) bool {
 }
 
 // listBlockRoutes lists what there is of blocks, in any table.
-func (n *Node) listBlockRoutes() (list []netlink.Route, err error) {
+func (n *Node) listBlockRoutes() ([]netlink.Route, error) { return n.listOwnRoutes(isBlockRoute) }
+
+// listOwnRoutes lists Berth's routes of a kind, of both families and all tables.
+func (n *Node) listOwnRoutes(kind func(netlink.Route) bool) (list []netlink.Route, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, slices.DeleteFunc(routes, func(r netlink.Route) bool { return !isBlockRoute(r) })...)
+		list = append(list, slices.DeleteFunc(routes, func(r netlink.Route) bool { return !kind(r) })...)
 	}
 	return list, nil
 }
 
 // blockRouteID is what makes two routes of blocks the same.
 type blockRouteID struct {
-	dst         netip.Prefix
-	table       int
-	unreachable bool
-	metric      int
+	dst   netip.Prefix
+	table int
+	kind  int // such as unix.RTN_UNREACHABLE
+	// Of an unreachable route, whose link is none in IPv4 and lo in IPv6, the
+	// metric counts; of an export route, whose metric the kernel chooses, the link.
+	metric, link int
 }
 
 func blockRouteKey(r netlink.Route) blockRouteID {
-	k := blockRouteID{routeDst(r), r.Table, isUnreachable(r), 0}
-	if k.unreachable { // of an export route the kernel chooses it in IPv6
+	k := blockRouteID{dst: routeDst(r), table: r.Table, kind: r.Type}
+	if isUnreachable(r) {
 		k.metric = r.Priority
+	} else {
+		k.link = r.LinkIndex
 	}
 	return k
 }
@@ -177,7 +221,8 @@ func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route
 		}
 	}
 	for _, r := range want {
-		if !there[blockRouteKey(r)] {
+		if k := blockRouteKey(r); !there[k] {
+			there[k] = true
 			missing = append(missing, r)
 		}
 	}
@@ -193,13 +238,35 @@ func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route
 }
 
 func (n *Node) removeRoutes(routes []netlink.Route) (did []string, err error) {
+	var errs []error
 	for _, r := range routes {
 		if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
-			return did, fmt.Errorf("remove %s: %w", describeRoute(r), err)
+			errs = append(errs, fmt.Errorf("remove %s: %w", describeRoute(r), err))
+			continue
 		}
 		did = append(did, "removed "+describeRoute(r))
 	}
-	return did, nil
+	return did, errors.Join(errs...)
+}
+
+// leaveOtherMode removes the routes of the other way to get addresses: of ENIs
+// where they are of blocks, of blocks where they are of ENIs. Rules and filters
+// follow from the Config.
+func (n *Node) leaveOtherMode(c Config) (changed []string, err error) {
+	others := isBlockRoute
+	if c.pools() {
+		others = isENIRoute
+		n.mu.Lock()
+		clear(n.enis)
+		n.mu.Unlock()
+	} else {
+		n.exported.Store(nil)
+	}
+	have, err := n.listOwnRoutes(others)
+	if err != nil {
+		return nil, err
+	}
+	return n.removeRoutes(have)
 }
 
 func describeRoute(r netlink.Route) string {

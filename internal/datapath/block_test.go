@@ -20,12 +20,12 @@ import (
 //
 //	node eth0 172.20.1.2 fd20::2 —— r0 172.20.1.1 fd20::1 router
 //
-// On the router lives an outside host.
+// Behind the router is a host that is not of the data centre.
 type rack struct {
-	t            testing.TB
-	router, host *space
-	node         *Node
-	pods         *vpc // makes sandboxes
+	t                     testing.TB
+	outside, router, host *space
+	node                  *Node
+	pods                  *vpc // makes sandboxes
 }
 
 const (
@@ -36,12 +36,17 @@ const (
 
 func newRack(t testing.TB) *rack {
 	t.Helper()
-	r := &rack{t: t, router: newSpace(t, "router"), host: newSpace(t, "node")}
+	r := &rack{t: t, outside: newSpace(t, "outside"), router: newSpace(t, "router"), host: newSpace(t, "node")}
 	wire(r.host, "eth0", r.router, "r0")
+	wire(r.outside, "eth0", r.router, "r9")
 	r.router.sysctl("net/ipv4/ip_forward", "1")
 	r.router.sysctl("net/ipv6/conf/all/forwarding", "1")
-	r.router.address("lo", outside+"/32")
-	r.router.address("lo", outside6+"/128")
+	r.router.address("r9", "203.0.113.1/24")
+	r.router.address("r9", "2001:db8:f::1/64")
+	r.outside.address("eth0", outside+"/24")
+	r.outside.address("eth0", outside6+"/64")
+	r.outside.route("0.0.0.0/0", "203.0.113.1", "eth0")
+	r.outside.route("::/0", "2001:db8:f::1", "eth0")
 	r.router.address("r0", "172.20.1.1/24")
 	r.router.address("r0", "fd20::1/64")
 	for _, p := range []string{block4, single4} {
@@ -107,10 +112,10 @@ func TestPodsOfBlocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := r.pods.pod(addrs[0], addrs[1])
 			for i, host := range []string{outside, outside6} {
-				server := r.router.serveTCP(net.JoinHostPort(host, "0"))
+				server := r.outside.serveTCP(net.JoinHostPort(host, "0"))
 				p.seenAs(server.String(), addrs[i]) // nothing is translated
 				server = p.serveTCP(net.JoinHostPort(addrs[i], "0"))
-				r.router.seenAs(server.String(), map[int]string{0: "172.20.1.1", 1: "fd20::1"}[i])
+				r.outside.seenAs(server.String(), host)
 			}
 			if err := r.node.CheckPod(context.Background(), p.want); err != nil {
 				t.Error(err)
@@ -132,12 +137,21 @@ func TestFreeAddressDoesNotLoop(t *testing.T) {
 	for _, free := range []string{"10.2.0.40", "fd02::30", "10.9.0.7", "fd09::7"} {
 		before := r.router.link("r0").Attrs().Statistics.RxPackets
 		began := time.Now()
-		_, err := r.router.dialFrom("", net.JoinHostPort(free, "80"), dialTimeout)
+		_, err := r.outside.dialFrom("", net.JoinHostPort(free, "80"), dialTimeout)
 		if err == nil || !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENETUNREACH) {
 			t.Errorf("%s: %v after %v, want unreachable at once", free, err, time.Since(began))
 		}
 		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n > 20 {
 			t.Errorf("%s: %d packets came back from the node: a loop", free, n)
+		}
+	}
+	for free, cidr := range map[string]string{"10.2.0.40": block4, "fd02::30": block6} { // that it loops without
+		lost := unreachableRoute(netip.MustParsePrefix(cidr))
+		r.host.must(r.host.nl.RouteDel(&lost))
+		before := r.router.link("r0").Attrs().Statistics.RxPackets
+		_, _ = r.outside.dialFrom("", net.JoinHostPort(free, "80"), 200*time.Millisecond)
+		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n < 20 {
+			t.Errorf("%s: %d packets came back from a node without the unreachable route: this test cannot see a loop", free, n)
 		}
 	}
 }
@@ -224,6 +238,13 @@ func TestChangeOfMode(t *testing.T) {
 		n := v.host.open() // as another start of the daemon
 		if err := n.Setup(ctx, step.want.Config); err != nil {
 			t.Fatal(err)
+		}
+		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
+		v.host.must(err)
+		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
+		if pools := step.blocks > 0; pools && (len(left.ENIs) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
+			!pools && len(left.Blocks) > 0 {
+			t.Errorf("Setup left %+v\n%s", left, v.host.filter())
 		}
 		if _, err := n.Repair(ctx, step.want); err != nil {
 			t.Fatal(err)

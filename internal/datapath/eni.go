@@ -147,6 +147,9 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 	fail := func(err error) ([]string, error) {
 		return changed, fmt.Errorf("set up ENI %s: %w", eni.ID, err)
 	}
+	if s.config.pools() {
+		return fail(fmt.Errorf("ExportTable is set: addresses are of blocks"))
+	}
 	if err := eni.Validate(); err != nil {
 		return fail(err)
 	}

@@ -27,7 +27,7 @@ type Node struct {
 
 	set atomic.Pointer[settled] // what Setup established; nil before
 
-	// setupMu makes Setup, SetENI, RemoveENI and Repair take turns: each reads
+	// setupMu makes Setup, SetENI, RemoveENI, SetBlocks, WithdrawBlocks and Repair take turns: each reads
 	// what the others write in the kernel. No ADD or DEL waits for it.
 	setupMu sync.Mutex
 

@@ -57,9 +57,11 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
-	did, err := n.setBlocks(want.Blocks) // none, where addresses are of ENIs: then it removes what there was
-	repaired = append(repaired, did...)
-	errs = append(errs, err)
+	if want.Config.pools() {
+		did, err := n.setBlocks(want.Blocks)
+		repaired = append(repaired, did...)
+		errs = append(errs, err)
+	}
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)

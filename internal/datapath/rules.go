@@ -43,8 +43,12 @@ func policyRule(family, priority, table int, mark, mask uint32) netlink.Rule {
 	return *r
 }
 
-// A rule of Berth belongs to the node's own or to one ENI.
-func isNodeRule(r netlink.Rule) bool { return r.Priority != RuleENI }
+// ruledBy selects the rules that nodeRules is to be the whole of. A rule of Berth
+// belongs to the node's own or to one ENI; where addresses are of blocks there
+// are no ENIs.
+func ruledBy(c Config) func(netlink.Rule) bool {
+	return func(r netlink.Rule) bool { return c.pools() || r.Priority != RuleENI }
+}
 
 func isENIRule(deviceIndex int) func(netlink.Rule) bool {
 	return func(r netlink.Rule) bool {

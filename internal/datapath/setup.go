@@ -16,7 +16,8 @@ import (
 // nftables table and the policy rules, reconciled with what is there. Again
 // with the same Config it changes nothing; with another one it converges,
 // ENIs that were set included. State of ENIs and pods from before a restart is
-// kept. On failure what was done stays and the old Config remains in force for
+// kept, but where addresses are of blocks that of ENIs is removed, and the other
+// way round. On failure what was done stays and the old Config remains in force for
 // AddPod; call it again.
 //
 // Errors: ErrNoLink when no link has PrimaryMAC, or that of an ENI that was
@@ -71,7 +72,8 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	for _, step := range []func() ([]string, error){
 		func() ([]string, error) { return n.setSysctls(nodeSysctls(c, names)) },
 		func() ([]string, error) { return n.setTable(c, primary) },
-		func() ([]string, error) { return n.setRules(isNodeRule, nodeRules(c)) },
+		func() ([]string, error) { return n.setRules(ruledBy(c), nodeRules(c)) },
+		func() ([]string, error) { return n.leaveOtherMode(c) },
 	} {
 		did, err := step()
 		changed = append(changed, did...)
@@ -84,8 +86,9 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 }
 
 // uplinks are the links by which packets leave the node: the primary ENI's, or,
-// where addresses are of blocks, those of the main table's default routes. There
-// may be none of them yet, as a routing daemon may bring them.
+// where addresses are of blocks, those of the main table's default routes, without
+// lo, by which IPv6 has unreachable ones. There may be none of them yet, as a
+// routing daemon may bring them.
 func (n *Node) uplinks(c Config, links []netlink.Link) ([]netlink.Link, error) {
 	if !c.pools() {
 		primary, err := linkByMAC(links, c.PrimaryMAC)
@@ -111,7 +114,7 @@ func (n *Node) uplinks(c Config, links []netlink.Link) ([]netlink.Link, error) {
 				hops = append(hops, h.LinkIndex)
 			}
 			for _, l := range links {
-				if slices.Contains(hops, l.Attrs().Index) && !slices.Contains(out, l) {
+				if slices.Contains(hops, l.Attrs().Index) && l.Attrs().Index != n.lo && !slices.Contains(out, l) {
 					out = append(out, l)
 				}
 			}

@@ -100,6 +100,10 @@ type GroupInfo struct {
 	Ready       bool   `json:"ready"`
 	Reason      string `json:"reason,omitempty"` // why not ready
 	Capacity    int    `json:"capacity"`         // usable addresses at most
+
+	// Of a block only: its pool, and its prefixes, IPv4 first.
+	Pool     string         `json:"pool,omitempty"`
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 }
 
 // Snapshot is a source's state at one moment.
