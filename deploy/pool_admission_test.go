@@ -124,15 +124,9 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 	c := harness.KubeClient(t)
 	first := addressPool("first", "10.0.0.0/16 fd00::/112", "10.1.0.0/24 fd01::/120")
 	harness.OK(t, c.Create(t.Context(), first))
-	harness.OK(t, c.Create(t.Context(), addressPool("second", "10.2.0.0/16 fd02::/112")))
-
-	// The API server's own view of the pools is a moment old.
-	harness.Eventually(t, 30*time.Second, "the second pool is seen", func() error {
-		if err := c.Create(t.Context(), addressPool("probe", "10.2.0.0/16"), client.DryRunAll); err == nil {
-			return errors.New("a pool just like it is not refused")
-		}
-		return nil
-	})
+	second := addressPool("second", "10.2.0.0/16 fd02::/112")
+	harness.OK(t, c.Create(t.Context(), second))
+	seen(t, second)
 	for _, tc := range []struct {
 		name  string
 		pool  *v1alpha1.AddressPool
@@ -165,14 +159,12 @@ func TestPoolsDoNotOverlap(t *testing.T) {
 func TestOverlappingPoolCanBeRemoved(t *testing.T) {
 	applyPoolPolicies(t)
 	c := harness.KubeClient(t)
-	pools := []*v1alpha1.AddressPool{addressPool("first", "10.0.0.0/16"), addressPool("second", "10.0.0.0/16")}
+	first, second := addressPool("first", "10.0.0.0/16"), addressPool("second", "10.0.0.0/16")
+	second.Finalizers = []string{v1alpha1.FinalizerPool}
 	withoutOverlapPolicy(t, c, func() {
-		for _, p := range pools {
-			p.Finalizers = []string{v1alpha1.FinalizerPool}
-			harness.OK(t, c.Create(t.Context(), p))
-		}
+		harness.OK(t, c.Create(t.Context(), first))
+		harness.OK(t, c.Create(t.Context(), second))
 	})
-	second := pools[1]
 	harness.OK(t, change(t, c, second, func(p *v1alpha1.AddressPool) { p.Labels = map[string]string{"a": "b"} }))
 	harness.OK(t, changeStatus(t, c, second, func(p *v1alpha1.AddressPool) { p.Status.NextIndex = 1 }))
 	overlaps(t, change(t, c, second, func(p *v1alpha1.AddressPool) {
@@ -196,16 +188,11 @@ func TestLargestPoolsAreCompared(t *testing.T) {
 		}
 		return out
 	}
-	harness.OK(t, c.Create(t.Context(), addressPool("first", subnets(100)...)))
-	harness.OK(t, c.Create(t.Context(), addressPool("second", subnets(101)...)))
-	third := subnets(102)
+	first, third := addressPool("first", subnets(100)...), subnets(102)
 	third[63] = "10.102.255.128/32 " + strings.Fields(subnets(100)[63])[1]
-	harness.Eventually(t, 30*time.Second, "the first pool is seen", func() error {
-		if err := c.Create(t.Context(), addressPool("probe", subnets(100)...), client.DryRunAll); err == nil {
-			return errors.New("a pool just like it is not refused")
-		}
-		return nil
-	})
+	harness.OK(t, c.Create(t.Context(), first))
+	seen(t, first)
+	harness.OK(t, c.Create(t.Context(), addressPool("second", subnets(101)...)))
 	overlaps(t, c.Create(t.Context(), addressPool("third", third...)),
 		"fd00:64:1111:2222:3333:4444:5555:103f/128", "fd00:64:1111:2222:3333:4444:5555:103f/128 of first")
 	harness.OK(t, c.Create(t.Context(), addressPool("third", subnets(102)...)))
@@ -343,14 +330,33 @@ func TestOperatorWritesItsOwnFields(t *testing.T) {
 // withoutOverlapPolicy does something while pools may overlap.
 func withoutOverlapPolicy(t *testing.T, c client.Client, do func()) {
 	t.Helper()
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "berth-pools-do-not-overlap"}}
-	harness.OK(t, c.Delete(t.Context(), binding))
 	probe := addressPool("probe", "10.255.0.0/24")
 	harness.OK(t, c.Create(t.Context(), probe))
-	harness.Eventually(t, 30*time.Second, "pools may overlap", func() error {
-		return c.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll)
-	})
+	seen(t, probe)
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: "berth-pools-do-not-overlap"}}
+	harness.OK(t, c.Delete(t.Context(), binding))
+	harness.Eventually(t, 30*time.Second, "pools may overlap", func() error { return createAlike(t, probe) })
 	harness.OK(t, c.Delete(t.Context(), probe))
 	do()
 	installPoolPolicies(t)
+}
+
+// seen waits until the policy knows of a pool: the API server's own view of the
+// pools is a moment old.
+func seen(t *testing.T, p *v1alpha1.AddressPool) {
+	t.Helper()
+	harness.Eventually(t, 30*time.Second, "pool "+p.Name+" is seen", func() error {
+		if err := createAlike(t, p); err == nil {
+			return errors.New("a pool just like it is not refused")
+		}
+		return nil
+	})
+}
+
+// createAlike tries a pool with the subnets of another.
+func createAlike(t *testing.T, p *v1alpha1.AddressPool) error {
+	t.Helper()
+	alike := addressPool(p.Name + "-again")
+	alike.Spec = p.Spec
+	return harness.KubeClient(t).Create(t.Context(), alike, client.DryRunAll)
 }

@@ -26,7 +26,7 @@ func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured 
 	return o
 }
 
-func pool(t *testing.T, name, spec string) *unstructured.Unstructured {
+func newPool(t *testing.T, name, spec string) *unstructured.Unstructured {
 	t.Helper()
 	return ofKind(t, "AddressPool", name, "spec: "+spec)
 }
@@ -80,17 +80,17 @@ func TestBadPoolIsRefused(t *testing.T) {
 	c := harness.KubeClient(t)
 	for _, tc := range badPools {
 		t.Run(tc.name, func(t *testing.T) {
-			refused(t, c.Create(t.Context(), pool(t, "default", tc.spec)), tc.at, tc.why)
+			refused(t, c.Create(t.Context(), newPool(t, "default", tc.spec)), tc.at, tc.why)
 		})
 	}
 	for _, name := range []string{strings.Repeat("a", 64), "a.b"} {
-		refused(t, c.Create(t.Context(), pool(t, name, "{subnets: [{ipv4: 10.0.0.0/24}]}")), "metadata", poolName)
+		refused(t, c.Create(t.Context(), newPool(t, name, "{subnets: [{ipv4: 10.0.0.0/24}]}")), "metadata", poolName)
 	}
 	many := make([]string, 65)
 	for i := range many {
 		many[i] = fmt.Sprintf("{ipv4: 10.%d.0.0/16}", i)
 	}
-	refused(t, c.Create(t.Context(), pool(t, "default", "{subnets: ["+strings.Join(many, ", ")+"]}")), "spec.subnets", "must have at most 64 items")
+	refused(t, c.Create(t.Context(), newPool(t, "default", "{subnets: ["+strings.Join(many, ", ")+"]}")), "spec.subnets", "must have at most 64 items")
 }
 
 func TestGoodPools(t *testing.T) {
@@ -108,17 +108,17 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // as document 001 writes it
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
-		if err := c.Create(t.Context(), pool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
+		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {
 			t.Errorf("%s: %v", spec, err)
 		}
 	}
-	harness.OK(t, c.Create(t.Context(), pool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
+	harness.OK(t, c.Create(t.Context(), newPool(t, strings.Repeat("a", 63), "{subnets: [{ipv4: 10.0.0.0/24}]}")))
 }
 
 func TestPoolDefaults(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
-	harness.OK(t, c.Create(t.Context(), pool(t, "default", "{subnets: [{ipv4: 10.0.0.0/24}]}")))
+	harness.OK(t, c.Create(t.Context(), newPool(t, "default", "{subnets: [{ipv4: 10.0.0.0/24}]}")))
 	p := &v1alpha1.AddressPool{}
 	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: "default"}, p))
 	bits := int32(v1alpha1.DefaultBlockSizeBits)
@@ -144,7 +144,7 @@ var badPoolChanges = []struct{ name, spec, at, why string }{
 func TestPoolChanges(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
-	p := pool(t, "default", "{blockSizeBits: 3, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}")
+	p := newPool(t, "default", "{blockSizeBits: 3, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}")
 	harness.OK(t, c.Create(t.Context(), p))
 	change := func(spec string) error {
 		patch, err := yaml.YAMLToJSON([]byte("spec: " + spec))
@@ -175,7 +175,7 @@ func largestPool(base int) string {
 func TestTheLargestPool(t *testing.T) {
 	harness.KubeClean(t)
 	c := harness.KubeClient(t)
-	p := pool(t, "default", largestPool(100))
+	p := newPool(t, "default", largestPool(100))
 	harness.OK(t, c.Create(t.Context(), p))
 	names := make([]string, 256)
 	for i := range names {
@@ -186,7 +186,7 @@ func TestTheLargestPool(t *testing.T) {
 	subnets, _, err := unstructured.NestedSlice(p.Object, "spec", "subnets")
 	harness.OK(t, err)
 	subnets[63].(map[string]any)["ipv6"] = subnets[62].(map[string]any)["ipv6"]
-	other := pool(t, "other", "{}")
+	other := newPool(t, "other", "{}")
 	harness.OK(t, unstructured.SetNestedSlice(other.Object, subnets, "spec", "subnets"))
 	harness.OK(t, unstructured.SetNestedField(other.Object, int64(0), "spec", "blockSizeBits"))
 	refused(t, c.Create(t.Context(), other), "spec.subnets", overlapIPv6)
