@@ -16,7 +16,6 @@
 package eni
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
 )
 
 // Datapath makes the node's kernel carry pods' traffic by an ENI. Calls come
@@ -85,7 +85,7 @@ type Source struct {
 	mu         sync.Mutex // guards all below; memory only, no call is made under it
 	alloc      *ipam.Allocator[attachment.Key]
 	leases     map[attachment.Key]hold
-	waiters    *list.List // of *waiter, the first to come first
+	waiters    waiting.Queue
 	inv        eni.Inventory
 	published  map[string]eni.ENI // what there is for pods, by ID
 	programmed map[string]eni.ENI // what the data path has
@@ -138,7 +138,7 @@ func newSource(o Options) *Source {
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
 		program: make(chan struct{}, 1), cooled: make(chan struct{}, 1),
-		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{}, waiters: list.New(),
+		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
 	}
 }
@@ -199,13 +199,13 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	s.mu.Unlock()
 	s.supply.Kick()
 	select {
-	case l := <-w.granted: // at once when an address is warm
-		return l, nil
+	case a := <-w.Answered(): // at once when an address is warm
+		return a.Lease, nil
 	default:
 	}
 	select {
-	case l := <-w.granted:
-		return l, nil
+	case a := <-w.Answered():
+		return a.Lease, nil
 	case <-ctx.Done():
 		return s.giveUp(ctx, w)
 	}

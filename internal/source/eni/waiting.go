@@ -1,26 +1,18 @@
 package eni
 
 import (
-	"container/list"
 	"context"
 	"fmt"
 	"time"
 
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/waiting"
 )
-
-// waiter is one Acquire that has no address yet.
-type waiter struct {
-	req     source.Request
-	granted chan source.Lease // of one
-	at      *list.Element     // nil once granted
-}
 
 // wait queues a request behind those who came before and serves whom it can.
 // s.mu is held.
-func (s *Source) wait(req source.Request) *waiter {
-	w := &waiter{req: req, granted: make(chan source.Lease, 1)}
-	w.at = s.waiters.PushBack(w)
+func (s *Source) wait(req source.Request) *waiting.Waiter {
+	w := s.waiters.Push(req)
 	s.serve(s.clock.Now())
 	return w
 }
@@ -30,29 +22,26 @@ func (s *Source) wait(req source.Request) *waiter {
 func (s *Source) serve(now time.Time) {
 	s.keepBack(now)
 	for s.waiters.Len() > 0 && !s.unproven {
-		w := s.waiters.Front().Value.(*waiter)
-		a, ok := s.alloc.Take(w.req.Key, now)
+		w := s.waiters.Front()
+		a, ok := s.alloc.Take(w.Request.Key, now)
 		if !ok {
 			return
 		}
 		l := source.Lease{IPv4: a.Addr, ENI: a.Group, DeviceIndex: a.Index}
-		s.leases[w.req.Key] = hold{l, w.req.Pod}
-		s.waiters.Remove(w.at)
-		w.at = nil
-		w.granted <- l
+		s.leases[w.Request.Key] = hold{l, w.Request.Pod}
+		w.Grant(l)
 	}
 }
 
 // giveUp ends a wait whose context ended. An address that came at the same
 // moment is not lost: it is the answer.
-func (s *Source) giveUp(ctx context.Context, w *waiter) (source.Lease, error) {
+func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.at == nil {
-		return <-w.granted, nil
+	if !w.Leave() {
+		return (<-w.Answered()).Lease, nil
 	}
 	why := s.whyNone()
-	s.waiters.Remove(w.at)
 	s.supply.Kick() // one fewer to grow for
 	if why.Err == nil {
 		why.Err = ctx.Err()

@@ -2,6 +2,7 @@ package kubeapi
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -79,11 +80,15 @@ func (c *Client) Create(ctx context.Context, resource string, o, into runtime.Ob
 }
 
 // Patch changes an object of berth.dev, or its subresource unless that is
-// empty, as the daemon's. into may be nil.
+// empty, as the daemon's; by an apply also what another owner has. into may be
+// nil.
 func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name, subresource string, body []byte, into runtime.Object) error {
 	r := c.rest.Patch(kind).Resource(resource).Name(name).Param("fieldManager", v1alpha1.OwnerDaemon).Body(body).Timeout(Timeout)
 	if subresource != "" {
 		r = r.SubResource(subresource)
+	}
+	if kind == types.ApplyPatchType {
+		r = r.Param("force", "true")
 	}
 	if into == nil {
 		return r.Do(ctx).Error()
@@ -91,8 +96,25 @@ func (c *Client) Patch(ctx context.Context, kind types.PatchType, resource, name
 	return r.Do(ctx).Into(into)
 }
 
-// Delete deletes the object of berth.dev that has this UID.
-func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UID) error {
+// Delete deletes the object of berth.dev that has this UID and, unless version
+// is empty, that nobody changed since it had this resourceVersion.
+func (c *Client) Delete(ctx context.Context, resource, name string, uid types.UID, version string) error {
 	opts := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
+	if version != "" {
+		opts.Preconditions.ResourceVersion = &version
+	}
 	return c.rest.Delete().Resource(resource).Name(name).Body(opts).Timeout(Timeout).Do(ctx).Error()
+}
+
+// Node reads the Node of a name into a value with the fields that the caller
+// wants of it, as JSON names them. Without one the error is a NotFound.
+func (c *Client) Node(ctx context.Context, name string, into any) error {
+	data, err := c.rest.Get().AbsPath("/api/v1/nodes", name).SetHeader("Accept", "application/json").Timeout(Timeout).Do(ctx).Raw()
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
+	if err != nil {
+		return fmt.Errorf("read Node %s: %w", name, err)
+	}
+	return nil
 }

@@ -2,80 +2,34 @@ package nodenetwork
 
 import (
 	"context"
-	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
-// relist is how long a watch that broke takes to come back: some thousand nodes
-// do so together after an outage.
-var relist = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 15 * time.Second}
-
 // follow keeps the object at hand by a list and a watch of it alone, until ctx
-// ends.
+// ends. Neither begins with an old state: what was unassigned since would be a
+// pod's again.
 func (s *supplier) follow(ctx context.Context) {
-	quiet := klog.FromContext(ctx)
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := s.api.list(ctx, o)
-			s.heard(err)
-			return list, err
+	kubeapi.Follow(ctx, resource, s.api.lister(), kubeapi.Handler[*v1alpha1.NodeNetwork]{
+		Heard: s.heard,
+		// The watch may trail the reply to a report.
+		Put: func(n *v1alpha1.NodeNetwork) {
+			s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, n) })
 		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := s.api.watch(ctx, o)
-			s.heard(err)
-			return w, err
+		Gone: func(n *v1alpha1.NodeNetwork) {
+			s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == n.UID })
 		},
-	}
-	backoff := relist
-	r := cache.NewReflectorWithOptions(lw, &v1alpha1.NodeNetwork{}, seen{s}, cache.ReflectorOptions{
-		Name: resource, Logger: &quiet, Backoff: &backoff,
+		All: func(list []*v1alpha1.NodeNetwork) {
+			var n *v1alpha1.NodeNetwork
+			for _, o := range list {
+				n = o
+			}
+			s.observe(n, func(*v1alpha1.NodeNetwork) bool { return true })
+		},
 	})
-	r.RunWithContext(ctx)
 }
-
-// seen takes what the reflector sees. It implements cache.ReflectorStore.
-type seen struct{ s *supplier }
-
-// Add implements cache.ReflectorStore.
-func (v seen) Add(o any) error { return v.Update(o) }
-
-// Update implements cache.ReflectorStore. The watch may trail the reply to a
-// report.
-func (v seen) Update(o any) error {
-	if n, ok := o.(*v1alpha1.NodeNetwork); ok {
-		v.s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, n) })
-	}
-	return nil
-}
-
-// Delete implements cache.ReflectorStore.
-func (v seen) Delete(o any) error {
-	n, ok := o.(*v1alpha1.NodeNetwork)
-	v.s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return !ok || have != nil && have.UID == n.UID })
-	return nil
-}
-
-// Replace implements cache.ReflectorStore.
-func (v seen) Replace(list []any, _ string) error {
-	var n *v1alpha1.NodeNetwork
-	for _, o := range list {
-		n, _ = o.(*v1alpha1.NodeNetwork)
-	}
-	v.s.observe(n, func(*v1alpha1.NodeNetwork) bool { return true })
-	return nil
-}
-
-// Resync implements cache.ReflectorStore.
-func (seen) Resync() error { return nil }
 
 // observe takes a state of the object, nil when there is none, if accept agrees
 // to put it in place of the one at hand.
@@ -92,7 +46,7 @@ func (s *supplier) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 
 // heard notes whether the API server answered, and logs when that changed.
 func (s *supplier) heard(err error) {
-	if ended(err) {
+	if kubeapi.Ended(err) {
 		return
 	}
 	s.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // Addresses go back by a handshake (design.md section 6): the operator
@@ -33,7 +34,7 @@ type hands struct {
 	withdrawn   []netip.Prefix // of those, recorded as having no pod
 	offered     *eni.Inventory // what the core has
 	offeredKept []netip.Prefix
-	retry       backoff
+	retry       kubeapi.Backoff
 }
 
 // shake gives the core what the object says, withdraws what is to go back, and
@@ -51,14 +52,14 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 	keep = slices.Compact(keep)
 	if err := s.offer(r, keep); err != nil {
 		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
-		s.hands.retry.fail(s.clock.Now(), time.Second, 10*time.Second)
+		s.hands.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
 		// What was confirmed before stands: the file of then still has it.
-		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.hands.retry.until) {
+		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.hands.retry.Until) {
 			return at
 		}
-		return s.hands.retry.until
+		return s.hands.retry.Until
 	}
-	s.hands.retry.clear()
+	s.hands.retry = kubeapi.Backoff{}
 	// Confirmed is what is both asked for and withdrawn; what else is kept has
 	// left releasing and is free again after this report.
 	confirmed := intersect(s.hands.withdrawn, r.Releasing)

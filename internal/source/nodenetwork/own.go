@@ -13,11 +13,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // owner paces the attempts to make the object.
 type owner struct {
-	retry    backoff
+	retry    kubeapi.Backoff
 	replaced time.Time // when an object of another instance was last deleted
 }
 
@@ -50,27 +51,27 @@ func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 		return time.Time{}
 	}
 	b, now := &s.owner.retry, s.clock.Now()
-	if b.until.After(now) {
-		return b.until
+	if b.Until.After(now) {
+		return b.Until
 	}
 	err := step(ctx)
-	if ended(err) {
+	if kubeapi.Ended(err) {
 		return time.Time{}
 	}
 	s.mu.Lock()
 	s.ownErr = err
 	s.mu.Unlock()
-	b.fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
+	b.Fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
 	if err == nil {
 		return time.Time{}
 	}
 	s.log.Warn("the object could not be made, will try again", "because", what, "error", err)
-	return b.until
+	return b.Until
 }
 
 // owned ends the state of looking for an object of this instance.
 func (s *supplier) owned() {
-	s.owner.retry.clear()
+	s.owner.retry = kubeapi.Backoff{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ownErr = nil

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/published"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 const (
@@ -33,13 +34,13 @@ type pending struct {
 	since time.Time     // when something changed that the last one does not have; zero: nothing did
 	delay time.Duration // how long it may wait for more
 	last  time.Time     // when the last one went out
-	retry backoff
+	retry kubeapi.Backoff
 }
 
 // note says that something may have changed.
 func (p *pending) note(now time.Time) {
 	if p.since.IsZero() {
-		p.since, p.delay = now, jitter(coalesce)
+		p.since, p.delay = now, kubeapi.Jitter(coalesce)
 	}
 }
 
@@ -49,7 +50,7 @@ func (p *pending) due(urgent bool) time.Time {
 	if urgent {
 		at = p.since.Add(gather)
 	}
-	return latest(at, p.last.Add(spacing), p.retry.until)
+	return latest(at, p.last.Add(spacing), p.retry.Until)
 }
 
 func latest(list ...time.Time) time.Time { return slices.MaxFunc(list, time.Time.Compare) }
@@ -78,8 +79,8 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	}
 	if err := failpoint.Hit("nodenetwork.report.before"); err != nil {
 		s.log.Warn("not reported", "error", err)
-		p.retry.fail(now, firstRetry, lastRetry)
-		return p.retry.until
+		p.retry.Fail(now, firstRetry, lastRetry)
+		return p.retry.Until
 	}
 	got, err := s.api.report(ctx, o, status)
 	p.last = s.clock.Now()
@@ -87,7 +88,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	if err != nil {
 		return s.notTaken(ctx, err)
 	}
-	p.since, p.retry = time.Time{}, backoff{}
+	p.since, p.retry = time.Time{}, kubeapi.Backoff{}
 	s.heard(nil)
 	s.mu.Lock()
 	s.sent = p.last
@@ -106,18 +107,18 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 func (s *supplier) notTaken(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
-	case ended(err):
+	case kubeapi.Ended(err):
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Somebody wrote to the object, or made another: look before the next.
-		p.retry.fail(p.last, gather, time.Second)
+		p.retry.Fail(p.last, gather, time.Second)
 		s.refresh(ctx)
 	default:
 		s.log.Warn("not reported, will try again", "error", err)
-		p.retry.fail(p.last, firstRetry, lastRetry)
+		p.retry.Fail(p.last, firstRetry, lastRetry)
 		s.heard(err)
 	}
-	return p.retry.until
+	return p.retry.Until
 }
 
 // refresh looks at the object without waiting for the watch.

@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // counted counts the reports that were taken.
@@ -46,7 +47,7 @@ func TestWhenAReportIsDue(t *testing.T) {
 		"too few":        {pending{}, true, gather, gather},
 		"told just now":  {pending{last: t0}, true, spacing, spacing},
 		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
-		"the API is ill": {pending{retry: backoff{until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+		"the API is ill": {pending{retry: kubeapi.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
 	} {
 		for range 100 {
 			p := tt.p
@@ -62,11 +63,11 @@ func TestWhenAReportIsDue(t *testing.T) {
 func TestBackoffGrowsAndIsSpread(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for range 100 {
-		var b backoff
+		var b kubeapi.Backoff
 		want := firstRetry
 		for range 70 {
-			b.fail(t0, firstRetry, lastRetry)
-			if d := b.until.Sub(t0); d < want/2 || d > want*3/2 {
+			b.Fail(t0, firstRetry, lastRetry)
+			if d := b.Until.Sub(t0); d < want/2 || d > want*3/2 {
 				t.Fatalf("waits %v, want %v or half more or less", d, want)
 			}
 			want = min(2*want, lastRetry)

@@ -5,19 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
 	"sync"
 	"time"
-
-	"github.com/go-logr/logr"
-	"k8s.io/klog/v2"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 var _ = failpoint.Register(
@@ -138,7 +135,7 @@ type told struct {
 
 // Run implements enisource.Supplier.
 func (s *supplier) Run(ctx context.Context) error {
-	ctx = klog.NewContext(ctx, logr.Discard()) // client-go's own words; what matters is told here
+	ctx = kubeapi.Quiet(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { s.follow(ctx) })
 	s.pending.since = s.clock.Now() // a first report is due
@@ -167,9 +164,9 @@ func (s *supplier) heed(now time.Time) {
 	s.mu.Lock()
 	answers := s.apiErr == nil
 	s.mu.Unlock()
-	for _, b := range []*backoff{&s.pending.retry, &s.owner.retry} {
-		if soon := now.Add(jitter(coalesce)); answers && b.until.After(soon) {
-			b.until = soon
+	for _, b := range []*kubeapi.Backoff{&s.pending.retry, &s.owner.retry} {
+		if soon := now.Add(kubeapi.Jitter(coalesce)); answers && b.Until.After(soon) {
+			b.Until = soon
 		}
 	}
 }
@@ -232,33 +229,6 @@ func signal(c chan struct{}) {
 	default:
 	}
 }
-
-// ended tells whether a request failed because its context was over: the
-// daemon ends.
-func ended(err error) bool { return errors.Is(err, context.Canceled) }
-
-// backoff spaces attempts that fail.
-type backoff struct {
-	failures int
-	until    time.Time
-}
-
-// fail notes a failure at now: the next attempt is first, then twice as long
-// and so on up to most from now, spread over half to one and a half of it.
-func (b *backoff) fail(now time.Time, first, most time.Duration) {
-	d := most
-	if b.failures < 10 {
-		d = min(most, first<<b.failures)
-	}
-	b.failures++
-	b.until = now.Add(jitter(d))
-}
-
-func (b *backoff) clear() { *b = backoff{} }
-
-// jitter spreads d over half to one and a half of it, so that nodes do not act
-// together.
-func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
 
 func wrap(what, name string, err error) error {
 	return fmt.Errorf("%s NodeNetwork %s: %w", what, name, err)

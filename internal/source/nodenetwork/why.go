@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -23,7 +22,7 @@ func (s *supplier) Why(bool) *source.Exhausted {
 		return &source.Exhausted{Reason: reason, Message: "no address is free: " + message, Err: err}
 	}
 	if c := meta.FindStatusCondition(s.object.Status.Conditions, v1alpha1.ConditionAtCapacity); c != nil && c.Status == "True" {
-		return &source.Exhausted{Reason: word(c.Reason), Message: "no address is free: " + c.Message}
+		return &source.Exhausted{Reason: source.Word(c.Reason), Message: "no address is free: " + c.Message}
 	}
 	if !s.sent.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
@@ -67,26 +66,10 @@ func (s *supplier) trouble() (reason, message string, err error) {
 			name, o.Spec.InstanceID, s.cfg.InstanceID), nil
 	}
 	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == "True" {
-		return word(c.Reason), cmp.Or(c.Message, c.Reason), nil
+		return source.Word(c.Reason), cmp.Or(c.Message, c.Reason), nil
 	}
 	if !reported(o) {
 		return "no-operator", fmt.Sprintf("the operator has not reported on NodeNetwork %s yet: is berth-operator running?", name), nil
 	}
 	return "", "", nil
-}
-
-// word makes a condition's reason (SubnetFull, ENILimit) one of source.Exhausted
-// (subnet-full, eni-limit).
-func word(reason string) string {
-	var b strings.Builder
-	letters := []rune(reason)
-	for i, r := range letters {
-		begins := i > 0 && unicode.IsUpper(r) &&
-			(!unicode.IsUpper(letters[i-1]) || i+1 < len(letters) && unicode.IsLower(letters[i+1]))
-		if begins {
-			b.WriteByte('-')
-		}
-		b.WriteRune(unicode.ToLower(r))
-	}
-	return cmp.Or(b.String(), "degraded")
 }

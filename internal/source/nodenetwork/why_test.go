@@ -59,11 +59,3 @@ func TestWhyPodsWait(t *testing.T) {
 		})
 	}
 }
-
-func TestReasonWords(t *testing.T) {
-	for in, want := range map[string]string{"SubnetFull": "subnet-full", "ENILimit": "eni-limit", "AtCapacity": "at-capacity", "Throttled": "throttled", "": "degraded"} {
-		if got := word(in); got != want {
-			t.Errorf("word(%q) = %q, want %q", in, got, want)
-		}
-	}
-}

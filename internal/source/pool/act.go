@@ -166,10 +166,10 @@ func (s *Source) act(ctx context.Context, a action) error {
 	case createRequest:
 		err = s.createRequest(ctx, a)
 	case deleteRequest:
-		err = around("pool.done", func() error { return ignoreGone(s.api.Delete(ctx, requestsResource, a.name, a.uid)) })
+		err = around("pool.done", func() error { return ignoreGone(s.api.Delete(ctx, requestsResource, a.name, a.uid, "")) })
 	case returnBlock:
 		s.log.Info("returning an empty block", "block", a.name, "pool", a.pool)
-		err = around("pool.return", func() error { return ignoreGone(s.api.Delete(ctx, blocksResource, a.name, a.uid)) })
+		err = around("pool.return", func() error { return ignoreGone(s.api.Delete(ctx, blocksResource, a.name, a.uid, "")) })
 	case freeBlock:
 		err = around("pool.free", func() error { return s.freeBlock(ctx, a) })
 	case lookForBlock:

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
-// claimInterval is how often a node whose Node object is missing says of each of
-// its blocks that it lives and has it: the operator releases blocks of which
-// nothing was heard for a few times as long.
+// claimInterval is how often, where Config does not say, a node whose Node object
+// is missing says of each of its blocks that it lives and has it: the operator
+// releases blocks of which nothing was heard for a few times as long.
 const claimInterval = 20 * time.Second
 
 // claim renews the blocks while the Node is missing, until ctx ends. While it is
@@ -34,7 +34,7 @@ func (s *Source) claim(ctx context.Context) {
 			}
 		}
 		if missing {
-			wait = claimInterval
+			wait = s.cfg.ClaimInterval
 			s.renew(ctx, blocks)
 		}
 		select {

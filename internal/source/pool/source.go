@@ -42,6 +42,9 @@ type Config struct {
 	Cooling      time.Duration // how long released addresses cool; 0: not at all
 	Watermark    int           // percent of a block to have free, 0 to 100
 	ReleaseDelay time.Duration // how long a block is empty before it goes back
+	// ClaimInterval is how often blocks are claimed while the Node is missing;
+	// 0: 20 s.
+	ClaimInterval time.Duration
 
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
@@ -102,6 +105,9 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 		return nil, fmt.Errorf("pool source: Cooling %v: want a time from 0", cfg.Cooling)
 	case cfg.Watermark < 0 || cfg.Watermark > 100:
 		return nil, fmt.Errorf("pool source: Watermark %d: want percents", cfg.Watermark)
+	}
+	if cfg.ClaimInterval <= 0 {
+		cfg.ClaimInterval = claimInterval
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.Real{}
@@ -207,13 +213,11 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	select {
-	case a := <-w.Answered():
-		return a.Lease, a.Err
-	default:
-	}
 	why := s.ledger.whyWaits(w, s.clock.Now())
-	w.Leave()
+	if !w.Leave() {
+		a := <-w.Answered()
+		return a.Lease, a.Err
+	}
 	signal(s.wake) // one fewer to ask for
 	if why.Err == nil {
 		why.Err = ctx.Err()

@@ -1,0 +1,15 @@
+package source_test
+
+import (
+	"testing"
+
+	"github.com/berthnet/berth/internal/source"
+)
+
+func TestReasonWords(t *testing.T) {
+	for in, want := range map[string]string{"SubnetFull": "subnet-full", "ENILimit": "eni-limit", "AtCapacity": "at-capacity", "Throttled": "throttled", "": "degraded"} {
+		if got := source.Word(in); got != want {
+			t.Errorf("Word(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
