@@ -103,10 +103,27 @@ func dualStackNode() introspect.Document {
 
 func poolNode() introspect.Document {
 	doc := dualStackNode()
+	doc.InstanceID, doc.IPAM, doc.ENIs = doc.Node, "pool", nil
+	doc.Totals = introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, Withdrawn: 31, Capacity: 36, Waiting: 2}
 	for i := range doc.Allocated {
-		doc.Allocated[i].IPv6 = netip.Addr{}
-		doc.Allocated[i].ENI, doc.Allocated[i].Pool, doc.Allocated[i].Block = "", "default", fmt.Sprint("default-", i)
+		a := &doc.Allocated[i]
+		a.IPv6, a.ENI, a.DeviceIndex, a.Pool, a.Block = netip.Addr{}, "", 0, "default", fmt.Sprint("default-", i)
 	}
+	doc.Available = []introspect.Available{
+		{Address: netip.MustParseAddr("10.0.97.28"), Pool: "default", Block: "default-0"},
+		{Address: netip.MustParseAddr("10.0.97.29"), Pool: "default", Block: "default-0"},
+	}
+	doc.Cooling = []introspect.Cooling{{Address: netip.MustParseAddr("10.0.97.31"), Pool: "default", Block: "default-0", Since: doc.Time.Add(-12 * time.Second), RemainingSeconds: 17.6}}
+	doc.Pools = []introspect.Pool{
+		{Name: "default", Blocks: 2, Draining: 1, Used: 2, Cooling: 1, Free: 2},
+		{Name: "web", Waiting: 2, Requests: 1, Failed: "PoolExhausted", Exhausted: true},
+	}
+	doc.Blocks = []introspect.Block{
+		{Name: "default-0", Pool: "default", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.97.28/30")}, Ready: true, Capacity: 4, Used: 1, Cooling: 1, Free: 2},
+		{Name: "default-1", Pool: "default", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.98.0/27"), netip.MustParsePrefix("fd02::20/123")},
+			Reason: "it is being deleted", Capacity: 32, Used: 1, Free: 31},
+	}
+	doc.LastError = "requesting a block of web: no block is free"
 	return doc
 }
 
@@ -143,7 +160,7 @@ func TestStatus(t *testing.T) {
 	for _, tc := range []struct {
 		name, notReady string
 		doc            introspect.Document
-	}{{"ready", "", busyNode()}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
+	}{{"ready", "", busyNode()}, {"pool", "", poolNode()}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
 		t.Run(tc.name, func(t *testing.T) {
 			at := serve(t, tc.doc, tc.notReady)
 			out, err := run(t, "status", "--address", at, "--monitoring-address", at)

@@ -3,6 +3,7 @@ package ctl
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -37,15 +38,30 @@ func newIPManager() *cobra.Command {
 // writeAddresses prints the document's addresses, by state.
 func writeAddresses(w io.Writer, doc introspect.Document) error {
 	p := &printer{w: w}
-	p.printf("Node %s (%s)\n%s\n", orDash(doc.Node), orDash(doc.InstanceID), totals(doc.Totals))
+	p.printf("Node %s\n%s\n", nodeName(doc), totals(doc))
 	p.section("Allocated", allocatedGrid(doc), "No pod holds an address.")
 	p.section("Available", availableGrid(doc), "No address is available.")
 	p.section("Cooling", coolingGrid(doc), "No address is cooling.")
+	p.supply(doc)
 	p.trouble(doc)
 	return p.err
 }
 
-func totals(t introspect.Totals) string {
+// ofPools tells whether the node's addresses are of pools.
+func ofPools(doc introspect.Document) bool {
+	return doc.IPAM == "pool" || len(doc.Pools)+len(doc.Blocks) > 0
+}
+
+// nodeName names the node, and the instance if that is something else.
+func nodeName(doc introspect.Document) string {
+	if ofPools(doc) && doc.InstanceID == doc.Node {
+		return orDash(doc.Node)
+	}
+	return fmt.Sprintf("%s (%s)", orDash(doc.Node), orDash(doc.InstanceID))
+}
+
+func totals(doc introspect.Document) string {
+	t := doc.Totals
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {
 		n    int
@@ -55,7 +71,11 @@ func totals(t introspect.Totals) string {
 			s += fmt.Sprintf(", %d %s", more.n, more.what)
 		}
 	}
-	s += fmt.Sprintf("; the attached ENIs hold %d at most", t.Capacity)
+	if ofPools(doc) {
+		s += fmt.Sprintf("; the node's blocks hold %d", t.Capacity)
+	} else {
+		s += fmt.Sprintf("; the attached ENIs hold %d at most", t.Capacity)
+	}
 	if t.Waiting > 0 {
 		s += fmt.Sprintf("; %s waiting for an address", count(t.Waiting, "pod"))
 	}
@@ -63,10 +83,9 @@ func totals(t introspect.Totals) string {
 }
 
 func allocatedGrid(doc introspect.Document) grid {
-	dual, pools := false, false
+	dual, pools := false, ofPools(doc)
 	for _, a := range doc.Allocated {
 		dual = dual || a.IPv6.IsValid()
-		pools = pools || a.Pool != "" || a.Block != ""
 	}
 	head := []string{"ADDRESS"}
 	if dual {
@@ -96,6 +115,13 @@ func allocatedGrid(doc introspect.Document) grid {
 }
 
 func availableGrid(doc introspect.Document) grid {
+	if ofPools(doc) {
+		g := grid{{"ADDRESS", "POOL", "BLOCK"}}
+		for _, a := range doc.Available {
+			g.add(a.Address.String(), a.Pool, a.Block)
+		}
+		return g
+	}
 	g := grid{{"ADDRESS", "ENI", "PREFIX"}}
 	for _, a := range doc.Available {
 		g.add(a.Address.String(), a.ENI, text(a.Prefix))
@@ -104,10 +130,18 @@ func availableGrid(doc introspect.Document) grid {
 }
 
 func coolingGrid(doc introspect.Document) grid {
-	g := grid{{"ADDRESS", "ENI", "RELEASED", "REMAINING"}}
+	from := []string{"ENI"}
+	if ofPools(doc) {
+		from = []string{"POOL", "BLOCK"}
+	}
+	g := grid{slices.Concat([]string{"ADDRESS"}, from, []string{"RELEASED", "REMAINING"})}
 	for _, c := range doc.Cooling {
+		from := []string{c.ENI}
+		if ofPools(doc) {
+			from = []string{c.Pool, c.Block}
+		}
 		left := time.Duration(c.RemainingSeconds * float64(time.Second))
-		g.add(c.Address.String(), c.ENI, age(c.Since, doc.Time), left.Round(time.Second).String())
+		g.add(slices.Concat([]string{c.Address.String()}, from, []string{age(c.Since, doc.Time), left.Round(time.Second).String()})...)
 	}
 	return g
 }
@@ -138,7 +172,15 @@ func (p *printer) trouble(doc introspect.Document) {
 			p.printf("\n! %s is %s (%s): %s\n", c.Type, c.Status, c.Reason, c.Message)
 		}
 	}
-	if doc.LastError != "" {
+	p.lastTrouble(doc)
+}
+
+func (p *printer) lastTrouble(doc introspect.Document) {
+	switch {
+	case doc.LastError == "":
+	case ofPools(doc):
+		p.printf("\n! last trouble with blocks: %s\n", doc.LastError)
+	default:
 		p.printf("\n! last trouble with the cloud: %s\n", doc.LastError)
 	}
 }

@@ -22,6 +22,8 @@ type nodeStatus struct {
 	InstanceID string                 `json:"instanceID"`
 	Totals     introspect.Totals      `json:"totals"`
 	ENIs       []introspect.ENI       `json:"enis"`
+	Pools      []introspect.Pool      `json:"pools"`
+	Blocks     []introspect.Block     `json:"blocks"`
 	Conditions []introspect.Condition `json:"conditions"`
 	LastError  string                 `json:"lastError,omitempty"`
 }
@@ -32,8 +34,8 @@ func newStatus() *cobra.Command {
 	var monitoring string
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether this node takes pods, its ENIs and its conditions",
-		Long:  "Show whether this node takes pods, its ENIs and its conditions. Fails when the node is not ready.",
+		Short: "Show whether this node takes pods, its ENIs or blocks, and its conditions",
+		Long:  "Show whether this node takes pods, its ENIs or its pools and blocks, and its conditions. Fails when the node is not ready.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ready, reason, err := n.readiness(cmd, monitoring)
@@ -44,7 +46,7 @@ func newStatus() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s := nodeStatus{ready, reason, doc.Node, doc.InstanceID, doc.Totals, doc.ENIs, doc.Conditions, doc.LastError}
+			s := nodeStatus{ready, reason, doc.Node, doc.InstanceID, doc.Totals, doc.ENIs, doc.Pools, doc.Blocks, doc.Conditions, doc.LastError}
 			if out == jsonFmt {
 				err = writeJSON(cmd.OutOrStdout(), s)
 			} else {
@@ -80,32 +82,37 @@ func writeStatus(cmd *cobra.Command, s nodeStatus, doc introspect.Document) erro
 	if !s.Ready {
 		verdict = "NOT READY: " + s.Reason
 	}
-	p.printf("Node %s (%s): %s\n%s\n", orDash(s.Node), orDash(s.InstanceID), verdict, totals(s.Totals))
-	p.section("ENIs", eniGrid(s.ENIs), "No ENI is known.")
+	p.printf("Node %s: %s\n%s\n", nodeName(doc), verdict, totals(doc))
+	if ofPools(doc) {
+		p.supply(doc)
+	} else {
+		p.section("ENIs", eniGrid(s.ENIs), "No ENI is known.")
+	}
 	g := grid{{"CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"}}
 	for _, c := range s.Conditions {
 		g.add(c.Type, c.Status, age(c.Since, doc.Time), c.Reason, c.Message)
 	}
 	p.section("Conditions", g, "No condition is known.")
-	if s.LastError != "" {
-		p.printf("\n! last trouble with the cloud: %s\n", s.LastError)
-	}
+	p.lastTrouble(doc)
 	return p.err
 }
 
 func eniGrid(enis []introspect.ENI) grid {
 	g := grid{{"ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY"}}
 	for _, e := range enis {
-		ready := "yes"
-		if !e.Ready {
-			ready = "no: " + e.Reason
-		}
 		primary := ""
 		if e.Primary {
 			primary = "yes"
 		}
 		g.add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
-			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), ready)
+			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), yesOrWhy(e.Ready, e.Reason))
 	}
 	return g
+}
+
+func yesOrWhy(yes bool, why string) string {
+	if yes {
+		return "yes"
+	}
+	return "no: " + why
 }

@@ -18,10 +18,12 @@ func (d *Daemon) document() introspect.Document {
 	doc := introspect.Document{
 		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Time: d.Clock.Now().UTC(),
 		Allocated: d.allocated(), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
-		ENIs: []introspect.ENI{}, Conditions: []introspect.Condition{}, LastError: snap.LastError,
+		ENIs: []introspect.ENI{}, Pools: describePools(snap), Blocks: describeBlocks(snap),
+		Conditions: []introspect.Condition{}, LastError: snap.LastError,
 	}
+	doc.Totals = totals(snap)
 	d.describeAddresses(&doc, snap)
-	d.describeENIs(&doc, snap)
+	describeENIs(&doc, snap)
 	for _, c := range d.conditions.all() {
 		status := introspect.False
 		if c.Healthy {
@@ -31,9 +33,23 @@ func (d *Daemon) document() introspect.Document {
 			Type: c.Type, Status: status, Reason: c.Reason, Message: c.Message, Since: c.Since.UTC(),
 		})
 	}
-	doc.Totals.Waiting = snap.Waiting
 	return doc
 }
+
+func totals(snap source.Snapshot) introspect.Totals {
+	count := countAddresses(snap)
+	t := introspect.Totals{
+		Allocated: count[source.Used], Available: count[source.Warm], Cooling: count[source.Cooling],
+		NotReady: count[source.NotReady], Withdrawn: count[source.Withdrawn], Waiting: snap.Waiting,
+	}
+	for _, g := range snap.Groups {
+		t.Capacity += g.Capacity
+	}
+	return t
+}
+
+// isBlock tells a block from an ENI.
+func isBlock(g source.GroupInfo) bool { return g.Pool != "" }
 
 func (d *Daemon) allocated() []introspect.Allocated {
 	out := []introspect.Allocated{}
@@ -55,33 +71,37 @@ func (d *Daemon) allocated() []introspect.Allocated {
 }
 
 func (d *Daemon) describeAddresses(doc *introspect.Document, snap source.Snapshot) {
+	pools := map[string]string{} // of blocks
+	for _, g := range snap.Groups {
+		if isBlock(g) {
+			pools[g.ID] = g.Pool
+		}
+	}
 	for _, a := range snap.Addresses {
+		eni, block, pool := a.Group, "", pools[a.Group]
+		if pool != "" {
+			eni, block = "", a.Group
+		}
 		switch a.State {
-		case source.Used:
-			doc.Totals.Allocated++
 		case source.Warm:
-			doc.Totals.Available++
-			doc.Available = append(doc.Available, introspect.Available{Address: a.Addr, ENI: a.Group, Prefix: a.Prefix})
+			doc.Available = append(doc.Available, introspect.Available{Address: a.Addr, ENI: eni, Prefix: a.Prefix, Pool: pool, Block: block})
 		case source.Cooling:
-			doc.Totals.Cooling++
 			until := a.Since.Add(d.Source.CoolingPeriod())
 			doc.Cooling = append(doc.Cooling, introspect.Cooling{
-				Address: a.Addr, ENI: a.Group, Since: a.Since.UTC(), Until: until.UTC(),
+				Address: a.Addr, ENI: eni, Pool: pool, Block: block, Since: a.Since.UTC(), Until: until.UTC(),
 				RemainingSeconds: max(0, until.Sub(doc.Time).Round(time.Millisecond)).Seconds(),
 			})
-		case source.NotReady:
-			doc.Totals.NotReady++
-		case source.Withdrawn:
-			doc.Totals.Withdrawn++
 		}
 	}
 	slices.SortFunc(doc.Available, func(a, b introspect.Available) int { return a.Address.Compare(b.Address) })
 	slices.SortFunc(doc.Cooling, func(a, b introspect.Cooling) int { return a.Address.Compare(b.Address) })
 }
 
-func (d *Daemon) describeENIs(doc *introspect.Document, snap source.Snapshot) {
+func describeENIs(doc *introspect.Document, snap source.Snapshot) {
 	for _, g := range snap.Groups {
-		doc.Totals.Capacity += g.Capacity
+		if isBlock(g) {
+			continue
+		}
 		eni := introspect.ENI{
 			ID: g.ID, DeviceIndex: g.DeviceIndex, Primary: g.Primary, MAC: g.MAC, Subnet: g.Subnet,
 			Ready: g.Ready, Reason: g.Reason, Capacity: g.Capacity,
@@ -102,6 +122,48 @@ func (d *Daemon) describeENIs(doc *introspect.Document, snap source.Snapshot) {
 		doc.ENIs = append(doc.ENIs, eni)
 	}
 	slices.SortFunc(doc.ENIs, func(a, b introspect.ENI) int { return cmp.Compare(a.DeviceIndex, b.DeviceIndex) })
+}
+
+func describePools(snap source.Snapshot) []introspect.Pool {
+	out := []introspect.Pool{}
+	for _, p := range snap.Pools {
+		out = append(out, introspect.Pool{
+			Name: p.Name, Blocks: p.Blocks, Draining: p.Draining, Used: p.Used, Cooling: p.Cooling, Free: p.Free,
+			Waiting: p.Waiting, Requests: p.Requests, Failed: p.Failed, Exhausted: p.Exhausted,
+		})
+	}
+	slices.SortFunc(out, func(a, b introspect.Pool) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// describeBlocks counts what is used and what cools; the rest of a block is
+// free, also what a snapshot does not list.
+func describeBlocks(snap source.Snapshot) []introspect.Block {
+	type held struct{ used, cooling int }
+	blocks := map[string]held{}
+	for _, a := range snap.Addresses {
+		h := blocks[a.Group]
+		switch a.State {
+		case source.Used:
+			h.used++
+		case source.Cooling:
+			h.cooling++
+		}
+		blocks[a.Group] = h
+	}
+	out := []introspect.Block{}
+	for _, g := range snap.Groups {
+		if !isBlock(g) {
+			continue
+		}
+		h := blocks[g.ID]
+		out = append(out, introspect.Block{
+			Name: g.ID, Pool: g.Pool, Prefixes: g.Prefixes, Ready: g.Ready, Reason: g.Reason, Capacity: g.Capacity,
+			Used: h.used, Cooling: h.cooling, Free: g.Capacity - h.used - h.cooling,
+		})
+	}
+	slices.SortFunc(out, func(a, b introspect.Block) int { return cmp.Compare(a.Name, b.Name) })
+	return out
 }
 
 func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) {

@@ -17,11 +17,12 @@ const DefaultURL = "http://localhost:6666" + Path
 const Path = "/ip-manager"
 
 // Document is one node's addresses at one moment. Lists are sorted by address,
-// ENIs by device index, conditions by type, and are never null.
+// ENIs by device index, pools and blocks by name, conditions by type, and are
+// never null. A node has ENIs, or pools and blocks.
 type Document struct {
-	InstanceID string    `json:"instanceID"`
-	Node       string    `json:"node"`
-	IPAM       string    `json:"ipam,omitempty"` // who gets the addresses: eni (this daemon) or eni-operator
+	InstanceID string    `json:"instanceID"`     // the node's name where addresses are of pools
+	Node       string    `json:"node"`           // in Kubernetes
+	IPAM       string    `json:"ipam,omitempty"` // where addresses come from: eni (this daemon gets them), eni-operator or pool
 	Time       time.Time `json:"time"`           // when the document was made
 
 	Totals     Totals      `json:"totals"`
@@ -29,21 +30,24 @@ type Document struct {
 	Available  []Available `json:"available"`
 	Cooling    []Cooling   `json:"cooling"`
 	ENIs       []ENI       `json:"enis"`
+	Pools      []Pool      `json:"pools"`
+	Blocks     []Block     `json:"blocks"`
 	Conditions []Condition `json:"conditions"`
 
-	// LastError is the last trouble with the cloud; empty once it is over.
+	// LastError is the last trouble with the cloud or, where addresses are of
+	// pools, with getting a block; empty once it is over.
 	LastError string `json:"lastError,omitempty"`
 }
 
 // Totals are numbers of addresses, except Waiting. An address is counted in
-// one state only.
+// one state only, and a dual-stack pair of a block once.
 type Totals struct {
 	Allocated int `json:"allocated"` // held by pods
 	Available int `json:"available"` // can be handed out now
 	Cooling   int `json:"cooling"`   // released less than the cooling period ago
-	NotReady  int `json:"notReady"`  // assigned by the cloud, data path not programmed yet
-	Withdrawn int `json:"withdrawn"` // on their way back to the cloud
-	Capacity  int `json:"capacity"`  // what the attached ENIs could hold
+	NotReady  int `json:"notReady"`  // the node's, data path not programmed yet
+	Withdrawn int `json:"withdrawn"` // on their way back to the cloud or the pool
+	Capacity  int `json:"capacity"`  // what the attached ENIs could hold, or the node's blocks
 	Waiting   int `json:"waiting"`   // ADDs that wait for an address
 }
 
@@ -66,17 +70,23 @@ type Allocated struct {
 	Since       time.Time  `json:"since"` // of the ADD
 }
 
-// Available is an address that the next pod can get.
+// Available is an address that the next pod can get. Of a dual-stack block it is
+// the IPv4 one; of a block of more than 256 addresses those that no pod had yet
+// are counted in Totals and Block only.
 type Available struct {
 	Address netip.Addr   `json:"address"`
-	ENI     string       `json:"eni"`
+	ENI     string       `json:"eni,omitempty"`
 	Prefix  netip.Prefix `json:"prefix,omitzero"` // the delegated prefix that it is of
+	Pool    string       `json:"pool,omitempty"`
+	Block   string       `json:"block,omitempty"`
 }
 
 // Cooling is an address that is kept from new pods for a while.
 type Cooling struct {
 	Address          netip.Addr `json:"address"`
-	ENI              string     `json:"eni"`
+	ENI              string     `json:"eni,omitempty"`
+	Pool             string     `json:"pool,omitempty"`   // as the block's, if the node has it
+	Block            string     `json:"block,omitempty"`  // likewise
 	Since            time.Time  `json:"since"`            // of the release
 	Until            time.Time  `json:"until"`            // when it becomes available
 	RemainingSeconds float64    `json:"remainingSeconds"` // until then, at Document.Time; not below 0
@@ -95,6 +105,35 @@ type ENI struct {
 	Capacity    int    `json:"capacity"`
 	Used        int    `json:"used"`     // addresses held by pods
 	Prefixes    int    `json:"prefixes"` // delegated /28 prefixes
+}
+
+// Pool is one address pool as this node has it. Numbers are of addresses, where
+// nothing else is said, and a dual-stack pair is one.
+type Pool struct {
+	Name      string `json:"name"`
+	Blocks    int    `json:"blocks"`   // of it that the node has
+	Draining  int    `json:"draining"` // of those, blocks on their way back
+	Used      int    `json:"used"`
+	Cooling   int    `json:"cooling"`
+	Free      int    `json:"free"`             // can be handed out now
+	Waiting   int    `json:"waiting"`          // ADDs that wait for an address of it
+	Requests  int    `json:"requests"`         // for blocks, without an answer yet
+	Failed    string `json:"failed,omitempty"` // why requests fail, a word such as PoolExhausted
+	Exhausted bool   `json:"exhausted"`        // no block of the pool is free
+}
+
+// Block is one address block of the node. A dual-stack pair counts once: Used,
+// Cooling and Free add up to Capacity.
+type Block struct {
+	Name     string         `json:"name"`
+	Pool     string         `json:"pool"`
+	Prefixes []netip.Prefix `json:"prefixes"` // IPv4 first
+	Ready    bool           `json:"ready"`    // its free addresses can be handed out
+	Reason   string         `json:"reason,omitempty"`
+	Capacity int            `json:"capacity"` // addresses
+	Used     int            `json:"used"`     // held by pods
+	Cooling  int            `json:"cooling"`
+	Free     int            `json:"free"` // neither, whether or not the block is ready
 }
 
 // The statuses of a Condition, as in Kubernetes.
