@@ -22,7 +22,7 @@ import (
 
 // A real API server takes everything, and knows every field.
 func TestManifestsApply(t *testing.T) {
-	for _, mode := range []string{"node-mode", "operator-mode"} {
+	for _, mode := range []string{"node-mode", "operator-mode", "pool-mode"} {
 		harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS(mode)))
 	}
 }
@@ -66,7 +66,7 @@ func TestRolesAreBound(t *testing.T) {
 
 // A kustomization has every manifest of its folder.
 func TestKustomizationsAreComplete(t *testing.T) {
-	for _, dir := range []string{"crds", "operator-mode"} {
+	for _, dir := range []string{"crds", "operator-mode", "pool-mode"} {
 		var k struct {
 			APIVersion, Kind string
 			Resources        []string

@@ -23,7 +23,7 @@ func (n *node) newSource(ctx context.Context) (supply, error) {
 	if n.cfg.IPAM == config.IPAMPool {
 		return pool.New(pool.Config{
 			NodeName: n.cfg.NodeName, Kubeconfig: n.cfg.Kubeconfig, Datapath: n.network, StateDir: n.cfg.StateDir,
-			Cooling: n.cfg.CoolingPeriod, Watermark: n.cfg.BlockWatermark, ReleaseDelay: n.cfg.BlockReleaseDelay,
+			Cooling: n.cfg.CoolingPeriod, Watermark: n.cfg.BlockWatermark, ReleaseDelay: n.cfg.BlockReleaseDelay, ClaimInterval: n.cfg.BlockClaimInterval,
 			Clock: n.clock, Logger: n.log, Observer: n.metrics.Pool,
 		})
 	}

@@ -7,5 +7,5 @@ import "embed"
 // Roles are the service accounts of Berth's programs, what they may do, and the
 // policies that narrow that (*.yaml).
 //
-//go:embed rbac.yaml
+//go:embed admission.yaml rbac.yaml rbac
 var Roles embed.FS

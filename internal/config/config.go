@@ -66,10 +66,11 @@ type Config struct {
 	DeleteOnTermination bool
 
 	// Address pools
-	BlockWatermark    int // percent of a block
-	BlockReleaseDelay time.Duration
-	ExportTable       int
-	WithdrawOnExit    bool
+	BlockWatermark     int // percent of a block
+	BlockReleaseDelay  time.Duration
+	BlockClaimInterval time.Duration
+	ExportTable        int
+	WithdrawOnExit     bool
 
 	// Cloud
 	EC2Endpoint  string

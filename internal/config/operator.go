@@ -19,7 +19,8 @@ import (
 type Operator struct {
 	// Cluster
 	ClusterName string
-	Kubeconfig  string // empty: in the cluster
+	Kubeconfig  string   // empty: in the cluster
+	IPAM        []string // IPAMOperator, IPAMPool or both
 
 	// Leader election
 	LeaderElect    bool
@@ -42,6 +43,10 @@ type Operator struct {
 	SettleTime      time.Duration
 	OrphanAge       time.Duration
 	OrphanInterval  time.Duration
+
+	// Address pools
+	BlockClaimGrace time.Duration
+	DownNodeRelease time.Duration // 0: never
 
 	// Watching
 	MetricsAddr string
@@ -85,6 +90,9 @@ const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
 	var out []error
+	if len(o.IPAM) == 0 {
+		out = append(out, fmt.Errorf("--ipam is empty: expected %s, %s or both", IPAMOperator, IPAMPool))
+	}
 	if o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline {
 		out = append(out, fmt.Errorf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline))
 	}
@@ -118,6 +126,7 @@ func operatorTable(o *Operator) []Setting {
 			Flag: "ec2-limits", Unit: "Action=calls per second/burst", parse: ec2Limits(&o.EC2Limits),
 			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
 		{"Nodes", operatorNodeSettings(o)},
+		{"Address pools", operatorPoolSettings(o)},
 		{"Watching", append(operatorWatchingSettings(o), logSettings(&o.LogLevel, &o.LogFormat)...)},
 	})
 }
@@ -126,6 +135,8 @@ func operatorClusterSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: nonEmpty(&o.ClusterName),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
+		{Flag: "ipam", Default: IPAMOperator, parse: list(&o.IPAM, among(IPAMOperator, IPAMPool)),
+			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, or `pool`, address pools. Only the first needs EC2."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
 			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
 	}
@@ -162,6 +173,15 @@ func operatorNodeSettings(o *Operator) []Setting {
 			Doc: "How old a detached ENI of a vanished instance of this cluster must be before it is deleted."},
 		{Flag: "orphan-interval", Default: "10m", parse: duration(&o.OrphanInterval, time.Second, day),
 			Doc: "How often such ENIs are looked for, at random times around it."},
+	}
+}
+
+func operatorPoolSettings(o *Operator) []Setting {
+	return []Setting{
+		{Flag: "block-claim-grace", Default: "2m", parse: duration(&o.BlockClaimGrace, time.Second, 30*day),
+			Doc: "How long a node's Node object must be gone, and its daemon not have claimed its blocks, before they are released. A daemon claims every 20 s."},
+		{Flag: "release-blocks-of-down-nodes", Default: "0s", parse: duration(&o.DownNodeRelease, 0, 30*day),
+			Doc: "How long a Node that has the taint node.kubernetes.io/out-of-service must not have been ready before its blocks are released. 0: they stay as long as the Node does."},
 	}
 }
 

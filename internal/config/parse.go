@@ -168,6 +168,16 @@ func oneOf(dst *string, allowed ...string) func(string) error {
 	}
 }
 
+// among accepts certain items of a list.
+func among(allowed ...string) func(string) error {
+	return func(s string) error {
+		if !slices.Contains(allowed, s) {
+			return fmt.Errorf("expected one of %s", strings.Join(allowed, ", "))
+		}
+		return nil
+	}
+}
+
 func absolutePath(dst *string, optional bool) func(string) error {
 	return func(s string) error {
 		if s == "" && optional {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // defaultExportTable is the table that document 001's peers read.
@@ -17,6 +18,8 @@ func poolSettings(c *Config) []Setting {
 			Doc: "With ipam=pool, how many addresses of a block, rounded down, are to be free in each pool that the node uses, and in the pool called default: when there are fewer, another block is asked for. 0 asks when a pod waits."},
 		{Flag: "block-release-delay", Default: "5m", parse: duration(&c.BlockReleaseDelay, 0, 30*day),
 			Doc: "With ipam=pool, how long a block has no used and no cooling address before it goes back, if the others keep the watermark."},
+		{Flag: "block-claim-interval", Default: "20s", parse: duration(&c.BlockClaimInterval, 100*time.Millisecond, day),
+			Doc: "With ipam=pool, how often the node's blocks are claimed while its Node object is missing, so that they are not released: a few times within the operator's block-claim-grace. While the Node is there nothing is written."},
 		{Flag: "export-table", Default: strconv.Itoa(defaultExportTable), parse: routingTable(&c.ExportTable),
 			Doc: "With ipam=pool, the number of the routing table with one route for each block of the node, for an external routing daemon to read. No rule looks it up."},
 		{Flag: "withdraw-on-exit", Default: "false", bare: true, parse: boolean(&c.WithdrawOnExit),

@@ -1,5 +1,6 @@
 // Package operator is berth-operator: it owns the ENIs of all nodes of a
-// cluster, by their NodeNetwork objects (design: docs/architecture.md).
+// cluster, by their NodeNetwork objects, or cuts address pools into blocks for
+// them, or both (design: docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
 //	reach.go     waiting for the Kubernetes API
@@ -13,12 +14,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -28,6 +32,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/metrics"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/version"
@@ -56,7 +61,7 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		return err
 	}
 	defer f.close()
-	api, err := newAPIServer(cfg.Kubeconfig)
+	api, err := newAPIServer(cfg)
 	if err != nil {
 		return err
 	}
@@ -87,7 +92,7 @@ func newManager(ctx context.Context, api *apiServer, cfg config.Operator, log *s
 	o := manager.Options{
 		Scheme:                        api.scheme,
 		MapperProvider:                api.kinds,
-		Cache:                         cache.Options{ByObject: nodenetwork.CacheByObject(), DefaultTransform: cache.TransformStripManagedFields()},
+		Cache:                         cache.Options{ByObject: watched(cfg), DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                       metricsserver.Options{BindAddress: "0"}, // front serves them
 		HealthProbeBindAddress:        "0",
 		LeaderElection:                cfg.LeaderElect,
@@ -112,15 +117,71 @@ func newManager(ctx context.Context, api *apiServer, cfg config.Operator, log *s
 	return mgr, nil
 }
 
-// assemble makes the parts that work for nodes.
+// watched is what is kept in memory of each kind for what the operator works for.
+func watched(cfg config.Operator) map[client.Object]cache.ByObject {
+	kinds := map[string]map[client.Object]cache.ByObject{}
+	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
+		kinds[config.IPAMOperator] = nodenetwork.CacheByObject()
+	}
+	if slices.Contains(cfg.IPAM, config.IPAMPool) {
+		kinds[config.IPAMPool] = addresspool.CacheByObject()
+	}
+	all := map[reflect.Type]client.Object{}
+	out := map[client.Object]cache.ByObject{}
+	for _, ipam := range []string{config.IPAMOperator, config.IPAMPool} { // of a Node the second keeps what both need
+		for o, by := range kinds[ipam] {
+			if before, ok := all[reflect.TypeOf(o)]; ok {
+				delete(out, before)
+			}
+			all[reflect.TypeOf(o)], out[o] = o, by
+		}
+	}
+	return out
+}
+
+// assemble makes the parts that the operator works with.
 func assemble(ctx context.Context, mgr manager.Manager, f *front, cfg config.Operator, log *slog.Logger) error {
 	m := metrics.New()
+	state := metrics.State{}
+	var alive []check
+	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
+		fl, networks, err := assembleENIs(ctx, mgr, cfg, m, log)
+		if err != nil {
+			return err
+		}
+		state.Totals, state.Subnets = networks.Totals, fl.Subnets
+		alive = append(alive, answers("the fleet", func() {
+			fl.Kick("") // no node's name; what it locks, all work for nodes needs
+			fl.Subnets()
+		}))
+	}
+	if slices.Contains(cfg.IPAM, config.IPAMPool) {
+		pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
+			Clock: clock.Real{}, Logger: log, Grace: cfg.BlockClaimGrace, DownAfter: cfg.DownNodeRelease,
+			Sweep: cfg.OrphanInterval, RequestServed: m.BlockServed,
+		})
+		if err != nil {
+			return err
+		}
+		state.Pools = pools.Usage
+		alive = append(alive, answers("the book of blocks", func() { pools.Usage() }))
+	}
+	r := ctrlmetrics.Registry
+	if err := errors.Join(m.Register(r), r.Register(state)); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	f.watch(cachesFilled(mgr.GetCache(), watched(cfg)), all(alive))
+	return nil
+}
+
+// assembleENIs makes the parts that work for nodes with ENIs.
+func assembleENIs(ctx context.Context, mgr manager.Manager, cfg config.Operator, m *metrics.Metrics, log *slog.Logger) (*fleet.Fleet, *nodenetwork.Controller, error) {
 	ec2, err := aws.New(ctx, aws.Options{
 		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint,
 		Ceilings: cfg.EC2Limits, Observer: m, Logger: log, UserAgent: "berth-operator",
 	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
@@ -128,35 +189,39 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, cfg config.Ope
 		CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
 	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	networks, err := nodenetwork.Setup(mgr, nodenetwork.Options{
 		Fleet: fl, Clock: clock.Real{}, Logger: log,
 		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
 	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	// A runnable that does not say otherwise runs while leading only.
 	if err := mgr.Add(manager.RunnableFunc(fl.Run)); err != nil {
-		return fmt.Errorf("adding the fleet: %w", err)
+		return nil, nil, fmt.Errorf("adding the fleet: %w", err)
 	}
-	r := ctrlmetrics.Registry
-	if err := errors.Join(m.Register(r), r.Register(metrics.State{Totals: networks.Totals, Subnets: fl.Subnets})); err != nil {
-		return fmt.Errorf("registering metrics: %w", err)
+	return fl, networks, nil
+}
+
+// all is a check that fails with the first of some that does.
+func all(checks []check) check {
+	return func(ctx context.Context) error {
+		for _, c := range checks {
+			if err := c(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	f.watch(cachesFilled(mgr.GetCache()), answers("the fleet", func() {
-		fl.Kick("") // no node's name; what it locks, all work for nodes needs
-		fl.Subnets()
-	}))
-	return nil
 }
 
 // cachesFilled is a check whether all that is watched was read once; one that
 // stands by is ready then to take over.
-func cachesFilled(c cache.Cache) check {
+func cachesFilled(c cache.Cache, kinds map[client.Object]cache.ByObject) check {
 	return func(ctx context.Context) error {
-		for o := range nodenetwork.CacheByObject() {
+		for o := range kinds {
 			informer, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 			if err != nil {
 				return fmt.Errorf("starting: watching %T: %w", o, err)

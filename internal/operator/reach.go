@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -42,16 +44,17 @@ type apiServer struct {
 	mapper meta.RESTMapper // knows, after await, all kinds that are watched
 	client client.Reader
 	clock  clock.Clock
+	reads  []client.ObjectList // of what is watched
 }
 
 // newAPIServer sends nothing yet.
-func newAPIServer(kubeconfig string) (*apiServer, error) {
-	a := &apiServer{scheme: runtime.NewScheme(), clock: clock.Real{}}
+func newAPIServer(cfg config.Operator) (*apiServer, error) {
+	a := &apiServer{scheme: runtime.NewScheme(), clock: clock.Real{}, reads: listsOf(cfg)}
 	err := errors.Join(clientscheme.AddToScheme(a.scheme), v1alpha1.AddToScheme(a.scheme))
 	if err != nil {
 		return nil, err
 	}
-	if a.config, err = restConfig(kubeconfig); err != nil {
+	if a.config, err = restConfig(cfg.Kubeconfig); err != nil {
 		return nil, err
 	}
 	if a.http, err = rest.HTTPClientFor(a.config); err != nil {
@@ -104,7 +107,7 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error
 		case refused.IsZero():
 			refused = now
 		case now.Sub(refused) > certainty:
-			return fmt.Errorf("the Kubernetes API at %s %s: %w: is --kubeconfig right, and is deploy/operator-mode applied?", a.config.Host, why, err)
+			return fmt.Errorf("the Kubernetes API at %s %s: %w: is --kubeconfig right, and are its roles applied (deploy/operator-mode or deploy/pool-mode)?", a.config.Host, why, err)
 		}
 		if why != last {
 			log.Warn("waiting for the Kubernetes API", "server", a.config.Host, "because", "it "+why, "error", err)
@@ -119,6 +122,18 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error
 	return nil
 }
 
+// listsOf are the kinds that the operator watches for what it works for.
+func listsOf(cfg config.Operator) []client.ObjectList {
+	lists := []client.ObjectList{&corev1.NodeList{}}
+	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
+		lists = append(lists, &v1alpha1.NodeNetworkList{}, &corev1.PodList{})
+	}
+	if slices.Contains(cfg.IPAM, config.IPAMPool) {
+		lists = append(lists, &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{})
+	}
+	return lists
+}
+
 // kinds is the mapper for a manager.Manager, which has not to ask again.
 func (a *apiServer) kinds(*rest.Config, *http.Client) (meta.RESTMapper, error) { return a.mapper, nil }
 
@@ -126,7 +141,7 @@ func (a *apiServer) kinds(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 func (a *apiServer) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	for _, list := range []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &corev1.PodList{}} {
+	for _, list := range a.reads {
 		if err := a.client.List(ctx, list, client.Limit(1)); err != nil {
 			return err
 		}
@@ -138,7 +153,7 @@ func (a *apiServer) read(ctx context.Context) error {
 const (
 	away    = "does not answer"
 	refuses = "refuses berth-operator"
-	lacks   = "has no NodeNetworks; apply deploy/crds"
+	lacks   = "lacks kinds of Berth's; apply deploy/crds"
 )
 
 // because sorts the errors of read.

@@ -7,9 +7,9 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// The families of document 003, "Metrics", under Berth's name, and three more:
-// how often everything is listed, free addresses of subnets, and how long pods
-// wait for addresses.
+// The families of document 003, "Metrics", under Berth's name, and more: how
+// often everything is listed, free addresses of subnets, how long pods wait for
+// addresses, and the use of address pools.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those.", "type")
 	famAssigns   = metric.New("berth_operator_eni_allocation_ops", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
@@ -22,7 +22,13 @@ var (
 	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
 	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
 
+	famPoolBlocks    = metric.New("berth_operator_pool_blocks", "gauge", "Blocks of a pool by state: max (all there are), allocated (nodes have them) or free.", "pool", "state")
+	famPoolAddresses = metric.New("berth_operator_pool_addresses", "gauge", "Addresses of one family of a pool by state, those of allocated blocks as allocated.", "pool", "state")
+	famPoolWaiting   = metric.New("berth_operator_pool_waiting_requests", "gauge", "Requests of nodes for which a pool has no block.", "pool")
+	famBlockServed   = metric.New("berth_operator_block_request_seconds", "histogram", "Time from a node's request for a block to its answer with one.")
+
 	families = []metric.Family{
+		famPoolBlocks, famPoolAddresses, famPoolWaiting, famBlockServed,
 		famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famSubnets, famDemand,
 	}
 )

@@ -25,8 +25,11 @@ type Metrics struct {
 	resyncs   prometheus.Counter
 	demand    prometheus.Observer
 
+	served prometheus.Observer
+
 	demandVec *prometheus.HistogramVec
 	resyncVec *prometheus.CounterVec
+	servedVec *prometheus.HistogramVec
 }
 
 // New makes metrics that are not registered.
@@ -35,15 +38,16 @@ func New() *Metrics {
 		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
 		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
 		resyncVec: famResyncs.Counter(), demandVec: famDemand.Histogram(demandBuckets),
+		servedVec: famBlockServed.Histogram(demandBuckets),
 	}
-	m.resyncs, m.demand = m.resyncVec.WithLabelValues(), m.demandVec.WithLabelValues()
+	m.resyncs, m.demand, m.served = m.resyncVec.WithLabelValues(), m.demandVec.WithLabelValues(), m.servedVec.WithLabelValues()
 	return m
 }
 
 // Register adds them to a registry. Its errors are those of names that are
 // taken.
 func (m *Metrics) Register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec} {
+	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec, m.servedVec} {
 		if err := r.Register(c); err != nil {
 			return err
 		}
@@ -69,6 +73,9 @@ func (m *Metrics) Listed(time.Duration, error) { m.resyncs.Inc() }
 // DemandServed counts a node that had more pods waiting than free addresses,
 // and got enough after so long.
 func (m *Metrics) DemandServed(after time.Duration) { m.demand.Observe(after.Seconds()) }
+
+// BlockServed counts a node's request for a block that was answered after so long.
+func (m *Metrics) BlockServed(after time.Duration) { m.served.Observe(after.Seconds()) }
 
 // Call implements pace.Observer.
 func (m *Metrics) Call(operation, code string, took time.Duration) {

@@ -11,10 +11,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 )
 
@@ -33,6 +35,13 @@ func TestEverythingIsCounted(t *testing.T) {
 			return nodenetwork.Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
 		},
 		Subnets: func() []fleet.Subnet { return []fleet.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
+		Pools: func() []addresspool.Usage {
+			return []addresspool.Usage{{
+				Pool: "default", Waiting: 15,
+				Blocks:    v1alpha1.PoolCounts{Total: 9, Allocated: 10, Free: 11},
+				Addresses: v1alpha1.PoolCounts{Total: 12, Allocated: 13, Free: 14},
+			}}
+		},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -47,6 +56,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	m.Call("AssignPrivateIpAddresses", "OK", time.Second)
 	m.Limited("AssignPrivateIpAddresses", 2*time.Second)
 	m.DemandServed(3 * time.Second)
+	m.BlockServed(4 * time.Second)
 
 	got := scrape(t, r)
 	for name, want := range map[string]string{
@@ -65,6 +75,14 @@ func TestEverythingIsCounted(t *testing.T) {
 		`berth_operator_aws_api_duration_seconds_sum{operation="AssignPrivateIpAddresses",response_code="OK"}`: "1",
 		`berth_operator_ec2_rate_limit_duration_seconds_sum{operation="AssignPrivateIpAddresses"}`:             "2",
 		`berth_operator_demand_to_address_seconds_sum`:                                                         "3",
+		`berth_operator_pool_blocks{pool="default",state="max"}`:                                               "9",
+		`berth_operator_pool_blocks{pool="default",state="allocated"}`:                                         "10",
+		`berth_operator_pool_blocks{pool="default",state="free"}`:                                              "11",
+		`berth_operator_pool_addresses{pool="default",state="max"}`:                                            "12",
+		`berth_operator_pool_addresses{pool="default",state="allocated"}`:                                      "13",
+		`berth_operator_pool_addresses{pool="default",state="free"}`:                                           "14",
+		`berth_operator_pool_waiting_requests{pool="default"}`:                                                 "15",
+		`berth_operator_block_request_seconds_sum`:                                                             "4",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %s", name, got[name], want)

@@ -39,4 +39,4 @@ package nodenetwork
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-//go:generate controller-gen rbac:roleName=berth-operator paths=../... output:rbac:dir=../../../deploy/operator-mode/rbac/berth-operator
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/operator-mode/rbac/berth-operator

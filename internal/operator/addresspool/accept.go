@@ -1,0 +1,166 @@
+package addresspool
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/pool"
+)
+
+// layout is how the first n subnets of a pool are cut. n is at most their number.
+func layout(p *v1alpha1.AddressPool, n int) (pool.Layout, error) {
+	if n == 0 {
+		return pool.Layout{}, nil
+	}
+	subnets, err := subnets(p, n)
+	if err != nil {
+		return pool.Layout{}, err
+	}
+	return pool.Parse(blockSizeBits(p), subnets)
+}
+
+func blockSizeBits(p *v1alpha1.AddressPool) int {
+	if p.Spec.BlockSizeBits == nil {
+		return v1alpha1.DefaultBlockSizeBits
+	}
+	return int(*p.Spec.BlockSizeBits)
+}
+
+func subnets(p *v1alpha1.AddressPool, n int) (out []pool.Subnet, err error) {
+	var errs []error
+	parse := func(field, text string) netip.Prefix {
+		if text == "" {
+			return netip.Prefix{}
+		}
+		c, err := netip.ParsePrefix(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", field, err))
+		}
+		return c
+	}
+	for i, s := range p.Spec.Subnets[:n] {
+		out = append(out, pool.Subnet{
+			IPv4: parse(fmt.Sprintf("subnets[%d].ipv4", i), s.IPv4), IPv6: parse(fmt.Sprintf("subnets[%d].ipv6", i), s.IPv6),
+		})
+	}
+	return out, errors.Join(errs...)
+}
+
+// accepted is how many of a pool's subnets may be cut as it stands in its status.
+func accepted(p *v1alpha1.AddressPool) int {
+	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
+}
+
+// refusal is why the next subnet of a pool is not accepted.
+type refusal struct{ reason, message string }
+
+// holding is a range of addresses and who has it.
+type holding struct {
+	netip.Prefix
+	owner string // a pool
+	block string // of that pool, where not a subnet
+}
+
+func (h holding) String() string {
+	if h.block != "" {
+		return fmt.Sprintf("%s of block %s, which is still there", h.Prefix, h.block)
+	}
+	return fmt.Sprintf("%s of pool %s", h.Prefix, h.owner)
+}
+
+// decide tells how many subnets of the pool called name may be cut, and why not
+// more. All pools and blocks there are count, the oldest pool first: what one was
+// granted before stays, and the next subnet is granted if it overlaps nothing that
+// another pool has or was granted just now, nor a block of another. A pool that
+// is being deleted is granted nothing more.
+func decide(name string, pools []v1alpha1.AddressPool, blocks []v1alpha1.AddressBlock) (n int, why *refusal) {
+	pools = slices.Clone(pools)
+	slices.SortFunc(pools, func(a, b v1alpha1.AddressPool) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	var held []holding
+	for i := range blocks {
+		for _, c := range cidrs(&blocks[i]) {
+			held = append(held, holding{c, blocks[i].PoolName, blocks[i].Name})
+		}
+	}
+	for i := range pools {
+		held = append(held, holdings(&pools[i], accepted(&pools[i]))...)
+	}
+	for i := range pools {
+		p := &pools[i]
+		granted, no := grant(p, held)
+		if p.Name == name {
+			return granted, no
+		}
+		held = append(held, holdings(p, granted)...)
+	}
+	return 0, nil
+}
+
+// grant extends what a pool has by the subnets that nobody else holds.
+func grant(p *v1alpha1.AddressPool, held []holding) (n int, why *refusal) {
+	n = accepted(p)
+	if p.DeletionTimestamp != nil {
+		return n, nil
+	}
+	for ; n < len(p.Spec.Subnets); n++ {
+		if _, err := layout(p, n+1); err != nil {
+			return n, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}
+		}
+		for _, mine := range holdings(p, n+1) {
+			for _, h := range held {
+				if h.owner != p.Name && h.Overlaps(mine.Prefix) {
+					return n, &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", n, mine.Prefix, h)}
+				}
+			}
+		}
+	}
+	return n, nil
+}
+
+// holdings are the first n subnets of a pool, as far as they make sense.
+func holdings(p *v1alpha1.AddressPool, n int) (out []holding) {
+	list, _ := subnets(p, n) // what makes no sense is not a range
+	for _, s := range list {
+		for _, c := range []netip.Prefix{s.IPv4, s.IPv6} {
+			if c.IsValid() {
+				out = append(out, holding{Prefix: c, owner: p.Name})
+			}
+		}
+	}
+	return out
+}
+
+// clash finds a subnet that two pools were both granted, which two operators at
+// once can bring about.
+func clash(name string, pools []v1alpha1.AddressPool) error {
+	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
+	if i < 0 {
+		return nil
+	}
+	for _, mine := range holdings(&pools[i], accepted(&pools[i])) {
+		for k := range pools {
+			for _, h := range holdings(&pools[k], accepted(&pools[k])) {
+				if k != i && h.Overlaps(mine.Prefix) {
+					return fmt.Errorf("%s overlaps %s", mine.Prefix, h)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// cidrs are the addresses of a block, IPv4 first.
+func cidrs(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
+	for _, text := range [...]string{b.IPv4, b.IPv6} {
+		if c, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, c)
+		}
+	}
+	return out
+}

@@ -1,0 +1,32 @@
+// Package addresspool is the operator's side of address pools (document 001): it
+// accepts pools, cuts them into blocks for the nodes that ask, and releases
+// blocks that outlived their pool or their node.
+//
+//	controller.go  what watches what, and what a look at an object leads to
+//	cache.go       what is kept in memory of each kind
+//	book.go        which blocks of each pool are taken, and who waits for one
+//	accept.go      which subnets of which pool may be cut: a decision
+//	pool.go        a pool: acceptance, deletion, status
+//	request.go     a request: a block cut, or the reason why not
+//	claim.go       whether a node has given up its blocks: a decision
+//	node.go        a node: its blocks and requests released
+//	collect.go     what metrics see
+//
+// A block's name is its pool's and its index, so that the API server refuses a
+// second owner whatever an operator believes: one with a stale cache, or a
+// leader that was replaced, finds the name taken and goes on to the next index.
+package addresspool
+
+// What it may do in the Kubernetes API. An admission policy narrows it to fields
+// (deploy/pool-mode/admission.yaml).
+//
+// +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=berth.dev,resources=addresspools/status,verbs=patch
+// +kubebuilder:rbac:groups=berth.dev,resources=addresspools/finalizers,verbs=update
+// +kubebuilder:rbac:groups=berth.dev,resources=addressblocks,verbs=get;list;watch;create;patch;delete
+// +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=get;list;watch;delete
+// +kubebuilder:rbac:groups=berth.dev,resources=blockrequests/status,verbs=patch
+// +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berth-operator
