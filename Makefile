@@ -12,8 +12,9 @@ MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
-# "operator" (one for the cluster; builds a Kubernetes control plane the first
-# time); KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
+# "operator" (one for the cluster), or "pool": addresses of pools in place of
+# EC2's. The last two build a Kubernetes control plane the first
+# time. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
 MODE       ?= node
 KEEP       ?=
 DEMO_FLAGS ?=
@@ -41,11 +42,11 @@ build: ## Build the programs into bin/
 	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, KEEP=1)
-	@hack/deps.sh demo
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
+	@hack/deps.sh demo $(filter pool,$(MODE))
 	@echo "Building Berth (the first time takes a few minutes) ..." >&2
 	@$(MAKE) build
-	$(if $(filter operator,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 
 .PHONY: test

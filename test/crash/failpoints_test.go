@@ -40,7 +40,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 // daemonFailpoints are those that a daemon in node mode passes.
 func daemonFailpoints() []string {
 	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
-		return strings.HasPrefix(name, "operator.") || strings.HasPrefix(name, "nodenetwork.")
+		return strings.HasPrefix(name, "operator.") || strings.HasPrefix(name, "nodenetwork.") || strings.HasPrefix(name, "pool.")
 	})
 }
 

@@ -41,7 +41,7 @@ const operatorPods = 6
 // ofOperator tells whether berth-operator passes a failpoint: what internal/eni
 // and internal/operator register.
 func ofOperator(name string) bool {
-	return strings.HasPrefix(name, "eni.") || strings.HasPrefix(name, "operator.")
+	return strings.HasPrefix(name, "eni.") || strings.HasPrefix(name, "operator.") && !strings.HasPrefix(name, "operator.pool.")
 }
 
 func operatorFailpoints() []string {
@@ -156,7 +156,7 @@ func TestOperatorSoak(t *testing.T) {
 
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
-	m := &meddler{t: t, lab: l, dice: rand.New(rand.NewPCG(seed, 0)), stop: stop}
+	m := &meddler{t: t, lab: l, dice: rand.New(rand.NewPCG(seed, 0)), stop: stop, operator: operatorFailpoints()}
 	trouble.Go(func() { m.run(ctx) })
 	for i, n := range l.Nodes() {
 		workers.Go(func() {
@@ -194,6 +194,8 @@ type meddler struct {
 	dice *rand.Rand
 	stop <-chan struct{}
 
+	operator, daemon []string // failpoints; without any a program comes back unarmed
+
 	outages, apiOutages, pauses, operatorKills, daemonKills int
 }
 
@@ -223,7 +225,11 @@ func (m *meddler) ok(err error) {
 func (m *meddler) run(ctx context.Context) {
 	for m.pause(ctx, 800*time.Millisecond) {
 		o := m.lab.Operators()[m.dice.IntN(len(m.lab.Operators()))]
-		switch m.dice.IntN(8) {
+		dice := m.dice.IntN(8)
+		if dice == 0 && m.lab.Cloud == nil {
+			dice = 4
+		}
+		switch dice {
 		case 0:
 			m.outages++
 			m.lab.Cloud.Outage(true)
@@ -254,15 +260,18 @@ func (m *meddler) run(ctx context.Context) {
 	m.restart(false)
 }
 
-// restart starts what does not run. Half of the operators come back armed to
-// die at a failpoint, while the trouble lasts.
+// restart starts what does not run. Half of it comes back armed to die at a
+// failpoint, while the trouble lasts.
 func (m *meddler) restart(armed bool) {
 	for _, n := range m.lab.Nodes() {
+		if !armed && n.Running() && len(m.daemon) > 0 {
+			m.ok(n.Stop(10 * time.Second)) // it may be armed
+		}
 		if !n.Running() {
+			n.Env = m.arms(m.daemon, armed)
 			m.ok(n.Start())
 		}
 	}
-	names := operatorFailpoints()
 	for _, o := range m.lab.Operators() {
 		if !armed && o.Running() {
 			m.ok(o.Stop(10 * time.Second)) // it may be armed
@@ -270,10 +279,15 @@ func (m *meddler) restart(armed bool) {
 		if o.Running() {
 			continue
 		}
-		m.lab.OperatorEnv = nil
-		if armed && m.dice.IntN(2) == 0 {
-			m.lab.OperatorEnv = map[string]string{failpoint.EnvVar: fmt.Sprintf("%s=kill@%d", names[m.dice.IntN(len(names))], 1+m.dice.IntN(3))}
-		}
+		m.lab.OperatorEnv = m.arms(m.operator, armed)
 		m.ok(o.Start())
 	}
+}
+
+// arms is what makes a program die at one of some failpoints, or at none.
+func (m *meddler) arms(names []string, armed bool) map[string]string {
+	if !armed || len(names) == 0 || m.dice.IntN(2) == 0 {
+		return nil
+	}
+	return map[string]string{failpoint.EnvVar: fmt.Sprintf("%s=kill@%d", names[m.dice.IntN(len(names))], 1+m.dice.IntN(3))}
 }

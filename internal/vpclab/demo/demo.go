@@ -1,6 +1,6 @@
-// Package demo shows Berth's main job on the lab: pods get addresses of the VPC
-// through the real plugin and daemon, and reach each other, the nodes and the
-// outside while EC2 misbehaves and daemons are killed. Each claim is a proof
+// Package demo shows Berth's main job on the lab: pods get addresses of the VPC,
+// or of a data centre's pools, through the real plugin and daemon, and reach each
+// other, the nodes and the outside while EC2 misbehaves and daemons are killed. Each claim is a proof
 // that passes or fails with figures; nothing but the cloud is imitated.
 package demo
 
@@ -49,6 +49,7 @@ const maxENIs = 3
 var sizes = map[lab.Mode]size{
 	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
 	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
+	lab.PoolMode:     {pods: 10}, // a block holds 8
 }
 
 // proof is one claim and the way to try it. It returns figures.
@@ -59,6 +60,7 @@ type proof struct {
 
 // proofs in the order in which they are shown; later ones build on earlier ones.
 var proofs = map[lab.Mode][]proof{
+	lab.PoolMode: poolProofs,
 	lab.NodeMode: slices.Concat(
 		[]proof{{"pods come up through CNI, on several ENIs", bringUp}},
 		reach,
@@ -129,7 +131,11 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer release()
-	t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
+	if o.Lab.Mode == lab.PoolMode {
+		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
+	} else {
+		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
+	}
 	up, cancel := context.WithTimeout(ctx, 45*time.Second)
 	defer cancel()
 	l, err := lab.Start(up, o.Lab)
@@ -160,12 +166,19 @@ func (o Options) complete() (Options, error) {
 	}
 	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
 	o.Lab.InstanceType = size.instanceType
-	if o.Lab.Mode == lab.OperatorMode {
+	switch o.Lab.Mode {
+	case lab.OperatorMode:
 		args = append(args, operatorModeArgs...)
 		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
 		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
 		s := labSpec(o.Lab.Nodes, size.instanceType)
 		o.Lab.Spec = &s
+	case lab.PoolMode:
+		args = slices.Clone(poolArgs)
+		o.Lab.Nodes = max(o.Lab.Nodes, 3)
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = append(slices.Clone(poolOperatorArgs), o.Lab.OperatorArgs...)
+		o.Lab.Pools = demoPools()
 	}
 	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
 	return o, nil
@@ -203,9 +216,12 @@ func (s *stage) play(ctx context.Context, t *teller) error {
 
 // tellLogs shows what the fabric dropped and what the daemons say after a failure.
 func (s *stage) tellLogs(t *teller) {
-	drops, err := s.lab.Fabric.Drops()
-	if err != nil {
-		t.say("    the fabric does not tell what it dropped: %v", err)
+	var drops map[string]fabric.Drops
+	if s.lab.Fabric != nil {
+		var err error
+		if drops, err = s.lab.Fabric.Drops(); err != nil {
+			t.say("    the fabric does not tell what it dropped: %v", err)
+		}
 	}
 	for _, n := range s.nodes {
 		for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
@@ -237,6 +253,9 @@ func (s *stage) clear(t *teller, program string) error {
 
 // primary is a node's primary address.
 func (s *stage) primary(n *node.Node) netip.Addr {
+	if s.lab.Site != nil {
+		return s.lab.Site.Addrs(n.Name).IPv4
+	}
 	return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary
 }
 

@@ -94,6 +94,17 @@ func (t *teller) next(program string, l *lab.Lab) {
 			{at("kill", "kube-apiserver"), "the same for the API server"},
 		})
 	}
+	if l.Mode == lab.PoolMode {
+		t.table([][2]string{
+			{at("status", ""), "pools, blocks, nodes, pods"},
+			{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
+			{at("exec", node+" -- ip route show table 119"), "what BIRD announces"},
+			{at("pod add", node+" mine"), "another pod"},
+			{at("kill", node+" --restart"), "kill -9 berthd and start it again"},
+			{at("down", ""), "remove everything"},
+		})
+		return
+	}
 	t.table([][2]string{
 		{at("status", ""), "nodes, ENIs, pods, dropped packets"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
@@ -112,6 +123,7 @@ func (t *teller) after(program string) {
 	t.table([][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
+		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
 		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
 		{program + " help", "what else there is"},
 		{"docs/README.md", "how to install and configure Berth"},

@@ -178,5 +178,9 @@ func agreement(ctx context.Context, s *stage) (string, error) {
 	for _, n := range s.lab.Nodes() {
 		pods += len(n.Pods())
 	}
+	if s.lab.Site != nil {
+		routes, err := s.lab.Site.Routes(ctx)
+		return fmt.Sprintf("%d pods, %d routes, no leak, no duplicate", pods, len(routes)), err
+	}
 	return fmt.Sprintf("%d pods, %d ENIs, no leak, no duplicate", pods, len(s.lab.Books().ENIs)), nil
 }

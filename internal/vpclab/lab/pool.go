@@ -98,11 +98,21 @@ func (l *Lab) AddHost(name string) (*node.Node, error) {
 		return nil, err
 	}
 	l.Progress(fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6))
-	l.Kube.join(m, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}})
+	l.Kube.join(m, hostNode(name))
 	if !l.NoDaemons {
 		l.startJoined(m)
 	}
 	return n, nil
+}
+
+func hostNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
+}
+
+// RegisterHost makes the Node of a node of a lab in pool mode again, as its
+// kubelet does after somebody deleted it.
+func (l *Lab) RegisterHost(ctx context.Context, name string) error {
+	return l.Kube.register(ctx, hostNode(name))
 }
 
 // startJoined starts a machine's daemon once the API knows the machine, for

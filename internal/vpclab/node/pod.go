@@ -274,6 +274,9 @@ func (n *Node) DelPod(ctx context.Context, name string) error {
 	return p.vanish()
 }
 
+// DelAgain runs DEL once more for a pod that is gone, as a runtime may.
+func (n *Node) DelAgain(ctx context.Context, gone *Pod) error { return n.del(ctx, gone) }
+
 // stop ends what runs in the pod.
 func (p *Pod) stop() {
 	if p.server != nil {

@@ -1,0 +1,168 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/site"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Pods of three nodes reach each other, the nodes and the outside with their own
+// addresses in both families, by what BIRD has announced; a block that goes back
+// is withdrawn.
+func TestRoutedByBIRD(t *testing.T) {
+	t.Parallel()
+	for name, subnet := range map[string]v1alpha1.PoolSubnet{
+		"dual": {IPv4: "10.2.0.0/16", IPv6: "fd02::/112"},
+		"ipv4": {IPv4: "10.2.0.0/16"},
+		"ipv6": {IPv6: "fd02::/112"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := raise(t, 3, lab.Pool(v1alpha1.DefaultPool, 2, subnet))
+			nodes := l.Nodes()
+			pods := map[string]*node.Pod{}
+			for _, n := range nodes {
+				addAll(t, n, "pod", 5)
+				p, err := n.Pod("pod-0")
+				harness.OK(t, err)
+				pods[n.Name] = p
+			}
+			harness.Settle(t, l)
+			for i, n := range nodes {
+				p, other := pods[n.Name], nodes[(i+1)%len(nodes)]
+				for k, own := range p.Addrs {
+					outside, far := site.OutsideHost, l.Site.Addrs(other.Name).IPv4
+					if own.Is6() {
+						outside, far = site.OutsideHost6, l.Site.Addrs(other.Name).IPv6
+					}
+					harness.OK(t, errors.Join(
+						harness.Asks(t, p.Netns(), pods[other.Name].Addrs[k], own),
+						harness.Asks(t, p.Netns(), far, own),
+						harness.Asks(t, p.Netns(), outside, own),
+						harness.Asks(t, l.OutsidePath(), own, outside),
+						harness.Asks(t, other.Netns, own, far),
+					))
+				}
+			}
+			n := nodes[0]
+			gone := blocks(t, l, n, v1alpha1.DefaultPool)
+			delAll(t, n)
+			counts(t, l, n, v1alpha1.DefaultPool, 1) // the warm one
+			kept := blocks(t, l, n, v1alpha1.DefaultPool)[0].Name
+			for _, b := range gone {
+				for _, text := range []string{b.IPv4, b.IPv6} {
+					if p, err := netip.ParsePrefix(text); err == nil {
+						learned(t, l, p, b.Name == kept)
+					}
+				}
+			}
+			harness.Settle(t, l)
+			started(t, l)
+		})
+	}
+}
+
+// A hundred ADDs at once on a node with nothing allocated, with the operator
+// killed in the middle: each gets its address, no block too many is left.
+func TestHundredAtOnce(t *testing.T) {
+	t.Parallel()
+	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/22", IPv6: "fd02::/118"}))
+	n, o := l.Nodes()[0], l.Operators()[0]
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		addAll(t, n, "pod", 100)
+	}()
+	harness.Eventually(t, patience, "some pods are up", func() error {
+		if got := len(n.Pods()); got < 20 {
+			return fmt.Errorf("%d", got)
+		}
+		return nil
+	})
+	harness.OK(t, errors.Join(o.Kill(), o.Start()))
+	<-done
+	harness.Settle(t, l)
+	if got := len(blocks(t, l, n, v1alpha1.DefaultPool)); got < 13 || got > 14 {
+		t.Errorf("%d blocks of 8 for 100 pods, want 13, or 14 with a warm one", got)
+	}
+	delAll(t, n)
+	counts(t, l, n, v1alpha1.DefaultPool, 1)
+	harness.Settle(t, l)
+}
+
+// With blocks of one address: a pod goes while the API server is away, another
+// gets its address and so its block, and the DEL of the first is repeated. The
+// block stays the second one's.
+func TestBlockOfOne(t *testing.T) {
+	t.Parallel()
+	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}))
+	n := l.Nodes()[0]
+	a, err := n.AddPod(ctx(t), "a", node.PodOptions{})
+	harness.OK(t, err)
+	harness.OK(t, errors.Join(l.BindPods(ctx(t), n, "b"), l.Reported(ctx(t))))
+	harness.OK(t, l.Kube.KillAPIServer())
+	harness.OK(t, n.DelPod(ctx(t), "a"))
+	b, err := n.AddPod(ctx(t), "b", node.PodOptions{})
+	harness.OK(t, err)
+	if b.Addr() != a.Addr() {
+		t.Fatalf("b has %s, want %s, which is all that the node has", b.Addr(), a.Addr())
+	}
+	harness.OK(t, n.DelAgain(ctx(t), a))
+	harness.OK(t, l.Kube.StartAPIServer(ctx(t)))
+	harness.OK(t, n.DelAgain(ctx(t), a))
+	_, err = n.AddPod(ctx(t), "c", node.PodOptions{}) // the daemon has heard of the API server again
+	harness.OK(t, err)
+	harness.OK(t, n.DelAgain(ctx(t), a))
+	harness.Settle(t, l)
+	if got := blocks(t, l, n, v1alpha1.DefaultPool); len(got) != 2 {
+		t.Errorf("blocks %+v, want b's and c's", got)
+	}
+	harness.OK(t, n.CheckPod(ctx(t), "b"))
+	harness.OK(t, n.DelPod(ctx(t), "c"))
+	counts(t, l, n, v1alpha1.DefaultPool, 1)
+	harness.OK(t, n.CheckPod(ctx(t), "b"))
+	harness.Settle(t, l)
+}
+
+// Two operators that both work, as if neither knew of the other, cut no block
+// twice and lose no request.
+func TestTwoOperatorsAtOnce(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, lab.Options{
+		Mode: lab.PoolMode, Nodes: 3, OperatorCount: 2, DaemonArgs: daemonArgs, OperatorArgs: append([]string{"--leader-elect=false"}, operatorArgs...),
+		Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/25", IPv6: "fd02::/121"})},
+	})
+	for range 2 {
+		done := make(chan struct{})
+		for _, n := range l.Nodes() {
+			go func() {
+				defer func() { done <- struct{}{} }()
+				addAll(t, n, "pod", 20)
+			}()
+		}
+		for range l.Nodes() {
+			<-done
+		}
+		harness.Settle(t, l)
+		for _, n := range l.Nodes() {
+			delAll(t, n)
+		}
+		for _, n := range l.Nodes() {
+			counts(t, l, n, v1alpha1.DefaultPool, 0) // a quarter of two addresses is no warm one
+		}
+		harness.Settle(t, l)
+	}
+	p := &v1alpha1.AddressPool{}
+	harness.OK(t, l.Kube.Client.Get(ctx(t), client.ObjectKey{Name: v1alpha1.DefaultPool}, p))
+	if p.Status.Blocks.Allocated != 0 {
+		t.Errorf("counts %+v", p.Status.Blocks)
+	}
+}
