@@ -282,16 +282,16 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	return m.Acquire(ctx, podRequest(i))
 }
 
-// fails starts a pod that gets no address, for a reason.
-func (m *machine) fails(i int, reason string) *source.Exhausted {
+// fails starts a pod that gets no address, for a reason, and returns the message.
+func (m *machine) fails(i int, reason string) (message string) {
 	m.t.Helper()
 	l, err := m.try(i, 300*time.Millisecond)
 	why, ok := errors.AsType[*source.Exhausted](err)
 	if !ok || why.Reason != reason {
 		m.t.Errorf("pod %d: %v, %v; want %s", i, l, err, reason)
-		return &source.Exhausted{}
+		return ""
 	}
-	return why
+	return why.Message
 }
 
 // until waits for something that no event tells of.

@@ -44,8 +44,8 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if fifth.IPv4.String() != "10.3.0.0" || fifth.IPv6.String() != "fd02::300" || fifth.Block != "default-4" {
 		t.Errorf("pod 8: %+v", fifth)
 	}
-	if why := m.fails(12, "pool-exhausted"); !strings.Contains(why.Message, "append subnets to AddressPool default") {
-		t.Errorf("message: %s", why.Message)
+	if message := m.fails(12, "pool-exhausted"); !strings.Contains(message, "append subnets to AddressPool default") {
+		t.Errorf("message: %s", message)
 	}
 	snap := m.Snapshot()
 	if p := snap.Pools[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
@@ -572,8 +572,8 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	m.start()
 	m.pods(0, 0)
 	m.until("it hears", func() bool { return m.Snapshot().LastError != "" })
-	if why := m.fails(0, "permission"); !strings.Contains(why.Message, "apply deploy/pool-mode") {
-		t.Errorf("message: %s", why.Message)
+	if message := m.fails(0, "permission"); !strings.Contains(message, "apply deploy/pool-mode") {
+		t.Errorf("message: %s", message)
 	}
 	if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "refuses berthd") {
 		t.Errorf("ready: %v", err)

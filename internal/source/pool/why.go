@@ -98,14 +98,14 @@ func failure(pool string, r *request) string {
 
 // apiTrouble tells what keeps the API server's word from this node; nil without.
 func (l *ledger) apiTrouble() *source.Exhausted {
-	for _, what := range slices.Sorted(maps.Keys(l.word.trouble)) {
-		err := l.word.trouble[what]
-		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/pool-mode", err), Err: err}
-		}
-		return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err), Err: err}
+	if len(l.word.trouble) == 0 {
+		return nil
 	}
-	return nil
+	err := l.word.trouble[slices.Min(slices.Collect(maps.Keys(l.word.trouble)))]
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/pool-mode", err), Err: err}
+	}
+	return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err), Err: err}
 }
 
 // refusal tells why a request could not be made.
