@@ -11,7 +11,9 @@ type Carver struct {
 // NewCarver is a Carver with no index taken that begins its search at next,
 // where an earlier one's stopped (Next).
 func NewCarver(next int64) *Carver {
-	return &Carver{taken: newIndexes(), next: min(max(next, 0), MaxIndex+1)}
+	c := &Carver{taken: newIndexes()}
+	c.Resume(next)
+	return c
 }
 
 // Take takes the first free index from Next on, wrapping round below limit,
@@ -46,6 +48,9 @@ func (c *Carver) Free(index int64) {
 		c.taken.remove(index)
 	}
 }
+
+// Resume has the search go on at next, where an earlier Carver's stopped.
+func (c *Carver) Resume(next int64) { c.next = min(max(next, 0), MaxIndex+1) }
 
 // Taken is how many indexes are taken.
 func (c *Carver) Taken() int64 { return c.taken.count }

@@ -32,7 +32,7 @@ var (
 func raise(t *testing.T, nodes int, pools ...v1alpha1.AddressPool) *lab.Lab {
 	t.Helper()
 	return harness.Raise(t, lab.Options{
-		Mode: lab.PoolMode, Nodes: nodes, Pools: pools, DaemonArgs: daemonArgs, OperatorArgs: operatorArgs,
+		Mode: lab.PoolMode, Nodes: nodes, Pools: pools, DaemonArgs: daemonArgs, OperatorArgs: operatorArgs, RestartOperators: true,
 	})
 }
 

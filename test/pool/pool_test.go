@@ -137,7 +137,7 @@ func TestBlockOfOne(t *testing.T) {
 func TestTwoOperatorsAtOnce(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{
-		Mode: lab.PoolMode, Nodes: 3, OperatorCount: 2, DaemonArgs: daemonArgs, OperatorArgs: append([]string{"--leader-elect=false"}, operatorArgs...),
+		Mode: lab.PoolMode, Nodes: 3, OperatorCount: 2, RestartOperators: true, DaemonArgs: daemonArgs, OperatorArgs: append([]string{"--leader-elect=false"}, operatorArgs...),
 		Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/25", IPv6: "fd02::/121"})},
 	})
 	for range 2 {

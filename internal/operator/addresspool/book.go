@@ -47,32 +47,31 @@ type try struct {
 
 func newBook() *book { return &book{pools: map[string]*pages{}, tries: map[string]try{}} }
 
-// open makes or updates the pages of a pool. taken is called for those of a pool
-// that is new to the book, for the indexes of the blocks that there are. Returned
-// are requests to look at again.
-func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal, taken func() []int64) (again []string) {
-	b.mu.Lock()
-	g := b.pools[p.Name]
-	known := g != nil && g.uid == p.UID
-	b.mu.Unlock()
-	var indexes []int64
-	if !known {
-		indexes = taken()
+// page finds or makes the pages of a pool. Its blocks may be heard of before it
+// is. b.mu is held.
+func (b *book) page(name string) *pages {
+	g := b.pools[name]
+	if g == nil {
+		g = &pages{carver: pool.NewCarver(0), closed: notFound(name)}
+		b.pools[name] = g
 	}
+	return g
+}
+
+func notFound(name string) *refusal {
+	return &refusal{v1alpha1.ReasonPoolNotFound, "there is no AddressPool " + name}
+}
+
+// open takes in a pool as it is now. Returned are requests to look at again.
+func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !known {
-		var waiting []waiter
-		if g != nil {
-			waiting = g.waiting
-		}
-		g = &pages{uid: p.UID, carver: pool.NewCarver(p.Status.NextIndex), waiting: waiting}
-		for _, i := range indexes {
-			g.carver.Mark(i)
-		}
-		b.pools[p.Name] = g
+	g := b.page(p.Name)
+	if g.uid != p.UID {
+		g.uid = p.UID
+		g.carver.Resume(p.Status.NextIndex)
 	}
-	changed := !known || g.layout.Blocks() != l.Blocks() || (g.closed == nil) != (closed == nil) || closed != nil && *g.closed != *closed
+	changed := g.layout.Blocks() != l.Blocks() || (g.closed == nil) != (closed == nil) || closed != nil && *g.closed != *closed
 	g.layout, g.closed = l, closed
 	if changed {
 		return g.wake(len(g.waiting))
@@ -80,16 +79,21 @@ func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal, tak
 	return nil
 }
 
-// drop forgets a pool that is gone, and returns who waited for it.
+// drop forgets a pool that is gone, but not the blocks that outlived it, and
+// returns who waits for it.
 func (b *book) drop(name string) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.pools[name]
-	if g == nil {
+	if g == nil || g.uid == "" {
 		return nil
 	}
-	delete(b.pools, name)
-	return g.wake(len(g.waiting))
+	again = g.wake(len(g.waiting))
+	g.uid, g.layout, g.closed = "", pool.Layout{}, notFound(name)
+	if g.carver.Taken() == 0 && g.making == 0 {
+		delete(b.pools, name)
+	}
+	return again
 }
 
 // wake takes the oldest of those who wait.
@@ -105,9 +109,7 @@ func (g *pages) wake(n int) (names []string) {
 func (b *book) seen(poolName string, index int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if g := b.pools[poolName]; g != nil {
-		g.carver.Mark(index)
-	}
+	b.page(poolName).carver.Mark(index)
 }
 
 // freed notes a block that is gone, and returns who may have it now.
@@ -130,8 +132,7 @@ func (b *book) take(r *v1alpha1.BlockRequest) (index int64, block pool.Block, po
 	g := b.pools[r.Spec.PoolName]
 	switch {
 	case g == nil:
-		why = &refusal{v1alpha1.ReasonPoolNotFound, fmt.Sprintf("there is no AddressPool %s", r.Spec.PoolName)}
-		return 0, block, "", why
+		return 0, block, "", notFound(r.Spec.PoolName)
 	case g.closed != nil:
 		return 0, block, "", g.closed
 	}
@@ -199,11 +200,7 @@ func (b *book) abandoned(name string, uid types.UID) (t try, ok bool) {
 func (b *book) wait(r *v1alpha1.BlockRequest) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g := b.pools[r.Spec.PoolName]
-	if g == nil {
-		g = &pages{carver: pool.NewCarver(0), closed: &refusal{v1alpha1.ReasonPoolNotFound, fmt.Sprintf("there is no AddressPool %s", r.Spec.PoolName)}}
-		b.pools[r.Spec.PoolName] = g
-	}
+	g := b.page(r.Spec.PoolName)
 	w := waiter{r.Name, r.CreationTimestamp.Time}
 	i, there := slices.BinarySearchFunc(g.waiting, w, func(a, b waiter) int {
 		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name))

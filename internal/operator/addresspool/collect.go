@@ -21,6 +21,9 @@ func (c *Controller) Usage() (list []Usage) {
 	defer c.book.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
 		g := c.book.pools[name]
+		if g.uid == "" {
+			continue // there is no such pool
+		}
 		n := g.counts()
 		list = append(list, Usage{Pool: name, Blocks: n.blocks, Addresses: n.addresses, Waiting: len(g.waiting)})
 	}

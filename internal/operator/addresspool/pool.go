@@ -49,7 +49,7 @@ func (c *Controller) lookAtPool(ctx context.Context, q reconcile.Request) (recon
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if err := c.open(ctx, p, closed(p, why)); err != nil {
+	if err := c.open(p, closed(p, why)); err != nil {
 		return reconcile.Result{}, err
 	}
 	wait, err := c.report(ctx, p, why)
@@ -69,22 +69,13 @@ func closed(p *v1alpha1.AddressPool, why *refusal) *refusal {
 }
 
 // open takes a pool's accepted subnets into the book.
-func (c *Controller) open(ctx context.Context, p *v1alpha1.AddressPool, closed *refusal) error {
+func (c *Controller) open(p *v1alpha1.AddressPool, closed *refusal) error {
 	l, err := layout(p, accepted(p))
 	if err != nil {
 		return fmt.Errorf("AddressPool %s: accepted subnets: %w", p.Name, err)
 	}
-	var listErr error
-	again := c.book.open(p, l, closed, func() (indexes []int64) {
-		blocks := &v1alpha1.AddressBlockList{}
-		listErr = c.client.List(ctx, blocks, client.MatchingFields{byPool: p.Name}, client.UnsafeDisableDeepCopy)
-		for i := range blocks.Items {
-			indexes = append(indexes, blocks.Items[i].Index)
-		}
-		return indexes
-	})
-	c.again(&c.requests, again...)
-	return listErr
+	c.again(&c.requests, c.book.open(p, l, closed)...)
+	return nil
 }
 
 // accept grants a pool the subnets that are nobody else's, and tells why not
@@ -215,7 +206,7 @@ func (c *Controller) tell(before, p *v1alpha1.AddressPool) {
 // their nodes, and lets the pool go after the last of them.
 func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (reconcile.Result, error) {
 	why := &refusal{v1alpha1.ReasonPoolDeleted, fmt.Sprintf("AddressPool %s is being deleted", p.Name)}
-	if err := c.open(ctx, p, why); err != nil {
+	if err := c.open(p, why); err != nil {
 		return reconcile.Result{}, err
 	}
 	if err := c.deleteBlocks(ctx, p.Name); err != nil {

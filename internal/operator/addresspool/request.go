@@ -126,7 +126,7 @@ func (c *Controller) missing(ctx context.Context, r *v1alpha1.BlockRequest) (*re
 	if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read AddressPool %s from the cache: %w", name, err)
 	}
-	return &refusal{v1alpha1.ReasonPoolNotFound, "there is no AddressPool " + name}, nil
+	return notFound(name), nil
 }
 
 // settle finds out what became of a block whose creation brought an error.
