@@ -78,18 +78,15 @@ func (c Config) Validate() error {
 	if len(c.LocalCIDRs) == 0 {
 		return fmt.Errorf("LocalCIDRs: want the CIDRs of the VPC, got none")
 	}
-	v4 := false
 	for _, f := range []struct {
 		name     string
 		prefixes []netip.Prefix
 	}{{"LocalCIDRs", c.LocalCIDRs}, {"ExcludeCIDRs", c.ExcludeCIDRs}} {
-		for _, p := range f.prefixes {
-			if !p.IsValid() || p.Addr().Is4In6() {
-				return fmt.Errorf("%s: %s is not a CIDR", f.name, p)
-			}
-			v4 = v4 || p.Addr().Is4() && f.name == "LocalCIDRs"
+		if i := slices.IndexFunc(f.prefixes, isNoCIDR); i >= 0 {
+			return fmt.Errorf("%s: %s is not a CIDR", f.name, f.prefixes[i])
 		}
 	}
+	v4 := slices.ContainsFunc(c.LocalCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() })
 	if v4 && !c.ExternalSNAT && !c.PrimaryIPv4.IsValid() {
 		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT, or ExternalSNAT")
 	}
@@ -98,6 +95,8 @@ func (c Config) Validate() error {
 	}
 	return nil
 }
+
+func isNoCIDR(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
 
 // validateExportTable: the kernel's own tables are 253 to 255 (rtnetlink(7)).
 func (c Config) validateExportTable() error {
