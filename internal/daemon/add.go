@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -149,7 +150,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.R
 	if err == nil {
 		d.markUsable()
 		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
-			"addresses", rec.Lease.Addrs(), "eni", rec.Lease.ENI)
+			"addresses", rec.Lease.Addrs(), "from", cmp.Or(rec.Lease.ENI, rec.Lease.Block))
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {

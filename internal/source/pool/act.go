@@ -21,7 +21,7 @@ const (
 	lastRetry  = 10 * time.Second
 	// settle is how long the watch has to show what a request did before it is
 	// made again.
-	settle = 5 * time.Second
+	settle = 2 * time.Second
 	// housekeeping is how many requests other than those for blocks are under way
 	// at a time.
 	housekeeping = 4

@@ -64,31 +64,34 @@ func (s *Source) follow(ctx context.Context, wg *sync.WaitGroup) {
 	})
 }
 
-// heard takes whether something can be listed and watched, and logs when that
-// changed.
+// heard takes whether something can be listed and watched, and logs when an
+// outage begins or is over.
 func (s *Source) heard(what string) func(error) {
 	return func(err error) {
 		if kubeapi.Ended(err) {
 			return
 		}
-		var before error
+		var before, after int
 		s.change(func(l *ledger, _ time.Time) {
-			before = l.word.trouble[what]
+			before = len(l.word.trouble)
 			if err == nil {
 				delete(l.word.trouble, what)
-				return
+			} else {
+				l.word.trouble[what] = err
 			}
-			l.word.trouble[what] = err
-			if what == blocksResource && l.unproven {
+			after = len(l.word.trouble)
+			if err != nil && what == blocksResource && l.unproven {
 				l.unproven = false // the API server is away: the file is all there is
 				signal(s.commit)
 			}
 		})
 		switch {
-		case err != nil && before == nil:
+		case before == 0 && after > 0:
 			s.log.Warn("the Kubernetes API cannot be used; serving goes on from memory", "what", what, "error", err)
-		case err == nil && before != nil:
-			s.log.Info("the Kubernetes API can be used again", "what", what)
+		case before > 0 && after == 0:
+			s.log.Info("the Kubernetes API can be used again")
+		case err != nil:
+			s.log.Debug("the Kubernetes API cannot be used", "what", what, "error", err)
 		}
 	}
 }

@@ -399,11 +399,17 @@ func TestClaims(t *testing.T) {
 	m := newMachine(t)
 	ticks := newTicks()
 	m.tune = func(c *Config) { c.Clock = ticks }
-	m.pool("default", 2, nil, "10.0.0.0/24")
+	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pods(0, 2)
-	m.startOperator()
+	o := newOperator(t)
+	o.answerOnly(0)
+	o.start()
 	m.start()
-	a := m.add(0)
+	node := &corev1.Node{}
+	if err := m.api.Get(t.Context(), client.ObjectKey{Name: nodeID}, node); err != nil {
+		t.Fatal(err)
+	}
+	a := m.addOwned(o, 0, node.UID)
 	m.settled(1)
 	before := m.block(a.Block)
 	ticks.Advance(5 * claimInterval)
@@ -411,7 +417,6 @@ func TestClaims(t *testing.T) {
 	if now := m.block(a.Block); now.ResourceVersion != before.ResourceVersion {
 		t.Errorf("written while the Node is there: %+v", now.Status)
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}}
 	if err := m.api.Delete(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
@@ -431,8 +436,7 @@ func TestClaims(t *testing.T) {
 		ticks.Advance(time.Second)
 		return renewed().After(first.Add(claimInterval - time.Second))
 	})
-	// Without a Node a block can still be asked for, and nobody owns the request.
-	m.add(1)
+	m.addOwned(o, 1, "") // a block can still be asked for, and nobody owns the request
 	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.until("the Node is seen", func() bool {
 		m.mu.Lock()
@@ -447,6 +451,24 @@ func TestClaims(t *testing.T) {
 	if now := m.block(a.Block); now.ResourceVersion != last {
 		t.Errorf("written while the Node is there again: %+v", now.Status)
 	}
+}
+
+// addOwned starts a pod for which a block is asked for, and looks who owns the
+// request: the Node with this UID, or nobody.
+func (m *machine) addOwned(o *operator, i int, uid types.UID) (l source.Lease) {
+	m.t.Helper()
+	o.answerOnly(0)
+	var wg sync.WaitGroup
+	wg.Go(func() { l = m.add(i) })
+	list := &v1alpha1.BlockRequestList{}
+	m.until("a request", func() bool { return m.api.List(m.t.Context(), list) == nil && len(list.Items) > 0 })
+	owners := list.Items[0].OwnerReferences
+	if uid == "" && len(owners) > 0 || uid != "" && (len(owners) != 1 || owners[0].Kind != "Node" || owners[0].UID != uid || *owners[0].Controller || *owners[0].BlockOwnerDeletion) {
+		m.t.Errorf("owners %+v, want Node %s", owners, uid)
+	}
+	o.answerOnly(-1)
+	wg.Wait()
+	return l
 }
 
 // An empty block goes back after the delay, and not before.
