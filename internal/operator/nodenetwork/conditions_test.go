@@ -104,7 +104,7 @@ func TestTroubleIsTold(t *testing.T) {
 	})
 	n.Reconciled(eni.Status{Confirmed: true})
 	until(t, "node-1", "healed", degraded("False", reasonAsExpected))
-	harness.Eventually(t, 10*time.Second, "two events", func() error {
+	harness.Eventually(t, limit, "two events", func() error {
 		return sameList("events", told(t, "node-1"), []string{"Warning NetworkThrottled", "Normal NetworkHealed"})
 	})
 }

@@ -37,7 +37,7 @@ func TestWithFleet(t *testing.T) {
 			t.Errorf("the fleet ended with %v", err)
 		}
 	})
-	op := start(t, Options{Fleet: f, Grace: time.Second, Settle: time.Second})
+	op := start(t, Options{Fleet: f, Settle: time.Second})
 	create(t, "node-1", nil)
 	until(t, "node-1", "8 addresses", count(8))
 	o := until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {

@@ -36,14 +36,14 @@ func TestForeignWritesAreTold(t *testing.T) {
 		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 		patch := fmt.Appendf(nil, `{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i)
 		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", patch), client.FieldOwner("kubectl-edit")))
-		harness.Eventually(t, 5*time.Second, "doubt", func() error {
+		harness.Eventually(t, limit, "doubt", func() error {
 			if d := fl.of(fl.doubts, "node-1"); d != i+1 {
 				return fmt.Errorf("%d doubts, want %d", d, i+1)
 			}
 			return nil
 		})
 	}
-	harness.Eventually(t, 10*time.Second, "one event, counted", func() error {
+	harness.Eventually(t, limit, "one event, counted", func() error {
 		list := &eventsv1.EventList{}
 		harness.OK(t, harness.KubeClient(t).List(t.Context(), list))
 		for _, e := range list.Items {
@@ -106,7 +106,7 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 	if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2"})); err == nil {
 		t.Fatal("published over a connection that broke")
 	}
-	harness.Eventually(t, 10*time.Second, "published", func() error {
+	harness.Eventually(t, limit, "published", func() error {
 		return n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.3"}))
 	})
 	harness.OK(t, available("10.0.0.1", "10.0.0.3")(get(t, "node-1")))
@@ -134,7 +134,7 @@ func TestInstanceChangesUnderAPass(t *testing.T) {
 	before := o.DeepCopy()
 	o.Spec.InstanceID = "i-0fedcba9876543210"
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
-	harness.Eventually(t, 10*time.Second, "the fleet has another node", func() error {
+	harness.Eventually(t, limit, "the fleet has another node", func() error {
 		if fl.node(t, "node-1") == old {
 			return errors.New("it has the old one")
 		}

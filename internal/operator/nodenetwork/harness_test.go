@@ -42,6 +42,9 @@ func TestMain(m *testing.M) {
 	os.Exit(harness.Kube(m))
 }
 
+// limit is for what takes a moment on a machine with nothing else to do.
+const limit = time.Minute
+
 // script is a fleet that does nothing by itself: tests play it.
 type script struct {
 	mu       sync.Mutex // guards all below
@@ -99,7 +102,7 @@ func (s *script) of(m map[string]int, name string) int {
 func (s *script) node(t *testing.T, name string) *node {
 	t.Helper()
 	var out fleet.Node
-	harness.Eventually(t, 10*time.Second, "the fleet has node "+name, func() error {
+	harness.Eventually(t, limit, "the fleet has node "+name, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if out = s.nodes[name]; out == nil {
@@ -185,7 +188,7 @@ func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error
 	t.Helper()
 	c := harness.KubeClient(t)
 	o := &v1alpha1.NodeNetwork{}
-	harness.Eventually(t, 20*time.Second, what, func() error {
+	harness.Eventually(t, limit, what, func() error {
 		if err := c.Get(t.Context(), client.ObjectKey{Name: name}, o); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ var compareAddrs = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 // handOut asks until the node hands something out.
 func handOut(t *testing.T, n *node, id string, addresses, prefixes int) (a []netip.Addr, p []netip.Prefix) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "something is handed out", func() error {
+	harness.Eventually(t, limit, "something is handed out", func() error {
 		if a, p = n.Withdraw(id, addresses, prefixes); len(a)+len(p) == 0 {
 			return errors.New("nothing")
 		}
@@ -39,7 +39,7 @@ func TestHandshake(t *testing.T) {
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"})
 	harness.OK(t, n.Publish(t.Context(), inv))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4"), Released: []string{"10.0.0.3"}}) // that of an older round
-	harness.Eventually(t, 5*time.Second, "use", func() error {
+	harness.Eventually(t, limit, "use", func() error {
 		if n.Usage().ENIs["eni-1"].Used != 1 {
 			return errors.New("not seen")
 		}
@@ -54,7 +54,7 @@ func TestHandshake(t *testing.T) {
 	kicks := fl.of(fl.kicks, "node-1")
 	// A pod takes one of them before the daemon sees the list.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4", "10.0.0.2"), Released: []string{"10.0.0.1"}})
-	harness.Eventually(t, 5*time.Second, "a kick", func() error {
+	harness.Eventually(t, limit, "a kick", func() error {
 		if fl.of(fl.kicks, "node-1") <= kicks {
 			return errors.New("none")
 		}
@@ -109,7 +109,7 @@ func TestWithdrawENI(t *testing.T) {
 		t.Fatal("withdrawn though not all is confirmed")
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing})
-	harness.Eventually(t, 5*time.Second, "withdrawn", func() error {
+	harness.Eventually(t, limit, "withdrawn", func() error {
 		if !n.WithdrawENI(t.Context(), "eni-2") {
 			return errors.New("not yet")
 		}
@@ -142,7 +142,7 @@ func TestRelent(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true}) // a pass that could not ask
 	harness.OK(t, releasing("10.0.0.2", "10.0.0.3", "10.0.0.16/28")(get(t, "node-1")))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 1})
-	harness.Eventually(t, 5*time.Second, "a pod waits", func() error {
+	harness.Eventually(t, limit, "a pod waits", func() error {
 		if w := n.Usage().Waiting; w != 1 {
 			return fmt.Errorf("%d", w)
 		}
@@ -165,7 +165,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	sleeper.Withdraw("eni-1", 1, 0)
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
-	harness.Eventually(t, 5*time.Second, "confirmed", func() error {
+	harness.Eventually(t, limit, "confirmed", func() error {
 		sleeper.mu.Lock()
 		defer sleeper.mu.Unlock()
 		if !sleeper.confirmed(netip.MustParsePrefix("10.0.0.2/32")) {
