@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -137,8 +138,18 @@ type process struct {
 	health  string
 }
 
-// quick makes another operator follow within seconds.
-var quick = []string{"--lease-duration=3s", "--renew-deadline=2s", "--retry-period=250ms"}
+// leaseDuration is as short as a process may be without the processor that has
+// to keep its Lease.
+const leaseDuration = 10 * time.Second
+
+// quick makes another operator follow soon.
+var quick = []string{"--lease-duration=" + leaseDuration.String(), "--renew-deadline=8s", "--retry-period=250ms"}
+
+// steady are the settings of a leader that is not to end because it is slow.
+var steady = []string{"--lease-duration=60s", "--renew-deadline=50s"}
+
+// limit is for what takes a moment on a machine with nothing else to do.
+const limit = time.Minute
 
 // start runs an operator until the test ends.
 func (c *cluster) start(name string, args ...string) *process {
@@ -168,10 +179,10 @@ func (c *cluster) start(name string, args ...string) *process {
 	return p
 }
 
-// until waits for something of the operator's, for up to half a minute.
+// until waits for something of the operator's.
 func (p *process) until(is func() error) {
 	p.c.t.Helper()
-	ctx, cancel := context.WithTimeout(p.c.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(p.c.t.Context(), limit)
 	defer cancel()
 	harness.OK(p.c.t, p.Wait(ctx, is))
 }
@@ -226,9 +237,11 @@ func (p *process) shows(want map[string]string) func() error {
 	}
 }
 
+// freeAddress is one that nobody else takes until it is listened at: all that
+// connects on this machine does so from 127.0.0.1.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.N(254), rand.N(256), 1+rand.N(254)))
 	harness.OK(t, err)
 	defer l.Close()
 	return l.Addr().String()

@@ -89,7 +89,7 @@ func TestEndsWhileItWaits(t *testing.T) {
 	o := c.start("one")
 	o.until(answersWith(o.health, "/livez", 200))
 	o.until(o.tried(1))
-	harness.OK(t, o.Stop(5*time.Second))
+	harness.OK(t, o.Stop(30*time.Second))
 	if code := o.ExitCode(); code != 0 || o.lines("level=ERROR") > 0 {
 		t.Errorf("exit code %d", code)
 	}
@@ -128,7 +128,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		o := running[i]
 		select {
 		case <-o.Exited():
-		case <-time.After(3 * certainty):
+		case <-time.After(certainty + limit):
 			t.Errorf("case %d: it goes on", i)
 			continue
 		}

@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -216,11 +215,9 @@ func indexBeyond(t *testing.T, c *cluster, name string) {
 }
 
 func statusWiped(t *testing.T, c *cluster, name string) {
-	harness.OK(t, retry.RetryOnConflict(retry.DefaultRetry, func() error { // the operator may write meanwhile
-		o := c.object(t, name)
-		o.Status = v1alpha1.NodeNetworkStatus{}
-		return c.Kube.Client.Status().Update(t.Context(), o)
-	}))
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	empty := client.RawPatch(types.MergePatchType, []byte(`{"status":null}`)) // whatever the operator writes meanwhile
+	harness.OK(t, c.Kube.Client.Status().Patch(t.Context(), o, empty, client.FieldOwner("kubectl-patch")))
 	c.othersGrow(t)
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-
 
 const (
 	// patience is for what takes a few moments on a machine with nothing else to do.
-	patience = 30 * time.Second
+	patience = time.Minute
 	// slowly is for what is tried again once a minute, as only a person can heal
 	// it, or as asking more often would cost calls.
 	slowly = 100 * time.Second
@@ -47,6 +47,9 @@ var (
 	operatorArgs = []string{
 		"--log-level=debug", "--shrink-delay=300ms", "--listing-interval=2s", "--settle-time=2s",
 		"--orphan-age=3s", "--orphan-interval=1s", "--node-gone-grace=3s",
+		// A leader that cannot renew its Lease in time ends, and is started again by
+		// its kubelet; test/crash has that. Here every outage is shorter.
+		"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=1s",
 	}
 )
 

@@ -29,10 +29,7 @@ func TestServers(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(3, "t3.small")
 	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
-	// A leader that cannot renew its Lease in time ends, and is started again by
-	// its kubelet; test/crash has that. Here the outage is shorter.
-	lease := []string{"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=1s"}
-	c := raise(t, "witness", lab.Options{Spec: &s, OperatorArgs: lease})
+	c := raise(t, "witness", lab.Options{Spec: &s})
 	for _, n := range c.Nodes() {
 		c.has(t, patience, n.Name, 1)
 	}

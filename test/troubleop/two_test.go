@@ -29,7 +29,7 @@ func TestTwoOperators(t *testing.T) {
 	t.Parallel()
 	c := raise(t, "", lab.Options{Nodes: 3, InstanceType: "t3.small", OperatorCount: 2, OperatorArgs: []string{"--leader-elect=false"}})
 	book := newBook()
-	ctx := harness.Deadline(t, time.Minute)
+	ctx := harness.Deadline(t, 5*time.Minute)
 	w, err := c.Kube.Client.Watch(ctx, &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
 	var watching sync.WaitGroup
