@@ -101,6 +101,12 @@ func killPoolAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
 	if err := victim.Stop(10 * time.Second); err != nil {
 		t.Fatal(err)
 	}
+	if strings.HasPrefix(name, "operator.pool.accept.") {
+		another := lab.Pool("another-"+strings.TrimPrefix(name, "operator.pool.accept."), 2, v1alpha1.PoolSubnet{IPv4: fmt.Sprintf("10.3.%d.0/26", len(name))})
+		if err := l.Kube.Client.Create(ctx, &another); err != nil {
+			t.Fatal(err)
+		}
+	}
 	arms(map[string]string{failpoint.EnvVar: name + "=kill"})
 	if err := victim.Start(); err != nil {
 		t.Fatal(err)
