@@ -162,3 +162,12 @@ func configWith(t *testing.T, args ...string) config.Config {
 	}
 	return c
 }
+
+func TestExportTableOfBerthsOwnIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	cmd := berthd.Command()
+	cmd.SetArgs([]string{"--ipam=pool", "--export-table=19000", "--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=", "--log-level=error"})
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--export-table") {
+		t.Errorf("err = %v", err)
+	}
+}

@@ -697,3 +697,39 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 	m.Release(key(0))
 	m.until("the block is gone", func() bool { return len(m.blocks()) == 0 })
 }
+
+// Somebody writes to a block between the daemon's look and its letting go: it
+// looks again, and meanwhile gives no address of the block to anybody.
+func TestBlockChangedWhileItIsLetGo(t *testing.T) {
+	m := newMachine(t)
+	m.pool("public", 2, nil, "10.0.0.0/30")
+	m.namespace(namespace, "public")
+	m.pods(0, 1)
+	w := m.way()
+	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
+	m.startOperator()
+	m.start()
+	m.add(0)
+	m.settled(1)
+	b := m.block("public-0")
+	if err := m.api.Delete(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	m.Release(key(0))
+	<-w.held
+	if err := m.api.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"seen":"yes"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	m.fails(1, "pool-exhausted") // all that the pool has is this block
+	w.release()
+	m.until("it is gone", func() bool { b := m.block("public-0"); return b == nil || b.UID != "" && b.DeletionTimestamp == nil })
+	if !m.log.has("remove the finalizer of AddressBlock public-0") {
+		t.Error("there was no conflict")
+	}
+}
+
+func (l *logs) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.b.String(), s)
+}
