@@ -25,18 +25,37 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/kube"
 )
 
-// A test's own program, started with this variable, is a daemon's address
-// source that a failpoint may kill: it reads "add 1" and "del 1" from its input
-// and answers each with a line.
+// A test's own program, started with this variable, is the operator or a daemon's
+// address source that a failpoint may kill: it reads "add 1" and "del 1" from its
+// input and answers each with a line.
 const childVar = "POOL_TEST_CHILD"
 
-type childConfig struct{ Kubeconfig, Dir string }
+type childConfig struct {
+	Kubeconfig, Dir string
+	Operator        bool
+}
+
+// command starts the program so.
+func (c childConfig) command(log io.Writer, env ...string) (*exec.Cmd, error) {
+	data, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(append(os.Environ(), childVar+"="+string(data)), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = log
+	return cmd, nil
+}
 
 func child() int {
 	err := func() error {
 		var c childConfig
 		if err := json.Unmarshal([]byte(os.Getenv(childVar)), &c); err != nil {
 			return err
+		}
+		if c.Operator {
+			return operate(c.Kubeconfig)
 		}
 		s, err := New(Config{
 			NodeName: nodeID, Kubeconfig: c.Kubeconfig, Datapath: kernel(filepath.Join(c.Dir, "routes")), StateDir: c.Dir,
@@ -186,14 +205,10 @@ func newMortal(t *testing.T, failpoints string) *mortal {
 
 func (m *mortal) launch(failpoints string) {
 	m.t.Helper()
-	env, err := json.Marshal(m.env)
-	if err != nil {
+	var err error
+	if m.cmd, err = m.env.command(m.log, failpoint.EnvVar+"="+failpoints); err != nil {
 		m.t.Fatal(err)
 	}
-	m.cmd = exec.Command(os.Args[0])
-	m.cmd.Env = append(os.Environ(), childVar+"="+string(env), failpoint.EnvVar+"="+failpoints)
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	m.cmd.Stderr = m.log
 	if m.in, err = m.cmd.StdinPipe(); err != nil {
 		m.t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 func prepare() error {
 	dir := os.DirFS(filepath.Join(harness.Tree(), "deploy", "pool-mode"))
 	files := fstest.MapFS{}
-	for _, name := range []string{"admission.yaml", "rbac.yaml", "rbac/berthd/role.yaml"} {
+	for _, name := range []string{"admission.yaml", "rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml"} {
 		data, err := fs.ReadFile(dir, name)
 		if err != nil {
 			return err
