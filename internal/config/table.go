@@ -79,7 +79,7 @@ func nodeSettings(c *Config) []Setting {
 func warmSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "warm-eni-target", Env: []string{"WARM_ENI_TARGET"}, Unit: "ENIs", parse: integer(&c.WarmENITarget, 64, -1),
-			Doc: "ENIs without a pod to keep attached and filled. Counts as 1 when no other target is set; ignored when a warm IP or minimum IP target is."},
+			Doc: "ENIs without a pod to keep attached and filled. Counts as 1 when no other target is set (not with ipam=eni-operator); ignored when a warm IP or minimum IP target is."},
 		{Flag: "warm-ip-target", Env: []string{"WARM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.WarmIPTarget, maxCount, -1),
 			Doc: "Free addresses to keep assigned to the node."},
 		{Flag: "minimum-ip-target", Env: []string{"MINIMUM_IP_TARGET"}, Unit: "addresses", parse: integer(&c.MinimumIPTarget, maxCount, -1),
@@ -91,7 +91,7 @@ func warmSettings(c *Config) []Setting {
 		{Flag: "min-allocate", Unit: "addresses", parse: integer(&c.MinAllocate, maxCount, -1),
 			Doc: "Addresses to have assigned to the node at least. With pre-allocate and max-above-watermark, the second way to ask for warm addresses; not to be mixed with the targets above."},
 		{Flag: "pre-allocate", Unit: "addresses", parse: integer(&c.PreAllocate, maxCount, -1),
-			Doc: "Free addresses to keep assigned to the node. Counts as 8 when another setting of this dialect is set and this one is not."},
+			Doc: "Free addresses to keep assigned to the node. Counts as 8 when another setting of this dialect is set and this one is not, and with ipam=eni-operator when no target is set."},
 		{Flag: "max-above-watermark", Unit: "addresses", parse: integer(&c.MaxAboveWatermark, maxCount, -1),
 			Doc: "How many addresses more than needed one growth may assign, to save calls."},
 		{Flag: "max-allocate", Unit: "addresses", parse: integer(&c.MaxAllocate, maxCount, -1),
@@ -120,7 +120,7 @@ func eniSettings(c *Config) []Setting {
 		{Flag: "first-interface-index", parse: integer(&c.FirstInterfaceIndex, 15, -1),
 			Doc: "Device index of the first ENI that carries pods. 1 leaves the primary ENI to the node. Counts as 0 when not set, with min-allocate and its like, or ipam=eni-operator, as 1."},
 		{Flag: "subnets", Unit: "subnet IDs", parse: list(&c.Subnets, prefixed("subnet-")),
-			Doc: "Subnets of new ENIs, separated by commas. Default: the primary ENI's."},
+			Doc: "Subnets of new ENIs, separated by commas. Default: the primary ENI's; with ipam=eni-operator, any of the node's VPC and zone."},
 		{Flag: "subnet-tags", Unit: "key=value", parse: pairs(&c.SubnetTags),
 			Doc: "Tags that choose the subnets of new ENIs in the node's zone, separated by commas; not with subnets."},
 		{Flag: "security-groups", Unit: "group IDs", parse: list(&c.SecurityGroups, prefixed("sg-")),

@@ -14,7 +14,7 @@ var (
 	famDel      = metric.New("berth_del_duration_seconds", "histogram", "Time that DEL took in the daemon.")
 
 	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node by state: used, warm, cooling, not-ready or withdrawn.", "state")
-	famENIs      = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods.")
+	famENIs      = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that wait for an address.")
 	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that the kernel still has to remove.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
