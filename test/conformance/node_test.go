@@ -30,7 +30,6 @@ import (
 
 const (
 	liveURL = "http://127.0.0.1:61678/livez"
-	start   = 20 * time.Second
 )
 
 func echoPort(p *node.Pod) netip.AddrPort { return netip.AddrPortFrom(p.Addr(), echo.Port) }
@@ -44,8 +43,8 @@ func TestInstallation(t *testing.T) {
 	plugin := filepath.Join(n.CNIBinDir(), "berth")
 	l.Cloud.Outage(true)
 	harness.OK(t, n.Start())
-	harness.Eventually(t, start, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
-	harness.Eventually(t, start, "the daemon has met the outage", func() error {
+	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
+	harness.Eventually(t, patience, "the daemon has met the outage", func() error {
 		doc, err := lab.Document(t.Context(), n)
 		if err == nil && doc.LastError == "" {
 			err = fmt.Errorf("no error yet")
@@ -62,7 +61,7 @@ func TestInstallation(t *testing.T) {
 		t.Error("the plugin is there before the first address")
 	}
 	l.Cloud.Outage(false)
-	harness.OK(t, n.WaitReady(harness.Deadline(t, 40*time.Second)))
+	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
 	list := installed(t, n)
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" {
 		t.Errorf("network %s of version %s is installed, want berth of 1.0.0", list.Name, list.CNIVersion)
@@ -91,7 +90,7 @@ func TestInstallation(t *testing.T) {
 			}
 		}
 	}
-	_, err = n.AddPod(harness.Deadline(t, start), "p", node.PodOptions{Once: true})
+	_, err = n.AddPod(harness.Deadline(t, patience), "p", node.PodOptions{Once: true})
 	harness.OK(t, err)
 }
 
@@ -99,9 +98,9 @@ func TestInstallation(t *testing.T) {
 // each other and the pods, and looks at who may read what.
 func TestWhatANodeShows(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(quick), "--cooling-period=10s")})
+	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(quick), "--cooling-period=10m", "--warm-wait=2m")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
-	ctx := harness.Deadline(t, 60*time.Second)
+	ctx := harness.Deadline(t, 5*time.Minute)
 	for i := range 4 {
 		_, err := n.AddPod(ctx, fmt.Sprintf("p%d", i), node.PodOptions{Namespace: "shop"})
 		harness.OK(t, err)
@@ -120,7 +119,7 @@ func TestWhatANodeShows(t *testing.T) {
 		p, err := n.Pod(a.Pod)
 		harness.OK(t, err)
 		if a.Address != p.Addr() || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
-			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address) || time.Since(a.Since) > time.Minute {
+			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address) || time.Since(a.Since) > 10*time.Minute {
 			t.Errorf("allocated: %+v, pod %s has %s in %s", a, p.Name, p.Addr(), p.ContainerID)
 		}
 	}
@@ -201,7 +200,7 @@ func differences(m map[string]float64, want map[string]int) (errs []error) {
 func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 	var m map[string]float64
 	// An ENI may come or go between the two questions.
-	harness.Eventually(t, 20*time.Second, "metrics and introspection agree", func() error {
+	harness.Eventually(t, patience, "metrics and introspection agree", func() error {
 		doc, err := lab.Document(t.Context(), n)
 		if err != nil {
 			return err

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -66,7 +65,7 @@ func result(t *testing.T, r types.Result) *types100.Result {
 
 func add(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) *types100.Result {
 	t.Helper()
-	r, err := s.CNI.AddNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf)
+	r, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
 	if err != nil {
 		t.Fatalf("ADD: %v", err)
 	}
@@ -75,21 +74,21 @@ func add(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) *type
 
 func del(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) {
 	t.Helper()
-	if err := s.CNI.DelNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf); err != nil {
+	if err := s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf); err != nil {
 		t.Fatalf("DEL: %v", err)
 	}
 }
 
 func check(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) error {
 	t.Helper()
-	return s.CNI.CheckNetworkList(harness.Deadline(t, 20*time.Second), list, s.RuntimeConf)
+	return s.CNI.CheckNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
 }
 
 // life is ADD, the same ADD again, CHECK, DEL and DEL again in one version.
 func life(t *testing.T, n *node.Node, version string) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, version, "berth", harness.Plugin(n, nil))
-	ctx := harness.Deadline(t, 30*time.Second)
+	ctx := harness.Deadline(t, patience)
 	first, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
 	harness.OK(t, err)
 	if first.Version() != version {
@@ -183,7 +182,7 @@ func sameLink(name, mac string, addr netip.Addr) error {
 func gone(t *testing.T, n *node.Node, r *types100.Result) {
 	t.Helper()
 	host, addr := r.Interfaces[0].Name, addrOf(t, r)
-	harness.Eventually(t, 10*time.Second, "the host link leaves", func() error {
+	harness.Eventually(t, patience, "the host link leaves", func() error {
 		return ns.Do(n.Netns, func() error {
 			if _, err := netlink.LinkByName(host); err == nil {
 				return fmt.Errorf("%s is there", host)

@@ -27,7 +27,7 @@ func TestDaemonDown(t *testing.T) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 	harness.OK(t, installPlugin(n))
-	ctx := within(t, 60*time.Second)
+	ctx := within(t, 5*time.Minute)
 	_, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
 	fails(t, err, types.ErrTryAgainLater, "berthd", n.Socket(), "--socket")
 	fails(t, s.CNI.DelNetworkList(ctx, list, s.RuntimeConf), types.ErrTryAgainLater, n.Socket())
@@ -39,14 +39,14 @@ func TestDaemonDown(t *testing.T) {
 	ready(t, n)
 	_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
 	harness.OK(t, err)
-	harness.Eventually(t, 3*time.Second, "the first heartbeat", func() error {
+	harness.Eventually(t, patience, "the first heartbeat", func() error {
 		_, err := os.Stat(heartbeat.Path(n.Socket()))
 		return err
 	})
 	harness.OK(t, n.Kill())
 	harness.OK(t, s.CNI.GetStatusNetworkList(ctx, list))
 	started := make(chan error, 1)
-	time.AfterFunc(time.Second, func() { started <- n.Start() })
+	time.AfterFunc(200*time.Millisecond, func() { started <- n.Start() })
 	harness.OK(t, errors.Join(s.CNI.DelNetworkList(ctx, list, s.RuntimeConf), <-started))
 
 	ready(t, n)
@@ -54,7 +54,7 @@ func TestDaemonDown(t *testing.T) {
 	begun := time.Now()
 	_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
 	fails(t, err, types.ErrTryAgainLater, "does not answer", n.Socket())
-	if took := time.Since(begun); took > 15*time.Second {
+	if took := time.Since(begun); took > 40*time.Second {
 		t.Errorf("the plugin waited %v for a daemon that is gone", took)
 	}
 	harness.OK(t, n.Start())
@@ -84,7 +84,8 @@ func TestDaemonSlow(t *testing.T) {
 	fails(t, err, types.ErrTryAgainLater, "1s")
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
 	harness.Settle(t, l)
-	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf))
+	patient := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), patient, s.RuntimeConf))
 	add(t, n, "after")
 	harness.Settle(t, l)
 }

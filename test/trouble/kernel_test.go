@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
@@ -135,7 +134,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 		t.Run(what, func(t *testing.T) {
 			harness.OK(t, ns.Do(n.Netns, flush))
 			for _, p := range n.Pods() {
-				harness.Eventually(t, 10*time.Second, p.Name+" talks again", func() error {
+				harness.Eventually(t, patience, p.Name+" talks again", func() error {
 					return errors.Join(
 						harness.Asks(t, p.Netns(), far.Addr(), p.Addr()),
 						harness.Asks(t, far.Netns(), p.Addr(), far.Addr()),
@@ -199,9 +198,6 @@ func TestReboot(t *testing.T) {
 		return nil
 	})
 	n = l.Nodes()[0]
-	if !n.Running() { // a lab whose daemons start by hand
-		harness.OK(t, n.Start())
-	}
 	ready(t, n)
 	doc := document(t, n)
 	if len(doc.Allocated)+len(doc.Cooling) > 0 {

@@ -8,10 +8,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -36,7 +39,8 @@ var lean = []string{"--warm-ip-target=1", "--minimum-ip-target=1"}
 // nodeOptions are of a pod that is tried again and again.
 var nodeOptions node.PodOptions
 
-const patience = 30 * time.Second
+// patience is for what takes a moment on a machine with nothing else to do.
+const patience = time.Minute
 
 // add makes a pod as a kubelet does, trying again.
 func add(t *testing.T, n *node.Node, name string) *node.Pod {
@@ -81,6 +85,25 @@ func removeAll(t *testing.T, n *node.Node) {
 	for _, p := range n.Pods() {
 		remove(t, n, p.Name)
 	}
+}
+
+// full wants an ADD to fail for want of an address, and the error to say all of
+// words, if not at once: the daemon may still be trying when the first ADDs end.
+func full(t *testing.T, n *node.Node, name string, words ...string) {
+	t.Helper()
+	words = append(words, "no address")
+	var err error
+	harness.Eventually(t, patience, "an ADD says why there is no address", func() error {
+		if err = addOnce(t, n, name); err == nil || node.CNICode(err) != types.ErrTryAgainLater || says(err.Error(), words) {
+			return nil
+		}
+		return fmt.Errorf("want words %q: %w", words, err)
+	})
+	fails(t, err, types.ErrTryAgainLater, words...)
+}
+
+func says(text string, words []string) bool {
+	return !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) })
 }
 
 // fails wants a CNI error of a code that says all of words.

@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -24,31 +23,42 @@ import (
 )
 
 // burst makes pods whose ADDs all reach the daemon in one moment: it is
-// stopped until every plugin has been started.
+// stopped until every plugin has connected.
 func burst(t *testing.T, n *node.Node, name string, count int) {
 	t.Helper()
-	before, err := ns.PIDs(n.Netns)
+	before, err := connections(n)
 	harness.OK(t, err)
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
 	var wg sync.WaitGroup
 	errs := make([]error, count)
-	ctx := within(t, time.Minute)
+	ctx := within(t, 2*time.Minute)
 	for i := range count {
 		wg.Go(func() {
 			_, errs[i] = n.AddPod(ctx, fmt.Sprintf("%s-%d", name, i), node.PodOptions{Once: true})
 		})
 	}
-	harness.Eventually(t, patience, "every plugin runs", func() error {
-		now, err := ns.PIDs(n.Netns)
-		if err == nil && len(now) < len(before)+count {
-			err = fmt.Errorf("%d processes on the node, want %d", len(now), len(before)+count)
+	harness.Eventually(t, patience, "every plugin asks", func() error {
+		now, err := connections(n)
+		if err == nil && now < before+count {
+			err = fmt.Errorf("%d connections, want %d", now, before+count)
 		}
 		return err
 	})
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
 	wg.Wait()
 	harness.OK(t, errors.Join(errs...))
+}
+
+// connections counts those to the daemon's socket, accepted or not: the kernel
+// lists the server's end of each by the socket's path.
+func connections(n *node.Node) (count int, err error) {
+	err = ns.Do(n.Netns, func() error {
+		list, err := os.ReadFile("/proc/thread-self/net/unix")
+		count = strings.Count(string(list), " "+n.Socket()+"\n")
+		return err
+	})
+	return count, err
 }
 
 // TestBurst: a burst of pods costs at most one call for each ENI that it
@@ -193,8 +203,8 @@ func TestFragmentedSubnet(t *testing.T) {
 // killed cools on, for what is left of its time.
 func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	t.Parallel()
-	const period = 6 * time.Second
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(quick("--cooling-period="+period.String()), "--max-eni=1", "--warm-wait=15s")})
+	const period = 20 * time.Second
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(quick("--cooling-period="+period.String()), "--max-eni=1", "--warm-wait=1m")})
 	n := l.Nodes()[0]
 	for i := range 3 {
 		add(t, n, fmt.Sprintf("p%d", i))
@@ -203,19 +213,18 @@ func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	harness.OK(t, err)
 	begun := time.Now()
 	remove(t, n, "p0")
+	latest := time.Now().Add(period + time.Second) // by two clocks
 	harness.OK(t, n.Kill())
 	harness.OK(t, n.Start())
 	ready(t, n)
 	doc := document(t, n)
-	if len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() || doc.Cooling[0].RemainingSeconds <= 0 || doc.Cooling[0].RemainingSeconds > period.Seconds() {
+	if len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() || doc.Cooling[0].RemainingSeconds <= 0 || doc.Cooling[0].Until.After(latest) {
 		t.Errorf("after the restart %+v cool, want %s for what is left of %v", doc.Cooling, gone.Addr(), period)
 	}
-	p, err := n.AddPod(within(t, patience), "next", node.PodOptions{Once: true}) // the only address there is
+	p, err := n.AddPod(within(t, period+patience), "next", node.PodOptions{Once: true}) // the only address there is
 	harness.OK(t, err)
 	if took := time.Since(begun); p.Addr() != gone.Addr() || took < period {
 		t.Errorf("%s was given out %v after the release of %s, it cools for %v", p.Addr(), took, gone.Addr(), period)
-	} else if took > period+3*time.Second {
-		t.Errorf("the address cooled for %v, want about %v", took, period)
 	}
 	harness.Settle(t, l)
 }
@@ -242,7 +251,7 @@ func TestOthersENIs(t *testing.T) {
 			for k := range 6 { // two ENIs of three addresses are left to Berth
 				add(t, n, fmt.Sprintf("p%d", k))
 			}
-			fails(t, addOnce(t, n, "seventh"), types.ErrTryAgainLater, "no address")
+			full(t, n, "seventh")
 			was := before[n.Name]
 			now, _ := l.Books().ENI(was.ID)
 			if now.Attachment == nil || !slices.Equal(was.Secondary, now.Secondary) || was.Attachment.DeleteOnTermination != now.Attachment.DeleteOnTermination {
@@ -274,7 +283,7 @@ func TestOthersENIs(t *testing.T) {
 // cluster's vanished instances are removed.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick("--orphan-age=1m", "--orphan-interval=1s")})
+	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick("--orphan-age=30m", "--orphan-interval=1s")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	leave := func(cluster, instance string, age time.Duration) string {
 		tags := vpc.Tags{

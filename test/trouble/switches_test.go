@@ -72,7 +72,11 @@ func TestSwitches(t *testing.T) {
 				if tt.lost && err == nil || !tt.lost && err != nil {
 					t.Errorf("%s, internet: %v", p.Name, err)
 				}
-				id, err := ns.Get(within(t, time.Second), p.Netns(), metadata)
+				soon := patience
+				if tt.blocked {
+					soon = time.Second
+				}
+				id, err := ns.Get(within(t, soon), p.Netns(), metadata)
 				if tt.blocked != (err != nil) || !tt.blocked && id != n.InstanceID {
 					t.Errorf("%s, metadata: %q, %v", p.Name, id, err)
 				}
