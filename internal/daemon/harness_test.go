@@ -177,7 +177,7 @@ func keyFor(container string) attachment.Key {
 
 func within(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -224,7 +224,7 @@ func (n *node) wantKernel(t *testing.T, links, routes int) {
 // waitFor waits for what another goroutine is about to do.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(time.Minute)
 	for !ok() {
 		select {
 		case <-deadline:

@@ -197,7 +197,7 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	if l, err := m.try(3, 100*time.Millisecond); err == nil {
 		t.Errorf("pod 3 got %v", l.IPv4)
 	}
-	if l, err := m.try(1, time.Second); err != nil || l.IPv4 != address(10) {
+	if l, err := m.try(1, longest); err != nil || l.IPv4 != address(10) {
 		t.Errorf("the first pod's lease is %v, %v", l.IPv4, err)
 	}
 	m.Release(key(1))

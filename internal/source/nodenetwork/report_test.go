@@ -1,6 +1,7 @@
 package nodenetwork
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"testing"
@@ -132,11 +133,14 @@ func TestWaitingPodsAreReported(t *testing.T) {
 	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
 	m.operator(give(1, 0)) // ENIs without addresses
 	done := make(chan error)
+	ctx, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
 	go func() {
-		_, err := m.try(1, time.Second)
+		_, err := m.Acquire(ctx, request(1))
 		done <- err
 	}()
 	m.appears("the pod that waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 1 })
+	giveUp()
 	if err := <-done; err == nil {
 		t.Error("a pod got an address out of nowhere")
 	}

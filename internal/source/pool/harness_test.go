@@ -33,7 +33,7 @@ import (
 
 const (
 	namespace = "ns"
-	longest   = 30 * time.Second // for what takes milliseconds on a quiet machine
+	longest   = time.Minute // for what takes milliseconds on a quiet machine
 )
 
 func TestMain(m *testing.M) {
@@ -282,16 +282,20 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	return m.Acquire(ctx, podRequest(i))
 }
 
-// fails starts a pod that gets no address, for a reason, and returns the message.
+// fails starts a pod that gets no address, for a reason that is known soon, and
+// returns the message.
 func (m *machine) fails(i int, reason string) (message string) {
 	m.t.Helper()
-	l, err := m.try(i, 300*time.Millisecond)
-	why, ok := errors.AsType[*source.Exhausted](err)
-	if !ok || why.Reason != reason {
-		m.t.Errorf("pod %d: %v, %v; want %s", i, l, err, reason)
-		return ""
-	}
-	return why.Message
+	m.until(fmt.Sprintf("pod %d waits: %s", i, reason), func() bool {
+		l, err := m.try(i, 300*time.Millisecond)
+		why, ok := errors.AsType[*source.Exhausted](err)
+		if !ok {
+			m.t.Fatalf("pod %d: %v, %v; want %s", i, l, err, reason)
+		}
+		message = why.Message
+		return why.Reason == reason
+	})
+	return message
 }
 
 // until waits for something that no event tells of.
