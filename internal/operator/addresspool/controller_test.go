@@ -1,0 +1,360 @@
+package addresspool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Blocks are cut in index order over all subnets, both families by the same
+// index, and one that was given back is not the next. Exhaustion is told, and
+// heals by a block that is given back, or a subnet that is appended.
+func TestBlocksInOrder(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	start(t, Options{})
+	makePool(t, "p", 1, "10.2.0.0/29+fd02::200/125", "10.3.0.0/30+fd02::300/126")
+	for i, want := range []string{
+		"10.2.0.0/31 fd02::200/127", "10.2.0.2/31 fd02::202/127", "10.2.0.4/31 fd02::204/127",
+		"10.2.0.6/31 fd02::206/127", "10.3.0.0/31 fd02::300/127",
+	} {
+		b := given(t, fmt.Sprintf("r%d", i), "n", "p")
+		if got := b.IPv4 + " " + b.IPv6; b.Name != fmt.Sprintf("p-%d", i) || got != want || b.Index != int64(i) {
+			t.Errorf("block %s: %s, want p-%d: %s", b.Name, got, i, want)
+		}
+		if len(b.OwnerReferences) != 1 || !*b.OwnerReferences[0].Controller || !*b.OwnerReferences[0].BlockOwnerDeletion ||
+			b.Labels[v1alpha1.LabelPool] != "p" || b.Labels[v1alpha1.LabelNode] != "n" || !slices.Equal(b.Finalizers, []string{v1alpha1.FinalizerBlock}) {
+			t.Errorf("block %+v", b.ObjectMeta)
+		}
+	}
+	poolIs(t, "p", "counts", counted(6, 5))
+	giveBack(t, "p-1")
+	if b := given(t, "r5", "n", "p"); b.Name != "p-5" {
+		t.Errorf("after p-1 was given back: %s, want the last one first", b.Name)
+	}
+	if b := given(t, "r6", "n", "p"); b.Name != "p-1" {
+		t.Errorf("then %s, want p-1", b.Name)
+	}
+	poolIs(t, "p", "it is exhausted", condition(v1alpha1.ConditionExhausted, metav1.ConditionTrue, v1alpha1.ReasonPoolExhausted))
+	ask(t, "r7", "n", "p")
+	failed(t, "r7", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
+	told(t, "p", v1alpha1.ReasonPoolExhausted)
+	giveBack(t, "p-3")
+	if b := answered(t, "r7"); b.Name != "p-3" {
+		t.Errorf("r7 got %s", b.Name)
+	}
+	ask(t, "r8", "n", "p")
+	failed(t, "r8", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
+	c := harness.KubeClient(t)
+	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, client.RawPatch(types.JSONPatchType,
+		[]byte(`[{"op":"add","path":"/spec/subnets/-","value":{"ipv4":"10.4.0.0/31","ipv6":"fd02::400/127"}}]`))))
+	if b := answered(t, "r8"); b.Name != "p-6" || b.IPv4 != "10.4.0.0/31" {
+		t.Errorf("r8 got %s %s", b.Name, b.IPv4)
+	}
+	poolIs(t, "p", "counts", counted(7, 7))
+	poolIs(t, "p", "addresses", func(p *v1alpha1.AddressPool) error {
+		if p.Status.Addresses != (v1alpha1.PoolCounts{Total: 14, Allocated: 14}) || p.Status.AcceptedSubnets != 3 {
+			return fmt.Errorf("%+v", p.Status)
+		}
+		return nil
+	})
+	ask(t, "r9", "n", "nosuch")
+	failed(t, "r9", v1alpha1.ReasonPoolNotFound, "nosuch")
+	makePool(t, "nosuch", 0, "10.9.0.0/32")
+	answered(t, "r9")
+}
+
+// told waits for an event of a pool.
+func told(t *testing.T, pool, reason string) {
+	t.Helper()
+	eventually(t, "event "+reason, func(c client.Client) error {
+		list := &eventsv1.EventList{}
+		if err := c.List(t.Context(), list); err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Regarding.Name == pool && e.Reason == reason {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d others", len(list.Items))
+	})
+}
+
+// Another operator goes on where one stopped: a block that was given back is
+// still not the next, and the blocks that there are stay whose they are.
+func TestNextOperatorGoesOn(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	_, end := start(t, Options{})
+	makePool(t, "p", 0, "10.2.0.0/30")
+	for i := range 2 {
+		given(t, fmt.Sprintf("r%d", i), "n", "p")
+	}
+	giveBack(t, "p-0")
+	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
+		if p.Status.NextIndex != 2 {
+			return fmt.Errorf("next is %d", p.Status.NextIndex)
+		}
+		return counted(4, 1)(p)
+	})
+	end()
+	start(t, Options{})
+	for i, want := range []string{"p-2", "p-3", "p-0"} {
+		if b := given(t, fmt.Sprintf("again-%d", i), "n", "p"); b.Name != want {
+			t.Errorf("got %s, want %s", b.Name, want)
+		}
+	}
+}
+
+// Replies that are lost and requests that are not sent neither repeat a block
+// nor lose one, for a hundred requests at once and an operator that is replaced
+// in the middle, but for what that had under way.
+func TestLostReplies(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	makePool(t, "p", 0, "10.2.0.0/24")
+	var n atomic.Int64
+	bad := func(r *http.Request) (lost, unsent bool) {
+		write := r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/berth.dev/")
+		i := n.Add(1)
+		return write && i%3 == 0, write && i%5 == 0
+	}
+	through := func(next http.RoundTripper) http.RoundTripper { return &lossy{next, bad} }
+	_, end := start(t, Options{}, through)
+	const requests = 100
+	var wg sync.WaitGroup
+	for i := range requests {
+		wg.Go(func() { ask(t, fmt.Sprintf("r%d", i), "n", "p") })
+	}
+	wg.Wait()
+	answered(t, "r0")
+	end()
+	start(t, Options{}, through)
+	names := map[string]bool{}
+	for i := range requests {
+		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
+	}
+	if len(names) != requests {
+		t.Errorf("%d requests have %d blocks", requests, len(names))
+	}
+	// What the first operator had under way when it ended may take effect after
+	// the second has looked. Such a block is the node's, whose daemon returns it.
+	late := 0
+	for _, name := range blocksNow(t) {
+		if !names[name] {
+			late++
+			giveBack(t, name)
+		}
+	}
+	if late > cutters {
+		t.Errorf("%d blocks too many, at most %d were under way", late, cutters)
+	}
+	poolIs(t, "p", "counts", counted(256, requests))
+}
+
+// Of two pools that overlap and are made in the same moment one is accepted, also
+// by two operators that both lead; the other is when the first is gone.
+func TestOverlapRace(t *testing.T) {
+	harness.KubeClean(t)
+	start(t, Options{Sweep: time.Second})
+	start(t, Options{Sweep: time.Second})
+	// Without the policy that refuses most of such pairs at once.
+	c := harness.KubeClient(t)
+	binding := policyBinding(t, "berth-pools-do-not-overlap")
+	harness.OK(t, c.Delete(t.Context(), binding))
+	t.Cleanup(func() {
+		if err := harness.ControlPlane.Apply(context.Background(), poolmode.Roles); err != nil {
+			t.Error(err)
+		}
+	})
+	for i := range 5 {
+		pair := []string{fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)}
+		eventually(t, "the policy is off", func(c client.Client) error {
+			for k, name := range pair {
+				p := poolAt(name, 0, 2, fmt.Sprintf("10.%d.0.0/%d", i, 24+k))
+				p.UID, p.CreationTimestamp = "", metav1.Time{}
+				if err := c.Create(t.Context(), &p); err != nil && !apierrors.IsAlreadyExists(err) {
+					return err
+				}
+			}
+			return nil
+		})
+		var winner, loser string
+		eventually(t, "one of the two is accepted", func(c client.Client) error {
+			list := &v1alpha1.AddressPoolList{}
+			if err := c.List(t.Context(), list); err != nil {
+				return err
+			}
+			winner, loser = "", ""
+			for _, p := range list.Items {
+				switch {
+				case !slices.Contains(pair, p.Name):
+				case condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready")(&p) == nil && p.Status.AcceptedSubnets == 1:
+					winner += p.Name
+				case condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps)(&p) == nil && p.Status.AcceptedSubnets == 0:
+					loser += p.Name
+				}
+			}
+			if !slices.Contains(pair, winner) || !slices.Contains(pair, loser) {
+				return fmt.Errorf("accepted %q, refused %q", winner, loser)
+			}
+			return nil
+		})
+		ask(t, "r-"+loser, "n", loser)
+		failed(t, "r-"+loser, v1alpha1.ReasonPoolOverlaps, winner)
+		harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: winner}}))
+		poolIs(t, loser, "the other is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready"))
+		answered(t, "r-"+loser)
+	}
+}
+
+// policyBinding reads the name and kind of a policy's binding.
+func policyBinding(t *testing.T, name string) client.Object {
+	t.Helper()
+	var o metav1.PartialObjectMetadata
+	harness.OK(t, yaml.Unmarshal([]byte("apiVersion: admissionregistration.k8s.io/v1\nkind: ValidatingAdmissionPolicyBinding\nmetadata: {name: "+name+"}"), &o))
+	return &o
+}
+
+// A pool that is being deleted gives no block, its blocks are deleted and keep
+// their addresses until their nodes let them go, and it goes after the last.
+func TestPoolDeletion(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	start(t, Options{})
+	makePool(t, "p", 0, "10.2.0.0/30")
+	given(t, "r0", "n", "p")
+	c := harness.KubeClient(t)
+	harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}))
+	eventually(t, "its block is deleted", func(c client.Client) error {
+		b := &v1alpha1.AddressBlock{}
+		if err := c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b); err != nil {
+			return err
+		}
+		if b.DeletionTimestamp == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	ask(t, "r1", "n", "p")
+	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
+	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
+	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-0"}},
+		client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+	eventually(t, "the pool goes", func(c client.Client) error {
+		if err := c.Get(t.Context(), client.ObjectKey{Name: "p"}, &v1alpha1.AddressPool{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
+
+	// Again, with the finalizer taken off by hand: the block drains all the same.
+	makePool(t, "p", 0, "10.2.0.0/30")
+	answered(t, "r1")
+	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}},
+		client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+	harness.OK(t, client.IgnoreNotFound(c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}})))
+	eventually(t, "its block is deleted", func(c client.Client) error {
+		b := &v1alpha1.AddressBlock{}
+		err := c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b)
+		if err == nil && b.DeletionTimestamp == nil {
+			err = errors.New("it is not")
+		}
+		return client.IgnoreNotFound(err)
+	})
+}
+
+// Blocks and requests of a node whose Node is gone are released, unless its
+// daemon renews its claim; those of one that is down only by the policy, and when
+// it is fenced off.
+func TestNodesThatGo(t *testing.T) {
+	harness.KubeClean(t)
+	const grace = 2 * time.Second
+	start(t, Options{Grace: grace, DownAfter: time.Second})
+	makePool(t, "p", 0, "10.2.0.0/28")
+	c := harness.KubeClient(t)
+	for _, n := range []string{"gone", "claims", "down", "fenced"} {
+		makeNode(t, n)
+		given(t, "r-"+n, n, "p")
+	}
+	name := func(n string) string {
+		r := &v1alpha1.BlockRequest{}
+		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "r-" + n}, r))
+		return r.Status.AddressBlockName
+	}
+	blocks := map[string]string{}
+	for _, n := range []string{"gone", "claims", "down", "fenced"} {
+		blocks[n] = name(n)
+	}
+	claim := func() {
+		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+		b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: blocks["claims"]}}
+		harness.OK(t, c.Status().Patch(t.Context(), b, client.RawPatch(types.MergePatchType, body)))
+	}
+	claim()
+	for _, n := range []string{"gone", "claims"} {
+		harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}))
+	}
+	for n, taint := range map[string]string{"down": corev1.TaintNodeUnreachable, "fenced": corev1.TaintNodeOutOfService} {
+		k := &corev1.Node{}
+		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: n}, k))
+		k.Spec.Taints = []corev1.Taint{{Key: taint, Effect: corev1.TaintEffectNoExecute}}
+		harness.OK(t, c.Update(t.Context(), k))
+		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.Now()}}
+		harness.OK(t, c.Status().Update(t.Context(), k))
+	}
+	eventually(t, "two are released", func(c client.Client) error {
+		claim() // as often as this looks
+		have := blocksNow(t)
+		want := []string{blocks["claims"], blocks["down"]}
+		slices.Sort(want)
+		if !slices.Equal(have, want) {
+			return fmt.Errorf("there are %v, want %v", have, want)
+		}
+		return nil
+	})
+	if err := c.Get(t.Context(), client.ObjectKey{Name: "r-gone"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the request of a node that is gone: %v", err)
+	}
+	eventually(t, "the claim lapses", func(client.Client) error {
+		if have := blocksNow(t); !slices.Equal(have, []string{blocks["down"]}) {
+			return fmt.Errorf("there are %v", have)
+		}
+		return nil
+	})
+	poolIs(t, "p", "counts", counted(16, 1))
+}
+
+// A request of a node that never was is removed.
+func TestOrphanedRequest(t *testing.T) {
+	harness.KubeClean(t)
+	start(t, Options{Grace: time.Second})
+	ask(t, "orphan", "nobody", "p")
+	eventually(t, "it goes", func(c client.Client) error {
+		if err := c.Get(t.Context(), client.ObjectKey{Name: "orphan"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+}
