@@ -176,8 +176,8 @@ func TestLostReplies(t *testing.T) {
 // by two operators that both lead; the other is when the first is gone.
 func TestOverlapRace(t *testing.T) {
 	harness.KubeClean(t)
-	start(t, Options{Sweep: time.Second})
-	start(t, Options{Sweep: time.Second})
+	start(t, Options{})
+	start(t, Options{})
 	// Without the policy that refuses most of such pairs at once.
 	c := harness.KubeClient(t)
 	binding := policyBinding(t, "berth-pools-do-not-overlap")

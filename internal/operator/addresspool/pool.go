@@ -95,7 +95,7 @@ func (c *Controller) accept(ctx context.Context, p *v1alpha1.AddressPool) (why *
 	}
 	n, why := decide(p.Name, pools.Items, blocks.Items)
 	if why != nil {
-		retry = c.o.Sweep // another pool's end or a block's is no event of this one
+		retry = c.o.Sweep // in case the end of what is in the way is missed
 	}
 	if int32(n) == before {
 		return why, retry, nil
@@ -252,6 +252,9 @@ func (c *Controller) deleteBlocks(ctx context.Context, name string) error {
 // its finalizer off can bring about, are deleted and drain at their nodes.
 func (c *Controller) poolGone(ctx context.Context, name string) error {
 	c.again(&c.requests, c.book.drop(name)...)
+	if err := c.reconsider(ctx); err != nil {
+		return err
+	}
 	blocks := &v1alpha1.AddressBlockList{}
 	err := c.client.List(ctx, blocks, client.MatchingFields{byPool: name}, client.UnsafeDisableDeepCopy)
 	if err != nil || len(blocks.Items) == 0 {
@@ -262,6 +265,21 @@ func (c *Controller) poolGone(ctx context.Context, name string) error {
 		return err // it is there, and the cache will tell
 	}
 	return c.deleteBlocks(ctx, name)
+}
+
+// reconsider has pools looked at again that were refused a subnet: what they
+// overlapped may be gone.
+func (c *Controller) reconsider(ctx context.Context) error {
+	pools := &v1alpha1.AddressPoolList{}
+	if err := c.client.List(ctx, pools, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list AddressPools from the cache: %w", err)
+	}
+	for i := range pools.Items {
+		if p := &pools.Items[i]; accepted(p) < len(p.Spec.Subnets) {
+			c.again(&c.poolsQ, p.Name)
+		}
+	}
+	return nil
 }
 
 // patchFinalizers writes a pool's finalizers, unless somebody wrote to the pool
