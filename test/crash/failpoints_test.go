@@ -55,10 +55,10 @@ func arm(name string) string {
 }
 
 func killAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 45*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	victim := l.Nodes()[0]
-	if err := victim.Stop(10 * time.Second); err != nil {
+	if err := victim.Stop(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	victim.Env = map[string]string{failpoint.EnvVar: arm(name)}
@@ -107,7 +107,7 @@ func prepare(t *testing.T, l *lab.Lab, victim *node.Node, name string) {
 	switch {
 	case strings.HasPrefix(name, "eni.collect."):
 		other := l.Nodes()[1] // it would be faster at times; killAt starts it again
-		if err := other.Stop(10 * time.Second); err != nil {
+		if err := other.Stop(time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		leaveOrphan(t, l, victim)

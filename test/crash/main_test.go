@@ -22,6 +22,20 @@ const (
 	shrinkDelay = 300 * time.Millisecond
 )
 
+// leases are of operators: of several another follows within seconds, also when
+// a busy machine holds the leader up. One alone has nobody to follow it, and no
+// Lease.
+func leases(operators int) []string {
+	if operators == 1 {
+		return []string{"--leader-elect=false"}
+	}
+	return []string{"--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms"}
+}
+
+// calm are settings of operators, after any others, that end the trouble: a
+// leader stays one, however busy the machine.
+var calm = []string{"--lease-duration=60s", "--renew-deadline=50s"}
+
 // raise starts a lab of nodes that have addresses for nine pods on three ENIs.
 func raise(t *testing.T, nodes int) *lab.Lab {
 	return harness.Raise(t, lab.Options{

@@ -23,11 +23,10 @@ import (
 func raiseOperators(t *testing.T, nodes, operators int) *lab.Lab {
 	return harness.Raise(t, lab.Options{
 		Mode: lab.OperatorMode, Nodes: nodes, InstanceType: "t3.small", OperatorCount: operators,
-		OperatorArgs: []string{
+		OperatorArgs: append([]string{
 			"--shrink-delay=" + shrinkDelay.String(), "--listing-interval=2s", "--settle-time=2s",
 			"--orphan-age=3s", "--orphan-interval=1s", "--log-level=debug",
-			"--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms",
-		},
+		}, leases(operators)...),
 		DaemonArgs: []string{
 			"--pre-allocate=1", "--cni-chain=", "--log-level=debug", "--cooling-period=" + cooling.String(),
 			"--netns-grace=1s", "--repair-interval=1s", "--warm-wait=5s",
@@ -91,10 +90,10 @@ func TestKillOperatorAtEveryFailpoint(t *testing.T) {
 }
 
 func killOperatorAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	victim, n := l.Operators()[0], l.Nodes()[0]
-	if err := victim.Stop(10 * time.Second); err != nil {
+	if err := victim.Stop(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	switch {
@@ -244,8 +243,13 @@ func (m *meddler) run(ctx context.Context) {
 			if !o.Running() {
 				continue
 			}
+			if err := o.Pause(); err != nil {
+				if o.Running() { // else it came to its failpoint first
+					m.ok(err)
+				}
+				break
+			}
 			m.pauses++
-			m.ok(o.Pause())
 			m.pause(ctx, 6*time.Second)
 			m.ok(o.Resume())
 		case 4:
@@ -265,7 +269,7 @@ func (m *meddler) run(ctx context.Context) {
 func (m *meddler) restart(armed bool) {
 	for _, n := range m.lab.Nodes() {
 		if !armed && n.Running() && len(m.daemon) > 0 {
-			m.ok(n.Stop(10 * time.Second)) // it may be armed
+			m.ok(n.Stop(time.Minute)) // it may be armed
 		}
 		if !n.Running() {
 			n.Env = m.arms(m.daemon, armed)
@@ -274,13 +278,17 @@ func (m *meddler) restart(armed bool) {
 	}
 	for _, o := range m.lab.Operators() {
 		if !armed && o.Running() {
-			m.ok(o.Stop(10 * time.Second)) // it may be armed
+			m.ok(o.Stop(time.Minute)) // it may be armed
 		}
 		if o.Running() {
 			continue
 		}
 		m.lab.OperatorEnv = m.arms(m.operator, armed)
-		m.ok(o.Start())
+		var more []string
+		if !armed {
+			more = calm
+		}
+		m.ok(o.Start(more...))
 	}
 }
 

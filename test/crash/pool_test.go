@@ -26,10 +26,9 @@ func raisePools(t *testing.T, nodes, operators int) *lab.Lab {
 	return harness.Raise(t, lab.Options{
 		Mode: lab.PoolMode, Nodes: nodes, OperatorCount: operators,
 		Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/26", IPv6: "fd02::/122"})},
-		OperatorArgs: []string{
+		OperatorArgs: append([]string{
 			"--block-claim-grace=20s", "--orphan-interval=1s", "--log-level=debug",
-			"--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms",
-		},
+		}, leases(operators)...),
 		DaemonArgs: []string{
 			"--block-release-delay=300ms", "--cni-chain=", "--log-level=debug", "--cooling-period=" + cooling.String(),
 			"--netns-grace=1s", "--repair-interval=1s", "--warm-wait=5s",
@@ -89,7 +88,7 @@ func TestKillAtEveryPoolFailpoint(t *testing.T) {
 }
 
 func killPoolAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	n, o := l.Nodes()[0], l.Operators()[0]
 	victim := n.Process
@@ -98,7 +97,7 @@ func killPoolAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
 		victim = o.Process
 		arms = func(env map[string]string) { l.OperatorEnv = env }
 	}
-	if err := victim.Stop(10 * time.Second); err != nil {
+	if err := victim.Stop(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if strings.HasPrefix(name, "operator.pool.accept.") {

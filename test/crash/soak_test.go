@@ -183,7 +183,7 @@ func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand,
 			pause(time.Second)
 			l.Cloud.Outage(false)
 		case 1:
-			if err := n.Stop(10 * time.Second); err != nil {
+			if err := n.Stop(time.Minute); err != nil {
 				t.Error(err)
 			}
 		default:
@@ -205,7 +205,7 @@ func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand,
 		}
 	}
 	for _, n := range l.Nodes() {
-		if err := n.Stop(10 * time.Second); err != nil {
+		if err := n.Stop(time.Minute); err != nil {
 			t.Error(err)
 		}
 		n.Env = nil

@@ -27,7 +27,7 @@ func TestPolicySuffices(t *testing.T) {
 		Ingress: s.VPCs[0].SecurityGroups[0].Ingress,
 	})
 	l := harness.Raise(t, lab.Options{Mode: lab.OperatorMode, Spec: &s, DaemonArgs: quickDaemon, OperatorArgs: quickOperator})
-	ctx := harness.Deadline(t, 3*time.Minute)
+	ctx := harness.Deadline(t, 10*time.Minute)
 
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
 	edit(t, l, first, func(e *v1alpha1.ENISpec) { e.SecurityGroupTags = map[string]string{"for": "pods"} })

@@ -41,13 +41,13 @@ func TestUsePrimaryAddress(t *testing.T) {
 	}
 	served := func() {
 		t.Helper()
-		harness.Eventually(t, 10*time.Second, "the pod is served", func() error {
+		harness.Eventually(t, time.Minute, "the pod is served", func() error {
 			return errors.Join(
 				harness.Asks(t, p.Netns(), other.Addr(), p.Addr()),
 				harness.Asks(t, other.Netns(), p.Addr(), other.Addr()),
 				harness.Asks(t, p.Netns(), fabric.InternetHost, primaryENI(l, n).Primary),
 				harness.Asks(t, n.Netns, p.Addr(), primaryENI(l, n).Primary),
-				n.CheckPod(harness.Deadline(t, 10*time.Second), "own"))
+				n.CheckPod(harness.Deadline(t, time.Minute), "own"))
 		})
 	}
 	served()
@@ -59,7 +59,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	harness.Settle(t, l)
 
 	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = false })
-	harness.Eventually(t, 10*time.Second, "the operator takes the address off the list", func() error {
+	harness.Eventually(t, time.Minute, "the operator takes the address off the list", func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	harness.OK(t, n.WaitReady(harness.Deadline(t, time.Minute)))
 	served()
 	harness.OK(t, n.DelPod(harness.Deadline(t, time.Minute), "own"))
-	harness.Eventually(t, 20*time.Second, "the node has the address", func() error {
+	harness.Eventually(t, time.Minute, "the node has the address", func() error {
 		return onLink(n, e, func(l netlink.Link) error {
 			have, err := netlink.AddrList(l, netlink.FAMILY_V4)
 			if err == nil && (len(have) != 1 || !have[0].IP.Equal(e.Primary.AsSlice())) {
@@ -86,7 +86,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	})
 	harness.Settle(t, l)
 
-	w, err := l.Kube.Client.Watch(harness.Deadline(t, time.Minute), &v1alpha1.NodeNetworkList{})
+	w, err := l.Kube.Client.Watch(harness.Deadline(t, 5*time.Minute), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
 	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress, e.PreAllocate = true, new(int32) })
 	confirmed := make(chan bool, 1)
@@ -108,7 +108,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 // a secondary ENI.
 func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	t.Helper()
-	harness.Eventually(t, 30*time.Second, "the node has the own address of an ENI and no other", func() error {
+	harness.Eventually(t, time.Minute, "the node has the own address of an ENI and no other", func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
 		if err != nil {
 			return err
