@@ -67,7 +67,7 @@ func TestStatusWhileTheDaemonIsAway(t *testing.T) {
 	for name, socket := range map[string]string{"no socket": socketless, "nobody listens": dead(t)} {
 		status := invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}
 		t.Run(name, func(t *testing.T) {
-			beat(t, socket, 50*time.Second)
+			beat(t, socket, heartbeat.Grace/2)
 			if _, e := status.run(t); e != nil {
 				t.Errorf("failed within a restart: %v", e)
 			}
@@ -119,7 +119,7 @@ func TestCallDuringARestart(t *testing.T) {
 // and then gone to sleep more than once, as one that tries again does.
 func waitUntilBlocked(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		links, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "fd"))
 		if err != nil {
 			t.Fatal(err)
@@ -201,7 +201,7 @@ func TestEndOfThePluginEndsTheCall(t *testing.T) {
 			}
 			select {
 			case <-dropped:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("the daemon still waits")
 			}
 		})

@@ -224,7 +224,7 @@ func TestBlackHole(t *testing.T) {
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
 		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("took %v", took)
 	}
 	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {

@@ -150,7 +150,7 @@ func waiting() (n *rpcfake.Node, asked, left chan struct{}) {
 
 func TestDeadlinePasses(t *testing.T) {
 	n, _, left := waiting()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // for the request to arrive
 	defer cancel()
 	_, err := add(ctx, t, rpcfake.Start(t, n), &rpc.AddRequest{})
 	wantCode(t, err, unary.DeadlineExceeded)

@@ -148,7 +148,7 @@ func (b *bed) reaches(path, from, to string) {
 }
 
 // patience bounds a wait for what a busy machine may be slow to do.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // unanswered asks until seen tells that a question met its end, and fails when
 // one is answered or none ends so in time. Asking again is what makes it hold
