@@ -24,6 +24,7 @@ type ledger struct {
 	world
 	blocks   map[string]*holding
 	requests map[string]*request // by name
+	asked    map[string]bool     // names of requests that are being made, or were and are not seen yet
 	leases   map[attachment.Key]hold
 	byAddr   map[netip.Addr]attachment.Key // of both families
 	stray    map[netip.Addr]time.Time      // cooling since, of no block at hand
@@ -79,7 +80,7 @@ func newLedger(p policy) *ledger {
 	return &ledger{
 		policy: p,
 		world:  world{pods: map[podName]podFacts{}, namespaces: map[string]string{}, pools: map[string]*stock{}},
-		blocks: map[string]*holding{}, requests: map[string]*request{},
+		blocks: map[string]*holding{}, requests: map[string]*request{}, asked: map[string]bool{},
 		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
 		chosen: map[string]string{},
 		word:   word{trouble: map[string]error{}},

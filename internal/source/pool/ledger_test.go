@@ -190,6 +190,28 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 	b.expect("nobody came back", "delete-request public-3", "delete-request public-4", "delete-request public-5", "delete-request public-6", "delete-request public-7")
 }
 
+// A request that the watch does not show yet is not made in another slot, one
+// that became free meanwhile.
+func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
+	b := newBench(t, poolFacts{name: "public", bits: 0})
+	b.namespaces["ns"] = "public"
+	b.add(0)
+	b.expect("the first", "create-request public-0")
+	b.made("public", 0)
+	b.add(1)
+	b.expect("the second", "create-request public-1")
+	f := blockOf("public-0", "10.0.0.0/32", "")
+	f.request = uidOf(requestName("public", nodeID, 0))
+	b.give(f)
+	delete(b.requests, requestName("public", nodeID, 0))
+	b.expect("the second has not been seen", "create-request public-1")
+	b.add(2)
+	b.expect("the third", "create-request public-0", "create-request public-1")
+	b.made("public", 0, 1)
+	b.requests[requestName("public", nodeID, 0)].uid = "another"
+	b.expect("both are seen")
+}
+
 func TestLifeOfABlock(t *testing.T) {
 	b := newBench(t, poolFacts{name: "public", bits: 1})
 	b.namespaces["ns"] = "public"

@@ -147,11 +147,23 @@ func (l *ledger) planRequests(s *stock, have supply, node string, now time.Time)
 			todo = append(todo, remove)
 		}
 	}
-	for slot := 0; slot < maxOutstanding && lacking > 0; slot++ {
-		if !used[slot] {
-			todo = append(todo, action{kind: createRequest, name: requestName(s.name, node, slot), pool: s.name})
-			lacking--
+	return append(todo, l.ask(s.name, node, used, lacking)...), next
+}
+
+// ask makes up to n requests in slots that are not used. A request that is on
+// its way already is one of them, and is made in the same slot again: another
+// would be one too many.
+func (l *ledger) ask(pool, node string, used map[int]bool, n int) (todo []action) {
+	for _, again := range []bool{true, false} {
+		for slot := 0; slot < maxOutstanding && n > 0; slot++ {
+			name := requestName(pool, node, slot)
+			if used[slot] || l.asked[name] != again {
+				continue
+			}
+			used[slot], l.asked[name] = true, true
+			todo = append(todo, action{kind: createRequest, name: name, pool: pool})
+			n--
 		}
 	}
-	return todo, next
+	return todo
 }

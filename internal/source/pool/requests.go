@@ -80,6 +80,7 @@ func (l *ledger) setRequest(r *request) {
 		}
 	}
 	l.requests[r.name] = r
+	delete(l.asked, r.name)
 }
 
 // took is how long a request took from when it was made until its block was here.
