@@ -166,3 +166,22 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 		t.Errorf("counts %+v", p.Status.Blocks)
 	}
 }
+
+// A daemon that ends leaves its blocks announced, since its pods live on, unless
+// it was told to withdraw them.
+func TestWithdrawOnExit(t *testing.T) {
+	t.Parallel()
+	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/28"}))
+	n := l.Nodes()[0]
+	addAll(t, n, "pod", 1)
+	harness.Settle(t, l)
+	block := netip.MustParsePrefix(blocks(t, l, n, v1alpha1.DefaultPool)[0].IPv4)
+	harness.OK(t, n.Stop(patience))
+	learned(t, l, block, true)
+	harness.OK(t, errors.Join(n.Start("--withdraw-on-exit"), n.WaitReady(ctx(t))))
+	harness.OK(t, n.Stop(patience))
+	learned(t, l, block, false)
+	harness.OK(t, errors.Join(n.Start(), n.WaitReady(ctx(t))))
+	learned(t, l, block, true)
+	harness.Settle(t, l)
+}

@@ -139,7 +139,7 @@ func TestLostReplies(t *testing.T) {
 		i := n.Add(1)
 		return write && i%3 == 0, write && i%5 == 0
 	}
-	through := func(next http.RoundTripper) http.RoundTripper { return &lossy{next, bad} }
+	through := func(next http.RoundTripper) http.RoundTripper { return &lossy{next, 50 * time.Millisecond, bad} }
 	_, end := start(t, Options{}, through)
 	const requests = 100
 	var wg sync.WaitGroup
@@ -344,6 +344,24 @@ func TestNodesThatGo(t *testing.T) {
 		return nil
 	})
 	poolIs(t, "p", "counts", counted(16, 1))
+}
+
+// A node's name may be longer than a label.
+func TestLongNodeName(t *testing.T) {
+	harness.KubeClean(t)
+	name := strings.Repeat("node.", 40) + "example"
+	makeNode(t, name)
+	start(t, Options{})
+	makePool(t, "p", 0, "10.2.0.0/32")
+	b := given(t, "r", name, "p")
+	if l := b.Labels[v1alpha1.LabelNode]; b.NodeName != name || l != v1alpha1.NodeLabel(name) || len(l) > 63 {
+		t.Errorf("block %+v", b)
+	}
+	list := &v1alpha1.AddressBlockList{}
+	harness.OK(t, harness.KubeClient(t).List(t.Context(), list, client.MatchingFields{"nodeName": name}))
+	if len(list.Items) != 1 {
+		t.Errorf("found %d blocks by the node's name", len(list.Items))
+	}
 }
 
 // A request of a node that never was is removed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
@@ -202,13 +203,16 @@ func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {
 	}
 }
 
-// lossy loses replies to some requests, and keeps others from being sent.
+// lossy loses replies to some requests, keeps others from being sent, and makes
+// all wait for up to latency.
 type lossy struct {
-	next http.RoundTripper
-	bad  func(*http.Request) (lost, unsent bool) // called concurrently
+	next    http.RoundTripper
+	latency time.Duration
+	bad     func(*http.Request) (lost, unsent bool) // called concurrently
 }
 
 func (l *lossy) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-time.After(rand.N(l.latency)) // what is injected, not a wait for anything
 	lost, unsent := l.bad(r)
 	if unsent {
 		return nil, errors.New("the test does not send this")
