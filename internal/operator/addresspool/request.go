@@ -2,6 +2,7 @@ package addresspool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -42,7 +43,11 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 	}
 	if name == "" {
 		var why *refusal
-		if name, why, err = c.cut(ctx, r); why != nil {
+		name, why, err = c.cut(ctx, r)
+		switch {
+		case errors.Is(err, errNotOpen):
+			return reconcile.Result{RequeueAfter: openPause}, nil
+		case why != nil:
 			return reconcile.Result{}, c.fail(ctx, r, why)
 		}
 	}
@@ -51,6 +56,12 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 	}
 	return reconcile.Result{}, c.answer(ctx, r, name)
 }
+
+// errNotOpen: a pool is there, and was not looked at yet.
+var errNotOpen = errors.New("the pool was not looked at yet")
+
+// openPause is how long a pool is waited for that was not looked at yet.
+const openPause = 100 * time.Millisecond
 
 // abandon frees the index of a block that was tried, and not made, for a request
 // that is gone: one of a name with another UID.
@@ -121,7 +132,7 @@ func (c *Controller) missing(ctx context.Context, r *v1alpha1.BlockRequest) (*re
 	name := r.Spec.PoolName
 	err := c.client.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressPool{}, client.UnsafeDisableDeepCopy)
 	if err == nil {
-		return nil, fmt.Errorf("AddressPool %s was not looked at yet", name)
+		return nil, errNotOpen
 	}
 	if !apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("read AddressPool %s from the cache: %w", name, err)

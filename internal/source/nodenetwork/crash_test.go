@@ -133,7 +133,11 @@ func (r *records) add(s *enisource.Source, i int) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(r.file(i), data, 0o600)
+	half := r.dir + "-" + strconv.Itoa(i) // it may be killed in the middle
+	if err := os.WriteFile(half, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(half, r.file(i))
 }
 
 // mortal is a machine whose daemon is a process, started again when it dies.

@@ -5,10 +5,12 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// reported tells whether the operator has said anything of the instance: one
-// that runs has its primary ENI at least.
+// reported tells whether the operator has said which addresses the instance has:
+// some, or that there are none. What it has and what pods may use are two writes,
+// so an object that was made anew may tell of addresses for a moment and not
+// name them yet.
 func reported(o *v1alpha1.NodeNetwork) bool {
-	return len(o.Status.ENI.ENIs) > 0 || len(o.Spec.IPAM.Available) > 0
+	return len(o.Spec.IPAM.Available) > 0 || len(o.Status.ENI.ENIs) > 0 && o.Status.ENI.Available == 0
 }
 
 // defaultPreAllocate is how many addresses are kept free when neither

@@ -12,6 +12,28 @@ func small() *v1alpha1.NodeNetwork {
 	return o
 }
 
+func TestReported(t *testing.T) {
+	enis := map[string]v1alpha1.ENI{"eni-1": {}}
+	some := map[string]v1alpha1.AvailableAddress{"10.0.0.1": {Resource: "eni-1"}}
+	for name, tt := range map[string]struct {
+		available map[string]v1alpha1.AvailableAddress
+		enis      v1alpha1.ENIStatus
+		want      bool
+	}{
+		"nothing yet":                  {},
+		"no address":                   {enis: v1alpha1.ENIStatus{ENIs: enis}, want: true},
+		"addresses that are not named": {enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}},
+		"addresses":                    {available: some, enis: v1alpha1.ENIStatus{ENIs: enis, Available: 1}, want: true},
+		"addresses only":               {available: some, want: true},
+	} {
+		o := &v1alpha1.NodeNetwork{}
+		o.Spec.IPAM.Available, o.Status.ENI = tt.available, tt.enis
+		if got := reported(o); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 func TestWatermark(t *testing.T) {
 	n := func(i int32) *int32 { return &i }
 	for name, tt := range map[string]struct {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -52,7 +54,7 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 		pools = DefaultPools()
 	}
 	for _, p := range pools {
-		if err := l.Kube.Client.Create(ctx, p.DeepCopy()); err != nil {
+		if err := l.Kube.createPool(ctx, &p); err != nil {
 			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
 		}
 	}
@@ -62,6 +64,22 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 		}
 	}
 	return l.settle(ctx)
+}
+
+// createPool creates a pool, again and again until the API server has read the
+// policies that it was given a moment ago, or ctx ends.
+func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error {
+	for {
+		err := c.Client.Create(ctx, p.DeepCopy())
+		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond): // it tells nobody when it has
+		}
+	}
 }
 
 // AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
