@@ -115,7 +115,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		config *rest.Config
 		says   []string
 	}{
-		{own, []string{"nodenetworks", "cannot list", "deploy/operator-mode or"}},
+		{own, []string{`resource "nodes"`, "cannot list", "deploy/operator-mode or"}},
 		{harness.ControlPlane.ConfigWithToken("no-such-token"), []string{"provide credentials", "is --kubeconfig right"}},
 		{stranger, []string{"certificate", "is --kubeconfig right"}},
 	}
