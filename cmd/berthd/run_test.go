@@ -21,6 +21,7 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // start runs the command with these flags until the test or stop ends it.
@@ -82,10 +83,13 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	_, err = rpc.NewNodeClient(conn).Status(ctx, &rpc.StatusRequest{}, grpc.WaitForReady(true))
-	if err == nil || !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
-		t.Errorf("STATUS: %v", err)
-	}
+	harness.Eventually(t, time.Minute, "STATUS says what is waited for", func() error { // it listens first
+		_, err := rpc.NewNodeClient(conn).Status(ctx, &rpc.StatusRequest{}, grpc.WaitForReady(true))
+		if err == nil || !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
+			return fmt.Errorf("it said %v", err)
+		}
+		return nil
+	})
 	for path, want := range map[string]int{"/livez": 200, "/readyz": 503, "/metrics": 200} {
 		r, err := http.Get("http://" + web + path)
 		if err != nil {
