@@ -51,11 +51,12 @@ func burst(t *testing.T, n *node.Node, name string, count int) {
 }
 
 // connections counts those to the daemon's socket, accepted or not: the kernel
-// lists the server's end of each by the socket's path.
+// lists the server's end of each by the path that the socket was bound to, which
+// is another one in the same directory.
 func connections(n *node.Node) (count int, err error) {
 	err = ns.Do(n.Netns, func() error {
 		list, err := os.ReadFile("/proc/thread-self/net/unix")
-		count = strings.Count(string(list), " "+n.Socket()+"\n")
+		count = strings.Count(string(list), " "+n.StateDir()+"/")
 		return err
 	})
 	return count, err
