@@ -176,7 +176,7 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 // node takes pods again by itself.
 func TestReboot(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0")})
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m")})
 	n := l.Nodes()[0]
 	for i := range 5 {
 		add(t, n, fmt.Sprintf("p%d", i))
