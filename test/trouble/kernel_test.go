@@ -176,13 +176,12 @@ func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 // node takes pods again by itself.
 func TestReboot(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m")})
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m", "--max-eni=2")})
 	n := l.Nodes()[0]
 	for i := range 5 {
 		add(t, n, fmt.Sprintf("p%d", i))
 	}
 	remove(t, n, "p4")
-	before := len(enis(l, n))
 	harness.OK(t, l.Cloud.StopInstance(n.Name))
 	harness.Eventually(t, patience, "the node is off", func() error {
 		if len(l.Nodes()) > 0 {
@@ -203,11 +202,8 @@ func TestReboot(t *testing.T) {
 	if len(doc.Allocated)+len(doc.Cooling) > 0 {
 		t.Errorf("after a reboot %v are allocated and %v cool", doc.Allocated, doc.Cooling)
 	}
-	for i := range 6 { // more than would be free if what cooled still did
+	for i := range 6 { // all that two ENIs have, and more than would be free if what cooled still did
 		add(t, n, fmt.Sprintf("q%d", i))
-	}
-	if got := len(enis(l, n)); got != before {
-		t.Errorf("%d ENIs for six pods after the reboot, before it %d", got, before)
 	}
 	harness.Settle(t, l)
 }
