@@ -26,6 +26,7 @@ import (
 type client struct {
 	conn *grpc.ClientConn
 	rpc  rpc.NodeClient
+	pod  *rpc.Pod // that its ADDs are of; nil: of none that has a name
 }
 
 func dial(n *node.Node) (*client, error) {
@@ -33,7 +34,7 @@ func dial(n *node.Node) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach the daemon of %s: %w", n.Name, err)
 	}
-	return &client{conn, rpc.NewNodeClient(conn)}, nil
+	return &client{conn: conn, rpc: rpc.NewNodeClient(conn)}, nil
 }
 
 func key(rt *libcni.RuntimeConf) *rpc.Attachment {
@@ -42,7 +43,7 @@ func key(rt *libcni.RuntimeConf) *rpc.Attachment {
 
 func (c *client) add(ctx context.Context, rt *libcni.RuntimeConf) (time.Duration, error) {
 	start := time.Now()
-	_, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS})
+	_, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS, Pod: c.pod})
 	return time.Since(start), err
 }
 
@@ -68,11 +69,18 @@ func (b *bench) addOnce(ctx context.Context, c *client) (time.Duration, error) {
 // histogram), against the netlink calls that it makes, replayed bare in the
 // same namespace.
 func daemonAdd(ctx context.Context, b *bench) ([]Result, error) {
+	return b.daemonAdd(ctx, "daemon-add")
+}
+
+func (b *bench) daemonAdd(ctx context.Context, name string) ([]Result, error) {
 	c, err := dial(b.few)
 	if err != nil {
 		return nil, err
 	}
 	defer c.conn.Close()
+	if b.podName != "" {
+		c.pod = &rpc.Pod{Namespace: podNamespace, Name: b.podName}
+	}
 	var host *netlink.Handle
 	if err := ns.Do(b.few.Netns, func() (err error) {
 		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -103,7 +111,7 @@ func daemonAdd(ctx context.Context, b *bench) ([]Result, error) {
 			daemon, floor = append(daemon, 1000*(after-before)), append(floor, millis(least))
 		}
 	}
-	return []Result{ratio("daemon-add", "ms", daemon, floor)}, nil
+	return []Result{ratio(name, "ms", daemon, floor)}, nil
 }
 
 // addSeconds is the time that all ADDs of a daemon took so far.

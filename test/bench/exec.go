@@ -10,6 +10,10 @@ import (
 
 // execs measures ADD and DEL from exec to result.
 func execs(ctx context.Context, b *bench) ([]Result, error) {
+	return b.execs(ctx, "exec-add", "exec-del")
+}
+
+func (b *bench) execs(ctx context.Context, add, del string) ([]Result, error) {
 	var adds, dels [2][]float64 // Berth's and the reference's
 	for i := range b.rounds + warmUp {
 		for j, r := range []*runtime{b.berth, b.reference} {
@@ -17,22 +21,22 @@ func execs(ctx context.Context, b *bench) ([]Result, error) {
 			if err != nil {
 				return nil, err
 			}
-			add, err := r.add(ctx, rt)
+			up, err := r.add(ctx, rt)
 			if err != nil {
 				return nil, err
 			}
-			del, err := r.del(ctx, rt)
+			down, err := r.del(ctx, rt)
 			if err != nil {
 				return nil, err
 			}
 			if i >= warmUp {
-				adds[j], dels[j] = append(adds[j], millis(add)), append(dels[j], millis(del))
+				adds[j], dels[j] = append(adds[j], millis(up)), append(dels[j], millis(down))
 			}
 		}
 	}
 	return []Result{
-		ratio("exec-add", "ms", adds[0], adds[1]),
-		ratio("exec-del", "ms", dels[0], dels[1]),
+		ratio(add, "ms", adds[0], adds[1]),
+		ratio(del, "ms", dels[0], dels[1]),
 	}, nil
 }
 

@@ -6,8 +6,9 @@
 // against the reference plugins ptp and host-local under the same libcni calls,
 // against the bare netlink calls, or against Berth itself on a node with few
 // pods; and the operator with thousands of nodes, against itself with few, or
-// against the time that EC2's limits force. Value and reference of what depends
-// on the machine alternate run by run; medians are reported.
+// against the time that EC2's limits force, or with nodes that ask for blocks of
+// an address pool. Value and reference of what depends on the machine alternate
+// run by run; medians are reported.
 // Run it as root on a machine that does nothing else.
 package main
 
@@ -43,7 +44,8 @@ func run(ctx context.Context) (err error) {
 	out := flag.String("out", "bench/results.json", "file of the results")
 	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd and berth-operator are")
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
-	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+"; or the scale- ones by \"scale\" (default: all but "+hugeGroup+")")
+	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
+		"; or those that begin alike by \"scale\" or \"pools\" (default: all but "+hugeGroup+"). Other figures stay in the file as they are")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	flag.Parse()
@@ -69,7 +71,13 @@ func run(ctx context.Context) (err error) {
 		}
 		results = append(results, got...)
 	}
-	if err := write(*out, results); err != nil {
+	all := results
+	if *only != "" {
+		if all, err = besides(*out, results); err != nil {
+			return err
+		}
+	}
+	if err := write(*out, all); err != nil {
 		return err
 	}
 	fmt.Println()
@@ -83,14 +91,14 @@ func run(ctx context.Context) (err error) {
 func (b *bench) check(chosen []group) error {
 	var programs []string
 	for _, g := range chosen {
-		switch g.needs {
-		case aLab:
+		if g.needs == aLab || g.needs == aSite {
 			if b.refDir == "" {
 				return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
 			}
 			programs = append(programs, filepath.Join(b.binDir, "berthd"), filepath.Join(b.binDir, "berth"),
 				filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local"))
-		case aControlPlane:
+		}
+		if g.needs == aControlPlane || g.needs == aSite {
 			b.assets = os.Getenv("KUBEBUILDER_ASSETS")
 			if b.assets == "" {
 				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
@@ -121,17 +129,17 @@ type group struct {
 type need int
 
 const (
-	nothing need = iota
-	aLab
-	aControlPlane
+	nothing       need = iota
+	aLab               // a VPC with three nodes
+	aSite              // a lab in pool mode with one node
+	aControlPlane      // its programs: the group raises it itself
 )
 
-// scalePrefix begins the names of the groups that "scale" stands for. hugeGroup
-// is measured only when it is asked for.
-const (
-	scalePrefix = "scale-"
-	hugeGroup   = "huge-operator"
-)
+// prefixes stand for all groups whose names begin with them and a hyphen.
+var prefixes = []string{"scale", "pools"}
+
+// hugeGroup is measured only when it is asked for.
+const hugeGroup = "huge-operator"
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", aLab, sizes},
@@ -146,6 +154,9 @@ var groups = []group{
 	{"scale-throttled", "one throttled call", nothing, throttles},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", aControlPlane, operators},
+	{"pools-book", "which of a million blocks are taken", nothing, poolBook},
+	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", aControlPlane, blockRequests},
+	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", aSite, poolAdds},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", aControlPlane, hugeOperator},
 }
 
@@ -168,12 +179,15 @@ func choose(only string) ([]group, error) {
 	}
 	var chosen []group
 	for _, g := range groups {
-		if wanted[g.name] || wanted["scale"] && strings.HasPrefix(g.name, scalePrefix) {
+		prefix, _, _ := strings.Cut(g.name, "-")
+		if wanted[g.name] || wanted[prefix] && slices.Contains(prefixes, prefix) {
 			chosen = append(chosen, g)
 			delete(wanted, g.name)
 		}
 	}
-	delete(wanted, "scale")
+	for _, prefix := range prefixes {
+		delete(wanted, prefix)
+	}
 	for name := range wanted {
 		return nil, fmt.Errorf("-only: no group is called %q, expected some of %s", name, strings.Join(groupNames(), ", "))
 	}

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"testing"
+
+	"github.com/berthnet/berth/test/harness"
 )
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-operator")) }
 
 func TestChoose(t *testing.T) {
 	for _, c := range []struct {
@@ -13,6 +18,7 @@ func TestChoose(t *testing.T) {
 	}{
 		{"", []string{"size", "scale-join"}, []string{hugeGroup}},
 		{"scale", []string{"scale-join", "scale-operator"}, []string{"size", hugeGroup}},
+		{"pools", []string{"pools-book", "pools-requests", "pools-add"}, []string{"scale-join", "exec"}},
 		{"exec,scale-fill", []string{"exec", "scale-fill"}, []string{"scale-join"}},
 		{hugeGroup, []string{hugeGroup}, []string{"size"}},
 	} {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -44,6 +45,9 @@ var budgets = []figure{
 	{"exec-del", budget{0.5, false, "ptp + host-local"}},
 	{"add-500-pods", budget{1.2, false, "10 pods"}},
 	{"parallel-add", budget{1.2, true, "one at a time"}},
+	{"pool-daemon-add", budget{1.5, false, "its netlink calls, bare"}},
+	{"pool-exec-add", budget{0.6, false, "ptp + host-local"}},
+	{"pool-exec-del", budget{0.5, false, "ptp + host-local"}},
 	{"packets-250-pods", budget{0.95, true, "10 pods"}},
 	{"dual-stack-add", budget{1.3, false, "IPv4 only"}},
 	{"plugin-size", budget{12, false, ""}},
@@ -63,6 +67,10 @@ var budgets = []figure{
 	{"throttled-assign-enis", budget{0, false, ""}},
 	{"operator-memory-2000", budget{300, false, ""}},
 	{"operator-memory-10000", budget{1024, false, ""}},
+
+	{"pool-requests-writes", budget{1, false, "a creation and an answer"}},
+	{"pool-requests-cpu", budget{1.3, false, "1,000 requests instead of 5,000"}}, // linear but for noise
+	{"pool-carve", budget{1.5, false, "1,000 blocks taken instead of 1,000,000"}},
 }
 
 // ratio makes a Result of two sets of measurements taken in turn.
@@ -148,6 +156,31 @@ func line(w io.Writer, r Result, against, budget, word string) {
 		ref, rat = fmt.Sprintf("%.2f %s", r.Reference, r.Unit), fmt.Sprintf("%.2f", r.Ratio)
 	}
 	fmt.Fprintf(w, "%s\t%.2f %s\t%s\t%s\t%s\t%s\t%d\t%s\n", r.Name, r.Value, r.Unit, ref, against, rat, budget, r.Runs, word)
+}
+
+// besides are the results of a file, those that were measured now in place of
+// the earlier ones of their names. No file is no results.
+func besides(path string, measured []Result) ([]Result, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return measured, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read earlier results: %w", err)
+	}
+	var all []Result
+	if err := json.Unmarshal(data, &all); err != nil {
+		return nil, fmt.Errorf("read earlier results in %s: %w", path, err)
+	}
+	for _, r := range measured {
+		i := slices.IndexFunc(all, func(old Result) bool { return old.Name == r.Name })
+		if i < 0 {
+			all = append(all, r)
+		} else {
+			all[i] = r
+		}
+	}
+	return all, nil
 }
 
 // write puts the results into a file as a JSON list.

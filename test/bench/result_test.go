@@ -1,6 +1,11 @@
 package main
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
 
 func TestMedian(t *testing.T) {
 	for _, c := range []struct {
@@ -34,5 +39,27 @@ func TestBudget(t *testing.T) {
 		if got := c.b.met(c.r); got != c.want {
 			t.Errorf("%+v met by %+v: %v, want %v", c.b, c.r, got, c.want)
 		}
+	}
+}
+
+// Figures that were not measured this time stay, in their places.
+func TestBesides(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "results.json")
+	now := []Result{{Name: "b", Value: 5}, {Name: "c", Value: 6}}
+	if got, err := besides(path, now); err != nil || !slices.Equal(got, now) {
+		t.Errorf("without a file: %+v, %v", got, err)
+	}
+	if err := write(path, []Result{{Name: "a", Value: 1}, {Name: "b", Value: 2}, {Name: "d", Value: 3}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []Result{{Name: "a", Value: 1}, {Name: "b", Value: 5}, {Name: "d", Value: 3}, {Name: "c", Value: 6}}
+	if got, err := besides(path, now); err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+	if err := os.WriteFile(path, []byte("no list"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := besides(path, now); err == nil {
+		t.Error("results that cannot be read are written over")
 	}
 }

@@ -18,6 +18,7 @@ type runtime struct {
 	list  *libcni.NetworkConfigList
 	// sandboxes begin with this.
 	prefix string
+	args   [][2]string // CNI_ARGS
 	made   []string
 }
 
@@ -32,7 +33,7 @@ func (r *runtime) sandbox(i int) (*libcni.RuntimeConf, error) {
 		return nil, err
 	}
 	r.made = append(r.made, name)
-	return &libcni.RuntimeConf{ContainerID: name, NetNS: ns.Path(name), IfName: "eth0"}, nil
+	return &libcni.RuntimeConf{ContainerID: name, NetNS: ns.Path(name), IfName: "eth0", Args: r.args}, nil
 }
 
 // sandboxes makes n of them.

@@ -29,9 +29,12 @@ const (
 	warmUp = 5
 )
 
+// benchDaemonArgs are of every daemon.
+var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-level=warn"}
+
 // bench is what all measurements share. Those on nodes share a lab with three
-// (one that stays empty, one with few pods, one that is filled), and a
-// namespace for the reference plugins.
+// (one that stays empty, one with few pods, one that is filled), or have one of
+// address pools with one, and a namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
 	assets         string // of the control plane
@@ -41,8 +44,10 @@ type bench struct {
 	mounted        bool   // runDir is
 	rounds         int
 
+	up               need // which lab is
 	lab              *lab.Lab
 	idle, few, many  *node.Node
+	podName          string // of podNamespace, whose sandboxes all are; empty: of none
 	refNetns         string
 	berth, reference *runtime
 	sandboxes        *runtime // makes namespaces for measurements that call no plugin
@@ -50,11 +55,15 @@ type bench struct {
 
 // provide sees to it that the lab is up while it is needed, and only then.
 func (b *bench) provide(ctx context.Context, n need) error {
-	switch {
-	case n == aLab && b.lab == nil:
+	if n == b.up {
+		return nil
+	}
+	if err := b.close(); err != nil {
+		return err
+	}
+	if n == aLab || n == aSite {
+		b.up = n
 		return b.open(ctx)
-	case n != aLab && b.lab != nil:
-		return b.close()
 	}
 	return nil
 }
@@ -68,8 +77,11 @@ func (b *bench) open(ctx context.Context) (err error) {
 	if err := b.makeDirs(); err != nil {
 		return err
 	}
-	say("raising a lab with three %s nodes", nodeType)
-	if err := b.raise(ctx); err != nil {
+	raise := b.raise
+	if b.up == aSite {
+		raise = b.raiseSite
+	}
+	if err := raise(ctx); err != nil {
 		return err
 	}
 	return b.network()
@@ -104,6 +116,7 @@ func (b *bench) removeDirs() (err error) {
 }
 
 func (b *bench) raise(ctx context.Context) (err error) {
+	say("raising a lab with three %s nodes", nodeType)
 	s := lab.DefaultSpec(3, nodeType)
 	s.Throttle = "none" // the cloud's pace is no part of what is measured
 	s.Delays = spec.Delays{}
@@ -112,7 +125,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 	}
 	b.lab, err = lab.Start(ctx, lab.Options{
 		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, Spec: &s, NoDaemons: true,
-		DaemonArgs: []string{"--cooling-period=1s", "--cni-chain=", "--log-level=warn"},
+		DaemonArgs: benchDaemonArgs,
 	})
 	if err != nil {
 		return fmt.Errorf("raise a lab: %w", err)
@@ -173,6 +186,9 @@ func (b *bench) network() error {
 		return err
 	}
 	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), []string{b.few.CNIBinDir()}, list)
+	if b.podName != "" {
+		b.berth.args = [][2]string{{"K8S_POD_NAMESPACE", podNamespace}, {"K8S_POD_NAME", b.podName}}
+	}
 	conf := fmt.Sprintf(`{"cniVersion":"1.0.0","name":"reference","plugins":[{"type":"ptp","mtu":9001,
 		"ipam":{"type":"host-local","dataDir":%q,"ranges":[[{"subnet":"10.250.0.0/16"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
 		filepath.Join(b.varDir, "host-local"))
@@ -214,5 +230,6 @@ func (b *bench) close() error {
 	}
 	errs = append(errs, b.removeDirs())
 	b.berth, b.reference, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, "", nil
+	b.up, b.podName = nothing, ""
 	return errors.Join(errs...)
 }

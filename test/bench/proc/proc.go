@@ -2,6 +2,7 @@
 package proc
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -47,4 +48,40 @@ func CPU(pid int) (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * tick, nil
+}
+
+// Settled returns the CPU time of a process once it has nearly nothing to do any
+// more: less than 2 % of a second.
+func Settled(ctx context.Context, pid int) (time.Duration, error) {
+	last, err := CPU(pid)
+	for err == nil {
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("wait for process %d to rest: %w", pid, ctx.Err())
+		case <-time.After(time.Second): // another process's edge
+		}
+		var now time.Duration
+		if now, err = CPU(pid); err == nil && now-last < time.Second/50 {
+			return now, nil
+		}
+		last = now
+	}
+	return 0, err
+}
+
+// Peak is the most private memory in bytes that a process is seen to have until
+// ctx ends. It is looked at every 20 ms, and is 0 if it was never there.
+func Peak(ctx context.Context, pid int) (peak int64) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if now, err := Memory(pid); err == nil { // it may have ended
+			peak = max(peak, now)
+		}
+		select {
+		case <-ctx.Done():
+			return peak
+		case <-tick.C: // another process's edge
+		}
+	}
 }

@@ -1,9 +1,14 @@
 package proc
 
 import (
+	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestOwnProcess asks about a process that surely is there: this one.
@@ -16,11 +21,48 @@ func TestOwnProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for start := time.Now(); time.Since(start) < 100*time.Millisecond; { // works for some ticks
+	const work = 100 * time.Millisecond // some ticks, however busy the machine is
+	for spent(t) < before+work {
 	}
 	after, err := CPU(os.Getpid())
 	if err != nil || after <= before || after > before+10*time.Second {
-		t.Errorf("CPU is %v after %v of work, %v before (%v)", after, 100*time.Millisecond, before, err)
+		t.Errorf("CPU is %v after %v of work, %v before (%v)", after, work, before, err)
+	}
+}
+
+// spent is the CPU time of this process by its own clock.
+func spent(t *testing.T) time.Duration {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ts.Nano())
+}
+
+// TestSettledAndPeak watch a process that does nothing, and one that is gone.
+func TestSettledAndPeak(t *testing.T) {
+	idle := exec.CommandContext(t.Context(), "sleep", "60")
+	if err := idle.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = idle.Process.Kill(); _ = idle.Wait() })
+	if cpu, err := Settled(t.Context(), idle.Process.Pid); err != nil || cpu > 100*time.Millisecond {
+		t.Errorf("CPU of a process that does nothing: %v, %v", cpu, err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := Settled(ended, idle.Process.Pid); !errors.Is(err, context.Canceled) {
+		t.Errorf("without time to wait: %v", err)
+	}
+	if _, err := Settled(t.Context(), -1); err == nil {
+		t.Error("a process that is not there settles")
+	}
+	if peak := Peak(ended, idle.Process.Pid); peak <= 0 {
+		t.Errorf("Peak is %d", peak)
+	}
+	if peak := Peak(ended, -1); peak != 0 {
+		t.Errorf("Peak of no process is %d", peak)
 	}
 }
 

@@ -45,8 +45,8 @@ func processSpent() spent {
 	return spent{time.Duration(ts.Nano()), sample[0].Value.Uint64()}
 }
 
-// liveHeap is what the process needs after a full collection.
-func liveHeap() uint64 {
+// LiveHeap is what the process needs after a full collection.
+func LiveHeap() uint64 {
 	runtime.GC()
 	runtime.GC() // the second one collects what the first one's finalizers let go
 	var m runtime.MemStats

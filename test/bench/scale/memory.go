@@ -18,7 +18,7 @@ const usedByPods, keptFree = 10, 8
 func runMemory(ctx context.Context, o Order) (Outcome, error) {
 	p := ipam.DefaultCilium()
 	p.MinAllocate, p.PreAllocate = usedByPods+keptFree, keptFree
-	empty := liveHeap()
+	empty := LiveHeap()
 	c, err := newCluster(o, want{policy: p})
 	if err != nil {
 		return Outcome{}, err
@@ -33,7 +33,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 		c.fleet.Kick(n.name)
 	}
 	c.idle(5 * time.Minute)
-	all := liveHeap()
+	all := LiveHeap()
 	books, err := booksAlone(ctx, o)
 	if err != nil {
 		return Outcome{}, err
@@ -44,7 +44,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 
 // booksAlone is the heap of an EC2 with the ENIs of runMemory, made without Berth.
 func booksAlone(ctx context.Context, o Order) (uint64, error) {
-	before := liveHeap()
+	before := LiveHeap()
 	e, err := newEC2(o, nil)
 	if err != nil {
 		return 0, err
@@ -61,7 +61,7 @@ func booksAlone(ctx context.Context, o Order) (uint64, error) {
 			return 0, fmt.Errorf("make the books of EC2: %w", err)
 		}
 	}
-	size := liveHeap() - before
+	size := LiveHeap() - before
 	runtime.KeepAlive(e)
 	return size, nil
 }

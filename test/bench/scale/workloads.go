@@ -72,7 +72,7 @@ func runEvent(ctx context.Context, o Order) (Outcome, error) {
 	c.idle(quiet)
 	out := Outcome{Repair: m.stop().cpu / (quiet / time.Minute), Calls: map[string]int{}}
 
-	enough := allocatedInAll * liveHeap()
+	enough := allocatedInAll * LiveHeap()
 	for out.Bytes < enough || out.Events < 5*eventsOfRound {
 		if err := c.round(ctx, &m, &out); err != nil {
 			return Outcome{}, err

@@ -59,7 +59,7 @@ func (r *run) report(ctx context.Context, all map[string]*v1alpha1.NodeNetwork, 
 	if err := r.each(func(i int) error { return r.use(ctx, all[names[i]]) }); err != nil {
 		return err
 	}
-	after, err := r.settled(ctx)
+	after, err := proc.Settled(ctx, r.operator.Process.Pid)
 	if err != nil {
 		return err
 	}
@@ -185,25 +185,6 @@ func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 		return fmt.Errorf("report the use of %s: %w", nn.Name, err)
 	}
 	return nil
-}
-
-// settled returns the operator's CPU time once it has nearly nothing to do any
-// more: less than 2 % of a second.
-func (r *run) settled(ctx context.Context) (time.Duration, error) {
-	last, err := r.cpu()
-	for err == nil {
-		select {
-		case <-ctx.Done():
-			return 0, fmt.Errorf("wait for the operator to rest: %w", ctx.Err())
-		case <-time.After(time.Second): // another process's edge
-		}
-		var now time.Duration
-		if now, err = r.cpu(); err == nil && now-last < 20*time.Millisecond {
-			return now, nil
-		}
-		last = now
-	}
-	return 0, err
 }
 
 // cpu is what the operator's process used so far.

@@ -1,0 +1,135 @@
+package blocks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/bench/proc"
+)
+
+// startUp has an operator accept the pool while nobody asks for a block, ends
+// it, and returns what CPU time that took.
+func (r *run) startUp(ctx context.Context) (time.Duration, error) {
+	if err := r.operator.Start(); err != nil {
+		return 0, err
+	}
+	if err := r.operator.WaitReady(ctx); err != nil {
+		return 0, err
+	}
+	cpu, err := proc.Settled(ctx, r.operator.PID())
+	return cpu, errors.Join(err, r.operator.Kill())
+}
+
+// serve starts the operator, waits until all requests are complete, and ends it.
+func (r *run) serve(ctx context.Context, out *Outcome) error {
+	before, err := r.writes(ctx)
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := r.operator.Start(); err != nil {
+		return err
+	}
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	peak := make(chan int64, 1)
+	go func() { peak <- proc.Peak(watched, r.operator.PID()) }()
+	if err := r.waitUntilComplete(ctx); err != nil {
+		return err
+	}
+	out.Served = time.Since(begin)
+	if out.CPU, err = proc.Settled(ctx, r.operator.PID()); err != nil {
+		return err
+	}
+	stop()
+	out.Memory = <-peak
+	after, err := r.writes(ctx)
+	if err != nil {
+		return err
+	}
+	out.Writes = after.since(before)
+	return r.operator.Kill()
+}
+
+// waitUntilComplete returns once all requests are. The API server may end a
+// watch at any time: another is begun then.
+func (r *run) waitUntilComplete(ctx context.Context) error {
+	done := map[string]bool{}
+	see := func(q *v1alpha1.BlockRequest) {
+		if meta.IsStatusConditionTrue(q.Status.Conditions, v1alpha1.ConditionComplete) {
+			done[q.Name] = true
+		}
+	}
+	for len(done) < r.Nodes {
+		list := &v1alpha1.BlockRequestList{}
+		if err := r.lab.Kube.Client.List(ctx, list); err != nil {
+			return fmt.Errorf("list BlockRequests: %w", err)
+		}
+		for i := range list.Items {
+			see(&list.Items[i])
+		}
+		from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
+		changes, err := r.lab.Kube.Client.Watch(ctx, &v1alpha1.BlockRequestList{}, from)
+		if err != nil {
+			return fmt.Errorf("watch BlockRequests: %w", err)
+		}
+		err = r.follow(ctx, changes, func(q *v1alpha1.BlockRequest) bool {
+			see(q)
+			return len(done) == r.Nodes
+		})
+		changes.Stop()
+		if err != nil {
+			return fmt.Errorf("%d of %d requests are complete: %w", len(done), r.Nodes, err)
+		}
+	}
+	return nil
+}
+
+// follow tells each of the changes, until it is told that this was the last, or
+// the watch ends.
+func (r *run) follow(ctx context.Context, changes watch.Interface, last func(*v1alpha1.BlockRequest) bool) error {
+	for {
+		select {
+		case e, ok := <-changes.ResultChan():
+			if !ok {
+				return nil
+			}
+			if q, ok := e.Object.(*v1alpha1.BlockRequest); ok && last(q) {
+				return nil
+			}
+		case <-r.operator.Exited():
+			return errors.New("the operator ended")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// check holds that every request has a block of its own, and no block is over.
+func (r *run) check(ctx context.Context) error {
+	requests, blocks := &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}
+	if err := errors.Join(r.lab.Kube.Client.List(ctx, requests), r.lab.Kube.Client.List(ctx, blocks)); err != nil {
+		return fmt.Errorf("list what was made: %w", err)
+	}
+	given := map[string]*v1alpha1.BlockRequest{}
+	for i := range requests.Items {
+		given[requests.Items[i].Status.AddressBlockName] = &requests.Items[i]
+	}
+	for _, b := range blocks.Items {
+		if q := given[b.Name]; q == nil || q.UID != b.RequestUID || q.Spec.NodeName != b.NodeName {
+			return fmt.Errorf("block %s of %s is no request's, or another's", b.Name, b.NodeName)
+		}
+	}
+	if len(given) != r.Nodes || len(blocks.Items) != r.Nodes {
+		return fmt.Errorf("%d requests were given %d of %d blocks, expected one each", r.Nodes, len(given), len(blocks.Items))
+	}
+	return nil
+}
