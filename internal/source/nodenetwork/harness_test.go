@@ -255,6 +255,7 @@ func give(from, to int) func(*v1alpha1.NodeNetwork) {
 		for i := from; i <= to; i++ {
 			o.Spec.IPAM.Available[address(i).String()] = v1alpha1.AvailableAddress{Resource: eth1}
 		}
+		o.Status.ENI.Available = int32(len(o.Spec.IPAM.Available))
 	}
 }
 
