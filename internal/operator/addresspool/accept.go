@@ -55,14 +55,11 @@ func accepted(p *v1alpha1.AddressPool) int {
 	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
 }
 
-// refusal is why the next subnet of a pool is not accepted.
-type refusal struct{ reason, message string }
-
 // holding is a range of addresses and who has it.
 type holding struct {
 	netip.Prefix
-	owner string // a pool
-	block string // of that pool, where not a subnet
+	owner string // a pool; empty: the block alone
+	block string
 }
 
 func (h holding) String() string {
@@ -73,21 +70,14 @@ func (h holding) String() string {
 }
 
 // decide tells how many subnets of the pool called name may be cut, and why not
-// more. All pools and blocks there are count, the oldest pool first: what one was
-// granted before stays, and the next subnet is granted if it overlaps nothing that
-// another pool has or was granted just now, nor a block of another. A pool that
-// is being deleted is granted nothing more.
-func decide(name string, pools []v1alpha1.AddressPool, blocks []v1alpha1.AddressBlock) (n int, why *refusal) {
+// more. All pools count, the oldest first: what one was granted before stays, and
+// the next subnet is granted if it overlaps nothing that another pool has or was
+// granted just now, nor one of strays: blocks that are of no pool's making
+// any more. A pool that is being deleted is granted nothing more.
+func decide(name string, pools []v1alpha1.AddressPool, strays []holding) (n int, why *refusal) {
 	pools = slices.Clone(pools)
-	slices.SortFunc(pools, func(a, b v1alpha1.AddressPool) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
-	})
-	var held []holding
-	for i := range blocks {
-		for _, c := range cidrs(&blocks[i]) {
-			held = append(held, holding{c, blocks[i].PoolName, blocks[i].Name})
-		}
-	}
+	slices.SortFunc(pools, byAge)
+	held := slices.Clone(strays)
 	for i := range pools {
 		held = append(held, holdings(&pools[i], accepted(&pools[i]))...)
 	}
@@ -100,6 +90,10 @@ func decide(name string, pools []v1alpha1.AddressPool, blocks []v1alpha1.Address
 		held = append(held, holdings(p, granted)...)
 	}
 	return 0, nil
+}
+
+func byAge(a, b v1alpha1.AddressPool) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 }
 
 // grant extends what a pool has by the subnets that nobody else holds.
@@ -115,12 +109,16 @@ func grant(p *v1alpha1.AddressPool, held []holding) (n int, why *refusal) {
 		for _, mine := range holdings(p, n+1) {
 			for _, h := range held {
 				if h.owner != p.Name && h.Overlaps(mine.Prefix) {
-					return n, &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", n, mine.Prefix, h)}
+					return n, overlaps(n, mine, h)
 				}
 			}
 		}
 	}
 	return n, nil
+}
+
+func overlaps(subnet int, mine, other holding) *refusal {
+	return &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", subnet, mine.Prefix, other)}
 }
 
 // holdings are the first n subnets of a pool, as far as they make sense.
@@ -136,23 +134,51 @@ func holdings(p *v1alpha1.AddressPool, n int) (out []holding) {
 	return out
 }
 
-// clash finds a subnet that two pools were both granted, which two operators at
-// once can bring about.
-func clash(name string, pools []v1alpha1.AddressPool) error {
+// straying tells which of the addresses of blocks are not those that their pool,
+// as it is now, would give a block of that index: the pool is gone, or another
+// one of its name. It is called for each block.
+func straying(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []holding {
+	layouts := map[string]pool.Layout{}
+	for i := range pools {
+		if l, err := layout(&pools[i], len(pools[i].Spec.Subnets)); err == nil {
+			layouts[pools[i].Name] = l
+		}
+	}
+	return func(b *v1alpha1.AddressBlock) (out []holding) {
+		var proper pool.Block
+		if l, ok := layouts[b.PoolName]; ok {
+			proper, _ = l.Block(b.Index) // none, if it is outside
+		}
+		for _, c := range cidrs(b) {
+			if c != proper.IPv4 && c != proper.IPv6 {
+				out = append(out, holding{Prefix: c, block: b.Name})
+			}
+		}
+		return out
+	}
+}
+
+// clash tells how many of the accepted subnets of a pool, the first ones, are
+// its own alone, and with which pool the next is shared, as two operators that
+// accept at once can bring about. No other: there is no clash.
+func clash(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
 	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {
-		return nil
+		return 0, nil, nil
 	}
-	for _, mine := range holdings(&pools[i], accepted(&pools[i])) {
-		for k := range pools {
-			for _, h := range holdings(&pools[k], accepted(&pools[k])) {
-				if k != i && h.Overlaps(mine.Prefix) {
-					return fmt.Errorf("%s overlaps %s", mine.Prefix, h)
+	all := accepted(&pools[i])
+	for own = range all {
+		for _, mine := range holdings(&pools[i], own+1) {
+			for k := range pools {
+				for _, h := range holdings(&pools[k], accepted(&pools[k])) {
+					if k != i && h.Overlaps(mine.Prefix) {
+						return own, &pools[k], overlaps(own, mine, h)
+					}
 				}
 			}
 		}
 	}
-	return nil
+	return all, nil, nil
 }
 
 // cidrs are the addresses of a block, IPv4 first.

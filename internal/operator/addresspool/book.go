@@ -1,10 +1,8 @@
 package addresspool
 
 import (
-	"cmp"
 	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -14,55 +12,60 @@ import (
 	"github.com/berthnet/berth/internal/pool"
 )
 
-// book is which blocks of each pool are taken, and which requests wait for one.
-// It makes no request: all of its methods are quick.
+// book is which blocks of each pool are taken, and which requests got or wait
+// for one. It makes no request: all of its methods are quick.
 type book struct {
-	mu    sync.Mutex // guards all below
-	pools map[string]*pages
-	tries map[string]try // by request: blocks of which it is not known whether they were made
+	mu      sync.Mutex // guards all below
+	pools   map[string]*pages
+	entries map[string]*entry // by the request's name
 }
 
 // pages are of one pool.
 type pages struct {
-	uid     types.UID
-	layout  pool.Layout // of the accepted subnets
+	name    string
+	uid     types.UID   // of the pool; empty: there is none
+	layout  pool.Layout // of the subnets that may be cut
+	closed  *refusal    // why no block is given at all
 	carver  *pool.Carver
-	closed  *refusal // why no block is given at all
-	waiting []waiter // requests that failed, the oldest first
-	making  int      // blocks that are being made
+	unseen  map[int64]time.Time // taken indexes whose block no watch has told of, since when
+	waiting []*entry            // the oldest first
+	called  int                 // requests that were told of a free block and did not come for it yet
+	making  int                 // blocks that are being made
 }
 
-// waiter is a request that waits for a block.
-type waiter struct {
-	name  string
-	since time.Time
+// refusal is why a pool gives no block, or a subnet of it is not accepted.
+type refusal struct{ reason, message string }
+
+func notFound(name string) *refusal {
+	return &refusal{v1alpha1.ReasonPoolNotFound, "there is no AddressPool " + name}
 }
 
-// try is a block that was asked for, with or without an answer.
-type try struct {
-	request types.UID
-	pool    string
-	index   int64
+func exhausted(blocks int64, name string) *refusal {
+	return &refusal{v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks of pool %s are given; append a subnet, or wait until a node returns one", blocks, name)}
 }
 
-func newBook() *book { return &book{pools: map[string]*pages{}, tries: map[string]try{}} }
+func newBook() *book { return &book{pools: map[string]*pages{}, entries: map[string]*entry{}} }
 
 // page finds or makes the pages of a pool. Its blocks may be heard of before it
 // is. b.mu is held.
 func (b *book) page(name string) *pages {
 	g := b.pools[name]
 	if g == nil {
-		g = &pages{carver: pool.NewCarver(0), closed: notFound(name)}
+		g = &pages{name: name, carver: pool.NewCarver(0), closed: notFound(name), unseen: map[int64]time.Time{}}
 		b.pools[name] = g
 	}
 	return g
 }
 
-func notFound(name string) *refusal {
-	return &refusal{v1alpha1.ReasonPoolNotFound, "there is no AddressPool " + name}
+// tidy forgets pages that nothing is written in. b.mu is held.
+func (b *book) tidy(g *pages) {
+	if b.pools[g.name] == g && g.uid == "" && g.carver.Taken() == 0 && len(g.waiting)+g.called+g.making == 0 {
+		delete(b.pools, g.name)
+	}
 }
 
-// open takes in a pool as it is now. Returned are requests to look at again.
+// open takes in a pool as it is now, with the layout of what may be cut of it,
+// and returns the requests to look at again.
 func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -71,12 +74,8 @@ func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal) (ag
 		g.uid = p.UID
 		g.carver.Resume(p.Status.NextIndex)
 	}
-	changed := g.layout.Blocks() != l.Blocks() || (g.closed == nil) != (closed == nil) || closed != nil && *g.closed != *closed
-	g.layout, g.closed = l, closed
-	if changed {
-		return g.wake(len(g.waiting))
-	}
-	return nil
+	g.layout = l
+	return g.turn(closed)
 }
 
 // drop forgets a pool that is gone, but not the blocks that outlived it, and
@@ -88,31 +87,62 @@ func (b *book) drop(name string) (again []string) {
 	if g == nil || g.uid == "" {
 		return nil
 	}
-	again = g.wake(len(g.waiting))
-	g.uid, g.layout, g.closed = "", pool.Layout{}, notFound(name)
-	if g.carver.Taken() == 0 && g.making == 0 {
-		delete(b.pools, name)
+	g.uid, g.layout = "", pool.Layout{}
+	again = g.turn(notFound(name))
+	b.tidy(g)
+	return again
+}
+
+// turn sets why no block is given. All who wait are to hear of another reason.
+func (g *pages) turn(closed *refusal) (again []string) {
+	same := (g.closed == nil) == (closed == nil) && (closed == nil || *g.closed == *closed)
+	g.closed = closed
+	again = g.call()
+	if !same {
+		for _, a := range g.waiting {
+			again = append(again, a.name)
+		}
 	}
 	return again
 }
 
-// wake takes the oldest of those who wait.
-func (g *pages) wake(n int) (names []string) {
-	for _, w := range g.waiting[:min(n, len(g.waiting))] {
-		names = append(names, w.name)
+// free is how many blocks nobody has.
+func (g *pages) free() int64 { return max(0, g.layout.Blocks()-g.carver.Taken()) }
+
+// call tells those who wait longest of the free blocks. Each block is kept for
+// who was told of it, so that nobody who comes later is faster.
+func (g *pages) call() (names []string) {
+	for g.closed == nil && len(g.waiting) > 0 && int64(g.called) < g.free() {
+		a := g.waiting[0]
+		g.waiting = g.waiting[1:]
+		a.place = called
+		g.called++
+		names = append(names, a.name)
 	}
-	g.waiting = slices.Delete(g.waiting, 0, len(names))
 	return names
 }
 
-// seen notes a block that there is.
+// seen notes a block that a watch told of.
 func (b *book) seen(poolName string, index int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.page(poolName).carver.Mark(index)
+	g := b.page(poolName)
+	g.carver.Mark(index)
+	delete(g.unseen, index)
 }
 
-// freed notes a block that is gone, and returns who may have it now.
+// heard notes a block that a list has, at now, and a watch may have told of or not.
+func (b *book) heard(poolName string, index int64, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g := b.page(poolName)
+	before := g.carver.Taken()
+	if g.carver.Mark(index); g.carver.Taken() > before {
+		g.unseen[index] = now
+	}
+}
+
+// freed notes a block that is gone, and returns who may have one now.
 func (b *book) freed(poolName string, index int64) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -120,104 +150,53 @@ func (b *book) freed(poolName string, index int64) (again []string) {
 	if g == nil {
 		return nil
 	}
+	return b.release(g, index)
+}
+
+// release is freed. b.mu is held.
+func (b *book) release(g *pages, index int64) (again []string) {
 	g.carver.Free(index)
-	return g.wake(1)
+	delete(g.unseen, index)
+	again = g.call()
+	b.tidy(g)
+	return again
 }
 
-// take chooses a block for a request: the one that was tried for it before, or
-// the next. The caller makes the block and then calls done or lost.
-func (b *book) take(r *v1alpha1.BlockRequest) (index int64, block pool.Block, poolUID types.UID, why *refusal) {
+// spot is a place in a pool.
+type spot struct {
+	pool  string
+	index int64
+}
+
+// unheard lists the blocks that were taken before a time and of which no watch
+// has told since, except those that are being made.
+func (b *book) unheard(before time.Time) (list []spot) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g := b.pools[r.Spec.PoolName]
-	switch {
-	case g == nil:
-		return 0, block, "", notFound(r.Spec.PoolName)
-	case g.closed != nil:
-		return 0, block, "", g.closed
-	}
-	t, tried := b.tries[r.Name]
-	if !tried {
-		i, ok := g.carver.Take(g.layout.Blocks())
-		if !ok {
-			why = &refusal{v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks of pool %s are given; append a subnet, or wait until a node returns one", g.layout.Blocks(), r.Spec.PoolName)}
-			return 0, block, "", why
+	trying := map[spot]bool{}
+	for _, a := range b.entries {
+		if a.tried {
+			trying[spot{a.pages.name, a.index}] = true
 		}
-		t = try{r.UID, r.Spec.PoolName, i}
-		b.tries[r.Name] = t
 	}
-	block, err := g.layout.Block(t.index)
-	if err != nil {
-		delete(b.tries, r.Name)
-		return 0, block, "", &refusal{v1alpha1.ReasonPoolInvalid, err.Error()}
+	for name, g := range b.pools {
+		for index, since := range g.unseen {
+			if s := (spot{name, index}); since.Before(before) && !trying[s] {
+				list = append(list, s)
+			}
+		}
 	}
-	g.making++
-	return t.index, block, g.uid, nil
+	return list
 }
 
-// outcome is what came of an attempt to make a block.
-type outcome int
-
-const (
-	made    outcome = iota // it is there, for this request
-	taken                  // somebody else has it
-	refused                // it was not made
-	unknown                // it may have been made
-)
-
-// done ends what take began.
-func (b *book) done(r *v1alpha1.BlockRequest, how outcome) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t := b.tries[r.Name]
-	g := b.pools[t.pool]
-	if g != nil {
-		g.making--
-	}
-	if how == unknown {
-		return
-	}
-	delete(b.tries, r.Name)
-	if how == refused && g != nil {
-		g.carver.Free(t.index)
-	}
-}
-
-// abandoned tells which block was tried for a request of a name that is not the
-// one with uid, and so is gone, if any.
-func (b *book) abandoned(name string, uid types.UID) (t try, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t, ok = b.tries[name]
-	if !ok || t.request == uid {
-		return t, false
-	}
-	delete(b.tries, name)
-	return t, true
-}
-
-// wait notes a request that failed, to be looked at again when that may change.
-func (b *book) wait(r *v1alpha1.BlockRequest) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	g := b.page(r.Spec.PoolName)
-	w := waiter{r.Name, r.CreationTimestamp.Time}
-	i, there := slices.BinarySearchFunc(g.waiting, w, func(a, b waiter) int {
-		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name))
-	})
-	if !there {
-		g.waiting = slices.Insert(g.waiting, i, w)
-	}
-}
-
-// counts of one pool. State of a pool that the book does not have is zero.
+// counts are of one pool.
 type counts struct {
 	blocks, addresses v1alpha1.PoolCounts
 	next              int64
 	making            int
-	closed            *refusal
 }
 
+// counts of a pool that the book does not have are zero.
 func (b *book) counts(name string) (c counts) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -229,12 +208,12 @@ func (b *book) counts(name string) (c counts) {
 }
 
 func (g *pages) counts() counts {
-	total, given := g.layout.Blocks(), g.carver.Taken()
+	total, given, free := g.layout.Blocks(), g.carver.Taken(), g.free()
 	size := g.layout.BlockAddresses()
 	return counts{
-		blocks:    v1alpha1.PoolCounts{Total: total, Allocated: given, Free: max(0, total-given)},
-		addresses: v1alpha1.PoolCounts{Total: times(total, size), Allocated: times(given, size), Free: times(max(0, total-given), size)},
-		next:      g.carver.Next(), making: g.making, closed: g.closed,
+		blocks:    v1alpha1.PoolCounts{Total: total, Allocated: given, Free: free},
+		addresses: v1alpha1.PoolCounts{Total: times(total, size), Allocated: times(given, size), Free: times(free, size)},
+		next:      g.carver.Next(), making: g.making,
 	}
 }
 

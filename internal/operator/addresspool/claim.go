@@ -1,7 +1,6 @@
 package addresspool
 
 import (
-	"encoding/json"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,21 +9,19 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// sign is what this operator saw itself of a node. A time that another clock
-// wrote tells only whether it changed: clocks differ.
+// sign is what this operator saw itself of a node whose Node is missing. A time
+// that another clock wrote tells only whether it changed: clocks differ.
 type sign struct {
-	gone    time.Time            // since when there is no Node; zero: there is one
-	renewed map[string]time.Time // RenewTime by block, as last seen
-	asked   map[types.UID]bool   // requests, as last seen
+	gone    time.Time            // since when there is no Node
 	alive   time.Time            // when the daemon last gave a sign: renewed a block, or made a request
+	renewed map[string]time.Time // RenewTime by block, as last seen; nil: nothing was
+	asked   map[types.UID]bool   // requests, as last seen
 }
 
-// look takes in a node's blocks and requests at now, and whether it has a Node.
-func (s *sign) look(now time.Time, nodeGone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
-	switch {
-	case !nodeGone:
-		s.gone = time.Time{}
-	case s.gone.IsZero():
+// look takes in a node's blocks and requests at now.
+func (s *sign) look(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
+	first := s.renewed == nil
+	if first {
 		s.gone = now
 	}
 	renewed := make(map[string]time.Time, len(blocks))
@@ -36,7 +33,7 @@ func (s *sign) look(now time.Time, nodeGone bool, blocks []v1alpha1.AddressBlock
 		}
 		renewed[b.Name] = at
 		was, known := s.renewed[b.Name]
-		if known && !was.Equal(at) || !known && s.renewed != nil { // a new one was asked for
+		if !first && (!known && !at.IsZero() || known && !was.Equal(at)) {
 			s.alive = now
 		}
 	}
@@ -44,25 +41,21 @@ func (s *sign) look(now time.Time, nodeGone bool, blocks []v1alpha1.AddressBlock
 	for i := range requests {
 		uid := requests[i].UID
 		asked[uid] = true
-		if s.asked != nil && !s.asked[uid] {
+		if !first && !s.asked[uid] {
 			s.alive = now
 		}
 	}
 	s.renewed, s.asked = renewed, asked
 }
 
-// lapsed tells how long it is until a node without a Node has given its blocks
-// up: when neither was seen of it for the grace, a Node nor a renewal. Not known:
-// there is a Node.
-func (s *sign) lapsed(now time.Time, grace time.Duration) (left time.Duration, known bool) {
-	if s.gone.IsZero() {
-		return 0, false
-	}
+// left is how long it is until the node has given its blocks up: neither a Node
+// nor a sign of its daemon was seen for the grace. Not above 0: it has.
+func (s *sign) left(now time.Time, grace time.Duration) time.Duration {
 	since := s.gone
 	if s.alive.After(since) {
 		since = s.alive
 	}
-	return since.Add(grace).Sub(now), true
+	return since.Add(grace).Sub(now)
 }
 
 // fenced tells how long it is until a node that is there and down has lost its
@@ -79,13 +72,4 @@ func fenced(n *corev1.Node, now time.Time, after time.Duration) (left time.Durat
 		}
 	}
 	return 0, false
-}
-
-// quoted writes names as JSON.
-func quoted(names []string) string {
-	if names == nil {
-		names = []string{}
-	}
-	text, _ := json.Marshal(names) // of strings
-	return string(text)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -27,8 +28,9 @@ import (
 )
 
 var _ = failpoint.Register(
-	"operator.pool.accept.before", "operator.pool.accept.after",
+	"operator.pool.finalizer.after", "operator.pool.accept.before", "operator.pool.accept.after", "operator.pool.end.before",
 	"operator.pool.cut.before", "operator.pool.cut.after", "operator.pool.answer.after",
+	"operator.pool.release.deleted", "operator.pool.release.after",
 )
 
 // Options are what a Controller needs to know. Zero durations take the defaults
@@ -51,24 +53,44 @@ type Options struct {
 	RequestServed func(time.Duration)
 }
 
-// cutters is how many blocks are made at once: an API server takes some hundred
-// writes a second from one client, each of some milliseconds.
-const cutters = 16
+const (
+	// cutters is how many requests are answered at once, and blocks deleted. A
+	// request is two writes of some milliseconds each, nearly all of it waiting;
+	// more than some ten of one client at a time and an API server queues them.
+	cutters = 16
+	// lookers is how many nodes are looked at at once. That seldom leads to a write.
+	lookers = 4
+	// lookTimeout bounds a look at one object.
+	lookTimeout = 30 * time.Second
+	// firstRetry and lastRetry are between looks that failed; the second bounds
+	// how long after an API server that was away anybody waits.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 10 * time.Second
+	// conflictPause lets the cache see what somebody else wrote.
+	conflictPause = 100 * time.Millisecond
+	// rumour is how old a taken index is of which no watch has told, for it to
+	// be looked up.
+	rumour = time.Minute
+)
 
 // Controller works on pools, requests and the blocks of nodes.
 type Controller struct {
-	o      Options
-	client client.Client // reads from the cache
-	live   client.Reader // reads past it
-	events events.EventRecorder
-	book   *book
+	o         Options
+	client    client.Client // reads from the cache
+	live      client.Reader // reads past it
+	events    events.EventRecorder
+	book      *book
+	inherited *inherited
 
-	mu       sync.Mutex                                              // guards all below
+	// Of the one worker that looks at pools.
+	standings map[string]*standing
+	reported  map[string]time.Time // when a pool's status was last written
+
+	mu       sync.Mutex                                              // guards all below; memory only
 	requests workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 	poolsQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
 	nodesQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
-	reported map[string]time.Time                                    // when a pool's status was last written
-	signs    map[string]*sign                                        // of nodes that have blocks
+	signs    map[string]*sign                                        // of nodes that have blocks and no Node
 }
 
 // Setup adds the controllers to mgr, whose cache must have been made with
@@ -91,42 +113,60 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), reported: map[string]time.Time{}, signs: map[string]*sign{},
+		book: newBook(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
+		standings: map[string]*standing{}, reported: map[string]time.Time{}, signs: map[string]*sign{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, fmt.Errorf("controllers of address pools: %w", err)
 	}
-	again := true // several in one process: tests
-	options := func(workers int) controller.Options {
-		return controller.Options{MaxConcurrentReconciles: workers, SkipNameValidation: &again}
-	}
-	named := func(name func(client.Object) string) handler.EventHandler {
-		return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-			return []reconcile.Request{request(name(o))}
-		})
-	}
-	poolOf := func(o client.Object) string { return o.(*v1alpha1.AddressBlock).PoolName }
 	err := errors.Join(
-		// One worker: pools are accepted one after the other.
+		// One worker: pools are accepted one after the other. It starts once the
+		// book has all blocks, and opens the pools; no block is cut before.
 		ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
-			Watches(&v1alpha1.AddressBlock{}, named(poolOf)).
-			WatchesRawSource(c.queue(&c.poolsQ)).WithOptions(options(1)).
-			Complete(reconcile.Func(c.lookAtPool)),
-		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
 			Watches(&v1alpha1.AddressBlock{}, c.bookkeeping()).
+			WatchesRawSource(c.queue(&c.poolsQ)).WithOptions(options(1)).
+			Complete(calm(c.lookAtPool)),
+		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
 			WatchesRawSource(c.queue(&c.requests)).WithOptions(options(cutters)).
-			Complete(reconcile.Func(c.lookAtRequest)),
-		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}).
+			Complete(calm(c.lookAtRequest)),
+		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
 			Watches(&v1alpha1.AddressBlock{}, named(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
 			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
-			WatchesRawSource(c.queue(&c.nodesQ)).WithOptions(options(4)).
-			Complete(reconcile.Func(c.lookAtNode)),
+			WatchesRawSource(c.queue(&c.nodesQ)).WithOptions(options(lookers)).
+			Complete(calm(c.lookAtNode)),
+		mgr.Add(manager.RunnableFunc(c.begin)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("controllers of address pools: %w", err)
 	}
 	return c, nil
+}
+
+func options(workers int) controller.Options {
+	again := true // several in one process: tests
+	return controller.Options{
+		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: lookTimeout,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+	}
+}
+
+// calm looks again, without a word, after a write that came too late.
+func calm(look reconcile.Func) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+		result, err := look(ctx, q)
+		if apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: conflictPause}, nil
+		}
+		return result, err
+	})
+}
+
+// named has the object looked at that another one names.
+func named(name func(client.Object) string) handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+		return []reconcile.Request{request(name(o))}
+	})
 }
 
 func request(name string) reconcile.Request {
@@ -156,22 +196,22 @@ func (c *Controller) again(q *workqueue.TypedRateLimitingInterface[reconcile.Req
 	}
 }
 
-// bookkeeping keeps the book to the blocks that there are. It never asks for a
-// look at a block: requests that may have one that was freed are.
+// bookkeeping keeps the book to the blocks that there are, and has the pools
+// looked at whose blocks come and go.
 func (c *Controller) bookkeeping() handler.EventHandler {
-	seen := func(o client.Object) {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	seen := func(o client.Object, q queue) {
 		b := o.(*v1alpha1.AddressBlock)
 		c.book.seen(b.PoolName, b.Index)
+		q.Add(request(b.PoolName))
 	}
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { seen(e.Object) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { seen(e.ObjectNew) },
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { seen(e.Object, q) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { seen(e.ObjectNew, q) },
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
 			b := e.Object.(*v1alpha1.AddressBlock)
-			for _, name := range c.book.freed(b.PoolName, b.Index) {
-				q.Add(request(name))
-			}
+			c.again(&c.requests, c.book.freed(b.PoolName, b.Index)...)
+			q.Add(request(b.PoolName))
 		},
 	}
 }
@@ -184,22 +224,31 @@ func (c *Controller) sweep(ctx context.Context) error {
 			return nil
 		case <-c.o.Clock.After(c.o.Sweep):
 		}
-		blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
-		err := errors.Join(
-			c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
-		if err != nil {
+		if err := c.sweepOnce(ctx); err != nil {
 			c.o.Logger.Warn("looking at all blocks, will try again", "error", err)
-			continue
-		}
-		for i := range blocks.Items {
-			c.again(&c.nodesQ, blocks.Items[i].NodeName)
-			c.again(&c.poolsQ, blocks.Items[i].PoolName)
-		}
-		for i := range requests.Items {
-			c.again(&c.nodesQ, requests.Items[i].Spec.NodeName)
-			c.again(&c.requests, requests.Items[i].Name)
 		}
 	}
+}
+
+func (c *Controller) sweepOnce(ctx context.Context) error {
+	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
+	err := errors.Join(
+		c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy), c.client.List(ctx, requests, client.UnsafeDisableDeepCopy))
+	if err != nil {
+		return err
+	}
+	for i := range blocks.Items {
+		c.again(&c.nodesQ, blocks.Items[i].NodeName)
+		c.again(&c.poolsQ, blocks.Items[i].PoolName)
+	}
+	for i := range requests.Items {
+		c.again(&c.nodesQ, requests.Items[i].Spec.NodeName)
+		c.again(&c.requests, requests.Items[i].Name)
+	}
+	for _, s := range c.book.unheard(c.now().Add(-rumour)) {
+		err = errors.Join(err, c.verify(ctx, s))
+	}
+	return err
 }
 
 func (c *Controller) now() time.Time { return c.o.Clock.Now() }

@@ -2,7 +2,6 @@ package addresspool
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,28 +55,34 @@ func TestDecide(t *testing.T) {
 		want   int
 		why    string // reason and a word of the message
 	}{
-		"alone":                           {of: "a", pools: []v1alpha1.AddressPool{a}, want: 1},
-		"unknown":                         {of: "x", pools: []v1alpha1.AddressPool{a}, want: 0},
-		"the earlier of two":              {of: "a", pools: []v1alpha1.AddressPool{b, a}, want: 1},
-		"the later of two":                {of: "b", pools: []v1alpha1.AddressPool{b, a}, why: "PoolOverlaps 10.0.0.0/24 of pool a"},
-		"the later was accepted first":    {of: "a", pools: []v1alpha1.AddressPool{a, has(b, 1)}, why: "PoolOverlaps 10.0.0.128/25 of pool b"},
-		"and keeps it":                    {of: "b", pools: []v1alpha1.AddressPool{a, has(b, 1)}, want: 1},
-		"of the same second, by name":     {of: "b", pools: []v1alpha1.AddressPool{poolAt("b", 1, 2, "10.0.0.0/25"), a}, why: "PoolOverlaps pool a"},
-		"the earlier is being deleted":    {of: "b", pools: []v1alpha1.AddressPool{deleted(a), b}, want: 1},
-		"deleted, with what it had":       {of: "b", pools: []v1alpha1.AddressPool{deleted(has(a, 1)), b}, why: "PoolOverlaps pool a"},
-		"nothing more for a deleted one":  {of: "a", pools: []v1alpha1.AddressPool{deleted(a)}, want: 0},
-		"appended":                        {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/24", "10.1.0.0/24"), 1), b}, want: 2},
-		"appended, the second overlaps":   {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.1.0.0/24", "10.0.0.0/24", "10.2.0.0/24"), 1), has(b, 1)}, want: 1, why: "PoolOverlaps spec.subnets[1]"},
-		"the other family overlaps":       {of: "b", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24+fd01::/120"), poolAt("b", 2, 2, "10.9.0.0/24+fd01::/120")}, why: "PoolOverlaps fd01::/120"},
-		"the earlier one cannot have it":  {of: "c", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/16"), 1), poolAt("b", 2, 2, "10.0.0.0/8"), poolAt("c", 3, 2, "10.9.0.0/16")}, want: 1},
-		"a block of a pool that is gone":  {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "old-3"}, PoolName: "old", IPv4: "10.0.0.12/30"}}, why: "PoolOverlaps block old-3"},
-		"its own block":                   {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", IPv4: "10.0.0.12/30"}}, want: 1},
-		"what makes no sense":             {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24", "10.0.0.5/24")}, want: 1, why: "PoolInvalid subnets[1].ipv4"},
-		"what is no CIDR":                 {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "ten")}, why: "PoolInvalid subnets[0].ipv4"},
-		"more accepted than there is any": {of: "a", pools: []v1alpha1.AddressPool{has(a, 7)}, want: 1},
+		"alone":                                 {of: "a", pools: []v1alpha1.AddressPool{a}, want: 1},
+		"unknown":                               {of: "x", pools: []v1alpha1.AddressPool{a}, want: 0},
+		"the earlier of two":                    {of: "a", pools: []v1alpha1.AddressPool{b, a}, want: 1},
+		"the later of two":                      {of: "b", pools: []v1alpha1.AddressPool{b, a}, why: "PoolOverlaps 10.0.0.0/24 of pool a"},
+		"the later was accepted first":          {of: "a", pools: []v1alpha1.AddressPool{a, has(b, 1)}, why: "PoolOverlaps 10.0.0.128/25 of pool b"},
+		"and keeps it":                          {of: "b", pools: []v1alpha1.AddressPool{a, has(b, 1)}, want: 1},
+		"of the same second, by name":           {of: "b", pools: []v1alpha1.AddressPool{poolAt("b", 1, 2, "10.0.0.0/25"), a}, why: "PoolOverlaps pool a"},
+		"the earlier is being deleted":          {of: "b", pools: []v1alpha1.AddressPool{deleted(a), b}, want: 1},
+		"deleted, with what it had":             {of: "b", pools: []v1alpha1.AddressPool{deleted(has(a, 1)), b}, why: "PoolOverlaps pool a"},
+		"nothing more for a deleted one":        {of: "a", pools: []v1alpha1.AddressPool{deleted(a)}, want: 0},
+		"appended":                              {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/24", "10.1.0.0/24"), 1), b}, want: 2},
+		"appended, the second overlaps":         {of: "a", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.1.0.0/24", "10.0.0.0/24", "10.2.0.0/24"), 1), has(b, 1)}, want: 1, why: "PoolOverlaps spec.subnets[1]"},
+		"the other family overlaps":             {of: "b", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24+fd01::/120"), poolAt("b", 2, 2, "10.9.0.0/24+fd01::/120")}, why: "PoolOverlaps fd01::/120"},
+		"the earlier one cannot have it":        {of: "c", pools: []v1alpha1.AddressPool{has(poolAt("a", 1, 2, "10.0.0.0/16"), 1), poolAt("b", 2, 2, "10.0.0.0/8"), poolAt("c", 3, 2, "10.9.0.0/16")}, want: 1},
+		"a block of a pool that is gone":        {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "old-3"}, PoolName: "old", IPv4: "10.0.0.12/30"}}, why: "PoolOverlaps block old-3"},
+		"its own block":                         {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.12/30"}}, want: 1},
+		"a block of an earlier one of its name": {of: "a", pools: []v1alpha1.AddressPool{a}, blocks: []v1alpha1.AddressBlock{{ObjectMeta: metav1.ObjectMeta{Name: "a-3"}, PoolName: "a", Index: 3, IPv4: "10.0.0.24/29"}}, why: "PoolOverlaps block a-3"},
+		"what makes no sense":                   {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "10.0.0.0/24", "10.0.0.5/24")}, want: 1, why: "PoolInvalid subnets[1].ipv4"},
+		"what is no CIDR":                       {of: "a", pools: []v1alpha1.AddressPool{poolAt("a", 1, 2, "ten")}, why: "PoolInvalid subnets[0].ipv4"},
+		"more accepted than there is any":       {of: "a", pools: []v1alpha1.AddressPool{has(a, 7)}, want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, why := decide(tc.of, tc.pools, tc.blocks)
+			var strays []holding
+			stray := straying(tc.pools)
+			for i := range tc.blocks {
+				strays = append(strays, stray(&tc.blocks[i])...)
+			}
+			n, why := decide(tc.of, tc.pools, strays)
 			if n != tc.want {
 				t.Errorf("%d subnets, want %d", n, tc.want)
 			}
@@ -112,8 +117,8 @@ func TestDecisionsNeverClash(t *testing.T) {
 			}
 			pools[i].Status.AcceptedSubnets = int32(n)
 			for _, p := range pools {
-				if err := clash(p.Name, pools); err != nil {
-					t.Fatal(p.Name, err)
+				if own, other, why := clash(p.Name, pools); other != nil || own != accepted(&p) {
+					t.Fatal(p.Name, own, why)
 				}
 			}
 		}
@@ -122,9 +127,13 @@ func TestDecisionsNeverClash(t *testing.T) {
 
 func TestClash(t *testing.T) {
 	a, b := has(poolAt("a", 1, 2, "10.0.0.0/24"), 1), poolAt("b", 2, 2, "10.1.0.0/24", "10.0.0.0/25")
-	for n, want := range map[int32]bool{0: false, 1: false, 2: true} {
-		if err := clash("b", []v1alpha1.AddressPool{a, has(b, n)}); (err != nil) != want {
-			t.Errorf("%d subnets: %v", n, err)
+	for n, want := range []int{0, 1, 1} {
+		own, other, why := clash("b", []v1alpha1.AddressPool{a, has(b, int32(n))})
+		if own != want || (other != nil) != (n == 2) {
+			t.Errorf("of %d subnets %d are its own, %v", n, own, other)
+		}
+		if other != nil && (other.Name != "a" || !strings.Contains(why.message, "spec.subnets[1]: 10.0.0.0/25 overlaps 10.0.0.0/24 of pool a")) {
+			t.Errorf("with %s: %+v", other.Name, why)
 		}
 	}
 }
@@ -147,32 +156,30 @@ func TestSigns(t *testing.T) {
 	}
 	type look struct {
 		after    time.Duration // since the last
-		gone     bool
 		blocks   []v1alpha1.AddressBlock
 		requests []v1alpha1.BlockRequest
 		left     time.Duration
-		known    bool
 	}
 	one := []v1alpha1.AddressBlock{block("b", 0)}
 	for name, looks := range map[string][]look{
-		"a Node is there":              {{blocks: one}},
-		"gone from the first look on":  {{gone: true, blocks: one, left: grace, known: true}, {after: grace, gone: true, blocks: one, left: 0, known: true}},
-		"gone and back":                {{gone: true, blocks: one, left: grace, known: true}, {after: grace, blocks: one}, {gone: true, blocks: one, left: grace, known: true}},
-		"an old renewal is no sign":    {{gone: true, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace, known: true}, {after: grace, gone: true, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: 0, known: true}},
-		"a renewal is":                 {{gone: true, blocks: one, left: grace, known: true}, {after: 50 * time.Second, gone: true, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace, known: true}},
-		"of a clock that goes back":    {{gone: true, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace, known: true}, {after: 50 * time.Second, gone: true, blocks: []v1alpha1.AddressBlock{block("b", 3)}, left: grace, known: true}},
-		"one of two blocks is enough":  {{gone: true, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace, known: true}, {after: 50 * time.Second, gone: true, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 1)}, left: grace, known: true}},
-		"a block less is none":         {{gone: true, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace, known: true}, {after: 50 * time.Second, gone: true, blocks: []v1alpha1.AddressBlock{block("a", 0)}, left: 10 * time.Second, known: true}},
-		"a request is one":             {{gone: true, blocks: one, left: grace, known: true}, {after: 50 * time.Second, gone: true, blocks: one, requests: asks("r"), left: grace, known: true}},
-		"a request that was there not": {{gone: true, requests: asks("r"), left: grace, known: true}, {after: 50 * time.Second, gone: true, requests: asks("r"), left: 10 * time.Second, known: true}},
+		"from the first look on":       {{blocks: one, left: grace}, {after: grace, blocks: one, left: 0}},
+		"an old renewal is no sign":    {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: grace, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: 0}},
+		"a renewal is":                 {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}},
+		"of a clock that goes back":    {{blocks: []v1alpha1.AddressBlock{block("b", 5)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("b", 3)}, left: grace}},
+		"one of two blocks is enough":  {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 1)}, left: grace}},
+		"a block less is none":         {{blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0)}, left: 10 * time.Second}},
+		"a block more is none":         {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 0), block("b", 0)}, left: 10 * time.Second}},
+		"a block more is, if claimed":  {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: []v1alpha1.AddressBlock{block("a", 7), block("b", 0)}, left: grace}},
+		"a request is one":             {{blocks: one, left: grace}, {after: 50 * time.Second, blocks: one, requests: asks("r"), left: grace}},
+		"a request that was there not": {{requests: asks("r"), left: grace}, {after: 50 * time.Second, requests: asks("r"), left: 10 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, at := &sign{}, now
 			for i, l := range looks {
 				at = at.Add(l.after)
-				s.look(at, l.gone, l.blocks, l.requests)
-				if left, known := s.lapsed(at, grace); left != l.left || known != l.known {
-					t.Errorf("look %d: %v left, %t, want %v, %t", i, left, known, l.left, l.known)
+				s.look(at, l.blocks, l.requests)
+				if left := s.left(at, grace); left != l.left {
+					t.Errorf("look %d: %v left, want %v", i, left, l.left)
 				}
 			}
 		})
@@ -206,77 +213,4 @@ func TestFenced(t *testing.T) {
 			t.Errorf("%s: %v, %t, want %v, %t", name, left, known, tc.left, tc.known)
 		}
 	}
-}
-
-// The oldest of those who wait is woken by a block that is freed, all by a pool
-// that grows; a try that may have been made is tried again by its name.
-func TestBook(t *testing.T) {
-	b := newBook()
-	p := poolAt("p", 1, 0, "10.0.0.0/31", "10.1.0.0/31")
-	ask := func(name string, after int) *v1alpha1.BlockRequest {
-		r := &v1alpha1.BlockRequest{Spec: v1alpha1.BlockRequestSpec{PoolName: "p", NodeName: "n"}}
-		r.Name, r.UID, r.CreationTimestamp = name, types.UID(name), metav1.Unix(int64(after), 0)
-		return r
-	}
-	take := func(r *v1alpha1.BlockRequest, want int64, how outcome) {
-		t.Helper()
-		i, _, uid, why := b.take(r)
-		if why != nil || i != want || uid != p.UID {
-			t.Fatalf("%s: index %d of %s, %+v, want %d", r.Name, i, uid, why, want)
-		}
-		b.done(r, how)
-	}
-	fails := func(r *v1alpha1.BlockRequest, reason string) {
-		t.Helper()
-		if _, _, _, why := b.take(r); why == nil || why.reason != reason {
-			t.Fatalf("%s: %+v, want %s", r.Name, why, reason)
-		}
-		b.wait(r)
-	}
-	open := func(n int, want ...string) {
-		t.Helper()
-		l, err := layout(&p, n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := b.open(&p, l, nil); !slices.Equal(got, want) {
-			t.Errorf("woke %v, want %v", got, want)
-		}
-	}
-	fails(ask("early", 1), v1alpha1.ReasonPoolNotFound)
-	b.seen("p", 0) // a block is heard of before its pool is
-	open(1, "early")
-	take(ask("early", 1), 1, unknown)
-	take(ask("early", 1), 1, made)
-	fails(ask("c", 30), v1alpha1.ReasonPoolExhausted)
-	fails(ask("a", 10), v1alpha1.ReasonPoolExhausted)
-	fails(ask("b", 20), v1alpha1.ReasonPoolExhausted)
-	fails(ask("a", 10), v1alpha1.ReasonPoolExhausted) // once more
-	if got := b.freed("p", 0); !slices.Equal(got, []string{"a"}) {
-		t.Errorf("woke %v, want the oldest", got)
-	}
-	take(ask("a", 10), 0, taken)
-	open(2, "b", "c")
-	take(ask("b", 20), 2, refused)
-	if n := b.counts("p"); n.blocks != (v1alpha1.PoolCounts{Total: 4, Allocated: 2, Free: 2}) || n.making != 0 {
-		t.Errorf("counts %+v", n)
-	}
-	take(ask("c", 30), 3, unknown)
-	if _, ok := b.abandoned("c", "c"); ok {
-		t.Error("a request that is there is not abandoned")
-	}
-	if got, ok := b.abandoned("c", "another"); !ok || got.index != 3 {
-		t.Errorf("abandoned %+v, %t", got, ok)
-	}
-	b.freed("p", 3)
-	if got := b.drop("p"); len(got) != 0 {
-		t.Errorf("woke %v", got)
-	}
-	fails(ask("late", 1), v1alpha1.ReasonPoolNotFound)
-
-	// A pool of the same name is another one: its search goes on where its status
-	// says, past the blocks that outlived the first.
-	p.UID, p.Status.NextIndex = "again", 1
-	open(2, "late")
-	take(ask("late", 1), 2, made)
 }

@@ -4,10 +4,14 @@
 //
 //	controller.go  what watches what, and what a look at an object leads to
 //	cache.go       what is kept in memory of each kind
-//	book.go        which blocks of each pool are taken, and who waits for one
-//	accept.go      which subnets of which pool may be cut: a decision
-//	pool.go        a pool: acceptance, deletion, status
+//	begin.go       what the leader before this one left
+//	book.go        which blocks of each pool are taken
+//	ask.go         which request gets which block, and who waits for one
 //	request.go     a request: a block cut, or the reason why not
+//	accept.go      which subnets of which pool may be cut: a decision
+//	grant.go       accepting them
+//	pool.go        a pool: opened, closed, deleted
+//	status.go      what people see of it
 //	claim.go       whether a node has given up its blocks: a decision
 //	node.go        a node: its blocks and requests released
 //	collect.go     what metrics see

@@ -8,16 +8,52 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
 )
+
+// nodeEvents passes on what lookAtNode looks at. Nodes change all the time.
+func nodeEvents() builder.ForOption {
+	state := func(n *corev1.Node) (ready corev1.ConditionStatus, fenced bool) {
+		for _, c := range readiness(n) {
+			ready = c.Status
+		}
+		return ready, len(outOfService(n)) > 0
+	}
+	return builder.WithPredicates(predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			x, okX := e.ObjectOld.(*corev1.Node)
+			y, okY := e.ObjectNew.(*corev1.Node)
+			if !okX || !okY {
+				return false
+			}
+			readyX, fencedX := state(x)
+			readyY, fencedY := state(y)
+			return readyX != readyY || fencedX != fencedY
+		},
+	})
+}
 
 // lookAtNode releases the blocks and requests of a node that has given them up
 // (document 001, "Garbage Collection"). Its work does not grow with the cluster.
 func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	n := &corev1.Node{}
+	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)
+	if client.IgnoreNotFound(err) != nil {
+		return reconcile.Result{}, fmt.Errorf("read Node %s from the cache: %w", q.Name, err)
+	}
+	gone := err != nil
+	if _, down := fenced(n, c.now(), c.o.DownAfter); !gone && !down {
+		c.forgetSign(q.Name)
+		return reconcile.Result{}, nil // as nearly always
+	}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
 	of := client.MatchingFields{byNode: q.Name}
 	if err := c.client.List(ctx, blocks, of, client.UnsafeDisableDeepCopy); err != nil {
@@ -27,35 +63,32 @@ func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (recon
 		return reconcile.Result{}, fmt.Errorf("list requests of %s: %w", q.Name, err)
 	}
 	if len(blocks.Items)+len(requests.Items) == 0 {
-		c.mu.Lock()
-		delete(c.signs, q.Name)
-		c.mu.Unlock()
+		c.forgetSign(q.Name)
 		return reconcile.Result{}, nil
 	}
-	n := &corev1.Node{}
-	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return reconcile.Result{}, fmt.Errorf("read Node %s from the cache: %w", q.Name, err)
-	}
-	gone := err != nil
-	left, known := c.left(q.Name, gone, n, blocks.Items, requests.Items)
-	switch {
-	case !known:
-		return reconcile.Result{}, nil
-	case left > 0:
+	if left := c.left(q.Name, gone, n, blocks.Items, requests.Items); left > 0 {
 		return reconcile.Result{RequeueAfter: left}, nil
-	case gone:
-		// The cache may be old, and this cannot be undone.
-		err := c.live.Get(ctx, q.NamespacedName, &corev1.Node{})
-		if !apierrors.IsNotFound(err) {
-			return reconcile.Result{RequeueAfter: c.o.Grace}, err
-		}
 	}
-	return c.release(ctx, q.Name, gone, blocks.Items, requests.Items)
+	if sure, err := c.sure(ctx, q.Name, gone); !sure || err != nil {
+		return reconcile.Result{RequeueAfter: c.o.Grace}, err
+	}
+	return reconcile.Result{}, c.release(ctx, q.Name, gone, blocks.Items, requests.Items)
 }
 
-// left tells how long it is until a node has given up what it has.
-func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) (time.Duration, bool) {
+func (c *Controller) forgetSign(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.signs, name)
+}
+
+// left tells how long it is until a node has given up, or lost, what it has.
+func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) time.Duration {
+	now := c.now()
+	if !gone {
+		c.forgetSign(name)
+		left, _ := fenced(n, now, c.o.DownAfter)
+		return left
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.signs[name]
@@ -63,17 +96,28 @@ func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alp
 		s = &sign{}
 		c.signs[name] = s
 	}
-	now := c.now()
-	s.look(now, gone, blocks, requests)
-	if gone {
-		return s.lapsed(now, c.o.Grace)
+	s.look(now, blocks, requests)
+	return s.left(now, c.o.Grace)
+}
+
+// sure asks past the cache whether a node really is as it seems: what follows
+// cannot be undone.
+func (c *Controller) sure(ctx context.Context, name string, gone bool) (bool, error) {
+	n := &corev1.Node{}
+	err := c.live.Get(ctx, client.ObjectKey{Name: name}, n)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("read Node %s: %w", name, err)
 	}
-	return fenced(n, now, c.o.DownAfter)
+	if gone || err != nil {
+		return gone == (err != nil), nil
+	}
+	left, down := fenced(n, c.now(), c.o.DownAfter)
+	return down && left <= 0, nil
 }
 
 // release takes a node's blocks away, each as it was looked at: a claim that is
 // renewed in this moment stops it.
-func (c *Controller) release(ctx context.Context, node string, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) (reconcile.Result, error) {
+func (c *Controller) release(ctx context.Context, node string, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
 	why := "its Node is out of service"
 	if gone {
 		why = "its Node is gone, and its daemon silent"
@@ -81,26 +125,36 @@ func (c *Controller) release(ctx context.Context, node string, gone bool, blocks
 	for i := range requests {
 		r := &requests[i]
 		err := c.client.Delete(ctx, &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}, client.Preconditions{UID: &r.UID})
-		if client.IgnoreNotFound(err) != nil {
-			return reconcile.Result{}, fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
+		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
 		}
 	}
 	for i := range blocks {
-		b := blocks[i].DeepCopy()
-		if b.DeletionTimestamp == nil {
-			err := c.client.Delete(ctx, &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: b.Name}}, client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion})
-			if client.IgnoreNotFound(err) != nil {
-				return reconcile.Result{}, fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
-			}
-			continue // its deletion brings the node back here
+		if err := c.releaseBlock(ctx, &blocks[i], why); err != nil {
+			return err
 		}
-		if !controllerutil.RemoveFinalizer(b, v1alpha1.FinalizerBlock) {
-			continue
-		}
-		if err := c.patchFinalizers(ctx, b); client.IgnoreNotFound(err) != nil {
-			return reconcile.Result{}, fmt.Errorf("release AddressBlock %s: %w", b.Name, err)
-		}
-		c.o.Logger.Warn("block released", "block", b.Name, "node", node, "because", why)
 	}
-	return reconcile.Result{}, nil
+	return nil
+}
+
+// releaseBlock takes one step: a block is deleted first, which brings its node
+// back, and then its finalizer is taken off.
+func (c *Controller) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock, why string) error {
+	if b.DeletionTimestamp == nil {
+		gone := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: b.Name}}
+		err := c.client.Delete(ctx, gone, client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion})
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
+		}
+		return failpoint.Hit("operator.pool.release.deleted")
+	}
+	b = b.DeepCopy()
+	if !controllerutil.RemoveFinalizer(b, v1alpha1.FinalizerBlock) {
+		return nil
+	}
+	if err := c.writeFinalizers(ctx, b); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	c.o.Logger.Warn("block released", "block", b.Name, "node", b.NodeName, "because", why)
+	return failpoint.Hit("operator.pool.release.after")
 }
