@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -45,18 +46,24 @@ func printNext(w io.Writer, dir string, s lab.Status) {
 	if dir != lab.DefaultDir {
 		at = " --dir " + dir
 	}
+	shown, kind := "nodes, ENIs, addresses, pods, drops", "nodenetworks"
+	if s.Mode == lab.PoolMode {
+		shown, kind = "pools, blocks, nodes, pods", "addresspools,addressblocks"
+	}
 	lines := [][2]string{
-		{"vpclab status" + at, "nodes, ENIs, addresses, pods, drops"},
+		{"vpclab status" + at, shown},
 		{"vpclab pod add" + at + " " + node + " web", "a pod, through CNI as a runtime would"},
 		{"vpclab exec" + at + " " + node + "/web -- ip addr", "a command inside the pod, or inside a node"},
 		{"vpclab exec" + at + " " + node + " -- curl -s localhost:6666/ip-manager", "what berthd knows"},
-		{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"},
 		{"vpclab kill" + at + " " + node + " --restart", "kill -9 berthd and start it again"},
 		{"vpclab down" + at, "remove everything"},
 	}
-	if s.Mode == lab.OperatorMode {
+	if s.Mode != lab.PoolMode {
+		lines = slices.Insert(lines, 4, [2]string{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"})
+	}
+	if s.Kubeconfig != "" {
 		lines = append([][2]string{
-			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get nodenetworks, if you have kubectl"},
+			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get " + kind + ", if you have kubectl"},
 			{"vpclab kill" + at + " operator-1", "kill -9 an operator; vpclab start brings it back"},
 		}, lines...)
 	}

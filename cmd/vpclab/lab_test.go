@@ -269,3 +269,19 @@ func TestOperatorModeByCommand(t *testing.T) {
 	c.has(c.run("start", "kube-apiserver"), "kube-apiserver is ready")
 	c.fails("no node", "kill", "operator-3")
 }
+
+func TestPoolModeByCommand(t *testing.T) {
+	c := newCLI(t)
+	c.has(c.run("up", "--mode", "pool", "--operators", "1"), "export KUBECONFIG=")
+	c.has(c.run("pod", "add", "node-1", "web"), "node-1/web")
+	s := c.status()
+	if s.Mode != lab.PoolMode || len(s.Pools) != 1 || len(s.Blocks) == 0 || !strings.HasPrefix(s.Nodes[0].Pods[0].Block, "default-") {
+		t.Errorf("status: %+v", s)
+	}
+	c.has(c.run("status"), "ANNOUNCED")
+	c.has(c.run("exec", "node-1", "--", "ip", "route", "show", "table", "119"), "dev lo proto 190")
+	c.has(c.run("exec", "internet", "--", "cat", "/proc/net/fib_trie"), s.Internet.String())
+	c.fails("no EC2", "fault", "outage")
+	c.fails("no on-premises host", "exec", "onprem", "--", "true")
+	c.has(c.run("down"), "Nothing of the lab is left")
+}
