@@ -88,7 +88,18 @@ func TestUsePrimaryAddress(t *testing.T) {
 
 	w, err := l.Kube.Client.Watch(harness.Deadline(t, 5*time.Minute), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress, e.PreAllocate = true, new(int32) })
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = true })
+	harness.Eventually(t, time.Minute, "the address is for pods again", func() error {
+		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
+		if err != nil {
+			return err
+		}
+		if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; !ok {
+			return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+		}
+		return nil
+	})
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.PreAllocate = new(int32) })
 	confirmed := make(chan bool, 1)
 	go func() { confirmed <- releases(w, n.Name, e.Primary) }()
 	harness.Eventually(t, time.Minute, "the ENI is given back", func() error {
