@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -85,8 +86,11 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 	defer cancel()
 	harness.Eventually(t, time.Minute, "STATUS says what is waited for", func() error { // it listens first
 		_, err := rpc.NewNodeClient(conn).Status(ctx, &rpc.StatusRequest{}, grpc.WaitForReady(true))
-		if err == nil || !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
-			return fmt.Errorf("it said %v", err)
+		if err == nil {
+			return errors.New("it said that all is well")
+		}
+		if !strings.Contains(err.Error(), "berthd is starting: the instance metadata service") {
+			return err
 		}
 		return nil
 	})

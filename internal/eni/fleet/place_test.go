@@ -156,7 +156,7 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
 			if slow.Load() && len(f.InstanceIDs)+len(f.IDs) == 0 {
 				under.Store(true)
-				time.Sleep(2 * minute)
+				time.Sleep(2 * minute) //nolint:forbidigo // the bubble's clock
 			}
 		}})
 		p.set(t, w.objects[0], settings(0, 8))

@@ -185,9 +185,9 @@ func simulate(t *testing.T, r *rand.Rand) {
 		t.Error(err)
 	}
 	for _, sn := range p.Subnets() {
-		for _, real := range truth {
-			if real.ID == sn.ID && real.Free != sn.Free {
-				t.Errorf("%d addresses of %s are set apart for nobody", real.Free-sn.Free, sn.ID)
+		for _, is := range truth {
+			if is.ID == sn.ID && is.Free != sn.Free {
+				t.Errorf("%d addresses of %s are set apart for nobody", is.Free-sn.Free, sn.ID)
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package addresspool
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -21,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -180,13 +178,7 @@ func TestOverlapRace(t *testing.T) {
 	start(t, Options{})
 	// Without the policy that refuses most of such pairs at once.
 	c := harness.KubeClient(t)
-	binding := policyBinding(t, "berth-pools-do-not-overlap")
-	harness.OK(t, c.Delete(t.Context(), binding))
-	t.Cleanup(func() {
-		if err := harness.ControlPlane.Apply(context.Background(), poolmode.Roles); err != nil {
-			t.Error(err)
-		}
-	})
+	withoutPolicy(t, "berth-pools-do-not-overlap")
 	for i := range 5 {
 		pair := []string{fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)}
 		eventually(t, "the policy is off", func(c client.Client) error {
@@ -263,7 +255,7 @@ func TestPoolDeletion(t *testing.T) {
 		client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
 	eventually(t, "the pool goes", func(c client.Client) error {
 		if err := c.Get(t.Context(), client.ObjectKey{Name: "p"}, &v1alpha1.AddressPool{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("got %v", err)
+			return fmt.Errorf("it is there, or: %w", err)
 		}
 		return nil
 	})
@@ -371,7 +363,7 @@ func TestOrphanedRequest(t *testing.T) {
 	ask(t, "orphan", "nobody", "p")
 	eventually(t, "it goes", func(c client.Client) error {
 		if err := c.Get(t.Context(), client.ObjectKey{Name: "orphan"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("got %v", err)
+			return fmt.Errorf("it is there, or: %w", err)
 		}
 		return nil
 	})

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -36,6 +37,9 @@ import (
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
+	if kubeconfig := os.Getenv(childVar); kubeconfig != "" {
+		os.Exit(child(kubeconfig))
+	}
 	os.Exit(harness.Kube(m))
 }
 
@@ -47,26 +51,15 @@ const limit = time.Minute
 // transports. The returned function ends them.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Controller, end func()) {
 	t.Helper()
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), poolmode.Roles))
-	account := types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
-	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
-	harness.OK(t, err)
-	scheme := runtime.NewScheme()
-	harness.OK(t, errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
-	cfg := harness.ControlPlane.ConfigWithToken(token)
+	cfg := operatorConfig(t)
 	for _, w := range through {
 		cfg.Wrap(w)
 	}
-	mgr, err := manager.New(cfg, ctrl.Options{
-		Scheme: scheme, Cache: cache.Options{ByObject: CacheByObject()},
-		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
-	})
-	harness.OK(t, err)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	c, err = Setup(ctx, mgr, o)
+	c, mgr, err := assemble(ctx, cfg, o)
 	harness.OK(t, err)
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -78,6 +71,33 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Contro
 	})
 	t.Cleanup(end)
 	return c, end
+}
+
+// operatorConfig is the operator's way to the API server.
+func operatorConfig(t *testing.T) *rest.Config {
+	t.Helper()
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), poolmode.Roles))
+	account := types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
+	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
+	harness.OK(t, err)
+	return harness.ControlPlane.ConfigWithToken(token)
+}
+
+// assemble makes an operator that leads.
+func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, nil, err
+	}
+	mgr, err := manager.New(cfg, ctrl.Options{
+		Scheme: scheme, Cache: cache.Options{ByObject: CacheByObject()},
+		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := Setup(ctx, mgr, o)
+	return c, mgr, err
 }
 
 // makePool makes a pool as a person does.

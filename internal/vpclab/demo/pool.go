@@ -8,11 +8,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/echo"
@@ -65,11 +64,11 @@ var poolProofs = []proof{
 
 // blocksOf are the blocks of a node, of one pool or, with "", of all.
 func (s *stage) blocksOf(ctx context.Context, n *node.Node, pool string) ([]v1alpha1.AddressBlock, error) {
-	list := &v1alpha1.AddressBlockList{}
-	if err := s.lab.Kube.Client.List(ctx, list); err != nil {
+	all, err := s.lab.Kube.Blocks(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list.Items, func(b v1alpha1.AddressBlock) bool {
+	return slices.DeleteFunc(all, func(b v1alpha1.AddressBlock) bool {
 		return b.NodeName != n.Name || pool != "" && b.PoolName != pool
 	}), nil
 }
@@ -222,19 +221,22 @@ func freeAddress(ctx context.Context, s *stage) (string, error) {
 	defer cancel()
 	began := time.Now()
 	_, err = echo.Ask(one, s.lab.OutsidePath(), "tcp", port(free), netip.Addr{}, "hello")
-	if err == nil || one.Err() != nil || !strings.Contains(err.Error(), "no route to host") {
-		return "", fmt.Errorf("asked %s, got %v, want an ICMP host unreachable", free, err)
+	if err == nil {
+		return "", fmt.Errorf("asked %s, which no pod has, and was answered", free)
+	}
+	if one.Err() != nil || !errors.Is(err, syscall.EHOSTUNREACH) {
+		return "", fmt.Errorf("asked %s, want an ICMP host unreachable: %w", free, err)
 	}
 	return fmt.Sprintf("%s: no route to host, after %s", free, ms(time.Since(began))), nil
 }
 
 // makeNamespace makes a namespace, with an annotation for its pool unless empty.
 func (s *stage) makeNamespace(ctx context.Context, name, pool string) error {
-	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	var annotations map[string]string
 	if pool != "" {
-		n.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		annotations = map[string]string{v1alpha1.AnnotationPool: pool}
 	}
-	return s.lab.Kube.Client.Create(ctx, n)
+	return s.lab.Kube.CreateNamespace(ctx, name, annotations)
 }
 
 // wants says so unless a pod's first address is of a pool.
@@ -291,8 +293,11 @@ func annotatedPod(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	_, err = n.AddPod(ctx, "may-not", node.PodOptions{Annotations: chosen, Once: true})
-	if err == nil || !strings.Contains(err.Error(), "podNamespaces") {
-		return "", fmt.Errorf("a pod of namespace default chose pool %s: %v, want a refusal that names spec.podNamespaces", lentPool, err)
+	if err == nil {
+		return "", fmt.Errorf("a pod of namespace default chose pool %s", lentPool)
+	}
+	if !strings.Contains(err.Error(), "podNamespaces") {
+		return "", fmt.Errorf("a pod of namespace default chose pool %s, want a refusal that names spec.podNamespaces: %w", lentPool, err)
 	}
 	return fmt.Sprintf("%s of pool %s in namespace %s; refused in default", p.Addr(), lentPool, tenant), nil
 }
@@ -373,9 +378,9 @@ func exhausted(ctx context.Context, s *stage) (string, error) {
 		_, err := s.nodes[2].AddPod(ctx, "edge", node.PodOptions{Namespace: "edge"})
 		up <- err
 	}()
-	p := &v1alpha1.AddressPool{}
-	err := until(ctx, "the pool is exhausted", func() error {
-		if err := s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: publicPool}, p); err != nil {
+	var p *v1alpha1.AddressPool
+	err := until(ctx, "the pool is exhausted", func() (err error) {
+		if p, err = s.lab.Kube.AddressPool(ctx, publicPool); err != nil {
 			return err
 		}
 		for _, c := range p.Status.Conditions {
@@ -389,9 +394,10 @@ func exhausted(ctx context.Context, s *stage) (string, error) {
 		return "", errors.Join(err, <-up)
 	}
 	began := time.Now()
-	edited := p.DeepCopy()
-	edited.Spec.Subnets = append(edited.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "198.51.101.2/31"})
-	if err := errors.Join(s.lab.Kube.Client.Patch(ctx, edited, client.MergeFrom(p)), <-up); err != nil {
+	err = s.lab.Kube.EditAddressPool(ctx, publicPool, func(p *v1alpha1.AddressPool) {
+		p.Spec.Subnets = append(p.Spec.Subnets, v1alpha1.PoolSubnet{IPv4: "198.51.101.2/31"})
+	})
+	if err := errors.Join(err, <-up); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d of %d blocks of pool %s given; a third pod up %.1f s after a subnet is appended",

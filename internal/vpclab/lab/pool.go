@@ -82,6 +82,47 @@ func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error
 	}
 }
 
+// Blocks lists all AddressBlocks.
+func (c *Cluster) Blocks(ctx context.Context) ([]v1alpha1.AddressBlock, error) {
+	list := &v1alpha1.AddressBlockList{}
+	if err := c.Client.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("list AddressBlocks: %w", err)
+	}
+	return list.Items, nil
+}
+
+// AddressPool reads a pool.
+func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.AddressPool, error) {
+	p := &v1alpha1.AddressPool{}
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, p); err != nil {
+		return nil, fmt.Errorf("read AddressPool %s: %w", name, err)
+	}
+	return p, nil
+}
+
+// EditAddressPool changes a pool as a person does with kubectl edit.
+func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(*v1alpha1.AddressPool)) error {
+	p, err := c.AddressPool(ctx, name)
+	if err != nil {
+		return err
+	}
+	edited := p.DeepCopy()
+	change(edited)
+	if err := c.Client.Patch(ctx, edited, client.MergeFrom(p)); err != nil {
+		return fmt.Errorf("edit AddressPool %s: %w", name, err)
+	}
+	return nil
+}
+
+// CreateNamespace makes a namespace with annotations.
+func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations map[string]string) error {
+	n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
+	if err := c.Client.Create(ctx, n); err != nil {
+		return fmt.Errorf("create namespace %s: %w", name, err)
+	}
+	return nil
+}
+
 // AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
 // and, unless daemons are left to others, its daemon.
 func (l *Lab) AddHost(name string) (*node.Node, error) {

@@ -46,7 +46,7 @@ func (b *bird) start() error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	return b.Wait(ctx, func() error {
-		c, err := net.Dial("unix", b.control)
+		c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.control)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,222 @@
+package addresspool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A test's own program, started with this variable, is an operator that a
+// failpoint may kill. Its value is the path of a kubeconfig.
+const childVar = "ADDRESSPOOL_TEST_CHILD"
+
+func child(kubeconfig string) int {
+	err := func() error {
+		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+		if err != nil {
+			return err
+		}
+		cfg.QPS = -1 // a file cannot say so
+		ctx := context.Background()
+		_, mgr, err := assemble(ctx, cfg, Options{
+			Grace: time.Second, Sweep: time.Second, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(failpoint.Err(), mgr.Start(ctx))
+	}()
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+// mortal starts an operator with a failpoint armed, and another one without
+// each time one has died. It returns how many died so far.
+func mortal(t *testing.T, failpoints string) (deaths func() int) {
+	t.Helper()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	harness.OK(t, err)
+	launch := func(failpoints string) *exec.Cmd {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childVar+"="+kubeconfig, failpoint.EnvVar+"="+failpoints)
+		cmd.Stderr = log
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			t.Error(err)
+		}
+		return cmd
+	}
+	var mu sync.Mutex // guards all below
+	n, over := 0, false
+	cmd := launch(failpoints)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			err := cmd.Wait()
+			mu.Lock()
+			if over {
+				mu.Unlock()
+				return
+			}
+			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+				t.Errorf("the operator ended by itself: %v", err)
+			}
+			n++
+			cmd = launch("")
+			mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		mu.Lock()
+		over = true
+		_ = cmd.Process.Kill()
+		mu.Unlock()
+		<-done
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("the operators' log:\n%s", text)
+		}
+	})
+	return func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return n
+	}
+}
+
+// An operator that is killed at any step leaves nothing that the next one does
+// not finish: every request has one block, nobody else's, what a node that is
+// gone had is free again, and a pool that is deleted goes.
+func TestKillAtEveryFailpoint(t *testing.T) {
+	names := failpoint.Names()
+	if len(names) < 9 {
+		t.Fatalf("only %v are registered", names)
+	}
+	for _, name := range names {
+		if !strings.HasPrefix(name, "operator.pool.") {
+			t.Errorf("%s: what kills it?", name)
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			harness.KubeClean(t)
+			c := harness.KubeClient(t)
+			deaths := mortal(t, name+"=kill")
+			makeNode(t, "n")
+			makeNode(t, "gone")
+			makePool(t, "p", 0, "10.2.0.0/29")
+			makePool(t, "q", 0, "10.3.0.0/30")
+			for i := range 5 {
+				ask(t, fmt.Sprintf("r%d", i), "n", "p")
+			}
+			given(t, "of-gone", "gone", "p")
+			harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone"}}))
+			b := given(t, "of-q", "n", "q")
+			harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "q"}}))
+			drain(t, b.Name)
+			eventually(t, "the pool goes", func(c client.Client) error {
+				err := c.Get(t.Context(), client.ObjectKey{Name: "q"}, &v1alpha1.AddressPool{})
+				if !apierrors.IsNotFound(err) {
+					return fmt.Errorf("got %v", err)
+				}
+				return nil
+			})
+			for i := range 5 {
+				answered(t, fmt.Sprintf("r%d", i))
+			}
+			poolIs(t, "p", "what is gone is free", counted(8, 5))
+			eventually(t, "the failpoint was reached", func(client.Client) error {
+				if n := deaths(); n != 1 {
+					return fmt.Errorf("%d operators died", n)
+				}
+				return nil
+			})
+			sound(t)
+		})
+	}
+}
+
+// An operator that dies amid a hundred requests loses none and answers none twice.
+func TestKillAmidRequests(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	makePool(t, "p", 2, "10.2.0.0/22")
+	const requests = 100
+	for i := range requests {
+		ask(t, fmt.Sprintf("r%d", i), "n", "p")
+	}
+	deaths := mortal(t, "operator.pool.cut.after=kill@50")
+	names := map[string]bool{}
+	for i := range requests {
+		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
+	}
+	if n := len(blocksNow(t)); n != requests || len(names) != requests || deaths() != 1 {
+		t.Errorf("%d blocks for %d requests, %d deaths", n, len(names), deaths())
+	}
+	poolIs(t, "p", "counts", counted(256, requests))
+	sound(t)
+}
+
+// drain plays a daemon, whose pods have left a block that is being deleted.
+func drain(t *testing.T, name string) {
+	t.Helper()
+	eventually(t, name+" is deleted", func(c client.Client) error {
+		b := &v1alpha1.AddressBlock{}
+		if err := c.Get(t.Context(), client.ObjectKey{Name: name}, b); err != nil || b.DeletionTimestamp == nil {
+			return fmt.Errorf("it is not: %w", err)
+		}
+		return c.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
+	})
+}
+
+// sound checks what is true of blocks at any time: no address is two blocks',
+// each block has its pool's addresses for its index, and no request has two.
+func sound(t *testing.T) {
+	t.Helper()
+	c, pools, list := harness.KubeClient(t), &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
+	harness.OK(t, c.List(t.Context(), list))
+	harness.OK(t, c.List(t.Context(), pools))
+	stray := straying(pools.Items)
+	var held []holding
+	byRequest := map[types.UID]string{}
+	for _, b := range list.Items {
+		if s := stray(&b); len(s) > 0 {
+			t.Errorf("%v: not what its pool has for index %d", s, b.Index)
+		}
+		if other, twice := byRequest[b.RequestUID]; twice {
+			t.Errorf("request %s has %s and %s", b.RequestUID, other, b.Name)
+		}
+		byRequest[b.RequestUID] = b.Name
+		for _, mine := range cidrs(&b) {
+			for _, h := range held {
+				if h.Overlaps(mine) {
+					t.Errorf("%s of %s is %s", mine, b.Name, h)
+				}
+			}
+			held = append(held, holding{Prefix: mine, block: b.Name})
+		}
+	}
+}

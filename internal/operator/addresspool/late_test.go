@@ -1,0 +1,253 @@
+package addresspool
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/transport"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// before has something done before each of some requests of an operator is sent.
+type before struct {
+	next http.RoundTripper
+	do   func(*http.Request) // called concurrently
+}
+
+func (b *before) RoundTrip(r *http.Request) (*http.Response, error) {
+	b.do(r)
+	return b.next.RoundTrip(r)
+}
+
+func first(do func(*http.Request)) transport.WrapperFunc {
+	return func(next http.RoundTripper) http.RoundTripper { return &before{next, do} }
+}
+
+// trailing is a cache that no block has arrived in yet.
+type trailing struct{ client.Client }
+
+func (trailing) List(context.Context, client.ObjectList, ...client.ListOption) error { return nil }
+
+// A leader whose cache does not have its predecessor's last blocks answers those
+// requests with them, and cuts no others.
+func TestTrailingCache(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	_, end := start(t, Options{})
+	makePool(t, "p", 0, "10.2.0.0/28")
+	given(t, "told", "n", "p")
+	end()
+	ask(t, "untold", "n", "p")
+	r := &v1alpha1.BlockRequest{}
+	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "untold"}, r))
+	p := &v1alpha1.AddressPool{}
+	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "p"}, p))
+	late := newBlock(r, offer{index: 5, piece: pieceOf(t, "10.2.0.5/32")})
+	late.OwnerReferences[0].UID = p.UID
+	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), late))
+
+	c, _, err := assemble(t.Context(), operatorConfig(t), Options{})
+	harness.OK(t, err)
+	c.live = harness.KubeClient(t)
+	c.client = trailing{harness.KubeClientFor(t, operatorConfig(t))}
+	harness.OK(t, c.begin(t.Context()))
+	l, err := layout(p, 1)
+	harness.OK(t, err)
+	c.book.open(p, l, nil)
+	look := func(name string) {
+		if _, err := c.lookAtRequest(t.Context(), request(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look("untold")
+	if b := answered(t, "untold"); b.Name != "p-5" {
+		t.Errorf("got %s, want p-5, which was cut for it", b.Name)
+	}
+	ask(t, "new", "n", "p")
+	look("new")
+	look("new") // the cache may trail the answer as well
+	if b := answered(t, "new"); b.Name != "p-1" {
+		t.Errorf("got %s, want p-1, as p-0 is taken", b.Name)
+	}
+	sound(t)
+}
+
+// A taken index that no watch ever tells of is looked up by the sweep: a block
+// that went while a watch was broken does not stay taken.
+func TestUnheardOf(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	now := clock.NewFake(time.Now())
+	c, _ := start(t, Options{Clock: now, Sweep: time.Second})
+	makePool(t, "p", 0, "10.2.0.0/31")
+	poolIs(t, "p", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	given(t, "r0", "n", "p")
+	c.book.heard("p", 1, now.Now())
+	ask(t, "r1", "n", "p")
+	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
+	harness.Eventually(t, limit, "the sweep waits", func() error {
+		if n := now.Waiting(); n != 1 {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+	now.Advance(2 * rumour)
+	if b := answered(t, "r1"); b.Name != "p-1" {
+		t.Errorf("got %s", b.Name)
+	}
+}
+
+// A claim that is renewed in the moment of its release keeps the block.
+func TestRenewalInTheMomentOfRelease(t *testing.T) {
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	makeNode(t, "n")
+	var deletes atomic.Int32
+	start(t, Options{Grace: time.Second}, first(func(r *http.Request) {
+		if r.Method != http.MethodDelete || !strings.HasSuffix(r.URL.Path, "/addressblocks/p-0") || deletes.Add(1) > 1 {
+			return
+		}
+		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+		b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-0"}}
+		if err := c.Status().Patch(context.Background(), b, client.RawPatch(types.MergePatchType, body)); err != nil {
+			t.Error(err)
+		}
+		// So that it is not the next look, but the precondition that counts.
+		if err := c.Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
+			t.Error(err)
+		}
+	}))
+	makePool(t, "p", 0, "10.2.0.0/31")
+	given(t, "r0", "n", "p")
+	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}))
+	eventually(t, "its request is removed, then its block would be", func(c client.Client) error {
+		if deletes.Load() == 0 {
+			return fmt.Errorf("not yet")
+		}
+		return nil
+	})
+	given(t, "r1", "n", "p") // time has passed
+	b := &v1alpha1.AddressBlock{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b))
+	if b.DeletionTimestamp != nil {
+		t.Error("it was deleted")
+	}
+}
+
+// Blocks of a pool that was refused a subnet cost no more than those of another.
+func TestRefusedSubnetCostsNothing(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	var lists atomic.Int32
+	start(t, Options{}, first(func(r *http.Request) {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/addresspools") && r.URL.Query().Get("watch") == "" {
+			lists.Add(1)
+		}
+	}))
+	withoutPolicy(t, "berth-pools-do-not-overlap")
+	makePool(t, "a", 0, "10.1.0.0/24")
+	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
+	eventually(t, "the policy is off", func(c client.Client) error {
+		p := poolAt("b", 0, 0, "10.2.0.0/24", "10.1.0.0/28")
+		p.UID, p.CreationTimestamp = "", metav1.Time{}
+		return c.Create(t.Context(), &p)
+	})
+	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
+	told(t, "b", v1alpha1.ReasonPoolOverlaps)
+	before := lists.Load()
+	for i := range 20 {
+		given(t, fmt.Sprintf("r%d", i), "n", "b")
+	}
+	poolIs(t, "b", "counts", counted(256, 20))
+	if n := lists.Load() - before; n > 2 {
+		t.Errorf("%d lists of pools for 20 blocks", n)
+	}
+}
+
+// withoutPolicy takes a policy's binding away until the test ends. It takes the
+// API server a moment to heed that.
+func withoutPolicy(t *testing.T, name string) {
+	t.Helper()
+	operatorConfig(t) // applies it
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), policyBinding(t, name)))
+	t.Cleanup(func() {
+		if err := harness.ControlPlane.Apply(context.Background(), poolmode.Roles); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// pieceOf is a block of one address.
+func pieceOf(t *testing.T, cidr string) pool.Block {
+	t.Helper()
+	c, err := netip.ParsePrefix(cidr)
+	harness.OK(t, err)
+	return pool.Block{IPv4: c}
+}
+
+// Two pools that two operators accepted at once, and died: one gives way, and not
+// the one of which there is a block.
+func TestClashIsResolved(t *testing.T) {
+	harness.KubeClean(t)
+	makeNode(t, "n")
+	withoutPolicy(t, "berth-pools-do-not-overlap")
+	c := harness.KubeClient(t)
+	accept := func(name string, cidr string) *v1alpha1.AddressPool {
+		p := poolAt(name, 0, 0, cidr)
+		eventually(t, "the policy is off", func(c client.Client) error {
+			p.UID, p.CreationTimestamp = "", metav1.Time{}
+			if err := c.Create(t.Context(), &p); err != nil && !apierrors.IsAlreadyExists(err) {
+				return err
+			}
+			return nil
+		})
+		harness.OK(t, c.Status().Patch(t.Context(), &p, client.RawPatch(types.MergePatchType, []byte(`{"status":{"acceptedSubnets":1}}`))))
+		return &p
+	}
+	accept("a", "10.1.0.0/30")
+	accept("b", "10.1.0.0/29")
+	accept("c", "10.2.0.0/30")
+	d := accept("d", "10.2.0.0/29")
+	ask(t, "r", "n", "d")
+	r := &v1alpha1.BlockRequest{}
+	harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "r"}, r))
+	harness.OK(t, harness.KubeClientFor(t, operatorConfig(t)).Create(t.Context(), newBlock(r, offer{index: 3, piece: pieceOf(t, "10.2.0.3/32"), pool: d.UID})))
+	harness.OK(t, c.Delete(t.Context(), policyBinding(t, "berth-pools-do-not-overlap")))
+
+	start(t, Options{})
+	for name, wins := range map[string]bool{"a": true, "b": false, "c": false, "d": true} {
+		want := condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolOverlaps)
+		if wins {
+			want = condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady)
+		}
+		poolIs(t, name, "it stays or gives way", func(p *v1alpha1.AddressPool) error {
+			if got := p.Status.AcceptedSubnets == 1; got != wins {
+				return fmt.Errorf("%d subnets accepted", p.Status.AcceptedSubnets)
+			}
+			return want(p)
+		})
+	}
+	if b := answered(t, "r"); b.Name != "d-3" {
+		t.Errorf("got %s", b.Name)
+	}
+	ask(t, "r-b", "n", "b")
+	failed(t, "r-b", v1alpha1.ReasonPoolOverlaps, "pool a")
+	given(t, "r-a", "n", "a")
+	sound(t)
+}
