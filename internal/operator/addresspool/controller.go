@@ -58,7 +58,8 @@ const (
 	// request is two writes of some milliseconds each, nearly all of it waiting;
 	// more than some ten of one client at a time and an API server queues them.
 	cutters = 16
-	// lookers is how many nodes are looked at at once. That seldom leads to a write.
+	// lookers is how many nodes are looked at side by side, which seldom leads to a
+	// write.
 	lookers = 4
 	// lookTimeout bounds a look at one object.
 	lookTimeout = 30 * time.Second

@@ -140,7 +140,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 			eventually(t, "the pool goes", func(c client.Client) error {
 				err := c.Get(t.Context(), client.ObjectKey{Name: "q"}, &v1alpha1.AddressPool{})
 				if !apierrors.IsNotFound(err) {
-					return fmt.Errorf("got %v", err)
+					return fmt.Errorf("it is there, or: %w", err)
 				}
 				return nil
 			})

@@ -72,7 +72,7 @@ func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (recon
 	if sure, err := c.sure(ctx, q.Name, gone); !sure || err != nil {
 		return reconcile.Result{RequeueAfter: c.o.Grace}, err
 	}
-	return reconcile.Result{}, c.release(ctx, q.Name, gone, blocks.Items, requests.Items)
+	return reconcile.Result{}, c.release(ctx, gone, blocks.Items, requests.Items)
 }
 
 func (c *Controller) forgetSign(name string) {
@@ -104,12 +104,13 @@ func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alp
 // cannot be undone.
 func (c *Controller) sure(ctx context.Context, name string, gone bool) (bool, error) {
 	n := &corev1.Node{}
-	err := c.live.Get(ctx, client.ObjectKey{Name: name}, n)
-	if client.IgnoreNotFound(err) != nil {
+	switch err := c.live.Get(ctx, client.ObjectKey{Name: name}, n); {
+	case apierrors.IsNotFound(err):
+		return gone, nil
+	case err != nil:
 		return false, fmt.Errorf("read Node %s: %w", name, err)
-	}
-	if gone || err != nil {
-		return gone == (err != nil), nil
+	case gone:
+		return false, nil
 	}
 	left, down := fenced(n, c.now(), c.o.DownAfter)
 	return down && left <= 0, nil
@@ -117,7 +118,7 @@ func (c *Controller) sure(ctx context.Context, name string, gone bool) (bool, er
 
 // release takes a node's blocks away, each as it was looked at: a claim that is
 // renewed in this moment stops it.
-func (c *Controller) release(ctx context.Context, node string, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
+func (c *Controller) release(ctx context.Context, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
 	why := "its Node is out of service"
 	if gone {
 		why = "its Node is gone, and its daemon silent"
