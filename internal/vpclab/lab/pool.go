@@ -66,11 +66,16 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 	return l.settle(ctx)
 }
 
-// createPool creates a pool, again and again until the API server has read the
-// policies that it was given a moment ago, or ctx ends.
+// createPool creates a pool.
 func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error {
+	return settledPolicies(ctx, func() error { return c.Client.Create(ctx, p.DeepCopy()) })
+}
+
+// settledPolicies writes to a pool again and again until the API server has read
+// the policies that it was given a moment ago, or again after a start, or ctx ends.
+func settledPolicies(ctx context.Context, write func() error) error {
 	for {
-		err := c.Client.Create(ctx, p.DeepCopy())
+		err := write()
 		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
 			return err
 		}
@@ -108,7 +113,7 @@ func (c *Cluster) EditAddressPool(ctx context.Context, name string, change func(
 	}
 	edited := p.DeepCopy()
 	change(edited)
-	if err := c.Client.Patch(ctx, edited, client.MergeFrom(p)); err != nil {
+	if err := settledPolicies(ctx, func() error { return c.Client.Patch(ctx, edited.DeepCopy(), client.MergeFrom(p)) }); err != nil {
 		return fmt.Errorf("edit AddressPool %s: %w", name, err)
 	}
 	return nil

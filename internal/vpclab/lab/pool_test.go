@@ -28,11 +28,11 @@ func TestSiteFrame(t *testing.T) {
 		}
 	}
 	ready(corev1.ConditionTrue)
-	s, err := l.Status(ctx)
-	ok(t, err)
-	if len(s.Nodes) != 2 || s.Nodes[0].Address.String() != "172.20.1.2" || len(s.Pools) != 1 || s.Pools[0].Name != "default" {
-		t.Errorf("status %+v", s)
-	}
+	eventually(t, "the status tells of nodes and pools", func() bool { // it does not wait long for an API server
+		s, err := l.Status(ctx)
+		ok(t, err)
+		return len(s.Nodes) == 2 && s.Nodes[0].Address.String() == "172.20.1.2" && len(s.Pools) == 1 && s.Pools[0].Name == "default"
+	})
 	if _, err := l.Nodes()[0].Ask(ctx, "udp", l.Site.Addrs("node-2").IPv6, "hello"); err != nil {
 		t.Errorf("from node to node: %v", err)
 	}
