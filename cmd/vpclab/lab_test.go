@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/control"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
@@ -131,14 +132,24 @@ func TestDownAfterTheLabWasKilled(t *testing.T) {
 	if holder := control.Holder(c.dir); holder != pid {
 		t.Fatalf("the lab's lock is held by %d, its process is %d", holder, pid)
 	}
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	c.kill(pid)
 	c.has(c.run("up", "--no-daemons"), "leftovers") // up clears what is there, too
-	if err := syscall.Kill(c.status().PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	c.kill(c.status().PID)
 	c.has(c.run("down"), "removed vpclab-"+lab.IDOf(c.dir)+"-vpc")
+}
+
+// kill kills the lab's process and waits until it is gone: a dying process still
+// holds its lock.
+func (c *cli) kill(pid int) {
+	c.t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		c.t.Fatal(err)
+	}
+	for limit := time.Now().Add(time.Minute); control.Holder(c.dir) == pid; time.Sleep(time.Millisecond) { // another process's end
+		if time.Now().After(limit) {
+			c.t.Fatalf("process %d does not die", pid)
+		}
+	}
 }
 
 // rise begins to raise a lab of many nodes and returns in the middle of it,

@@ -37,6 +37,7 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	n := newNode(t)
 	r := n.start()
 	ask := func(r *running) error {
+		waitFor(t, func() bool { return r.front.admitted() != nil }) // while it starts the heartbeat answers
 		_, err := r.client.Status(within(t), &rpc.StatusRequest{}, grpc.WaitForReady(true))
 		return err
 	}

@@ -122,7 +122,9 @@ func (r *Reconciler) publish(ctx context.Context) error {
 		return errors.New("record the inventory: it is in doubt until EC2 was observed")
 	}
 	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
-		r.cfg.Logger.Error("inventory not recorded", "error", err)
+		if ctx.Err() == nil { // else it is the end of the program: the next one records it
+			r.cfg.Logger.Error("inventory not recorded", "error", err)
+		}
 		return fmt.Errorf("record the inventory: %w", err)
 	}
 	return nil

@@ -211,9 +211,10 @@ func (f *Fleet) spread(within time.Duration) {
 	maps.DeleteFunc(f.ended, func(_ string, at time.Time) bool { return at.Before(old) })
 }
 
-// collect deletes now and then what vanished instances left.
+// collect deletes now and then what vanished instances left. Growth comes first
+// at a start, which may be the one after a crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
-	wait := time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
+	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
 	for {
 		select {
 		case <-ctx.Done():
