@@ -58,8 +58,9 @@ func choose(w world, pod attachment.Pod) (name string, final bool, err *source.E
 	if !known {
 		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
 	}
-	if facts.pool == "" || facts.pool == annotation {
-		return cmp.Or(annotation, v1alpha1.DefaultPool), true, nil
+	given := cmp.Or(annotation, v1alpha1.DefaultPool)
+	if facts.pool == "" || facts.pool == given {
+		return given, true, nil
 	}
 	s := w.pools[facts.pool]
 	if s == nil || !s.known {

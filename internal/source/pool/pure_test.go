@@ -63,15 +63,17 @@ func TestChoose(t *testing.T) {
 			{"global", "in"}: {uid: "u1", pool: "inner"},
 			{"plain", "in"}:  {uid: "u1", pool: "inner"},
 			{"plain", "out"}: {uid: "u1", pool: "public"},
-			{"plain", "mis"}: {uid: "u1", pool: "publik"},
-			{"lost", "p"}:    {uid: "u1"},
+			{"plain", "def"}: {uid: "u1", pool: "default"}, {"global", "def"}: {uid: "u1", pool: "default"},
+			{"global", "pub"}: {uid: "u1", pool: "public"},
+			{"plain", "mis"}:  {uid: "u1", pool: "publik"},
+			{"lost", "p"}:     {uid: "u1"},
 			{"plain", "etcd"}: {
 				uid: "u1", mirrors: "hash",
 			},
 		},
 		namespaces: map[string]string{"plain": "", "global": "public"},
 		pools: map[string]*stock{
-			"public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global"}},
+			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global"}},
 			"publik": {}, // blocks of a pool that is no more
 		},
 	}
@@ -86,6 +88,9 @@ func TestChoose(t *testing.T) {
 		{"global", "in", "u1", "inner", "", true},
 		{"plain", "in", "u1", "inner", "", true},
 		{"plain", "out", "u1", "", "pool-not-allowed", true},
+		{"plain", "def", "u1", "default", "", true}, // what would be its pool anyway needs no permission
+		{"global", "pub", "u1", "public", "", true},
+		{"global", "def", "u1", "", "pool-not-allowed", true},
 		{"plain", "mis", "u1", "", "pool-unknown", false},
 		{"plain", "p", "u2", "", "pod-unknown", false}, // the pod of that name that was before
 		{"plain", "q", "u1", "", "pod-unknown", false},
