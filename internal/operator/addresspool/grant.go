@@ -59,11 +59,11 @@ func (c *Controller) standingOf(p *v1alpha1.AddressPool) *standing {
 	return s
 }
 
-// reconsider has the pools that were refused a subnet looked at again, as
-// another pool has changed.
-func (c *Controller) reconsider() {
+// reconsider has the pools that were refused a subnet looked at again, as one,
+// which is not, gave something up.
+func (c *Controller) reconsider(changed string) {
 	for name, s := range c.standings {
-		if s.why != nil {
+		if name != changed && s.why != nil {
 			s.until = time.Time{}
 			c.again(&c.poolsQ, name)
 		}
@@ -203,7 +203,11 @@ func (c *Controller) takeBack(ctx context.Context, p *v1alpha1.AddressPool, n in
 	}
 	c.o.Logger.Warn("a subnet is another pool's too; taking it back", "pool", p.Name, "because", s.why.message)
 	s.clashedFrom, s.verified = time.Time{}, min(s.verified, n)
-	return c.writeAccepted(ctx, p, n)
+	if err := c.writeAccepted(ctx, p, n); err != nil {
+		return err
+	}
+	c.reconsider(p.Name)
+	return nil
 }
 
 // cutFrom tells, past the cache, whether there is a block of a pool from an

@@ -153,7 +153,7 @@ func (c *Controller) poolGone(ctx context.Context, name string) error {
 	if _, known := c.standings[name]; known {
 		delete(c.standings, name)
 		delete(c.reported, name)
-		c.reconsider()
+		c.reconsider(name)
 	}
 	blocks := &v1alpha1.AddressBlockList{}
 	err := c.client.List(ctx, blocks, client.MatchingFields{byPool: name}, client.UnsafeDisableDeepCopy, client.Limit(1))
