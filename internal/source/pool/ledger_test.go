@@ -297,9 +297,9 @@ func TestFailedRequestSaysWhy(t *testing.T) {
 		t.Errorf("%v", why)
 	}
 	r := b.requests[requestName("default", nodeID, 0)]
-	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks are taken"
+	r.failed, r.message = v1alpha1.ReasonPoolExhausted, "all 6 blocks of pool default are given; append a subnet, or wait until a node returns one"
 	b.expect("it stands: the operator tries again by itself")
-	if why := b.whyWaits(w, b.now); why.Reason != "pool-exhausted" || !strings.Contains(why.Message, "append subnets") {
+	if why := b.whyWaits(w, b.now); why.Reason != "pool-exhausted" || why.Message != "no address of pool default is free: "+r.message {
 		t.Errorf("%v", why)
 	}
 }

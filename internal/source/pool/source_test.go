@@ -44,7 +44,7 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if fifth.IPv4.String() != "10.3.0.0" || fifth.IPv6.String() != "fd02::300" || fifth.Block != "default-4" {
 		t.Errorf("pod 8: %+v", fifth)
 	}
-	if message := m.fails(12, "pool-exhausted"); !strings.Contains(message, "append subnets to AddressPool default") {
+	if message := m.fails(12, "pool-exhausted"); !strings.Contains(message, "all 6 blocks of pool default") {
 		t.Errorf("message: %s", message)
 	}
 	snap := m.Snapshot()

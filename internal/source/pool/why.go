@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -71,7 +72,7 @@ func (l *ledger) whyNoBlock(s *stock, none string, now time.Time) *source.Exhaus
 	var oldest *request
 	for _, r := range l.requestsOf(s.name) {
 		if r.failed != "" {
-			return exhausted(source.Word(r.failed), "%s%s", none, failure(s.name, r))
+			return exhausted(source.Word(r.failed), "%s%s", none, failure(r))
 		}
 		if oldest == nil && !l.answered(r) {
 			oldest = r
@@ -84,16 +85,10 @@ func (l *ledger) whyNoBlock(s *stock, none string, now time.Time) *source.Exhaus
 	return exhausted("growing", "%sa block is about to be asked for", none)
 }
 
-// failure says what a person can do about a failed request.
-func failure(pool string, r *request) string {
-	message := strings.TrimSuffix(r.message, ".")
-	if message == "" {
-		message = "the operator gives no block: " + r.failed
-	}
-	if r.failed == v1alpha1.ReasonPoolExhausted {
-		return fmt.Sprintf("%s: append subnets to AddressPool %s, or free some of its blocks", message, pool)
-	}
-	return message
+// failure is what the operator says of a failed request, which ends with what a
+// person can do about it.
+func failure(r *request) string {
+	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator gives no block: "+r.failed)
 }
 
 // apiTrouble tells what keeps the API server's word from this node; nil without.
