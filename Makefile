@@ -24,7 +24,7 @@ DEMO_FLAGS ?=
 PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 45m
 
 # What needs root runs as it is for root; for others in namespaces of their
 # own, except that a lab which is to stay up needs the machine's.
