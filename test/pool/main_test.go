@@ -37,12 +37,12 @@ func raise(t *testing.T, nodes int, pools ...v1alpha1.AddressPool) *lab.Lab {
 }
 
 // patience is for what takes a second on an idle machine.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // addAll makes pods on a node, all at once.
 func addAll(t *testing.T, n *node.Node, stem string, count int) {
 	t.Helper()
-	ctx := harness.Deadline(t, 3*patience)
+	ctx := harness.Deadline(t, patience)
 	errs := make([]error, count)
 	var wg sync.WaitGroup
 	for i := range count {

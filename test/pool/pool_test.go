@@ -87,12 +87,19 @@ func TestHundredAtOnce(t *testing.T) {
 		}
 		return nil
 	})
-	harness.OK(t, errors.Join(o.Kill(), o.Start()))
-	<-done
-	harness.Settle(t, l)
-	if got := len(blocks(t, l, n, v1alpha1.DefaultPool)); got < 13 || got > 14 {
-		t.Errorf("%d blocks of 8 for 100 pods, want 13, or 14 with a warm one", got)
+	harness.OK(t, o.Kill())
+	if err := o.Start(); err != nil && !o.Running() { // the lab restarts one that lost its Lease before
+		t.Fatal(err)
 	}
+	<-done
+	// One that was asked for and not needed any more goes back in a while.
+	harness.Eventually(t, patience, "no block too many", func() error {
+		if got := len(blocks(t, l, n, v1alpha1.DefaultPool)); got < 13 || got > 14 {
+			return fmt.Errorf("%d blocks of 8 for 100 pods, want 13, or 14 with a warm one", got)
+		}
+		return nil
+	})
+	harness.Settle(t, l)
 	delAll(t, n)
 	counts(t, l, n, v1alpha1.DefaultPool, 1)
 	harness.Settle(t, l)
@@ -105,9 +112,12 @@ func TestBlockOfOne(t *testing.T) {
 	t.Parallel()
 	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}))
 	n := l.Nodes()[0]
+	// The daemon hears of pods in the order in which they were bound: one that
+	// could give an address to a knows b.
+	harness.OK(t, l.BindPods(ctx(t), n, "b"))
 	a, err := n.AddPod(ctx(t), "a", node.PodOptions{})
 	harness.OK(t, err)
-	harness.OK(t, errors.Join(l.BindPods(ctx(t), n, "b"), l.Reported(ctx(t))))
+	harness.OK(t, l.Reported(ctx(t)))
 	harness.OK(t, l.Kube.KillAPIServer())
 	harness.OK(t, n.DelPod(ctx(t), "a"))
 	b, err := n.AddPod(ctx(t), "b", node.PodOptions{})
@@ -160,11 +170,14 @@ func TestTwoOperatorsAtOnce(t *testing.T) {
 		}
 		harness.Settle(t, l)
 	}
-	p := &v1alpha1.AddressPool{}
-	harness.OK(t, l.Kube.Client.Get(ctx(t), client.ObjectKey{Name: v1alpha1.DefaultPool}, p))
-	if p.Status.Blocks.Allocated != 0 {
-		t.Errorf("counts %+v", p.Status.Blocks)
-	}
+	harness.Eventually(t, patience, "the pool counts no block", func() error {
+		p := &v1alpha1.AddressPool{}
+		err := l.Kube.Client.Get(ctx(t), client.ObjectKey{Name: v1alpha1.DefaultPool}, p)
+		if err == nil && p.Status.Blocks.Allocated != 0 {
+			err = fmt.Errorf("counts %+v", p.Status.Blocks)
+		}
+		return err
+	})
 }
 
 // A daemon that ends leaves its blocks announced, since its pods live on, unless
