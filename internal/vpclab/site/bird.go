@@ -36,7 +36,12 @@ func (s *Site) newBird(name, netns, config string) *bird {
 }
 
 // startTimeout is far more than BIRD takes to read its configuration.
-const startTimeout = 20 * time.Second
+const startTimeout = 2 * time.Minute
+
+// holdTime, in seconds, is how long a neighbour may be silent before its routes
+// are withdrawn (RFC 4271 section 4.2): longer than a busy machine holds a
+// process still. Sessions of nodes that go end with their connections.
+const holdTime = 90
 
 // start returns once BIRD works by its configuration.
 func (b *bird) start() error {
@@ -74,7 +79,7 @@ protocol kernel { ipv6 { import none; export where source = RTS_BGP; }; }
 template bgp node {
 	local as %d;
 	passive;
-	hold time 6;
+	hold time %d;
 }
 protocol bgp nodes4 from node {
 	neighbor range 172.20.0.0/16 external;
@@ -86,7 +91,7 @@ protocol bgp nodes6 from node {
 	dynamic name "node6_";
 	ipv6 { import all; export where source = RTS_BGP; next hop self; };
 }
-`, routerNumber)
+`, routerNumber, holdTime)
 
 // config is a node's BIRD: what is in Berth's export table goes to the router,
 // what the router tells of goes to the main table.
@@ -105,7 +110,7 @@ protocol pipe { table master4; peer table blocks4; import all; export none; }
 protocol pipe { table master6; peer table blocks6; import all; export none; }
 template bgp upstream {
 	local as %[5]d;
-	hold time 6;
+	hold time %[8]d;
 	connect delay time 1;
 	connect retry time 1;
 	error wait time 1, 2;
@@ -118,5 +123,5 @@ protocol bgp router6 from upstream {
 	neighbor %[4]s as %[7]d;
 	ipv6 { import all; export where proto = "pods6"; next hop self; };
 }
-`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, h.as(), ExportTable, routerNumber)
+`, a.IPv4, r.IPv4, a.IPv6, r.IPv6, h.as(), ExportTable, routerNumber, holdTime)
 }

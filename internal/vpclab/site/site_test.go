@@ -46,7 +46,7 @@ func raise(t *testing.T, nodes ...string) *Site {
 // until tries again and again, as BIRD tells nobody what it has learned.
 func until(t *testing.T, what string, try func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	for {
 		err := try()
