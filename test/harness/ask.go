@@ -13,7 +13,7 @@ import (
 // the source that arrived there.
 func Asks(t *testing.T, path string, to, want netip.Addr) error {
 	t.Helper()
-	r, err := echo.Ask(Deadline(t, 5*time.Second), path, "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
+	r, err := echo.Ask(Deadline(t, time.Minute), path, "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
 	if err == nil && r.You != want {
 		err = fmt.Errorf("seen as %s, want %s", r.You, want)
 	}
