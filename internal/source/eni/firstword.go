@@ -30,6 +30,7 @@ func (s *Source) Prove() {
 	defer s.mu.Unlock()
 	if s.unproven {
 		s.unproven = false
+		s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
 		s.serve(s.clock.Now())
 	}
 }
