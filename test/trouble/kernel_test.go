@@ -54,12 +54,14 @@ func forwardDrop(t *testing.T, n *node.Node) {
 			return c.Flush()
 		}))
 	}
-	gauge := func(want string) error {
-		body, err := n.Get(t.Context(), node.MetricsURL)
-		if line := `berth_condition{type="` + daemon.ConditionForwarding + `"} ` + want; err == nil && !strings.Contains(body, line) {
-			err = fmt.Errorf("no line %s", line)
-		}
-		return err
+	gauge := func(want string) {
+		harness.Eventually(t, patience, "the metric follows", func() error {
+			body, err := n.Get(t.Context(), node.MetricsURL)
+			if line := `berth_condition{type="` + daemon.ConditionForwarding + `"} ` + want; err == nil && !strings.Contains(body, line) {
+				err = fmt.Errorf("no line %s", line)
+			}
+			return err
+		})
 	}
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	set(nftables.ChainPolicyDrop)
@@ -69,12 +71,12 @@ func forwardDrop(t *testing.T, n *node.Node) {
 			t.Errorf("the condition says nothing about %q: %s", want, c.Message)
 		}
 	}
-	harness.OK(t, gauge("0"))
+	gauge("0")
 	add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
 	remove(t, n, "meanwhile")
 	set(nftables.ChainPolicyAccept)
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
-	harness.OK(t, gauge("1"))
+	gauge("1")
 }
 
 // flushes removes one kind of Berth's state after the other, all of it, as
@@ -141,7 +143,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 						harness.Asks(t, p.Netns(), fabric.InternetHost, enis(l, n)[0].Primary),
 					)
 				})
-				harness.OK(t, n.CheckPod(t.Context(), p.Name))
+				harness.Eventually(t, patience, "CHECK of "+p.Name, func() error { return n.CheckPod(t.Context(), p.Name) })
 			}
 		})
 	}

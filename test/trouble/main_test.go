@@ -39,8 +39,9 @@ var lean = []string{"--warm-ip-target=1", "--minimum-ip-target=1"}
 // nodeOptions are of a pod that is tried again and again.
 var nodeOptions node.PodOptions
 
-// patience is for what takes a moment on a machine with nothing else to do.
-const patience = time.Minute
+// patience is for what takes a moment on a machine with nothing else to do. It
+// only ends what hangs.
+const patience = 5 * time.Minute
 
 // add makes a pod as a kubelet does, trying again.
 func add(t *testing.T, n *node.Node, name string) *node.Pod {

@@ -32,7 +32,7 @@ func burst(t *testing.T, n *node.Node, name string, count int) {
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
 	var wg sync.WaitGroup
 	errs := make([]error, count)
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, patience)
 	for i := range count {
 		wg.Go(func() {
 			_, errs[i] = n.AddPod(ctx, fmt.Sprintf("%s-%d", name, i), node.PodOptions{Once: true})
@@ -66,7 +66,7 @@ func connections(n *node.Node) (count int, err error) {
 // touches and five for a new ENI, and the ENIs go back after it.
 func TestBurst(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: append(quick(lean...), "--warm-wait=20s", "--listing-interval=1h", "--orphan-interval=1h")})
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: append(quick(lean...), "--warm-wait=2m", "--listing-interval=1h", "--orphan-interval=1h")})
 	n := l.Nodes()[0]
 	harness.Settle(t, l)
 	l.Cloud.ResetCalls()
@@ -104,9 +104,13 @@ func TestBurst(t *testing.T) {
 		return nil
 	})
 	harness.Settle(t, l)
-	if got := document(t, n).Totals; got.Available != 1 {
-		t.Errorf("totals %+v after the last pod, want one warm address", got)
-	}
+	harness.Eventually(t, patience, "one warm address is left after the last pod", func() error {
+		doc, err := lab.Document(t.Context(), n)
+		if err == nil && doc.Totals.Available != 1 {
+			err = fmt.Errorf("totals %+v", doc.Totals)
+		}
+		return err
+	})
 }
 
 func callCounts(calls map[string]vpc.CallStats) string {
@@ -121,7 +125,7 @@ func callCounts(calls map[string]vpc.CallStats) string {
 // was, and there is never another ENI instead.
 func TestThrottled(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(quick(lean...), "--warm-wait=30s")})
+	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(quick(lean...), "--warm-wait=2m")})
 	n := l.Nodes()[0]
 	add(t, n, "first")
 	harness.Settle(t, l)
@@ -161,7 +165,7 @@ func TestFragmentedSubnet(t *testing.T) {
 	cidr := netip.MustParsePrefix("10.0.8.0/25")
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "small", Zone: "lab-1a", CIDR: cidr})
 	s.Instances[0].Subnet = "small"
-	l := harness.Raise(t, lab.Options{Spec: &s, DaemonArgs: append(quick(), "--enable-prefix-delegation", "--warm-prefix-target=0", "--warm-ip-target=1", "--minimum-ip-target=1"), NoDaemons: true})
+	l := harness.Raise(t, lab.Options{Spec: &s, DaemonArgs: append(quick("--warm-wait=2m"), "--enable-prefix-delegation", "--warm-prefix-target=0", "--warm-ip-target=1", "--minimum-ip-target=1"), NoDaemons: true})
 	n := l.Nodes()[0]
 	sn, _ := l.Books().Subnet("small")
 	var taken []string
@@ -219,7 +223,9 @@ func TestCoolingOutlivesTheDaemon(t *testing.T) {
 	harness.OK(t, n.Start())
 	ready(t, n)
 	doc := document(t, n)
-	if len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() || doc.Cooling[0].RemainingSeconds <= 0 || doc.Cooling[0].Until.After(latest) {
+	if over := time.Since(begun) > period; over {
+		t.Logf("the machine stood still: %v since the release, it cools for %v", time.Since(begun), period)
+	} else if len(doc.Cooling) != 1 || doc.Cooling[0].Address != gone.Addr() || doc.Cooling[0].RemainingSeconds <= 0 || doc.Cooling[0].Until.After(latest) {
 		t.Errorf("after the restart %+v cool, want %s for what is left of %v", doc.Cooling, gone.Addr(), period)
 	}
 	p, err := n.AddPod(within(t, period+patience), "next", node.PodOptions{Once: true}) // the only address there is

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
@@ -63,27 +64,30 @@ func TestSwitches(t *testing.T) {
 					}
 					return a
 				}
-				if err := harness.Asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem)); err != nil {
-					t.Errorf("%s, on premises: %v", p.Name, err)
+				harness.Eventually(t, patience, p.Name+" talks to the premises", func() error {
+					return harness.Asks(t, p.Netns(), fabric.OnPremHost, seen(tt.onPrem))
+				})
+				if tt.lost {
+					// With its own address a pod gets no answer from the internet:
+					// the gateway has no public one for it.
+					to := netip.AddrPortFrom(fabric.InternetHost, echo.Port)
+					if r, err := echo.Ask(within(t, 5*time.Second), p.Netns(), "udp", to, none, "hello"); err == nil {
+						t.Errorf("%s, internet: answered as %s", p.Name, r.You)
+					}
+				} else {
+					harness.Eventually(t, patience, p.Name+" talks to the internet", func() error {
+						return harness.Asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
+					})
 				}
-				// With its own address a pod gets no answer from the internet:
-				// the gateway has no public one for it.
-				err := harness.Asks(t, p.Netns(), fabric.InternetHost, seen(tt.internet))
-				if tt.lost && err == nil || !tt.lost && err != nil {
-					t.Errorf("%s, internet: %v", p.Name, err)
-				}
-				soon := patience
 				if tt.blocked {
-					soon = time.Second
-				}
-				id, err := ns.Get(within(t, soon), p.Netns(), metadata)
-				if tt.blocked != (err != nil) || !tt.blocked && id != n.InstanceID {
-					t.Errorf("%s, metadata: %q, %v", p.Name, id, err)
+					if id, err := ns.Get(within(t, time.Second), p.Netns(), metadata); err == nil {
+						t.Errorf("%s, metadata: %q", p.Name, id)
+					}
+				} else {
+					harness.Eventually(t, patience, p.Name+" reads metadata", func() error { return reads(t, p.Netns(), n.InstanceID) })
 				}
 			}
-			if id, err := n.Get(t.Context(), metadata); err != nil || strings.TrimSpace(id) != n.InstanceID {
-				t.Errorf("the node itself, metadata: %q, %v", id, err)
-			}
+			harness.Eventually(t, patience, "the node itself reads metadata", func() error { return reads(t, n.Netns, n.InstanceID) })
 			harness.Settle(t, l)
 		})
 	}
@@ -97,6 +101,15 @@ func TestSwitches(t *testing.T) {
 		harness.OK(t, n.CheckPod(t.Context(), pods[0].Name))
 	})
 	harness.Settle(t, l)
+}
+
+// reads wants an instance ID from the metadata service.
+func reads(t *testing.T, path, want string) error {
+	id, err := ns.Get(within(t, patience), path, metadata)
+	if err == nil && strings.TrimSpace(id) != want {
+		err = fmt.Errorf("instance ID %q, want %s", id, want)
+	}
+	return err
 }
 
 func hasMTU(name string, want int) error {
