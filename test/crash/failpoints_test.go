@@ -55,10 +55,10 @@ func arm(name string) string {
 }
 
 func killAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	victim := l.Nodes()[0]
-	if err := victim.Stop(time.Minute); err != nil {
+	if err := victim.Stop(patience); err != nil {
 		t.Fatal(err)
 	}
 	victim.Env = map[string]string{failpoint.EnvVar: arm(name)}
@@ -107,7 +107,7 @@ func prepare(t *testing.T, l *lab.Lab, victim *node.Node, name string) {
 	switch {
 	case strings.HasPrefix(name, "eni.collect."):
 		other := l.Nodes()[1] // it would be faster at times; killAt starts it again
-		if err := other.Stop(time.Minute); err != nil {
+		if err := other.Stop(patience); err != nil {
 			t.Fatal(err)
 		}
 		leaveOrphan(t, l, victim)
@@ -146,7 +146,11 @@ func leaveOrphan(t *testing.T, l *lab.Lab, n *node.Node) {
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
 	id := makeENI(t, l, n, "i-00000000000000bad")
-	index := len(l.Books().InstanceENIs(n.InstanceID)) // the first free one
+	enis := l.Books().InstanceENIs(n.InstanceID)
+	index := 1
+	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
+		index++
+	}
 	if _, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index}); err != nil {
 		t.Fatal(err)
 	}

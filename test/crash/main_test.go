@@ -22,19 +22,24 @@ const (
 	shrinkDelay = 300 * time.Millisecond
 )
 
-// leases are of operators: of several another follows within seconds, also when
-// a busy machine holds the leader up. One alone has nobody to follow it, and no
-// Lease.
+// patience is how long anything may take: it only ends what hangs.
+const patience = 10 * time.Minute
+
+// soakPatience is the same for all operations of a soak.
+const soakPatience = 30 * time.Minute
+
+// leases are of operators while there is no trouble: a leader stays one, however
+// busy the machine. One alone has nobody to follow it, and no Lease.
 func leases(operators int) []string {
 	if operators == 1 {
 		return []string{"--leader-elect=false"}
 	}
-	return []string{"--lease-duration=2s", "--renew-deadline=1500ms", "--retry-period=300ms"}
+	return []string{"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=300ms"}
 }
 
-// calm are settings of operators, after any others, that end the trouble: a
-// leader stays one, however busy the machine.
-var calm = []string{"--lease-duration=60s", "--renew-deadline=50s"}
+// hasty are settings of operators, after any others, for times of trouble:
+// another follows within seconds, also when a busy machine holds the leader up.
+var hasty = []string{"--lease-duration=2s", "--renew-deadline=1500ms"}
 
 // raise starts a lab of nodes that have addresses for nine pods on three ENIs.
 func raise(t *testing.T, nodes int) *lab.Lab {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -90,10 +91,10 @@ func TestKillOperatorAtEveryFailpoint(t *testing.T) {
 }
 
 func killOperatorAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	victim, n := l.Operators()[0], l.Nodes()[0]
-	if err := victim.Stop(time.Minute); err != nil {
+	if err := victim.Stop(patience); err != nil {
 		t.Fatal(err)
 	}
 	switch {
@@ -150,7 +151,7 @@ func TestOperatorSoak(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), soakPatience)
 	defer cancel()
 
 	stop := make(chan struct{})
@@ -221,7 +222,16 @@ func (m *meddler) ok(err error) {
 	}
 }
 
+// okUnlessGone is ok of a signal to a program that may just have come to its
+// failpoint, or lost its Lease.
+func (m *meddler) okUnlessGone(o *lab.Operator, err error) {
+	if !errors.Is(err, os.ErrProcessDone) && o.Running() {
+		m.ok(err)
+	}
+}
+
 func (m *meddler) run(ctx context.Context) {
+	m.makeHasty()
 	for m.pause(ctx, 800*time.Millisecond) {
 		o := m.lab.Operators()[m.dice.IntN(len(m.lab.Operators()))]
 		dice := m.dice.IntN(8)
@@ -244,14 +254,12 @@ func (m *meddler) run(ctx context.Context) {
 				continue
 			}
 			if err := o.Pause(); err != nil {
-				if o.Running() { // else it came to its failpoint first
-					m.ok(err)
-				}
+				m.okUnlessGone(o, err)
 				break
 			}
 			m.pauses++
 			m.pause(ctx, 6*time.Second)
-			m.ok(o.Resume())
+			m.okUnlessGone(o, o.Resume())
 		case 4:
 			m.daemonKills++
 			m.ok(m.lab.Nodes()[m.dice.IntN(len(m.lab.Nodes()))].Kill())
@@ -264,12 +272,23 @@ func (m *meddler) run(ctx context.Context) {
 	m.restart(false)
 }
 
+// makeHasty begins the trouble: operators that stay leaders for long are good for
+// raising a lab on a machine that stands still at times, and for nothing else.
+func (m *meddler) makeHasty() {
+	for _, o := range m.lab.Operators() {
+		m.ok(o.Stop(patience))
+	}
+	for _, o := range m.lab.Operators() {
+		m.ok(o.Start(hasty...))
+	}
+}
+
 // restart starts what does not run. Half of it comes back armed to die at a
 // failpoint, while the trouble lasts.
 func (m *meddler) restart(armed bool) {
 	for _, n := range m.lab.Nodes() {
 		if !armed && n.Running() && len(m.daemon) > 0 {
-			m.ok(n.Stop(time.Minute)) // it may be armed
+			m.ok(n.Stop(patience)) // it may be armed
 		}
 		if !n.Running() {
 			n.Env = m.arms(m.daemon, armed)
@@ -278,15 +297,15 @@ func (m *meddler) restart(armed bool) {
 	}
 	for _, o := range m.lab.Operators() {
 		if !armed && o.Running() {
-			m.ok(o.Stop(time.Minute)) // it may be armed
+			m.ok(o.Stop(patience)) // it may be armed
 		}
 		if o.Running() {
 			continue
 		}
 		m.lab.OperatorEnv = m.arms(m.operator, armed)
 		var more []string
-		if !armed {
-			more = calm
+		if armed {
+			more = hasty
 		}
 		m.ok(o.Start(more...))
 	}

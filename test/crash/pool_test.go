@@ -89,7 +89,7 @@ func TestKillAtEveryPoolFailpoint(t *testing.T) {
 }
 
 func killPoolAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	n, o := l.Nodes()[0], l.Operators()[0]
 	victim := n.Process
@@ -98,7 +98,7 @@ func killPoolAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
 		victim = o.Process
 		arms = func(env map[string]string) { l.OperatorEnv = env }
 	}
-	if err := victim.Stop(time.Minute); err != nil {
+	if err := victim.Stop(patience); err != nil {
 		t.Fatal(err)
 	}
 	if strings.HasPrefix(name, "operator.pool.accept.") {
@@ -148,7 +148,7 @@ func TestPoolSoak(t *testing.T) {
 
 	l := raisePools(t, 3, 2)
 	book := newLedger()
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), soakPatience)
 	defer cancel()
 
 	stop := make(chan struct{})

@@ -47,7 +47,7 @@ func TestSoak(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), soakPatience)
 	defer cancel()
 
 	stop := make(chan struct{})
@@ -183,7 +183,7 @@ func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand,
 			pause(time.Second)
 			l.Cloud.Outage(false)
 		case 1:
-			if err := n.Stop(time.Minute); err != nil {
+			if err := n.Stop(patience); err != nil {
 				t.Error(err)
 			}
 		default:
@@ -205,7 +205,7 @@ func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand,
 		}
 	}
 	for _, n := range l.Nodes() {
-		if err := n.Stop(time.Minute); err != nil {
+		if err := n.Stop(patience); err != nil {
 			t.Error(err)
 		}
 		n.Env = nil
