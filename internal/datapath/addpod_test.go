@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 var ctx = context.Background()
@@ -40,6 +42,7 @@ func TestAddPodFamilies(t *testing.T) {
 		addrs []string
 	}{{"IPv4", []string{podA}}, {"IPv6", []string{podA6}}, {"dual", []string{podB, podB6}}} {
 		t.Run(c.name, func(t *testing.T) {
+			v := v.as(t)
 			p := v.pod(c.addrs...)
 			if err := v.node.CheckPod(ctx, p.want); err != nil {
 				t.Error(err)
@@ -96,6 +99,7 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 		}},
 	} {
 		t.Run(undo.name, func(t *testing.T) {
+			v := v.as(t)
 			p := v.pod(podA)
 			undo.do(p)
 			if err := v.node.CheckPod(ctx, p.want); err == nil {
@@ -149,6 +153,7 @@ func TestAddPodFailures(t *testing.T) {
 		{"bad MAC", func(p *Pod) { p.PodMAC = []byte{1, 0, 0, 0, 0, 1} }, nil, "make link"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			v := v.as(t)
 			before := fmt.Sprint(v.inventory())
 			p := v.sandbox(podC)
 			c.edit(&p.want)
@@ -281,15 +286,49 @@ func TestOpenByPathAndCaller(t *testing.T) {
 	}
 }
 
-// A lost first packet is a second's delay of a pod's first connection.
+// A lost first packet is a second's delay of a pod's first connection (RFC 6298
+// section 2.1).
 func TestFirstPacketPasses(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
 	for i := range 20 {
 		p := v.pod(podB)
-		if _, err := p.dialFrom("", nodeAddr+":81", 500*time.Millisecond); err != nil {
-			t.Fatalf("pod %d: %v", i, err)
+		if n := p.resent(nodeAddr + ":81"); n != 0 {
+			t.Fatalf("pod %d: %d packets of its first connection had to be sent again", i, n)
 		}
 		v.remove(p)
 	}
+	p := v.pod(podB) // that a loss would be seen
+	v.host.run("nft add table ip lossy")
+	v.host.run("nft add chain ip lossy c { type filter hook input priority 0 ; policy accept ; }")
+	v.host.run("nft add rule ip lossy c tcp dport 81 limit rate over 1/hour burst 1 packets accept")
+	v.host.run("nft add rule ip lossy c tcp dport 81 drop")
+	if n := p.resent(nodeAddr + ":81"); n == 0 {
+		t.Error("a first packet was dropped and this test cannot tell")
+	}
+}
+
+// resent connects and returns how many packets that took a second time.
+func (s *space) resent(to string) (n uint32) {
+	s.t.Helper()
+	d := net.Dialer{Timeout: dialTimeout}
+	s.in(func() error {
+		c, err := d.Dial("tcp", to)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			return err
+		}
+		var info *unix.TCPInfo
+		var infoErr error
+		err = raw.Control(func(fd uintptr) { info, infoErr = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+		if err = errors.Join(err, infoErr); err == nil {
+			n = info.Total_retrans
+		}
+		return err
+	})
+	return n
 }

@@ -88,7 +88,9 @@ func block(name string, cidrs ...string) Block {
 func (r *rack) exports(table int) (out []string) {
 	r.t.Helper()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := r.host.nl.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		routes, err := whole(func() ([]netlink.Route, error) {
+			return r.host.nl.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		})
 		r.host.must(err)
 		for _, x := range routes {
 			out = append(out, routeDst(x).String()+" "+x.Protocol.String())
@@ -110,12 +112,12 @@ func TestPodsOfBlocks(t *testing.T) {
 		"a block of one":   {"10.9.0.7", "fd09::7"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := r.pods.pod(addrs[0], addrs[1])
+			p, outsider := r.pods.as(t).pod(addrs[0], addrs[1]), r.outside.as(t)
 			for i, host := range []string{outside, outside6} {
-				server := r.outside.serveTCP(net.JoinHostPort(host, "0"))
+				server := outsider.serveTCP(net.JoinHostPort(host, "0"))
 				p.seenAs(server.String(), addrs[i]) // nothing is translated
 				server = p.serveTCP(net.JoinHostPort(addrs[i], "0"))
-				r.outside.seenAs(server.String(), host)
+				outsider.seenAs(server.String(), host)
 			}
 			if err := r.node.CheckPod(context.Background(), p.want); err != nil {
 				t.Error(err)
@@ -136,10 +138,9 @@ func TestFreeAddressDoesNotLoop(t *testing.T) {
 	r.set(block("b", block4, block6), block("one", single4, single6))
 	for _, free := range []string{"10.2.0.40", "fd02::30", "10.9.0.7", "fd09::7"} {
 		before := r.router.link("r0").Attrs().Statistics.RxPackets
-		began := time.Now()
 		_, err := r.outside.dialFrom("", net.JoinHostPort(free, "80"), dialTimeout)
 		if err == nil || !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.ENETUNREACH) {
-			t.Errorf("%s: %v after %v, want unreachable at once", free, err, time.Since(began))
+			t.Errorf("%s: %v, want unreachable", free, err)
 		}
 		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n > 20 {
 			t.Errorf("%s: %d packets came back from the node: a loop", free, n)
@@ -148,11 +149,11 @@ func TestFreeAddressDoesNotLoop(t *testing.T) {
 	for free, cidr := range map[string]string{"10.2.0.40": block4, "fd02::30": block6} { // that it loops without
 		lost := unreachableRoute(netip.MustParsePrefix(cidr))
 		r.host.must(r.host.nl.RouteDel(&lost))
-		before := r.router.link("r0").Attrs().Statistics.RxPackets
-		_, _ = r.outside.dialFrom("", net.JoinHostPort(free, "80"), 200*time.Millisecond)
-		if n := r.router.link("r0").Attrs().Statistics.RxPackets - before; n < 20 {
-			t.Errorf("%s: %d packets came back from a node without the unreachable route: this test cannot see a loop", free, n)
-		}
+		within(t, "a loop to "+free+" without the unreachable route: this test cannot see one", func() bool {
+			before := r.router.link("r0").Attrs().Statistics.RxPackets
+			_, _ = r.outside.dialFrom("", net.JoinHostPort(free, "80"), 200*time.Millisecond)
+			return r.router.link("r0").Attrs().Statistics.RxPackets-before >= 20
+		})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +28,7 @@ func (v *vpc) asFabric() {
 
 func (v *vpc) linkHas(want ...string) {
 	v.t.Helper()
-	list, err := v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET)
+	list, err := whole(func() ([]netlink.Addr, error) { return v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET) })
 	v.host.must(err)
 	var got []string
 	for _, a := range list {

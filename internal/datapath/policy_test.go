@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -193,12 +195,12 @@ func TestBlockMetadata(t *testing.T) {
 	v.router.serveTCP(":80")
 	b := v.pod(podB, podB6)
 	for _, to := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {
-		start := time.Now()
-		if got, err := b.dialTCP(to); err == nil {
+		got, err := b.dialTCP(to)
+		if err == nil {
 			t.Errorf("a pod reached %s as %s", to, got)
 		}
-		if took := time.Since(start); took > dialTimeout/2 {
-			t.Errorf("the refusal of %s took %s: a time-out", to, took)
+		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+			t.Errorf("%s is not refused but times out: %v", to, err)
 		}
 	}
 	v.host.seenAs("169.254.169.254:80", nodeAddr)
@@ -301,7 +303,9 @@ func TestPodsCannotAdvertiseRoutes(t *testing.T) {
 	// A packet behind it on the same link has arrived: so had the advertisement.
 	v.host.serveTCP(":81")
 	b.seenAs("["+nodeAddr6+"]:81", podB6)
-	routes, err := v.host.nl.RouteList(linkRef(b.links.HostIndex), unix.AF_INET6)
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return v.host.nl.RouteList(linkRef(b.links.HostIndex), unix.AF_INET6)
+	})
 	v.host.must(err)
 	for _, r := range routes {
 		if r.Protocol == unix.RTPROT_RA || routeDst(r).Bits() == 0 {

@@ -46,12 +46,13 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"the direct set", "nft flush set inet berth direct4", "nftables table berth"},
 		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
 		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
-		{"the ENI's address", "ip address flush dev eth1", "address " + eniAddr},
+		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},
 		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
 		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
 		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			v, b := v.as(t), b.as(t)
 			v.host.run(c.command)
 			if c.name == "rules" { // flush takes the kernel's own rules too
 				v.host.run("ip rule add priority 32766 lookup main")
@@ -65,6 +66,7 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 			if did := v.repair(v.wanted(a, b)); did != "" {
 				t.Errorf("a second repair did %q", did)
 			}
+			v.host.ready("eth0", "eth1")
 			b.seenAs(podA+":80", podB)
 			b.seenAs("["+podA6+"]:80", podB6)
 			b.seenAs(peer+":80", podB)

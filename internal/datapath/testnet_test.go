@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // space is a network namespace of a test.
@@ -49,6 +51,16 @@ func newSpace(t testing.TB, role string) *space {
 	t.Cleanup(s.remove)
 	s.must(s.nl.LinkSetUp(linkRef(1)))
 	return s
+}
+
+// as is the namespace for a subtest: what fails there fails the subtest.
+func (s *space) as(t testing.TB) *space {
+	if s == nil {
+		return nil
+	}
+	c := *s
+	c.t = t
+	return &c
 }
 
 func (s *space) path() string { return "/run/netns/" + s.name }
@@ -129,7 +141,10 @@ func (s *space) route(dst, via, link string) {
 	s.must(s.nl.RouteAdd(r))
 }
 
-// wire makes a veth between two namespaces, both ends up.
+// wire makes a veth between two namespaces, both ends up and ready. Their
+// link-local addresses are not probed for duplicates, which takes longer than a
+// busy kernel's search for a neighbour may last, and the search needs such an
+// address: a connection that falls in between fails.
 func wire(a *space, aName string, b *space, bName string) {
 	a.t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -138,8 +153,26 @@ func wire(a *space, aName string, b *space, bName string) {
 	v.PeerName = bName
 	v.PeerNamespace = netlink.NsFd(b.handle)
 	a.must(a.nl.LinkAdd(v))
+	a.sysctl("net/ipv6/conf/"+aName+"/accept_dad", "0")
+	b.sysctl("net/ipv6/conf/"+bName+"/accept_dad", "0")
 	a.must(a.nl.LinkSetUp(a.link(aName)))
 	b.must(b.nl.LinkSetUp(b.link(bName)))
+	a.ready(aName)
+	b.ready(bName)
+}
+
+// ready waits until links can send IPv6: the kernel gives a link that is set up
+// its link-local address on its own time.
+func (s *space) ready(links ...string) {
+	s.t.Helper()
+	for _, name := range links {
+		within(s.t, name+" of "+s.name+" has a link-local address", func() bool {
+			addrs, err := s.nl.AddrList(s.link(name), unix.AF_INET6)
+			return err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+				return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0
+			})
+		})
+	}
 }
 
 func (s *space) open() *Node {
@@ -164,7 +197,8 @@ func within(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-const dialTimeout = 20 * time.Second
+// dialTimeout only ends a test that hangs.
+const dialTimeout = time.Minute
 
 // serveTCP answers every connection with the address that it came from.
 func (s *space) serveTCP(addr string) netip.AddrPort {

@@ -19,7 +19,6 @@ type vpc struct {
 	router, host *space
 	node         *Node
 	config       Config
-	pods         int
 }
 
 const (
@@ -89,6 +88,14 @@ func newVPC(t testing.TB, edit ...func(*Config)) *vpc {
 	return v
 }
 
+// as is the node for a subtest: what fails there fails the subtest, and what is
+// made there goes with it.
+func (v *vpc) as(t testing.TB) *vpc {
+	c := *v
+	c.t, c.router, c.host = t, v.router.as(t), v.host.as(t)
+	return &c
+}
+
 func (v *vpc) setup() {
 	v.t.Helper()
 	if err := v.node.Setup(context.Background(), v.config); err != nil {
@@ -119,10 +126,15 @@ type pod struct {
 	links PodLinks
 }
 
+func (p *pod) as(t testing.TB) *pod {
+	c := *p
+	c.space = p.space.as(t)
+	return &c
+}
+
 // sandbox makes a pod's namespace and description, no link yet.
 func (v *vpc) sandbox(addrs ...string) *pod {
 	v.t.Helper()
-	v.pods++
 	p := &pod{space: newSpace(v.t, "pod")}
 	p.want = Pod{Netns: p.path(), IfName: "eth0", HostIfName: HostLinkName("net", p.name, "eth0")}
 	for _, a := range addrs {
