@@ -66,7 +66,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 // Get fetches a URL with a literal address from inside the node, and fails
 // unless the status is 200. The body is returned in either case.
 func (n *Node) Get(ctx context.Context, url string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return ns.Get(ctx, n.Netns, url)
 }

@@ -290,7 +290,7 @@ func (p *Pod) vanish() error {
 	if p.netns == "" {
 		return nil // not made yet
 	}
-	if _, err := ns.Kill(5*time.Second, p.Netns()); err != nil {
+	if _, err := ns.Kill(time.Minute, p.Netns()); err != nil {
 		return err
 	}
 	return ns.Remove(p.netns)
