@@ -76,7 +76,7 @@ func TestDrain(t *testing.T) {
 	}
 	waited := make(chan error, 1)
 	go func() {
-		_, err := n.AddPod(harness.Deadline(t, 5*time.Minute), "waits", node.PodOptions{Once: true})
+		_, err := n.AddPod(harness.Deadline(t, 10*time.Minute), "waits", node.PodOptions{Once: true})
 		waited <- err
 	}()
 	harness.Eventually(t, patience, "the ADD waits", func() error {
@@ -87,7 +87,7 @@ func TestDrain(t *testing.T) {
 		return err
 	})
 	exited := n.Exited()
-	harness.OK(t, n.Stop(20*time.Second)) // a kubelet waits for 30 s, the ADD would for minutes
+	harness.OK(t, n.Stop(2*time.Minute)) // the ADD would wait for five
 	<-exited
 	if status := n.ExitCode(); status != 0 {
 		t.Errorf("exit status %d after SIGTERM", status)

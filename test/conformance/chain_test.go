@@ -34,7 +34,7 @@ func TestChain(t *testing.T) {
 	t.Parallel()
 	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: chained()})
 	n, other := l.Nodes()[0], l.Nodes()[1]
-	ctx := harness.Deadline(t, 5*time.Minute)
+	ctx := harness.Deadline(t, 15*time.Minute)
 
 	list := installed(t, n)
 	var types []string
@@ -93,7 +93,7 @@ func TestChain(t *testing.T) {
 
 // reaches asks and compares the source that arrived.
 func reaches(ctx context.Context, path, network string, to netip.AddrPort, want netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	r, err := echo.Ask(ctx, path, network, to, netip.Addr{}, "hello")
 	if err == nil && r.You != want {

@@ -19,15 +19,16 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berthctl")) }
 
-// patience is for what takes a moment on a machine with nothing else to do.
-const patience = time.Minute
+// patience is for what takes a moment on a machine with nothing else to do. It
+// only ends what hangs.
+const patience = 5 * time.Minute
 
 // quick are daemon settings under which nothing takes long. berth stands alone
 // in the configuration, as CHECK of the reference plugins (1.1.1) fails where
 // they have nothing to do.
 var quick = []string{
 	"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--shrink-delay=300ms", "--netns-grace=1s",
-	"--repair-interval=1s", "--warm-wait=30s", "--listing-interval=2s",
+	"--repair-interval=1s", "--warm-wait=2m", "--listing-interval=2s",
 }
 
 // addrOf is the one address of a result.
