@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -70,10 +71,9 @@ func TestDelLeavesAnotherHolderOfTheAddressAlone(t *testing.T) {
 
 func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	n := newNode(t)
+	n.warmWait = time.Millisecond
 	r := n.start()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, err := r.client.Add(ctx, addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
+	_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
 	f := wantFailure(t, err, types.ErrTryAgainLater)
 	if f.GetMessage() != "no address for the pod: the fake source has no free address" {
 		t.Errorf("message %q", f.GetMessage())
@@ -81,6 +81,23 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	if r.source.Waiting() != 0 || len(r.Store.Records()) != 0 {
 		t.Errorf("%d waiters and records %v left", r.source.Waiting(), r.Store.Records())
 	}
+}
+
+// A caller of less patience than the daemon's hears the reason too.
+func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		d := n.assemble()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
+		if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
+			t.Errorf("err = %v", err)
+		}
+		if ctx.Err() != nil {
+			t.Error("the answer comes when its caller has left")
+		}
+	})
 }
 
 func TestCancelledWaitLeavesNothing(t *testing.T) {

@@ -33,6 +33,8 @@ type node struct {
 	addrs  []netip.Addr
 	listed map[string]bool // what the runtime lists; nil: there is no runtime to ask
 
+	warmWait time.Duration // real time, as contexts have it
+
 	mu     sync.Mutex // guards netns
 	netns  map[string]attachment.Netns
 	nextNS uint64
@@ -53,6 +55,7 @@ func newNode(t *testing.T, addrs ...string) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), kernel: newFakeKernel(), clock: clock.NewFake(time.Unix(1700000000, 0)),
 		ident: attachment.Node{InstanceID: "i-1", BootID: "boot-1"}, netns: map[string]attachment.Netns{},
+		warmWait: 45 * time.Second,
 	}
 	for _, a := range addrs {
 		n.addrs = append(n.addrs, netip.MustParseAddr(a))
@@ -100,7 +103,7 @@ func (n *node) assemble() *running {
 	r := &running{socket: filepath.Join(n.dir, "berthd.sock")}
 	o := Options{
 		Source: src, Kernel: n.kernel, Store: store, Quarantined: bad, Metrics: NewMetrics(), Clock: n.clock, Log: log,
-		StateDir: n.dir, WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute,
+		StateDir: n.dir, WarmWait: n.warmWait, DrainTimeout: time.Minute, NetnsGrace: time.Minute,
 		InspectNetns: n.inspect,
 	}
 	if n.listed != nil {

@@ -136,7 +136,7 @@ func (m *machine) start(period time.Duration) *started {
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
 	d := New(Options{
 		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
-		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Second, DrainTimeout: 5 * time.Second,
+		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Minute, DrainTimeout: time.Minute,
 		NetnsGrace: time.Minute, RepairInterval: time.Minute,
 	})
 	l, err := Listen(filepath.Join(m.dir, "berthd.sock"))
@@ -169,7 +169,7 @@ func (m *machine) inventory(s *started) (links, routes int) {
 
 func waitForT(t testing.TB, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
+	for end := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(end) {
 			t.Fatal("not in time")
 		}

@@ -68,10 +68,9 @@ func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
 		t.Error("a node without any address yet has a heartbeat")
 	}
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
-	waitFor(t, func() bool {
-		n.clock.Advance(heartbeat.Interval)
-		return heartbeat.Recent(r.socket, n.clock.Boot())
-	})
+	stop := n.tick()
+	waitFor(t, func() bool { return heartbeat.Recent(r.socket, n.clock.Boot()) })
+	stop()
 	if err := r.stop(); err != nil {
 		t.Fatal(err)
 	}
