@@ -42,9 +42,9 @@ func TestHandEdits(t *testing.T) {
 				t.Parallel()
 				n := c.named(t, name)
 				c.want(t, name, 2)
-				c.has(t, patience, name, 2)
+				c.has(t, name, 2)
 				p := add(t, n, "stays")
-				c.has(t, patience, name, 3)
+				c.has(t, name, 3)
 				c.well(t, name)
 				test(t, c, name)
 				harness.OK(t, n.CheckPod(t.Context(), p.Name))
@@ -65,8 +65,10 @@ func TestHandEdits(t *testing.T) {
 // patch changes any part of an object as `kubectl patch` does.
 func (c *cluster) patch(t *testing.T, name, body string) {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	harness.OK(t, c.Kube.Client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-patch")))
+	harness.Eventually(t, patience, "patch the object of "+name, func() error {
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		return c.Kube.Client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-patch"))
+	})
 }
 
 func sameCount(what string, got, want int) error {
@@ -142,12 +144,12 @@ func smallerType(t *testing.T, c *cluster, name string) {
 	add(t, n, "second") // t3.nano has room for one address on one further ENI
 	free := int32(4)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.nano", &free })
-	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
+	c.condition(t, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	harness.OK(t, n.CheckPod(t.Context(), "second"))
 	free = 2
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.has(t, patience, name, 4)
+	c.has(t, name, 4)
 }
 
 // A type with more room than the instance has: EC2 says so.
@@ -157,14 +159,14 @@ func largerType(t *testing.T, c *cluster, name string) {
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "LimitReached", "Limit")
 	free = 2
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.healed(t, patience, name, 3)
+	c.healed(t, name, 3)
 }
 
 // More than any instance can have fills this one and stops.
 func hugeWatermark(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 60000)
-	c.has(t, patience, name, 6)
-	c.condition(t, patience, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
+	c.has(t, name, 6)
+	c.condition(t, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
 	c.othersGrow(t)
 	c.want(t, name, 2)
 	c.rests(t, name, 3) // what is too much goes back
@@ -189,7 +191,7 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	add(t, c.named(t, name), "meanwhile")
 	remove(t, c.named(t, name), "meanwhile")
 	in(mine)
-	c.healed(t, patience, name, 6)
+	c.healed(t, name, 6)
 }
 
 // ENIs below the first index serve no new pods; those that have their addresses
@@ -210,14 +212,16 @@ func indexBeyond(t *testing.T, c *cluster, name string) {
 	harness.OK(t, n.CheckPod(t.Context(), "stays"))
 	first = 1
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
-	c.has(t, patience, name, 3)
+	c.has(t, name, 3)
 	c.restored(t, name)
 }
 
 func statusWiped(t *testing.T, c *cluster, name string) {
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	empty := client.RawPatch(types.MergePatchType, []byte(`{"status":null}`)) // whatever the operator writes meanwhile
-	harness.OK(t, c.Kube.Client.Status().Patch(t.Context(), o, empty, client.FieldOwner("kubectl-patch")))
+	harness.Eventually(t, patience, "empty the status of "+name, func() error {
+		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		return c.Kube.Client.Status().Patch(t.Context(), o, empty, client.FieldOwner("kubectl-patch"))
+	})
 	c.othersGrow(t)
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
@@ -241,5 +245,5 @@ func otherInstance(t *testing.T, c *cluster, name string) {
 		}
 		return err
 	})
-	c.has(t, patience, name, 2)
+	c.has(t, name, 2)
 }

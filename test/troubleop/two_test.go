@@ -29,7 +29,7 @@ func TestTwoOperators(t *testing.T) {
 	t.Parallel()
 	c := raise(t, "", lab.Options{Nodes: 3, InstanceType: "t3.small", OperatorCount: 2, OperatorArgs: []string{"--leader-elect=false"}})
 	book := newBook()
-	ctx := harness.Deadline(t, 5*time.Minute)
+	ctx := harness.Deadline(t, 4*patience)
 	w, err := c.Kube.Client.Watch(ctx, &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
 	var watching sync.WaitGroup
@@ -54,7 +54,7 @@ func TestTwoOperators(t *testing.T) {
 		}
 	}
 	churn.Wait()
-	harness.Eventually(t, time.Minute, "every node is back to its one warm address", func() error {
+	harness.Eventually(t, patience, "every node is back to its one warm address", func() error {
 		var errs []error
 		for _, n := range c.Nodes() {
 			addresses, enis := 0, c.enis(n)

@@ -182,6 +182,22 @@ func instanceLifeInEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
+	if err := c.ForceStop("n"); err == nil {
+		t.Error("a running instance was stopped by force")
+	}
+	if err := c.StopInstance("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(time.Second)
+	if err := c.ForceStop("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(0, "InstanceStopped n")
+	step(4 * time.Second)
+	if err := c.StartInstance("n"); err != nil {
+		t.Fatal(err)
+	}
+	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
 	if err := c.TerminateInstance("n"); err != nil {
 		t.Fatal(err)
 	}

@@ -312,6 +312,22 @@ func (c *Cloud) StopInstance(id string) error {
 	return err
 }
 
+// ForceStop stops an instance, named by ID or name, that is stopping, at once,
+// however long that would have taken yet (EC2 API reference, StopInstances, Force).
+func (c *Cloud) ForceStop(id string) error {
+	id = c.InstanceID(id)
+	return c.change(func() error {
+		switch i := c.instances.get(id); {
+		case i == nil:
+			return NotFound("i", id)
+		case i.State != Stopping:
+			return Errorf("IncorrectInstanceState", "The instance '%s' is not stopping: it is '%s'.", id, i.State)
+		}
+		c.stopped(id)
+		return nil
+	})
+}
+
 // StartInstance begins to start an instance, named by ID or name.
 func (c *Cloud) StartInstance(id string) error {
 	_, err := c.StartInstances(c.InstanceID(id))
