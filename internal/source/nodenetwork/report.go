@@ -27,13 +27,18 @@ const (
 
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 10 * time.Second
+	// races is how many reports in a row go out without a wait in between when
+	// each was overtaken by somebody's write to the object: who waits between
+	// looking at it and writing loses again to whoever writes all the time.
+	races = 10
 )
 
 // pending is the report that may be due.
 type pending struct {
 	since time.Time     // when something changed that the last one does not have; zero: nothing did
 	delay time.Duration // how long it may wait for more
-	last  time.Time     // when the last one went out
+	last  time.Time     // when the last one went out that was not overtaken
+	lost  int           // how many since then were
 	retry kubeapi.Backoff
 }
 
@@ -83,12 +88,11 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 		return p.retry.Until
 	}
 	got, err := s.api.report(ctx, o, status)
-	p.last = s.clock.Now()
-	s.cfg.Observer.Reported(result(err), p.last.Sub(now))
+	s.cfg.Observer.Reported(result(err), s.clock.Now().Sub(now))
 	if err != nil {
 		return s.notTaken(ctx, err)
 	}
-	p.since, p.retry = time.Time{}, kubeapi.Backoff{}
+	*p = pending{last: s.clock.Now()}
 	s.heard(nil)
 	s.mu.Lock()
 	s.sent = p.last
@@ -111,27 +115,34 @@ func (s *supplier) notTaken(ctx context.Context, err error) time.Time {
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Somebody wrote to the object, or made another: look before the next.
-		p.retry.Fail(p.last, gather, time.Second)
-		s.refresh(ctx)
+		p.lost++
+		if looked := s.refresh(ctx); looked && p.lost%races != 0 {
+			return s.clock.Now()
+		}
+		p.retry.Fail(s.clock.Now(), gather, time.Second)
 	default:
 		s.log.Warn("not reported, will try again", "error", err)
+		p.last = s.clock.Now()
 		p.retry.Fail(p.last, firstRetry, lastRetry)
 		s.heard(err)
 	}
 	return p.retry.Until
 }
 
-// refresh looks at the object without waiting for the watch.
-func (s *supplier) refresh(ctx context.Context) {
+// refresh looks at the object without waiting for the watch, and tells whether
+// the API server answered.
+func (s *supplier) refresh(ctx context.Context) bool {
 	o, err := s.api.get(ctx)
 	switch {
 	case apierrors.IsNotFound(err):
 		s.observe(nil, func(*v1alpha1.NodeNetwork) bool { return true })
 	case err != nil:
 		s.heard(err)
+		return false
 	default:
 		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, o) })
 	}
+	return true
 }
 
 func result(err error) string {
