@@ -200,19 +200,30 @@ func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	return "", "", false
 }
 
+// troubleTold is what of a node's trouble people have an event of.
+type troubleTold struct {
+	reason string // empty: of none
+	note   string
+}
+
 // tell makes an event on the Node when its object got into trouble, into
-// another, or out of it by a write.
-func (c *Controller) tell(ctx context.Context, name string, before, after *v1alpha1.NodeNetwork) {
-	was, old, _ := trouble(before)
-	is, note, bad := trouble(after)
-	if is == was {
+// another, or out of it since the last one.
+func (n *node) tell(ctx context.Context) {
+	n.mu.Lock()
+	was := n.told
+	is, note, bad := trouble(n.obj)
+	if is != was.reason {
+		n.told = troubleTold{is, note}
+	}
+	n.mu.Unlock()
+	if is == was.reason {
 		return
 	}
 	kind, reason := corev1.EventTypeWarning, "Network"+is
 	if !bad {
-		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+old
+		kind, reason, note = corev1.EventTypeNormal, "NetworkHealed", "The node's addresses are managed again. It was: "+was.note
 	}
-	c.record(ctx, name, kind, reason, note)
+	n.c.record(ctx, n.name, kind, reason, note)
 }
 
 // What is told when somebody else wrote spec.ipam.

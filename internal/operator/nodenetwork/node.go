@@ -52,7 +52,8 @@ type node struct {
 	unverified bool                  // handed out on a state of the object that may be old
 	asked      map[string]time.Time  // when the fleet last wanted something of an ENI back
 
-	retry      backoff   // of writes
+	retry      backoff // of writes
+	told       troubleTold
 	statusAt   time.Time // when status was last written for news that can wait
 	demandAt   time.Time // since when more pods wait than there are free addresses; zero: they do not
 	demandHad  int       // how much was available then
@@ -74,6 +75,7 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 		doubted: true, // until the fleet has observed the cloud
 		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
 	}
+	n.told.reason, n.told.note, _ = trouble(o) // by whoever wrote it
 	if other {
 		return n
 	}

@@ -25,6 +25,9 @@ const (
 
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 10 * time.Second
+	// busyRetry is lastRetry where the API server answers, and somebody else's
+	// writes were always faster.
+	busyRetry = time.Second
 )
 
 var (
@@ -43,7 +46,11 @@ type backoff struct {
 
 // fail closes for twice as long as the last time, spread over half to one and a half.
 func (b *backoff) fail(now time.Time, err error) {
-	d := min(lastRetry, firstRetry<<min(b.failures, 10))
+	most := lastRetry
+	if errors.Is(err, errBusy) {
+		most = busyRetry
+	}
+	d := min(most, firstRetry<<min(b.failures, 10))
 	b.until, b.err = now.Add(d/2+rand.N(d)), err
 	b.failures++
 }
@@ -92,6 +99,9 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		n.mu.Unlock()
 		switch q {
 		case nothing:
+			if s == settled {
+				n.tell(ctx) // unless the answer to the write that said it was lost
+			}
 			if wait > 0 {
 				n.c.later(n.name, wait)
 			}
@@ -118,14 +128,14 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		case got.ResourceVersion == base.ResourceVersion:
 			return errUnmoved
 		default:
-			n.wrote(ctx, base, got, q)
+			n.wrote(ctx, got, q)
 		}
 	}
 	return errBusy
 }
 
 // wrote takes the answer to a write.
-func (n *node) wrote(ctx context.Context, base, got *v1alpha1.NodeNetwork, q request) {
+func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
 	n.act(ctx, n.see(got))
 	if q != writeStatus {
 		n.demand()
@@ -134,7 +144,7 @@ func (n *node) wrote(ctx context.Context, base, got *v1alpha1.NodeNetwork, q req
 	n.mu.Lock()
 	n.statusAt = n.c.now()
 	n.mu.Unlock()
-	n.c.tell(ctx, n.name, base, got)
+	n.tell(ctx)
 }
 
 // refresh reads the object past the cache, after a conflict. If somebody else
