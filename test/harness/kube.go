@@ -65,7 +65,7 @@ func KubeUp(o kube.Options) error {
 		}
 		o.Dir = dir
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	c, err := kube.Start(ctx, o)
 	if err != nil {
@@ -129,32 +129,36 @@ func KubeClean(t *testing.T) {
 }
 
 func kubeClean(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	c, err := newKubeClient(ControlPlane.Config())
 	if err != nil {
 		return err
 	}
+	return kube.Again(ctx, "clean up", func() error { return kubeCleanOnce(ctx, c) })
+}
+
+func kubeCleanOnce(ctx context.Context, c client.Client) error {
 	namespaces := &corev1.NamespaceList{}
 	if err := c.List(ctx, namespaces); err != nil {
-		return fmt.Errorf("clean up: %w", err)
+		return err
 	}
 	for _, ns := range namespaces.Items {
 		for _, o := range []client.Object{&corev1.Pod{}, &corev1.Event{}} {
 			// No kubelet ends pods here, so nobody waits for it.
 			if err := c.DeleteAllOf(ctx, o, client.InNamespace(ns.Name), client.GracePeriodSeconds(0)); err != nil {
-				return fmt.Errorf("clean up %s: %w", ns.Name, err)
+				return fmt.Errorf("namespace %s: %w", ns.Name, err)
 			}
 		}
 	}
 	if err := c.DeleteAllOf(ctx, &corev1.Node{}); err != nil {
-		return fmt.Errorf("clean up nodes: %w", err)
+		return fmt.Errorf("nodes: %w", err)
 	}
 	for _, list := range []client.ObjectList{
 		&v1alpha1.NodeNetworkList{}, &v1alpha1.BlockRequestList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.AddressPoolList{},
 	} {
 		if err := removeAll(ctx, c, list); err != nil {
-			return fmt.Errorf("clean up: %w", err)
+			return err
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 // BinDir and, with Nodes and InstanceType, Spec are filled in.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
 	if err != nil {

@@ -32,9 +32,12 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	if err != nil {
 		return err
 	}
-	groups, err := restmapper.GetAPIGroupResources(discoverer)
-	if err != nil {
-		return fmt.Errorf("list the API's kinds: %w", err)
+	var groups []*restmapper.APIGroupResources
+	if err := Again(ctx, "list the API's kinds", func() (err error) {
+		groups, err = restmapper.GetAPIGroupResources(discoverer)
+		return err
+	}); err != nil {
+		return err
 	}
 	mapper := restmapper.NewDiscoveryRESTMapper(groups)
 	for _, o := range objects {
@@ -48,8 +51,11 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 			target = api.Resource(m.Resource).Namespace(o.GetNamespace())
 		}
 		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
-		if _, err := target.Apply(ctx, o.GetName(), o, options); err != nil {
-			return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
+		if err := Again(ctx, "apply "+o.GetKind()+" "+o.GetName(), func() error {
+			_, err := target.Apply(ctx, o.GetName(), o, options)
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	return nil

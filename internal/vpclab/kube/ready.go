@@ -64,8 +64,11 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
 		}
 		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
-		if _, err := api.Resource(crds).Apply(ctx, o.GetName(), o, options); err != nil {
-			return fmt.Errorf("install CRD %s: %w", o.GetName(), err)
+		if err := Again(ctx, "install CRD "+o.GetName(), func() error {
+			_, err := api.Resource(crds).Apply(ctx, o.GetName(), o, options)
+			return err
+		}); err != nil {
+			return err
 		}
 	}
 	var usable time.Time

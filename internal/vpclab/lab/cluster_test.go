@@ -32,6 +32,7 @@ func TestTheClusterFollowsTheCloud(t *testing.T) {
 	n := &corev1.Node{}
 	ready := func(name string, want corev1.ConditionStatus) {
 		t.Helper()
+		l.CatchUp() // a machine is off, or on, before it is said
 		ok(t, l.Reported(ctx))
 		ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, n))
 		if c := n.Status.Conditions; len(c) != 1 || c[0].Type != corev1.NodeReady || c[0].Status != want {

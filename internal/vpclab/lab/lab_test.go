@@ -157,9 +157,10 @@ func links(t *testing.T, n *node.Node, name string) bool {
 // eventually polls at the kernel's edge, where nothing tells that it is done.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); {
+	const patience = 5 * time.Minute
+	for end := time.Now().Add(patience); !is(); {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not after a minute", what)
+			t.Fatalf("%s: not after %v", what, patience)
 		}
 		<-time.After(5 * time.Millisecond)
 	}

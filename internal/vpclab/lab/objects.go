@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -167,7 +168,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 		if err == nil {
 			break
 		}
-		if !apierrors.IsAlreadyExists(err) && !away(err) {
+		if !apierrors.IsAlreadyExists(err) && !kube.Away(err) {
 			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
 		}
 		select {

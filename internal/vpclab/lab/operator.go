@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/ns"
 	"github.com/berthnet/berth/internal/vpclab/proc"
 )
@@ -45,8 +46,8 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 			Name: name, netns: l.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
 		}
 		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
-		if err := l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, ""); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if err := kube.Again(ctx, name, func() error { return l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, "") }); err != nil {
+			return err
 		}
 		o.Process = proc.New(name, filepath.Join(logs, name+".log"), func() proc.Command {
 			return proc.Command{

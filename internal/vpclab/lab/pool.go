@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
+	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/site"
 )
@@ -71,12 +72,13 @@ func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error
 	return settledPolicies(ctx, func() error { return c.Client.Create(ctx, p.DeepCopy()) })
 }
 
-// settledPolicies writes to a pool again and again until the API server has read
-// the policies that it was given a moment ago, or again after a start, or ctx ends.
+// settledPolicies writes to a pool again and again until the API server answers and
+// has read the policies that it was given a moment ago, or again after a start,
+// or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
 	for {
 		err := write()
-		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !kube.Away(err) {
 			return err
 		}
 		select {

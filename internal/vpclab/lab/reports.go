@@ -2,12 +2,11 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"github.com/berthnet/berth/internal/vpclab/kube"
 )
 
 // reports are what kubelets and a cloud's controller tell the API server: one
@@ -84,7 +83,7 @@ func (r *reports) work(ctx context.Context) {
 			return
 		}
 		err := next.send(ctx)
-		if err != nil && ctx.Err() == nil && away(err) {
+		if err != nil && ctx.Err() == nil && kube.Away(err) {
 			select {
 			case <-ctx.Done():
 			case <-time.After(reportPause):
@@ -113,14 +112,4 @@ func (r *reports) next() (report, bool) {
 		return report{}, false
 	}
 	return r.pending[0], true
-}
-
-// away tells an API server that cannot answer from one that refuses.
-func away(err error) bool {
-	status := apierrors.APIStatus(nil)
-	if !errors.As(err, &status) {
-		return true // no answer at all
-	}
-	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
-		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }

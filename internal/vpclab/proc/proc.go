@@ -189,7 +189,7 @@ func (p *Process) EndedByItself() bool {
 
 // Kill ends the process with SIGKILL and returns when it is gone. One that does
 // not run is no error.
-func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 10*time.Second) }
+func (p *Process) Kill() error { return p.end(syscall.SIGKILL, 5*time.Minute) }
 
 // Stop ends the process with SIGTERM and returns when it is gone; after the
 // grace period it is killed, which is an error.

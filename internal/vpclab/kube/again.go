@@ -1,0 +1,40 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Away tells an API server that cannot answer, such as one that is starved or
+// waits for etcd, from one that refuses.
+func Away(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
+}
+
+// Again makes a request, by do, again and again while the API server is Away and
+// ctx lasts. What names it in the error.
+func Again(ctx context.Context, what string, do func() error) error {
+	for {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if !Away(err) {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w: %w", what, ctx.Err(), err)
+		case <-time.After(poll):
+		}
+	}
+}
