@@ -5,6 +5,7 @@ package operator
 import (
 	"os"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/test/harness"
 )
@@ -16,5 +17,13 @@ var (
 	quickDaemon = []string{
 		"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=1s", "--warm-wait=20s",
 	}
-	quickOperator = []string{"--log-level=debug", "--shrink-delay=300ms", "--listing-interval=2s"}
+	quickOperator = []string{
+		"--log-level=debug", "--shrink-delay=300ms", "--listing-interval=2s",
+		// A leader that is too slow to renew its Lease ends; no test here is about that.
+		"--lease-duration=3600s", "--renew-deadline=3000s",
+	}
 )
+
+// patience ends a test that hangs: a machine that is busy with others may stand
+// still for long.
+const patience = 5 * time.Minute

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/watch"
@@ -29,25 +28,27 @@ func TestUsePrimaryAddress(t *testing.T) {
 		DaemonArgs: append(slices.Clone(quickDaemon), "--pre-allocate=1"), OperatorArgs: quickOperator,
 	})
 	n, far := l.Nodes()[0], l.Nodes()[1]
-	other, err := far.AddPod(harness.Deadline(t, time.Minute), "other", node.PodOptions{})
+	other, err := far.AddPod(harness.Deadline(t, patience), "other", node.PodOptions{})
 	harness.OK(t, err)
 
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = true })
+	// No other address comes when the pod is seen, and before it asks for one.
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress, e.MaxAllocate = true, new(int32(1)) })
 	e := aloneOn(t, l, n)
-	p, err := n.AddPod(harness.Deadline(t, time.Minute), "own", node.PodOptions{})
+	p, err := n.AddPod(harness.Deadline(t, patience), "own", node.PodOptions{})
 	harness.OK(t, err)
+	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.MaxAllocate = nil })
 	if p.Addr() != e.Primary {
 		t.Fatalf("the pod has %s, want %s, which is the own address of %s", p.Addr(), e.Primary, e.ID)
 	}
 	served := func() {
 		t.Helper()
-		harness.Eventually(t, time.Minute, "the pod is served", func() error {
+		harness.Eventually(t, patience, "the pod is served", func() error {
 			return errors.Join(
 				harness.Asks(t, p.Netns(), other.Addr(), p.Addr()),
 				harness.Asks(t, other.Netns(), p.Addr(), other.Addr()),
 				harness.Asks(t, p.Netns(), fabric.InternetHost, primaryENI(l, n).Primary),
 				harness.Asks(t, n.Netns, p.Addr(), primaryENI(l, n).Primary),
-				n.CheckPod(harness.Deadline(t, time.Minute), "own"))
+				n.CheckPod(harness.Deadline(t, patience), "own"))
 		})
 	}
 	served()
@@ -59,7 +60,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	harness.Settle(t, l)
 
 	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = false })
-	harness.Eventually(t, time.Minute, "the operator takes the address off the list", func() error {
+	harness.Eventually(t, patience, "the operator takes the address off the list", func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
 		if err != nil {
 			return err
@@ -72,10 +73,10 @@ func TestUsePrimaryAddress(t *testing.T) {
 	served()
 	harness.OK(t, n.Kill())
 	harness.OK(t, n.Start())
-	harness.OK(t, n.WaitReady(harness.Deadline(t, time.Minute)))
+	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
 	served()
-	harness.OK(t, n.DelPod(harness.Deadline(t, time.Minute), "own"))
-	harness.Eventually(t, time.Minute, "the node has the address", func() error {
+	harness.OK(t, n.DelPod(harness.Deadline(t, patience), "own"))
+	harness.Eventually(t, patience, "the node has the address", func() error {
 		return onLink(n, e, func(l netlink.Link) error {
 			have, err := netlink.AddrList(l, netlink.FAMILY_V4)
 			if err == nil && (len(have) != 1 || !have[0].IP.Equal(e.Primary.AsSlice())) {
@@ -86,10 +87,10 @@ func TestUsePrimaryAddress(t *testing.T) {
 	})
 	harness.Settle(t, l)
 
-	w, err := l.Kube.Client.Watch(harness.Deadline(t, 5*time.Minute), &v1alpha1.NodeNetworkList{})
+	w, err := l.Kube.Client.Watch(harness.Deadline(t, 4*patience), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
 	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = true })
-	harness.Eventually(t, time.Minute, "the address is for pods again", func() error {
+	harness.Eventually(t, patience, "the address is for pods again", func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
 		if err != nil {
 			return err
@@ -102,7 +103,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.PreAllocate = new(int32) })
 	confirmed := make(chan bool, 1)
 	go func() { confirmed <- releases(w, n.Name, e.Primary) }()
-	harness.Eventually(t, time.Minute, "the ENI is given back", func() error {
+	harness.Eventually(t, patience, "the ENI is given back", func() error {
 		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) > 1 {
 			return fmt.Errorf("%s has %d ENIs", n.Name, len(enis))
 		}
@@ -119,7 +120,7 @@ func TestUsePrimaryAddress(t *testing.T) {
 // a secondary ENI.
 func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	t.Helper()
-	harness.Eventually(t, time.Minute, "the node has the own address of an ENI and no other", func() error {
+	harness.Eventually(t, patience, "the node has the own address of an ENI and no other", func() error {
 		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
 		if err != nil {
 			return err
@@ -128,12 +129,21 @@ func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 			_, ok := o.Spec.IPAM.Available[e.Primary.String()]
 			if ok && len(o.Spec.IPAM.Available) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
 				own = e
-				return nil
+				return gives(t, n, e.Primary)
 			}
 		}
 		return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
 	})
 	return own
+}
+
+// gives tells whether a node's daemon has one address to give, by an error if not.
+func gives(t *testing.T, n *node.Node, a netip.Addr) error {
+	doc, err := lab.Document(t.Context(), n)
+	if err == nil && (len(doc.Available) != 1 || doc.Available[0].Address != a) {
+		err = fmt.Errorf("its daemon has %+v", doc.Available)
+	}
+	return err
 }
 
 // primaryENI is the node's first.
