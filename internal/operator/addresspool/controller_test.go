@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -155,18 +156,7 @@ func TestLostReplies(t *testing.T) {
 	if len(names) != requests {
 		t.Errorf("%d requests have %d blocks", requests, len(names))
 	}
-	// What the first operator had under way when it ended may take effect after
-	// the second has looked. Such a block is the node's, whose daemon returns it.
-	late := 0
-	for _, name := range blocksNow(t) {
-		if !names[name] {
-			late++
-			giveBack(t, name)
-		}
-	}
-	if late > cutters {
-		t.Errorf("%d blocks too many, at most %d were under way", late, cutters)
-	}
+	returnLate(t, names)
 	poolIs(t, "p", "counts", counted(256, requests))
 }
 
@@ -174,6 +164,7 @@ func TestLostReplies(t *testing.T) {
 // by two operators that both lead; the other is when the first is gone.
 func TestOverlapRace(t *testing.T) {
 	harness.KubeClean(t)
+	makeNode(t, "n")
 	start(t, Options{})
 	start(t, Options{})
 	// Without the policy that refuses most of such pairs at once.
@@ -283,7 +274,8 @@ func TestPoolDeletion(t *testing.T) {
 func TestNodesThatGo(t *testing.T) {
 	harness.KubeClean(t)
 	const grace = 2 * time.Second
-	start(t, Options{Grace: grace, DownAfter: time.Second})
+	now := clock.NewFake(time.Now()) // so that no claim lapses before the test has made it
+	o, _ := start(t, Options{Clock: now, Grace: grace, DownAfter: time.Second})
 	makePool(t, "p", 0, "10.2.0.0/28")
 	c := harness.KubeClient(t)
 	for _, n := range []string{"gone", "claims", "down", "fenced"} {
@@ -300,7 +292,7 @@ func TestNodesThatGo(t *testing.T) {
 		blocks[n] = name(n)
 	}
 	claim := func() {
-		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
 		b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: blocks["claims"]}}
 		harness.OK(t, c.Status().Patch(t.Context(), b, client.RawPatch(types.MergePatchType, body)))
 	}
@@ -313,11 +305,17 @@ func TestNodesThatGo(t *testing.T) {
 		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: n}, k))
 		k.Spec.Taints = []corev1.Taint{{Key: taint, Effect: corev1.TaintEffectNoExecute}}
 		harness.OK(t, c.Update(t.Context(), k))
-		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.Now()}}
+		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now.Now())}}
 		harness.OK(t, c.Status().Update(t.Context(), k))
 	}
+	noticed(t, o, "gone", func(s *sign) bool { return true })
+	noticed(t, o, "claims", func(s *sign) bool { return true })
+	for range 2 { // the second time, the grace of what is silent is over
+		now.Advance(grace * 3 / 4)
+		claim()
+		noticed(t, o, "claims", func(s *sign) bool { return s.alive.Equal(now.Now()) })
+	}
 	eventually(t, "two are released", func(c client.Client) error {
-		claim() // as often as this looks
 		have := blocksNow(t)
 		want := []string{blocks["claims"], blocks["down"]}
 		slices.Sort(want)
@@ -329,13 +327,30 @@ func TestNodesThatGo(t *testing.T) {
 	if err := c.Get(t.Context(), client.ObjectKey{Name: "r-gone"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the request of a node that is gone: %v", err)
 	}
+	now.Advance(grace)
 	eventually(t, "the claim lapses", func(client.Client) error {
 		if have := blocksNow(t); !slices.Equal(have, []string{blocks["down"]}) {
 			return fmt.Errorf("there are %v", have)
 		}
 		return nil
 	})
-	poolIs(t, "p", "counts", counted(16, 1))
+	poolIs(t, "p", "counts", func(p *v1alpha1.AddressPool) error {
+		now.Advance(reportEvery)
+		return counted(16, 1)(p)
+	})
+}
+
+// noticed waits until an operator has seen something of a node without a Node.
+func noticed(t *testing.T, o *Controller, node string, what func(*sign) bool) {
+	t.Helper()
+	harness.Eventually(t, limit, "the operator notices "+node, func() error {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if s := o.signs[node]; s == nil || !what(s) {
+			return fmt.Errorf("it knows %+v", s)
+		}
+		return nil
+	})
 }
 
 // A node's name may be longer than a label.
