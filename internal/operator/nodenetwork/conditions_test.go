@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/test/harness"
@@ -70,14 +71,16 @@ func TestConditions(t *testing.T) {
 func TestTroubleIsTold(t *testing.T) {
 	harness.KubeClean(t)
 	fl := newScript()
-	start(t, Options{Fleet: fl})
+	now := clock.NewFake(time.Now()) // time passes where the test waits
+	start(t, Options{Fleet: fl, Clock: now})
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
-	at := time.Now()
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	at := now.Now()
 	trouble := eni.Status{Confirmed: true, Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}
 	degraded := func(status, reason string) func(o *v1alpha1.NodeNetwork) error {
 		return func(o *v1alpha1.NodeNetwork) error {
+			now.Advance(20 * time.Millisecond)
 			if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); string(c.Status) != status || c.Reason != reason {
 				return fmt.Errorf("%+v", o.Status.Conditions)
 			}
@@ -96,6 +99,7 @@ func TestTroubleIsTold(t *testing.T) {
 		t.Error("written again for the time of the next try")
 	}
 	until(t, "node-1", "the time in the end", func(o *v1alpha1.NodeNetwork) error {
+		now.Advance(timeEvery)
 		c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
 		if want := withTime("assign: slow down", trouble.NextTry); c.Message != want {
 			return fmt.Errorf("%q, want %q", c.Message, want)

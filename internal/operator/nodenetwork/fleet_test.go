@@ -60,9 +60,12 @@ func TestWithFleet(t *testing.T) {
 	report(t, "node-1", v1alpha1.IPAMStatus{InstanceID: instance, Released: o.Spec.IPAM.Releasing})
 	until(t, "node-1", "8 addresses again", count(8))
 	until(t, "node-1", "nothing on its way back", releasing())
-	if totals := op.Totals(); totals.Nodes != 1 || totals.Available != 8 {
-		t.Errorf("totals: %+v", totals)
-	}
+	harness.Eventually(t, limit, "totals", func() error {
+		if totals := op.Totals(); totals.Nodes != 1 || totals.Available != 8 {
+			return fmt.Errorf("%+v", totals)
+		}
+		return nil
+	})
 }
 
 func count(n int) func(*v1alpha1.NodeNetwork) error {

@@ -3,6 +3,7 @@ package nodenetwork
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,10 +32,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -43,7 +47,7 @@ func TestMain(m *testing.M) {
 }
 
 // limit is for what takes a moment on a machine with nothing else to do.
-const limit = time.Minute
+const limit = 3 * time.Minute
 
 // script is a fleet that does nothing by itself: tests play it.
 type script struct {
@@ -195,6 +199,42 @@ func until(t *testing.T, name, what string, is func(*v1alpha1.NodeNetwork) error
 		return is(o)
 	})
 	return o
+}
+
+// slow tells an API server that did not answer in time from one that refuses.
+func slow(err error) bool {
+	status := apierrors.APIStatus(nil)
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &status) && kube.Away(err)
+}
+
+// publish has a node publish an inventory.
+func publish(t *testing.T, n *node, inv eni.Inventory) {
+	t.Helper()
+	harness.Eventually(t, limit, "published", func() error {
+		err := n.Publish(t.Context(), inv)
+		if err != nil && !slow(err) {
+			t.Fatal(err)
+		}
+		if f, ok := n.c.o.Clock.(*clock.Fake); ok && err != nil {
+			f.Advance(2 * firstRetry) // it makes no request before
+		}
+		return err
+	})
+}
+
+// rejected wants an inventory not to be published, for a reason.
+func rejected(t *testing.T, n *node, inv eni.Inventory, why error) {
+	t.Helper()
+	harness.Eventually(t, limit, "rejected", func() error {
+		err := n.Publish(t.Context(), inv)
+		if errors.Is(err, why) {
+			return nil
+		}
+		if !slow(err) {
+			t.Fatalf("got %v, want %v", err, why)
+		}
+		return err
+	})
 }
 
 // available tells whether exactly these may be used.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/test/harness"
@@ -22,9 +24,7 @@ func TestPublish(t *testing.T) {
 	op := start(t, Options{Fleet: fl})
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
-	if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"})); err != nil {
-		t.Fatal(err)
-	}
+	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
 	o := get(t, "node-1") // durable on return
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
 	harness.OK(t, sameList("ENIs", keys(o.Status.ENI.ENIs), []string{"eni-0", "eni-1"}))
@@ -52,11 +52,14 @@ func TestPublish(t *testing.T) {
 		t.Errorf("%d kicks, %d doubts, %d settings; want 1, 0, 1", k, d, s)
 	}
 	// What is published already is not written again.
-	o = get(t, "node-1")
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"})))
-	if now := get(t, "node-1"); now.ResourceVersion != o.ResourceVersion {
-		t.Errorf("written again without a change: %s, then %s", o.ResourceVersion, now.ResourceVersion)
-	}
+	harness.Eventually(t, limit, "not written again without a change", func() error { // but for what waited
+		o := get(t, "node-1")
+		publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
+		if now := get(t, "node-1"); now.ResourceVersion != o.ResourceVersion {
+			return fmt.Errorf("%s, then %s", o.ResourceVersion, now.ResourceVersion)
+		}
+		return nil
+	})
 }
 
 // The daemon never sees an available address whose ENI it does not know.
@@ -70,11 +73,11 @@ func TestOrderOfWrites(t *testing.T) {
 	harness.OK(t, err)
 	w, err := watcher.Watch(t.Context(), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
-	harness.OK(t, n.Publish(t.Context(), inventory(nil, []string{"10.0.0.2"})))
+	publish(t, n, inventory([]string{"10.0.0.1"}))
+	publish(t, n, inventory(nil, []string{"10.0.0.2"}))
 	swapped := inventory([]string{"10.0.0.3"})
 	swapped.ENIs[1].ID = "eni-9"
-	harness.OK(t, n.Publish(t.Context(), swapped))
+	publish(t, n, swapped)
 	last, states := get(t, "node-1").ResourceVersion, 0
 	for e := range w.ResultChan() {
 		o := e.Object.(*v1alpha1.NodeNetwork)
@@ -106,29 +109,34 @@ func TestConflictStorm(t *testing.T) {
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan int, 1)
+	ended := make(chan struct{})
+	var writes atomic.Int32
+	c := harness.KubeClient(t)
 	go func() {
-		c, writes := harness.KubeClient(t), 0
-		for ; ctx.Err() == nil; writes++ {
-			body := fmt.Appendf(nil, `{"status":{"ipam":{"waiting":%d}}}`, writes%100)
+		defer close(ended)
+		for ; ctx.Err() == nil; writes.Add(1) {
+			body := fmt.Appendf(nil, `{"status":{"ipam":{"waiting":%d}}}`, writes.Load()%100)
 			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 			if err := c.Status().Patch(ctx, o, client.RawPatch("application/merge-patch+json", body)); err != nil && ctx.Err() == nil {
 				t.Error(err)
 				break
 			}
 		}
-		ended <- writes
 	}()
 	list := []string{}
 	for i := range 20 {
 		list = append(list, fmt.Sprintf("10.0.0.%d", i+1))
+		harness.Eventually(t, limit, "a storm", func() error {
+			if writes.Load() <= int32(i) {
+				return fmt.Errorf("the other wrote %d times", writes.Load())
+			}
+			return nil
+		})
 		harness.Eventually(t, limit, "published", func() error { return n.Publish(t.Context(), inventory(list)) })
 		harness.OK(t, available(list...)(get(t, "node-1")))
 	}
 	cancel()
-	if writes := <-ended; writes < 20 {
-		t.Errorf("no storm: the other wrote %d times", writes)
-	}
+	<-ended
 	if d := fl.of(fl.doubts, "node-1"); d != 0 {
 		t.Errorf("%d doubts, though nobody wrote what the operator publishes", d)
 	}
@@ -142,7 +150,7 @@ func TestAPIServerAway(t *testing.T) {
 	start(t, Options{Fleet: fl})
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	publish(t, n, inventory([]string{"10.0.0.1"}))
 	harness.OK(t, harness.ControlPlane.KillAPIServer())
 	up := false
 	t.Cleanup(func() {
@@ -188,7 +196,7 @@ func TestHandEdits(t *testing.T) {
 			start(t, Options{Fleet: fl})
 			create(t, "node-1", nil)
 			n := fl.node(t, "node-1")
-			harness.OK(t, n.Publish(t.Context(), right))
+			publish(t, n, right)
 			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 			harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)), client.FieldOwner("kubectl-edit")))
 			harness.Eventually(t, limit, "doubt", func() error {
@@ -201,7 +209,7 @@ func TestHandEdits(t *testing.T) {
 			if now := get(t, "node-1"); !sameIPAM(now.Spec.IPAM, o.Spec.IPAM) {
 				t.Error("written before the cloud was looked at")
 			}
-			harness.OK(t, n.Publish(t.Context(), right))
+			publish(t, n, right)
 			n.Reconciled(eni.Status{Confirmed: true})
 			until(t, "node-1", "right again", available("10.0.0.1", "10.0.0.2", "10.0.0.3"))
 			n.Reconciled(eni.Status{Confirmed: true})
@@ -215,34 +223,35 @@ func TestHandEdits(t *testing.T) {
 func TestTakenAwayStaysAway(t *testing.T) {
 	harness.KubeClean(t)
 	one, two := newScript(), newScript()
-	const settle = 10 * time.Second
-	start(t, Options{Fleet: one, Settle: settle})
+	const settle = 5 * time.Second
+	now := clock.NewFake(time.Now()) // so that the listing is not an old one because of a stall
+	start(t, Options{Fleet: one, Settle: settle, Clock: now})
 	create(t, "node-1", nil)
 	n := one.node(t, "node-1")
 	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
-	harness.OK(t, n.Publish(t.Context(), all))
+	publish(t, n, all)
 	start(t, Options{Fleet: two})
 	other := two.node(t, "node-1")
-	began := time.Now()
-	harness.OK(t, other.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	publish(t, other, inventory([]string{"10.0.0.1"}))
 	harness.Eventually(t, limit, "doubt", func() error {
 		if one.of(one.doubts, "node-1") == 0 {
 			return errors.New("none")
 		}
 		return nil
 	})
-	harness.OK(t, n.Publish(t.Context(), all)) // by a listing that is old
+	publish(t, n, all) // by a listing that is old
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
+	if d := one.of(one.doubts, "node-1"); d != 1 {
+		t.Errorf("%d doubts before it is time, want 1", d)
+	}
+	now.Advance(settle)
 	harness.Eventually(t, limit, "another look", func() error {
 		if d := one.of(one.doubts, "node-1"); d != 2 {
 			return fmt.Errorf("%d doubts, want 2", d)
 		}
 		return nil
 	})
-	if took := time.Since(began); took < settle {
-		t.Errorf("looked again after %v, want %v", took, settle)
-	}
-	harness.OK(t, n.Publish(t.Context(), all))
+	publish(t, n, all)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 }
 
@@ -252,8 +261,8 @@ func TestSeed(t *testing.T) {
 	first := newScript()
 	op := start(t, Options{Fleet: first})
 	create(t, "node-1", nil)
-	inv := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"})
-	harness.OK(t, first.node(t, "node-1").Publish(t.Context(), inv))
+	inv, began := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"}), time.Now()
+	publish(t, first.node(t, "node-1"), inv)
 	op.end()
 	second := newScript()
 	start(t, Options{Fleet: second})
@@ -267,7 +276,8 @@ func TestSeed(t *testing.T) {
 			t.Errorf("seed has %+v, want %+v", got.ENIs[i], inv.ENIs[i])
 		}
 	}
-	if since := time.Since(got.At); since < 0 || since > time.Minute {
+	// Kept to the second.
+	if got.At.Before(began.Add(-time.Second)) || got.At.After(time.Now()) {
 		t.Errorf("seed is of %v, want when it was written", got.At)
 	}
 }

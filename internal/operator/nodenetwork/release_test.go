@@ -37,7 +37,7 @@ func TestHandshake(t *testing.T) {
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"})
-	harness.OK(t, n.Publish(t.Context(), inv))
+	publish(t, n, inv)
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4"), Released: []string{"10.0.0.3"}}) // that of an older round
 	harness.Eventually(t, limit, "use", func() error {
 		if n.Usage().ENIs["eni-1"].Used != 1 {
@@ -68,7 +68,7 @@ func TestHandshake(t *testing.T) {
 		t.Errorf("what was handed out counts as free: %+v", u)
 	}
 	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
-	harness.OK(t, n.Publish(t.Context(), inv))
+	publish(t, n, inv)
 	n.Reconciled(eni.Status{Confirmed: true})
 
 	// A failover in between: it is on its way back still.
@@ -79,7 +79,7 @@ func TestHandshake(t *testing.T) {
 	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != published.Host(got[0]) || r[0].ENI != "eni-1" {
 		t.Fatalf("seed has %+v on its way back", r)
 	}
-	harness.OK(t, n.Publish(t.Context(), inv))
+	publish(t, n, inv)
 	until(t, "node-1", "still on its way", releasing("10.0.0.1"))
 	// The cloud kept it after all: the daemon has it back.
 	inv.Releasing = nil
@@ -95,7 +95,7 @@ func TestWithdrawENI(t *testing.T) {
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.UsePrimaryAddress = true })
 	n := fl.node(t, "node-1")
 	// eni-2's own address serves pods, too.
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"})))
+	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
 	if a, _ := n.Withdraw("eni-2", 2, 0); len(a) != 0 {
 		t.Fatal(a)
 	}
@@ -115,12 +115,12 @@ func TestWithdrawENI(t *testing.T) {
 		}
 		return nil
 	})
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"})))
+	publish(t, n, inventory([]string{"10.0.0.1"}))
 	o = get(t, "node-1")
 	harness.OK(t, available("10.0.0.1")(o))
 	harness.OK(t, releasing()(o))
 	// It stays after all.
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"})))
+	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
 	o = get(t, "node-1")
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.255.12", "10.0.0.32/28")(o))
 	harness.OK(t, releasing()(o))
@@ -133,7 +133,7 @@ func TestRelent(t *testing.T) {
 	start(t, Options{Fleet: fl})
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.PreAllocate = new(int32) })
 	n := fl.node(t, "node-1")
-	harness.OK(t, n.Publish(t.Context(), inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, []string{"10.0.0.16/28"})))
+	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, []string{"10.0.0.16/28"}))
 	n.Reconciled(eni.Status{Confirmed: true})
 	n.Withdraw("eni-1", 2, 0)
 	n.Withdraw("eni-2", 0, 1)
@@ -161,7 +161,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	create(t, "node-1", nil)
 	sleeper := one.node(t, "node-1")
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
-	harness.OK(t, sleeper.Publish(t.Context(), inv))
+	publish(t, sleeper, inv)
 	sleeper.Withdraw("eni-1", 1, 0)
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
@@ -176,7 +176,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	older.end()
 	start(t, Options{Fleet: two})
 	n := two.node(t, "node-1")
-	harness.OK(t, n.Publish(t.Context(), inv))
+	publish(t, n, inv)
 	n.RestoreAddresses(addrs("10.0.0.2"), nil)
 	until(t, "node-1", "restored", releasing())
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2")})
@@ -186,8 +186,6 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 		t.Fatalf("handed out %v; the test needs one", got)
 	}
 	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
-	if err := sleeper.Publish(t.Context(), inv); !errors.Is(err, errForeign) {
-		t.Fatalf("recorded what a pod has by now: %v", err)
-	}
+	rejected(t, sleeper, inv, errForeign) // a pod has it by now
 	harness.OK(t, releasing()(get(t, "node-1")))
 }
