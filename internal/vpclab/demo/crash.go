@@ -49,7 +49,7 @@ func (t *traffic) converse(ctx context.Context, path, network string, to netip.A
 func (t *traffic) question(conn *echo.Conn, i int) bool {
 	began := time.Now()
 	text := fmt.Sprintf("question %d", i)
-	r, err := conn.Once(text, 2*time.Second)
+	r, err := conn.Once(text, answerWithin)
 	took := time.Since(began)
 	if err == nil && r.Text != text {
 		err = fmt.Errorf("asked %q, was answered %q", text, r.Text)

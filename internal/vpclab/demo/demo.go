@@ -34,6 +34,10 @@ type Options struct {
 	Told func(error) error
 }
 
+// patience is how long the lab may take to come up, and each proof: it only ends
+// what hangs.
+const patience = 3 * time.Minute
+
 // size is what the nodes of a mode can hold and what is put on them.
 type size struct {
 	instanceType string
@@ -136,7 +140,7 @@ func Run(ctx context.Context, o Options) error {
 	} else {
 		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
 	}
-	up, cancel := context.WithTimeout(ctx, 45*time.Second)
+	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	l, err := lab.Start(up, o.Lab)
 	if err != nil {
@@ -196,7 +200,7 @@ func (s *stage) play(ctx context.Context, t *teller) error {
 	t.say("")
 	for i, p := range proofs[s.lab.Mode] {
 		began := time.Now()
-		trial, cancel := context.WithTimeout(ctx, 40*time.Second)
+		trial, cancel := context.WithTimeout(ctx, patience)
 		figures, err := p.try(trial, s)
 		cancel()
 		if ctx.Err() != nil { // interrupted, which proves nothing

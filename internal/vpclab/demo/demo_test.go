@@ -33,8 +33,10 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 }
 
 func TestEveryProofPasses(t *testing.T) {
+	t.Parallel()
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.Mode = mode
@@ -51,11 +53,13 @@ func TestEveryProofPasses(t *testing.T) {
 // TestProofsNotice breaks what a proof is about, and wants it to fail and the
 // next not to.
 func TestProofsNotice(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct{ arg, failed string }{
 		"no SNAT":    {"--external-snat", "pod to internet"},
 		"no cooling": {"--cooling-period=0s", "address cools"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time it waits for answers that do not come
 			var out bytes.Buffer
 			o := options(t, &out)
 			o.Lab.DaemonArgs = []string{tc.arg}

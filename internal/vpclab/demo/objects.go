@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -196,10 +197,11 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	before := len(o.Spec.IPAM.Available)
-	handshake, err := s.follow(ctx, n.Name)
+	handshake, stop, err := s.follow(ctx, n.Name)
 	if err != nil {
 		return "", err
 	}
+	defer stop()
 	began := time.Now()
 	for _, p := range n.Pods()[1:] {
 		if err := n.DelPod(ctx, p.Name); err != nil {
@@ -215,15 +217,16 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 		if left := len(s.lab.Books().InstanceENIs(n.InstanceID)); have > want || left >= enis {
 			return fmt.Errorf("%d addresses (want %d) on %d ENIs (had %d): %s", have, want, left, enis, conditions(o))
 		}
+		// What has happened is heard of a little later.
+		if back, seen := before-len(o.Spec.IPAM.Available), handshake(); seen.confirmed < back {
+			return fmt.Errorf("%d addresses went back, the daemon confirmed %d of %d candidates", back, seen.confirmed, seen.listed)
+		}
 		return nil
 	})
-	seen := handshake()
 	if err != nil {
 		return "", err
 	}
-	if back := before - len(o.Spec.IPAM.Available); seen.confirmed < back {
-		return "", fmt.Errorf("%d addresses went back, the daemon confirmed %d of %d candidates", back, seen.confirmed, seen.listed)
-	}
+	seen := handshake()
 	return fmt.Sprintf("%s: %d addresses listed, %d confirmed by the daemon; from %d to %d; 1 ENI deleted; %.1f s, 4 of them cooling",
 		n.Name, seen.listed, seen.confirmed, before, len(o.Spec.IPAM.Available), time.Since(began).Seconds()), nil
 }
@@ -231,28 +234,32 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 // listing is what was seen of a handshake.
 type listing struct{ listed, confirmed int }
 
-// follow watches a NodeNetwork until the function that it returns is called.
-func (s *stage) follow(ctx context.Context, name string) (stop func() listing, err error) {
+// follow watches a NodeNetwork until stop is called. seen tells what there was so far.
+func (s *stage) follow(ctx context.Context, name string) (seen func() listing, stop func(), err error) {
 	events, cancel, err := s.lab.Kube.Watch(ctx, name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	var mu sync.Mutex // guards listed and confirmed
 	listed, confirmed := map[string]bool{}, map[string]bool{}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for o := range events {
+			mu.Lock()
 			for _, a := range o.Spec.IPAM.Releasing {
 				listed[a] = true
 			}
 			for _, a := range o.Status.IPAM.Released {
 				confirmed[a] = true
 			}
+			mu.Unlock()
 		}
 	}()
-	return func() listing {
-		cancel()
-		<-done
+	seen = func() listing {
+		mu.Lock()
+		defer mu.Unlock()
 		return listing{len(listed), len(confirmed)}
-	}, nil
+	}
+	return seen, func() { cancel(); <-done }, nil
 }

@@ -22,7 +22,7 @@ const watermark = 2
 // Settings of operator mode under which the story is short: addresses cool for
 // less long, excess goes back sooner, and a dead leader is missed sooner.
 var (
-	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=4s"}
+	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()}
 	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
@@ -130,15 +130,19 @@ func (s *stage) available(ctx context.Context) (sum int, err error) {
 // grow adds pods until the second node is full: more than it has addresses for.
 func grow(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[1]
-	o, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
+	var o *v1alpha1.NodeNetwork
+	more := s.addresses - len(n.Pods())
+	before, warm := 0, 0
+	err := s.until(ctx, n, func(now *v1alpha1.NodeNetwork) error {
+		before = len(now.Spec.IPAM.Available)
+		warm = before - len(n.Pods())
+		if more <= warm { // until what it has in excess goes back
+			return fmt.Errorf("%d addresses for %d pods: nothing to grow for", before, len(n.Pods())+more)
+		}
+		return nil
+	})
 	if err != nil {
 		return "", err
-	}
-	before := len(o.Spec.IPAM.Available)
-	more := s.addresses - len(n.Pods())
-	warm := before - len(n.Pods())
-	if more <= warm {
-		return "", fmt.Errorf("%s has %d addresses for %d pods: nothing to grow for", n.Name, before, len(n.Pods())+more)
 	}
 	began := time.Now()
 	if err := s.add(ctx, n, names("more", more)); err != nil {
@@ -183,21 +187,21 @@ func killOperator(ctx context.Context, s *stage) (string, error) {
 	if err := s.warm(ctx, n); err != nil {
 		return "", err
 	}
-	leader, err := s.lab.Leader(ctx)
-	if err != nil || leader == nil {
-		return "", fmt.Errorf("no operator leads: %w", err)
-	}
 	far, err := s.first(s.nodes[1])
+	if err != nil {
+		return "", err
+	}
+	leader, goOn, err := s.lone(ctx)
 	if err != nil {
 		return "", err
 	}
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
-	figures, err := s.failOver(talk, t, n, leader, far.Addr())
-	if err = errors.Join(err, t.end()); err != nil {
+	figures, err := s.failOver(talk, t, n, leader, goOn, far.Addr())
+	if err = errors.Join(err, goOn(), t.end()); err != nil {
 		return "", err
 	}
-	if err := errors.Join(leader.Start(), leader.WaitReady(ctx)); err != nil {
+	if err := errors.Join(revive(leader), s.recovered(ctx)); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s; %d answers, 0 lost", figures, t.answered.Load()), nil
@@ -214,7 +218,69 @@ func (s *stage) warm(ctx context.Context, n *node.Node) error {
 	})
 }
 
-func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *lab.Operator, far netip.Addr) (string, error) {
+// leader is the operator that leads, or the next one that does.
+func (s *stage) leader(ctx context.Context) (leader *lab.Operator, err error) {
+	return leader, until(ctx, "operators", func() error {
+		if leader, err = s.lab.Leader(ctx); err == nil && leader == nil {
+			err = errors.New("none leads")
+		}
+		return err
+	})
+}
+
+// lone is the operator that leads, all others being halted until goOn is called.
+func (s *stage) lone(ctx context.Context) (leader *lab.Operator, goOn func() error, err error) {
+	for {
+		if leader, err = s.leader(ctx); err != nil {
+			return nil, nil, err
+		}
+		if goOn, err = s.halt(leader); err != nil {
+			return nil, nil, err
+		}
+		if now, err := s.lab.Leader(ctx); err == nil && now == leader {
+			return leader, goOn, nil
+		}
+		if err := goOn(); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+// halt stops all operators but one where they are, until goOn is called first.
+func (s *stage) halt(but *lab.Operator) (goOn func() error, err error) {
+	var halted []*lab.Operator
+	goOn = func() error {
+		var errs []error
+		for _, o := range halted {
+			errs = append(errs, o.Resume())
+		}
+		halted = nil
+		return errors.Join(errs...)
+	}
+	for _, o := range s.lab.Operators() {
+		if o == but || !o.Running() {
+			continue
+		}
+		if err := o.Pause(); err != nil {
+			return nil, errors.Join(err, goOn())
+		}
+		halted = append(halted, o)
+	}
+	return goOn, nil
+}
+
+// revive starts an operator that was killed, unless the lab did, as it lost its
+// Lease before that.
+func revive(o *lab.Operator) error {
+	if err := o.Start(); err != nil && !o.Running() {
+		return err
+	}
+	return nil
+}
+
+// failOver kills the leader and has pods come up without one, on a machine of any
+// speed: the others are halted, and go on after that.
+func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *lab.Operator, goOn func() error, far netip.Addr) (string, error) {
 	if err := t.begin(ctx, s.pods[s.nodes[0].Name], far); err != nil {
 		return "", err
 	}
@@ -228,6 +294,9 @@ func (s *stage) failOver(ctx context.Context, t *traffic, n *node.Node, leader *
 	warm := time.Since(began)
 	if now, err := s.lab.Leader(ctx); err == nil && now != nil {
 		return "", fmt.Errorf("%s leads already: the pods did not come up without a leader", now.Name)
+	}
+	if err := goOn(); err != nil {
+		return "", err
 	}
 	grown := make(chan error, 1)
 	go func() { grown <- s.add(ctx, n, names("grown", s.addresses-2*watermark)) }()

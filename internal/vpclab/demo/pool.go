@@ -20,10 +20,13 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/site"
 )
 
+// claimGrace is how long a claim lasts: longer than a busy machine stands still.
+const claimGrace = 12 * time.Second
+
 // Settings of pool mode under which the story is short.
 var (
-	poolArgs         = []string{"--cooling-period=4s", "--block-release-delay=2s", "--block-claim-interval=1s"}
-	poolOperatorArgs = []string{"--block-claim-grace=4s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+	poolArgs         = []string{"--cooling-period=" + coolingPeriods[lab.PoolMode].String(), "--block-release-delay=2s", "--block-claim-interval=1s"}
+	poolOperatorArgs = []string{"--block-claim-grace=" + claimGrace.String(), "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
 // Pools of the demo besides the default one: public has room for two pods,
@@ -217,7 +220,7 @@ func freeAddress(ctx context.Context, s *stage) (string, error) {
 		return "", fmt.Errorf("%s has no free address", n.Name)
 	}
 	free := doc.Available[0].Address
-	one, cancel := context.WithTimeout(ctx, 3*time.Second)
+	one, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	began := time.Now()
 	_, err = echo.Ask(one, s.lab.OutsidePath(), "tcp", port(free), netip.Addr{}, "hello")
@@ -338,9 +341,9 @@ func poolWithoutAPI(ctx context.Context, s *stage) (string, error) {
 // addresses for.
 func killPoolOperator(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[1]
-	leader, err := s.lab.Leader(ctx)
-	if err != nil || leader == nil {
-		return "", fmt.Errorf("no operator leads: %w", err)
+	leader, err := s.leader(ctx)
+	if err != nil {
+		return "", err
 	}
 	before, err := s.blocksOf(ctx, n, v1alpha1.DefaultPool)
 	if err != nil {
@@ -361,7 +364,7 @@ func killPoolOperator(ctx context.Context, s *stage) (string, error) {
 	if len(after) <= len(before) {
 		return "", fmt.Errorf("%s has %d blocks, had %d: nothing was to be cut", n.Name, len(after), len(before))
 	}
-	if err := errors.Join(leader.Start(), s.recovered(ctx)); err != nil {
+	if err := errors.Join(revive(leader), s.recovered(ctx)); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s: %d pods, %d more blocks, after %.1f s", n.Name, s.size.pods, len(after)-len(before), took.Seconds()), nil
@@ -442,19 +445,19 @@ func nodeDeleted(ctx context.Context, s *stage) (string, error) {
 	if err := s.lab.RemoveNodeObject(ctx, n.Name); err != nil {
 		return "", err
 	}
-	const grace = 4 * time.Second // --block-claim-grace
 	select {
 	case <-ctx.Done():
 		return "", ctx.Err()
-	case <-time.After(grace + 2*time.Second): // what must not happen, would have
+	case <-time.After(claimGrace + 2*time.Second): // what must not happen, would have
 	}
 	after, err := s.blocksOf(ctx, n, "")
 	if err != nil {
 		return "", err
 	}
 	for _, b := range after {
-		if b.DeletionTimestamp != nil || b.Status.RenewTime == nil {
-			return "", fmt.Errorf("block %s is being deleted, or not claimed: %+v", b.Name, b.Status)
+		known := slices.ContainsFunc(before, func(x v1alpha1.AddressBlock) bool { return x.UID == b.UID })
+		if !known || b.DeletionTimestamp != nil || b.Status.RenewTime == nil {
+			return "", fmt.Errorf("block %s is another, is being deleted, or is not claimed: %+v", b.Name, b.Status)
 		}
 	}
 	if len(after) != len(before) {

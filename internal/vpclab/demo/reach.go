@@ -22,13 +22,17 @@ type asks struct {
 // enough failures to tell what is wrong; further questions would only take time.
 const enough = 4
 
-// patience is how long a question may take: little once one has failed, since
+// answerWithin is how long a question may take: longer than a busy machine stands
+// still, and no longer, as what is lost is waited for so long.
+const answerWithin = 20 * time.Second
+
+// within is how long the next question may take: little once one has failed, since
 // that decides and the rest is to tell more.
-func (a *asks) patience() time.Duration {
+func (a *asks) within() time.Duration {
 	if len(a.errs) > 0 {
 		return 500 * time.Millisecond
 	}
-	return 3 * time.Second
+	return answerWithin
 }
 
 // ask sends one question by TCP and one by UDP from a namespace, and wants it
@@ -38,7 +42,7 @@ func (a *asks) ask(ctx context.Context, who, path string, to netip.AddrPort, wan
 		if len(a.errs) >= enough {
 			return
 		}
-		one, cancel := context.WithTimeout(ctx, a.patience())
+		one, cancel := context.WithTimeout(ctx, a.within())
 		began := time.Now()
 		r, err := echo.Ask(one, path, network, to, netip.Addr{}, "hello from "+who)
 		cancel()
@@ -59,7 +63,7 @@ func (a *asks) long(ctx context.Context, who, path string, to netip.AddrPort) {
 	if len(a.errs) >= enough {
 		return
 	}
-	one, cancel := context.WithTimeout(ctx, a.patience())
+	one, cancel := context.WithTimeout(ctx, a.within())
 	defer cancel()
 	text := strings.Repeat("x", 30000)
 	if r, err := echo.Ask(one, path, "tcp", to, netip.Addr{}, text); err != nil || r.Text != text {
