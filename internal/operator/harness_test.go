@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -138,20 +139,18 @@ type process struct {
 	health  string
 }
 
-// leaseDuration is as short as a process may be without the processor that has
-// to keep its Lease.
-const leaseDuration = 10 * time.Second
-
-// quick makes another operator follow soon.
-var quick = []string{"--lease-duration=" + leaseDuration.String(), "--renew-deadline=8s", "--retry-period=250ms"}
+// quick makes another operator follow soon, as soon as may be where one can be
+// without the processor for ten seconds.
+var quick = []string{"--lease-duration=15s", "--renew-deadline=13s", "--retry-period=250ms"}
 
 // steady are the settings of a leader that is not to end because it is slow.
-var steady = []string{"--lease-duration=60s", "--renew-deadline=50s"}
+var steady = []string{"--lease-duration=120s", "--renew-deadline=110s"}
 
 // limit is for what takes a moment on a machine with nothing else to do.
-const limit = time.Minute
+const limit = 3 * time.Minute
 
-// start runs an operator until the test ends.
+// start runs an operator until the test ends. It is steady unless args say
+// something else.
 func (c *cluster) start(name string, args ...string) *process {
 	c.t.Helper()
 	p := &process{c: c, metrics: freeAddress(c.t), health: freeAddress(c.t)}
@@ -159,10 +158,10 @@ func (c *cluster) start(name string, args ...string) *process {
 	p.Process = proc.New(name, filepath.Join(c.t.TempDir(), name+".log"), func() proc.Command {
 		return proc.Command{
 			Path: filepath.Join(harness.BinDir, "berth-operator"), Netns: "/proc/self/ns/net",
-			Args: append([]string{
+			Args: slices.Concat([]string{
 				"--kubeconfig=" + c.kubeconfig, "--cluster-name=test", "--ec2-endpoint=" + c.lab.EC2URL,
 				"--metrics-address=" + p.metrics, "--health-address=" + p.health,
-			}, args...),
+			}, steady, args),
 			Env: []string{
 				"AWS_ACCESS_KEY_ID=" + key.AccessKeyID, "AWS_SECRET_ACCESS_KEY=" + key.SecretAccessKey,
 				"AWS_REGION=" + c.lab.Cloud.Region(), "POD_NAME=" + name, "POD_NAMESPACE=" + account.Namespace,

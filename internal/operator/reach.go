@@ -163,7 +163,7 @@ func because(err error) string {
 	switch {
 	case err == nil:
 		return ""
-	case meta.IsNoMatchError(err):
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err): // a list is found, but of a kind that is not served
 		return lacks
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err), apierrors.IsBadRequest(err),
 		errors.As(err, &untrusted), errors.As(err, &plain), errors.Is(err, http.ErrSchemeMismatch):

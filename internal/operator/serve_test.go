@@ -45,7 +45,7 @@ func TestProbesFollowTheChecks(t *testing.T) {
 	expect := func(path string, status int) {
 		t.Helper()
 		for _, a := range []string{cfg.MetricsAddr, cfg.HealthAddr} {
-			harness.OK(t, answersWith(a, path, status)())
+			harness.Eventually(t, limit, path, answersWith(a, path, status))
 		}
 	}
 	expect("/readyz", 503)
