@@ -31,8 +31,9 @@ type Operator struct {
 	*proc.Process
 	Name string // operator-1 and so on; its pod's
 
-	netns   string
-	address string // of its metrics and probes
+	netns    string
+	address  string // of its metrics and probes
+	restarts bool   // the lab starts it again when it ends by itself
 }
 
 func (l *Lab) raiseOperators(ctx context.Context) error {
@@ -44,6 +45,7 @@ func (l *Lab) raiseOperators(ctx context.Context) error {
 		name := fmt.Sprintf("operator-%d", i+1)
 		o := &Operator{
 			Name: name, netns: l.RouterPath(), address: fmt.Sprintf("127.0.0.1:%d", firstOperatorPort+i),
+			restarts: l.RestartOperators,
 		}
 		kubeconfig := filepath.Join(l.Kube.dir, name+".kubeconfig")
 		if err := kube.Again(ctx, name, func() error { return l.Kube.kubeconfig(ctx, kubeconfig, operatorAccount, "") }); err != nil {
@@ -137,15 +139,30 @@ func (l *Lab) Operator(name string) (*Operator, error) {
 
 // Get fetches a path of the operator's own address: /metrics, /readyz, /livez.
 func (o *Operator) Get(ctx context.Context, path string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	return ns.Get(ctx, o.netns, "http://"+o.address+path)
 }
 
+// restartsAwaited is how often WaitReady awaits an operator that ended by itself.
+// One that cannot start at all ends again and again.
+const restartsAwaited = 3
+
 // WaitReady returns once the operator calls itself ready, whether it leads or
-// stands by.
+// stands by. One that ended by itself is awaited where the lab starts it again: it
+// may have lost its Lease while the machine stood still.
 func (o *Operator) WaitReady(ctx context.Context) error {
-	return o.Wait(ctx, func() error { return o.ready(ctx) })
+	for begun := o.Starts(); ; {
+		err := o.Wait(ctx, func() error { return o.ready(ctx) })
+		if err == nil || !o.restarts || o.Starts() >= begun+restartsAwaited {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(restartPause):
+		}
+	}
 }
 
 func (o *Operator) ready(ctx context.Context) error {
