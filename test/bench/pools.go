@@ -183,7 +183,7 @@ func (b *bench) raiseSite(ctx context.Context) (err error) {
 	b.lab, err = lab.Start(ctx, lab.Options{
 		Dir: b.runDir, ID: fmt.Sprintf("bench%d", os.Getpid()), BinDir: b.binDir, KubeAssets: b.assets,
 		Mode: lab.PoolMode, Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, bits, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/16"})},
-		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--log-level=warn"},
+		DaemonArgs: benchDaemonArgs, OperatorArgs: []string{"--leader-elect=false", "--log-level=warn"},
 	})
 	if err != nil {
 		return fmt.Errorf("raise a lab: %w", err)

@@ -35,12 +35,17 @@ func TestPools(t *testing.T) {
 		results = append(results, got...)
 	}
 	for _, name := range []string{
-		"pool-book-memory", "pool-carve", "pool-carve-last", "pool-requests-40", "pool-requests-cpu", "pool-requests-memory",
+		"pool-book-memory", "pool-carve", "pool-carve-last", "pool-requests-40", "pool-requests-memory",
 		"pool-exec-add", "pool-exec-del", "pool-daemon-add",
 	} {
 		if r, ok := find(results, name); !ok || r.Value <= 0 {
 			t.Errorf("%s: %+v", name, r)
 		}
+	}
+	// What the start of an operator costs is taken off, and that varies by more
+	// than so few requests cost.
+	if _, ok := find(results, "pool-requests-cpu"); !ok {
+		t.Error("there is no pool-requests-cpu")
 	}
 	if r, _ := find(results, "pool-requests-writes"); r.Value != 2 || r.Ratio != 1 {
 		t.Errorf("API writes for a block: %+v, want 2: its creation, and the answer", r)

@@ -155,7 +155,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 
 // waitWarm returns once a node has that many addresses to hand out.
 func waitWarm(ctx context.Context, n *node.Node, want int) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	for {
 		var doc introspect.Document

@@ -30,7 +30,7 @@ func (r *run) startUp(ctx context.Context) (time.Duration, error) {
 
 // serve starts the operator, waits until all requests are complete, and ends it.
 func (r *run) serve(ctx context.Context, out *Outcome) error {
-	before, err := r.writes(ctx)
+	before, err := r.counted(ctx, r.Nodes) // the requests
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (r *run) serve(ctx context.Context, out *Outcome) error {
 	}
 	stop()
 	out.Memory = <-peak
-	after, err := r.writes(ctx)
+	after, err := r.counted(ctx, before.Others()+2*r.Nodes)
 	if err != nil {
 		return err
 	}

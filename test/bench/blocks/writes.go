@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"time"
 
 	"k8s.io/client-go/discovery"
 )
@@ -48,12 +49,28 @@ func (r *run) writes(ctx context.Context) (Writes, error) {
 	return countWrites(string(text))
 }
 
+// counted is writes once it has counted so many besides those of the pool: the
+// API server counts a request after it has answered it.
+func (r *run) counted(ctx context.Context, least int) (Writes, error) {
+	for {
+		w, err := r.writes(ctx)
+		if err != nil || w.Others() >= least {
+			return w, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the API server has counted %v, expected %d at least: %w", w, least, ctx.Err())
+		case <-time.After(50 * time.Millisecond): // another process's edge
+		}
+	}
+}
+
 var (
 	counter = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} (\S+)$`)
 	label   = regexp.MustCompile(`(\w+)="([^"]*)"`)
 
 	reading = map[string]bool{"GET": true, "LIST": true, "WATCH": true, "CONNECT": true}
-	counted = map[string]bool{"addressblocks": true, "blockrequests": true, "addresspools": true, "nodes": true, "events": true}
+	changed = map[string]bool{"addressblocks": true, "blockrequests": true, "addresspools": true, "nodes": true, "events": true}
 )
 
 func countWrites(metrics string) (Writes, error) {
@@ -63,7 +80,7 @@ func countWrites(metrics string) (Writes, error) {
 		for _, l := range label.FindAllStringSubmatch(line[1], -1) {
 			labels[l[1]] = l[2]
 		}
-		if reading[labels["verb"]] || !counted[labels["resource"]] {
+		if reading[labels["verb"]] || !changed[labels["resource"]] {
 			continue
 		}
 		n, err := strconv.ParseFloat(line[2], 64)

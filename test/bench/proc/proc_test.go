@@ -42,7 +42,7 @@ func spent(t *testing.T) time.Duration {
 
 // TestSettledAndPeak watch a process that does nothing, and one that is gone.
 func TestSettledAndPeak(t *testing.T) {
-	idle := exec.CommandContext(t.Context(), "sleep", "60")
+	idle := exec.CommandContext(t.Context(), "sleep", "600")
 	if err := idle.Start(); err != nil {
 		t.Fatal(err)
 	}
