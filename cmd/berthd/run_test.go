@@ -105,12 +105,8 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 			t.Errorf("%s: %d %s", path, r.StatusCode, body)
 		}
 	}
-	begun := time.Now()
 	if err := stop(); err != nil {
 		t.Errorf("ended with %v", err)
-	}
-	if took := time.Since(begun); took > 20*time.Second {
-		t.Errorf("took %v to end", took)
 	}
 }
 

@@ -157,16 +157,18 @@ func failing(err error) *rpcfake.Node {
 	}
 }
 
-// every is one good invocation of each verb that asks the daemon.
-func every(socket string) []invocation {
+// every is one good invocation of each verb that asks the daemon, which it gives
+// so long to answer.
+func every(socket, timeout string) []invocation {
 	const v = "1.1.0"
+	timeout = `"` + timeout + `"`
 	prev := `{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"` + netns + `"}],"ips":[{"interface":0,"address":"10.0.0.5/32"}]}`
 	return []invocation{
-		{verb: "ADD", conf: conf(socket, v, "timeout", `"1s"`)},
-		{verb: "DEL", conf: conf(socket, v, "timeout", `"1s"`)},
-		{verb: "CHECK", conf: conf(socket, v, "timeout", `"1s"`, "prevResult", prev)},
-		{verb: "GC", conf: conf(socket, v, "timeout", `"1s"`, "cni.dev/valid-attachments", `[]`)},
-		{verb: "STATUS", conf: conf(socket, v, "timeout", `"1s"`)},
+		{verb: "ADD", conf: conf(socket, v, "timeout", timeout)},
+		{verb: "DEL", conf: conf(socket, v, "timeout", timeout)},
+		{verb: "CHECK", conf: conf(socket, v, "timeout", timeout, "prevResult", prev)},
+		{verb: "GC", conf: conf(socket, v, "timeout", timeout, "cni.dev/valid-attachments", `[]`)},
+		{verb: "STATUS", conf: conf(socket, v, "timeout", timeout)},
 	}
 }
 
@@ -186,7 +188,7 @@ func TestFailuresOfTheDaemon(t *testing.T) {
 		{"an older daemon", status.Error(codes.Unimplemented, "unknown method"), 999, []string{"older"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			for _, i := range every(rpcfake.Start(t, failing(tc.err))) {
+			for _, i := range every(rpcfake.Start(t, failing(tc.err)), "1m") {
 				t.Run(i.verb, func(t *testing.T) { i.check(t, tc.code, tc.text...) })
 			}
 		})

@@ -52,7 +52,7 @@ func TestNoDaemon(t *testing.T) {
 		{"no socket", filepath.Join(t.TempDir(), "none.sock"), "has made no socket"},
 		{"nobody listens", dead(t), "does not answer"},
 	} {
-		for _, i := range every(tc.socket) {
+		for _, i := range every(tc.socket, "1m") {
 			t.Run(tc.name+"/"+i.verb, func(t *testing.T) { i.check(t, want11(i.verb), tc.socket, tc.text) })
 		}
 	}
@@ -148,7 +148,7 @@ func TestSilentDaemon(t *testing.T) {
 	l, socket := rpcfake.Listen(t)
 	defer func() { _ = l.Close() }()
 	t.Run("all", func(t *testing.T) {
-		for _, i := range every(socket) {
+		for _, i := range every(socket, "1s") {
 			t.Run(i.verb, func(t *testing.T) {
 				t.Parallel()
 				i.check(t, want11(i.verb), socket)

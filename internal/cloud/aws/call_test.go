@@ -171,7 +171,7 @@ func TestNoCredentials(t *testing.T) {
 			s := serve(t, nil)
 			var seen record
 			c := client(t, s, func(o *Options) {
-				o.Credentials, o.IMDSEndpoint, o.Observer = nil, imds.URL, &seen
+				o.Credentials, o.IMDSEndpoint, o.HTTPClient, o.Observer = nil, imds.URL, calm, &seen
 			})
 			_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
 			if cloud.ClassOf(err) != tt.want {
@@ -219,13 +219,9 @@ func TestBlackHole(t *testing.T) {
 	c := client(t, &server{Server: hole}, func(o *Options) {
 		o.CallTimeout, o.Clock, o.Observer = 100*time.Millisecond, clock.Real{}, &seen
 	})
-	start := time.Now()
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
 		t.Errorf("got %v (class %v)", err, cloud.ClassOf(err))
-	}
-	if took := time.Since(start); took > 20*time.Second {
-		t.Errorf("took %v", took)
 	}
 	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
 		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)

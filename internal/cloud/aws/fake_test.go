@@ -152,6 +152,10 @@ func (r *record) count(key string) int {
 
 var static = sdkcreds.NewStaticCredentialsProvider("AKIDEXAMPLE", "secret", "")
 
+// calm waits for answers of the metadata service as long as they take; by itself
+// the SDK gives up after half a second, which a busy machine may need.
+var calm = &http.Client{}
+
 // client returns a client of the server, on a hasty clock.
 func client(t *testing.T, s *server, change ...func(*Options)) *Client {
 	t.Helper()
@@ -161,6 +165,7 @@ func client(t *testing.T, s *server, change ...func(*Options)) *Client {
 		Credentials: static,
 		Logger:      slog.New(slog.DiscardHandler),
 		Clock:       newHasty(),
+		CallTimeout: time.Minute, // a busy machine's silence is none of EC2's
 	}
 	for _, f := range change {
 		f(&o)

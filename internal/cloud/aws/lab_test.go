@@ -50,7 +50,7 @@ func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab
 	key := lab.Credentials()
 	o := Options{
 		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
-		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
+		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""), CallTimeout: time.Minute,
 	}
 	for _, f := range change {
 		f(&o)
@@ -312,13 +312,13 @@ func TestLabLostReply(t *testing.T) {
 }
 
 // TestLabThrottled lets many callers at a bucket of 40 calls a second; all
-// calls succeed in the end, few are refused, and no time is wasted.
+// calls succeed in the end, and few are refused. How long that takes is judged in
+// package pace, on a clock that no other program holds up.
 func TestLabThrottled(t *testing.T) {
 	s := labSpec()
 	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
 	var seen record
 	lab, c := labClient(t, s, func(o *Options) { o.Observer = &seen })
-	start := time.Now()
 	const callers, each = 10, 16
 	errs := make(chan error, callers)
 	for range callers {
@@ -338,14 +338,13 @@ func TestLabThrottled(t *testing.T) {
 		}
 	}
 	stats := lab.Cloud.Calls()["DescribeSubnets"]
-	refused, took := stats.Errors["RequestLimitExceeded"], time.Since(start)
-	t.Logf("%d calls in %v, %d refused", stats.Count, took, refused)
+	refused := stats.Errors["RequestLimitExceeded"]
+	t.Logf("%d calls, %d refused", stats.Count, refused)
 	if stats.Count-refused != callers*each {
 		t.Errorf("%d calls went through, want %d", stats.Count-refused, callers*each)
 	}
-	// 140 calls beyond the bucket at 40 a second are 3.5 s; the search for the rate is part of it.
-	if took > 45*time.Second || refused > callers*each/4 {
-		t.Errorf("took %v with %d calls refused", took, refused)
+	if refused > callers*each/4 { // the search for the rate is part of it
+		t.Errorf("%d calls were refused", refused)
 	}
 	if seen.count("DescribeSubnets RequestLimitExceeded") != refused || seen.limited == 0 {
 		t.Errorf("the observer saw %v, limited %v", seen.codes, seen.limited)
@@ -365,6 +364,7 @@ func TestLabRoleCredentials(t *testing.T) {
 	lab.Cloud.SetCredentialTTL(5 * time.Second)
 	o := Options{
 		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), Clock: clock.Real{},
+		HTTPClient: calm, CallTimeout: time.Minute,
 	}
 	id := must[cloud.Identity](t)(NewMetadata(o).Identity(t.Context()))
 	c := must[*Client](t)(New(t.Context(), o))

@@ -1,6 +1,7 @@
 package aws
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -79,7 +80,16 @@ func metadata(t *testing.T, s *metadataServer) *Metadata {
 	clearAWS(t)
 	h := httptest.NewServer(s)
 	t.Cleanup(h.Close)
-	return NewMetadata(Options{IMDSEndpoint: h.URL, Logger: slog.New(slog.DiscardHandler), Clock: newPatient()})
+	return NewMetadata(Options{IMDSEndpoint: h.URL, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), Clock: newPatient()})
+}
+
+// patiently is a context whose deadline keeps the SDK from its own of five seconds
+// an answer.
+func patiently(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // patient is a clock on which only short waits end: a time-out of the whole
@@ -118,7 +128,7 @@ func TestIdentity(t *testing.T) {
 		{"coming up, broken at first", &metadataServer{paths: machine(), failures: 20, status: 503}, want, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := metadata(t, tt.server).Identity(t.Context())
+			got, err := metadata(t, tt.server).Identity(patiently(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +161,7 @@ func TestIdentityComingUp(t *testing.T) {
 		go func() { _ = s.Serve(l) }()
 		t.Cleanup(func() { _ = s.Close() })
 	}}
-	got, err := NewMetadata(Options{IMDSEndpoint: "http://" + addr, Logger: slog.New(slog.DiscardHandler), Clock: clk}).Identity(t.Context())
+	got, err := NewMetadata(Options{IMDSEndpoint: "http://" + addr, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), Clock: clk}).Identity(patiently(t))
 	if err != nil || got.InstanceID != "i-1" {
 		t.Errorf("got %+v, %v", got, err)
 	}
@@ -204,7 +214,7 @@ func TestIdentityErrors(t *testing.T) {
 			if m.clock = tt.clock; tt.clock == nil {
 				m.clock = &deadliner{hasty: newHasty()}
 			}
-			_, err := m.Identity(t.Context())
+			_, err := m.Identity(patiently(t))
 			if err == nil || !strings.Contains(err.Error(), "instance metadata "+tt.path) || cloud.ClassOf(err) != tt.class {
 				t.Errorf("got %v (class %v), want class %v and the path %s", err, cloud.ClassOf(err), tt.class, tt.path)
 			}

@@ -39,13 +39,22 @@ func instant() spec.Spec {
 	return s
 }
 
+// client waits for an answer as long as it takes, as long as its context has a
+// deadline; the SDK's own limits are half a second and five.
 func client(lab *vpclab.Lab, instance string) *awsimds.Client {
-	return awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL(instance), Retryer: aws.NopRetryer{}})
+	return awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL(instance), Retryer: aws.NopRetryer{}, HTTPClient: &http.Client{}})
+}
+
+func patiently(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 func read(t *testing.T, c *awsimds.Client, path string) (string, error) {
 	t.Helper()
-	out, err := c.GetMetadata(t.Context(), &awsimds.GetMetadataInput{Path: path})
+	out, err := c.GetMetadata(patiently(t), &awsimds.GetMetadataInput{Path: path})
 	if err != nil {
 		return "", err
 	}
@@ -118,15 +127,15 @@ func TestMetadata(t *testing.T) {
 	_, err = read(t, client(lab, "node-a"), "no/such/path")
 	wantStatus(t, err, http.StatusNotFound)
 
-	doc, err := client(lab, "node-b").GetInstanceIdentityDocument(t.Context(), &awsimds.GetInstanceIdentityDocumentInput{})
+	doc, err := client(lab, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
 	if err != nil || doc.InstanceID != lab.Cloud.InstanceID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
 		t.Errorf("document %+v, %v", doc, err)
 	}
-	region, err := client(lab, "node-a").GetRegion(t.Context(), &awsimds.GetRegionInput{})
+	region, err := client(lab, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
 	if err != nil || region.Region != "lab-1" {
 		t.Errorf("region %+v, %v", region, err)
 	}
-	info, err := client(lab, "node-a").GetIAMInfo(t.Context(), &awsimds.GetIAMInfoInput{})
+	info, err := client(lab, "node-a").GetIAMInfo(patiently(t), &awsimds.GetIAMInfoInput{})
 	if err != nil || !strings.HasSuffix(info.InstanceProfileArn, "/node") {
 		t.Errorf("IAM info %+v, %v", info, err)
 	}
@@ -210,7 +219,7 @@ func TestSDKRenewsToken(t *testing.T) {
 	s := instant()
 	s.IMDS.V1 = &v1
 	lab := serve(t, s, vpc.WithClock(fake))
-	c := awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a")})
+	c := awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a"), HTTPClient: &http.Client{}})
 	for range 2 {
 		if _, err := read(t, c, "instance-id"); err != nil {
 			t.Fatal(err)
@@ -266,9 +275,9 @@ func TestRoleCredentials(t *testing.T) {
 	s.IMDS.CredentialTTL = spec.Duration(time.Hour)
 	lab := serve(t, s, vpc.WithClock(fake))
 	provider := ec2rolecreds.New(func(o *ec2rolecreds.Options) {
-		o.Client = awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a")})
+		o.Client = awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a"), HTTPClient: &http.Client{}})
 	})
-	held, err := provider.Retrieve(t.Context())
+	held, err := provider.Retrieve(patiently(t))
 	if err != nil || held.SessionToken == "" || !held.Expires.After(time.Now()) {
 		t.Fatalf("%+v, %v", held, err)
 	}
@@ -284,7 +293,7 @@ func TestRoleCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	fake.Advance(31 * time.Minute)
-	next, err := provider.Retrieve(t.Context())
+	next, err := provider.Retrieve(patiently(t))
 	if err != nil || next.AccessKeyID == held.AccessKeyID {
 		t.Fatalf("no new credentials after half of their life: %v", err)
 	}
