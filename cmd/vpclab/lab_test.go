@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,8 +42,12 @@ func newCLI(t *testing.T) *cli {
 	return c
 }
 
-// try runs one command; --dir goes after its first word.
+// try runs one command; --dir goes after its first word. Programs may take longer
+// to be ready than a person would wait: the machine may be busy.
 func (c *cli) try(args ...string) (string, error) {
+	if args[0] == "up" {
+		args = append(slices.Clone(args), "--timeout=10m")
+	}
 	words := 1
 	if args[0] == "pod" {
 		words = 2
@@ -152,11 +158,25 @@ func (c *cli) kill(pid int) {
 	}
 }
 
+// neverReady is a directory of programs with which the last of twenty nodes never
+// gets ready: a lab of them stays in the middle of its rise.
+func neverReady(t *testing.T) (binDir string) {
+	t.Helper()
+	binDir = t.TempDir()
+	script := fmt.Sprintf(`#!/bin/sh
+case " $* " in *" --node-name=node-20 "*) exec sleep infinity ;; esac
+exec %s/berthd "$@"
+`, harness.BinDir)
+	harness.OK(t, os.WriteFile(filepath.Join(binDir, "berthd"), []byte(script), 0o700))
+	harness.OK(t, os.Symlink(filepath.Join(harness.BinDir, "berth"), filepath.Join(binDir, "berth")))
+	return binDir
+}
+
 // rise begins to raise a lab of many nodes and returns in the middle of it,
 // with a function that waits for the end and returns what it says of failure.
 func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
 	c.t.Helper()
-	cmd := exec.CommandContext(c.t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20")
+	cmd := exec.CommandContext(c.t.Context(), c.bin, "up", "--dir", c.dir, "--nodes", "20", "--bin-dir", neverReady(c.t), "--timeout", "10m")
 	var complaint bytes.Buffer
 	cmd.Stderr = &complaint
 	progress, err := cmd.StdoutPipe()
@@ -183,9 +203,12 @@ func (c *cli) rise() (up *os.Process, end func() (complaint string)) {
 
 func (c *cli) nothingLeft() {
 	c.t.Helper()
-	if pid := control.Holder(c.dir); pid != 0 {
-		c.t.Errorf("lab process %d still runs", pid)
-	}
+	harness.Eventually(c.t, time.Minute, "the lab's process is gone", func() error {
+		if pid := control.Holder(c.dir); pid != 0 {
+			return fmt.Errorf("lab process %d still runs", pid)
+		}
+		return nil
+	})
 	if left, err := ns.List(fabric.Prefix(lab.IDOf(c.dir))); err != nil || len(left) > 0 {
 		c.t.Errorf("left behind: %v, %v", left, err)
 	}
@@ -266,13 +289,16 @@ func TestOperatorModeByCommand(t *testing.T) {
 	c.fails("want one of", "up", "--mode", "both")
 	c.has(c.run("up", "--mode", "operator", "--operators", "2"), "export KUBECONFIG=")
 	c.has(c.run("pod", "add", "node-1", "web"), "node-1/web")
-	s := c.status()
-	if len(s.Operators) != 2 || s.Mode != lab.OperatorMode || s.Kubeconfig == "" || s.Nodes[0].Network == nil || s.Nodes[0].Network.Available == 0 {
-		t.Errorf("status: %+v", s)
-	}
-	out := c.run("status")
-	c.has(out, "leads")
-	c.has(out, "NODENETWORK")
+	harness.Eventually(t, harness.Rest, "the status is whole", func() error {
+		s := c.status()
+		if len(s.Operators) != 2 || s.Mode != lab.OperatorMode || s.Kubeconfig == "" || s.Nodes[0].Network == nil || s.Nodes[0].Network.Available == 0 {
+			return fmt.Errorf("status: %+v", s)
+		}
+		if out := c.run("status"); !strings.Contains(out, "leads") || !strings.Contains(out, "NODENETWORK") {
+			return fmt.Errorf("status: %s", out)
+		}
+		return nil
+	})
 	c.has(c.run("kill", "operator-1", "--restart"), "operator-1 was killed and started again")
 	c.has(c.run("kill", "kube-apiserver"), "vpclab start kube-apiserver")
 	c.fails("does not run", "kill", "kube-apiserver")

@@ -172,7 +172,7 @@ its directory. It also removes what a lab left that crashed or was killed.`,
 			if err != nil {
 				return err
 			}
-			ctx, cancel := contextFor(cmd, time.Minute)
+			ctx, cancel := contextFor(cmd, 5*time.Minute)
 			defer cancel()
 			removed, err := control.Down(ctx, dir)
 			out := cmd.OutOrStdout()

@@ -104,7 +104,9 @@ func tail(path string, n int) string {
 func Down(ctx context.Context, dir string) ([]string, error) {
 	id := lab.IDOf(dir)
 	var removed []string
-	r, err := Dial(dir).end(ctx)
+	ask, cancel := context.WithTimeout(ctx, endPatience) // one that hangs does not answer
+	r, err := Dial(dir).end(ask)
+	cancel()
 	switch {
 	case err == nil:
 		removed = r.Removed
@@ -143,10 +145,14 @@ func Down(ctx context.Context, dir string) ([]string, error) {
 	return removed, err
 }
 
+// endPatience is how long a lab process may take to end by itself: a lab of many
+// nodes on a busy machine takes its time.
+const endPatience = time.Minute
+
 // endProcess waits for a lab process to end, and kills it when it does not
-// within five seconds.
+// within endPatience.
 func endProcess(ctx context.Context, dir string, pid int) error {
-	patience := time.Now().Add(5 * time.Second)
+	patience := time.Now().Add(endPatience)
 	for Holder(dir) == pid {
 		if time.Now().After(patience) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
