@@ -111,7 +111,7 @@ func (l *Lab) listen(addr string, h http.Handler) (string, error) {
 		return "", err
 	}
 	s := &http.Server{
-		Handler: h, ReadHeaderTimeout: 10 * time.Second,
+		Handler: h, ReadHeaderTimeout: time.Minute,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 	}
 	l.mu.Lock()

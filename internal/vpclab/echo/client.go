@@ -49,7 +49,7 @@ func Connect(ctx context.Context, path, network string, remote netip.AddrPort, l
 func (c *Conn) Ask(ctx context.Context, text string) (Reply, error) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(5 * time.Second)
+		deadline = time.Now().Add(time.Minute)
 	}
 	if c.network != "udp" {
 		return c.once(text+"\n", deadline, c.readLine)

@@ -149,7 +149,7 @@ func (s *Server) serveConn(c net.Conn) {
 
 func (s *Server) serveHTTP(l net.Listener) {
 	srv := &http.Server{
-		ReadHeaderTimeout: 5 * time.Second,
+		ReadHeaderTimeout: time.Minute,
 		ConnState: func(c net.Conn, st http.ConnState) {
 			switch st {
 			case http.StateNew:

@@ -20,7 +20,7 @@ func Sweep(id string) ([]string, error) {
 	for i, n := range names {
 		paths[i] = ns.Path(n)
 	}
-	if _, err := ns.Kill(10*time.Second, paths...); err != nil {
+	if _, err := ns.Kill(time.Minute, paths...); err != nil {
 		return nil, err
 	}
 	// Side by side, since the kernel makes each wait for its links.
