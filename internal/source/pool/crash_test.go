@@ -298,9 +298,22 @@ func (m *mortal) watch() (stop func()) {
 	}
 }
 
-// inspect looks at the files first for blocks that were there, then for what is
-// there now, so that only what outlives its block is wrong.
+// inspect looks again at what seems wrong: it may have come and gone while this
+// process was held still.
 func (m *mortal) inspect() error {
+	err := m.look()
+	if err == nil {
+		return nil
+	}
+	if again := m.look(); again == nil || again.Error() != err.Error() {
+		return nil
+	}
+	return err
+}
+
+// look looks at the files first for blocks that were there, then for what is
+// there now, so that only what outlives its block is wrong.
+func (m *mortal) look() error {
 	names := m.blocks()
 	has := map[string]bool{}
 	for _, name := range names {

@@ -33,7 +33,7 @@ import (
 
 const (
 	namespace = "ns"
-	longest   = time.Minute // for what takes milliseconds on a quiet machine
+	longest   = 3 * time.Minute // for what takes milliseconds on a quiet machine
 )
 
 func TestMain(m *testing.M) {
@@ -163,7 +163,7 @@ func (m *machine) prepare(leases ...restored) {
 	}
 	cfg := Config{
 		NodeName: nodeID, Datapath: m.routes, StateDir: m.dir, Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: time.Hour,
-		Logger: slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Clock: unhurried{}, Logger: slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	m.tune(&cfg)
 	if m.Source, err = newSource(cfg, api); err != nil {
@@ -313,10 +313,28 @@ func (m *machine) until(what string, ok func() bool) {
 	}
 }
 
+// known waits until the daemon has seen a namespace with this annotation.
+func (m *machine) known(namespace, pool string) {
+	m.t.Helper()
+	m.until("namespace "+namespace+" is seen", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		have, ok := m.ledger.namespaces[namespace]
+		return ok && have == pool
+	})
+}
+
+// read reads from the API server, also one that takes its time.
+func (m *machine) read(what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return kube.Again(ctx, what, func() error { return do(ctx) })
+}
+
 // blocks lists the AddressBlocks.
 func (m *machine) blocks() (names []string) {
 	list := &v1alpha1.AddressBlockList{}
-	if err := m.api.List(context.Background(), list); err != nil {
+	if err := m.read("list blocks", func(ctx context.Context) error { return m.api.List(ctx, list) }); err != nil {
 		m.t.Log(err)
 	}
 	for _, b := range list.Items {
@@ -327,7 +345,8 @@ func (m *machine) blocks() (names []string) {
 
 func (m *machine) block(name string) *v1alpha1.AddressBlock {
 	b := &v1alpha1.AddressBlock{}
-	if err := m.api.Get(context.Background(), client.ObjectKey{Name: name}, b); err != nil {
+	err := m.read("read block "+name, func(ctx context.Context) error { return m.api.Get(ctx, client.ObjectKey{Name: name}, b) })
+	if err != nil {
 		return nil
 	}
 	return b
@@ -336,7 +355,7 @@ func (m *machine) block(name string) *v1alpha1.AddressBlock {
 // requests lists the BlockRequests.
 func (m *machine) requests() (names []string) {
 	list := &v1alpha1.BlockRequestList{}
-	if err := m.api.List(context.Background(), list); err != nil {
+	if err := m.read("list requests", func(ctx context.Context) error { return m.api.List(ctx, list) }); err != nil {
 		m.t.Log(err)
 	}
 	for _, r := range list.Items {

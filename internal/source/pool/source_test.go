@@ -20,6 +20,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -86,7 +87,10 @@ func TestHundredAddsAtOnce(t *testing.T) {
 					}
 				})
 			}
-			m.until("half is done", func() bool { return len(m.blocks()) == want/2 })
+			m.until("half is done", func() bool {
+				made, _ := first.counts("default")
+				return made == want/2
+			})
 			first.stop()
 			second := newOperator(t)
 			second.next["default"] = int64(want / 2)
@@ -132,11 +136,20 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 	o.answerOnly(0)
 	o.start()
 	m.start()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	var wg sync.WaitGroup
 	for i := range 20 {
-		wg.Go(func() { m.fails(i, "growing") })
+		wg.Go(func() {
+			if l, err := m.Acquire(ctx, podRequest(i)); err == nil {
+				t.Errorf("pod %d has %v", i, l)
+			}
+		})
 	}
+	m.until("all that may be is asked for", func() bool { return len(m.requests()) == maxOutstanding })
+	cancel()
 	wg.Wait()
+	m.fails(0, "growing")
 	o.answerOnly(-1)
 	m.until("what was asked for came and went", func() bool {
 		made, _ := o.counts("public")
@@ -199,7 +212,7 @@ func (m *machine) killAPI() {
 
 func (m *machine) startAPI() {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
 	defer cancel()
 	if err := harness.ControlPlane.StartAPIServer(ctx); err != nil {
 		m.t.Fatal(err)
@@ -321,6 +334,7 @@ func TestDeletedWhileNoDaemonRan(t *testing.T) {
 // same pool. Of others nothing is assumed.
 func TestAPIServerAwayAtStart(t *testing.T) {
 	m := newMachine(t)
+	m.tune = func(c *Config) { c.Clock = clock.Real{} }
 	m.pool("default", 2, nil, "10.0.0.0/24")
 	m.pods(0, 2)
 	m.startOperator()
@@ -443,8 +457,10 @@ func TestClaims(t *testing.T) {
 		defer m.mu.Unlock()
 		return !m.ledger.node.missing
 	})
-	ticks.Advance(claimInterval)
-	m.quiet(300 * time.Millisecond)
+	m.until("no claim is under way any more", func() bool {
+		ticks.Advance(time.Second)
+		return m.log.has("nothing is left to claim")
+	})
 	last := m.block(a.Block).ResourceVersion
 	ticks.Advance(5 * claimInterval)
 	m.quiet(300 * time.Millisecond)
@@ -494,7 +510,10 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 		t.Errorf("blocks %v", got)
 	}
 	ticks.Advance(2 * time.Second)
-	m.until("it goes back", func() bool { return len(m.blocks()) == 0 })
+	m.until("it goes back", func() bool {
+		ticks.Advance(time.Second) // whenever the daemon began to wait
+		return len(m.blocks()) == 0
+	})
 }
 
 // Who chooses: the pod where the pool lets its namespace, else the namespace,
@@ -539,20 +558,18 @@ func TestPoolChoice(t *testing.T) {
 	m.podNamed(namespace, "wrong", "globe")
 	expect(namespace, "wrong", "", "", "there is no AddressPool globe")
 	m.namespace("rich", "global")
+	m.known("rich", "global")
 	m.podNamed("rich", "p", "")
 	expect("rich", "p", "", "global", "")
 	m.namespace("mistaken", "globe")
+	m.known("mistaken", "globe")
 	m.podNamed("mistaken", "p", "")
 	expect("mistaken", "p", "", "", "there is no AddressPool globe, which the namespace's annotation")
 
 	// What is chosen stays, whatever changes.
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")
 	m.podNamed("rich", "later", "")
-	m.until("the namespace is seen", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return m.ledger.namespaces["rich"] == ""
-	})
+	m.known("rich", "")
 	expect("rich", "later", "", "default", "")
 	expect("rich", "p", "", "global", "")
 }
@@ -569,10 +586,10 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 		_, err := m.try(0, longest)
 		got <- err
 	}()
-	m.until("it waits", func() bool { return m.Snapshot().Waiting == 1 })
-	if s := m.Snapshot(); !strings.Contains(s.LastError, "not among this node's pods") {
-		t.Errorf("trouble: %s", s.LastError)
-	}
+	m.until("it waits, and why is told", func() bool {
+		s := m.Snapshot()
+		return s.Waiting == 1 && strings.Contains(s.LastError, "not among this node's pods")
+	})
 	m.pods(0, 0)
 	if err := <-got; err != nil {
 		t.Error(err)
