@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,7 +47,7 @@ func TestWhyPodsWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &supplier{
 				cfg:   Config{NodeName: "node-1", InstanceID: instance, Spec: &v1alpha1.NodeNetworkSpec{}},
-				clock: clock.Real{}, log: slog.New(slog.DiscardHandler), object: small(), listed: true,
+				clock: clock.NewFake(time.Now()), log: slog.New(slog.DiscardHandler), object: small(), listed: true,
 			}
 			tt.change(s)
 			why := s.Why(true)
