@@ -167,6 +167,7 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 		steps = append(steps,
 			func() ([]string, error) { return n.setENILink(link, s.mtu) },
 			func() ([]string, error) { return n.setENIAddress(eni, link) },
+			func() ([]string, error) { return n.setENILinkLocal(eni, link, s.config) },
 			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
 			func() ([]string, error) { return n.setENIMap(eni, s.config) },
 			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), eniRules(eni, s.config)) },

@@ -47,6 +47,7 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
 		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
 		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},
+		{"the ENI's address of the link", "ip -6 address flush dev eth1", "address fe80:"},
 		{"a pod's link", "ip link set " + b.want.HostIfName + " down", "pod link " + b.want.HostIfName},
 		{"forwarding", "sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward = 1"},
 		{"reverse path filter", "sysctl -qw net.ipv4.conf.eth1.rp_filter=1", "net.ipv4.conf.eth1.rp_filter = 2"},
@@ -67,6 +68,7 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 				t.Errorf("a second repair did %q", did)
 			}
 			v.host.ready("eth0", "eth1")
+			v.host.run("ip -6 neighbour flush dev eth1") // what is remembered proves nothing
 			b.seenAs(podA+":80", podB)
 			b.seenAs("["+podA6+"]:80", podB6)
 			b.seenAs(peer+":80", podB)

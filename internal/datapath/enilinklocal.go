@@ -1,0 +1,49 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// linkLocal is the IPv6 address of a link that the kernel makes from its MAC
+// (RFC 4291 appendix A).
+func linkLocal(mac net.HardwareAddr) netip.Addr {
+	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+}
+
+// setENILinkLocal gives the link of a secondary ENI the address that the kernel
+// asks the IPv6 router's MAC from (RFC 4861 section 4.3). The kernel makes one
+// when a link comes up and never again: whoever flushes the link's addresses
+// would cut off the IPv6 of its pods once the router's MAC is forgotten. Another
+// one that is there does as well. Nobody else in a VPC can have it, so that no
+// duplicate is looked for.
+func (n *Node) setENILinkLocal(eni ENI, link netlink.Link, c Config) (changed []string, err error) {
+	if !c.IPv6() || !eni.hasIPv6() {
+		return nil, nil
+	}
+	name := link.Attrs().Name
+	have, err := whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(link, unix.AF_INET6) })
+	if err != nil {
+		return nil, fmt.Errorf("list IPv6 addresses of %s: %w", name, err)
+	}
+	if slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() }) {
+		return nil, nil
+	}
+	own := linkLocal(eni.MAC)
+	switch err := n.slow.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
+	case err == nil:
+		return []string{fmt.Sprintf("address %s of %s", own, name)}, nil
+	case errors.Is(err, unix.EEXIST): // the kernel was faster
+		return nil, nil
+	case errors.Is(err, unix.EACCES): // disable_ipv6: IPv4 works all the same
+		return nil, nil
+	default:
+		return nil, fmt.Errorf("add address %s to %s: %w", own, name, err)
+	}
+}
