@@ -21,6 +21,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -30,14 +31,11 @@ const (
 	itype    = "m5.large"
 	eth0     = "eni-0000"
 	eth1     = "eni-1111"
-	longest  = time.Minute // for what takes milliseconds on a quiet machine
+	longest  = 3 * time.Minute // for what takes milliseconds on a quiet machine
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(childVar) != "" {
-		os.Exit(child())
-	}
-	os.Exit(func() int {
+	os.Exit(mortal.Main(func() int {
 		if err := harness.KubeUp(kube.Options{}); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1
@@ -52,7 +50,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		return m.Run()
-	}())
+	}, child))
 }
 
 var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
@@ -201,8 +199,11 @@ func (m *machine) object() *v1alpha1.NodeNetwork {
 }
 
 func (m *machine) peek() *v1alpha1.NodeNetwork {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	o := &v1alpha1.NodeNetwork{}
-	if err := m.api.Get(context.Background(), client.ObjectKey{Name: m.name}, o); err != nil {
+	err := kube.Again(ctx, "read the object", func() error { return m.api.Get(ctx, client.ObjectKey{Name: m.name}, o) })
+	if err != nil {
 		return nil
 	}
 	return o

@@ -1,20 +1,14 @@
 package pool
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,56 +16,32 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 )
 
-// A test's own program, started with this variable, is the operator or a daemon's
-// address source that a failpoint may kill: it reads "add 1" and "del 1" from its
-// input and answers each with a line.
-const childVar = "POOL_TEST_CHILD"
-
+// childConfig makes a test's own program the operator, or a daemon's address
+// source that a failpoint may kill.
 type childConfig struct {
 	Kubeconfig, Dir string
 	Operator        bool
 }
 
-// command starts the program so.
-func (c childConfig) command(log io.Writer, env ...string) (*exec.Cmd, error) {
-	data, err := json.Marshal(c)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(append(os.Environ(), childVar+"="+string(data)), env...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Stderr = log
-	return cmd, nil
-}
+func (c childConfig) leases() mortal.Leases { return mortal.Leases(filepath.Join(c.Dir, "leases")) }
 
-func child() int {
-	err := func() error {
-		var c childConfig
-		if err := json.Unmarshal([]byte(os.Getenv(childVar)), &c); err != nil {
-			return err
-		}
-		if c.Operator {
-			return operate(c.Kubeconfig)
-		}
-		s, err := New(Config{
-			NodeName: nodeID, Kubeconfig: c.Kubeconfig, Datapath: kernel(filepath.Join(c.Dir, "routes")), StateDir: c.Dir,
-			Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: 50 * time.Millisecond,
-			Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		})
-		if err != nil {
-			return err
-		}
-		return records(filepath.Join(c.Dir, "leases")).serve(s, os.Stdin, os.Stdout)
-	}()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+func child(c childConfig) error {
+	if c.Operator {
+		return operate(c.Kubeconfig)
 	}
-	return 0
+	s, err := New(Config{
+		NodeName: nodeID, Kubeconfig: c.Kubeconfig, Datapath: kernel(filepath.Join(c.Dir, "routes")), StateDir: c.Dir,
+		Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: 50 * time.Millisecond,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	return c.leases().Serve(s, podRequest, 500*time.Millisecond, os.Stdin, os.Stdout)
 }
 
 // kernel is a data path that outlives the daemon: a file of names of blocks.
@@ -82,206 +52,52 @@ func (k kernel) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 	for _, b := range blocks {
 		names = append(names, b.Name)
 	}
-	return replace(string(k), strings.Join(names, "\n"))
-}
-
-func replace(path, content string) error {
-	if err := os.WriteFile(path+".new", []byte(content), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
-}
-
-// records are the leases on disk, as the daemon's attachment records are.
-type records string
-
-func (r records) file(i int) string { return filepath.Join(string(r), strconv.Itoa(i)) }
-
-func (r records) all() (map[int]source.Lease, error) {
-	out := map[int]source.Lease{}
-	files, err := os.ReadDir(string(r))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	for _, f := range files {
-		i, err := strconv.Atoi(f.Name())
-		if err != nil {
-			continue // on its way
-		}
-		data, err := os.ReadFile(r.file(i))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // released meanwhile
-		}
-		var l source.Lease
-		if err := errors.Join(err, json.Unmarshal(data, &l)); err != nil {
-			return nil, err
-		}
-		out[i] = l
-	}
-	return out, nil
-}
-
-func (r records) serve(s *Source, in io.Reader, out io.Writer) error {
-	if err := os.MkdirAll(string(r), 0o700); err != nil {
-		return err
-	}
-	leases, err := r.all()
-	if err != nil {
-		return err
-	}
-	for i, l := range leases {
-		if err := s.Restore(podRequest(i), l); err != nil {
-			return err
-		}
-	}
-	go func() { _ = s.Run(context.Background()) }()
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		verb, n, _ := strings.Cut(lines.Text(), " ")
-		i, err := strconv.Atoi(n)
-		if err != nil {
-			return err
-		}
-		if verb == "del" {
-			if err = os.Remove(r.file(i)); errors.Is(err, os.ErrNotExist) {
-				err = nil
-			}
-			s.Release(key(i))
-		} else {
-			err = r.add(s, i)
-		}
-		if err != nil {
-			fmt.Fprintln(out, "error", err)
-		} else {
-			fmt.Fprintln(out, "done")
-		}
-	}
-	return lines.Err()
-}
-
-func (r records) add(s *Source, i int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
-	defer cancel()
-	l, err := s.Acquire(ctx, podRequest(i))
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(l)
-	if err != nil {
-		return err
-	}
-	return replace(r.file(i), string(data))
+	return mortal.Replace(string(k), []byte(strings.Join(names, "\n")))
 }
 
 func podRequest(i int) source.Request {
 	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: namespace, Name: fmt.Sprint("pod", i)}}
 }
 
-// mortal is a machine whose daemon is a process, started again when it dies.
-type mortal struct {
+// mortalNode is a machine whose daemon is a process, started again when it dies.
+type mortalNode struct {
 	*machine
-	records records
-	env     childConfig
-	cmd     *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Reader
-	deaths  int
+	*mortal.Process
+	leases mortal.Leases
 }
 
-func newMortal(t *testing.T, failpoints string) *mortal {
-	m := &mortal{machine: newMachine(t)}
-	m.records = records(filepath.Join(m.dir, "leases"))
-	m.env = childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Dir: m.dir}
-	if err := kube.WriteKubeconfig(m.env.Kubeconfig, m.cfg); err != nil {
+func newMortal(t *testing.T, failpoints string) *mortalNode {
+	m := newMachine(t)
+	c := childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Dir: m.dir}
+	if err := kube.WriteKubeconfig(c.Kubeconfig, m.cfg); err != nil {
 		t.Fatal(err)
 	}
-	m.launch(failpoints)
-	t.Cleanup(func() {
-		_ = m.cmd.Process.Kill()
-		_ = m.cmd.Wait()
-	})
-	return m
-}
-
-func (m *mortal) launch(failpoints string) {
-	m.t.Helper()
-	var err error
-	if m.cmd, err = m.env.command(m.log, failpoint.EnvVar+"="+failpoints); err != nil {
-		m.t.Fatal(err)
-	}
-	if m.in, err = m.cmd.StdinPipe(); err != nil {
-		m.t.Fatal(err)
-	}
-	out, err := m.cmd.StdoutPipe()
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	m.out = bufio.NewReader(out)
-	if err := m.cmd.Start(); err != nil {
-		m.t.Fatal(err)
-	}
-}
-
-// do asks the daemon for something. A daemon that has died, or does so now, is
-// started again, without failpoints, and asked anew, as a runtime would.
-func (m *mortal) do(format string, args ...any) (ok bool) {
-	m.t.Helper()
-	for range 3 {
-		if _, err := fmt.Fprintf(m.in, format+"\n", args...); err == nil {
-			if line, err := m.out.ReadString('\n'); err == nil {
-				return line == "done\n"
-			}
-		}
-		m.reborn()
-	}
-	m.t.Fatal("the daemon does not live")
-	return false
-}
-
-// reborn takes note of a death.
-func (m *mortal) reborn() {
-	m.t.Helper()
-	err := m.cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		m.t.Fatalf("the daemon ended by itself: %v", err)
-	}
-	m.deaths++
-	m.launch("")
+	n := &mortalNode{m, mortal.New(t, c, m.log), c.leases()}
+	n.Launch(failpoints)
+	return n
 }
 
 // see waits for something that a daemon brings about, living or dead.
-func (m *mortal) see(what string, ok func() bool) {
+func (m *mortalNode) see(what string, ok func() bool) {
 	m.t.Helper()
 	m.until(what, func() bool {
-		if dead(m.cmd.Process.Pid) {
-			m.reborn()
-		}
+		m.Live()
 		return ok()
 	})
 }
 
-// dead tells whether a child has ended and waits to be noticed.
-func dead(pid int) bool {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return true
-	}
-	rest := string(data[strings.LastIndexByte(string(data), ')')+1:])
-	return strings.HasPrefix(rest, " Z")
-}
-
 // gets gives a pod an address, however often it takes.
-func (m *mortal) gets(pods ...int) {
+func (m *mortalNode) gets(pods ...int) {
 	m.t.Helper()
 	for _, i := range pods {
-		m.until(fmt.Sprint("pod ", i, " has an address"), func() bool { return m.do("add %d", i) })
+		m.until(fmt.Sprint("pod ", i, " has an address"), func() bool { return m.Do("add %d", i) })
 	}
 }
 
 // watch holds the daemon to the order of things until the returned function is
 // called: what the API server does not have, neither the file nor the kernel
 // has, and no pod; no address is of two pods.
-func (m *mortal) watch() (stop func()) {
+func (m *mortalNode) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -300,7 +116,7 @@ func (m *mortal) watch() (stop func()) {
 
 // inspect looks again at what seems wrong: it may have come and gone while this
 // process was held still.
-func (m *mortal) inspect() error {
+func (m *mortalNode) inspect() error {
 	err := m.look()
 	if err == nil {
 		return nil
@@ -313,7 +129,7 @@ func (m *mortal) inspect() error {
 
 // look looks at the files first for blocks that were there, then for what is
 // there now, so that only what outlives its block is wrong.
-func (m *mortal) look() error {
+func (m *mortalNode) look() error {
 	names := m.blocks()
 	has := map[string]bool{}
 	for _, name := range names {
@@ -327,7 +143,7 @@ func (m *mortal) look() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	leases, err := m.records.all()
+	leases, err := m.leases.All()
 	if err != nil {
 		return err
 	}
@@ -384,11 +200,11 @@ func killedAt(t *testing.T, failpoints string) {
 	m.pods(1, 6)
 	o := m.startOperator()
 	m.gets(1, 2, 3)
-	m.do("del 3")
+	m.Do("del 3")
 	var leases map[int]source.Lease
 	m.see("no block without a pod is left", func() bool {
 		var err error
-		if leases, err = m.records.all(); err != nil {
+		if leases, err = m.leases.All(); err != nil {
 			t.Fatal(err)
 		}
 		used := map[string]bool{}
@@ -402,19 +218,19 @@ func killedAt(t *testing.T, failpoints string) {
 		t.Fatal(err)
 	}
 	m.gets(5, 6)
-	m.do("del 1")
-	m.do("del 2")
+	m.Do("del 1")
+	m.Do("del 2")
 	m.see("the deleted block is gone", func() bool { return m.block(leases[1].Block) == nil })
-	m.do("del 4")
-	m.do("del 5")
-	m.do("del 6")
+	m.Do("del 4")
+	m.Do("del 5")
+	m.Do("del 6")
 	m.see("all is given back", func() bool { return len(m.blocks()) == 0 && len(m.requests()) == 0 })
 	stop()
 	if err := m.inspect(); err != nil {
 		t.Error(err)
 	}
-	if m.deaths != 1 {
-		t.Errorf("the daemon died %d times", m.deaths)
+	if m.Deaths != 1 {
+		t.Errorf("the daemon died %d times", m.Deaths)
 	}
 	if made, asked := o.counts("public"); made > asked {
 		t.Errorf("%d blocks for %d requests", made, asked)

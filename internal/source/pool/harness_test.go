@@ -27,6 +27,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/kubeapi"
+	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -37,10 +38,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(childVar) != "" {
-		os.Exit(child())
-	}
-	os.Exit(func() int {
+	os.Exit(mortal.Main(func() int {
 		if err := harness.KubeUp(kube.Options{}); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1
@@ -55,7 +53,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		return m.Run()
-	}())
+	}, child))
 }
 
 // prepare installs who berthd is, what it may do, and the policies that narrow

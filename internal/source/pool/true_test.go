@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	truth "github.com/berthnet/berth/internal/operator"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -33,7 +34,7 @@ func (m *machine) startTrueOperator() {
 	if err := kube.WriteKubeconfig(env.Kubeconfig, harness.ControlPlane.ConfigWithToken(token)); err != nil {
 		m.t.Fatal(err)
 	}
-	cmd, err := env.command(m.log)
+	cmd, err := mortal.Command(env, m.log)
 	if err != nil {
 		m.t.Fatal(err)
 	}
