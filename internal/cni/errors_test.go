@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -17,6 +18,22 @@ import (
 func (i invocation) check(t *testing.T, code uint, texts ...string) {
 	t.Helper()
 	_, e := i.run(t)
+	judge(t, e, code, texts...)
+}
+
+// answered is check of what a daemon answers. A STATUS gives it five seconds and
+// goes by the heartbeat then: where a busy machine took longer, it is asked again.
+func (i invocation) answered(t *testing.T, code uint, texts ...string) {
+	t.Helper()
+	_, e := i.run(t)
+	for again := 0; i.verb == "STATUS" && again < 9 && (e == nil || strings.Contains(e.Msg, "did not finish within")); again++ {
+		_, e = i.run(t)
+	}
+	judge(t, e, code, texts...)
+}
+
+func judge(t *testing.T, e *types.Error, code uint, texts ...string) {
+	t.Helper()
 	if e == nil {
 		t.Fatalf("succeeded, want code %d", code)
 	}
@@ -189,7 +206,7 @@ func TestFailuresOfTheDaemon(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, i := range every(rpcfake.Start(t, failing(tc.err)), "1m") {
-				t.Run(i.verb, func(t *testing.T) { i.check(t, tc.code, tc.text...) })
+				t.Run(i.verb, func(t *testing.T) { i.answered(t, tc.code, tc.text...) })
 			}
 		})
 	}

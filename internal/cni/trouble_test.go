@@ -85,11 +85,27 @@ func TestStatusWhileTheDaemonIsAway(t *testing.T) {
 func TestStatusOfADaemonThatAnswers(t *testing.T) {
 	socket := rpcfake.Start(t, failing(rpcfake.Failure(50, "no address was usable", "")))
 	beat(t, socket, 0)
-	invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}.check(t, 50, "no address was usable")
+	invocation{verb: "STATUS", conf: conf(socket, "1.1.0")}.answered(t, 50, "no address was usable")
 }
 
-// A call waits for the socket of a daemon that is being restarted.
+// A call waits for the socket of a daemon that is being restarted. It does so for
+// five seconds, in which a busy machine may not get round to the restart: then it is
+// begun anew.
 func TestCallDuringARestart(t *testing.T) {
+	for again := 4; ; again-- {
+		began := time.Now()
+		calls, err := callDuringARestart(t)
+		if err == nil && calls == 1 {
+			return
+		}
+		if late := time.Since(began) > 4*time.Second; !late || again == 0 {
+			t.Fatalf("%v, %d calls", err, calls)
+		}
+	}
+}
+
+func callDuringARestart(t *testing.T) (calls int, err error) {
+	t.Helper()
 	l, socket := rpcfake.Listen(t)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	beat(t, socket, time.Second)
@@ -104,15 +120,13 @@ func TestCallDuringARestart(t *testing.T) {
 	if err := os.Remove(socket); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
+	if l, err = net.Listen("unix", socket); err != nil {
 		t.Fatal(err)
 	}
 	n := &rpcfake.Node{}
 	rpcfake.Serve(t, l, n)
-	if err := cmd.Wait(); err != nil || len(n.Calls()) != 1 {
-		t.Errorf("%v, %d calls", err, len(n.Calls()))
-	}
+	err = cmd.Wait()
+	return len(n.Calls()), err
 }
 
 // waitUntilBlocked waits until a process has used the processor for its start
@@ -121,8 +135,8 @@ func waitUntilBlocked(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
 		links, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "fd"))
-		if err != nil {
-			t.Fatal(err)
+		if err != nil || len(links) == 0 {
+			return // it has given up already
 		}
 		for _, fd := range links { // the event poll comes with the first dial
 			if to, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(cmd.Process.Pid), "fd", fd.Name())); to == "anon_inode:[eventpoll]" {
