@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -151,11 +152,12 @@ func (c *cli) kill(pid int) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
-	for limit := time.Now().Add(time.Minute); control.Holder(c.dir) == pid; time.Sleep(time.Millisecond) { // another process's end
-		if time.Now().After(limit) {
-			c.t.Fatalf("process %d does not die", pid)
+	harness.Eventually(c.t, time.Minute, "the killed process is gone", func() error {
+		if control.Holder(c.dir) == pid {
+			return errors.New("it holds the lock")
 		}
-	}
+		return nil
+	})
 }
 
 // neverReady is a directory of programs with which the last of twenty nodes never

@@ -47,7 +47,7 @@ func Command(what any, log io.Writer, env ...string) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode what a child is to do: %w", err)
 	}
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(os.Args[0]) //nolint:gosec // G702: the test starts itself
 	cmd.Env = append(append(os.Environ(), childVar+"="+string(text)), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = log
