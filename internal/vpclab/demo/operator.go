@@ -20,10 +20,10 @@ import (
 const watermark = 2
 
 // Settings of operator mode under which the story is short: addresses cool for
-// less long, excess goes back sooner, and a dead leader is missed sooner.
+// less long, excess and orphans go back sooner, and a dead leader is missed sooner.
 var (
 	operatorModeArgs = []string{fmt.Sprintf("--pre-allocate=%d", watermark), "--cooling-period=" + coolingPeriods[lab.OperatorMode].String()}
-	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
+	operatorArgs     = []string{"--shrink-delay=1s", "--listing-interval=3s", "--node-gone-grace=2s", "--orphan-age=20s", "--orphan-interval=10s", "--lease-duration=4s", "--renew-deadline=3s", "--retry-period=500ms"}
 )
 
 // smallSubnet has 11 addresses; spareSubnet is in the same zone, where no other
