@@ -25,8 +25,12 @@ const (
 // patience is how long anything may take: it only ends what hangs.
 const patience = 10 * time.Minute
 
-// soakPatience is the same for all operations of a soak.
-const soakPatience = 30 * time.Minute
+// soakPatience is the same for all operations of a soak. One that lasts longer than
+// soakLong, on a slow machine, makes do with two thirds of them.
+const (
+	soakPatience = 40 * time.Minute
+	soakLong     = 12 * time.Minute
+)
 
 // leases are of operators while there is no trouble: a leader stays one, however
 // busy the machine. One alone has nobody to follow it, and no Lease.

@@ -160,7 +160,7 @@ func TestOperatorSoak(t *testing.T) {
 	trouble.Go(func() { m.run(ctx) })
 	for i, n := range l.Nodes() {
 		workers.Go(func() {
-			s := &soaker{node: n, book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: operatorPods}
+			s := &soaker{node: n, late: time.Now().Add(soakLong), book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: operatorPods}
 			s.run(ctx, t, ops/len(l.Nodes()))
 		})
 	}

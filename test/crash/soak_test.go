@@ -55,7 +55,7 @@ func TestSoak(t *testing.T) {
 	trouble.Go(func() { makeTrouble(ctx, t, l, rand.New(rand.NewPCG(seed, 0)), stop) })
 	for i, n := range l.Nodes() {
 		workers.Go(func() {
-			s := &soaker{node: n, book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: soakPods}
+			s := &soaker{node: n, late: time.Now().Add(soakLong), book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: soakPods}
 			s.run(ctx, t, ops/len(l.Nodes()))
 		})
 	}
@@ -107,16 +107,21 @@ type soaker struct {
 	node *node.Node
 	book *ledger
 	dice *rand.Rand
-	most int // pods at a time
+	most int       // pods at a time
+	late time.Time // when two thirds of the operations are enough
 	pods []string
 	next int
 }
 
 func (s *soaker) run(ctx context.Context, t *testing.T, ops int) {
-	for done := 0; done < ops && ctx.Err() == nil; {
+	done := 0
+	more := func() bool {
+		return done < ops && ctx.Err() == nil && (done < ops*2/3 || time.Now().Before(s.late))
+	}
+	for more() {
 		// Mostly towards a target that wanders between empty and full.
 		want := s.dice.IntN(s.most + 1)
-		for len(s.pods) != want && done < ops && ctx.Err() == nil {
+		for len(s.pods) != want && more() {
 			if len(s.pods) < want {
 				done += s.addSome(ctx, t, want-len(s.pods))
 			} else {
