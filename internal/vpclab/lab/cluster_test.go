@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
@@ -182,6 +185,34 @@ func networksAreCompared(t *testing.T, l *Lab) {
 		if !strings.Contains(all, want) {
 			t.Errorf("nothing is said about %q:\n%s", want, all)
 		}
+	}
+}
+
+// TestALostReplyToABinding: a pod whose object was made, but not heard of, is bound
+// all the same, and to its own object.
+func TestALostReplyToABinding(t *testing.T) {
+	l := start(t, Options{Nodes: 1, Mode: OperatorMode})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	heard := false
+	c := *l.Kube
+	c.Client = interceptor.NewClient(l.Kube.Client, interceptor.Funcs{
+		Create: func(ctx context.Context, api client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			err := api.Create(ctx, o, opts...)
+			if err == nil && !heard {
+				heard = true
+				return io.ErrUnexpectedEOF
+			}
+			return err
+		},
+	})
+	objects := &podObjects{cluster: &c, node: "node-1", uids: map[podKey]string{}}
+	uid, name, err := objects.Bind(ctx, "default", "unheard", nil)
+	ok(t, err)
+	pod := &corev1.Pod{}
+	ok(t, l.Kube.Client.Get(ctx, client.ObjectKey{Namespace: "default", Name: name}, pod))
+	if uid == "" || string(pod.UID) != uid {
+		t.Errorf("bound as %q, the object has the UID %q", uid, pod.UID)
 	}
 }
 

@@ -2,8 +2,10 @@ package lab
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -162,7 +164,8 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 			Containers: []corev1.Container{{Name: "echo", Image: "echo"}},
 		},
 	}
-	pod.Annotations = annotations
+	pod.Annotations = maps.Clone(annotations)
+	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
 	for {
 		err := o.cluster.create(ctx, pod.DeepCopy(), &uid)
 		if err == nil {
@@ -183,8 +186,14 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	return uid, o.objectName(name), nil
 }
 
-// create makes a pod, and its namespace first where that is missing.
+// bindingAnnotation tells by whom an object was made: the reply that it was may be
+// lost, when the API server dies, and another of its name be left from before.
+const bindingAnnotation = "vpclab/binding"
+
+// create makes a pod, unless it has done so before, and its namespace first where
+// that is missing.
 func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) error {
+	binding := pod.Annotations[bindingAnnotation]
 	err := c.Client.Create(ctx, pod)
 	if apierrors.IsNotFound(err) {
 		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: pod.Namespace}}
@@ -192,6 +201,12 @@ func (c *Cluster) create(ctx context.Context, pod *corev1.Pod, uid *string) erro
 			return err
 		}
 		err = c.Client.Create(ctx, pod)
+	}
+	if apierrors.IsAlreadyExists(err) {
+		there := &corev1.Pod{}
+		if getErr := c.Client.Get(ctx, client.ObjectKeyFromObject(pod), there); getErr == nil && there.Annotations[bindingAnnotation] == binding {
+			pod, err = there, nil
+		}
 	}
 	*uid = string(pod.UID)
 	return err
