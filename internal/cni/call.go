@@ -35,7 +35,7 @@ func (n network) call(verb string, message []byte) ([]byte, error) {
 	}
 	reply, err := unary.Call(ctx, conn, service+verb, message)
 	if err != nil {
-		return nil, n.failed(err)
+		return nil, n.failed(err, n.timeout())
 	}
 	return reply, nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -26,14 +27,19 @@ func (n network) unreachable(err error) *types.Error {
 	return types.NewError(types.ErrTryAgainLater, "berthd does not answer at "+n.Socket+"; look at its pod on this node", err.Error())
 }
 
-// failed is a call that failed: what the daemon says of it, or that it said nothing.
-func (n network) failed(err error) *types.Error {
+// failed is a call that failed: what the daemon says of it, or that it said
+// nothing, within the time that the call had.
+func (n network) failed(err error, within time.Duration) *types.Error {
 	if f, ok := failureIn(err); ok {
 		return types.NewError(uint(f.Code), f.Message, f.Details)
 	}
 	switch unary.CodeOf(err) {
 	case unary.DeadlineExceeded:
-		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("berthd at %s did not finish within %v; look at its log, or raise timeout in the network configuration", n.Socket, n.timeout()), err.Error())
+		text := "berthd at %s did not finish within %v; look at its log"
+		if within == n.timeout() {
+			text = "berthd at %s did not finish within %v; look at its log, or raise timeout in the network configuration"
+		}
+		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf(text, n.Socket, within), err.Error())
 	case unary.Unavailable, unary.Canceled:
 		return types.NewError(types.ErrTryAgainLater, "berthd at "+n.Socket+" ended during the call; it is being restarted, or look at its log", err.Error())
 	case unary.Unimplemented:

@@ -11,7 +11,8 @@ import (
 // ago and its daemon does not answer: a STATUS that failed while berthd is
 // restarted would get the node's pods evicted.
 func (n network) callStatus() error {
-	ctx, cancel := context.WithTimeout(context.Background(), min(statusTimeout, n.timeout()))
+	within := min(statusTimeout, n.timeout())
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	conn, err := n.dial(ctx)
 	if err != nil {
@@ -28,7 +29,7 @@ func (n network) callStatus() error {
 		if n.restarting() {
 			return nil
 		}
-		return n.notAvailable(n.failed(err))
+		return n.notAvailable(n.failed(err, within))
 	}
-	return n.failed(err)
+	return n.failed(err, within)
 }

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -168,6 +169,13 @@ func TestSilentDaemon(t *testing.T) {
 				i.check(t, want11(i.verb), socket)
 			})
 		}
+		t.Run("STATUS does not wait for an address", func(t *testing.T) {
+			t.Parallel()
+			_, e := invocation{verb: "STATUS", conf: conf(socket, "1.1.0", "timeout", `"1m"`)}.run(t)
+			if e == nil || !strings.HasSuffix(e.Msg, "did not finish within 5s; look at its log") {
+				t.Errorf("%v, want to be told of five seconds, which no setting changes", e)
+			}
+		})
 	})
 	beat(t, socket, 0)
 	if _, e := (invocation{verb: "STATUS", conf: conf(socket, "1.1.0", "timeout", `"1s"`)}).run(t); e != nil {
