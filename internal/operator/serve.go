@@ -146,6 +146,11 @@ func answers(what string, work func()) check {
 		case <-done:
 			return nil
 		case <-ctx.Done():
+		}
+		select {
+		case <-done: // it did, while this process was held still
+			return nil
+		default:
 			return fmt.Errorf("%s does not answer", what)
 		}
 	}
