@@ -27,12 +27,17 @@ func (s *Source) trustFile(ctx context.Context) {
 // nothing newer.
 func (s *Source) Prove() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.unproven {
-		s.unproven = false
-		s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
-		s.serve(s.clock.Now())
+	unproven := s.unproven
+	s.mu.Unlock()
+	if !unproven {
+		return
 	}
+	// Said before the first address goes out.
+	s.log.Warn("giving out addresses by the stored inventory: nobody has confirmed it since the start")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unproven = false
+	s.serve(s.clock.Now())
 }
 
 // firstWord is the reconciler's observer: it listens for an observation that
