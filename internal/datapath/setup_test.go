@@ -131,6 +131,8 @@ func TestSetupConverges(t *testing.T) {
 
 func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	v := newVPC(t)
+	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1") // as the kernel has it
+	v.setENI(v.eni())
 	for path, want := range map[string]string{
 		"net/ipv4/ip_forward":             "1",
 		"net/ipv4/conf/eth0/rp_filter":    "2",
@@ -138,6 +140,7 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 		"net/ipv6/conf/all/forwarding":    "1",
 		"net/ipv6/conf/eth0/accept_ra":    "2",
 		"net/ipv6/conf/eth1/accept_ra":    "0",
+		"net/ipv6/conf/eth1/accept_dad":   "0",
 		"net/ipv4/conf/all/rp_filter":     v.router.readSysctl("net/ipv4/conf/default/rp_filter"), // as it was
 		"net/ipv4/conf/default/rp_filter": v.router.readSysctl("net/ipv4/conf/default/rp_filter"),
 	} {

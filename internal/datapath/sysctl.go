@@ -37,16 +37,21 @@ func nodeSysctls(c Config, uplinks []string) []sysctl {
 // unless something other than the kernel reads them there (accept_ra 0, as
 // systemd-networkd sets it). On a secondary ENI they would put a second default
 // route into the main table.
+//
+// The link-local address of a secondary ENI is usable at once: for the seconds in
+// which the kernel looks for a duplicate (RFC 4862 section 5.4), of which a VPC has
+// none, it could not ask for the router, and the IPv6 connections of the ENI's
+// first pods would fail.
 func eniSysctls(c Config, link string, primary bool) []sysctl {
 	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
 	if !c.IPv6() {
 		return list
 	}
-	ra := sysctl{path: "net/ipv6/conf/" + link + "/accept_ra", value: "0"}
+	of := "net/ipv6/conf/" + link
 	if primary {
-		ra.value, ra.unless = "2", "0"
+		return append(list, sysctl{path: of + "/accept_ra", value: "2", unless: "0"})
 	}
-	return append(list, ra)
+	return append(list, sysctl{path: of + "/accept_ra", value: "0"}, sysctl{path: of + "/accept_dad", value: "0"})
 }
 
 // setSysctls writes those that differ, in order, and reads each back.
