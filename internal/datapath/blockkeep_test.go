@@ -187,6 +187,26 @@ func TestFlushedExportTableIsNoticed(t *testing.T) {
 	}
 }
 
+// The kernel drops the routes of blocks with the link they name, without a word.
+func TestLoopbackThatWentDown(t *testing.T) {
+	r := newRack(t)
+	wanted := block("b", block4, block6)
+	r.set(wanted)
+	exports := r.exports(119)
+	r.pods.host = r.host
+	w := r.pods.watch()
+	r.host.run("ip link set lo down")
+	w.expect(StateLost, "lo went down")
+	r.host.run("ip link set lo up")
+	w.expect(StateLost, "lo came up")
+	if did := r.repairBlocks(wanted); len(did) == 0 {
+		t.Error("nothing was repaired")
+	}
+	if got := r.exports(119); !slices.Equal(got, exports) {
+		t.Errorf("table 119 has %v, want %v", got, exports)
+	}
+}
+
 // Without a primary ENI links of pods have the MTU of the links by which packets
 // leave, the smallest of them, or what is configured.
 func TestMTUOfPoolNodes(t *testing.T) {

@@ -201,5 +201,9 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 		// The kernel drops the routes of a link that goes down without a word.
 		event.Kind, event.What = StateLost, "link "+now.name+" went down"
 		w.emit(ctx, event)
+	case known && !before.up && now.up && link.Attrs().Flags&net.FlagLoopback != 0:
+		// Only now can the routes of blocks that it took with it be put back.
+		event.Kind, event.What = StateLost, "link "+now.name+" came up"
+		w.emit(ctx, event)
 	}
 }
