@@ -327,13 +327,13 @@ func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time
 	// before it.
 	flight := fmt.Sprint(key, cloud.PriorityOf(ctx))
 	for range 3 {
-		o.mu.Lock()
-		at := o.counted[key]
-		o.mu.Unlock()
-		if !at.Before(q.Since) && !at.IsZero() {
+		if at, ok := o.countedSince(key, q.Since); ok {
 			return at, nil
 		}
 		_, err, _ := o.counting.Do(flight, func() (any, error) {
+			if _, ok := o.countedSince(key, q.Since); ok {
+				return nil, nil // by a call that ended since it was missed
+			}
 			now := o.clock.Now()
 			// The caller's end must not be that of others who wait with it.
 			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -353,4 +353,12 @@ func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time
 		}
 	}
 	return time.Time{}, errors.New("describe subnets: every answer was older than asked for")
+}
+
+// countedSince tells as of when subnets are known, if that is not before since.
+func (o *observatory) countedSince(key string, since time.Time) (at time.Time, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at = o.counted[key]
+	return at, !at.Before(since) && !at.IsZero()
 }
