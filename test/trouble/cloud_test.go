@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -42,7 +43,7 @@ func TestCloudAwayAtStart(t *testing.T) {
 	})
 	_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
 	fails(t, err, types.ErrTryAgainLater, "starting", "metadata service")
-	fails(t, s.CNI.GetStatusNetworkList(within(t, patience), list), types.ErrPluginNotAvailable, "metadata service")
+	statusFails(t, s, list, "metadata service")
 
 	l.Cloud.IMDSOutage(false)
 	harness.Eventually(t, patience, "the daemon reports that EC2 is away", func() error {
@@ -54,14 +55,7 @@ func TestCloudAwayAtStart(t *testing.T) {
 	})
 	_, err = s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
 	fails(t, err, types.ErrTryAgainLater, "EC2")
-	harness.Eventually(t, patience, "STATUS is the daemon's, which has started", func() error {
-		err := s.CNI.GetStatusNetworkList(within(t, patience), list)
-		if err != nil && strings.Contains(err.Error(), "berthd is starting") {
-			return err
-		}
-		fails(t, err, types.ErrPluginNotAvailable, "no address was usable", "EC2")
-		return nil
-	})
+	statusFails(t, s, list, "no address was usable", "EC2")
 	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf))
 
 	l.Cloud.Outage(false)
@@ -79,6 +73,21 @@ func TestCloudAwayAtStart(t *testing.T) {
 	l.Cloud.IMDSOutage(false)
 	removeAll(t, n)
 	harness.Settle(t, l)
+}
+
+// statusFails wants a STATUS that fails and says all of words, if not at once: the
+// plugin waits five seconds for a daemon, which may be late, or starting still.
+func statusFails(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList, words ...string) {
+	t.Helper()
+	var err error
+	harness.Eventually(t, patience, "STATUS says why the node takes no pods", func() error {
+		err = s.CNI.GetStatusNetworkList(within(t, patience), list)
+		if err == nil || node.CNICode(err) != types.ErrPluginNotAvailable || says(err.Error(), words) {
+			return nil
+		}
+		return fmt.Errorf("want words %q: %w", words, err)
+	})
+	fails(t, err, types.ErrPluginNotAvailable, words...)
 }
 
 // content waits until the daemon tells of no error any more.
@@ -183,6 +192,15 @@ func TestPermissionDenied(t *testing.T) {
 		}
 	}
 	harness.Settle(t, l)
+	for _, n := range l.Nodes() { // nor does a spare address, of an ADD that was tried again, hide what is denied
+		harness.Eventually(t, patience, "no address is spare on "+n.Name, func() error {
+			doc, err := lab.Document(t.Context(), n)
+			if spare := doc.Totals.Available + doc.Totals.Cooling; err == nil && spare > 0 {
+				err = fmt.Errorf("%d are", spare)
+			}
+			return err
+		})
+	}
 	for _, action := range denied {
 		others := slices.DeleteFunc(slices.Clone(denied), func(a string) bool { return a == action })
 		l.Cloud.SetRoleActions(action, append(slices.Clone(all), others...))
