@@ -26,10 +26,10 @@ import (
 // stopped until every plugin has connected.
 func burst(t *testing.T, n *node.Node, name string, count int) {
 	t.Helper()
-	before, err := connections(n)
-	harness.OK(t, err)
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
+	before, err := connections(n) // now: earlier, it may close one that is counted
+	harness.OK(t, err)
 	var wg sync.WaitGroup
 	errs := make([]error, count)
 	ctx := within(t, patience)
@@ -76,10 +76,15 @@ func TestBurst(t *testing.T) {
 		harness.Settle(t, l)
 		err := thrifty(l.Cloud.Calls())
 		t.Logf("calls: %v", callCounts(l.Cloud.Calls()))
-		for _, e := range enis(l, n) {
-			if !e.Attachment.DeleteOnTermination {
-				t.Errorf("%s is not deleted with the instance", e.ID)
+		harness.Eventually(t, patience, "ENIs are deleted with the instance", func() (err error) { // set when pods run already
+			for _, e := range enis(l, n) {
+				if !e.Attachment.DeleteOnTermination {
+					err = errors.Join(err, fmt.Errorf("%s is not", e.ID))
+				}
 			}
+			return err
+		})
+		for _, e := range enis(l, n) {
 			if e.Attachment.DeviceIndex > 0 && (e.Tags[eni.TagInstanceID] != n.InstanceID || e.Tags[eni.TagCluster] != n.Cluster || e.Tags[eni.TagOwner] != eni.Owner || e.Tags[eni.TagCreatedAt] == "") {
 				t.Errorf("%s has the tags %v", e.ID, e.Tags)
 			}
@@ -157,7 +162,8 @@ func TestThrottled(t *testing.T) {
 		}
 	}
 	for _, action := range []string{"CreateNetworkInterface", "AttachNetworkInterface"} {
-		if c := calls[action]; c.Count != times+1 || c.Errors["RequestLimitExceeded"] != times {
+		// One whose answer came too late is made again, too.
+		if c := calls[action]; c.Count <= times || c.Errors["RequestLimitExceeded"] != times {
 			t.Errorf("%s: %d calls, %v refused; want %d and one that works", action, c.Count, c.Errors, times)
 		}
 	}
