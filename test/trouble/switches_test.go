@@ -95,7 +95,9 @@ func TestSwitches(t *testing.T) {
 		restart(t, n, "--mtu=1400")
 		p := add(t, n, "narrow")
 		harness.OK(t, ns.Do(p.Netns(), func() error { return hasMTU("eth0", 1400) }))
-		harness.OK(t, ns.Do(n.Netns, func() error { return hasMTU("ens6", 1400) }))
+		harness.Eventually(t, patience, "the second ENI has the MTU", func() error { // the pod may be on the first
+			return ns.Do(n.Netns, func() error { return hasMTU("ens6", 1400) })
+		})
 		harness.OK(t, n.CheckPod(t.Context(), "narrow"))
 		harness.OK(t, ns.Do(pods[0].Netns(), func() error { return hasMTU("eth0", fabric.ENIMTU) })) // live pods are not touched
 		harness.OK(t, n.CheckPod(t.Context(), pods[0].Name))
