@@ -707,13 +707,22 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
 	if err := errors.Join(
 		m.api.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, v1alpha1.FinalizerPool))),
-		m.api.Delete(t.Context(), p), m.api.Delete(t.Context(), m.block(a.Block))); err != nil {
+		m.api.Delete(t.Context(), p)); err != nil {
 		t.Fatal(err)
 	}
-	m.until("the daemon knows", func() bool {
+	// Who hears of the block first asks for another one.
+	m.until("the daemon knows of the pool", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return m.ledger.pools["default"].deleting && m.ledger.blocks[a.Block].draining
+		return m.ledger.pools["default"].deleting
+	})
+	if err := m.api.Delete(t.Context(), m.block(a.Block)); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the daemon knows of the block", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.ledger.blocks[a.Block].draining
 	})
 	m.fails(1, "pool-deleted")
 	if got := m.requests(); len(got) != 0 {
