@@ -676,13 +676,27 @@ func TestLostReplies(t *testing.T) {
 	m.pods(0, 9)
 	s := m.way()
 	s.lose = func(method string) bool { return method != "GET" }
-	o := m.startOperator()
+	o := newOperator(t)
+	o.answerOnly(0)
+	o.start()
 	m.start()
 	var wg sync.WaitGroup
 	leases := make([]source.Lease, 10)
 	for i := range leases {
 		wg.Go(func() { leases[i] = m.add(i) })
 	}
+	// A request may be made again while the watch is late, and must not find its
+	// answer taken already.
+	m.until("the daemon knows what it has asked for", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.ledger.requests) == 5
+	})
+	m.quiet(2 * firstRetry)
+	if got := m.requests(); len(got) != 5 {
+		t.Errorf("requests %v, want 5", got)
+	}
+	o.answerOnly(-1)
 	wg.Wait()
 	m.settled(5)
 	distinct(t, leases)
