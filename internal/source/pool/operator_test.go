@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -29,18 +30,18 @@ type operator struct {
 	api  client.Client
 	stop func()
 
-	mu     sync.Mutex // guards all below
-	made   map[string]int
-	asked  map[string]bool // UIDs of requests
+	mu     sync.Mutex                    // guards all below
+	made   map[string]map[types.UID]bool // requests that have a block, by pool
+	asked  map[types.UID]bool            // all requests that were seen
 	next   map[string]int64
-	slowly int // answer so many requests, then no more; negative: all
+	slowly int // make so many blocks, then no more; negative: all
 }
 
 func newOperator(t *testing.T) *operator {
 	t.Helper()
 	cfg := harness.ControlPlane.Config()
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:kube-system:berth-operator", Groups: []string{"system:masters"}}
-	return &operator{t: t, api: harness.KubeClientFor(t, cfg), made: map[string]int{}, asked: map[string]bool{}, next: map[string]int64{}, slowly: -1}
+	return &operator{t: t, api: harness.KubeClientFor(t, cfg), made: map[string]map[types.UID]bool{}, asked: map[types.UID]bool{}, next: map[string]int64{}, slowly: -1}
 }
 
 // startOperator answers until the test ends.
@@ -87,7 +88,7 @@ func (o *operator) answerAll(ctx context.Context) error {
 	for i := range list.Items {
 		r := &list.Items[i]
 		o.mu.Lock()
-		o.asked[string(r.UID)] = true
+		o.asked[r.UID] = true
 		silent := o.slowly == 0
 		o.mu.Unlock()
 		if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) || silent {
@@ -109,13 +110,6 @@ func (o *operator) answer(ctx context.Context, r *v1alpha1.BlockRequest) error {
 	if err != nil {
 		condition = metav1.Condition{Type: v1alpha1.ConditionFailed, Status: "True", Reason: v1alpha1.ReasonPoolExhausted, Message: err.Error()}
 	}
-	if err == nil {
-		o.mu.Lock()
-		if o.slowly > 0 {
-			o.slowly--
-		}
-		o.mu.Unlock()
-	}
 	if !meta.SetStatusCondition(&r.Status.Conditions, condition) {
 		return nil
 	}
@@ -131,7 +125,10 @@ func (o *operator) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, e
 	}
 	taken := map[int64]bool{}
 	for _, b := range blocks.Items {
-		if b.RequestUID == r.UID {
+		if b.RequestUID == r.UID { // the answer failed, or only its reply or that to the block did
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			o.count(r)
 			return b.Name, nil
 		}
 		if b.PoolName == r.Spec.PoolName {
@@ -150,11 +147,10 @@ func (o *operator) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, e
 	defer o.mu.Unlock()
 	for range l.Blocks() {
 		index := o.next[p.Name] % l.Blocks()
-		o.next[p.Name] = index + 1
-		if taken[index] {
-			continue
+		if !taken[index] {
+			return o.make(ctx, r, p, l, index)
 		}
-		return o.make(ctx, r, p, l, index)
+		o.next[p.Name] = index + 1
 	}
 	return "", fmt.Errorf("%w: all %d blocks of pool %s are taken", errExhausted, l.Blocks(), p.Name)
 }
@@ -186,8 +182,22 @@ func (o *operator) make(ctx context.Context, r *v1alpha1.BlockRequest, p *v1alph
 	if err := o.api.Create(ctx, b); err != nil {
 		return "", err
 	}
-	o.made[p.Name]++
+	o.next[p.Name] = index + 1
+	o.count(r)
 	return b.Name, nil
+}
+
+// count notes that a request has a block. o.mu is held.
+func (o *operator) count(r *v1alpha1.BlockRequest) {
+	made := o.made[r.Spec.PoolName]
+	if made == nil {
+		made = map[types.UID]bool{}
+		o.made[r.Spec.PoolName] = made
+	}
+	if !made[r.UID] && o.slowly > 0 {
+		o.slowly--
+	}
+	made[r.UID] = true
 }
 
 func layoutOf(p *v1alpha1.AddressPool) (pool.Layout, error) {
@@ -209,10 +219,15 @@ func layoutOf(p *v1alpha1.AddressPool) (pool.Layout, error) {
 func (o *operator) counts(pool string) (made, asked int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.made[pool], len(o.asked)
+	return len(o.made[pool]), len(o.asked)
 }
 
-// answerOnly lets it answer so many requests more, then none; negative: all.
+// follow takes over the books of an operator that has stopped.
+func (o *operator) follow(before *operator) {
+	o.made, o.asked, o.next = before.made, before.asked, before.next
+}
+
+// answerOnly lets it make so many blocks more, then none; negative: all.
 func (o *operator) answerOnly(n int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

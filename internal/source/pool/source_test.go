@@ -93,19 +93,12 @@ func TestHundredAddsAtOnce(t *testing.T) {
 			})
 			first.stop()
 			second := newOperator(t)
-			second.next["default"] = int64(want / 2)
+			second.follow(first)
 			second.start()
 			wg.Wait()
 			m.settled(want)
-			made1, asked := first.counts("default")
-			made2, asked2 := second.counts("default")
-			for id := range second.asked {
-				if first.asked[id] {
-					asked2--
-				}
-			}
-			if made1+made2 != want || asked+asked2 != want {
-				t.Errorf("%d blocks for %d requests, want %d", made1+made2, asked+asked2, want)
+			if made, asked := second.counts("default"); made != want || asked != want {
+				t.Errorf("%d blocks for %d requests, want %d", made, asked, want)
 			}
 			distinct(t, leases)
 		})
