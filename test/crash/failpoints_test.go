@@ -138,23 +138,26 @@ func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pod
 // takes to be collected.
 func leaveOrphan(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
-	makeENI(t, l, n, "i-00000000000000bad")
+	makeENI(t, l, n, vanished)
 }
 
 // leaveMistagged attaches an ENI of this cluster that names another instance,
 // as one that was moved by hand.
 func leaveMistagged(t *testing.T, l *lab.Lab, n *node.Node) {
 	t.Helper()
-	id := makeENI(t, l, n, "i-00000000000000bad")
+	id := makeENI(t, l, n, n.InstanceID) // detached, one of another would be collected
 	enis := l.Books().InstanceENIs(n.InstanceID)
 	index := 1
 	for slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Attachment.DeviceIndex == index }) {
 		index++
 	}
-	if _, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := l.Cloud.AttachNetworkInterface(vpc.AttachRequest{ENIID: id, InstanceID: n.InstanceID, DeviceIndex: index})
+	harness.OK(t, err)
+	harness.OK(t, l.Cloud.CreateTags([]string{id}, vpc.Tags{eni.TagInstanceID: vanished}))
 }
+
+// vanished is an instance that there is not.
+const vanished = "i-00000000000000bad"
 
 func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 	t.Helper()
