@@ -90,9 +90,9 @@ func TestSourceCheckCanBeOff(t *testing.T) {
 	b.node("b", eni("b", "10.0.0.11", 0))
 	b.own("a", "ens5", "172.31.0.1")
 	b.blocked(b.NodePath("a"), "172.31.0.1", "10.0.0.11", "eni-a", Source)
-	before := b.drops()["eni-a"][Source]
 	a.SourceDestCheck = false
 	b.ok(b.Update(a))
+	before := b.drops()["eni-a"][Source] // with what of the question was still on its way
 	// The answer goes the way of the internet, as a VPC without a route for it
 	// would have it; that the question arrived is what counts.
 	arrived := b.received("b")
