@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/test/harness"
@@ -70,7 +71,7 @@ func delAll(t *testing.T, n *node.Node) {
 func blocks(t *testing.T, l *lab.Lab, n *node.Node, pool string) []v1alpha1.AddressBlock {
 	t.Helper()
 	list := &v1alpha1.AddressBlockList{}
-	harness.OK(t, l.Kube.Client.List(t.Context(), list))
+	harness.OK(t, kube.Again(ctx(t), "list blocks", func() error { return l.Kube.Client.List(t.Context(), list) }))
 	mine := slices.DeleteFunc(list.Items, func(b v1alpha1.AddressBlock) bool { return b.NodeName != n.Name || b.PoolName != pool })
 	slices.SortFunc(mine, func(a, b v1alpha1.AddressBlock) int { return int(a.Index - b.Index) })
 	return mine
