@@ -32,6 +32,17 @@ func (i invocation) answered(t *testing.T, code uint, texts ...string) {
 	judge(t, e, code, texts...)
 }
 
+// inTime is check where a plugin that stood still before it had connected says
+// something else: it is executed again until it had the time to.
+func (i invocation) inTime(t *testing.T, code uint, texts ...string) {
+	t.Helper()
+	_, e := i.run(t)
+	for again := 0; again < 9 && e != nil && strings.Contains(e.Msg, "does not answer"); again++ {
+		_, e = i.run(t)
+	}
+	judge(t, e, code, texts...)
+}
+
 func judge(t *testing.T, e *types.Error, code uint, texts ...string) {
 	t.Helper()
 	if e == nil {
