@@ -192,6 +192,7 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	remove(t, c.named(t, name), "meanwhile")
 	in(mine)
 	c.healed(t, name, 6)
+	c.want(t, name, 2) // there is no room for more, and another pod comes
 }
 
 // ENIs below the first index serve no new pods; those that have their addresses
