@@ -35,7 +35,7 @@ func TestAddIsIdempotent(t *testing.T) {
 
 func TestAddInNewSandboxOfSameContainerTakesAnotherAddress(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
-	r := n.start()
+	r := n.restart(nil)
 	defer n.tick()()
 	mustAdd(t, r, "a", n.newNetns("a"))
 	if got := mustAdd(t, r, "a", n.newNetns("a")).GetAddresses()[0]; got != "10.0.0.6/32" {
@@ -127,49 +127,39 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 		queued bool // the ADD still wants the container's lock when the DEL comes
 	}{{"that waits", false}, {"that is about to wait", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			n := newNode(t)
-			d := n.assemble()
-			ctx, ns := within(t), n.newNetns("a")
-			unlock := func() {}
-			if c.queued {
-				var err error
-				if unlock, err = d.locks.lock(ctx, "a"); err != nil {
-					t.Fatal(err)
+			synctest.Test(t, func(t *testing.T) {
+				n := newNode(t)
+				d := n.assemble()
+				ctx, ns := within(t), n.newNetns("a")
+				unlock := func() {}
+				if c.queued {
+					var err error
+					if unlock, err = d.locks.lock(ctx, "a"); err != nil {
+						t.Fatal(err)
+					}
 				}
-			}
-			added, deleted := make(chan error, 1), make(chan error, 1)
-			go func() {
-				_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
-				added <- err
-			}()
-			waitFor(t, func() bool { return d.source.Waiting() == 1 || d.locks.wanted("a") == 2 })
-			go func() { deleted <- d.del(ctx, keyFor("a")) }()
-			if c.queued {
-				waitFor(t, func() bool { return d.locks.wanted("a") == 3 })
-			}
-			unlock()
-			if err := <-deleted; err != nil {
-				t.Errorf("DEL: %v", err)
-			}
-			err := <-added
-			if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
-				t.Errorf("ADD: %v", err)
-			}
-			if d.source.Waiting() != 0 || len(d.waits.adds)+len(d.waits.dels) != 0 {
-				t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.waits)
-			}
+				added, deleted := make(chan error, 1), make(chan error, 1)
+				go func() {
+					_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+					added <- err
+				}()
+				synctest.Wait() // the ADD waits, for the address or as the first for the lock
+				go func() { deleted <- d.del(ctx, keyFor("a")) }()
+				synctest.Wait()
+				unlock()
+				if err := <-deleted; err != nil {
+					t.Errorf("DEL: %v", err)
+				}
+				err := <-added
+				if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "deleted" {
+					t.Errorf("ADD: %v", err)
+				}
+				if d.source.Waiting() != 0 || len(d.waits.adds)+len(d.waits.dels) != 0 {
+					t.Errorf("%d waiters and %v are left", d.source.Waiting(), d.waits)
+				}
+			})
 		})
 	}
-}
-
-// wanted is how many hold or want a key's lock.
-func (k *keyLocks) wanted(key string) int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if l := k.locks[key]; l != nil {
-		return l.uses
-	}
-	return 0
 }
 
 func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
@@ -193,7 +183,7 @@ func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 
 func TestFailedAddIsUndoneAndAddressNotCooled(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.start()
+	r := n.restart(nil)
 	defer n.tick()()
 	n.kernel.set("AddPod", errors.New("no buffer space"))
 	_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))

@@ -13,7 +13,7 @@ import (
 
 func TestDelVariants(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.start()
+	r := n.restart(nil)
 	defer n.tick()()
 	mustDel(t, r, "never-seen")
 	ns := n.newNetns("a")

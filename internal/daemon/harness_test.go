@@ -113,7 +113,8 @@ func (n *node) assemble() *running {
 	return r
 }
 
-// start runs a daemon until the test or stop ends it.
+// start runs a daemon until the test or stop ends it. Who lets the clock tick
+// takes restart, since a call waits for a daemon that starts by the clock.
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()

@@ -88,7 +88,10 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			if doc := r.document(); doc.Totals.Available != 1 {
 				t.Error("the address never cooled")
 			}
-			waitFor(t, func() bool { return len(r.Store.CoolingRecords()) == 0 })
+			waitFor(t, func() bool { // who removes the record may not have begun to wait yet
+				n.clock.Advance(time.Second)
+				return len(r.Store.CoolingRecords()) == 0
+			})
 		})
 	}
 }

@@ -22,7 +22,7 @@ import (
 
 func TestPanicBecomesAnError(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.start()
+	r := n.restart(nil)
 	defer n.tick()()
 	ns := n.newNetns("a")
 	n.kernel.onEnter("AddPod", func() { panic("boom") })
