@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -55,9 +54,7 @@ func start(t *testing.T, flags ...string) (stop func() error) {
 // deadMetadata is the URL of a metadata service that refuses connections.
 func deadMetadata(t *testing.T) string {
 	t.Helper()
-	s := httptest.NewServer(http.NotFoundHandler())
-	s.Close()
-	return s.URL
+	return "http://" + freeAddress(t)
 }
 
 // freeAddress is one that nobody else takes until it is listened at: all that

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/introspect"
 )
@@ -191,9 +192,27 @@ func TestStatusJSON(t *testing.T) {
 	}
 }
 
+// refusing is an address that has a holder, so that no other server may take it,
+// and nobody who listens.
+func refusing(t *testing.T) (address string) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("http://127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
+}
+
 func TestTroubleReachingTheDaemon(t *testing.T) {
-	gone := httptest.NewServer(http.NotFoundHandler())
-	gone.Close()
+	gone := refusing(t)
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }))
 	t.Cleanup(page.Close)
 	starting := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -204,7 +223,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	silent := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	t.Cleanup(func() { close(release); silent.Close() })
 	for _, tc := range []struct{ name, url, timeout, want string }{
-		{"nobody", gone.URL, "1m", "nobody listens"},
+		{"nobody", gone, "1m", "nobody listens"},
 		{"something else", page.URL, "1m", "something else than berthd's"},
 		{"starting", starting.URL, "1m", "waiting for the metadata service"},
 		{"silent", silent.URL, "300ms", "no answer"},
