@@ -149,7 +149,8 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 // cooling tells the source what still cools. A reboot ends cooling, and an
 // attachment's record outranks a cooling record of its address.
 func (r *recovery) cooling() {
-	now, boot := r.Clock.Now(), r.Clock.Boot()
+	boot := r.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
+	now := r.Clock.Now()
 	for _, c := range r.Store.CoolingRecords() {
 		_, held := r.Store.ByAddr(c.Addr)
 		elapsed := max(0, boot-c.ReleasedBoot)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
@@ -423,4 +424,37 @@ func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
 		t.Errorf("cooling %v, records %v", r.Store.CoolingRecords(), r.Store.Records())
 	}
 	n.wantKernel(t, 1, 1)
+}
+
+// stalling is a clock of a machine that stands still after each look at it.
+type stalling struct{ *clock.Fake }
+
+func (s stalling) Now() time.Time {
+	defer s.Advance(10 * time.Second)
+	return s.Fake.Now()
+}
+
+func (s stalling) Boot() time.Duration {
+	defer s.Advance(10 * time.Second)
+	return s.Fake.Boot()
+}
+
+func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	d := n.assemble()
+	begun := n.clock.Now()
+	if err := d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
+		t.Fatal(err)
+	}
+	n.clock.Advance(5 * time.Second)
+	d.Clock = stalling{n.clock}
+	(&recovery{Daemon: d.Daemon}).cooling()
+	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
+	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
+		t.Errorf("29 s after the release of an address: %+v", got)
+	}
+	n.clock.Advance(time.Minute)
+	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Warm {
+		t.Errorf("the address never cooled: %+v", got)
+	}
 }
