@@ -257,12 +257,12 @@ func TestENIChangesHands(t *testing.T) {
 		Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")}
 	v.setENI(other)
 	e.Addresses = addrs("10.0.100.1")
-	v.setENI(e)
-	for _, i := range v.inventory().ENIs {
-		if i.DeviceIndex == 2 && len(i.Sources) != 0 || i.DeviceIndex == 1 && len(i.Sources) != 3 {
-			t.Errorf("after the move: %+v", i)
-		}
-	}
+	within(t, "the address is the first ENI's", func() bool { // the map may be shrinking still
+		v.setENI(e)
+		return !slices.ContainsFunc(v.inventory().ENIs, func(i ENIInfo) bool {
+			return i.DeviceIndex == 2 && len(i.Sources) != 0 || i.DeviceIndex == 1 && len(i.Sources) != 3
+		})
+	})
 	b.seenAs(peer+":80", podB)
 
 	for range 2 {
