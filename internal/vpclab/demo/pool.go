@@ -59,8 +59,10 @@ var poolProofs = []proof{
 	{"operator killed with -9: a standby cuts the next block", killPoolOperator},
 	{"an exhausted pool is told by conditions, and heals", exhausted},
 	{"an empty block goes back, and its route is withdrawn", blockReturns},
-	{"API server away: ADD and DEL go on", poolWithoutAPI}, // after it policies on pools take a while to work
 	{"a Node deleted by mistake does not cost it its blocks", nodeDeleted},
+	// After it policies on pools take a while to work, and the daemons' watches to come
+	// back: who does not hear that its Node is gone claims nothing.
+	{"API server away: ADD and DEL go on", poolWithoutAPI},
 	{"a node that is gone gives its blocks back", nodeGone},
 	{"kernel, records, introspection, objects and router agree", agreement},
 }
