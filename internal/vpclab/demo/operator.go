@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -231,13 +232,17 @@ func (s *stage) leader(ctx context.Context) (leader *lab.Operator, err error) {
 // lone is the operator that leads, all others being halted until goOn is called.
 func (s *stage) lone(ctx context.Context) (leader *lab.Operator, goOn func() error, err error) {
 	for {
+		if err := s.recovered(ctx); err != nil {
+			return nil, nil, err
+		}
 		if leader, err = s.leader(ctx); err != nil {
 			return nil, nil, err
 		}
-		if goOn, err = s.halt(leader); err != nil {
+		goOn, all, err := s.halt(leader)
+		if err != nil {
 			return nil, nil, err
 		}
-		if now, err := s.lab.Leader(ctx); err == nil && now == leader {
+		if now, err := s.lab.Leader(ctx); all && err == nil && now == leader {
 			return leader, goOn, nil
 		}
 		if err := goOn(); err != nil {
@@ -246,8 +251,9 @@ func (s *stage) lone(ctx context.Context) (leader *lab.Operator, goOn func() err
 	}
 }
 
-// halt stops all operators but one where they are, until goOn is called first.
-func (s *stage) halt(but *lab.Operator) (goOn func() error, err error) {
+// halt stops all operators but one where they are, until goOn is called first. All
+// is false when one has just lost its Lease, and ended: the lab starts it again.
+func (s *stage) halt(but *lab.Operator) (goOn func() error, all bool, err error) {
 	var halted []*lab.Operator
 	goOn = func() error {
 		var errs []error
@@ -257,16 +263,21 @@ func (s *stage) halt(but *lab.Operator) (goOn func() error, err error) {
 		halted = nil
 		return errors.Join(errs...)
 	}
+	all = true
 	for _, o := range s.lab.Operators() {
-		if o == but || !o.Running() {
+		if o == but {
 			continue
 		}
-		if err := o.Pause(); err != nil {
-			return nil, errors.Join(err, goOn())
+		switch err := o.Pause(); {
+		case err == nil:
+			halted = append(halted, o)
+		case errors.Is(err, os.ErrProcessDone) || !o.Running():
+			all = false
+		default:
+			return nil, false, errors.Join(err, goOn())
 		}
-		halted = append(halted, o)
 	}
-	return goOn, nil
+	return goOn, all, nil
 }
 
 // revive starts an operator that was killed, unless the lab did, as it lost its
