@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"k8s.io/apimachinery/pkg/watch"
@@ -110,9 +111,13 @@ func TestUsePrimaryAddress(t *testing.T) {
 		return nil
 	})
 	harness.Settle(t, l)
-	w.Stop()
-	if !<-confirmed {
-		t.Errorf("%s was never confirmed as released", e.Primary)
+	select { // the watch may trail all that
+	case yes := <-confirmed:
+		if !yes {
+			t.Errorf("%s was never confirmed as released", e.Primary)
+		}
+	case <-time.After(patience):
+		t.Errorf("%s was not seen confirmed as released", e.Primary)
 	}
 }
 
@@ -164,12 +169,15 @@ func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {
 	})
 }
 
-// releases tells whether a node confirms, while w is open, that no pod has an
-// address.
-func releases(w watch.Interface, name string, a netip.Addr) (yes bool) {
+// releases waits until a node confirms that no pod has an address, and ends the
+// watch; false when that ended before.
+func releases(w watch.Interface, name string, a netip.Addr) bool {
+	defer w.Stop()
 	for event := range w.ResultChan() {
 		o, ok := event.Object.(*v1alpha1.NodeNetwork)
-		yes = yes || ok && o.Name == name && slices.Contains(o.Status.IPAM.Released, a.String())
+		if ok && o.Name == name && slices.Contains(o.Status.IPAM.Released, a.String()) {
+			return true
+		}
 	}
-	return yes
+	return false
 }
