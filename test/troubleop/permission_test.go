@@ -60,6 +60,11 @@ func TestPermissionDenied(t *testing.T) {
 	}
 	c.want(t, "creator", 3)
 	c.has(t, "creator", 3)
+	for _, name := range []string{"witness", "creator", nodeOf(assign)} { // what is denied is nothing of theirs
+		c.has(t, name, 1)
+		c.well(t, name)
+		c.kept(t, name)
+	}
 	for _, d := range all {
 		c.has(t, nodeOf(d.action), int(d.before))
 		c.well(t, nodeOf(d.action))
