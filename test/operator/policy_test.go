@@ -27,7 +27,10 @@ func TestPolicySuffices(t *testing.T) {
 	ctx := harness.Deadline(t, 4*patience)
 
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
-	edit(t, l, first, func(e *v1alpha1.ENISpec) { e.SecurityGroupTags = map[string]string{"for": "pods"} })
+	// One edit, so that no ENI is made between the two, without a look for groups.
+	edit(t, l, first, func(e *v1alpha1.ENISpec) {
+		e.SecurityGroupTags, e.PreAllocate = map[string]string{"for": "pods"}, new(int32(10)) // more than an ENI has room for
+	})
 	edit(t, l, prefixes, func(e *v1alpha1.ENISpec) { e.PrefixDelegation = true })
 	const pods = 12 // one ENI of an m5.large has room for nine
 	for _, n := range l.Nodes() {
