@@ -156,8 +156,7 @@ func TestLostReplies(t *testing.T) {
 	if len(names) != requests {
 		t.Errorf("%d requests have %d blocks", requests, len(names))
 	}
-	returnLate(t, names)
-	poolIs(t, "p", "counts", counted(256, requests))
+	returnLate(t, "p", 256, names)
 }
 
 // Of two pools that overlap and are made in the same moment one is accepted, also
