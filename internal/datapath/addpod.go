@@ -45,7 +45,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 		}
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
-	n.claims.set(pod.HostIfName, live, links.HostIndex)
+	n.claims.set(pod.HostIfName, live, links.HostIndex, pod.Addrs()...)
 	return links, nil
 }
 

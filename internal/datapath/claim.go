@@ -3,6 +3,7 @@ package datapath
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 )
@@ -21,6 +22,7 @@ type claims struct {
 type claim struct {
 	state claimState
 	index int           // of the link, while live
+	addrs []netip.Addr  // of the pod, while live
 	turn  chan struct{} // not nil while a call is at work; closed when it ends
 }
 
@@ -82,16 +84,26 @@ func (c *claims) acquireAll(ctx context.Context, links []string) ([]string, erro
 	return mine, nil
 }
 
-// set changes the state of a link whose turn the caller has.
-func (c *claims) set(link string, state claimState, index int) {
+// set changes the state of a link whose turn the caller has; index and addresses
+// are of one that is live.
+func (c *claims) set(link string, state claimState, index int, addrs ...netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[link]
 	delete(c.indexes, l.index)
-	l.state, l.index = state, index
+	l.state, l.index, l.addrs = state, index, addrs
 	if state == live {
 		c.indexes[index] = link
 	}
+}
+
+// outdated tells whether a pod is what its live link was made for before: the pod
+// was removed since and added again, with other addresses.
+func (c *claims) outdated(p Pod) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	l := c.links[p.HostIfName]
+	return l != nil && l.state == live && !slices.Equal(l.addrs, p.Addrs())
 }
 
 // release ends a turn.

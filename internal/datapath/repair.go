@@ -26,10 +26,10 @@ type Wanted struct {
 // It is for the start of the daemon, where it also makes the Node know the
 // pods of before, and for Watch's events. Wanted may be a moment old: a pod
 // that DetachPod was called for since is not brought back, nor is one removed
-// that AddPod was called for. Of a pod it looks at the node's side only; the
-// inside is the pod's own (CheckPod compares it). An ENI whose link has not
-// appeared and a pod whose namespace is gone are errors that do not keep it
-// from the rest; the errors are joined.
+// that AddPod was called for, or given the addresses that it had before. Of a
+// pod it looks at the node's side only; the inside is the pod's own (CheckPod
+// compares it). An ENI whose link has not appeared and a pod whose namespace is
+// gone are errors that do not keep it from the rest; the errors are joined.
 func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err error) {
 	if err := n.begin(ctx); err != nil {
 		return nil, err
@@ -181,7 +181,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		return "", err
 	}
 	defer n.claims.release(p.HostIfName)
-	if state == detached {
+	if state == detached || n.claims.outdated(p) {
 		return "", nil
 	}
 	whole := link.Index != 0 && link.Up
@@ -189,7 +189,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		whole = whole && routes[a] == link.Index
 	}
 	if whole {
-		n.claims.set(p.HostIfName, live, link.Index)
+		n.claims.set(p.HostIfName, live, link.Index, p.Addrs()...)
 		return "", nil
 	}
 	s, err := n.settled()
@@ -200,6 +200,6 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	if err != nil {
 		return "", err
 	}
-	n.claims.set(p.HostIfName, live, links.HostIndex)
+	n.claims.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
 	return "pod link " + p.HostIfName, nil
 }

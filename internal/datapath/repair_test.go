@@ -156,6 +156,29 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.has(1, 1)
 }
 
+// Nor does it give a pod that was added again what an old list has of it.
+func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
+	v := newVPC(t)
+	a := v.pod(podA)
+	old := v.wanted(a)
+	v.remove(a)
+	a.want.IPv4 = netip.MustParseAddr(podC)
+	if _, err := v.node.AddPod(ctx, a.want); err != nil {
+		t.Fatal(err)
+	}
+	if did := v.repair(old); did != "" {
+		t.Errorf("repaired %q", did)
+	}
+	v.has(1, 1)
+	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
+	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
+		t.Errorf("repaired %q", did)
+	}
+	if err := v.node.CheckPod(ctx, a.want); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRepairGoesOnAfterAnError(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
