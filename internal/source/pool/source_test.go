@@ -416,8 +416,10 @@ func TestClaims(t *testing.T) {
 	if err := m.api.Get(t.Context(), client.ObjectKey{Name: nodeID}, node); err != nil {
 		t.Fatal(err)
 	}
+	stop := ticks.flow()
 	a := m.addOwned(o, 0, node.UID)
 	m.settled(1)
+	stop()
 	before := m.block(a.Block)
 	ticks.Advance(5 * claimInterval)
 	m.quiet(300 * time.Millisecond)
@@ -443,7 +445,9 @@ func TestClaims(t *testing.T) {
 		ticks.Advance(time.Second)
 		return renewed().After(first.Add(claimInterval - time.Second))
 	})
+	stop = ticks.flow()
 	m.addOwned(o, 1, "") // a block can still be asked for, and nobody owns the request
+	stop()
 	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.until("the Node is seen", func() bool {
 		m.mu.Lock()
@@ -490,8 +494,10 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 	m.pods(0, 0)
 	m.startOperator()
 	m.start()
+	stop := ticks.flow()
 	m.add(0)
 	m.settled(1)
+	stop()
 	m.Release(key(0))
 	ticks.Advance(time.Second)
 	m.until("its address has cooled", func() bool {

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -91,3 +92,24 @@ func (c unhurried) After(d time.Duration) <-chan time.Time {
 type ticks struct{ *clock.Fake }
 
 func newTicks() ticks { return ticks{clock.NewFake(time.Now())} }
+
+// flow lets time pass as it does for everybody, until stop is called: a request
+// that failed is made again.
+func (c ticks) flow() (stop func()) {
+	const step = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(step): // the machine's time
+				c.Advance(step)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
