@@ -1,0 +1,280 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/source"
+)
+
+// A pool of single addresses: a second DEL of a pod does not touch what another
+// has by then (the best-known peer gives the block back).
+func TestLateSecondDelOfASingleAddress(t *testing.T) {
+	m := newMachine(t)
+	m.tune = func(c *Config) { c.ReleaseDelay = 100 * time.Millisecond }
+	m.pool("public", 0, nil, "10.0.0.1/32")
+	m.namespace(namespace, "public")
+	m.pods(0, 1)
+	m.startOperator()
+	m.start()
+	a := m.add(0)
+	m.settled(1)
+	m.killAPI()
+	m.Release(key(0))
+	b := m.add(1)
+	if a.IPv4 != b.IPv4 {
+		t.Errorf("pods have %v and %v", a.IPv4, b.IPv4)
+	}
+	m.Release(key(0))
+	m.Cancel(key(0))
+	m.startAPI()
+	m.until("the API server is back", func() bool { return m.Snapshot().LastError == "" })
+	m.quiet(2 * time.Second)
+	if o := m.block("public-0"); o == nil || o.DeletionTimestamp != nil {
+		t.Errorf("the block of a running pod: %+v", o)
+	}
+	if l, err := m.try(1, longest); err != nil || l != b {
+		t.Errorf("pod 1 has %v, %v", l, err)
+	}
+	m.Release(key(1))
+	m.until("the block goes back", func() bool { return len(m.blocks()) == 0 && len(m.routes.names()) == 0 })
+}
+
+// quiet lets some time pass in which nothing is to happen.
+func (m *machine) quiet(d time.Duration) {
+	m.t.Helper()
+	ctx, cancel := context.WithTimeout(m.t.Context(), d)
+	defer cancel()
+	<-ctx.Done()
+}
+
+// A block that is deleted gives no new address, keeps its routes while a pod has
+// one, and is let go only after the file and the routes are without it.
+func TestDraining(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 2, nil, "10.0.0.0/24")
+	m.pods(0, 3)
+	m.startOperator()
+	m.start()
+	a := m.add(0)
+	m.settled(1)
+	if err := m.api.Delete(t.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: a.Block}}); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the daemon drains it", func() bool { return m.Snapshot().Pools[0].Draining == 1 })
+	if b := m.add(1); b.Block == a.Block {
+		t.Errorf("pod 1 got %v of a draining block", b)
+	}
+	if got := m.routes.names(); !slices.Contains(got, a.Block) {
+		t.Errorf("routes %v while a pod has an address", got)
+	}
+	m.routes.failWith(errors.New("no route goes"))
+	m.Release(key(0))
+	m.until("it is out of the file", func() bool { return !strings.Contains(m.file(), a.Block) })
+	m.quiet(500 * time.Millisecond)
+	if o := m.block(a.Block); o == nil || len(o.Finalizers) == 0 {
+		t.Error("let go with its route still there")
+	}
+	m.routes.failWith(nil)
+	m.until("it is gone", func() bool { return m.block(a.Block) == nil })
+	if got := m.routes.names(); slices.Contains(got, a.Block) {
+		t.Errorf("routes %v", got)
+	}
+}
+
+// While its Node is missing the daemon says of each block that it lives; while
+// it is there nothing is written.
+func TestClaims(t *testing.T) {
+	m := newMachine(t)
+	ticks := newTicks()
+	m.tune = func(c *Config) { c.Clock = ticks }
+	m.pool("default", 0, nil, "10.0.0.0/24")
+	m.pods(0, 2)
+	o := newOperator(t)
+	o.answerOnly(0)
+	o.start()
+	m.start()
+	node := &corev1.Node{}
+	if err := m.api.Get(t.Context(), client.ObjectKey{Name: nodeID}, node); err != nil {
+		t.Fatal(err)
+	}
+	stop := ticks.flow()
+	a := m.addOwned(o, 0, node.UID)
+	m.settled(1)
+	stop()
+	before := m.block(a.Block)
+	ticks.Advance(5 * claimInterval)
+	m.quiet(300 * time.Millisecond)
+	if now := m.block(a.Block); now.ResourceVersion != before.ResourceVersion {
+		t.Errorf("written while the Node is there: %+v", now.Status)
+	}
+	if err := m.api.Delete(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	renewed := func() time.Time {
+		if b := m.block(a.Block); b.Status.RenewTime != nil {
+			return b.Status.RenewTime.Time
+		}
+		return time.Time{}
+	}
+	var first time.Time
+	m.until("a claim", func() bool {
+		ticks.Advance(time.Second)
+		first = renewed()
+		return !first.IsZero()
+	})
+	m.until("another claim", func() bool {
+		ticks.Advance(time.Second)
+		return renewed().After(first.Add(claimInterval - time.Second))
+	})
+	stop = ticks.flow()
+	m.addOwned(o, 1, "") // a block can still be asked for, and nobody owns the request
+	stop()
+	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
+	m.until("the Node is seen", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return !m.ledger.node.missing
+	})
+	m.until("no claim is under way any more", func() bool {
+		ticks.Advance(time.Second)
+		return m.log.has("nothing is left to claim")
+	})
+	last := m.block(a.Block).ResourceVersion
+	ticks.Advance(5 * claimInterval)
+	m.quiet(300 * time.Millisecond)
+	if now := m.block(a.Block); now.ResourceVersion != last {
+		t.Errorf("written while the Node is there again: %+v", now.Status)
+	}
+}
+
+// addOwned starts a pod for which a block is asked for, and looks who owns the
+// request: the Node with this UID, or nobody.
+func (m *machine) addOwned(o *operator, i int, uid types.UID) (l source.Lease) {
+	m.t.Helper()
+	o.answerOnly(0)
+	var wg sync.WaitGroup
+	wg.Go(func() { l = m.add(i) })
+	list := &v1alpha1.BlockRequestList{}
+	m.until("a request", func() bool { return m.api.List(m.t.Context(), list) == nil && len(list.Items) > 0 })
+	owners := list.Items[0].OwnerReferences
+	if uid == "" && len(owners) > 0 || uid != "" && (len(owners) != 1 || owners[0].Kind != "Node" || owners[0].UID != uid || *owners[0].Controller || *owners[0].BlockOwnerDeletion) {
+		m.t.Errorf("owners %+v, want Node %s", owners, uid)
+	}
+	o.answerOnly(-1)
+	wg.Wait()
+	return l
+}
+
+// An empty block goes back after the delay, and not before.
+func TestBlockGoesBackAfterTheDelay(t *testing.T) {
+	m := newMachine(t)
+	ticks := newTicks()
+	m.tune = func(c *Config) { c.Clock, c.ReleaseDelay = ticks, 5*time.Minute }
+	m.pool("public", 2, nil, "10.0.0.0/24")
+	m.namespace(namespace, "public")
+	m.pods(0, 0)
+	m.startOperator()
+	m.start()
+	stop := ticks.flow()
+	m.add(0)
+	m.settled(1)
+	stop()
+	m.Release(key(0))
+	ticks.Advance(time.Second)
+	m.until("its address has cooled", func() bool {
+		return !slices.ContainsFunc(m.Snapshot().Addresses, func(a source.AddressInfo) bool { return a.State == source.Cooling })
+	})
+	ticks.Advance(5*time.Minute - time.Second)
+	m.quiet(300 * time.Millisecond)
+	if got := m.blocks(); len(got) != 1 {
+		t.Errorf("blocks %v", got)
+	}
+	ticks.Advance(2 * time.Second)
+	m.until("it goes back", func() bool {
+		ticks.Advance(time.Second) // whenever the daemon began to wait
+		return len(m.blocks()) == 0
+	})
+}
+
+// A deleted pool lets its blocks drain where they are.
+func TestPoolDeletedUnderPods(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 2, nil, "10.0.0.0/24")
+	m.pods(0, 2)
+	m.startOperator()
+	m.start()
+	a := m.add(0)
+	m.settled(1)
+	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	if err := errors.Join(
+		m.api.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, v1alpha1.FinalizerPool))),
+		m.api.Delete(t.Context(), p)); err != nil {
+		t.Fatal(err)
+	}
+	// Who hears of the block first asks for another one.
+	m.until("the daemon knows of the pool", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.ledger.pools["default"].deleting
+	})
+	if err := m.api.Delete(t.Context(), m.block(a.Block)); err != nil {
+		t.Fatal(err)
+	}
+	m.until("the daemon knows of the block", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.ledger.blocks[a.Block].draining
+	})
+	m.fails(1, "pool-deleted")
+	if got := m.requests(); len(got) != 0 {
+		t.Errorf("requests %v", got)
+	}
+	if m.block(a.Block) == nil {
+		t.Error("the block went under a pod")
+	}
+	m.Release(key(0))
+	m.until("the block is gone", func() bool { return len(m.blocks()) == 0 })
+}
+
+// Somebody writes to a block between the daemon's look and its letting go: it
+// looks again, and meanwhile gives no address of the block to anybody.
+func TestBlockChangedWhileItIsLetGo(t *testing.T) {
+	m := newMachine(t)
+	m.pool("public", 2, nil, "10.0.0.0/30")
+	m.namespace(namespace, "public")
+	m.pods(0, 1)
+	w := m.way()
+	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
+	m.startOperator()
+	m.start()
+	m.add(0)
+	m.settled(1)
+	b := m.block("public-0")
+	if err := m.api.Delete(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	m.Release(key(0))
+	<-w.held
+	if err := m.api.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"seen":"yes"}}}`))); err != nil {
+		t.Fatal(err)
+	}
+	m.fails(1, "pool-exhausted") // all that the pool has is this block
+	w.release()
+	m.until("it is gone", func() bool { b := m.block("public-0"); return b == nil || b.UID != "" && b.DeletionTimestamp == nil })
+	if !m.log.has("remove the finalizer of AddressBlock public-0") {
+		t.Error("there was no conflict")
+	}
+}
