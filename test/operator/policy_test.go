@@ -27,9 +27,15 @@ func TestPolicySuffices(t *testing.T) {
 	ctx := harness.Deadline(t, 4*patience)
 
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
-	// One edit, so that no ENI is made between the two, without a look for groups.
+	// One edit, and no pods before it is heard: the ENI that it wants is the one with a look for groups.
 	edit(t, l, first, func(e *v1alpha1.ENISpec) {
 		e.SecurityGroupTags, e.PreAllocate = map[string]string{"for": "pods"}, new(int32(10)) // more than an ENI has room for
+	})
+	harness.Eventually(t, patience, "the operator looks for groups", func() error {
+		if l.Cloud.Calls()["DescribeSecurityGroups"].Count == 0 {
+			return errors.New("it did not")
+		}
+		return nil
 	})
 	edit(t, l, prefixes, func(e *v1alpha1.ENISpec) { e.PrefixDelegation = true })
 	const pods = 12 // one ENI of an m5.large has room for nine
