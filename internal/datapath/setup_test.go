@@ -159,6 +159,19 @@ func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	}
 }
 
+// Where it is the kernel that makes the link-local address, as when a link was
+// down for a moment, it would look for a duplicate for two minutes here, and ask
+// for no router until then.
+func TestIPv6OfAnENIWaitsForNothing(t *testing.T) {
+	v := newVPC(t)
+	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1")
+	v.host.sysctl("net/ipv6/conf/eth1/dad_transmits", "120")
+	v.setENI(v.eni())
+	v.host.run("ip link set eth1 down")
+	v.host.run("ip link set eth1 up")
+	v.host.ready("eth1")
+}
+
 // A distribution may have rp_filter on everywhere.
 func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
 	v := newVPC(t)

@@ -38,10 +38,10 @@ func nodeSysctls(c Config, uplinks []string) []sysctl {
 // systemd-networkd sets it). On a secondary ENI they would put a second default
 // route into the main table.
 //
-// The link-local address of a secondary ENI is usable at once: for the seconds in
-// which the kernel looks for a duplicate (RFC 4862 section 5.4), of which a VPC has
-// none, it could not ask for the router, and the IPv6 connections of the ENI's
-// first pods would fail.
+// A link-local address that the kernel makes for a secondary ENI is usable at once:
+// for the seconds in which it looks for a duplicate (RFC 4862 section 5.4), of which
+// a VPC has none, it could not ask for the router, and IPv6 connections of the ENI's
+// pods would fail. (It looks still where accept_dad of "all" is not 0.)
 func eniSysctls(c Config, link string, primary bool) []sysctl {
 	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
 	if !c.IPv6() {
