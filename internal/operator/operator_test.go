@@ -212,9 +212,9 @@ func TestAPIServerRestart(t *testing.T) {
 	o.until(c.leads("one"))
 	c.node("node-a", v1alpha1.ENISpec{})
 	o.until(c.has("node-a", 8))
-	harness.OK(t, harness.ControlPlane.KillAPIServer())
+	back := harness.WithoutAPIServer(t)
 	o.until(answersWith(o.health, "/livez", 200))
-	harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
+	back()
 	c.node("node-b", v1alpha1.ENISpec{})
 	o.until(c.has("node-b", 8))
 	if o.Starts() != 1 || !o.Running() {

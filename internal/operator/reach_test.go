@@ -25,23 +25,6 @@ import (
 
 const waitingLine = "waiting for the Kubernetes API"
 
-// without takes the API server away until the function returned is called.
-func without(t *testing.T) (back func()) {
-	t.Helper()
-	harness.OK(t, harness.ControlPlane.KillAPIServer())
-	up := false
-	t.Cleanup(func() {
-		if !up {
-			_ = harness.ControlPlane.StartAPIServer(context.Background())
-		}
-	})
-	return func() {
-		t.Helper()
-		harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
-		up = true
-	}
-}
-
 // tried is nil once an operator has met so many times nobody who listens.
 func (p *process) tried(times int) func() error {
 	return func() error {
@@ -78,7 +61,7 @@ func (p *process) repeatsNothing() {
 // once, and goes to work when the server comes.
 func TestStartsBeforeTheAPIServer(t *testing.T) {
 	c := newCluster(t)
-	back := without(t)
+	back := harness.WithoutAPIServer(t)
 	o := c.start("one")
 	o.until(answersWith(o.health, "/livez", 200))
 	o.until(o.tried(3))
@@ -108,7 +91,7 @@ func TestStartsBeforeTheAPIServer(t *testing.T) {
 // It can be ended while it waits.
 func TestEndsWhileItWaits(t *testing.T) {
 	c := newCluster(t)
-	back := without(t)
+	back := harness.WithoutAPIServer(t)
 	o := c.start("one")
 	o.until(answersWith(o.health, "/livez", 200))
 	o.until(o.tried(1))

@@ -83,6 +83,24 @@ func KubeDown() error {
 	return os.RemoveAll(ControlPlane.Dir)
 }
 
+// WithoutAPIServer kills the API server of ControlPlane. It runs again, with the
+// data that it had, once back has returned, or after the test.
+func WithoutAPIServer(t *testing.T) (back func()) {
+	t.Helper()
+	OK(t, ControlPlane.KillAPIServer())
+	up := false
+	t.Cleanup(func() {
+		if !up {
+			_ = ControlPlane.StartAPIServer(context.Background())
+		}
+	})
+	return func() {
+		t.Helper()
+		OK(t, ControlPlane.StartAPIServer(Deadline(t, 10*time.Minute)))
+		up = true
+	}
+}
+
 // Tree is the top of the source tree.
 func Tree() string {
 	_, file, _, _ := goruntime.Caller(0)

@@ -151,21 +151,14 @@ func TestAPIServerAway(t *testing.T) {
 	create(t, "node-1", nil)
 	n := fl.node(t, "node-1")
 	publish(t, n, inventory([]string{"10.0.0.1"}))
-	harness.OK(t, harness.ControlPlane.KillAPIServer())
-	up := false
-	t.Cleanup(func() {
-		if !up {
-			_ = harness.ControlPlane.StartAPIServer(context.Background())
-		}
-	})
+	back := harness.WithoutAPIServer(t)
 	for i := range 20 {
 		if err := n.Publish(t.Context(), inventory([]string{"10.0.0.1", fmt.Sprintf("10.0.1.%d", i)})); err == nil {
 			t.Fatal("published without an API server")
 		}
 	}
 	n.Reconciled(eni.Status{Confirmed: true})
-	harness.OK(t, harness.ControlPlane.StartAPIServer(t.Context()))
-	up = true
+	back()
 	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
 	if d := fl.of(fl.doubts, "node-1"); d != 0 {
 		t.Errorf("%d doubts about the own writes", d)

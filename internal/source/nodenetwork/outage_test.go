@@ -1,7 +1,6 @@
 package nodenetwork
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"time"
@@ -10,28 +9,6 @@ import (
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 )
-
-func (m *machine) killAPI() {
-	m.t.Helper()
-	if err := harness.ControlPlane.KillAPIServer(); err != nil {
-		m.t.Fatal(err)
-	}
-	down := true
-	m.t.Cleanup(func() {
-		if down && m.t.Failed() {
-			_ = harness.ControlPlane.StartAPIServer(context.Background())
-		}
-	})
-}
-
-func (m *machine) startAPI() {
-	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
-	defer cancel()
-	if err := harness.ControlPlane.StartAPIServer(ctx); err != nil {
-		m.t.Fatal(err)
-	}
-}
 
 // The API server dies: pods come and go from memory, a restarted daemon serves
 // from its file and keeps back what it had confirmed, and what happened
@@ -46,7 +23,7 @@ func TestAPIServerOutage(t *testing.T) {
 	m.operator(releasing("10.0.0.15"))
 	m.released("10.0.0.15")
 
-	m.killAPI()
+	back := harness.WithoutAPIServer(t)
 	kept[2] = m.add(2)
 	kept[3] = m.add(3)
 	m.Release(key(1))
@@ -72,7 +49,7 @@ func TestAPIServerOutage(t *testing.T) {
 		return ex.Reason == "unreachable"
 	})
 
-	m.startAPI()
+	back()
 	o := m.appears("the new state is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 5 })
 	for i, l := range kept {
 		if u := o.Status.IPAM.Used[l.IPv4.String()]; u.UID != request(i).Pod.UID {

@@ -31,7 +31,7 @@ func TestLateSecondDelOfASingleAddress(t *testing.T) {
 	m.start()
 	a := m.add(0)
 	m.settled(1)
-	m.killAPI()
+	back := m.withoutAPI()
 	m.Release(key(0))
 	b := m.add(1)
 	if a.IPv4 != b.IPv4 {
@@ -39,7 +39,7 @@ func TestLateSecondDelOfASingleAddress(t *testing.T) {
 	}
 	m.Release(key(0))
 	m.Cancel(key(0))
-	m.startAPI()
+	back()
 	m.until("the API server is back", func() bool { return m.Snapshot().LastError == "" })
 	m.quiet(2 * time.Second)
 	if o := m.block("public-0"); o == nil || o.DeletionTimestamp != nil {

@@ -19,33 +19,22 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func (m *machine) killAPI() {
+// withoutAPI takes the API server away until back has returned.
+func (m *machine) withoutAPI() (back func()) {
 	m.t.Helper()
-	if err := harness.ControlPlane.KillAPIServer(); err != nil {
-		m.t.Fatal(err)
+	start := harness.WithoutAPIServer(m.t)
+	return func() {
+		m.t.Helper()
+		start()
+		// An API server knows the kinds that policies compare a while after it is ready.
+		bits := int32(0)
+		probe := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: v1alpha1.AddressPoolSpec{
+			BlockSizeBits: &bits, Subnets: []v1alpha1.PoolSubnet{{IPv4: "192.0.2.1/32"}},
+		}}
+		m.until("pools can be made", func() bool {
+			return m.api.Create(m.t.Context(), probe.DeepCopy(), client.DryRunAll) == nil
+		})
 	}
-	m.t.Cleanup(func() {
-		if m.t.Failed() {
-			_ = harness.ControlPlane.StartAPIServer(context.Background())
-		}
-	})
-}
-
-func (m *machine) startAPI() {
-	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
-	defer cancel()
-	if err := harness.ControlPlane.StartAPIServer(ctx); err != nil {
-		m.t.Fatal(err)
-	}
-	// An API server knows the kinds that policies compare a while after it is ready.
-	bits := int32(0)
-	probe := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: v1alpha1.AddressPoolSpec{
-		BlockSizeBits: &bits, Subnets: []v1alpha1.PoolSubnet{{IPv4: "192.0.2.1/32"}},
-	}}
-	m.until("pools can be made", func() bool {
-		return m.api.Create(m.t.Context(), probe.DeepCopy(), client.DryRunAll) == nil
-	})
 }
 
 // A released pair cools over a restart, whichever family's record is left.
@@ -137,7 +126,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	a := m.add(0)
 	m.settled(1)
 	m.stop()
-	m.killAPI()
+	back := m.withoutAPI()
 	m.routes.blocks = nil
 	m.prepare(restored{0, a})
 	if err := m.Restore(known, old); err != nil {
@@ -164,7 +153,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	if err := m.Ready(); err != nil {
 		t.Error(err)
 	}
-	m.startAPI()
+	back()
 	if l := m.add(1); l.Block != a.Block {
 		t.Errorf("pod 1: %v", l)
 	}

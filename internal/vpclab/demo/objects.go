@@ -15,31 +15,19 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
-// withoutAPI kills the API server, makes a pod and removes one, starts it again
-// and waits until the node's object tells of both.
+// withoutAPI serves a node while the API server is away, and waits until the
+// node's object tells of that.
 func withoutAPI(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[2]
 	if err := errors.Join(s.lab.BindPods(ctx, n, "no-api"), s.warm(ctx, n), s.lab.Reported(ctx)); err != nil {
 		return "", err
 	}
 	leaving := n.Pods()[0]
-	if err := s.lab.Kube.KillAPIServer(); err != nil {
+	served, err := s.serveWithoutAPI(ctx, n, "no-api", leaving.Name)
+	if err != nil {
 		return "", err
 	}
 	began := time.Now()
-	_, err := n.AddPod(ctx, "no-api", node.PodOptions{})
-	added := time.Since(began)
-	if err == nil {
-		began = time.Now()
-		err = n.DelPod(ctx, leaving.Name)
-	}
-	deleted := time.Since(began)
-	began = time.Now()
-	if err := errors.Join(err, s.lab.Kube.StartAPIServer(ctx)); err != nil {
-		return "", err
-	}
-	s.pods[n.Name] = n.Pods()
-	started := time.Since(began)
 	p, err := n.Pod("no-api")
 	if err != nil {
 		return "", err
@@ -55,11 +43,29 @@ func withoutAPI(ctx context.Context, s *stage) (string, error) {
 		}
 		return nil
 	})
-	told := time.Since(began) - started
+	told := time.Since(began)
 	if err := errors.Join(err, s.recovered(ctx)); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("ADD %s, DEL %s without it; its NodeNetwork tells %s after the API is back", ms(added), ms(deleted), ms(told)), nil
+	return fmt.Sprintf("%s; its NodeNetwork tells %s after the API is back", served, ms(told)), nil
+}
+
+// serveWithoutAPI kills the API server, makes a pod and removes one, and starts it
+// again. It returns how long these took.
+func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leaving string) (figures string, err error) {
+	if err := s.lab.Kube.KillAPIServer(); err != nil {
+		return "", err
+	}
+	began := time.Now()
+	_, err = n.AddPod(ctx, coming, node.PodOptions{})
+	added := time.Since(began)
+	if err == nil {
+		began = time.Now()
+		err = n.DelPod(ctx, leaving)
+	}
+	deleted := time.Since(began)
+	s.pods[n.Name] = n.Pods()
+	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted)), errors.Join(err, s.lab.Kube.StartAPIServer(ctx))
 }
 
 // recovered waits until every operator is ready again. One that cannot keep its

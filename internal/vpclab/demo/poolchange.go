@@ -88,7 +88,7 @@ func annotatedPod(ctx context.Context, s *stage) (string, error) {
 	return fmt.Sprintf("%s of pool %s in namespace %s; refused in default", p.Addr(), lentPool, tenant), nil
 }
 
-// poolWithoutAPI kills the API server, makes a pod and removes one.
+// poolWithoutAPI serves a node while the API server is away.
 func poolWithoutAPI(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[2]
 	if err := s.lab.BindPods(ctx, n, "no-api"); err != nil {
@@ -101,23 +101,8 @@ func poolWithoutAPI(ctx context.Context, s *stage) (string, error) {
 	if err := s.lab.Reported(ctx); err != nil {
 		return "", err
 	}
-	leaving := n.Pods()[0]
-	if err := s.lab.Kube.KillAPIServer(); err != nil {
-		return "", err
-	}
-	began := time.Now()
-	_, err := n.AddPod(ctx, "no-api", node.PodOptions{})
-	added := time.Since(began)
-	if err == nil {
-		began = time.Now()
-		err = n.DelPod(ctx, leaving.Name)
-	}
-	deleted := time.Since(began)
-	if err := errors.Join(err, s.lab.Kube.StartAPIServer(ctx)); err != nil {
-		return "", err
-	}
-	s.pods[n.Name] = n.Pods()
-	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted)), s.recovered(ctx)
+	served, err := s.serveWithoutAPI(ctx, n, "no-api", n.Pods()[0].Name)
+	return served, errors.Join(err, s.recovered(ctx))
 }
 
 // killPoolOperator kills the leader and makes more pods than there are
