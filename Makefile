@@ -39,12 +39,13 @@ help: ## List the targets
 .PHONY: build
 build: ## Build the programs into bin/
 	@mkdir -p bin
-	CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+	@hack/slowly.sh "Downloading Go modules" go list -deps ./cmd/... >/dev/null
+	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes a few minutes)" \
+		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
 	@hack/deps.sh demo $(filter pool,$(MODE))
-	@echo "Building Berth (the first time takes a few minutes) ..." >&2
 	@$(MAKE) build
 	$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
@@ -52,12 +53,12 @@ demo: ## Raise a VPC on this machine, run pods in it, and show that they reach e
 .PHONY: test
 test: ## Run all tests with the race detector
 	@hack/deps.sh test
-	@hack/test.sh -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS) $(PKG)
+	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
 
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes
 	@hack/deps.sh test e2e
-	@hack/test.sh -tags e2e -timeout 60m $(TEST_FLAGS) ./test/e2e/...
+	@hack/test.sh ./test/e2e/... -tags e2e -timeout 60m $(TEST_FLAGS)
 
 # The reference plugins are built like Berth, by the same toolchain.
 .PHONY: bench

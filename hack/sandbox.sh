@@ -6,8 +6,8 @@
 #
 #   hack/sandbox.sh COMMAND [ARGUMENT...]
 #
-# With BERTH_LEFTOVERS=check, a command that succeeds but leaves network
-# namespaces, links, nftables tables or processes behind fails after all.
+# With BERTH_LEFTOVERS=check, a command that leaves network namespaces, links,
+# nftables tables or processes behind ends with 3, whatever its own exit code.
 # There is no way out of the sandbox: fetch Go modules before entering it.
 set -euo pipefail
 
@@ -40,9 +40,10 @@ mount -t sysfs sysfs /sys 2>/dev/null || true # so that /sys/class/net is this n
 ip link set lo up
 trap 'exit 130' INT TERM HUP # the end of process 1 ends everything in here
 
+status=0
 "$@" &
-wait $! || exit $?
-[ "${BERTH_LEFTOVERS:-}" = check ] || exit 0
+wait $! || status=$?
+[ "${BERTH_LEFTOVERS:-}" = check ] || exit "$status"
 
 # Everything here was made by the command, so nothing may be left.
 leftovers() {
@@ -64,11 +65,11 @@ leftovers() {
 # A killed process and the links of a deleted namespace take a moment to go.
 for _ in 1 2 3 4 5 6 7 8 9 10; do
 	left=$(leftovers)
-	[ -n "$left" ] || exit 0
+	[ -n "$left" ] || exit "$status"
 	sleep 1
 done
 {
 	echo "LEFT BEHIND by: $*"
 	while read -r line; do echo "  $line"; done <<<"$left"
 } >&2
-exit 1
+exit 3

@@ -1,29 +1,36 @@
 #!/usr/bin/env bash
-# Runs go test as root of a sandbox and ends with a summary. Exits with
-# failure when a test fails, when nothing was tested, or when the tests leave
-# namespaces, links, rules, tables or processes behind.
+# Runs go test as root of a sandbox and ends with a summary (tools/testrun).
+# Failed tests are run again alone, each in a sandbox of its own. Exits with
+# failure when a test keeps failing, when more than three are flaky, when nothing
+# was tested, or when the tests leave namespaces, links, rules, tables or
+# processes behind.
 #
-#   hack/test.sh GO_TEST_ARGUMENT...
+#   hack/test.sh PACKAGES GO_TEST_FLAG...
+#
+# Tests with a Kubernetes control plane go first, since they take longest. Where
+# it must be built, it is built while the others run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-summary=$(hack/tool.sh testsum testsum)
-go mod download # nothing can be fetched in the sandbox
-KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
-export KUBEBUILDER_ASSETS
+patterns=$1
+shift
+testrun=$(hack/tool.sh testrun testrun)
+hack/slowly.sh "Downloading Go modules" go mod download # nothing can be fetched in the sandbox
+
+# shellcheck disable=SC2086 # several patterns
+all=$(go list $patterns)
+# Those whose test program links the package that starts one.
+# shellcheck disable=SC2086
+kube=$(go list -test -f '{{if eq .Name "main"}}{{range .Deps}}{{if eq . "github.com/berthnet/berth/internal/vpclab/kube"}}{{$.ImportPath}}{{end}}{{end}}{{end}}' $patterns |
+	sed -n 's/\.test$//p' | sort -r) # test/... before internal/...
+others=$(grep -vxFf <(echo "$kube") <<<"$all" || true)
+
+[ "$patterns" != ./... ] || go -C tools/testrun test ./...
 
 # Results are never taken from the cache: the kernel and the programs that the
 # tests run are no part of its key.
-run() {
-	BERTH_LEFTOVERS=check hack/sandbox.sh go test -json -count=1 "$@" || return
-	[[ " $* " == *" ./... "* ]] || return 0
-	# Modules under tools/ with tests of their own.
-	local module
-	for module in $(dirname tools/*/*_test.go | sort -u); do
-		go -C "$module" test -json -count=1 ./... || return
-	done
-}
-status=0
-run "$@" | "$summary" || status=$?
+BERTH_LEFTOVERS=check "$testrun" \
+	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
+	-- hack/sandbox.sh go test -json -count=1 "$@" && status=0 || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"

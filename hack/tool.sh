@@ -12,11 +12,11 @@ set -euo pipefail
 
 module=$1 program=$2
 
-# slow MODULE says how long the modules take that take long, on two cores.
+# slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
-	lint) echo "; it takes some minutes" ;;
-	kubebox) echo "; it takes about 8 minutes" ;;
+	lint) echo ", which takes some minutes" ;;
+	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
 	esac
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -34,18 +34,11 @@ binary=$cache/$program
 
 if [ ! -x "$binary" ]; then
 	mkdir -p "$cache"
-	echo "Building $program, once for this version$(slow "$module") ..." >&2
-	started=$SECONDS
-	(
-		trap 'kill $!; exit' TERM
-		while sleep 30 & wait $!; do echo "  still building $program, $((SECONDS - started)) s"; done
-	) >&2 &
-	ticker=$!
-	trap 'kill "$ticker" 2>/dev/null || true; rm -f "$binary.$$"' EXIT
+	trap 'rm -f "$binary.$$"' EXIT
 	trap 'exit 130' INT TERM HUP
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
-	CGO_ENABLED=0 go -C "$dir" build -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
+		go -C "$dir" build -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
-	echo "Built $program in $((SECONDS - started)) s." >&2
 fi
 echo "$binary"

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"gotest.tools/gotestsum/testjson"
+)
+
+const (
+	// flakyLimit is how many tests may fail and pass when they are run again.
+	flakyLimit = 3
+	// slowest is how many packages the summary names by their time.
+	slowest = 10
+)
+
+// report collects what the runs of a go test command came to.
+type report struct {
+	out      io.Writer
+	packages counts
+	tests    counts
+	took     []duration // of packages
+	notRun   []string   // lines with notRun, and skipped tests
+	failures []*failure
+	trouble  []string // whatever else makes the run a failed one
+}
+
+// counts are results of tests or packages.
+type counts struct{ passed, failed, skipped int }
+
+type duration struct {
+	pkg  string
+	took time.Duration
+}
+
+func newReport(out io.Writer) *report { return &report{out: out} }
+
+func (r *report) say(format string, args ...any) {
+	fmt.Fprintf(r.out, format+"\n", args...)
+}
+
+// add takes the outcome of packages that were run for the first time.
+func (r *report) add(result *testjson.Execution) {
+	if result == nil {
+		return
+	}
+	for _, name := range result.Packages() {
+		p := result.Package(name)
+		switch p.Result() {
+		case testjson.ActionPass:
+			r.packages.passed++
+		case testjson.ActionFail:
+			r.packages.failed++
+		case testjson.ActionSkip:
+			r.packages.skipped++
+		default: // the output of a build
+			continue
+		}
+		r.tests.passed += len(p.Passed)
+		r.tests.failed += len(p.Failed)
+		r.tests.skipped += len(p.Skipped)
+		r.took = append(r.took, duration{name, p.Elapsed()})
+		r.failures = append(r.failures, failures(name, p)...)
+		for _, tc := range p.Skipped {
+			r.notRun = append(r.notRun, name+" "+tc.Test.Name()+": skipped")
+		}
+	}
+}
+
+// ok tells whether something was tested and everything passed, at the latest
+// when it was run again.
+func (r *report) ok() bool {
+	flaky := r.flaky()
+	return len(r.trouble) == 0 && len(flaky) == len(r.failures) && len(flaky) <= flakyLimit
+}
+
+func (r *report) flaky() []*failure {
+	return slices.DeleteFunc(slices.Clone(r.failures), func(f *failure) bool { return !f.flaky })
+}
+
+// print ends the output with the summary, and returns whether the run passed.
+func (r *report) print(took time.Duration) (ok bool) {
+	r.say("\n%-9s %d ok, %d failed, %d without tests", "packages", r.packages.passed, r.packages.failed, r.packages.skipped)
+	r.say("%-9s %d passed, %d failed", "tests", r.tests.passed, r.tests.failed)
+	r.list("NOT RUN", r.notRun)
+	var flaky, failed []string
+	for _, f := range r.failures {
+		switch {
+		case f.flaky:
+			flaky = append(flaky, fmt.Sprintf("%s: failed %d of %d times", f.name(), f.runs-1, f.runs))
+		case f.bug != "":
+			failed = append(failed, f.name()+": "+f.bug)
+		default:
+			failed = append(failed, fmt.Sprintf("%s: failed %d of %d times", f.name(), f.runs, f.runs))
+		}
+	}
+	r.list("flaky", flaky)
+	r.say("%-9s %s; the slowest packages:", "time", took.Round(time.Second))
+	slices.SortStableFunc(r.took, func(a, b duration) int { return cmp.Compare(b.took, a.took) })
+	for _, d := range r.took[:min(slowest, len(r.took))] {
+		r.say("  %7.1f s  %s", d.took.Seconds(), d.pkg)
+	}
+	if len(flaky) > flakyLimit {
+		r.trouble = append(r.trouble, fmt.Sprintf("%d tests are flaky, and %d at most are put up with", len(flaky), flakyLimit))
+	}
+	if r.tests.passed == 0 && len(flaky) == 0 {
+		r.trouble = append(r.trouble, "no test passed")
+	}
+	if failed = append(failed, r.trouble...); len(failed) > 0 {
+		r.list("failed", failed)
+	}
+	return r.ok()
+}
+
+func (r *report) list(title string, lines []string) {
+	r.say("%-9s %d", title, len(lines))
+	for _, line := range lines {
+		r.say("  %s", line)
+	}
+}
+
+// writeFlaky writes the names of the flaky tests, and what they said when they
+// failed first. Without any, the file is removed.
+func (r *report) writeFlaky(path string) error {
+	if path == "" {
+		return nil
+	}
+	var text strings.Builder
+	for _, f := range r.flaky() {
+		fmt.Fprintf(&text, "%s: failed %d of %d times\n", f.name(), f.runs-1, f.runs)
+		for line := range strings.Lines(f.said) {
+			text.WriteString("  | " + line)
+		}
+	}
+	if text.Len() == 0 {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the list of flaky tests: %w", err)
+		}
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("list flaky tests: %w", err)
+	}
+	if err := os.WriteFile(path, []byte(text.String()), 0o644); err != nil {
+		return fmt.Errorf("list flaky tests: %w", err)
+	}
+	r.say("What the flaky tests said is in %s.", path)
+	return nil
+}
