@@ -25,7 +25,9 @@ if [ "${1:-}" != --inside ]; then
 	fi
 	# Short, since paths of unix sockets go below it.
 	TMPDIR=$(mktemp -d /tmp/bt.XXXXXX)
-	export TMPDIR
+	BERTH_TEST_BIN=$TMPDIR/bin # of test/harness
+	mkdir "$BERTH_TEST_BIN"
+	export TMPDIR BERTH_TEST_BIN
 	setpriv --pdeathsig KILL unshare "${flags[@]}" "$0" --inside "$@" &
 	sandbox=$!
 	trap '{ kill -KILL "$sandbox" && wait "$sandbox"; } 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT

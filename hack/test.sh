@@ -31,6 +31,6 @@ others=$(grep -vxFf <(echo "$kube") <<<"$all" || true)
 # tests run are no part of its key.
 BERTH_LEFTOVERS=check "$testrun" \
 	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 "$@" && status=0 || status=$?
+	-- hack/sandbox.sh go test -json -count=1 -ldflags=-s "$@" && status=0 || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"

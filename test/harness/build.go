@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // BinDir holds the programs under test while Main runs.
@@ -27,28 +29,50 @@ func Main(m *testing.M, programs ...string) int {
 		fmt.Println("FAIL: these tests make network namespaces: run them as root (make test does)")
 		return 1
 	}
-	dir, err := os.MkdirTemp("", "berth-bin-")
+	remove, err := buildAll(programs)
+	defer remove()
 	if err != nil {
 		fmt.Println("FAIL:", err)
 		return 1
-	}
-	defer os.RemoveAll(dir)
-	BinDir = dir
-	for _, p := range programs {
-		flags := []string{"-ldflags=-s -w"}
-		if p == "berthd" || p == "berth-operator" {
-			flags = raceFlags
-		}
-		if err := build(p, flags...); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
 	}
 	if err := flag.Set("test.parallel", parallel); err != nil {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
 	return m.Run()
+}
+
+// buildAll sets BinDir and builds what is not there yet. In a sandbox, packages
+// share what the first of them built (hack/sandbox.sh removes it).
+func buildAll(programs []string) (remove func(), err error) {
+	remove = func() {}
+	if BinDir = os.Getenv("BERTH_TEST_BIN"); BinDir == "" {
+		if BinDir, err = os.MkdirTemp("", "berth-bin-"); err != nil {
+			return remove, err
+		}
+		remove = func() { _ = os.RemoveAll(BinDir) }
+	}
+	lock, err := os.OpenFile(filepath.Join(BinDir, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return remove, err
+	}
+	defer lock.Close() // also ends the lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return remove, fmt.Errorf("wait for another package that builds: %w", err)
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(filepath.Join(BinDir, p)); err == nil {
+			continue
+		}
+		flags := []string{"-ldflags=-s -w"}
+		if p == "berthd" || p == "berth-operator" {
+			flags = append(flags, raceFlags...)
+		}
+		if err := build(p, flags...); err != nil {
+			return remove, err
+		}
+	}
+	return remove, nil
 }
 
 func build(program string, flags ...string) error {
