@@ -139,9 +139,9 @@ type process struct {
 	health  string
 }
 
-// quick makes another operator follow soon, as soon as may be where one, or the
-// API server, can be without the processor for fifteen seconds.
-var quick = []string{"--lease-duration=22s", "--renew-deadline=20s", "--retry-period=250ms"}
+// quick makes another operator follow soon. A leader, or the API server, may still
+// be without the processor for six seconds.
+var quick = []string{"--lease-duration=9s", "--renew-deadline=7s", "--retry-period=250ms"}
 
 // steady are the settings of a leader that is not to end because it is slow.
 var steady = []string{"--lease-duration=120s", "--renew-deadline=110s"}

@@ -31,7 +31,7 @@ func options(t *testing.T, out *bytes.Buffer) Options {
 	})
 	// A leader stays one also where the machine stands still for longer than a
 	// person who looks on would wait for another.
-	leases := []string{"--lease-duration=20s", "--renew-deadline=17s"}
+	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
 	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
 }
 
