@@ -66,7 +66,7 @@ bench: build ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@reference=$$(dirname "$$(hack/tool.sh cniplugins ptp)"); hack/tool.sh cniplugins host-local >/dev/null; \
+	@reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null; \
 	KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS; \
 	$(AS_ROOT) bin/bench -reference-dir "$$reference" -out bench/results.json $(BENCH_FLAGS)
 
@@ -100,7 +100,7 @@ check-format:
 .PHONY: generate
 generate: ## Rewrite everything that is generated
 	@hack/deps.sh generate
-	@tools=$$(dirname "$$(hack/tool.sh generate protoc-gen-go)"); \
+	@tools=$$(hack/tool.sh generate protoc-gen-go); tools=$${tools%/*}; \
 	for tool in protoc-gen-go-grpc controller-gen; do hack/tool.sh generate "$$tool" >/dev/null; done; \
 	PATH="$$tools:$$PATH" go generate ./...
 

@@ -20,7 +20,8 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
 	exit
 fi
 cd "$(dirname "$0")/.."
-folder=$(dirname "$(hack/tool.sh kubebox kubebox)")
+binary=$(hack/tool.sh kubebox kubebox)
+folder=$(dirname "$binary")
 # The program goes by the name it is started with. envtest wants to see a
 # kubectl, and never runs it.
 for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; do
