@@ -32,8 +32,7 @@ type mode struct {
 	daemon, operator []string // failpoints that these pass
 	kills            []string // those of them that are killed at in turn
 
-	ops      int       // of a round in a test
-	long     int       // of a round among many
+	ops      int       // of a short round
 	troubles []trouble // as likely as they are often here
 
 	// empty waits until nodes without pods have no more than they keep.
@@ -57,7 +56,7 @@ var nodeMode = mode{
 	},
 	daemon: named("daemon.", "eni.", "inventory.", "intent."),
 	kills:  named("daemon.", "eni.", "inventory.", "intent."),
-	ops:    1000, long: 4000,
+	ops:    600,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -79,7 +78,7 @@ var operatorMode = mode{
 	daemon:   named("daemon.", "nodenetwork."),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
-	ops:      400, long: 1600,
+	ops:      400,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -102,7 +101,7 @@ var poolMode = mode{
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills: named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
-	ops:   400, long: 1600,
+	ops:   240,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmBlock,
 }

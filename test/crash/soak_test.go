@@ -66,7 +66,7 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	}
 	whole := m.ops
 	if s.long() {
-		whole = m.long
+		whole *= longer
 	}
 	done := 0
 	more := func() bool {
@@ -93,6 +93,9 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 		s.save(t)
 	}
 }
+
+// longer is how many times the operations of a short round a round of many has.
+const longer = 5
 
 // keptRounds is of how many failed rounds of a mode the logs are kept.
 const keptRounds = 3

@@ -68,7 +68,7 @@ type step struct {
 // How much a tally remembers of a night.
 const (
 	slowestSteps   = 10
-	keptViolations = 50
+	keptViolations = 10 // of each kind
 	keptSeeds      = 500
 )
 
@@ -84,7 +84,7 @@ type tally struct {
 	add, del   spread
 	slowest    []step // the slowest first
 	wrong      map[kind]int
-	violations []violation // the first of them
+	violations []violation // the first of each kind
 }
 
 func newTally(m lab.Mode) *tally {
@@ -146,8 +146,7 @@ func (t *tally) took(p place, what, who string, d time.Duration) {
 func (t *tally) violate(v violation) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.wrong[v.kind]++
-	if len(t.violations) < keptViolations {
+	if t.wrong[v.kind]++; t.wrong[v.kind] <= keptViolations {
 		t.violations = append(t.violations, v)
 	}
 }
