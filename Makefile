@@ -26,6 +26,13 @@ BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
 
+# make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
+# SOAK_MODE is the only mode, SOAK_SEED that of the first round.
+SOAK_OPS  ?=
+SOAK_TIME ?= $(if $(SOAK_OPS),0,1h)
+SOAK_MODE ?=
+SOAK_SEED ?=
+
 # What needs root runs as it is for root; for others in namespaces of their
 # own, except that a lab which is to stay up needs the machine's.
 ifneq ($(shell id -u),0)
@@ -54,6 +61,12 @@ demo: ## Raise a VPC on this machine, run pods in it, and show that they reach e
 test: ## Run all tests with the race detector
 	@hack/deps.sh test
 	@hack/test.sh "$(PKG)" -race -timeout $(TEST_TIMEOUT) $(TEST_FLAGS)
+
+.PHONY: soak
+soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_OPS=100000, SOAK_MODE=pool, SOAK_SEED=7)
+	@hack/deps.sh test
+	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
+		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes

@@ -33,7 +33,7 @@ var others = map[string]string{
 }
 
 // variables of the environment that are no settings of a program.
-var variables = []string{"BERTH_FAILPOINTS", "BERTH_SOAK_SEED", "BERTH_SOAK_OPS"}
+var variables = []string{"BERTH_FAILPOINTS"}
 
 // Every flag and variable in the documents is one that there is.
 func TestSettingsExist(t *testing.T) {

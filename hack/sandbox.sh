@@ -8,6 +8,8 @@
 #
 # With BERTH_LEFTOVERS=check, a command that leaves network namespaces, links,
 # nftables tables or processes behind ends with 3, whatever its own exit code.
+# With BERTH_GRACE=SECONDS, an interrupt asks the command to end (SIGTERM) and
+# gives it that long; else it is killed.
 # There is no way out of the sandbox: fetch Go modules before entering it.
 set -euo pipefail
 
@@ -31,7 +33,15 @@ if [ "${1:-}" != --inside ]; then
 	setpriv --pdeathsig KILL unshare "${flags[@]}" "$0" --inside "$@" &
 	sandbox=$!
 	trap '{ kill -KILL "$sandbox" && wait "$sandbox"; } 2>/dev/null || true; rm -rf "$TMPDIR"' EXIT
-	trap 'exit 130' INT TERM HUP
+	interrupted() {
+		trap '' INT TERM HUP
+		if [ -n "${BERTH_GRACE:-}" ]; then
+			# A terminal has told the sandbox's process 1, others have not.
+			kill -TERM $(cat "/proc/$sandbox/task/$sandbox/children") && wait "$sandbox" || true
+		fi
+		exit 130
+	}
+	trap interrupted INT TERM HUP
 	wait "$sandbox"
 	exit
 fi
@@ -40,11 +50,22 @@ shift
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t sysfs sysfs /sys 2>/dev/null || true # so that /sys/class/net is this namespace's
 ip link set lo up
-trap 'exit 130' INT TERM HUP # the end of process 1 ends everything in here
+command=
+interrupted() {
+	trap '' INT TERM HUP
+	if [ -n "${BERTH_GRACE:-}" ] && [ -n "$command" ]; then
+		kill -TERM "$command"
+		{ sleep "$BERTH_GRACE" && kill -KILL "$command"; } &
+		wait "$command" || true
+	fi
+	exit 130 # the end of process 1 ends everything in here
+}
+trap interrupted INT TERM HUP
 
 status=0
 "$@" &
-wait $! || status=$?
+command=$!
+wait "$command" || status=$?
 [ "${BERTH_LEFTOVERS:-}" = check ] || exit "$status"
 
 # Everything here was made by the command, so nothing may be left.

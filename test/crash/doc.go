@@ -1,9 +1,11 @@
 // Package crash holds the tests of what no crash may break (design, "Rules
-// that no crash may break"): berthd is killed at every failpoint, then at
-// random among faults of the cloud, and every time the kernel, the records on
-// disk, introspection and the lab cloud's books must come to agree again, with
-// no address handed out twice and nothing leaked.
+// that no crash may break"), in every mode: programs are killed at every
+// failpoint, then at random among faults of the cloud, and every time the
+// kernel, the records on disk, introspection, the lab cloud's books and the
+// API's objects must come to agree again, with no address handed out twice and
+// nothing leaked.
 //
-// The seed of a random run is printed; BERTH_SOAK_SEED repeats its choices and
-// BERTH_SOAK_OPS sets how many operations it makes.
+// A soak (TestSoak) is one short round of each mode, or with flags any number
+// of rounds (make soak): options has the flags, tally what is counted, and
+// report what it says at its end.
 package crash

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	_ "github.com/berthnet/berth/internal/daemon" // registers its failpoints
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/vpclab/lab"
@@ -18,101 +18,93 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestKillAtEveryFailpoint kills the daemon of one node with SIGKILL at every
-// step of ADD, DEL, growth and shrink in turn. Pods are retried as a kubelet
-// does; after the restart everything must agree, and after the last pod every
-// ENI but the primary must be gone.
+// TestKillAtEveryFailpoint kills the daemon of one node, or the only operator,
+// with SIGKILL at every step in turn: of ADD, DEL, growth and shrink; of
+// publication and the releasing handshake; of asking for a block, cutting,
+// serving, draining and returning it. Pods are retried as a kubelet does; after
+// the restart all must agree, and after the last pod nodes must have no more than
+// they keep.
 func TestKillAtEveryFailpoint(t *testing.T) {
-	l := raise(t, 2)
-	book := newLedger()
-	names := daemonFailpoints()
-	if len(names) < 20 {
-		t.Fatalf("only %d failpoints are registered: %v", len(names), names)
+	for _, m := range modes {
+		t.Run(string(m.name), func(t *testing.T) {
+			t.Parallel() // most of the time it waits for a process to start
+
+			l := harness.Raise(t, m.lab(2, 1))
+			book := newLedger(func(k kind, text string) { t.Errorf("%s: %s", k, text) })
+			for _, name := range m.kills {
+				if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
+					break // the lab is no longer what the next one expects
+				}
+			}
+			t.Logf("%d failpoints, %d pods made, %d removed", len(m.kills), book.adds, book.dels)
+		})
 	}
-	for _, name := range names {
-		if !t.Run(name, func(t *testing.T) { killAt(t, l, book, name) }) {
-			break // the lab is no longer what the next one expects
-		}
-	}
-	t.Logf("%d failpoints, %d pods made, %d removed", len(names), book.adds, book.dels)
 }
 
-// daemonFailpoints are those that a daemon in node mode passes.
-func daemonFailpoints() []string {
-	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
-		return strings.HasPrefix(name, "operator.") || strings.HasPrefix(name, "nodenetwork.") || strings.HasPrefix(name, "pool.")
-	})
-}
-
-// arm is what BERTH_FAILPOINTS holds to be killed at a failpoint: those of
-// undoing an ADD need one that fails.
-func arm(name string) string {
-	spec := name + "=kill"
-	if strings.HasPrefix(name, "daemon.undo.") {
-		spec += ",daemon.add.wired=error@1"
-	}
-	return spec
-}
-
-func killAt(t *testing.T, l *lab.Lab, book *ledger, name string) {
+func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	victim := l.Nodes()[0]
-	if err := victim.Stop(patience); err != nil {
-		t.Fatal(err)
-	}
-	victim.Env = map[string]string{failpoint.EnvVar: arm(name)}
-	prepare(t, l, victim, name)
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	n := l.Nodes()[0]
+	programs := m.programs(l)
+	victim := programs[slices.IndexFunc(programs, func(p program) bool { return slices.Contains(p.points, name) })]
+	harness.OK(t, victim.Stop(patience))
+	prepare(ctx, t, l, name)
+	victim.arm(map[string]string{failpoint.EnvVar: armed(name)})
+	harness.OK(t, victim.Start())
 	died := victim.Exited()
 	restarted := make(chan error, 1)
 	go func() {
 		select {
 		case <-died:
-			victim.Env = nil
+			victim.arm(nil)
 			restarted <- victim.Start()
 		case <-ctx.Done():
 			restarted <- fmt.Errorf("failpoint %s was never reached", name)
 		}
 	}()
 
-	// Seven pods need all three ENIs of a t3.small, and leaving returns two.
-	exercise(ctx, t, book, victim, 7)
-	if err := <-restarted; err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.WaitReady(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if err := emptied(ctx, l); err != nil {
-		t.Fatalf("ENIs do not go back: %v", err)
-	}
-	for _, n := range l.Nodes() {
-		if n.Running() {
-			continue
+	// So many pods that all ENIs or blocks are needed; leaving returns them.
+	exercise(ctx, t, book, n, m.pods)
+	harness.OK(t, <-restarted)
+	for _, p := range programs {
+		if !p.Running() {
+			harness.OK(t, p.Start())
 		}
-		if err := n.Start(); err != nil {
-			t.Fatal(err)
-		}
+	}
+	harness.OK(t, l.WaitReady(ctx))
+	if err := m.empty(ctx, l); err != nil {
+		t.Fatalf("not all goes back: %v", err)
 	}
 	harness.Settle(t, l)
 }
 
+// armed is what BERTH_FAILPOINTS holds to be killed at a failpoint: those of
+// undoing an ADD need one that fails.
+func armed(name string) string {
+	s := name + "=kill"
+	if strings.HasPrefix(name, "daemon.undo.") {
+		s += ",daemon.add.wired=error@1"
+	}
+	return s
+}
+
 // prepare sets the stage for the failpoints that the life of a pod alone does
 // not reach.
-func prepare(t *testing.T, l *lab.Lab, victim *node.Node, name string) {
+func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 	t.Helper()
+	n := l.Nodes()[0]
 	switch {
 	case strings.HasPrefix(name, "eni.collect."):
-		other := l.Nodes()[1] // it would be faster at times; killAt starts it again
-		if err := other.Stop(patience); err != nil {
-			t.Fatal(err)
+		if l.Mode == lab.NodeMode { // the other one would be faster at times
+			harness.OK(t, l.Nodes()[1].Stop(patience))
 		}
-		leaveOrphan(t, l, victim)
+		// A detached ENI of an instance that is gone, as old as it takes to be collected.
+		makeENI(t, l, n, vanished)
 	case strings.HasPrefix(name, "eni.tag."):
-		leaveMistagged(t, l, victim)
+		leaveMistagged(t, l, n)
+	case strings.HasPrefix(name, "operator.pool.accept."):
+		another := lab.Pool("another-"+strings.TrimPrefix(name, "operator.pool.accept."), 2, v1alpha1.PoolSubnet{IPv4: fmt.Sprintf("10.3.%d.0/26", len(name))})
+		harness.OK(t, l.Kube.Client.Create(ctx, &another))
 	}
 }
 
@@ -121,7 +113,7 @@ func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pod
 	var wg sync.WaitGroup
 	for i := range pods {
 		wg.Go(func() {
-			if err := book.add(ctx, t, n, fmt.Sprintf("pod-%d", i)); err != nil {
+			if err := book.add(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -132,13 +124,6 @@ func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pod
 			t.Error(err)
 		}
 	}
-}
-
-// leaveOrphan makes a detached ENI of an instance that is gone, as old as it
-// takes to be collected.
-func leaveOrphan(t *testing.T, l *lab.Lab, n *node.Node) {
-	t.Helper()
-	makeENI(t, l, n, vanished)
 }
 
 // leaveMistagged attaches an ENI of this cluster that names another instance,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 // ledger is the test's own book of who had which address when, so that a
 // double use is seen at once and not only if it lasts until the end.
 type ledger struct {
+	violate func(k kind, text string) // is told
+
 	mu    sync.Mutex // guards all below
 	owner map[netip.Addr]string
 	freed map[netip.Addr]time.Time // when its last DEL began
@@ -21,30 +24,34 @@ type ledger struct {
 	dels  int
 }
 
-func newLedger() *ledger {
-	return &ledger{owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
+func newLedger(violate func(kind, string)) *ledger {
+	return &ledger{violate: violate, owner: map[netip.Addr]string{}, freed: map[netip.Addr]time.Time{}}
 }
 
 // add makes a pod and books its address.
-func (l *ledger) add(ctx context.Context, t *testing.T, n *node.Node, name string) error {
+func (l *ledger) add(ctx context.Context, n *node.Node, name string) error {
 	p, err := n.AddPod(ctx, name, node.PodOptions{})
 	if err != nil {
 		return err
 	}
-	now, who := time.Now(), n.Name+"/"+name
+	l.book(n.Name+"/"+name, time.Now(), p.Addrs)
+	return nil
+}
+
+// book has somebody own addresses from now on.
+func (l *ledger) book(who string, now time.Time, addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.adds++
-	for _, a := range p.Addrs {
-		if other, taken := l.owner[a]; taken {
-			t.Errorf("%s was given to %s while %s has it", a, who, other)
+	for _, a := range addrs {
+		if former, taken := l.owner[a]; taken {
+			l.violate(duplicate, fmt.Sprintf("%s was given to %s while %s has it", a, who, former))
 		}
 		if since, ok := l.freed[a]; ok && now.Before(since.Add(cooling)) {
-			t.Errorf("%s was given to %s %v after its release began, it cools for %v", a, who, now.Sub(since), cooling)
+			l.violate(tooSoon, fmt.Sprintf("%s was given to %s %v after its release began, it cools for %v", a, who, now.Sub(since), cooling))
 		}
 		l.owner[a] = who
 	}
-	return nil
 }
 
 // del removes a pod. Its address is free from the moment that DEL begins.
@@ -53,12 +60,33 @@ func (l *ledger) del(ctx context.Context, n *node.Node, name string) error {
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
+	l.free(time.Now(), p.Addrs)
+	return n.DelPod(ctx, name)
+}
+
+// free ends the ownership of addresses.
+func (l *ledger) free(now time.Time, addrs []netip.Addr) {
 	l.mu.Lock()
-	for _, a := range p.Addrs {
+	defer l.mu.Unlock()
+	for _, a := range addrs {
 		delete(l.owner, a)
-		l.freed[a] = time.Now()
+		l.freed[a] = now
 	}
 	l.dels++
-	l.mu.Unlock()
-	return n.DelPod(ctx, name)
+}
+
+func TestLedger(t *testing.T) {
+	a, b, at := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), time.Now()
+	var got []kind
+	l := newLedger(func(k kind, _ string) { got = append(got, k) })
+	l.book("node-1/p1", at, []netip.Addr{a})
+	l.book("node-2/p1", at, []netip.Addr{b})
+	l.book("node-2/p2", at, []netip.Addr{a})
+	l.free(at, []netip.Addr{b})
+	l.book("node-2/p3", at.Add(cooling-1), []netip.Addr{b})
+	l.free(at, []netip.Addr{a})
+	l.book("node-2/p4", at.Add(cooling), []netip.Addr{a})
+	if want := []kind{duplicate, tooSoon}; !slices.Equal(got, want) {
+		t.Errorf("the ledger saw %v, want %v", got, want)
+	}
 }

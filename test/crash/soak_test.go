@@ -3,219 +3,126 @@ package crash
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"strconv"
+	"os/signal"
+	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
-
-	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/test/harness"
 )
 
-// soakPods is how many pods a node is asked for at most: all that a t3.small
-// has addresses for, so that cooling and exhaustion are met all the time.
-const soakPods = 9
-
-// faults are the cloud's troubles that a soak lives with, each at the odds that
-// it gives.
-var faults = []spec.Fault{
-	{Action: "*", Kind: "throttle", Probability: 0.05},
-	{Action: "*", Kind: "lostReply", Probability: 0.03},
-	{Action: "*", Kind: "lostRequest", Probability: 0.03},
-	{Action: "*", Kind: "error", Code: "InternalError", Probability: 0.03},
-	{Action: "Describe*", Kind: "latency", Latency: spec.Duration(30 * time.Millisecond), Probability: 0.3},
-}
-
 // TestSoak makes and removes pods at random on three nodes, one worker each,
-// while daemons are killed at random moments and failpoints, EC2 misbehaves
-// and at times is away. Double use of an address is seen at once; at the end
-// everything must agree and every ENI must have gone back.
+// while daemons and two operators are killed at random moments and at
+// failpoints, leaders stand still, the API server dies, and EC2 misbehaves and at
+// times is away. Double use of an address is seen at once; at the end everything
+// must agree, and nodes must be back to what they keep.
+//
+// It is one short round of each mode; with -soak.time or -soak.ops, rounds until
+// these limits, whatever is found on the way.
 func TestSoak(t *testing.T) {
-	seed := fromEnv(t, "BERTH_SOAK_SEED", uint64(time.Now().UnixNano()))
-	ops := int(fromEnv(t, "BERTH_SOAK_OPS", 2000))
-	fmt.Printf("soak: BERTH_SOAK_SEED=%d BERTH_SOAK_OPS=%d\n", seed, ops)
-
-	l := raise(t, 3)
-	book := newLedger()
-	for _, f := range faults {
-		if _, err := l.Cloud.Inject(f); err != nil {
-			t.Fatal(err)
-		}
+	o := soakFlags
+	if err := o.complete(); err != nil {
+		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), soakPatience)
-	defer cancel()
-
-	stop := make(chan struct{})
-	var trouble, workers sync.WaitGroup
-	trouble.Go(func() { makeTrouble(ctx, t, l, rand.New(rand.NewPCG(seed, 0)), stop) })
-	for i, n := range l.Nodes() {
-		workers.Go(func() {
-			s := &soaker{node: n, late: time.Now().Add(soakLong), book: book, dice: rand.New(rand.NewPCG(seed, uint64(i+1))), most: soakPods}
-			s.run(ctx, t, ops/len(l.Nodes()))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	s := &soak{options: o, ctx: ctx, began: time.Now()}
+	fmt.Printf("soak: seed %d\n", o.seed)
+	done := make(chan struct{})
+	t.Cleanup(func() { // after all modes
+		close(done)
+		fmt.Print("\n" + s.save(t))
+		stop()
+	})
+	for _, m := range modes {
+		if !o.chosen(m.name) {
+			continue
+		}
+		tally := newTally(m.name)
+		s.tallies = append(s.tallies, tally)
+		t.Run(string(m.name), func(t *testing.T) {
+			t.Parallel()
+			s.rounds(t, m, tally)
 		})
 	}
-	workers.Wait()
-	close(stop)
-	trouble.Wait()
-
-	l.Cloud.ClearFaults()
-	l.Cloud.Outage(false)
-	for _, n := range l.Nodes() {
-		if err := n.WaitReady(ctx); err != nil {
-			t.Fatal(err)
-		}
-	}
-	harness.Settle(t, l)
-	kills := 0
-	for _, n := range l.Nodes() {
-		kills += n.Starts() - 1
-		for _, p := range n.Pods() {
-			if err := book.del(ctx, n, p.Name); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	if err := emptied(ctx, l); err != nil {
-		t.Fatalf("ENIs do not go back: %v", err)
-	}
-	harness.Settle(t, l)
-	fmt.Printf("soak: %d pods made, %d removed, daemons killed %d times\n", book.adds, book.dels, kills)
-	if kills == 0 || book.adds < ops/4 {
-		t.Errorf("the soak did too little: %d kills, %d pods in %d operations", kills, book.adds, ops)
-	}
+	go s.watch(done)
 }
 
-func fromEnv(t *testing.T, name string, otherwise uint64) uint64 {
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	v, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s is %q, expected a number", name, text)
-	}
-	return v
+// soak is a run of TestSoak.
+type soak struct {
+	options
+	began   time.Time
+	ctx     context.Context // ends when it is interrupted
+	tallies []*tally        // one for each mode
+
+	saving sync.Mutex // held while the report is written
 }
 
-// soaker makes and removes the pods of one node.
-type soaker struct {
-	node *node.Node
-	book *ledger
-	dice *rand.Rand
-	most int       // pods at a time
-	late time.Time // when two thirds of the operations are enough
-	pods []string
-	next int
-}
-
-func (s *soaker) run(ctx context.Context, t *testing.T, ops int) {
+// rounds makes those of a mode until a limit is reached.
+func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
+	var end time.Time
+	if s.time > 0 {
+		end = s.began.Add(s.time)
+	}
+	whole := m.ops
+	if s.long() {
+		whole *= longer
+	}
 	done := 0
 	more := func() bool {
-		return done < ops && ctx.Err() == nil && (done < ops*2/3 || time.Now().Before(s.late))
+		return s.ctx.Err() == nil && (s.ops == 0 || done < s.ops) && (end.IsZero() || time.Now().Before(end))
 	}
-	for more() {
-		// Mostly towards a target that wanders between empty and full.
-		want := s.dice.IntN(s.most + 1)
-		for len(s.pods) != want && more() {
-			if len(s.pods) < want {
-				done += s.addSome(ctx, t, want-len(s.pods))
+	for n := 1; more() && (n == 1 || s.long()); n++ {
+		r := &round{
+			place: place{m.name, n, roundSeed(s.seed, n), s.roundOps(whole, done)},
+			mode:  m, tally: tally, end: end, soak: s.ctx,
+		}
+		done += r.ops
+		if s.report != "" && tally.of(failedRound) < keptRounds {
+			r.keepLogs = filepath.Join(filepath.Dir(s.report), "soak-logs", fmt.Sprintf("%s-%d", m.name, r.seed))
+		}
+		fmt.Printf("%8v  %v: begins, %d operations\n", s.elapsed(), r.place, r.ops)
+		r.make()
+		for _, text := range r.violations() {
+			if s.long() {
+				t.Fail() // a night's violations are in the report, not in memory
 			} else {
-				done += s.delSome(ctx, t, len(s.pods)-want)
+				t.Error(text)
 			}
 		}
+		s.save(t)
 	}
 }
 
-// addSome makes up to four pods at once.
-func (s *soaker) addSome(ctx context.Context, t *testing.T, most int) int {
-	n := 1 + s.dice.IntN(min(4, most))
-	var wg sync.WaitGroup
-	for range n {
-		name := fmt.Sprintf("p%d", s.next)
-		s.next++
-		s.pods = append(s.pods, name)
-		wg.Go(func() {
-			if err := s.book.add(ctx, t, s.node, name); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	return n
-}
+// longer is how many times the operations of a short round a round of many has.
+const longer = 5
 
-func (s *soaker) delSome(ctx context.Context, t *testing.T, most int) int {
-	n := 1 + s.dice.IntN(min(4, most))
-	var wg sync.WaitGroup
-	for range n {
-		i := s.dice.IntN(len(s.pods))
-		name := s.pods[i]
-		s.pods = append(s.pods[:i], s.pods[i+1:]...)
-		wg.Go(func() {
-			if err := s.book.del(ctx, s.node, name); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	return n
-}
+// keptRounds is of how many failed rounds of a mode the logs are kept.
+const keptRounds = 3
 
-// makeTrouble kills daemons and takes EC2 away until stop is closed. Half of
-// the killed daemons come back armed to die once more at a failpoint.
-func makeTrouble(ctx context.Context, t *testing.T, l *lab.Lab, dice *rand.Rand, stop <-chan struct{}) {
-	names := daemonFailpoints()
-	pause := func(most time.Duration) bool {
+func (s *soak) elapsed() time.Duration { return time.Since(s.began).Round(time.Second) }
+
+// watch says once a minute how far the soak is.
+func (s *soak) watch(done <-chan struct{}) {
+	for {
 		select {
-		case <-stop:
-			return false
-		case <-ctx.Done():
-			return false
-		case <-time.After(time.Duration(dice.Int64N(int64(most)))): // the pace of the trouble, not a wait for anything
-			return true
+		case <-done:
+			return
+		case <-time.After(time.Minute): // the pace of what is printed
+			fmt.Print(progress(s.elapsed(), s.tallies))
 		}
 	}
-	for pause(800 * time.Millisecond) {
-		n := l.Nodes()[dice.IntN(len(l.Nodes()))]
-		switch dice.IntN(8) {
-		case 0:
-			l.Cloud.Outage(true)
-			pause(time.Second)
-			l.Cloud.Outage(false)
-		case 1:
-			if err := n.Stop(patience); err != nil {
-				t.Error(err)
-			}
-		default:
-			if err := n.Kill(); err != nil {
-				t.Error(err)
-			}
-		}
-		for _, n := range l.Nodes() {
-			if n.Running() {
-				continue
-			}
-			n.Env = nil
-			if dice.IntN(2) == 0 {
-				n.Env = map[string]string{failpoint.EnvVar: fmt.Sprintf("%s=kill@%d", names[dice.IntN(len(names))], 1+dice.IntN(3))}
-			}
-			if err := n.Start(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	for _, n := range l.Nodes() {
-		if err := n.Stop(patience); err != nil {
-			t.Error(err)
-		}
-		n.Env = nil
-		if err := n.Start(); err != nil {
+}
+
+// save writes the report of what there was until now, and returns it.
+func (s *soak) save(t *testing.T) string {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	text := report(s.options, s.elapsed(), s.ctx.Err() != nil, s.tallies)
+	if s.report != "" {
+		if err := os.WriteFile(s.report, []byte(text), 0o644); err != nil {
 			t.Error(err)
 		}
 	}
+	return text
 }

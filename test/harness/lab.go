@@ -2,6 +2,8 @@ package harness
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -12,59 +14,95 @@ import (
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test
-// ends, after a look at the daemons' logs for data races and panics. Dir,
+// ends, after a look at the programs' logs for data races and panics. Dir,
 // BinDir and, with Nodes and InstanceType, Spec are filled in.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
+	l, err := Start(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	o.Dir, o.BinDir = dir, BinDir
-	l, err := lab.Start(ctx, o)
-	if err != nil {
-		t.Fatalf("raise a lab: %v", err)
-	}
 	t.Cleanup(func() {
-		for _, n := range l.Nodes() {
-			CheckLog(t, n.Process)
+		for _, p := range Programs(l) {
+			CheckLog(t, p)
 		}
-		for _, o := range l.Operators() {
-			CheckLog(t, o.Process)
-		}
-		if err := l.Close(); err != nil {
-			t.Errorf("remove the lab: %v", err)
-		}
-		if err := l.Trouble(); err != nil {
-			t.Errorf("the lab itself: %v", err)
+		if err := End(l); err != nil {
+			t.Error(err)
 		}
 	})
 	return l
 }
 
-// CheckLog looks for what must never stand in a program's log, and shows the
-// log's end when the test has failed.
+// Start is Raise for what is no test of its own: the caller looks at the logs
+// of Programs, and calls End.
+func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
+	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
+	if err != nil {
+		return nil, err
+	}
+	o.Dir, o.BinDir = dir, BinDir
+	l, err := lab.Start(ctx, o)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("raise a lab: %w", err), os.RemoveAll(dir))
+	}
+	return l, nil
+}
+
+// End removes a lab and its directory. The error is also what went wrong in the
+// lab itself while it ran.
+func End(l *lab.Lab) error {
+	var errs []error
+	if err := l.Close(); err != nil {
+		errs = append(errs, fmt.Errorf("remove the lab: %w", err))
+	}
+	if err := l.Trouble(); err != nil {
+		errs = append(errs, fmt.Errorf("the lab itself: %w", err))
+	}
+	return errors.Join(append(errs, os.RemoveAll(l.Dir))...)
+}
+
+// Programs are the daemons and operators of a lab.
+func Programs(l *lab.Lab) (programs []*proc.Process) {
+	for _, n := range l.Nodes() {
+		programs = append(programs, n.Process)
+	}
+	for _, o := range l.Operators() {
+		programs = append(programs, o.Process)
+	}
+	return programs
+}
+
+// CheckLog fails the test for what must never stand in a program's log, and
+// shows the log's end when the test has failed.
 func CheckLog(t *testing.T, p *proc.Process) {
 	t.Helper()
-	data, err := os.ReadFile(p.LogFile())
-	if os.IsNotExist(err) && p.Starts() == 0 {
-		return
+	if err := BadLog(p); err != nil {
+		t.Error(err)
 	}
-	if err != nil {
-		t.Errorf("read the log of %s: %v", p, err)
-		return
-	}
-	for _, bad := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
-		if i := strings.Index(string(data), bad); i >= 0 {
-			t.Errorf("%s logged %q:\n%s", p, bad, data[i:min(len(data), i+4000)])
-		}
-	}
-	if t.Failed() {
+	if t.Failed() && p.Starts() > 0 {
 		t.Logf("end of the log of %s:\n%s", p, p.LogTail(60))
 	}
+}
+
+// BadLog is an error when what must never stand in a program's log does: a
+// data race, or a panic.
+func BadLog(p *proc.Process) error {
+	data, err := os.ReadFile(p.LogFile())
+	if os.IsNotExist(err) && p.Starts() == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the log of %s: %w", p, err)
+	}
+	var errs []error
+	for _, bad := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
+		if i := strings.Index(string(data), bad); i >= 0 {
+			errs = append(errs, fmt.Errorf("%s logged %q:\n%s", p, bad, data[i:min(len(data), i+4000)]))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Rest is the time within which everything must have settled.

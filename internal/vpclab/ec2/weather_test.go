@@ -142,6 +142,9 @@ func TestFaults(t *testing.T) {
 		_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})
 		wantCode(t, err, "RequestLimitExceeded", http.StatusServiceUnavailable)
 	}
+	if met := r.lab.Cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
+		t.Errorf("counted %v", met)
+	}
 	r.lab.Cloud.ClearFaults()
 	if _, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{}); err != nil {
 		t.Fatal(err)

@@ -62,6 +62,7 @@ type gate struct {
 	denied    map[string]bool // action patterns that nobody may call
 	latencies map[string]spec.Duration
 	faults    []*fault
+	met       map[string]int // faults that calls have met, by kind
 	outage    bool
 	stats     map[string]*CallStats
 	log       []CallRecord
@@ -78,7 +79,7 @@ func newGate(s spec.Spec, seed uint64) gate {
 	g := gate{
 		rng: rand.New(rand.NewPCG(seed, 0x6661756c74)), throttle: s.Throttle == "documented",
 		limits: maps.Clone(s.RateLimits), buckets: map[string]*bucket{}, denied: map[string]bool{},
-		latencies: maps.Clone(s.Latencies), stats: map[string]*CallStats{},
+		latencies: maps.Clone(s.Latencies), stats: map[string]*CallStats{}, met: map[string]int{},
 	}
 	for _, f := range s.Faults {
 		g.faults = append(g.faults, &fault{f, f.Count, f.Skip})
@@ -160,6 +161,7 @@ func (g *gate) meetFaults(action string, v *Verdict) {
 				i--
 			}
 		}
+		g.met[f.Kind]++
 		switch f.Kind {
 		case "latency":
 			v.Latency += f.Latency.D()
@@ -278,6 +280,12 @@ func (c *Cloud) Faults() (out []spec.Fault) {
 		}
 	})
 	return out
+}
+
+// FaultsMet is how many faults calls have met since the start, by kind.
+func (c *Cloud) FaultsMet() (met map[string]int) {
+	c.read(func() { met = maps.Clone(c.gate.met) })
+	return met
 }
 
 // ClearFaults takes all faults back.

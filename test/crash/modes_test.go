@@ -1,0 +1,269 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	_ "github.com/berthnet/berth/internal/daemon" // these register their failpoints
+	"github.com/berthnet/berth/internal/failpoint"
+	_ "github.com/berthnet/berth/internal/operator/addresspool"
+	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
+	_ "github.com/berthnet/berth/internal/source/eni"
+	_ "github.com/berthnet/berth/internal/source/nodenetwork"
+	_ "github.com/berthnet/berth/internal/source/pool"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/proc"
+)
+
+// mode is what differs between the modes in which Berth runs.
+type mode struct {
+	name lab.Mode
+	// options are a lab's, besides its mode and numbers of nodes and operators.
+	options func(operators int) lab.Options
+	pods    int // that a node is asked for at most
+
+	daemon, operator []string // failpoints that these pass
+	kills            []string // those of them that are killed at in turn
+
+	ops      int       // of a short round
+	troubles []trouble // as likely as they are often here
+
+	// empty waits until nodes without pods have no more than they keep.
+	empty func(ctx context.Context, l *lab.Lab) error
+}
+
+var modes = []mode{nodeMode, operatorMode, poolMode}
+
+// nodeMode has addresses for nine pods on three ENIs, so that cooling and
+// exhaustion are met all the time.
+var nodeMode = mode{
+	name: lab.NodeMode, pods: 9,
+	options: func(int) lab.Options {
+		return lab.Options{
+			InstanceType: "t3.small",
+			DaemonArgs: append([]string{
+				"--warm-ip-target=2", "--minimum-ip-target=2", "--shrink-delay=" + shrinkDelay.String(),
+				"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s",
+			}, daemonArgs...),
+		}
+	},
+	daemon: named("daemon.", "eni.", "inventory.", "intent."),
+	kills:  named("daemon.", "eni.", "inventory.", "intent."),
+	ops:    600,
+	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
+	empty:    primaryAlone,
+}
+
+// operatorMode has nodes that keep one address warm and leave the primary ENI to
+// themselves. Six pods fill the two further ENIs of a t3.small.
+var operatorMode = mode{
+	name: lab.OperatorMode, pods: 6,
+	options: func(operators int) lab.Options {
+		return lab.Options{
+			InstanceType: "t3.small",
+			OperatorArgs: append([]string{
+				"--shrink-delay=" + shrinkDelay.String(), "--listing-interval=2s", "--settle-time=2s",
+				"--orphan-age=3s", "--orphan-interval=1s", "--log-level=debug",
+			}, leases(operators)...),
+			DaemonArgs: append([]string{"--pre-allocate=1"}, daemonArgs...),
+		}
+	},
+	daemon:   named("daemon.", "nodenetwork."),
+	operator: ofENIOperator,
+	kills:    ofENIOperator,
+	ops:      400,
+	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
+	empty:    oneWarmAddress,
+}
+
+var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name string) bool { return strings.HasPrefix(name, "operator.pool.") })
+
+// poolMode has blocks of four pods, so that they come and go all the time, and a
+// pool with room for a few blocks more than the nodes need at most.
+var poolMode = mode{
+	name: lab.PoolMode, pods: 10,
+	options: func(operators int) lab.Options {
+		return lab.Options{
+			Pools:        []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/26", IPv6: "fd02::/122"})},
+			OperatorArgs: append([]string{"--block-claim-grace=20s", "--orphan-interval=1s", "--log-level=debug"}, leases(operators)...),
+			DaemonArgs:   append([]string{"--block-release-delay=300ms"}, daemonArgs...),
+		}
+	},
+	daemon:   named("daemon.", "pool."),
+	operator: named("operator.pool."),
+	// What of the operator needs a pool or a node to go is in its own tests, and
+	// what of the daemon has nothing to do with pools is killed at in node mode.
+	kills: named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
+	ops:   240,
+	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
+	empty:    oneWarmBlock,
+}
+
+// Short times, so that a run passes through many lives of an address.
+const (
+	cooling     = time.Second
+	shrinkDelay = 300 * time.Millisecond
+)
+
+var daemonArgs = []string{
+	"--cni-chain=", "--log-level=debug", "--cooling-period=" + cooling.String(),
+	"--netns-grace=1s", "--repair-interval=1s", "--warm-wait=5s",
+}
+
+// leases are of operators while there is no trouble: a leader stays one, however
+// busy the machine. One alone has nobody to follow it, and no Lease.
+func leases(operators int) []string {
+	if operators == 1 {
+		return []string{"--leader-elect=false"}
+	}
+	return []string{"--lease-duration=60s", "--renew-deadline=50s", "--retry-period=300ms"}
+}
+
+// hasty are settings of operators, after any others, for times of trouble:
+// another follows within seconds, also when a busy machine holds the leader up.
+var hasty = []string{"--lease-duration=2s", "--renew-deadline=1500ms"}
+
+// named are the failpoints whose names begin with one of some prefixes.
+func named(prefixes ...string) []string {
+	return slices.DeleteFunc(failpoint.Names(), func(name string) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+	})
+}
+
+// lab is what a test or a round raises.
+func (m mode) lab(nodes, operators int) lab.Options {
+	o := m.options(operators)
+	o.Mode, o.Nodes = m.name, nodes
+	if m.name != lab.NodeMode {
+		o.OperatorCount = operators
+	}
+	return o
+}
+
+// program is a daemon or an operator of a lab, which may be armed.
+type program struct {
+	*proc.Process
+	points []string                    // failpoints that it passes
+	arm    func(env map[string]string) // for its next start
+	hasty  []string                    // arguments in times of trouble
+	died   event                       // at a failpoint
+}
+
+// programs are the daemons, by node, and then the operators.
+func (m mode) programs(l *lab.Lab) (all []program) {
+	for _, n := range l.Nodes() {
+		all = append(all, program{
+			Process: n.Process, points: m.daemon, died: daemonDeath,
+			arm: func(env map[string]string) { n.Env = env },
+		})
+	}
+	for _, o := range l.Operators() {
+		all = append(all, program{
+			Process: o.Process, points: m.operator, died: operatorDeath, hasty: hasty,
+			arm: func(env map[string]string) { l.OperatorEnv = env },
+		})
+	}
+	return all
+}
+
+// primaryAlone waits until every node is back to the primary ENI.
+func primaryAlone(ctx context.Context, l *lab.Lab) error {
+	return eachNode(ctx, l, func(n *node.Node) error {
+		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) != 1 {
+			return fmt.Errorf("%s has %d ENIs, expected the primary alone", n.Name, len(enis))
+		}
+		return nil
+	})
+}
+
+// oneWarmAddress waits until every node is back to one further ENI with the one
+// warm address: all else that the operators got has gone back.
+func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
+	return eachNode(ctx, l, func(n *node.Node) error {
+		addresses := 0
+		enis := l.Books().InstanceENIs(n.InstanceID)
+		for _, e := range enis {
+			addresses += len(e.Secondary)
+		}
+		if len(enis) != 2 || addresses != 1 {
+			return fmt.Errorf("%s has %d ENIs with %d addresses, expected 2 with the warm one alone", n.Name, len(enis), addresses)
+		}
+		return nil
+	})
+}
+
+// oneWarmBlock waits until every node is back to its one warm block.
+func oneWarmBlock(ctx context.Context, l *lab.Lab) error {
+	return eachNode(ctx, l, func(n *node.Node) error {
+		blocks, err := l.Kube.Blocks(ctx)
+		if err != nil {
+			return err
+		}
+		have := 0
+		for _, b := range blocks {
+			if b.NodeName == n.Name {
+				have++
+			}
+		}
+		if have != 1 {
+			return fmt.Errorf("%s has %d blocks, expected the warm one alone", n.Name, have)
+		}
+		return nil
+	})
+}
+
+// eachNode waits until is returns nil for all nodes at once, and returns what it
+// said last when ctx ends.
+func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error {
+	for {
+		var errs []error
+		for _, n := range l.Nodes() {
+			errs = append(errs, is(n))
+		}
+		err := errors.Join(errs...)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond): // another process's edge
+		}
+	}
+}
+
+// elsewhere are failpoints that tests of their own packages kill at.
+var elsewhere = named("nodenetwork.", "operator.pool.finalizer.", "operator.pool.end.", "operator.pool.release.")
+
+// No failpoint is forgotten when one is added or renamed.
+func TestEveryFailpointIsKilledAt(t *testing.T) {
+	killed := map[string]int{}
+	for _, m := range modes {
+		for _, name := range m.kills {
+			killed[name]++
+			if !slices.Contains(m.daemon, name) && !slices.Contains(m.operator, name) {
+				t.Errorf("%s mode: no program passes %s", m.name, name)
+			}
+		}
+	}
+	for _, name := range failpoint.Names() {
+		if killed[name] == 0 && !slices.Contains(elsewhere, name) {
+			t.Errorf("%s is killed at in no mode", name)
+		}
+	}
+	for prefix, want := range map[string]int{"eni.": 18, "daemon.": 12, "pool.": 8, "operator.pool.accept.": 2, "operator.pool.cut.": 2, "operator.pool.answer.": 1} {
+		if got := len(named(prefix)); got < want {
+			t.Errorf("only %d failpoints %s are registered", got, prefix)
+		}
+	}
+	if n := len(ofENIOperator); n < 20 {
+		t.Errorf("only %d failpoints of the operator are registered", n)
+	}
+}

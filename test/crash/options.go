@@ -1,0 +1,69 @@
+package crash
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+)
+
+// options are the flags of a soak. With neither a time nor a number of
+// operations it is one short round of each mode.
+type options struct {
+	time   time.Duration // after which no operation begins
+	ops    int           // of each mode
+	mode   string        // the only one, unless empty
+	seed   uint64        // of the first round
+	report string        // the file that it goes to; logs of failed rounds lie beside it
+}
+
+func (o *options) register(fs *flag.FlagSet) {
+	fs.DurationVar(&o.time, "soak.time", 0, "make rounds of the soaks for this long")
+	fs.IntVar(&o.ops, "soak.ops", 0, "make rounds until each mode has this many operations")
+	fs.StringVar(&o.mode, "soak.mode", "", "the only mode to soak")
+	fs.Uint64Var(&o.seed, "soak.seed", 0, "the seed of the first round; 0: any")
+	fs.StringVar(&o.report, "soak.report", "", "write the report to this file too")
+}
+
+// complete checks the options and chooses a seed if none is given.
+func (o *options) complete() error {
+	switch {
+	case o.time < 0:
+		return fmt.Errorf("soak.time is %v, expected a time from 0", o.time)
+	case o.ops < 0:
+		return fmt.Errorf("soak.ops is %d, expected a number from 0", o.ops)
+	case o.mode != "" && !slices.Contains(lab.Modes, lab.Mode(o.mode)):
+		return fmt.Errorf("soak.mode is %q, expected one of %v", o.mode, lab.Modes)
+	}
+	if o.seed == 0 {
+		o.seed = uint64(1 + rand.Uint32()) //nolint:gosec // dice of a test
+	}
+	return nil
+}
+
+// long tells whether there are rounds until a limit.
+func (o *options) long() bool { return o.time > 0 || o.ops > 0 }
+
+// chosen tells whether a mode is soaked.
+func (o *options) chosen(m lab.Mode) bool { return o.mode == "" || o.mode == string(m) }
+
+// roundSeed is the seed of a round of a run, which begins with round 1. That of
+// the first is the run's own, so that any round can be made again as a first one.
+func roundSeed(run uint64, round int) uint64 {
+	if round == 1 {
+		return run
+	}
+	return uint64(1 + rand.New(rand.NewPCG(run, uint64(round))).Uint32()) //nolint:gosec // dice of a test
+}
+
+// roundOps is how many operations the next round of a mode makes: those of a
+// whole round, or what is left of the limit.
+func (o *options) roundOps(whole, done int) int {
+	if o.ops == 0 {
+		return whole
+	}
+	return min(whole, o.ops-done)
+}

@@ -1,0 +1,138 @@
+package crash
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// violationText is how much of a violation stands in the report.
+const violationText = 600
+
+// report is what a soak says at its end.
+func report(o options, elapsed time.Duration, interrupted bool, tallies []*tally) string {
+	var b strings.Builder
+	wrong, end := 0, ""
+	for _, t := range tallies {
+		wrong += t.violated()
+	}
+	if interrupted {
+		end = ", interrupted"
+	}
+	fmt.Fprintf(&b, "Soak: %v, seed %d, %d violations%s\n", elapsed.Round(time.Second), o.seed, wrong, end)
+	for _, t := range tallies {
+		t.report(&b, elapsed)
+	}
+	if wrong > 0 {
+		fmt.Fprintf(&b, "\nViolations\n")
+	}
+	for _, t := range tallies {
+		t.reportViolations(&b)
+	}
+	return b.String()
+}
+
+// progress is a line for each mode while the soak goes on.
+func progress(elapsed time.Duration, tallies []*tally) string {
+	var b strings.Builder
+	for _, t := range tallies {
+		wrong := t.violated()
+		t.mu.Lock()
+		fmt.Fprintf(&b, "%8v  %v: %d operations, %d kills, %d violations\n",
+			elapsed.Round(time.Second), t.round, t.events[added]+t.events[deleted], t.sudden(), wrong)
+		t.mu.Unlock()
+	}
+	return b.String()
+}
+
+func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := t.events
+	line := func(what, format string, args ...any) {
+		fmt.Fprintf(b, "  %-14s%s\n", what, fmt.Sprintf(format, args...))
+	}
+	fmt.Fprintf(b, "\nMode %s\n", t.mode)
+	line("rounds", "%d, %d failed", t.round.round, e[failedRound])
+	line("seeds", "%s", t.seeds())
+	ops := e[added] + e[deleted]
+	line("operations", "%d (%d ADD, %d DEL), %.1f a second", ops, e[added], e[deleted], float64(ops)/max(elapsed.Seconds(), 1))
+	line("kills", "daemons %d, operators %d, API server %d", e[daemonKill], e[operatorKill], e[apiServerKill])
+	line("at failpoints", "daemons %d, operators %d", e[daemonDeath], e[operatorDeath])
+	line("other trouble", "daemons stopped %d, operators halted %d, programs ended by themselves %d, EC2 away %d",
+		e[daemonStop], e[operatorHalt], e[endedByItself], e[ec2Outage])
+	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
+	line("violations", "%s", counts(kinds, t.wrong))
+	for _, s := range []struct {
+		what event
+		*spread
+	}{{added, &t.add}, {deleted, &t.del}} {
+		line(string(s.what), "p50 %s, p90 %s, p99 %s, p99.9 %s, longest %s", short(s.percentile(50)), short(s.percentile(90)),
+			short(s.percentile(99)), short(s.percentile(99.9)), short(s.longest))
+	}
+	for i, s := range t.slowest {
+		what := ""
+		if i == 0 {
+			what = "slowest"
+		}
+		line(what, "%9s  %s (round %d, seed %d)", short(s.took), s.what, s.round, s.seed)
+	}
+}
+
+// seeds lists those of the rounds, in order.
+func (t *tally) seeds() string {
+	var list []string
+	for _, p := range t.rounds {
+		list = append(list, fmt.Sprint(p.seed))
+	}
+	if len(t.rounds) < t.round.round {
+		list = append(list, "...")
+	}
+	return strings.Join(list, " ")
+}
+
+func (t *tally) reportViolations(b *strings.Builder) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, v := range t.violations {
+		text := v.text
+		if len(text) > violationText {
+			text = text[:violationText] + " ..."
+		}
+		fmt.Fprintf(b, "  %v: %s: %s\n", v.place, v.kind, strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n      "))
+		fmt.Fprintf(b, "      again: make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d\n", v.seed, v.mode, v.ops)
+	}
+	total := 0
+	for _, n := range t.wrong {
+		total += n
+	}
+	if left := total - len(t.violations); left > 0 {
+		fmt.Fprintf(b, "  and %d more in mode %s\n", left, t.mode)
+	}
+}
+
+// counts is "a 1, b 0", or "none" without any keys.
+func counts[K ~string](keys []K, n map[K]int) string {
+	var list []string
+	for _, k := range keys {
+		list = append(list, fmt.Sprintf("%s %d", k, n[k]))
+	}
+	if len(list) == 0 {
+		return "none"
+	}
+	return strings.Join(list, ", ")
+}
+
+// short rounds a duration to three digits or so.
+func short(d time.Duration) string {
+	switch {
+	case d >= 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d >= 100*time.Millisecond:
+		return d.Round(10 * time.Millisecond).String()
+	default:
+		return d.Round(100 * time.Microsecond).String()
+	}
+}

@@ -1,0 +1,96 @@
+package crash
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReport(t *testing.T) {
+	first, second := place{"pool", 1, 7, 400}, place{"pool", 2, 99, 400}
+	counted := newTally("pool")
+	counted.begin(first)
+	counted.begin(second)
+	for range 10 {
+		counted.took(first, string(added), "node-1/p1", 20*time.Millisecond)
+	}
+	counted.took(second, string(added), "node-2/p2", 12345*time.Millisecond)
+	counted.took(second, string(deleted), "node-2/p2", 250*time.Millisecond)
+	for i := range slowestSteps - 3 {
+		counted.took(second, "settle", "", time.Second+time.Duration(i)*time.Second)
+	}
+	for e, n := range map[event]int{
+		daemonKill: 3, daemonStop: 1, daemonDeath: 2, operatorKill: 5, operatorHalt: 4, operatorDeath: 1,
+		endedByItself: 6, apiServerKill: 8, ec2Outage: 9, failedRound: 1,
+	} {
+		counted.count(e, n)
+	}
+	counted.met(map[string]int{"throttle": 2})
+	counted.met(map[string]int{"throttle": 3, "lostReply": 1})
+	counted.violate(violation{second, duplicate, "10.2.0.1 was given to both"})
+	counted.violate(violation{second, leak, "two\nlines, and " + strings.Repeat("x", 2*violationText)})
+
+	want := `Soak: 1m40s, seed 7, 2 violations, interrupted
+
+Mode pool
+  rounds        2, 1 failed
+  seeds         7 99
+  operations    12 (11 ADD, 1 DEL), 0.1 a second
+  kills         daemons 3, operators 5, API server 8
+  at failpoints daemons 2, operators 1
+  other trouble daemons stopped 1, operators halted 4, programs ended by themselves 6, EC2 away 9
+  EC2 faults    lostReply 1, throttle 5
+  violations    duplicate 1, cooling 0, leak 1, disagreement 0, race or panic 0, other 0
+  ADD           p50 20.4ms, p90 20.4ms, p99 12.3s, p99.9 12.3s, longest 12.3s
+  DEL           p50 250ms, p90 250ms, p99 250ms, p99.9 250ms, longest 250ms
+  slowest           12.3s  ADD node-2/p2 (round 2, seed 99)
+                       7s  settle (round 2, seed 99)
+                       6s  settle (round 2, seed 99)
+                       5s  settle (round 2, seed 99)
+                       4s  settle (round 2, seed 99)
+                       3s  settle (round 2, seed 99)
+                       2s  settle (round 2, seed 99)
+                       1s  settle (round 2, seed 99)
+                    250ms  DEL node-2/p2 (round 2, seed 99)
+                     20ms  ADD node-1/p1 (round 1, seed 7)
+
+Violations
+  pool round 2, seed 99: duplicate: 10.2.0.1 was given to both
+      again: make soak SOAK_SEED=99 SOAK_MODE=pool SOAK_OPS=400
+  pool round 2, seed 99: leak: two
+      lines, and ` + strings.Repeat("x", violationText-len("two\nlines, and ")) + ` ...
+      again: make soak SOAK_SEED=99 SOAK_MODE=pool SOAK_OPS=400
+`
+	got := report(options{seed: 7}, 100*time.Second, true, []*tally{counted})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the report differs (-want +got):\n%s", diff)
+	}
+	if got, want := progress(100*time.Second, []*tally{counted}), "   1m40s  pool round 2, seed 99: 12 operations, 19 kills, 2 violations\n"; got != want {
+		t.Errorf("progress is %q, want %q", got, want)
+	}
+}
+
+// A night's tally is no larger than an hour's.
+func TestTallyHasALimit(t *testing.T) {
+	counted := newTally("node")
+	for i := range 3 * keptSeeds {
+		p := place{"node", i + 1, uint64(i + 1), 100}
+		counted.begin(p)
+		counted.violate(violation{p, other, "wrong"})
+		counted.took(p, "settle", "", time.Duration(i))
+	}
+	if len(counted.rounds) != keptSeeds || len(counted.violations) != keptViolations || len(counted.slowest) != slowestSteps {
+		t.Errorf("%d rounds, %d violations and %d steps are kept", len(counted.rounds), len(counted.violations), len(counted.slowest))
+	}
+	if counted.slowest[0].took != 3*keptSeeds-1 {
+		t.Errorf("the slowest step took %v", counted.slowest[0].took)
+	}
+	text := report(options{}, time.Hour, false, []*tally{counted})
+	for _, want := range []string{"1500 violations\n", "rounds        1500,", " 500 ...\n", "other 1500\n", "and 1490 more in mode node\n"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report is without %q:\n%s", want, text)
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// faults are the cloud's troubles that a soak lives with, each at the odds that
+// it gives.
+var faults = []spec.Fault{
+	{Action: "*", Kind: "throttle", Probability: 0.05},
+	{Action: "*", Kind: "lostReply", Probability: 0.03},
+	{Action: "*", Kind: "lostRequest", Probability: 0.03},
+	{Action: "*", Kind: "error", Code: "InternalError", Probability: 0.03},
+	{Action: "Describe*", Kind: "latency", Latency: spec.Duration(30 * time.Millisecond), Probability: 0.3},
+}
+
+// Time limits. Operations of a round on a slow machine end before all are
+// made; the others only end what hangs.
+const (
+	operationsLimit = 12 * time.Minute
+	roundLimit      = 40 * time.Minute
+	hangLimit       = time.Hour // for what has no limit of its own
+)
+
+// round is a lab with a seed of its own: operations among trouble, rest, and an
+// empty lab again.
+type round struct {
+	place
+	mode     mode
+	tally    *tally
+	end      time.Time       // of the soak: when no more operations begin; zero if at none
+	soak     context.Context // ends when the soak is interrupted
+	keepLogs string          // a folder for the logs of a failed round; none if empty
+
+	mu   sync.Mutex // guards all below
+	told []string   // what is wrong
+}
+
+// violate books that something is wrong, and prints it at once. What merely
+// failed or is unfinished says nothing once the soak is interrupted.
+func (r *round) violate(k kind, text string) {
+	if r.soak.Err() != nil && k != duplicate && k != tooSoon && k != badLog {
+		return
+	}
+	fmt.Printf("VIOLATION  %v: %s: %s\n", r.place, k, text)
+	r.tally.violate(violation{r.place, k, text})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.told = append(r.told, fmt.Sprintf("%s: %s", k, text))
+}
+
+func (r *round) violations() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.told
+}
+
+// ok books an error, if there is one.
+func (r *round) ok(what string, err error) {
+	if err != nil {
+		r.violate(other, fmt.Sprintf("%s: %v", what, err))
+	}
+}
+
+// timed does a step and books how long it took, and its error.
+func (r *round) timed(what string, do func() error) {
+	begun := time.Now()
+	r.ok(what, do())
+	r.tally.took(r.place, what, "", time.Since(begun))
+}
+
+// operation is timed of an ADD or DEL, on a pod of a node.
+func (r *round) operation(e event, n *node.Node, pod string, do func() error) {
+	begun := time.Now()
+	r.ok(string(e), do())
+	r.tally.took(r.place, string(e), n.Name+"/"+pod, time.Since(begun))
+}
+
+// make makes the round, and gives it up when it hangs.
+func (r *round) make() {
+	r.tally.begin(r.place)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.play()
+	}()
+	select {
+	case <-done:
+	case <-time.After(hangLimit): // it has limits of its own for all that should end
+		stacks := make([]byte, 1<<20)
+		r.violate(other, fmt.Sprintf("the round hangs for %v\n%s", hangLimit, stacks[:runtime.Stack(stacks, true)]))
+	}
+	if len(r.violations()) > 0 {
+		r.tally.count(failedRound, 1)
+	}
+}
+
+func (r *round) play() {
+	ctx, cancel := context.WithTimeout(r.soak, roundLimit)
+	defer cancel()
+	begun := time.Now()
+	l, err := harness.Start(ctx, r.mode.lab(3, 2))
+	r.ok("raise", err)
+	if err != nil {
+		return
+	}
+	r.tally.took(r.place, "raise", "", time.Since(begun))
+	defer r.finish(l)
+	if l.Cloud != nil {
+		for _, f := range faults {
+			_, err := l.Cloud.Inject(f)
+			r.ok("inject", err)
+		}
+	}
+	book := newLedger(r.violate)
+	r.operate(ctx, l, book)
+	if l.Cloud != nil {
+		r.tally.met(l.Cloud.FaultsMet())
+		l.Cloud.ClearFaults()
+	}
+	if r.soak.Err() == nil {
+		r.rest(ctx, l, book)
+	}
+}
+
+// operate makes and removes pods at random, a worker for each node, among trouble.
+func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
+	kills, late := r.tally.kills(), time.Now().Add(operationsLimit)
+	if !r.end.IsZero() && r.end.Before(late) {
+		late = r.end
+	}
+	stop := make(chan struct{})
+	var trouble, workers sync.WaitGroup
+	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop}
+	trouble.Go(func() { m.run(ctx) })
+	nodes := l.Nodes()
+	for i, n := range nodes {
+		workers.Go(func() {
+			w := &worker{round: r, node: n, late: late, book: book, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w.run(ctx, (r.ops+i)/len(nodes))
+		})
+	}
+	workers.Wait()
+	close(stop)
+	trouble.Wait()
+	if cut := late.Equal(r.end) && time.Now().After(late); cut || r.soak.Err() != nil {
+		return
+	}
+	kills = r.tally.kills() - kills
+	if book.adds < r.ops/4 || kills == 0 && r.ops >= r.mode.ops {
+		r.violate(other, fmt.Sprintf("too little was done: %d kills, %d pods in %d operations", kills, book.adds, r.ops))
+	}
+}
+
+// rest waits until all agree, removes the pods, and waits until nodes have no
+// more than they keep.
+func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
+	r.timed("ready", func() error { return l.WaitReady(ctx) })
+	r.settle(ctx, l, "settle")
+	for _, n := range l.Nodes() {
+		for _, p := range n.Pods() {
+			r.operation(deleted, n, p.Name, func() error { return book.del(ctx, n, p.Name) })
+		}
+	}
+	emptying, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	begun := time.Now()
+	if err := r.mode.empty(emptying, l); err != nil {
+		r.violate(leak, fmt.Sprintf("after %v not all went back: %v", patience, err))
+	}
+	r.tally.took(r.place, "empty", "", time.Since(begun))
+	r.settle(ctx, l, "settle empty")
+}
+
+// settle waits until the lab agrees with itself (lab.CheckInvariants).
+func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
+	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
+	defer cancel()
+	begun := time.Now()
+	if err := l.WaitInvariants(ctx); err != nil {
+		k := disagreement
+		if strings.Contains(err.Error(), "leaked") {
+			k = leak
+		}
+		r.violate(k, fmt.Sprintf("after %v still not at rest: %v", harness.Rest, err))
+	}
+	r.tally.took(r.place, what, "", time.Since(begun))
+}
+
+// finish looks at the logs and removes the lab.
+func (r *round) finish(l *lab.Lab) {
+	for _, p := range harness.Programs(l) {
+		if err := harness.BadLog(p); err != nil {
+			r.violate(badLog, err.Error())
+		}
+	}
+	r.ok("close", l.Close())
+	if r.keepLogs != "" && len(r.violations()) > 0 {
+		r.ok("keep logs", r.keep(l.Dir))
+	}
+	r.ok("end", harness.End(l))
+}
+
+// keep copies the logs of a lab, with what was wrong.
+func (r *round) keep(dir string) error {
+	if err := os.MkdirAll(r.keepLogs, 0o755); err != nil {
+		return err
+	}
+	text := fmt.Sprintf("%v\n\n%s\n", r.place, strings.Join(r.violations(), "\n\n"))
+	errs := []error{os.WriteFile(filepath.Join(r.keepLogs, "violations.txt"), []byte(text), 0o644)}
+	errs = append(errs, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".log" {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name := strings.ReplaceAll(strings.TrimPrefix(path, dir+"/"), "/", "-")
+		return os.WriteFile(filepath.Join(r.keepLogs, name), data, 0o644)
+	}))
+	return errors.Join(errs...)
+}

@@ -1,0 +1,152 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/node"
+)
+
+// trouble is one thing that goes wrong in a soak. It ends what it begins, but for
+// programs, which troublemaker.restart starts again.
+type trouble func(ctx context.Context, m *troublemaker)
+
+// troublemaker makes the trouble of a round until stop is closed.
+type troublemaker struct {
+	*round
+	lab  *lab.Lab
+	dice *rand.Rand
+	stop <-chan struct{}
+}
+
+func (m *troublemaker) run(ctx context.Context) {
+	m.makeHasty()
+	for m.pause(ctx, 800*time.Millisecond) {
+		m.mode.troubles[m.dice.IntN(len(m.mode.troubles))](ctx, m)
+		m.restart(true)
+	}
+	m.restart(false)
+}
+
+// pause lets the trouble last, or tells that the round is over.
+func (m *troublemaker) pause(ctx context.Context, most time.Duration) bool {
+	select {
+	case <-m.stop:
+		return false
+	case <-ctx.Done():
+		return false
+	case <-time.After(time.Duration(m.dice.Int64N(int64(most)))): // the pace of the trouble, not a wait for anything
+		return true
+	}
+}
+
+func (m *troublemaker) node() *node.Node { return m.lab.Nodes()[m.dice.IntN(len(m.lab.Nodes()))] }
+
+func (m *troublemaker) someOperator() *lab.Operator {
+	return m.lab.Operators()[m.dice.IntN(len(m.lab.Operators()))]
+}
+
+func killDaemon(_ context.Context, m *troublemaker) {
+	m.tally.count(daemonKill, 1)
+	m.ok("kill", m.node().Kill())
+}
+
+func stopDaemon(_ context.Context, m *troublemaker) {
+	m.tally.count(daemonStop, 1)
+	m.ok("stop", m.node().Stop(patience))
+}
+
+func killOperator(_ context.Context, m *troublemaker) {
+	m.tally.count(operatorKill, 1)
+	m.ok("kill", m.someOperator().Kill())
+}
+
+// haltOperator holds an operator for longer than its Lease, at times: it comes
+// back as an old leader. It may just have come to its failpoint, or lost its
+// Lease, and be gone.
+func haltOperator(ctx context.Context, m *troublemaker) {
+	o := m.someOperator()
+	unlessGone := func(err error) {
+		if !errors.Is(err, os.ErrProcessDone) && o.Running() {
+			m.ok("halt", err)
+		}
+	}
+	if err := o.Pause(); err != nil {
+		unlessGone(err)
+		return
+	}
+	m.tally.count(operatorHalt, 1)
+	m.pause(ctx, 6*time.Second)
+	unlessGone(o.Resume())
+}
+
+func killAPIServer(ctx context.Context, m *troublemaker) {
+	m.tally.count(apiServerKill, 1)
+	m.ok("kill", m.lab.Kube.KillAPIServer())
+	m.pause(ctx, 2*time.Second)
+	m.timed("start of the API server", func() error { return m.lab.Kube.StartAPIServer(ctx) })
+}
+
+func ec2Away(ctx context.Context, m *troublemaker) {
+	m.tally.count(ec2Outage, 1)
+	m.lab.Cloud.Outage(true)
+	m.pause(ctx, 2*time.Second)
+	m.lab.Cloud.Outage(false)
+}
+
+// makeHasty begins the trouble: operators that stay leaders for long are good for
+// raising a lab on a machine that stands still at times, and for nothing else.
+func (m *troublemaker) makeHasty() {
+	for _, p := range m.mode.programs(m.lab) {
+		if len(p.hasty) > 0 {
+			m.ok("stop", p.Stop(patience))
+			m.ok("start", p.Start(p.hasty...))
+		}
+	}
+}
+
+// restart starts what does not run. Half of it comes back armed to die at a
+// failpoint, while the trouble lasts; after it, all begins anew and unarmed.
+func (m *troublemaker) restart(armed bool) {
+	for _, p := range m.mode.programs(m.lab) {
+		if p.EndedByItself() {
+			m.tally.count(ending(p), 1)
+		}
+		if !armed {
+			m.ok("stop", p.Stop(patience))
+		}
+		if p.Running() {
+			continue
+		}
+		var env map[string]string
+		var more []string
+		if armed {
+			env, more = m.arms(p.points), p.hasty
+		}
+		p.arm(env)
+		m.ok("start", p.Start(more...))
+	}
+}
+
+// ending is why a program is gone that nobody killed. Only a failpoint ends one
+// by a signal.
+func ending(p program) event {
+	if p.ExitCode() < 0 {
+		return p.died
+	}
+	return endedByItself
+}
+
+// arms is what makes a program die at one of its failpoints, or at none.
+func (m *troublemaker) arms(points []string) map[string]string {
+	if m.dice.IntN(2) == 0 {
+		return nil
+	}
+	return map[string]string{failpoint.EnvVar: fmt.Sprintf("%s=kill@%d", points[m.dice.IntN(len(points))], 1+m.dice.IntN(3))}
+}

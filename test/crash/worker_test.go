@@ -1,0 +1,67 @@
+package crash
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpclab/node"
+)
+
+// worker makes and removes the pods of one node.
+type worker struct {
+	*round
+	node *node.Node
+	book *ledger
+	dice *rand.Rand
+	late time.Time // when no more operations begin
+	pods []string
+	next int
+}
+
+func (w *worker) run(ctx context.Context, ops int) {
+	done := 0
+	more := func() bool { return done < ops && ctx.Err() == nil && time.Now().Before(w.late) }
+	for more() {
+		// Mostly towards a target that wanders between empty and full.
+		want := w.dice.IntN(w.mode.pods + 1)
+		for len(w.pods) != want && more() {
+			if len(w.pods) < want {
+				done += w.some(want-len(w.pods), func() func() { return w.add(ctx) })
+			} else {
+				done += w.some(len(w.pods)-want, func() func() { return w.del(ctx) })
+			}
+		}
+	}
+}
+
+// some makes up to four operations at once, each of which begin chooses.
+func (w *worker) some(most int, begin func() func()) int {
+	n := 1 + w.dice.IntN(min(4, most))
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(begin())
+	}
+	wg.Wait()
+	return n
+}
+
+func (w *worker) add(ctx context.Context) func() {
+	name := fmt.Sprintf("p%d", w.next)
+	w.next++
+	w.pods = append(w.pods, name)
+	return func() {
+		w.operation(added, w.node, name, func() error { return w.book.add(ctx, w.node, name) })
+	}
+}
+
+func (w *worker) del(ctx context.Context) func() {
+	i := w.dice.IntN(len(w.pods))
+	name := w.pods[i]
+	w.pods = append(w.pods[:i], w.pods[i+1:]...)
+	return func() {
+		w.operation(deleted, w.node, name, func() error { return w.book.del(ctx, w.node, name) })
+	}
+}
