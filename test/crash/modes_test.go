@@ -54,9 +54,9 @@ var nodeMode = mode{
 			}, daemonArgs...),
 		}
 	},
-	daemon: named("daemon.", "eni.", "inventory.", "intent."),
-	kills:  named("daemon.", "eni.", "inventory.", "intent."),
-	ops:    600,
+	daemon:   named("daemon.", "eni.", "inventory.", "intent."),
+	kills:    named("daemon.", "eni.", "inventory.", "intent."),
+	ops:      600,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -100,8 +100,8 @@ var poolMode = mode{
 	operator: named("operator.pool."),
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
-	kills: named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
-	ops:   240,
+	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
+	ops:      240,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmBlock,
 }

@@ -39,7 +39,7 @@ func (o *options) complete() error {
 		return fmt.Errorf("soak.mode is %q, expected one of %v", o.mode, lab.Modes)
 	}
 	if o.seed == 0 {
-		o.seed = uint64(1 + rand.Uint32()) //nolint:gosec // dice of a test
+		o.seed = uint64(1 + rand.Uint32())
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func roundSeed(run uint64, round int) uint64 {
 	if round == 1 {
 		return run
 	}
-	return uint64(1 + rand.New(rand.NewPCG(run, uint64(round))).Uint32()) //nolint:gosec // dice of a test
+	return uint64(1 + rand.New(rand.NewPCG(run, uint64(round))).Uint32())
 }
 
 // roundOps is how many operations the next round of a mode makes: those of a

@@ -8,7 +8,7 @@ import (
 // spread counts durations in classes, each 5 % longer than the one before, so
 // that percentiles of any number of them take the same memory.
 type spread struct {
-	classes [400]int // the first ends at least, the last beyond eight hours
+	classes [400]int // the last also has what is longer
 	n       int
 	longest time.Duration
 }

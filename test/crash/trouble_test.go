@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/failpoint"
@@ -143,10 +144,15 @@ func ending(p program) event {
 	return endedByItself
 }
 
-// arms is what makes a program die at one of its failpoints, or at none.
+// arms is what makes a program die at one of its failpoints, or at none: at
+// whichever of three it comes to first, since many are seldom passed.
 func (m *troublemaker) arms(points []string) map[string]string {
 	if m.dice.IntN(2) == 0 {
 		return nil
 	}
-	return map[string]string{failpoint.EnvVar: fmt.Sprintf("%s=kill@%d", points[m.dice.IntN(len(points))], 1+m.dice.IntN(3))}
+	var list []string
+	for range 3 {
+		list = append(list, fmt.Sprintf("%s=kill@%d", points[m.dice.IntN(len(points))], 1+m.dice.IntN(3)))
+	}
+	return map[string]string{failpoint.EnvVar: strings.Join(list, ",")}
 }
