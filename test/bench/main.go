@@ -107,7 +107,7 @@ type group struct {
 }
 
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "pools"}
+var prefixes = []string{"scale", "limiter", "pools"}
 
 // hugeGroup is measured only when it is asked for.
 const hugeGroup = "huge-operator"
@@ -119,10 +119,10 @@ var groups = []group{
 	{"daemon", "ADD in the daemon, in turn with its netlink calls", aLab, daemonAdd},
 	{"families", "a pod's link with both families, in turn with IPv4 only", aLab, families},
 	{"pods", "250 and 500 pods on a node, in turn with a node of 10", aLab, manyPods},
+	{"limiter-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
+	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
-	{"scale-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
-	{"scale-throttled", "one throttled call", nothing, throttles},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", aControlPlane, operators},
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},

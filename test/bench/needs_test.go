@@ -9,10 +9,10 @@ import (
 func TestNeeded(t *testing.T) {
 	lab := []string{"./cmd/berth", "./cmd/berthd", referencePlugins}
 	for only, want := range map[string][]string{
-		"scale-fill":             nil,
-		"exec,daemon,scale-fill": lab,
-		"scale-operator":         {"./cmd/berth-operator", controlPlane},
-		"":                       {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", controlPlane, referencePlugins},
+		"limiter":             nil,
+		"exec,daemon,limiter": lab,
+		"scale-operator":      {"./cmd/berth-operator", controlPlane},
+		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", controlPlane, referencePlugins},
 	} {
 		chosen, err := choose(only)
 		if err != nil {
