@@ -4,7 +4,7 @@
 //
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
-// against the bare netlink calls, or against
+// against a plugin that does nothing, against the bare netlink calls, or against
 // Berth itself on a node with few pods; and the operator with thousands of nodes,
 // against itself with few, or against the time that EC2's limits force, or with
 // nodes that ask for blocks of an address pool. Value and reference of what
@@ -41,7 +41,7 @@ func main() {
 func run(ctx context.Context) (err error) {
 	b := &bench{}
 	out := flag.String("out", "bench/results.json", "file of the results")
-	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd and berth-operator are")
+	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd, berth-operator and null are")
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
 		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+hugeGroup+"). Other figures stay in the file as they are")

@@ -28,7 +28,7 @@ const (
 // parts are what must be there before the bench starts: packages whose
 // programs are in bench.binDir, and those above.
 var parts = map[need][]string{
-	aLab:          {"./cmd/berth", "./cmd/berthd", referencePlugins},
+	aLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
 	aSite:         {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
 	aControlPlane: {"./cmd/berth-operator", controlPlane},
 }

@@ -7,12 +7,12 @@ import (
 
 // Nobody waits for the build of something that is not measured.
 func TestNeeded(t *testing.T) {
-	lab := []string{"./cmd/berth", "./cmd/berthd", referencePlugins}
+	lab := []string{"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins}
 	for only, want := range map[string][]string{
 		"limiter":             nil,
 		"exec,daemon,limiter": lab,
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
-		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", controlPlane, referencePlugins},
+		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, referencePlugins},
 	} {
 		chosen, err := choose(only)
 		if err != nil {

@@ -51,6 +51,7 @@ type bench struct {
 	podName          string // of podNamespace, whose sandboxes all are; empty: of none
 	refNetns         string
 	berth, reference *runtime
+	null             *runtime // of a plugin that does nothing
 	sandboxes        *runtime // makes namespaces for measurements that call no plugin
 }
 
@@ -222,7 +223,7 @@ func berthList(n *node.Node) (*libcni.NetworkConfigList, error) {
 // close ends the lab, however far it came.
 func (b *bench) close() error {
 	var errs []error
-	for _, r := range []*runtime{b.berth, b.reference, b.sandboxes} {
+	for _, r := range []*runtime{b.berth, b.reference, b.null, b.sandboxes} {
 		if r != nil {
 			errs = append(errs, r.close())
 		}
@@ -234,7 +235,7 @@ func (b *bench) close() error {
 		errs = append(errs, b.lab.Close())
 	}
 	errs = append(errs, b.removeDirs())
-	b.berth, b.reference, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, "", nil
+	b.berth, b.reference, b.null, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, nil, "", nil
 	b.up, b.podName = nothing, ""
 	return errors.Join(errs...)
 }
