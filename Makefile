@@ -33,6 +33,9 @@ SOAK_TIME ?= $(if $(SOAK_OPS),0,1h)
 SOAK_MODE ?=
 SOAK_SEED ?=
 
+# make build: the programs.
+PACKAGES ?= ./cmd/...
+
 # What needs root runs as it is for root; for others in namespaces of their
 # own, except that a lab which is to stay up needs the machine's.
 ifneq ($(shell id -u),0)
@@ -46,9 +49,9 @@ help: ## List the targets
 .PHONY: build
 build: ## Build the programs into bin/
 	@mkdir -p bin
-	@hack/slowly.sh "Downloading Go modules" go list -deps ./cmd/... >/dev/null
+	@hack/slowly.sh "Downloading Go modules" go list -deps $(PACKAGES) >/dev/null
 	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes a few minutes)" \
-		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
 
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
@@ -73,14 +76,20 @@ e2e: ## Run the tests against real container runtimes
 	@hack/deps.sh test e2e
 	@hack/test.sh ./test/e2e/... -tags e2e -timeout 60m $(TEST_FLAGS)
 
-# The reference plugins are built like Berth, by the same toolchain.
+# Only what the chosen groups need is built: the control plane alone takes
+# minutes. The reference plugins are built like Berth, by the same toolchain.
 .PHONY: bench
-bench: build ## Measure the budgets into bench/results.json
+bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
-	@mkdir -p bench
+	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null; \
-	KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference=; \
+	for need in $$needs; do case $$need in \
+		./*) packages+=" $$need" ;; \
+		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
+		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
+	esac; done; \
+	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
 	$(AS_ROOT) bin/bench -reference-dir "$$reference" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint

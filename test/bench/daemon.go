@@ -81,12 +81,9 @@ func (b *bench) daemonAdd(ctx context.Context, name string) ([]Result, error) {
 	if b.podName != "" {
 		c.pod = &rpc.Pod{Namespace: podNamespace, Name: b.podName}
 	}
-	var host *netlink.Handle
-	if err := ns.Do(b.few.Netns, func() (err error) {
-		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("open netlink in %s: %w", b.few.Name, err)
+	host, err := nodeNetlink(b.few)
+	if err != nil {
+		return nil, err
 	}
 	defer host.Close()
 
@@ -127,6 +124,18 @@ func addSeconds(ctx context.Context, n *node.Node) (float64, error) {
 		}
 	}
 	return 0, fmt.Errorf("the metrics of %s have no %s", n.Name, name)
+}
+
+// nodeNetlink opens netlink in a node's namespace.
+func nodeNetlink(n *node.Node) (host *netlink.Handle, err error) {
+	err = ns.Do(n.Netns, func() error {
+		host, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open netlink in %s: %w", n.Name, err)
+	}
+	return host, nil
 }
 
 // bareOnce makes one pod link by its bare netlink calls.

@@ -8,36 +8,60 @@ import (
 	"github.com/containernetworking/cni/libcni"
 )
 
-// execs measures ADD and DEL from exec to result.
+// execs measures ADD and DEL from exec to result, in turn with the reference
+// and with what an ADD cannot be below.
 func execs(ctx context.Context, b *bench) ([]Result, error) {
-	return b.execs(ctx, "exec-add", "exec-del")
+	f, err := b.openFloor()
+	if err != nil {
+		return nil, err
+	}
+	defer f.host.Close()
+	times, err := b.execs(ctx, f.measure)
+	if err != nil {
+		return nil, err
+	}
+	return append(times.results("exec-add", "exec-del"), f.results(times.adds[0])...), nil
 }
 
-func (b *bench) execs(ctx context.Context, add, del string) ([]Result, error) {
-	var adds, dels [2][]float64 // Berth's and the reference's
+// execTimes are in ms, Berth's and the reference's.
+type execTimes struct{ adds, dels [2][]float64 }
+
+func (t execTimes) results(add, del string) []Result {
+	return []Result{ratio(add, "ms", t.adds[0], t.adds[1]), ratio(del, "ms", t.dels[0], t.dels[1])}
+}
+
+// execs calls Berth and the reference in turn, and between after Berth, if any.
+func (b *bench) execs(ctx context.Context, between func(ctx context.Context, round int) error) (t execTimes, err error) {
 	for i := range b.rounds + warmUp {
 		for j, r := range []*runtime{b.berth, b.reference} {
-			rt, err := r.sandbox(len(r.made))
-			if err != nil {
-				return nil, err
+			if j == 1 && between != nil {
+				if err := between(ctx, i); err != nil {
+					return t, err
+				}
 			}
-			up, err := r.add(ctx, rt)
+			up, down, err := addAndDel(ctx, r)
 			if err != nil {
-				return nil, err
-			}
-			down, err := r.del(ctx, rt)
-			if err != nil {
-				return nil, err
+				return t, err
 			}
 			if i >= warmUp {
-				adds[j], dels[j] = append(adds[j], millis(up)), append(dels[j], millis(down))
+				t.adds[j], t.dels[j] = append(t.adds[j], millis(up)), append(t.dels[j], millis(down))
 			}
 		}
 	}
-	return []Result{
-		ratio(add, "ms", adds[0], adds[1]),
-		ratio(del, "ms", dels[0], dels[1]),
-	}, nil
+	return t, nil
+}
+
+// addAndDel measures an ADD in a new sandbox, and its DEL.
+func addAndDel(ctx context.Context, r *runtime) (add, del time.Duration, err error) {
+	rt, err := r.sandbox(len(r.made))
+	if err != nil {
+		return 0, 0, err
+	}
+	if add, err = r.add(ctx, rt); err != nil {
+		return 0, 0, err
+	}
+	del, err = r.del(ctx, rt)
+	return add, del, err
 }
 
 // parallel measures the ADDs a second of 8 workers against one's.

@@ -4,11 +4,11 @@
 //
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
-// against the bare netlink calls, or against Berth itself on a node with few
-// pods; and the operator with thousands of nodes, against itself with few, or
-// against the time that EC2's limits force, or with nodes that ask for blocks of
-// an address pool. Value and reference of what depends on the machine alternate
-// run by run; medians are reported.
+// against a plugin that does nothing, against the bare netlink calls, or against
+// Berth itself on a node with few pods; and the operator with thousands of nodes,
+// against itself with few, or against the time that EC2's limits force, or with
+// nodes that ask for blocks of an address pool. Value and reference of what
+// depends on the machine alternate run by run; medians are reported.
 // Run it as root on a machine that does nothing else.
 package main
 
@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -42,19 +41,31 @@ func main() {
 func run(ctx context.Context) (err error) {
 	b := &bench{}
 	out := flag.String("out", "bench/results.json", "file of the results")
-	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd and berth-operator are")
+	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd, berth-operator and null are")
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
-		"; or those that begin alike by \"scale\" or \"pools\" (default: all but "+hugeGroup+"). Other figures stay in the file as they are")
+		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+hugeGroup+"). Other figures stay in the file as they are")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
+	needs := flag.Bool("needs", false, "print what the chosen groups need, a package or a name a line, and measure nothing")
 	flag.Parse()
 	chosen, err := choose(*only)
 	if err != nil {
 		return err
 	}
+	if *needs {
+		for _, part := range needed(chosen) {
+			fmt.Println(part)
+		}
+		return nil
+	}
 	if err := b.check(chosen); err != nil {
 		return err
+	}
+	if b.profiles != "" {
+		if err := os.MkdirAll(b.profiles, 0o755); err != nil {
+			return fmt.Errorf("make the profiles' directory: %w", err)
+		}
 	}
 
 	start := time.Now()
@@ -87,36 +98,6 @@ func run(ctx context.Context) (err error) {
 	return nil
 }
 
-// check looks for what the chosen groups need, and names what is missing.
-func (b *bench) check(chosen []group) error {
-	var programs []string
-	for _, g := range chosen {
-		if g.needs == aLab || g.needs == aSite {
-			if b.refDir == "" {
-				return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
-			}
-			programs = append(programs, filepath.Join(b.binDir, "berthd"), filepath.Join(b.binDir, "berth"),
-				filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local"))
-		}
-		if g.needs == aControlPlane || g.needs == aSite {
-			b.assets = os.Getenv("KUBEBUILDER_ASSETS")
-			if b.assets == "" {
-				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
-			}
-			programs = append(programs, filepath.Join(b.binDir, "berth-operator"), filepath.Join(b.assets, "kube-apiserver"))
-		}
-	}
-	for _, p := range programs {
-		if _, err := os.Stat(p); err != nil {
-			return fmt.Errorf("a program to measure is missing: %w", err)
-		}
-	}
-	if b.profiles != "" {
-		return os.MkdirAll(b.profiles, 0o755)
-	}
-	return nil
-}
-
 // group is figures that are measured together. They run in this order: the
 // later ones leave more pods on the node.
 type group struct {
@@ -125,18 +106,8 @@ type group struct {
 	run        func(context.Context, *bench) ([]Result, error)
 }
 
-// need is what must be running for a group, besides the bench itself.
-type need int
-
-const (
-	nothing       need = iota
-	aLab               // a VPC with three nodes
-	aSite              // a lab in pool mode with one node
-	aControlPlane      // its programs: the group raises it itself
-)
-
 // prefixes stand for all groups whose names begin with them and a hyphen.
-var prefixes = []string{"scale", "pools"}
+var prefixes = []string{"scale", "limiter", "pools"}
 
 // hugeGroup is measured only when it is asked for.
 const hugeGroup = "huge-operator"
@@ -148,10 +119,10 @@ var groups = []group{
 	{"daemon", "ADD in the daemon, in turn with its netlink calls", aLab, daemonAdd},
 	{"families", "a pod's link with both families, in turn with IPv4 only", aLab, families},
 	{"pods", "250 and 500 pods on a node, in turn with a node of 10", aLab, manyPods},
+	{"limiter-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
+	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
-	{"scale-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
-	{"scale-throttled", "one throttled call", nothing, throttles},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
 	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", aControlPlane, operators},
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},

@@ -17,9 +17,10 @@ func TestChoose(t *testing.T) {
 		hasNo []string
 	}{
 		{"", []string{"size", "scale-join"}, []string{hugeGroup}},
-		{"scale", []string{"scale-join", "scale-operator"}, []string{"size", hugeGroup}},
+		{"scale", []string{"scale-join", "scale-operator"}, []string{"size", "limiter-fill", hugeGroup}},
+		{"limiter", []string{"limiter-fill", "limiter-throttled"}, []string{"scale-join", "exec"}},
 		{"pools", []string{"pools-book", "pools-requests", "pools-add"}, []string{"scale-join", "exec"}},
-		{"exec,scale-fill", []string{"exec", "scale-fill"}, []string{"scale-join"}},
+		{"exec,limiter-fill", []string{"exec", "limiter-fill"}, []string{"limiter-throttled"}},
 		{hugeGroup, []string{hugeGroup}, []string{"size"}},
 	} {
 		chosen, err := choose(c.only)

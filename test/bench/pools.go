@@ -164,12 +164,12 @@ func carveOne(c *pool.Carver, l pool.Layout, limit int64) error {
 // poolAdds measures ADD and DEL as execs and daemonAdd do, with berthd in pool
 // mode and a block that it has: the API server has no part in them.
 func poolAdds(ctx context.Context, b *bench) ([]Result, error) {
-	exec, err := b.execs(ctx, "pool-exec-add", "pool-exec-del")
+	times, err := b.execs(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
 	daemon, err := b.daemonAdd(ctx, "pool-daemon-add")
-	return append(exec, daemon...), err
+	return append(times.results("pool-exec-add", "pool-exec-del"), daemon...), err
 }
 
 // podNamespace is that of the bench's only Pod.

@@ -42,6 +42,8 @@ type figure struct {
 var budgets = []figure{
 	{"daemon-add", budget{1.5, false, "its netlink calls, bare"}},
 	{"exec-add", budget{0.6, false, "ptp + host-local"}},
+	// A goal, not reached yet.
+	{"exec-add-floor", budget{1.25, false, "a plugin that does nothing, and bare netlink calls"}},
 	{"exec-del", budget{0.5, false, "ptp + host-local"}},
 	{"add-500-pods", budget{1.2, false, "10 pods"}},
 	{"parallel-add", budget{1.2, true, "one at a time"}},

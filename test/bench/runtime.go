@@ -22,8 +22,8 @@ type runtime struct {
 	made   []string
 }
 
-func newRuntime(netns, prefix, cacheDir string, binDirs []string, list *libcni.NetworkConfigList) *runtime {
-	return &runtime{netns: netns, prefix: prefix, list: list, cni: libcni.NewCNIConfigWithCacheDir(binDirs, cacheDir, nil)}
+func newRuntime(netns, prefix, cacheDir string, pluginDir string, list *libcni.NetworkConfigList) *runtime {
+	return &runtime{netns: netns, prefix: prefix, list: list, cni: libcni.NewCNIConfigWithCacheDir([]string{pluginDir}, cacheDir, nil)}
 }
 
 // sandbox makes a network namespace for one container.

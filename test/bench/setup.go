@@ -42,6 +42,7 @@ type bench struct {
 	profiled       int
 	runDir, varDir string // see makeDirs
 	mounted        bool   // runDir is
+	pluginDir      string // on a disk, see install
 	rounds         int
 
 	up               need // which lab is
@@ -50,6 +51,7 @@ type bench struct {
 	podName          string // of podNamespace, whose sandboxes all are; empty: of none
 	refNetns         string
 	berth, reference *runtime
+	null             *runtime // of a plugin that does nothing
 	sandboxes        *runtime // makes namespaces for measurements that call no plugin
 }
 
@@ -88,7 +90,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 }
 
 // makeDirs makes the directories that a node has on a tmpfs (/run, with Berth's
-// records) and on a disk (/var/lib/cni, with host-local's and libcni's). The
+// records) and on a disk (/var/lib/cni, with host-local's and libcni's, and
+// /opt/cni/bin). The
 // medium counts: on a disk, replacing a record is half of an ADD's time.
 func (b *bench) makeDirs() (err error) {
 	for _, dir := range []*string{&b.runDir, &b.varDir} {
@@ -176,6 +179,9 @@ func waitWarm(ctx context.Context, n *node.Node, want int) error {
 
 // network prepares the runtimes of Berth and of the reference.
 func (b *bench) network() error {
+	if err := b.install(filepath.Join(b.binDir, "berth"), filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local")); err != nil {
+		return err
+	}
 	name := fmt.Sprintf("%s-reference", b.lab.ID)
 	if err := ns.Create(name); err != nil {
 		return err
@@ -185,7 +191,7 @@ func (b *bench) network() error {
 	if err != nil {
 		return err
 	}
-	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), []string{b.few.CNIBinDir()}, list)
+	b.berth = newRuntime(b.few.Netns, b.lab.ID+"-b", filepath.Join(b.varDir, "cache-berth"), b.pluginDir, list)
 	if b.podName != "" {
 		b.berth.args = [][2]string{{"K8S_POD_NAMESPACE", podNamespace}, {"K8S_POD_NAME", b.podName}}
 	}
@@ -196,8 +202,8 @@ func (b *bench) network() error {
 	if err != nil {
 		return fmt.Errorf("configure the reference plugins: %w", err)
 	}
-	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.varDir, "cache-reference"), []string{b.refDir}, ref)
-	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", nil, nil)
+	b.reference = newRuntime(ns.Path(name), b.lab.ID+"-r", filepath.Join(b.varDir, "cache-reference"), b.pluginDir, ref)
+	b.sandboxes = newRuntime("", b.lab.ID+"-s", "", "", nil)
 	return nil
 }
 
@@ -217,7 +223,7 @@ func berthList(n *node.Node) (*libcni.NetworkConfigList, error) {
 // close ends the lab, however far it came.
 func (b *bench) close() error {
 	var errs []error
-	for _, r := range []*runtime{b.berth, b.reference, b.sandboxes} {
+	for _, r := range []*runtime{b.berth, b.reference, b.null, b.sandboxes} {
 		if r != nil {
 			errs = append(errs, r.close())
 		}
@@ -229,7 +235,7 @@ func (b *bench) close() error {
 		errs = append(errs, b.lab.Close())
 	}
 	errs = append(errs, b.removeDirs())
-	b.berth, b.reference, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, "", nil
+	b.berth, b.reference, b.null, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, nil, "", nil
 	b.up, b.podName = nothing, ""
 	return errors.Join(errs...)
 }

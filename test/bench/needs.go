@@ -1,0 +1,72 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+)
+
+// need is what must be running for a group, besides the bench itself.
+type need int
+
+const (
+	nothing       need = iota
+	aLab               // a VPC with three nodes
+	aSite              // a lab in pool mode with one node
+	aControlPlane      // its programs: the group raises it itself
+)
+
+// What groups need and is built elsewhere than from a package of this module.
+const (
+	referencePlugins = "reference-plugins"
+	controlPlane     = "control-plane"
+)
+
+// parts are what must be there before the bench starts: packages whose
+// programs are in bench.binDir, and those above.
+var parts = map[need][]string{
+	aLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
+	aSite:         {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
+	aControlPlane: {"./cmd/berth-operator", controlPlane},
+}
+
+// needed are the parts of groups, each once.
+func needed(chosen []group) []string {
+	var all []string
+	for _, g := range chosen {
+		all = append(all, parts[g.needs]...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// check looks for what the chosen groups need, and names what is missing.
+func (b *bench) check(chosen []group) error {
+	var programs []string
+	for _, part := range needed(chosen) {
+		switch part {
+		case referencePlugins:
+			if b.refDir == "" {
+				return errors.New("-reference-dir is empty: expected the directory that holds ptp and host-local")
+			}
+			programs = append(programs, filepath.Join(b.refDir, "ptp"), filepath.Join(b.refDir, "host-local"))
+		case controlPlane:
+			b.assets = os.Getenv("KUBEBUILDER_ASSETS")
+			if b.assets == "" {
+				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
+			}
+			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
+		default:
+			programs = append(programs, filepath.Join(b.binDir, path.Base(part)))
+		}
+	}
+	for _, p := range programs {
+		if _, err := os.Stat(p); err != nil {
+			return fmt.Errorf("a program to measure is missing: %w", err)
+		}
+	}
+	return nil
+}

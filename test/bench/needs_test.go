@@ -1,0 +1,25 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+// Nobody waits for the build of something that is not measured.
+func TestNeeded(t *testing.T) {
+	lab := []string{"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins}
+	for only, want := range map[string][]string{
+		"limiter":             nil,
+		"exec,daemon,limiter": lab,
+		"scale-operator":      {"./cmd/berth-operator", controlPlane},
+		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, referencePlugins},
+	} {
+		chosen, err := choose(only)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := needed(chosen); !slices.Equal(got, want) {
+			t.Errorf("-only %q needs %q, expected %q", only, got, want)
+		}
+	}
+}
