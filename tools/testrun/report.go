@@ -33,7 +33,7 @@ type report struct {
 }
 
 // counts are results of tests or packages.
-type counts struct{ passed, failed, skipped int }
+type counts struct{ passed, failed int }
 
 type duration struct {
 	pkg  string
@@ -58,14 +58,11 @@ func (r *report) add(result *testjson.Execution) {
 			r.packages.passed++
 		case testjson.ActionFail:
 			r.packages.failed++
-		case testjson.ActionSkip:
-			r.packages.skipped++
 		default: // the output of a build
 			continue
 		}
 		r.tests.passed += len(p.Passed)
 		r.tests.failed += len(p.Failed)
-		r.tests.skipped += len(p.Skipped)
 		r.took = append(r.took, duration{name, p.Elapsed()})
 		r.failures = append(r.failures, failures(name, p)...)
 		for _, tc := range p.Skipped {
@@ -87,7 +84,7 @@ func (r *report) flaky() []*failure {
 
 // print ends the output with the summary, and returns whether the run passed.
 func (r *report) print(took time.Duration) (ok bool) {
-	r.say("\n%-9s %d ok, %d failed, %d without tests", "packages", r.packages.passed, r.packages.failed, r.packages.skipped)
+	r.say("\n%-9s %d ok, %d failed", "packages", r.packages.passed, r.packages.failed)
 	r.say("%-9s %d passed, %d failed", "tests", r.tests.passed, r.tests.failed)
 	r.list("NOT RUN", r.notRun)
 	var flaky, failed []string

@@ -119,7 +119,7 @@ func (r *run) start(netns string) error {
 // test or an AWS SDK: the caller's credentials have no business there.
 func Environment() []string {
 	var env []string
-	for _, name := range []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GORACE"} {
+	for _, name := range []string{"PATH", "HOME", "TMPDIR", "GOCOVERDIR", "GOGC", "GORACE"} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)
 		}
