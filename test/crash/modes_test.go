@@ -19,6 +19,7 @@ import (
 	_ "github.com/berthnet/berth/internal/source/pool"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
@@ -222,21 +223,13 @@ func oneWarmBlock(ctx context.Context, l *lab.Lab) error {
 // eachNode waits until is returns nil for all nodes at once, and returns what it
 // said last when ctx ends.
 func eachNode(ctx context.Context, l *lab.Lab, is func(*node.Node) error) error {
-	for {
+	return poll.Until(ctx, func() error {
 		var errs []error
 		for _, n := range l.Nodes() {
 			errs = append(errs, is(n))
 		}
-		err := errors.Join(errs...)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return err
-		case <-time.After(50 * time.Millisecond): // another process's edge
-		}
-	}
+		return errors.Join(errs...)
+	})
 }
 
 // elsewhere are failpoints that tests of their own packages kill at.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
@@ -125,16 +126,8 @@ func Eventually(t *testing.T, within time.Duration, what string, is func() error
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()
-	for {
-		err := is()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %v: %v", what, within, err)
-		case <-time.After(20 * time.Millisecond):
-		}
+	if err := poll.Until(ctx, is); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, within, err)
 	}
 }
 

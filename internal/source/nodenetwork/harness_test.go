@@ -23,6 +23,7 @@ import (
 	enisource "github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -176,15 +177,10 @@ func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 // until waits for something that no event tells of.
 func (m *machine) until(what string, ok func() bool) {
 	m.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(longest)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			m.t.Fatalf("waited %v for: %s\nobject: %+v", longest, what, m.peek())
-		}
+	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
+	defer cancel()
+	if poll.Until(ctx, poll.True(ok)) != nil {
+		m.t.Fatalf("waited %v for: %s\nobject: %+v", longest, what, m.peek())
 	}
 }
 

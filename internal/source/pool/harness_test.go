@@ -29,6 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/source/kubeapi"
 	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -299,15 +300,10 @@ func (m *machine) fails(i int, reason string) (message string) {
 // until waits for something that no event tells of.
 func (m *machine) until(what string, ok func() bool) {
 	m.t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	limit := time.After(longest)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-limit:
-			m.t.Fatalf("waited %v for: %s\nblocks: %v\nrequests: %v", longest, what, m.blocks(), m.requests())
-		}
+	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
+	defer cancel()
+	if poll.Until(ctx, poll.True(ok)) != nil {
+		m.t.Fatalf("waited %v for: %s\nblocks: %v\nrequests: %v", longest, what, m.blocks(), m.requests())
 	}
 }
 

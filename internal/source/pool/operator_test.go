@@ -57,7 +57,7 @@ func (o *operator) start() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		tick := time.NewTicker(5 * time.Millisecond)
+		tick := time.NewTicker(25 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			if err := o.answerAll(ctx); err != nil && ctx.Err() == nil && !apierrors.IsConflict(err) {

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -46,17 +47,10 @@ func labSpec(nodes int, instanceType string) spec.Spec {
 // until tries until is returns nil, or ctx ends: what it looks at are other
 // processes, which tell nobody.
 func until(ctx context.Context, what string, is func() error) error {
-	for {
-		err := is()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w: %w", what, ctx.Err(), err)
-		case <-time.After(20 * time.Millisecond):
-		}
+	if err := poll.Until(ctx, is); err != nil {
+		return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), err)
 	}
+	return nil
 }
 
 // join looks at who calls EC2: the operator, and no node, which may not.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berthnet/berth/internal/vpclab/poll"
 )
 
 // Away tells an API server that cannot answer, such as one that is starved or
@@ -23,7 +25,7 @@ func Away(err error) bool {
 // Again makes a request, by do, again and again while the API server is Away and
 // ctx lasts. What names it in the error.
 func Again(ctx context.Context, what string, do func() error) error {
-	for {
+	for began := time.Now(); ; {
 		err := do()
 		if err == nil {
 			return nil
@@ -31,10 +33,8 @@ func Again(ctx context.Context, what string, do func() error) error {
 		if !Away(err) {
 			return fmt.Errorf("%s: %w", what, err)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w: %w", what, ctx.Err(), err)
-		case <-time.After(poll):
+		if end := poll.Pause(ctx, began, poll.Often); end != nil {
+			return fmt.Errorf("%s: %w: %w", what, end, err)
 		}
 	}
 }

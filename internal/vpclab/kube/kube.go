@@ -17,6 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/vpclab/poll"
 )
 
 // Options describe a control plane. Assets and Dir are needed.
@@ -241,15 +243,9 @@ func (c *ControlPlane) failed() error {
 	return nil
 }
 
-// poll is how often the control plane is asked whether it is ready: its
-// programs tell nobody.
-const poll = 25 * time.Millisecond
-
 // until calls is until it returns nil, ctx ends or a program fails.
 func (c *ControlPlane) until(ctx context.Context, what string, is func() error) error {
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
+	for began := time.Now(); ; {
 		err := is()
 		if err == nil {
 			return nil
@@ -257,10 +253,8 @@ func (c *ControlPlane) until(ctx context.Context, what string, is func() error) 
 		if failed := c.failed(); failed != nil {
 			return failed
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w: %w", what, ctx.Err(), err)
-		case <-tick.C:
+		if end := poll.Pause(ctx, began, poll.Often); end != nil {
+			return fmt.Errorf("%s: %w: %w", what, end, err)
 		}
 	}
 }

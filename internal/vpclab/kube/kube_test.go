@@ -28,6 +28,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/berthnet/berth/internal/vpclab/poll"
 )
 
 func assets(t *testing.T) string {
@@ -322,7 +324,7 @@ func TestEndsWithItsStarter(t *testing.T) {
 		select {
 		case <-deadline.Done():
 			t.Fatalf("the API server outlives its starter: %v", err)
-		case <-time.After(poll):
+		case <-time.After(poll.Often):
 		}
 	}
 }

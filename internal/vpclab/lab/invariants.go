@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/vpclab/node"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
@@ -86,15 +87,10 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 // WaitInvariants checks until nothing is wrong, or ctx ends; then the error is
 // what the last check found.
 func (l *Lab) WaitInvariants(ctx context.Context) error {
-	for {
-		errs := l.CheckInvariants(ctx)
-		if len(errs) == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(errs...)
-		case <-time.After(100 * time.Millisecond): // other processes' edge: they tell nobody when they rest
+	for began := time.Now(); ; {
+		err := errors.Join(l.CheckInvariants(ctx)...)
+		if err == nil || poll.Pause(ctx, began, 100*time.Millisecond) != nil {
+			return err
 		}
 	}
 }

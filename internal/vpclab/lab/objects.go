@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
@@ -166,7 +167,7 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	}
 	pod.Annotations = maps.Clone(annotations)
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
-	for {
+	for began := time.Now(); ; {
 		err := o.cluster.create(ctx, pod.DeepCopy(), &uid)
 		if err == nil {
 			break
@@ -174,10 +175,9 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 		if !apierrors.IsAlreadyExists(err) && !kube.Away(err) {
 			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
 		}
-		select {
-		case <-ctx.Done():
-			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w: %w", namespace, name, o.node, ctx.Err(), err)
-		case <-time.After(20 * time.Millisecond): // the object goes when its removal has been sent
+		// The object goes when its removal has been sent.
+		if end := poll.Pause(ctx, began, poll.Often); end != nil {
+			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w: %w", namespace, name, o.node, end, err)
 		}
 	}
 	o.mu.Lock()

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/internal/vpclab/site"
 )
 
@@ -76,15 +77,13 @@ func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error
 // has read the policies that it was given a moment ago, or again after a start,
 // or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
-	for {
+	for began := time.Now(); ; {
 		err := write()
 		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !kube.Away(err) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if poll.Pause(ctx, began, poll.Often) != nil {
 			return err
-		case <-time.After(50 * time.Millisecond): // it tells nobody when it has
 		}
 	}
 }

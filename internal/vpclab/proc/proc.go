@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 )
 
 // Command is how a program is run.
@@ -234,14 +235,11 @@ func (p *Process) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// poll is how often a process is asked whether it is ready: it tells nobody.
-const poll = 20 * time.Millisecond
-
 // Wait returns once ready returns nil. The error of a process that ended, or
 // that is not ready when ctx ends, holds the end of its log.
 func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	why := errors.New("it was not started")
-	for {
+	for began := time.Now(); ; {
 		if r := p.current(); r != nil {
 			if r.gone() {
 				return fmt.Errorf("%s ended: %w\n%s", p.what, errOr(r.err, "exit status 0"), p.LogTail(15))
@@ -250,10 +248,8 @@ func (p *Process) Wait(ctx context.Context, ready func() error) error {
 				return nil
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if poll.Pause(ctx, began, poll.Often) != nil {
 			return fmt.Errorf("%s is not ready: %w\n%s", p.what, why, p.LogTail(15))
-		case <-time.After(poll):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/poll"
 )
 
 func TestMain(m *testing.M) {
@@ -48,16 +49,8 @@ func until(t *testing.T, what string, try func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: %v", what, err)
-		case <-time.After(20 * time.Millisecond):
-		}
+	if err := poll.Until(ctx, try); err != nil {
+		t.Fatalf("%s: %v", what, err)
 	}
 }
 

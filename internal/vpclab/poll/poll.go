@@ -1,0 +1,56 @@
+// Package poll looks again and again at what tells nobody when it changes:
+// other processes, the kernel, what an API server has. It looks often at first
+// and less often later, since each look takes time of a processor that what is
+// waited for needs too.
+package poll
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+const (
+	// Often is the time between the first looks.
+	Often = 20 * time.Millisecond
+	// Seldom is the longest time between two looks.
+	Seldom = 500 * time.Millisecond
+	// share is the part of the time waited so far that the next look may be late.
+	share = 4
+)
+
+// Until calls is until it returns nil. When ctx ends, it returns what is
+// returned last.
+func Until(ctx context.Context, is func() error) error {
+	for began := time.Now(); ; {
+		err := is()
+		if err == nil || Pause(ctx, began, Often) != nil {
+			return err
+		}
+	}
+}
+
+// True is ok for Until.
+func True(ok func() bool) func() error {
+	return func() error {
+		if !ok() {
+			return errNotYet
+		}
+		return nil
+	}
+}
+
+var errNotYet = errors.New("not yet")
+
+// Pause waits until the next look of a wait that began at a moment, for least at
+// the least. It returns ctx's error when that ends before.
+func Pause(ctx context.Context, began time.Time, least time.Duration) error {
+	timer := time.NewTimer(max(least, min(time.Since(began)/share, Seldom)))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

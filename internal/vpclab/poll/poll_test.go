@@ -1,0 +1,53 @@
+package poll
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestUntil(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		takes time.Duration // until it is so
+		late  time.Duration // at most
+		looks int           // at most
+	}{
+		{"at once", 0, 0, 1},
+		{"soon", 50 * time.Millisecond, Often, 4},
+		{"in a second", time.Second, time.Second / share, 20},
+		{"in a minute", time.Minute, Seldom, 150},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began, looks := time.Now(), 0
+				err := Until(t.Context(), func() error {
+					looks++
+					if time.Since(began) < tt.takes {
+						return errors.New("not yet")
+					}
+					return nil
+				})
+				if took := time.Since(began); err != nil || took > tt.takes+tt.late || looks > tt.looks {
+					t.Errorf("%v after %v and %d looks", err, took, looks)
+				}
+			})
+		})
+	}
+}
+
+func TestUntilTheContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		last := errors.New("still not")
+		if err := Until(ctx, func() error { return last }); !errors.Is(err, last) {
+			t.Errorf("got %v, want what was said last", err)
+		}
+		if err := Pause(ctx, time.Now(), Often); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the context's error", err)
+		}
+	})
+}
