@@ -36,8 +36,13 @@ if [ "${1:-}" != --inside ]; then
 	interrupted() {
 		trap '' INT TERM HUP
 		if [ -n "${BERTH_GRACE:-}" ]; then
-			# A terminal has told the sandbox's process 1, others have not.
-			kill -TERM $(cat "/proc/$sandbox/task/$sandbox/children") && wait "$sandbox" || true
+			kill -TERM $(cat "/proc/$sandbox/task/$sandbox/children") || true
+			trap 'exit 130' INT TERM HUP # a second time: at once
+			# Not for ever: process 1 of the sandbox may be too young to hear it.
+			for ((i = 0; i < BERTH_GRACE + 10; i++)); do
+				kill -0 "$sandbox" 2>/dev/null || break
+				sleep 1
+			done
 		fi
 		exit 130
 	}

@@ -10,7 +10,7 @@ what=$1
 shift
 started=$SECONDS
 (
-	trap 'kill $! 2>/dev/null; exit' TERM
+	trap 'kill ${!:-} 2>/dev/null; exit' TERM
 	pause() { sleep "$1" & wait $!; }
 	pause 3
 	echo "$what ..."

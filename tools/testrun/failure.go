@@ -17,18 +17,35 @@ type failure struct {
 	flaky bool // it passed when it was run again
 }
 
-// bugs are lines of output that no second run excuses: a test that passes at
-// times does not make them right.
-var bugs = []struct{ line, name string }{
+// bugs are what a line of output says of its package that no second run excuses,
+// if the package failed: a test that passes at times does not make them right.
+// The line may be another test's, since one prints while others run.
+var bugs = []struct{ text, name string }{
 	{"WARNING: DATA RACE", "a data race"},
+	{"race detected during execution of test", "a data race"},
+	{"race detected outside of test execution", "a data race"},
 	{"panic: ", "a panic"},
 	{"fatal error: ", "a fatal error"},
 	{"[build failed]", "it does not build"},
 	{"[setup failed]", "it does not build"},
 }
 
-// failures of a package: each of its failed tests, or the package itself.
-func failures(name string, p *testjson.Package) (all []*failure) {
+// bugIn names what a line of output tells of; empty: nothing. Most begin with it,
+// some, such as "berthd logged \"panic: ...", and test's own lines have it later.
+func bugIn(line string) string {
+	line = strings.TrimSpace(line)
+	for _, b := range bugs {
+		if strings.HasPrefix(line, b.text) || strings.HasSuffix(line, b.text) || strings.Contains(line, `logged "`+strings.TrimSpace(b.text)) {
+			return b.name
+		}
+	}
+	return ""
+}
+
+// failures of a package: each of its failed tests, or the package itself. None of
+// them is excusable with a bug in the package, or when its program ended before
+// all tests had run.
+func failures(name string, p *testjson.Package, bug string) (all []*failure) {
 	if p.Result() != testjson.ActionFail {
 		return nil
 	}
@@ -40,25 +57,20 @@ func failures(name string, p *testjson.Package) (all []*failure) {
 			all = append(all, &failure{pkg: name, test: root, runs: 1})
 		}
 		said[root].WriteString(strings.Join(p.OutputLines(tc), ""))
-	}
-	whole := strings.Join(p.OutputLines(testjson.TestCase{}), "") // what belongs to no test
-	if len(all) == 0 {
-		return []*failure{{pkg: name, said: whole, bug: bugIn(whole), runs: 1}}
-	}
-	for _, f := range all {
-		f.said = said[f.test].String()
-		f.bug = bugIn(f.said + whole)
-	}
-	return all
-}
-
-func bugIn(text string) string {
-	for _, b := range bugs {
-		if strings.Contains(text, b.line) {
-			return b.name
+		if tc.Elapsed < 0 && bug == "" {
+			bug = "its program ended before its tests did"
 		}
 	}
-	return ""
+	if len(all) == 0 {
+		all = []*failure{{pkg: name, runs: 1, said: strings.Join(p.OutputLines(testjson.TestCase{}), "")}}
+	}
+	for _, f := range all {
+		f.bug = bug
+		if s := said[f.test]; s != nil {
+			f.said = s.String()
+		}
+	}
+	return all
 }
 
 func (f *failure) excusable() bool { return f.bug == "" }
@@ -70,19 +82,18 @@ func (f *failure) name() string {
 	return f.pkg + " " + f.test
 }
 
-// repeated takes note of another run of the test or package. result is nil when
-// there was none.
-func (f *failure) repeated(result *testjson.Execution) {
+// repeated takes note of another run of the test or package.
+func (f *failure) repeated(r outcome) {
 	f.runs++
-	if result == nil || result.Package(f.pkg) == nil {
+	p := r.of(f.pkg)
+	if p == nil {
 		return
 	}
-	p := result.Package(f.pkg)
 	if p.Result() == testjson.ActionPass {
-		f.flaky = f.test == "" || passed(p, f.test)
+		f.flaky = f.test == "" && len(p.Passed) > 0 || passed(p, f.test)
 		return
 	}
-	for _, again := range failures(f.pkg, p) {
+	for _, again := range failures(f.pkg, p, r.bugs[f.pkg]) {
 		if again.bug != "" {
 			f.bug = again.bug
 		}

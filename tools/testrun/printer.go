@@ -25,7 +25,10 @@ type printer struct {
 	out     io.Writer
 	started time.Time
 	quiet   *time.Timer
-	notRun  []string // lines with notRun
+
+	notRun []string          // lines with notRun, and skipped tests
+	bugs   map[string]string // that output of a package told of, by package
+	aloud  map[string]bool   // tests whose output told of one, by package and name: it is printed at once
 
 	mu          sync.Mutex      // guards what follows: the timer reads it
 	running     map[string]bool // packages
@@ -33,7 +36,7 @@ type printer struct {
 }
 
 func newPrinter(out io.Writer) *printer {
-	p := &printer{out: out, started: time.Now(), running: map[string]bool{}}
+	p := &printer{out: out, started: time.Now(), running: map[string]bool{}, bugs: map[string]string{}, aloud: map[string]bool{}}
 	p.quiet = time.AfterFunc(silence, func() {
 		fmt.Fprintf(os.Stderr, "... %s after %s\n", p.progress(), time.Since(p.started).Round(time.Second))
 		p.quiet.Reset(silence)
@@ -53,12 +56,18 @@ func (p *printer) Err(text string) error {
 // said once it has failed.
 func (p *printer) Event(e testjson.TestEvent, result *testjson.Execution) error {
 	p.count(e)
+	name := strings.TrimSpace(e.Package + " " + e.Test)
+	if bug := bugIn(e.Output); bug != "" && e.Action == testjson.ActionOutput {
+		p.bugs[e.Package], p.aloud[name] = bug, true
+	}
 	if _, what, found := strings.Cut(e.Output, notRun); found && e.Action == testjson.ActionOutput {
-		p.notRun = append(p.notRun, fmt.Sprintf("%s: %s", strings.TrimSpace(e.Package+" "+e.Test), strings.TrimSpace(what)))
+		p.notRun = append(p.notRun, fmt.Sprintf("%s: %s", name, strings.TrimSpace(what)))
 	}
 	switch {
-	case e.Action == testjson.ActionBuild, e.Action == testjson.ActionOutput && e.PackageEvent() && !verbose(e.Output):
+	case e.Action == testjson.ActionBuild, e.Action == testjson.ActionOutput && (e.PackageEvent() || p.aloud[name]) && !verbose(e.Output):
 		p.print(e.Output)
+	case e.Action == testjson.ActionSkip && !e.PackageEvent():
+		p.notRun = append(p.notRun, name+": skipped")
 	case e.Action == testjson.ActionFail && !e.PackageEvent():
 		pkg := result.Package(e.Package)
 		for _, line := range pkg.OutputLines(pkg.LastFailedByName(e.Test)) {

@@ -47,12 +47,9 @@ func (r *report) say(format string, args ...any) {
 }
 
 // add takes the outcome of packages that were run for the first time.
-func (r *report) add(result *testjson.Execution) {
-	if result == nil {
-		return
-	}
-	for _, name := range result.Packages() {
-		p := result.Package(name)
+func (r *report) add(result outcome) {
+	for _, name := range result.packages() {
+		p := result.of(name)
 		switch p.Result() {
 		case testjson.ActionPass:
 			r.packages.passed++
@@ -64,10 +61,7 @@ func (r *report) add(result *testjson.Execution) {
 		r.tests.passed += len(p.Passed)
 		r.tests.failed += len(p.Failed)
 		r.took = append(r.took, duration{name, p.Elapsed()})
-		r.failures = append(r.failures, failures(name, p)...)
-		for _, tc := range p.Skipped {
-			r.notRun = append(r.notRun, name+" "+tc.Test.Name()+": skipped")
-		}
+		r.failures = append(r.failures, failures(name, p, result.bugs[name])...)
 	}
 }
 

@@ -148,6 +148,35 @@ func TestRun(t *testing.T) {
 			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
 		},
 		{
+			name: "nor is one that is told in the output of a test beside it",
+			runs: []goTest{ended("fail", []any{
+				testEvent("run", "TestA", ""), testEvent("run", "TestB", ""),
+				testEvent("output", "TestA", "==================\n"), testEvent("output", "TestA", "WARNING: DATA RACE\n"), testEvent("output", "TestA", "Write at 0x00c\n"),
+				testEvent("output", "TestB", "    testing.go:1617: race detected during execution of test\n"),
+				testEvent("pass", "TestA", ""), testEvent("fail", "TestB", ""),
+			})},
+			want: []string{"WARNING: DATA RACE\nWrite at 0x00c", "failed    1\n  example.com/m/p TestB: a data race"},
+		},
+		{
+			name: "nor is that of a program which the test started",
+			runs: []goTest{ended("fail", pass("TestA"), fail("TestB", `lab.go:9: berthd of node-1 logged "WARNING: DATA RACE":`))},
+			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
+		},
+		{
+			name: "tests that an exit cut off are not excused by one that passes",
+			runs: []goTest{ended("fail", pass("TestA"), []any{testEvent("run", "TestB", ""), testEvent("output", "TestB", "exit\n")})},
+			want: []string{"failed    1\n  example.com/m/p TestB: its program ended before its tests did"},
+		},
+		{
+			name: "a package is not excused by a run that skips its tests",
+			runs: []goTest{
+				ended("fail", []any{testEvent("output", "", "FAIL: no control plane\n")}),
+				ended("pass", []any{testEvent("run", "TestS", ""), testEvent("skip", "TestS", "")}),
+				ended("pass", []any{testEvent("run", "TestS", ""), testEvent("skip", "TestS", "")}),
+			},
+			want: []string{"NOT RUN   2\n  example.com/m/p TestS: skipped", "failed    2\n  example.com/m/p: failed 3 of 3 times"},
+		},
+		{
 			name: "nor is one that shows when the test is run again",
 			runs: []goTest{broken, ended("fail", fail("TestB", "WARNING: DATA RACE"))},
 			want: []string{"failed    1\n  example.com/m/p TestB: a data race"},
