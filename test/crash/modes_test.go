@@ -115,7 +115,7 @@ const (
 
 var daemonArgs = []string{
 	"--cni-chain=", "--log-level=debug", "--cooling-period=" + cooling.String(),
-	"--netns-grace=1s", "--repair-interval=1s", "--warm-wait=5s",
+	"--netns-grace=1s", "--repair-interval=5s", "--warm-wait=5s",
 }
 
 // leases are of operators while there is no trouble: a leader stays one, however

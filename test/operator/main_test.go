@@ -15,7 +15,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-
 // quick are settings of daemons, and operators, under which nothing takes long.
 var (
 	quickDaemon = []string{
-		"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=1s", "--warm-wait=20s",
+		"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s", "--repair-interval=5s", "--warm-wait=20s",
 	}
 	quickOperator = []string{
 		"--log-level=debug", "--shrink-delay=300ms", "--listing-interval=2s",

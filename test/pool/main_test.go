@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-
 
 // Short times, so that a test passes through many lives of an address.
 var (
-	daemonArgs   = []string{"--cooling-period=1s", "--block-release-delay=1s", "--block-claim-interval=500ms", "--cni-chain=", "--netns-grace=1s", "--repair-interval=1s"}
+	daemonArgs   = []string{"--cooling-period=1s", "--block-release-delay=1s", "--block-claim-interval=500ms", "--cni-chain=", "--netns-grace=1s", "--repair-interval=5s"}
 	operatorArgs = []string{"--block-claim-grace=3s", "--orphan-interval=1s", "--lease-duration=3s", "--renew-deadline=2s", "--retry-period=300ms"}
 )
 

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth")) }
 func quick(more ...string) []string {
 	return append([]string{
 		"--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--shrink-delay=300ms", "--netns-grace=1s",
-		"--repair-interval=1s", "--warm-wait=1s", "--listing-interval=2s",
+		"--repair-interval=5s", "--warm-wait=1s", "--listing-interval=2s",
 	}, more...)
 }
 

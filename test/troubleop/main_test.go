@@ -39,7 +39,7 @@ const patience = 5 * time.Minute
 var (
 	daemonArgs = []string{
 		"--pre-allocate=1", "--log-level=debug", "--cni-chain=", "--cooling-period=1s", "--netns-grace=1s",
-		"--repair-interval=1s", "--warm-wait=2s",
+		"--repair-interval=5s", "--warm-wait=2s",
 	}
 	operatorArgs = []string{
 		"--log-level=debug", "--shrink-delay=300ms", "--listing-interval=2s", "--settle-time=2s",

@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/internal/vpclab/poll"
 )
+
+// notReady is what admission says as long as it has not read the objects that it
+// goes by (k8s.io/apiserver/pkg/admission.WaitForReady).
+const notReady = "not yet ready to handle request"
 
 // Away tells an API server that cannot answer, such as one that is starved or
 // waits for etcd, from one that refuses.
@@ -18,7 +23,7 @@ func Away(err error) bool {
 	if !errors.As(err, &status) {
 		return true // no answer at all
 	}
-	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), notReady) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 

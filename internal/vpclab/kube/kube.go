@@ -161,11 +161,23 @@ func (c *ControlPlane) URL() string { return "https://" + c.address.String() }
 // StartAPIServer starts the API server again, on the same port and with the
 // same data, and returns when it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
-	if err := c.start(apiServer, c.apiServerArgs()); err != nil {
-		return err
+	for tries := 1; ; tries++ {
+		if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+			return err
+		}
+		err := c.waitUntilReady(ctx)
+		if p := c.process(apiServer); err == nil || tries == starts || p == nil || !p.exited() {
+			return err
+		}
+		if err := c.kill(apiServer); err != nil { // it is gone, and is to be forgotten
+			return err
+		}
 	}
-	return c.waitUntilReady(ctx)
 }
+
+// starts is how often an API server is started that ends by itself before it is
+// ready: one that gets no processor misses deadlines of its own.
+const starts = 3
 
 // KillAPIServer ends the API server at once, as a crash does: connections are
 // reset and the port refuses new ones. Etcd and the others keep running.
