@@ -209,10 +209,11 @@ func (r *round) finish(l *lab.Lab) {
 		}
 	}
 	r.ok("close", l.Close())
+	r.ok("the lab itself", l.Trouble())
 	if r.keepLogs != "" && len(r.violations()) > 0 {
 		r.ok("keep logs", r.keep(l.Dir))
 	}
-	r.ok("end", harness.End(l))
+	r.ok("remove", os.RemoveAll(l.Dir))
 }
 
 // keep copies the logs of a lab, with what was wrong.
