@@ -102,7 +102,7 @@ func (t *tally) reportViolations(b *strings.Builder) {
 			text = text[:violationText] + " ..."
 		}
 		fmt.Fprintf(b, "  %v: %s: %s\n", v.place, v.kind, strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n      "))
-		fmt.Fprintf(b, "      again: make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d\n", v.seed, v.mode, v.ops)
+		fmt.Fprintf(b, "      again: %s\n", v.again())
 	}
 	total := 0
 	for _, n := range t.wrong {

@@ -47,7 +47,7 @@ type round struct {
 	keepLogs string          // a folder for the logs of a failed round; none if empty
 
 	mu   sync.Mutex // guards all below
-	told []string   // what is wrong
+	told []string   // what is wrong, and how to make it happen again
 }
 
 // violate books that something is wrong, and prints it at once. What merely
@@ -60,7 +60,7 @@ func (r *round) violate(k kind, text string) {
 	r.tally.violate(violation{r.place, k, text})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, fmt.Sprintf("%s: %s", k, text))
+	r.told = append(r.told, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
 }
 
 func (r *round) violations() []string {
@@ -221,7 +221,7 @@ func (r *round) keep(dir string) error {
 	if err := os.MkdirAll(r.keepLogs, 0o755); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%v\n\n%s\n", r.place, strings.Join(r.violations(), "\n\n"))
+	text := strings.Join(r.violations(), "\n\n") + "\n"
 	errs := []error{os.WriteFile(filepath.Join(r.keepLogs, "violations.txt"), []byte(text), 0o644)}
 	errs = append(errs, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".log" {

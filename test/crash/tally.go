@@ -52,6 +52,11 @@ type place struct {
 
 func (p place) String() string { return fmt.Sprintf("%s round %d, seed %d", p.mode, p.round, p.seed) }
 
+// again is the command that makes the round once more.
+func (p place) again() string {
+	return fmt.Sprintf("make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d", p.seed, p.mode, p.ops)
+}
+
 type violation struct {
 	place
 	kind kind
