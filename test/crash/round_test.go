@@ -76,18 +76,20 @@ func (r *round) ok(what string, err error) {
 	}
 }
 
-// timed does a step and books how long it took, and its error.
-func (r *round) timed(what string, do func() error) {
+// timed does a step, on a pod or none, and books how long it took unless it was
+// interrupted.
+func (r *round) timed(what, pod string, do func() error) error {
 	begun := time.Now()
-	r.ok(what, do())
-	r.tally.took(r.place, what, "", time.Since(begun))
+	err := do()
+	if err == nil || r.soak.Err() == nil {
+		r.tally.took(r.place, what, pod, time.Since(begun), err)
+	}
+	return err
 }
 
-// operation is timed of an ADD or DEL, on a pod of a node.
+// operation does an ADD or DEL.
 func (r *round) operation(e event, n *node.Node, pod string, do func() error) {
-	begun := time.Now()
-	r.ok(string(e), do())
-	r.tally.took(r.place, string(e), n.Name+"/"+pod, time.Since(begun))
+	r.ok(string(e), r.timed(string(e), n.Name+"/"+pod, do))
 }
 
 // make makes the round, and gives it up when it hangs.
@@ -112,13 +114,15 @@ func (r *round) make() {
 func (r *round) play() {
 	ctx, cancel := context.WithTimeout(r.soak, roundLimit)
 	defer cancel()
-	begun := time.Now()
-	l, err := harness.Start(ctx, r.mode.lab(3, 2))
+	var l *lab.Lab
+	err := r.timed("raise", "", func() (err error) {
+		l, err = harness.Start(ctx, r.mode.lab(3, 2))
+		return err
+	})
 	r.ok("raise", err)
 	if err != nil {
 		return
 	}
-	r.tally.took(r.place, "raise", "", time.Since(begun))
 	defer r.finish(l)
 	if l.Cloud != nil {
 		for _, f := range faults {
@@ -169,7 +173,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 // rest waits until all agree, removes the pods, and waits until nodes have no
 // more than they keep.
 func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
-	r.timed("ready", func() error { return l.WaitReady(ctx) })
+	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
@@ -178,11 +182,9 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
 	}
 	emptying, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	begun := time.Now()
-	if err := r.mode.empty(emptying, l); err != nil {
+	if err := r.timed("empty", "", func() error { return r.mode.empty(emptying, l) }); err != nil {
 		r.violate(leak, fmt.Sprintf("after %v not all went back: %v", patience, err))
 	}
-	r.tally.took(r.place, "empty", "", time.Since(begun))
 	r.settle(ctx, l, "settle empty")
 }
 
@@ -190,15 +192,13 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
 func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
 	defer cancel()
-	begun := time.Now()
-	if err := l.WaitInvariants(ctx); err != nil {
+	if err := r.timed(what, "", func() error { return l.WaitInvariants(ctx) }); err != nil {
 		k := disagreement
 		if strings.Contains(err.Error(), "leaked") {
 			k = leak
 		}
 		r.violate(k, fmt.Sprintf("after %v still not at rest: %v", harness.Rest, err))
 	}
-	r.tally.took(r.place, what, "", time.Since(begun))
 }
 
 // finish looks at the logs and removes the lab.

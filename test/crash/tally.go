@@ -25,6 +25,7 @@ const (
 	endedByItself event = "program ended by itself"
 	apiServerKill event = "API server killed"
 	ec2Outage     event = "EC2 outage"
+	failed        event = "failed operation"
 	failedRound   event = "failed round"
 )
 
@@ -125,15 +126,19 @@ func (t *tally) met(faults map[string]int) {
 	}
 }
 
-// took books a step, and an operation as one: who is its pod.
-func (t *tally) took(p place, what, who string, d time.Duration) {
+// took books a step, and an operation as one: who is its pod. One that failed is
+// among the slowest steps at most.
+func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch event(what) {
-	case added:
+	switch e := event(what); {
+	case e != added && e != deleted:
+	case err != nil:
+		t.events[failed]++
+	case e == added:
 		t.events[added]++
 		t.add.add(d)
-	case deleted:
+	default:
 		t.events[deleted]++
 		t.del.add(d)
 	}
@@ -156,15 +161,13 @@ func (t *tally) violate(v violation) {
 	}
 }
 
+// made is how many operations succeeded.
+func (t *tally) made() int { return t.of(added) + t.of(deleted) }
+
 // kills are all sudden ends of programs.
 func (t *tally) kills() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.sudden()
-}
-
-// sudden is kills while the lock is held.
-func (t *tally) sudden() int {
 	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath]
 }
 

@@ -91,7 +91,8 @@ func killAPIServer(ctx context.Context, m *troublemaker) {
 	m.tally.count(apiServerKill, 1)
 	m.ok("kill", m.lab.Kube.KillAPIServer())
 	m.pause(ctx, 2*time.Second)
-	m.timed("start of the API server", func() error { return m.lab.Kube.StartAPIServer(ctx) })
+	const what = "start of the API server"
+	m.ok(what, m.timed(what, "", func() error { return m.lab.Kube.StartAPIServer(ctx) }))
 }
 
 func ec2Away(ctx context.Context, m *troublemaker) {
