@@ -60,7 +60,7 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	line("operations", "%d (%d ADD, %d DEL), %.1f a second, %d failed", ops, e[added], e[deleted], float64(ops)/max(elapsed.Seconds(), 1), e[failed])
 	line("kills", "daemons %d, operators %d, API server %d", e[daemonKill], e[operatorKill], e[apiServerKill])
 	line("at failpoints", "daemons %d, operators %d", e[daemonDeath], e[operatorDeath])
-	line("other trouble", "daemons stopped %d, operators halted %d, programs ended by themselves %d, EC2 away %d",
+	line("other trouble", "daemons stopped %d, operators halted %d, operators ended by themselves %d, EC2 away %d",
 		e[daemonStop], e[operatorHalt], e[endedByItself], e[ec2Outage])
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))

@@ -42,7 +42,7 @@ Mode pool
   operations    12 (11 ADD, 1 DEL), 0.1 a second, 1 failed
   kills         daemons 3, operators 5, API server 8
   at failpoints daemons 2, operators 1
-  other trouble daemons stopped 1, operators halted 4, programs ended by themselves 6, EC2 away 9
+  other trouble daemons stopped 1, operators halted 4, operators ended by themselves 6, EC2 away 9
   EC2 faults    lostReply 1, throttle 5
   violations    duplicate 1, cooling 0, leak 1, disagreement 0, race or panic 0, other 0
   ADD           p50 20.4ms, p90 20.4ms, p99 12.3s, p99.9 12.3s, longest 12.3s

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/proc"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -149,7 +150,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 	}
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
-	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop}
+	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop, armed: map[*proc.Process]bool{}}
 	trouble.Go(func() { m.run(ctx) })
 	nodes := l.Nodes()
 	for i, n := range nodes {

@@ -22,7 +22,7 @@ const (
 	operatorKill  event = "operator killed"
 	operatorHalt  event = "operator halted"
 	operatorDeath event = "operator died at a failpoint"
-	endedByItself event = "program ended by itself"
+	endedByItself event = "operator ended by itself"
 	apiServerKill event = "API server killed"
 	ec2Outage     event = "EC2 outage"
 	failed        event = "failed operation"
