@@ -76,7 +76,7 @@ var operatorMode = mode{
 			DaemonArgs: append([]string{"--pre-allocate=1"}, daemonArgs...),
 		}
 	},
-	daemon:   named("daemon.", "nodenetwork."),
+	daemon:   named("daemon.", "nodenetwork.", "inventory.save."),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
 	ops:      400,

@@ -22,7 +22,7 @@ type options struct {
 
 func (o *options) register(fs *flag.FlagSet) {
 	fs.DurationVar(&o.time, "soak.time", 0, "make rounds of the soaks for this long")
-	fs.IntVar(&o.ops, "soak.ops", 0, "make rounds until each mode has this many operations")
+	fs.IntVar(&o.ops, "soak.ops", 0, "make rounds until each mode has made this many operations")
 	fs.StringVar(&o.mode, "soak.mode", "", "the only mode to soak")
 	fs.Uint64Var(&o.seed, "soak.seed", 0, "the seed of the first round; 0: any")
 	fs.StringVar(&o.report, "soak.report", "", "write the report to this file too")

@@ -38,10 +38,9 @@ func report(o options, elapsed time.Duration, interrupted bool, tallies []*tally
 func progress(elapsed time.Duration, tallies []*tally) string {
 	var b strings.Builder
 	for _, t := range tallies {
-		wrong := t.violated()
+		made, kills, wrong := t.made(), t.kills(), t.violated()
 		t.mu.Lock()
-		fmt.Fprintf(&b, "%8v  %v: %d operations, %d kills, %d violations\n",
-			elapsed.Round(time.Second), t.round, t.events[added]+t.events[deleted], t.sudden(), wrong)
+		fmt.Fprintf(&b, "%8v  %v: %d operations, %d kills, %d violations\n", elapsed.Round(time.Second), t.round, made, kills, wrong)
 		t.mu.Unlock()
 	}
 	return b.String()
@@ -58,10 +57,10 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	line("rounds", "%d, %d failed", t.round.round, e[failedRound])
 	line("seeds", "%s", t.seeds())
 	ops := e[added] + e[deleted]
-	line("operations", "%d (%d ADD, %d DEL), %.1f a second", ops, e[added], e[deleted], float64(ops)/max(elapsed.Seconds(), 1))
+	line("operations", "%d (%d ADD, %d DEL), %.1f a second, %d failed", ops, e[added], e[deleted], float64(ops)/max(elapsed.Seconds(), 1), e[failed])
 	line("kills", "daemons %d, operators %d, API server %d", e[daemonKill], e[operatorKill], e[apiServerKill])
 	line("at failpoints", "daemons %d, operators %d", e[daemonDeath], e[operatorDeath])
-	line("other trouble", "daemons stopped %d, operators halted %d, programs ended by themselves %d, EC2 away %d",
+	line("other trouble", "daemons stopped %d, operators halted %d, operators ended by themselves %d, EC2 away %d",
 		e[daemonStop], e[operatorHalt], e[endedByItself], e[ec2Outage])
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
@@ -102,7 +101,7 @@ func (t *tally) reportViolations(b *strings.Builder) {
 			text = text[:violationText] + " ..."
 		}
 		fmt.Fprintf(b, "  %v: %s: %s\n", v.place, v.kind, strings.ReplaceAll(strings.TrimSpace(text), "\n", "\n      "))
-		fmt.Fprintf(b, "      again: make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d\n", v.seed, v.mode, v.ops)
+		fmt.Fprintf(b, "      again: %s\n", v.again())
 	}
 	total := 0
 	for _, n := range t.wrong {

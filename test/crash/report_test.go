@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -14,12 +15,13 @@ func TestReport(t *testing.T) {
 	counted.begin(first)
 	counted.begin(second)
 	for range 10 {
-		counted.took(first, string(added), "node-1/p1", 20*time.Millisecond)
+		counted.took(first, string(added), "node-1/p1", 20*time.Millisecond, nil)
 	}
-	counted.took(second, string(added), "node-2/p2", 12345*time.Millisecond)
-	counted.took(second, string(deleted), "node-2/p2", 250*time.Millisecond)
+	counted.took(second, string(added), "node-2/p2", 12345*time.Millisecond, nil)
+	counted.took(second, string(deleted), "node-2/p2", 250*time.Millisecond, nil)
+	counted.took(second, string(added), "node-2/p3", time.Minute, errors.New("no address"))
 	for i := range slowestSteps - 3 {
-		counted.took(second, "settle", "", time.Second+time.Duration(i)*time.Second)
+		counted.took(second, "settle", "", time.Second+time.Duration(i)*time.Second, nil)
 	}
 	for e, n := range map[event]int{
 		daemonKill: 3, daemonStop: 1, daemonDeath: 2, operatorKill: 5, operatorHalt: 4, operatorDeath: 1,
@@ -37,15 +39,16 @@ func TestReport(t *testing.T) {
 Mode pool
   rounds        2, 1 failed
   seeds         7 99
-  operations    12 (11 ADD, 1 DEL), 0.1 a second
+  operations    12 (11 ADD, 1 DEL), 0.1 a second, 1 failed
   kills         daemons 3, operators 5, API server 8
   at failpoints daemons 2, operators 1
-  other trouble daemons stopped 1, operators halted 4, programs ended by themselves 6, EC2 away 9
+  other trouble daemons stopped 1, operators halted 4, operators ended by themselves 6, EC2 away 9
   EC2 faults    lostReply 1, throttle 5
   violations    duplicate 1, cooling 0, leak 1, disagreement 0, race or panic 0, other 0
   ADD           p50 20.4ms, p90 20.4ms, p99 12.3s, p99.9 12.3s, longest 12.3s
   DEL           p50 250ms, p90 250ms, p99 250ms, p99.9 250ms, longest 250ms
-  slowest           12.3s  ADD node-2/p2 (round 2, seed 99)
+  slowest            1m0s  ADD node-2/p3 (round 2, seed 99)
+                    12.3s  ADD node-2/p2 (round 2, seed 99)
                        7s  settle (round 2, seed 99)
                        6s  settle (round 2, seed 99)
                        5s  settle (round 2, seed 99)
@@ -54,7 +57,6 @@ Mode pool
                        2s  settle (round 2, seed 99)
                        1s  settle (round 2, seed 99)
                     250ms  DEL node-2/p2 (round 2, seed 99)
-                     20ms  ADD node-1/p1 (round 1, seed 7)
 
 Violations
   pool round 2, seed 99: duplicate: 10.2.0.1 was given to both
@@ -79,7 +81,7 @@ func TestTallyHasALimit(t *testing.T) {
 		p := place{"node", i + 1, uint64(i + 1), 100}
 		counted.begin(p)
 		counted.violate(violation{p, other, "wrong"})
-		counted.took(p, "settle", "", time.Duration(i))
+		counted.took(p, "settle", "", time.Duration(i), nil)
 	}
 	if len(counted.rounds) != keptSeeds || len(counted.violations) != keptViolations || len(counted.slowest) != slowestSteps {
 		t.Errorf("%d rounds, %d violations and %d steps are kept", len(counted.rounds), len(counted.violations), len(counted.slowest))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/proc"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -28,7 +29,7 @@ var faults = []spec.Fault{
 	{Action: "Describe*", Kind: "latency", Latency: spec.Duration(30 * time.Millisecond), Probability: 0.3},
 }
 
-// Time limits. Operations of a round on a slow machine end before all are
+// Time limits. Operations of a round on a slow machine end when two thirds are
 // made; the others only end what hangs.
 const (
 	operationsLimit = 12 * time.Minute
@@ -47,7 +48,7 @@ type round struct {
 	keepLogs string          // a folder for the logs of a failed round; none if empty
 
 	mu   sync.Mutex // guards all below
-	told []string   // what is wrong
+	told []string   // what is wrong, and how to make it happen again
 }
 
 // violate books that something is wrong, and prints it at once. What merely
@@ -60,7 +61,7 @@ func (r *round) violate(k kind, text string) {
 	r.tally.violate(violation{r.place, k, text})
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.told = append(r.told, fmt.Sprintf("%s: %s", k, text))
+	r.told = append(r.told, fmt.Sprintf("%v: %s: %s\nagain: %s", r.place, k, text, r.again()))
 }
 
 func (r *round) violations() []string {
@@ -76,18 +77,20 @@ func (r *round) ok(what string, err error) {
 	}
 }
 
-// timed does a step and books how long it took, and its error.
-func (r *round) timed(what string, do func() error) {
+// timed does a step, on a pod or none, and books how long it took unless it was
+// interrupted.
+func (r *round) timed(what, pod string, do func() error) error {
 	begun := time.Now()
-	r.ok(what, do())
-	r.tally.took(r.place, what, "", time.Since(begun))
+	err := do()
+	if err == nil || r.soak.Err() == nil {
+		r.tally.took(r.place, what, pod, time.Since(begun), err)
+	}
+	return err
 }
 
-// operation is timed of an ADD or DEL, on a pod of a node.
+// operation does an ADD or DEL.
 func (r *round) operation(e event, n *node.Node, pod string, do func() error) {
-	begun := time.Now()
-	r.ok(string(e), do())
-	r.tally.took(r.place, string(e), n.Name+"/"+pod, time.Since(begun))
+	r.ok(string(e), r.timed(string(e), n.Name+"/"+pod, do))
 }
 
 // make makes the round, and gives it up when it hangs.
@@ -112,13 +115,15 @@ func (r *round) make() {
 func (r *round) play() {
 	ctx, cancel := context.WithTimeout(r.soak, roundLimit)
 	defer cancel()
-	begun := time.Now()
-	l, err := harness.Start(ctx, r.mode.lab(3, 2))
+	var l *lab.Lab
+	err := r.timed("raise", "", func() (err error) {
+		l, err = harness.Start(ctx, r.mode.lab(3, 2))
+		return err
+	})
 	r.ok("raise", err)
 	if err != nil {
 		return
 	}
-	r.tally.took(r.place, "raise", "", time.Since(begun))
 	defer r.finish(l)
 	if l.Cloud != nil {
 		for _, f := range faults {
@@ -140,12 +145,9 @@ func (r *round) play() {
 // operate makes and removes pods at random, a worker for each node, among trouble.
 func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 	kills, late := r.tally.kills(), time.Now().Add(operationsLimit)
-	if !r.end.IsZero() && r.end.Before(late) {
-		late = r.end
-	}
 	stop := make(chan struct{})
 	var trouble, workers sync.WaitGroup
-	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop}
+	m := &troublemaker{round: r, lab: l, dice: rand.New(rand.NewPCG(r.seed, 0)), stop: stop, armed: map[*proc.Process]bool{}}
 	trouble.Go(func() { m.run(ctx) })
 	nodes := l.Nodes()
 	for i, n := range nodes {
@@ -157,7 +159,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 	workers.Wait()
 	close(stop)
 	trouble.Wait()
-	if cut := late.Equal(r.end) && time.Now().After(late); cut || r.soak.Err() != nil {
+	if r.over() || r.soak.Err() != nil {
 		return
 	}
 	kills = r.tally.kills() - kills
@@ -166,10 +168,13 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 	}
 }
 
+// over tells whether the soak's time is.
+func (r *round) over() bool { return !r.end.IsZero() && time.Now().After(r.end) }
+
 // rest waits until all agree, removes the pods, and waits until nodes have no
 // more than they keep.
 func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
-	r.timed("ready", func() error { return l.WaitReady(ctx) })
+	r.ok("ready", r.timed("ready", "", func() error { return l.WaitReady(ctx) }))
 	r.settle(ctx, l, "settle")
 	for _, n := range l.Nodes() {
 		for _, p := range n.Pods() {
@@ -178,11 +183,9 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
 	}
 	emptying, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	begun := time.Now()
-	if err := r.mode.empty(emptying, l); err != nil {
+	if err := r.timed("empty", "", func() error { return r.mode.empty(emptying, l) }); err != nil {
 		r.violate(leak, fmt.Sprintf("after %v not all went back: %v", patience, err))
 	}
-	r.tally.took(r.place, "empty", "", time.Since(begun))
 	r.settle(ctx, l, "settle empty")
 }
 
@@ -190,15 +193,13 @@ func (r *round) rest(ctx context.Context, l *lab.Lab, book *ledger) {
 func (r *round) settle(ctx context.Context, l *lab.Lab, what string) {
 	ctx, cancel := context.WithTimeout(ctx, harness.Rest)
 	defer cancel()
-	begun := time.Now()
-	if err := l.WaitInvariants(ctx); err != nil {
+	if err := r.timed(what, "", func() error { return l.WaitInvariants(ctx) }); err != nil {
 		k := disagreement
 		if strings.Contains(err.Error(), "leaked") {
 			k = leak
 		}
 		r.violate(k, fmt.Sprintf("after %v still not at rest: %v", harness.Rest, err))
 	}
-	r.tally.took(r.place, what, "", time.Since(begun))
 }
 
 // finish looks at the logs and removes the lab.
@@ -209,10 +210,11 @@ func (r *round) finish(l *lab.Lab) {
 		}
 	}
 	r.ok("close", l.Close())
+	r.ok("the lab itself", l.Trouble())
 	if r.keepLogs != "" && len(r.violations()) > 0 {
 		r.ok("keep logs", r.keep(l.Dir))
 	}
-	r.ok("end", harness.End(l))
+	r.ok("remove", os.RemoveAll(l.Dir))
 }
 
 // keep copies the logs of a lab, with what was wrong.
@@ -220,7 +222,7 @@ func (r *round) keep(dir string) error {
 	if err := os.MkdirAll(r.keepLogs, 0o755); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("%v\n\n%s\n", r.place, strings.Join(r.violations(), "\n\n"))
+	text := strings.Join(r.violations(), "\n\n") + "\n"
 	errs := []error{os.WriteFile(filepath.Join(r.keepLogs, "violations.txt"), []byte(text), 0o644)}
 	errs = append(errs, filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".log" {

@@ -32,16 +32,19 @@ func TestSoak(t *testing.T) {
 	t.Cleanup(func() { // after all modes
 		close(done)
 		fmt.Print("\n" + s.save(t))
+		if ctx.Err() != nil {
+			t.Error("the soak was interrupted")
+		}
 		stop()
 	})
 	for _, m := range modes {
 		if !o.chosen(m.name) {
 			continue
 		}
-		tally := newTally(m.name)
-		s.tallies = append(s.tallies, tally)
 		t.Run(string(m.name), func(t *testing.T) {
-			t.Parallel()
+			tally := newTally(m.name)
+			s.tallies = append(s.tallies, tally)
+			t.Parallel() // the others' tallies are there before it goes on
 			s.rounds(t, m, tally)
 		})
 	}
@@ -58,7 +61,7 @@ type soak struct {
 	saving sync.Mutex // held while the report is written
 }
 
-// rounds makes those of a mode until a limit is reached.
+// rounds makes those of a mode until a limit is reached, or none comes to anything.
 func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	var end time.Time
 	if s.time > 0 {
@@ -68,21 +71,27 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 	if s.long() {
 		whole *= longer
 	}
-	done := 0
+	idle := 0 // rounds in a row, the last ones, that made no operation
 	more := func() bool {
-		return s.ctx.Err() == nil && (s.ops == 0 || done < s.ops) && (end.IsZero() || time.Now().Before(end))
+		return s.ctx.Err() == nil && idle < idleRounds && (s.ops == 0 || tally.made() < s.ops) && (end.IsZero() || time.Now().Before(end))
 	}
 	for n := 1; more() && (n == 1 || s.long()); n++ {
+		made := tally.made()
 		r := &round{
-			place: place{m.name, n, roundSeed(s.seed, n), s.roundOps(whole, done)},
+			place: place{m.name, n, roundSeed(s.seed, n), s.roundOps(whole, made)},
 			mode:  m, tally: tally, end: end, soak: s.ctx,
 		}
-		done += r.ops
 		if s.report != "" && tally.of(failedRound) < keptRounds {
 			r.keepLogs = filepath.Join(filepath.Dir(s.report), "soak-logs", fmt.Sprintf("%s-%d", m.name, r.seed))
 		}
 		fmt.Printf("%8v  %v: begins, %d operations\n", s.elapsed(), r.place, r.ops)
 		r.make()
+		if idle++; tally.made() > made {
+			idle = 0
+		}
+		if idle == idleRounds {
+			r.violate(other, fmt.Sprintf("the mode is given up: %d rounds in a row made no operation", idle))
+		}
 		for _, text := range r.violations() {
 			if s.long() {
 				t.Fail() // a night's violations are in the report, not in memory
@@ -92,7 +101,14 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 		}
 		s.save(t)
 	}
+	if tally.made() == 0 {
+		t.Error("no operation was made")
+	}
 }
+
+// idleRounds is after how many rounds in a row without an operation a mode is
+// given up, such as when no lab can be raised.
+const idleRounds = 3
 
 // longer is how many times the operations of a short round a round of many has.
 const longer = 5

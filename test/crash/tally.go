@@ -22,9 +22,10 @@ const (
 	operatorKill  event = "operator killed"
 	operatorHalt  event = "operator halted"
 	operatorDeath event = "operator died at a failpoint"
-	endedByItself event = "program ended by itself"
+	endedByItself event = "operator ended by itself"
 	apiServerKill event = "API server killed"
 	ec2Outage     event = "EC2 outage"
+	failed        event = "failed operation"
 	failedRound   event = "failed round"
 )
 
@@ -51,6 +52,11 @@ type place struct {
 }
 
 func (p place) String() string { return fmt.Sprintf("%s round %d, seed %d", p.mode, p.round, p.seed) }
+
+// again is the command that makes the round once more.
+func (p place) again() string {
+	return fmt.Sprintf("make soak SOAK_SEED=%d SOAK_MODE=%s SOAK_OPS=%d", p.seed, p.mode, p.ops)
+}
 
 type violation struct {
 	place
@@ -120,15 +126,19 @@ func (t *tally) met(faults map[string]int) {
 	}
 }
 
-// took books a step, and an operation as one: who is its pod.
-func (t *tally) took(p place, what, who string, d time.Duration) {
+// took books a step, and an operation as one: who is its pod. One that failed is
+// among the slowest steps at most.
+func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch event(what) {
-	case added:
+	switch e := event(what); {
+	case e != added && e != deleted:
+	case err != nil:
+		t.events[failed]++
+	case e == added:
 		t.events[added]++
 		t.add.add(d)
-	case deleted:
+	default:
 		t.events[deleted]++
 		t.del.add(d)
 	}
@@ -151,15 +161,13 @@ func (t *tally) violate(v violation) {
 	}
 }
 
+// made is how many operations succeeded.
+func (t *tally) made() int { return t.of(added) + t.of(deleted) }
+
 // kills are all sudden ends of programs.
 func (t *tally) kills() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.sudden()
-}
-
-// sudden is kills while the lock is held.
-func (t *tally) sudden() int {
 	return t.events[daemonKill] + t.events[operatorKill] + t.events[apiServerKill] + t.events[daemonDeath] + t.events[operatorDeath]
 }
 

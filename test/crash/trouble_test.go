@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
 // trouble is one thing that goes wrong in a soak. It ends what it begins, but for
@@ -24,6 +25,8 @@ type troublemaker struct {
 	lab  *lab.Lab
 	dice *rand.Rand
 	stop <-chan struct{}
+
+	armed map[*proc.Process]bool // for its present life
 }
 
 func (m *troublemaker) run(ctx context.Context) {
@@ -54,18 +57,26 @@ func (m *troublemaker) someOperator() *lab.Operator {
 }
 
 func killDaemon(_ context.Context, m *troublemaker) {
-	m.tally.count(daemonKill, 1)
-	m.ok("kill", m.node().Kill())
+	p := m.node().Process
+	m.end(daemonKill, p, p.Kill())
 }
 
 func stopDaemon(_ context.Context, m *troublemaker) {
-	m.tally.count(daemonStop, 1)
-	m.ok("stop", m.node().Stop(patience))
+	p := m.node().Process
+	m.end(daemonStop, p, p.Stop(patience))
 }
 
 func killOperator(_ context.Context, m *troublemaker) {
-	m.tally.count(operatorKill, 1)
-	m.ok("kill", m.someOperator().Kill())
+	p := m.someOperator().Process
+	m.end(operatorKill, p, p.Kill())
+}
+
+// end books that a program was ended, unless it was gone already, and the error.
+func (m *troublemaker) end(e event, p *proc.Process, err error) {
+	m.ok(string(e), err)
+	if !p.EndedByItself() {
+		m.tally.count(e, 1)
+	}
 }
 
 // haltOperator holds an operator for longer than its Lease, at times: it comes
@@ -91,7 +102,8 @@ func killAPIServer(ctx context.Context, m *troublemaker) {
 	m.tally.count(apiServerKill, 1)
 	m.ok("kill", m.lab.Kube.KillAPIServer())
 	m.pause(ctx, 2*time.Second)
-	m.timed("start of the API server", func() error { return m.lab.Kube.StartAPIServer(ctx) })
+	const what = "start of the API server"
+	m.ok(what, m.timed(what, "", func() error { return m.lab.Kube.StartAPIServer(ctx) }))
 }
 
 func ec2Away(ctx context.Context, m *troublemaker) {
@@ -116,32 +128,37 @@ func (m *troublemaker) makeHasty() {
 // failpoint, while the trouble lasts; after it, all begins anew and unarmed.
 func (m *troublemaker) restart(armed bool) {
 	for _, p := range m.mode.programs(m.lab) {
-		if p.EndedByItself() {
-			m.tally.count(ending(p), 1)
-		}
 		if !armed {
 			m.ok("stop", p.Stop(patience))
 		}
 		if p.Running() {
 			continue
 		}
+		m.ended(p)
 		var env map[string]string
 		var more []string
 		if armed {
 			env, more = m.arms(p.points), p.hasty
 		}
 		p.arm(env)
+		m.armed[p.Process] = env != nil
 		m.ok("start", p.Start(more...))
 	}
 }
 
-// ending is why a program is gone that nobody killed. Only a failpoint ends one
-// by a signal.
-func ending(p program) event {
-	if p.ExitCode() < 0 {
-		return p.died
+// ended books why a program is gone that nobody ended. Only an armed failpoint may
+// end one by a signal, and only operators end by themselves: without their Lease.
+func (m *troublemaker) ended(p program) {
+	signaled := p.ExitCode() < 0
+	switch {
+	case !p.EndedByItself():
+	case signaled && m.armed[p.Process]:
+		m.tally.count(p.died, 1)
+	case signaled || p.died == daemonDeath:
+		m.violate(other, fmt.Sprintf("%s ended by itself, with exit status %d (-1: by a signal)\n%s", p, p.ExitCode(), p.LogTail(15)))
+	default:
+		m.tally.count(endedByItself, 1)
 	}
-	return endedByItself
 }
 
 // arms is what makes a program die at one of its failpoints, or at none: at

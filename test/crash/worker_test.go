@@ -16,14 +16,16 @@ type worker struct {
 	node *node.Node
 	book *ledger
 	dice *rand.Rand
-	late time.Time // when no more operations begin
+	late time.Time // when two thirds of the operations are enough
 	pods []string
 	next int
 }
 
 func (w *worker) run(ctx context.Context, ops int) {
 	done := 0
-	more := func() bool { return done < ops && ctx.Err() == nil && time.Now().Before(w.late) }
+	more := func() bool {
+		return done < ops && ctx.Err() == nil && !w.over() && (done < ops*2/3 || time.Now().Before(w.late))
+	}
 	for more() {
 		// Mostly towards a target that wanders between empty and full.
 		want := w.dice.IntN(w.mode.pods + 1)

@@ -37,7 +37,7 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 }
 
 // Start is Raise for what is no test of its own: the caller looks at the logs
-// of Programs, and calls End.
+// of Programs, and removes the lab as End does.
 func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
 	if err != nil {
