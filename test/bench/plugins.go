@@ -15,12 +15,17 @@ func (b *bench) install(programs ...string) error {
 	if err := os.MkdirAll(b.pluginDir, 0o755); err != nil {
 		return fmt.Errorf("make the plugins' directory: %w", err)
 	}
+	dir, err := os.OpenRoot(b.pluginDir)
+	if err != nil {
+		return fmt.Errorf("open the plugins' directory: %w", err)
+	}
+	defer dir.Close()
 	for _, from := range programs {
 		program, err := os.ReadFile(from)
 		if err != nil {
 			return fmt.Errorf("install a plugin: %w", err)
 		}
-		if err := os.WriteFile(filepath.Join(b.pluginDir, filepath.Base(from)), program, 0o755); err != nil {
+		if err := dir.WriteFile(filepath.Base(from), program, 0o755); err != nil {
 			return fmt.Errorf("install a plugin: %w", err)
 		}
 	}
