@@ -50,14 +50,14 @@ help: ## List the targets
 build: ## Build the programs into bin/
 	@mkdir -p bin
 	@hack/slowly.sh "Downloading Go modules" go list -deps $(PACKAGES) >/dev/null
-	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes a few minutes)" \
+	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes about three minutes on two cores)" \
 		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
 
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
 	@hack/deps.sh demo $(filter pool,$(MODE))
 	@$(MAKE) build
-	$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
+	@$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 
 .PHONY: test
