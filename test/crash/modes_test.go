@@ -57,7 +57,7 @@ var nodeMode = mode{
 	},
 	daemon:   named("daemon.", "eni.", "inventory.", "intent."),
 	kills:    named("daemon.", "eni.", "inventory.", "intent."),
-	ops:      1000,
+	ops:      600,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -79,7 +79,7 @@ var operatorMode = mode{
 	daemon:   named("daemon.", "nodenetwork.", "inventory.save."),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
-	ops:      500,
+	ops:      400,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -102,7 +102,7 @@ var poolMode = mode{
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
-	ops:      400,
+	ops:      240,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmBlock,
 }
