@@ -29,7 +29,7 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 		for _, p := range Programs(l) {
 			CheckLog(t, p)
 		}
-		if err := End(l); err != nil {
+		if err := end(l); err != nil {
 			t.Error(err)
 		}
 	})
@@ -37,7 +37,7 @@ func Raise(t *testing.T, o lab.Options) *lab.Lab {
 }
 
 // Start is Raise for what is no test of its own: the caller looks at the logs
-// of Programs, and removes the lab as End does.
+// of Programs, and removes the lab as end does.
 func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	dir, err := os.MkdirTemp("", "lab-") // t.TempDir's paths are too long for sockets
 	if err != nil {
@@ -51,9 +51,9 @@ func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	return l, nil
 }
 
-// End removes a lab and its directory. The error is also what went wrong in the
+// end removes a lab and its directory. The error is also what went wrong in the
 // lab itself while it ran.
-func End(l *lab.Lab) error {
+func end(l *lab.Lab) error {
 	var errs []error
 	if err := l.Close(); err != nil {
 		errs = append(errs, fmt.Errorf("remove the lab: %w", err))
