@@ -82,6 +82,7 @@ type Config struct {
 	ExcludeSNATCIDRs []netip.Prefix
 	MTU              int // bytes; 0: the primary link's
 	BlockMetadata    bool
+	MaxConnections   int // of one pod; 0: no limit
 	MarkShift        int
 
 	// Serving

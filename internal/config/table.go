@@ -1,6 +1,7 @@
 package config
 
 import (
+	"math"
 	"strings"
 	"time"
 )
@@ -156,6 +157,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "MTU of pod interfaces and secondary ENIs. 0 takes the primary interface's (9001 in a VPC)."},
 		{Flag: "block-metadata", Default: "false", bare: true, parse: boolean(&c.BlockMetadata),
 			Doc: "Keep pods from the instance metadata service."},
+		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
+			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}

@@ -30,6 +30,10 @@ type Config struct {
 	ExternalSNAT bool
 	// BlockMetadata keeps pods from 169.254.169.254 and fd00:ec2::254.
 	BlockMetadata bool
+	// MaxConnections is the most connections that a pod's address may have open
+	// by the node's connection tracking, those that nobody answers included; 0: as
+	// many as the node tracks.
+	MaxConnections int
 	// MTU of pod links and secondary ENIs in bytes; 0 takes the primary link's.
 	MTU int
 	// MarkShift moves the eight mark bits left, 0 to 24.
@@ -37,8 +41,8 @@ type Config struct {
 
 	// ExportTable, when set, says that pods' addresses are of blocks of this
 	// node (SetBlocks) and not of ENIs: nothing is translated, every packet
-	// leaves as the main table says, and the fields above but BlockMetadata and
-	// MTU mean nothing. It is the routing table that an external routing daemon
+	// leaves as the main table says, and the fields above but BlockMetadata,
+	// MaxConnections and MTU mean nothing. It is the routing table that an external routing daemon
 	// reads.
 	ExportTable int
 	// EnableIPv6 turns the IPv6 data path on where ExportTable is set.
@@ -62,6 +66,9 @@ func (c Config) IPv6() bool {
 func (c Config) Validate() error {
 	if c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU) {
 		return fmt.Errorf("MTU %d: want 0 or %d to %d", c.MTU, minMTU, maxMTU)
+	}
+	if c.MaxConnections < 0 || c.MaxConnections > math.MaxInt32 {
+		return fmt.Errorf("MaxConnections %d: want 0 to %d", c.MaxConnections, math.MaxInt32)
 	}
 	if c.pools() {
 		return c.validateExportTable()

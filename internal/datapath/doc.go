@@ -51,7 +51,7 @@ const (
 
 	// LinkPrefix begins the name of every pod link on the host side.
 	LinkPrefix = "bth"
-	// NftTable is the name of Berth's nftables table (family inet).
+	// NftTable is the name of Berth's nftables tables (families inet and arp).
 	NftTable = "berth"
 )
 

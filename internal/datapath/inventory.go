@@ -168,7 +168,7 @@ func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
 	if err != nil {
 		return err
 	}
-	if inv.Table, err = hasTable(conn); err != nil || !inv.Table {
+	if inv.Table, err = hasTable(conn, berthTable().Family); err != nil || !inv.Table {
 		return err
 	}
 	entries, err := kernelEntries(conn)

@@ -66,11 +66,11 @@ func (r ruleSpec) userData(tag string) []byte {
 // inKernel compares comments, whose tag covers the content of all rules, and
 // the elements of the sets that are fixed.
 func (rs ruleset) inKernel(conn *nftables.Conn) bool {
-	if there, err := hasTable(conn); err != nil || !there {
+	if there, err := hasTable(conn, rs.table.Family); err != nil || !there {
 		return false
 	}
 	for _, ch := range rs.chains {
-		rules, err := conn.GetRules(berthTable(), &ch.chain)
+		rules, err := conn.GetRules(rs.table, &ch.chain)
 		if err != nil || len(rules) != len(ch.rules) {
 			return false
 		}
@@ -106,9 +106,9 @@ func sameKeys(a, b []nftables.SetElement) bool {
 // replace queues the removal of the table and its new content. Adding first
 // makes the removal succeed when there was none.
 func (rs ruleset) replace(conn *nftables.Conn) {
-	conn.AddTable(berthTable())
-	conn.DelTable(berthTable())
-	table := conn.AddTable(berthTable())
+	conn.AddTable(rs.table)
+	conn.DelTable(rs.table)
+	table := conn.AddTable(rs.table)
 	for _, s := range rs.sets {
 		_ = conn.AddSet(s.set, s.elements) // fails for anonymous sets only; encoding errors come with Flush
 	}
@@ -118,14 +118,14 @@ func (rs ruleset) replace(conn *nftables.Conn) {
 		conn.AddChain(&c)
 	}
 	for _, ch := range rs.chains {
-		ch.addRules(conn, rs.tag)
+		ch.addRules(conn, table, rs.tag)
 	}
 }
 
-func (ch chainSpec) addRules(conn *nftables.Conn, tag string) {
+func (ch chainSpec) addRules(conn *nftables.Conn, table *nftables.Table, tag string) {
 	for _, r := range ch.rules {
 		conn.AddRule(&nftables.Rule{
-			Table: berthTable(), Chain: &nftables.Chain{Name: ch.chain.Name, Table: berthTable()},
+			Table: table, Chain: &nftables.Chain{Name: ch.chain.Name, Table: table},
 			Exprs: r.exprs, UserData: r.userData(tag),
 		})
 	}
@@ -167,9 +167,10 @@ func (n *Node) eniEntries(conn *nftables.Conn) (eniEntries, error) {
 	return m, nil
 }
 
-// hasTable tells whether Berth's table is there and not switched off by a flag.
-func hasTable(conn *nftables.Conn) (bool, error) {
-	tables, err := conn.ListTablesOfFamily(nftables.TableFamilyINet)
+// hasTable tells whether Berth's table of a family is there and not switched off
+// by a flag.
+func hasTable(conn *nftables.Conn, family nftables.TableFamily) (bool, error) {
+	tables, err := conn.ListTablesOfFamily(family)
 	if err != nil {
 		return false, fmt.Errorf("list nftables tables: %w", err)
 	}
@@ -178,7 +179,7 @@ func hasTable(conn *nftables.Conn) (bool, error) {
 
 // kernelEntries reads the ENI maps; an absent table has no entries.
 func kernelEntries(conn *nftables.Conn) (eniEntries, error) {
-	if there, err := hasTable(conn); err != nil || !there {
+	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
 		return eniEntries{}, err
 	}
 	sets, err := conn.GetSets(berthTable())
@@ -273,7 +274,7 @@ func (n *Node) setENIMap(eni ENI, c Config) (changed []string, err error) {
 		ch.Table = berthTable()
 		conn.AddChain(&ch)
 		conn.FlushChain(&ch)
-		chain.addRules(conn, s.tag)
+		chain.addRules(conn, berthTable(), s.tag)
 		changed = append(changed, "nftables chain "+ch.Name)
 	}
 	if err := remove.remove(conn); err != nil {

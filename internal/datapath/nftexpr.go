@@ -96,6 +96,13 @@ func destinationIs(a netip.Addr) exprs {
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}})
 }
 
+// toLoopback: ip daddr 127.0.0.0/8. Of IPv6 the kernel itself drops what comes
+// by a link for ::1.
+func toLoopback() exprs {
+	return rule(isFamily(unix.AF_INET), loadDestination(unix.AF_INET), masked(unix.AF_INET, 8),
+		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{127, 0, 0, 0}}})
+}
+
 // notIn: != @set, for the loaded value.
 func notIn(s *nftables.Set) exprs {
 	return exprs{&expr.Lookup{SourceRegister: reg, SetName: s.Name, SetID: s.ID, Invert: true}}
@@ -120,10 +127,15 @@ const (
 )
 
 // isNew: ct state new.
-func isNew() exprs {
+func isNew() exprs { return ctState(expr.CtStateBitNEW) }
+
+// isInvalid: ct state invalid.
+func isInvalid() exprs { return ctState(expr.CtStateBitINVALID) }
+
+func ctState(bit uint32) exprs {
 	return exprs{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
-		maskWord(expr.CtStateBitNEW),
+		maskWord(bit),
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
 	}
 }
@@ -191,18 +203,35 @@ func linkLocalSource() exprs {
 
 // icmpv6: icmpv6 type.
 func icmpv6(kind byte) exprs {
+	return rule(loadICMPv6Type(), exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{kind}}})
+}
+
+func loadICMPv6Type() exprs {
 	return rule(isFamily(unix.AF_INET6), exprs{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_ICMPV6}},
 		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{kind}},
 	})
 }
 
-// ICMPv6 types by which a router steers hosts (RFC 4861 section 4).
+// solicitation: icmpv6 type 133-135: a router or a neighbour solicitation, and
+// the router advertisement between them.
+func solicitation() exprs {
+	return rule(loadICMPv6Type(), exprs{&expr.Range{Op: expr.CmpOpEq, Register: reg,
+		FromData: []byte{routerSolicitation}, ToData: []byte{neighbourSolicitation}}})
+}
+
+// atMost: limit rate over N/second burst M packets; it matches what is beyond.
+func atMost(rate uint64, burst uint32) exprs {
+	return exprs{&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Over: true, Unit: expr.LimitTimeSecond, Burst: burst}}
+}
+
+// Types of neighbour discovery (RFC 4861 section 4).
 const (
-	routerAdvertisement byte = 134
-	redirect            byte = 137
+	routerSolicitation    byte = 133
+	routerAdvertisement   byte = 134
+	neighbourSolicitation byte = 135
+	redirect              byte = 137
 )
 
 // snatTo: snat to ADDRESS fully-random, so that pods do not collide on ports.

@@ -44,6 +44,7 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 		{"one chain", "nft flush chain inet berth from_pod", "nftables table berth"},
 		{"an ENI's chain", "nft flush chain inet berth eni_1", "nftables table berth"},
 		{"the direct set", "nft flush set inet berth direct4", "nftables table berth"},
+		{"the ARP table", "nft delete table arp berth", "nftables table arp berth"},
 		{"the ENI map", "nft flush map inet berth eni_prefix4", "1 added and 0 removed map entries"},
 		{"the ENI's link", "ip link set eth1 down", "eth1 up"},
 		{"the ENI's address", "ip -4 address flush dev eth1", "address " + eniAddr},

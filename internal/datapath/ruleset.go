@@ -12,8 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ruleset is the wanted content of Berth's nftables table, as data.
+// ruleset is the wanted content of one of Berth's nftables tables, as data.
 type ruleset struct {
+	table  *nftables.Table
 	sets   []setSpec
 	chains []chainSpec
 	// tag is a hash of all of it. Every rule carries it in its comment, so
@@ -46,7 +47,10 @@ var (
 // buildRuleset writes the ruleset of a node. primary is the primary link's
 // name; secondary ENIs add to it by their maps and chains.
 func buildRuleset(c Config, primary string, indexes []int) (ruleset, error) {
-	rs := ruleset{chains: []chainSpec{antispoofChain()}}
+	rs := ruleset{table: berthTable(), chains: []chainSpec{antispoofChain()}}
+	if c.MaxConnections > 0 {
+		rs.addConnectionLimit(uint32(c.MaxConnections))
+	}
 	if !c.pools() {
 		rs.addPolicy(c, primary)
 	}
@@ -87,6 +91,8 @@ func antispoofChain() chainSpec {
 		ruleSpec{"not from a pod", rule(notFromPod(), accept())},
 		ruleSpec{"pods are no routers", rule(icmpv6(routerAdvertisement), count(), drop())},
 		ruleSpec{"pods are no routers", rule(icmpv6(redirect), count(), drop())},
+		ruleSpec{"the node's loopback is not for pods", rule(toLoopback(), count(), drop())},
+		ruleSpec{"solicitations fill the neighbour table", rule(solicitation(), atMost(solicitRate, solicitBurst), count(), drop())},
 		ruleSpec{"IPv6 neighbour discovery", rule(linkLocalSource(), accept())},
 		ruleSpec{"source is not the pod's", rule(sourceNotBehindLink(), count(), drop())},
 	)
@@ -99,6 +105,15 @@ func classifyChain(c Config, primary string) chainSpec {
 	)
 }
 
+// Solicitations that the node takes from all its pods together, a second and at
+// once. A pod needs none: its gateway is a permanent neighbour. Each may become
+// an entry of the neighbour table, of which the kernel has 1,024 for all of its
+// namespaces (arp(7), gc_thresh3).
+const (
+	solicitRate  = 10
+	solicitBurst = 50
+)
+
 // fromPodChain decides by which table a pod's packet leaves. Only the first
 // direction of a connection is judged by its destination: an answer goes back
 // by where the question came from.
@@ -108,9 +123,11 @@ func fromPodChain(c Config) chainSpec {
 		rule(direction(reply), ctMarked(c.mark(MarkPrimary)), setMark(c.mark(MarkPrimary), c.mark(MarkPrimary)), accept())})
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if c.snat(family).IsValid() {
-			ch.rules = append(ch.rules, ruleSpec{"leaves the VPC",
-				rule(direction(original), isFamily(family), loadDestination(family), notIn(directSet(family)),
-					setMark(c.mark(MarkOutside), c.mark(MarkOutside)), accept())})
+			outside := rule(isFamily(family), loadDestination(family), notIn(directSet(family)))
+			ch.rules = append(ch.rules,
+				ruleSpec{"leaves the VPC",
+					rule(direction(original), outside, setMark(c.mark(MarkOutside), c.mark(MarkOutside)), accept())},
+				ruleSpec{"would leave the VPC untranslated", rule(isInvalid(), outside, count(), drop())})
 		}
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", goTo("by_eni")})
@@ -204,7 +221,7 @@ func (rs ruleset) fingerprint(c Config) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, c.MarkShift)
 	for _, s := range rs.sets {
-		fmt.Fprintln(h, s.set.Name, s.set.KeyType.Name, s.set.Interval, s.set.IsMap, s.elements)
+		fmt.Fprintln(h, s.set.Name, s.set.KeyType.Name, s.set.Interval, s.set.IsMap, s.set.Dynamic, s.elements)
 	}
 	for _, ch := range rs.chains {
 		fmt.Fprintln(h, ch.chain.Name, ch.chain.Type)
@@ -213,7 +230,7 @@ func (rs ruleset) fingerprint(c Config) (string, error) {
 		}
 		for _, r := range ch.rules {
 			for _, e := range r.exprs {
-				b, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
+				b, err := expr.Marshal(byte(rs.table.Family), e)
 				if err != nil {
 					return "", fmt.Errorf("encode rule %q: %w", r.comment, err)
 				}

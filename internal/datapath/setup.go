@@ -72,6 +72,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	for _, step := range []func() ([]string, error){
 		func() ([]string, error) { return n.setSysctls(nodeSysctls(c, names)) },
 		func() ([]string, error) { return n.setTable(c, primary) },
+		n.setARPTable,
 		func() ([]string, error) { return n.setRules(ruledBy(c), nodeRules(c)) },
 		func() ([]string, error) { return n.leaveOtherMode(c) },
 	} {

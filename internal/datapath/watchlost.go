@@ -102,7 +102,7 @@ func (w *watcher) strayAddress(m message) string {
 	return ""
 }
 
-// nftMessage looks for removals in Berth's table. In all of these messages
+// nftMessage looks for removals in Berth's tables. In all of these messages
 // the table's name is attribute 1.
 func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
@@ -111,7 +111,7 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 	var what string
 	switch m.kind & 0xff {
 	case unix.NFT_MSG_DELTABLE:
-		what = "the nftables table was removed"
+		what = "an nftables table was removed"
 	case unix.NFT_MSG_DELCHAIN:
 		what = "an nftables chain was removed"
 	case unix.NFT_MSG_DELRULE:
@@ -124,7 +124,7 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 		return
 	}
 	attrs, err := netlink.UnmarshalAttributes(m.data[4:])
-	if err != nil || m.data[0] != unix.NFPROTO_INET {
+	if err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
 		return
 	}
 	for _, a := range attrs {

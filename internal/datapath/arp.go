@@ -1,0 +1,60 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// A pod has no question to ask by ARP: its gateway is a permanent neighbour, and
+// so is the pod to the node. The node would note who asks, whatever address it
+// claims, in a neighbour table that all namespaces of the kernel share. Answers
+// pass: the kernel notes none that it did not ask for.
+
+// setARPTable puts the table of family arp in place. A kernel without that family
+// (CONFIG_NF_TABLES_ARP) does without.
+func (n *Node) setARPTable() (changed []string, err error) {
+	conn, err := n.nft()
+	if err != nil {
+		return nil, err
+	}
+	rs, err := arpRuleset()
+	if err != nil || rs.inKernel(conn) {
+		return nil, err
+	}
+	rs.replace(conn)
+	err = conn.Flush()
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("replace nftables table arp %q: %w", NftTable, err)
+	}
+	return []string{"nftables table arp " + NftTable}, nil
+}
+
+// arpRuleset is the content of Berth's table of family arp.
+func arpRuleset() (ruleset, error) {
+	rs := ruleset{
+		table: &nftables.Table{Name: NftTable, Family: nftables.TableFamilyARP},
+		chains: []chainSpec{base("requests", nftables.ChainTypeFilter, hookARPInput, nftables.ChainPriorityFilter,
+			ruleSpec{"pods ask nobody", rule(fromPod(), arpRequest(), count(), drop())})},
+	}
+	var err error
+	rs.tag, err = rs.fingerprint(Config{})
+	return rs, err
+}
+
+// hookARPInput is NF_ARP_IN (linux/netfilter_arp.h).
+var hookARPInput = nftables.ChainHookRef(0)
+
+// arpRequest: arp operation request (RFC 826: opcode 1, in octets 6 and 7).
+func arpRequest() exprs {
+	return exprs{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0, 1}},
+	}
+}

@@ -1,0 +1,253 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// frames sends Ethernet frames by a pod's own link.
+func (p *pod) frames(kind uint16, payloads ...[]byte) {
+	p.t.Helper()
+	p.in(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		to := &unix.SockaddrLinklayer{Protocol: kind<<8 | kind>>8, Ifindex: p.links.PodIndex, Halen: 6}
+		copy(to.Addr[:], p.links.HostMAC)
+		for _, b := range payloads {
+			if err := unix.Sendto(fd, b, 0, to); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// neighbours counts what the node has noted about a pod's link by itself.
+func (v *vpc) neighbours(p *pod, family int) (n int) {
+	v.t.Helper()
+	list, err := v.host.nl.NeighList(p.links.HostIndex, family)
+	v.host.must(err)
+	for _, e := range list {
+		if e.State != unix.NUD_PERMANENT && !net.IP(e.IP).IsMulticast() {
+			n++
+		}
+	}
+	return n
+}
+
+// arpQuestion asks who has an address (RFC 826), as somebody.
+func arpQuestion(from net.HardwareAddr, sender, target netip.Addr) []byte {
+	b := append([]byte{0, 1, 8, 0, 6, 4, 0, 1}, from...)
+	b = append(b, sender.AsSlice()...)
+	b = append(b, make([]byte, 6)...)
+	return append(b, target.AsSlice()...)
+}
+
+// icmp6 is a message of neighbour discovery with a source link-layer address
+// (RFC 4861 sections 4.1, 4.3 and 4.6.1).
+func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte {
+	body := []byte{kind, 0, 0, 0, 0, 0, 0, 0}
+	if target.IsValid() {
+		body = append(body, target.AsSlice()...)
+	}
+	body = append(append(body, 1, 1), mac...)
+	sum := uint32(len(body)) + unix.IPPROTO_ICMPV6 // pseudo-header, RFC 8200 section 8.1
+	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), body} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	binary.BigEndian.PutUint16(body[2:], ^uint16(sum))
+	head := []byte{0x60, 0, 0, 0, 0, byte(len(body)), unix.IPPROTO_ICMPV6, 255}
+	head = append(append(head, from.AsSlice()...), to.AsSlice()...)
+	return append(head, body...)
+}
+
+func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
+	const many = 400
+	v := newVPC(t)
+	v.host.serveTCP(":81")
+	b := v.pod(podB, podB6)
+	mac := b.links.PodMAC
+
+	var questions [][]byte
+	sender := netip.MustParseAddr("10.0.0.128")
+	for range many {
+		sender = sender.Next()
+		questions = append(questions, arpQuestion(mac, sender, netip.MustParseAddr(nodeAddr)))
+	}
+	b.frames(unix.ETH_P_ARP, questions...)
+	b.seenAs(nodeAddr+":81", podB) // came after them
+	if n := v.neighbours(b, unix.AF_INET); n != 0 {
+		t.Errorf("a pod's ARP requests left %d neighbours, want none", n)
+	}
+
+	var hostLink netip.Addr
+	within(t, "the node's end has a link-local address", func() bool {
+		list, err := v.host.nl.AddrList(linkRef(b.links.HostIndex), unix.AF_INET6)
+		if err != nil || len(list) == 0 {
+			return false
+		}
+		hostLink, _ = netip.AddrFromSlice(list[0].IP)
+		return list[0].Flags&unix.IFA_F_TENTATIVE == 0
+	})
+	for _, c := range []struct {
+		name   string
+		kind   byte
+		target netip.Addr
+	}{{"neighbour", neighbourSolicitation, hostLink}, {"router", routerSolicitation, netip.Addr{}}} {
+		before := v.neighbours(b, unix.AF_INET6)
+		questions = nil
+		sender = netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 12: c.kind})
+		for range many {
+			sender = sender.Next()
+			questions = append(questions, icmp6(c.kind, mac, sender, hostLink, c.target))
+		}
+		b.frames(unix.ETH_P_IPV6, questions...)
+		b.seenAs("["+nodeAddr6+"]:81", podB6)
+		if n := v.neighbours(b, unix.AF_INET6) - before; n >= many/2 {
+			t.Errorf("a pod's %s solicitations left %d neighbours of %d, want at most about %d", c.name, n, many, solicitBurst)
+		}
+	}
+}
+
+// Where route_localnet is on, as kube-proxy may set it, the node takes packets
+// for 127.0.0.0/8 from links.
+func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
+	v := newVPC(t)
+	v.host.serveTCP("127.0.0.1:81")
+	b := v.pod(podB)
+	v.host.sysctl("net/ipv4/conf/all/route_localnet", "1")
+	b.sysctl("net/ipv4/conf/all/route_localnet", "1")
+	lo, err := netlink.ParseAddr("127.0.0.1/8")
+	b.must(err)
+	b.must(b.nl.AddrDel(linkRef(1), lo))
+	b.route("127.0.0.1/32", gateway4.String(), "eth0")
+	b.cannotReach(podB, "127.0.0.1:81")
+	v.host.serveTCP(nodeAddr + ":82")
+	b.seenAs(nodeAddr+":82", podB)
+}
+
+// A packet that connection tracking cannot place is not translated. Outside the
+// VPC its source, a pod's own address, must not be seen.
+func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
+	v := newVPC(t)
+	v.router.serveTCP(":80")
+	a := v.pod(podA)
+	var sniffer int
+	v.router.in(func() (err error) {
+		sniffer, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+		return err
+	})
+	t.Cleanup(func() { _ = unix.Close(sniffer) })
+
+	// A reset of no connection (RFC 9293 section 3.1).
+	reset := []byte{0x99, 0x99, 0, 80, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 0x04, 0, 0, 0, 0, 0, 0}
+	a.in(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(fd) }()
+		for _, to := range []string{internet, peer} {
+			binary.BigEndian.PutUint16(reset[16:], 0)
+			binary.BigEndian.PutUint16(reset[16:], checksum4(netip.MustParseAddr(podA), netip.MustParseAddr(to), reset))
+			if err := unix.Sendto(fd, reset, 0, &unix.SockaddrInet4{Addr: netip.MustParseAddr(to).As4()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	a.seenAs(internet+":80", nodeAddr) // came after them
+	inside := false
+	buf := make([]byte, 256)
+	for {
+		n, err := unix.Read(sniffer, buf)
+		if err != nil {
+			break
+		}
+		if n < 20 || netip.AddrFrom4([4]byte(buf[12:16])).String() != podA {
+			continue
+		}
+		switch to := netip.AddrFrom4([4]byte(buf[16:20])).String(); to {
+		case internet:
+			t.Errorf("the internet saw a packet of %s", podA)
+		case peer:
+			inside = true
+		}
+	}
+	if !inside {
+		t.Errorf("a packet to %s, where no translation is needed, was dropped too", peer)
+	}
+}
+
+// checksum4 is TCP's over IPv4 (RFC 9293 section 3.1).
+func checksum4(from, to netip.Addr, segment []byte) uint16 {
+	sum := uint32(len(segment)) + unix.IPPROTO_TCP
+	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), segment} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum>>16 != 0 {
+		sum = sum&0xffff + sum>>16
+	}
+	return ^uint16(sum)
+}
+
+func TestMaxConnections(t *testing.T) {
+	const most = 5
+	v := newVPC(t, func(c *Config) { c.MaxConnections = most })
+	for _, family := range []struct{ a, b, to string }{{podA, podB, nodeAddr}, {podA6, podB6, nodeAddr6}} {
+		a, b := v.pod(family.a), v.pod(family.b)
+		var l net.Listener
+		v.host.in(func() (err error) { l, err = net.Listen("tcp", net.JoinHostPort(family.to, "0")); return err })
+		t.Cleanup(func() { _ = l.Close() })
+		dial := func(p *pod, patience time.Duration) (c net.Conn, err error) {
+			p.in(func() error {
+				c, err = net.DialTimeout("tcp", l.Addr().String(), patience)
+				return nil
+			})
+			return c, err
+		}
+		var open []net.Conn
+		for range most {
+			c, err := dial(b, dialTimeout)
+			if err != nil {
+				t.Fatalf("connection %d of %d: %v", len(open)+1, most, err)
+			}
+			open = append(open, c)
+		}
+		if c, err := dial(b, 300*time.Millisecond); err == nil {
+			_ = c.Close()
+			t.Errorf("%s opened more than %d connections", family.b, most)
+		} else if timeout := net.Error(nil); !errors.As(err, &timeout) || !timeout.Timeout() {
+			t.Errorf("connection %d of %s: %v, want it to be dropped", most+1, family.b, err)
+		}
+		c, err := dial(a, dialTimeout)
+		if err != nil {
+			t.Errorf("%s may not open its first connection: %v", family.a, err)
+		} else {
+			_ = c.Close()
+		}
+		if _, err := open[0].Write([]byte("x")); err != nil {
+			t.Errorf("an open connection of %s ended: %v", family.b, err)
+		}
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}
+}
