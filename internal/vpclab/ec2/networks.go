@@ -86,6 +86,9 @@ func (n names) subnetAttributes(s *vpc.Subnet, name string) ([]string, bool) {
 	case "cidr-block", "cidr", "cidrBlock":
 		return []string{s.CIDR.String()}, true
 	case "ipv6-cidr-block-association.ipv6-cidr-block":
+		if !s.IPv6.IsValid() {
+			return nil, true
+		}
 		return []string{s.IPv6.String()}, true
 	case "owner-id":
 		return []string{n.account}, true

@@ -5,13 +5,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
-// maxFilterValues is how many values one request's filters may hold
-// (EC2 API, "Filter": 200).
-const maxFilterValues = 200
+// Bounds of one request's filters: how many values they may have together
+// (EC2 API, "Filter": 200), and of how many characters a value may be, which
+// is as long as a tag's value with each of its characters escaped.
+const (
+	maxFilterValues = 200
+	maxFilterLength = 512
+)
 
 // attributes tells what a filter name means for a resource: the values of it
 // that may match. ok is false for a name that the resource kind does not have.
@@ -31,11 +36,14 @@ func (r *request) filters() []filter {
 		if len(f.values) == 0 {
 			r.fail(vpc.Errorf("InvalidParameterValue", "The filter '%s' has no values", f.name))
 		}
-		n += len(f.values)
+		if slices.ContainsFunc(append(f.values, f.name), func(s string) bool { return utf8.RuneCountInString(s) > maxFilterLength }) {
+			r.fail(vpc.Errorf("InvalidParameterValue", "A filter's name or value exceeds the maximum length of %d characters", maxFilterLength))
+		}
+		if n += max(1, len(f.values)); n > maxFilterValues {
+			r.fail(vpc.Errorf("FilterLimitExceeded", "The maximum number of filter values specified on a single call is %d", maxFilterValues))
+			return out
+		}
 		out = append(out, f)
-	}
-	if n > maxFilterValues {
-		r.fail(vpc.Errorf("FilterLimitExceeded", "The maximum number of filter values specified on a single call is %d", maxFilterValues))
 	}
 	return out
 }

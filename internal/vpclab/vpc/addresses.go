@@ -138,6 +138,14 @@ func (a *addressing) assign(r AddressRequest) error {
 
 // fits checks the limits of the ENI before the space of the subnet.
 func (a *addressing) fits(r AddressRequest) error {
+	counts := []int{r.IPv4Count, r.PrefixCount, r.IPv6Count, r.IPv6PrefixCount}
+	if slices.Min(counts) < 0 {
+		return invalid("A count of addresses is below zero.")
+	}
+	// Before they are added up: a sum of counts may overflow.
+	if slices.Max(counts) > max(a.limits.IPv4PerENI, a.limits.IPv6PerENI) {
+		return tooManyAddresses()
+	}
 	prefixes := len(r.Prefixes) + r.PrefixCount + len(r.IPv6Prefixes) + r.IPv6PrefixCount
 	if prefixes > 0 && !a.limits.Prefixes {
 		return prefixesUnsupported(a.itype)

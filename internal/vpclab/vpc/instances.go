@@ -41,14 +41,19 @@ type idempotent struct {
 }
 
 // RunInstances launches instances, all or none, and returns them as pending
-// (or running, when launching takes no time).
+// (or running, when launching takes no time). The same ClientToken with the
+// same request gives those of its instances that are not terminated, and
+// IdempotentInstanceTerminated when all are (EC2 API Reference, "Error codes").
 func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
 	err = c.change(func() error {
 		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
 			for _, id := range prior.ids {
-				if i := c.instances.get(id); i != nil {
+				if i := c.instances.get(id); i != nil && i.State != Terminated {
 					out = append(out, i.Clone())
 				}
+			}
+			if ok && len(out) == 0 {
+				return Errorf("IdempotentInstanceTerminated", "The client token '%s' was used for instances that have been terminated.", r.ClientToken)
 			}
 			return err
 		}
