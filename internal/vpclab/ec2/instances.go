@@ -60,7 +60,7 @@ func (n names) instanceAttributes(i *vpc.Instance, enis []*vpc.ENI, name string)
 func (n names) primaryAttributes(enis []*vpc.ENI, name string) ([]string, bool) {
 	var primary *vpc.ENI
 	for _, e := range enis {
-		if e.Attachment.DeviceIndex == 0 {
+		if e.Attachment.Primary() {
 			primary = e
 		}
 	}

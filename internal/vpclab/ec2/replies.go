@@ -215,7 +215,7 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 	x.SubnetID, x.VPCID = i.SubnetID, i.VPCID
 	for _, e := range enis {
 		x.Interfaces = append(x.Interfaces, n.eniCommon(e))
-		if e.Attachment.DeviceIndex == 0 && e.Attachment.NetworkCard == 0 {
+		if e.Attachment.Primary() {
 			x.PrivateIP, x.PrivateDNS = e.Primary.String(), n.dns(e.Primary)
 			x.SourceDestCheck, x.Groups = e.SourceDestCheck, n.groupSet(e.Groups)
 			if len(e.IPv6) > 0 {

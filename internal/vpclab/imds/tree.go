@@ -91,7 +91,7 @@ func (b builder) instance(c *vpc.Cloud) {
 		"region": c.Region(), "version": "2017-09-30",
 	}
 	for _, e := range b.enis {
-		if e.Attachment.DeviceIndex != 0 || e.Attachment.NetworkCard != 0 {
+		if !e.Attachment.Primary() {
 			continue
 		}
 		document["privateIp"] = e.Primary.String()

@@ -313,7 +313,7 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 	}
 	enis := books.InstanceENIs(n.InstanceID)
 	for _, e := range enis {
-		if e.Attachment.DeviceIndex == 0 {
+		if e.Attachment.Primary() {
 			s.Address = e.Primary
 		}
 		s.ENIs = append(s.ENIs, eniStatus(e, books, drops[e.ID]))

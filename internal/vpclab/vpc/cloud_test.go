@@ -458,3 +458,20 @@ func TestClientTokenOfTerminatedInstances(t *testing.T) {
 		}
 	}
 }
+
+// Index 0 of another network card than the first is an ENI like others: it can
+// be detached.
+func TestDetachOfAnotherCard(t *testing.T) {
+	s := spec.Default()
+	s.Delays = spec.Delays{}
+	s.Instances[0].Type = "p4d.24xlarge"
+	s.Instances[0].Interfaces = []spec.Interface{{NetworkCard: 1, DeviceIndex: 0}}
+	c := newCloud(t, s)
+	enis := c.Snapshot().InstanceENIs(c.InstanceID("node-a"))
+	if err := c.DetachNetworkInterface(enis[0].Attachment.ID, false); vpc.CodeOf(err) != "OperationNotPermitted" {
+		t.Errorf("the primary ENI: %v", err)
+	}
+	if err := c.DetachNetworkInterface(enis[1].Attachment.ID, false); err != nil {
+		t.Errorf("index 0 of card 1: %v", err)
+	}
+}

@@ -123,6 +123,10 @@ type Attachment struct {
 	Time                time.Time
 }
 
+// Primary tells whether the attachment is that of an instance's primary ENI,
+// which an instance is launched with and keeps: index 0 of card 0.
+func (a *Attachment) Primary() bool { return a.DeviceIndex == 0 && a.NetworkCard == 0 }
+
 // ENI is one elastic network interface.
 type ENI struct {
 	ID              string
