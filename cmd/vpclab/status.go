@@ -172,7 +172,11 @@ func eniRow(w io.Writer, e lab.ENIStatus, node string) {
 			addrs += fmt.Sprintf(" + %d %s", more.n, more.what)
 		}
 	}
-	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.NetworkCard, e.DeviceIndex, e.Status, e.Subnet, e.Primary, addrs, drops(e.Drops))
+	primary := "-" // of type efa-only
+	if e.Primary.IsValid() {
+		primary = e.Primary.String()
+	}
+	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.NetworkCard, e.DeviceIndex, e.Status, e.Subnet, primary, addrs, drops(e.Drops))
 }
 
 func drops(d fabric.Drops) string {

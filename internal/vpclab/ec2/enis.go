@@ -16,12 +16,35 @@ func describeENIs(r *request) (any, error) {
 		return nil, err
 	}
 	n, view := r.names(), r.cloud.Described()
+	if err := bounded(ids, fs, p, view); err != nil {
+		return nil, err
+	}
 	from := source[vpc.ENI]{"eni", func(e *vpc.ENI) string { return e.ID }, func() []*vpc.ENI { return candidates(view, fs) }, view.ENI}
 	list, next, err := listing(r, from, ids, fs, p, n.eniAttributes)
 	return struct {
 		ENIs []eniXML `xml:"networkInterfaceSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
 	}{each(list, n.eni), next}, err
+}
+
+// maxUnpaginated is how many ENIs may exist for DescribeNetworkInterfaces to
+// list them at once. EC2 says "a large number" (API Reference); this is as many
+// as a page may have.
+const maxUnpaginated = 1000
+
+// bounded refuses a call for all of many ENIs, with neither IDs nor pages nor
+// one of the filters that EC2 has an index for.
+func bounded(ids []string, fs []filter, p page, view vpc.View) error {
+	indexed := []string{"group-id", "mac-address", "private-dns-name", "private-ip-address", "subnet-id", "vpc-id"}
+	for _, f := range fs {
+		if slices.Contains(indexed, f.name) {
+			return nil
+		}
+	}
+	if len(ids) > 0 || p.size > 0 || p.after != "" || len(view.ENIs()) <= maxUnpaginated {
+		return nil
+	}
+	return vpc.Errorf("OperationNotPermitted", "There are too many network interfaces for one reply: use pagination, or one of the filters %s.", strings.Join(indexed, ", "))
 }
 
 // candidates are all ENIs, or when a filter names instances outright, theirs.
@@ -83,10 +106,8 @@ func (n names) eniAttributes(e *vpc.ENI, name string) ([]string, bool) {
 
 func eniAddressAttributes(e *vpc.ENI, name string) ([]string, bool) {
 	switch name {
-	case "private-ip-address":
-		return []string{e.Primary.String()}, true
-	case "addresses.private-ip-address":
-		return append([]string{e.Primary.String()}, each(e.Secondary, netip.Addr.String)...), true
+	case "private-ip-address", "addresses.private-ip-address":
+		return each(e.IPv4(), netip.Addr.String), true
 	case "addresses.primary":
 		if len(e.Secondary) > 0 {
 			return []string{"true", "false"}, true
@@ -158,7 +179,7 @@ func (r *request) tags(name string) vpc.Tags {
 func createENI(r *request) (any, error) {
 	q := vpc.CreateRequest{
 		SubnetID: r.need("SubnetId"), Groups: r.list("SecurityGroupId"), Type: r.text("InterfaceType"),
-		Description: r.text("Description"), ClientToken: r.text("ClientToken"), Requester: r.call.Principal.ARN,
+		Description: r.text("Description"), ClientToken: r.clientToken(), Requester: r.call.Principal.ARN,
 		Tags: r.tagSpecification("network-interface")["network-interface"],
 	}
 	q.Primary, q.Addresses = r.addresses("")

@@ -126,7 +126,9 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 		return req, vpc.Errorf("MalformedQueryString", "The request is not a form post.")
 	}
 	for k, v := range r.URL.Query() {
-		form[k] = append(form[k], v...)
+		if !strings.HasPrefix(k, presignedPrefix) {
+			form[k] = append(form[k], v...)
+		}
 	}
 	name := form.Get("Action")
 	_, known := h.actions[name]
@@ -152,8 +154,12 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 
 // check judges what is common to all actions.
 func (r *request) check() *vpc.Error {
-	if v := r.values["Version"]; v != apiVersion {
-		return vpc.Errorf("InvalidParameterValue", "Version %q is not supported; the lab speaks %s.", v, apiVersion)
+	switch r.values["Version"] {
+	case apiVersion:
+	case "":
+		return vpc.Errorf("MissingParameter", "The request must contain the parameter Version")
+	default:
+		return vpc.Errorf("NoSuchVersion", "The requested version (%s) of the service does not exist; the lab speaks %s.", r.values["Version"], apiVersion)
 	}
 	r.dryRun, _ = r.truth("DryRun")
 	r.call.Tags = r.has("TagSpecification")

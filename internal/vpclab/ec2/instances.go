@@ -100,7 +100,7 @@ func (n names) interfaceAttributes(enis []*vpc.ENI, name string) ([]string, bool
 // what runs on an instance is the lab's business.
 func runInstances(r *request) (any, error) {
 	q := vpc.LaunchRequest{
-		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.text("ClientToken"),
+		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.clientToken(),
 		Role: r.text("IamInstanceProfile.Name"), Requester: r.call.Principal.ARN,
 	}
 	if arn := r.text("IamInstanceProfile.Arn"); arn != "" {

@@ -182,3 +182,43 @@ func exchange(t *testing.T, to, text string) *http.Response {
 	t.Cleanup(func() { resp.Body.Close() })
 	return resp
 }
+
+// A presigned URL carries its signature in its query, and is good for as long
+// as it says.
+func TestPresigned(t *testing.T) {
+	r := newRig(t, instant())
+	get := func(expires string, age time.Duration, tamper func(string) string) refusal {
+		t.Helper()
+		target := r.lab.EC2URL + "/?Action=DescribeVpcs&Version=2016-11-15&X-Amz-Expires=" + expires
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, target, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := static(r.lab).Retrieve(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(nil)
+		signed, _, err := v4.NewSigner().PresignHTTP(t.Context(), k, req, hex.EncodeToString(sum[:]), "ec2", r.lab.Cloud.Region(), time.Now().Add(-age))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req, err = http.NewRequestWithContext(t.Context(), http.MethodGet, tamper(signed), http.NoBody); err != nil {
+			t.Fatal(err)
+		}
+		return r.send(req)
+	}
+	same := func(s string) string { return s }
+	r.wantRefusal(get("3600", 30*time.Minute, same), "", http.StatusOK)
+	r.wantRefusal(get("3600", 61*time.Minute, same), "RequestExpired", http.StatusBadRequest)
+	r.wantRefusal(get("604801", 0, same), "AuthFailure", http.StatusUnauthorized)
+	r.wantRefusal(get("0", 0, same), "AuthFailure", http.StatusUnauthorized)
+	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "DescribeVpcs", "DescribeTags", 1) }), "AuthFailure", http.StatusUnauthorized)
+	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "X-Amz-Expires=60", "X-Amz-Expires=3600", 1) }), "AuthFailure", http.StatusUnauthorized)
+	r.wantRefusal(get("60", 0, func(s string) string { return s[:strings.Index(s, "&X-Amz-Signature")] }), "IncompleteSignature", http.StatusBadRequest)
+	for _, c := range r.lab.Cloud.CallLog() {
+		if _, there := c.Params["X-Amz-Signature"]; there {
+			t.Errorf("the log has a signature: %+v", c)
+		}
+	}
+}

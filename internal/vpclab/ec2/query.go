@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -95,6 +96,17 @@ func (p *params) need(name string) string {
 	v := p.text(name)
 	if v == "" {
 		p.fail(vpc.Errorf("MissingParameter", "The request must contain the parameter %s", name))
+	}
+	return v
+}
+
+// clientToken reads a ClientToken: at most 64 ASCII characters
+// (EC2 API Reference, RunInstances).
+func (p *params) clientToken() string {
+	v := p.text("ClientToken")
+	foreign := func(r rune) bool { return r > unicode.MaxASCII }
+	if len(v) > 64 || strings.ContainsFunc(v, foreign) {
+		p.fail(vpc.Errorf("InvalidClientToken", "The client token is longer than 64 characters or not ASCII."))
 	}
 	return v
 }

@@ -68,8 +68,8 @@ type eniXML struct {
 	RequesterManaged *bool          `xml:"requesterManaged"`
 	Status           string         `xml:"status"`
 	MAC              string         `xml:"macAddress"`
-	PrivateIP        string         `xml:"privateIpAddress"`
-	PrivateDNS       string         `xml:"privateDnsName"`
+	PrivateIP        string         `xml:"privateIpAddress,omitempty"`
+	PrivateDNS       string         `xml:"privateDnsName,omitempty"`
 	SourceDestCheck  bool           `xml:"sourceDestCheck"`
 	Groups           []groupXML     `xml:"groupSet>item"`
 	Attachment       *attachmentXML `xml:"attachment"`
@@ -115,15 +115,17 @@ func (n names) eni(e *vpc.ENI) eniXML {
 func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
-		Status: e.Status(), MAC: e.MAC.String(), PrivateIP: e.Primary.String(), PrivateDNS: n.dns(e.Primary),
+		Status: e.Status(), MAC: e.MAC.String(),
 		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.Type,
-		Addresses: []addressXML{{e.Primary.String(), n.dns(e.Primary), true}},
-		IPv6:      each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{a.String()} }),
-		Prefixes:  each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
+		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{a.String()} }),
+		Prefixes: each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
 	}
 	x.IPv6Prefixes = each(e.IPv6Prefixes, func(p netip.Prefix) prefix6XML { return prefix6XML{p.String()} })
-	for _, a := range e.Secondary {
-		x.Addresses = append(x.Addresses, addressXML{a.String(), n.dns(a), false})
+	for _, a := range e.IPv4() {
+		x.Addresses = append(x.Addresses, addressXML{a.String(), n.dns(a), a == e.Primary})
+	}
+	if len(x.Addresses) > 0 {
+		x.PrivateIP, x.PrivateDNS = x.Addresses[0].Address, x.Addresses[0].DNS
 	}
 	if a := e.Attachment; a != nil {
 		x.Attachment = &attachmentXML{

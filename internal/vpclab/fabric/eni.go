@@ -22,11 +22,14 @@ var (
 
 // Attach plugs an ENI into a node: its link appears there, down and without
 // an address, except that the primary ENI (device index 0) is configured as a
-// DHCP client would. Attaching an ENI that is attached is an error.
+// DHCP client would. Attaching an ENI that is attached is an error. One of type
+// "efa-only" has no link: it is a device for other traffic than IP.
 func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
+	case e.Type == "efa-only":
+		return nil
 	case e.Attachment == nil:
 		return fmt.Errorf("attach %s: it has no attachment", e.ID)
 	case f.enis[e.ID] != nil:
@@ -202,7 +205,7 @@ func (f *Fabric) SetGroups(groups []vpc.SecurityGroup) error {
 // owned lists what EC2 delivers to an ENI.
 func owned(e vpc.ENI) []netip.Prefix {
 	var out []netip.Prefix
-	for _, addrs := range [][]netip.Addr{{e.Primary}, e.Secondary, e.IPv6} {
+	for _, addrs := range [][]netip.Addr{e.IPv4(), e.IPv6} {
 		for _, a := range addrs {
 			out = append(out, netip.PrefixFrom(a, a.BitLen()))
 		}

@@ -203,6 +203,14 @@ func TestNetworkCards(t *testing.T) {
 			t.Fatalf("%s: %+v; want it down, with MAC %s", link, l, e.MAC)
 		}
 	}
+	efa := eni("efa", "10.0.16.30", 3)
+	efa.Type, efa.Primary = "efa-only", netip.Addr{}
+	b.ok(b.Attach("a", efa))
+	if b.link("a", "ens8") != nil {
+		t.Error("an ENI for EFA only has a link")
+	}
+	b.ok(b.Update(efa))
+	b.ok(b.Detach(efa.ID))
 	b.serve(b.InternetPath())
 	b.own("a", "ens5", "10.0.16.20")
 	b.blocked(b.NodePath("a"), "10.0.16.20", InternetHost.String(), "eni-a", Source)

@@ -1,10 +1,12 @@
 package vpc
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -108,6 +110,15 @@ func (a *addressing) create(primary netip.Addr, r AddressRequest) error {
 }
 
 func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
+	if slices.Contains(r.IPv4, primary) {
+		return invalid("Address %s is given twice.", primary)
+	}
+	if a.e.Type == efaOnly {
+		if primary.IsValid() || !reflect.ValueOf(r).IsZero() {
+			return badCombination("IP addresses cannot be assigned to a network interface of type %s", efaOnly)
+		}
+		return nil
+	}
 	if !primary.IsValid() {
 		p, ok := a.v4.pick(a.c.rng)
 		if !ok {
@@ -125,12 +136,28 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 }
 
 func (a *addressing) assign(r AddressRequest) error {
+	if a.e.Type == efaOnly {
+		return Errorf("UnsupportedOperation", "Network interfaces of type %s do not support IP addresses.", efaOnly)
+	}
+	if err := errors.Join(twice(r.IPv4), twice(r.Prefixes), twice(r.IPv6), twice(r.IPv6Prefixes)); err != nil {
+		return err
+	}
 	if err := a.fits(r); err != nil {
 		return err
 	}
 	for _, step := range []func(AddressRequest) error{a.given4, a.prefixes4, a.chosen4, a.given6, a.prefixes6, a.chosen6} {
 		if err := step(r); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// twice refuses a request that names the same address or prefix twice.
+func twice[T comparable](list []T) error {
+	for i, v := range list {
+		if slices.Contains(list[:i], v) {
+			return invalid("Address %v is given twice.", v)
 		}
 	}
 	return nil

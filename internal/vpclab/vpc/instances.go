@@ -133,6 +133,11 @@ func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
 	if i.Name == "" {
 		i.Name = r.Tags["Name"]
 	}
+	if _, err := c.checkGroups(subnet.VPCID, r.Groups); CodeOf(err) == unknownGroup {
+		return nil, NotFound("sg", r.Groups...)
+	} else if err != nil {
+		return nil, err
+	}
 	c.putInstance(i)
 	e, err := c.create(CreateRequest{
 		SubnetID: subnet.ID, Groups: r.Groups, Primary: r.Primary, Addresses: r.Addresses, Tags: r.ENITags, Requester: r.Requester,

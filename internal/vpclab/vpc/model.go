@@ -136,7 +136,7 @@ type ENI struct {
 	MAC             net.HardwareAddr
 	Type            string // "interface", "efa", "efa-only", "trunk"
 	Description     string
-	Primary         netip.Addr
+	Primary         netip.Addr     // zero of type "efa-only", which has no addresses
 	Secondary       []netip.Addr   // in order of assignment
 	Prefixes        []netip.Prefix // IPv4 /28
 	IPv6            []netip.Addr
@@ -164,8 +164,16 @@ func (e *ENI) Owns(addr netip.Addr) bool {
 		slices.ContainsFunc(e.Prefixes, has) || slices.ContainsFunc(e.IPv6Prefixes, has)
 }
 
+// IPv4 lists the ENI's IPv4 addresses, the primary one first; none of type "efa-only".
+func (e *ENI) IPv4() []netip.Addr {
+	if !e.Primary.IsValid() {
+		return nil
+	}
+	return append([]netip.Addr{e.Primary}, e.Secondary...)
+}
+
 // slots4 is how many of the type's IPv4 slots the ENI takes.
-func (e *ENI) slots4() int { return 1 + len(e.Secondary) + len(e.Prefixes) }
+func (e *ENI) slots4() int { return len(e.IPv4()) + len(e.Prefixes) }
 
 // slots6 is how many of the type's IPv6 slots the ENI takes.
 func (e *ENI) slots6() int { return len(e.IPv6) + len(e.IPv6Prefixes) }
