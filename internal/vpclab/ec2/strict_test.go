@@ -5,11 +5,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -132,4 +134,20 @@ func TestUnpaginatedENIs(t *testing.T) {
 	}
 	_, err = list(awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(1001)})
 	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+}
+
+// The default spec is eventually consistent: what is created is described a
+// moment later.
+func TestDefaultSpecLags(t *testing.T) {
+	r := newRig(t, spec.Default(), vpc.WithClock(clock.NewFake(time.Now())))
+	e := r.create(awsec2.CreateNetworkInterfaceInput{})
+	in := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{*e.NetworkInterfaceId}}
+	_, err := r.DescribeNetworkInterfaces(t.Context(), in)
+	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	fake, ok := r.lab.Cloud.Clock().(*clock.Fake)
+	if !ok {
+		t.Fatal("not a fake clock")
+	}
+	fake.Advance(200 * time.Millisecond)
+	r.describe(*e.NetworkInterfaceId)
 }
