@@ -62,6 +62,7 @@ type eniXML struct {
 	SubnetID         string         `xml:"subnetId"`
 	VPCID            string         `xml:"vpcId"`
 	Zone             string         `xml:"availabilityZone,omitempty"`
+	ZoneID           string         `xml:"availabilityZoneId,omitempty"`
 	Description      string         `xml:"description"`
 	OwnerID          string         `xml:"ownerId"`
 	RequesterID      string         `xml:"requesterId,omitempty"`
@@ -86,10 +87,14 @@ type names struct {
 	account string
 	region  string
 	groups  map[string]string // security group names by ID
+	zones   map[string]string // zone IDs by name
 }
 
+// architecture is that of all instances.
+const architecture = "x86_64"
+
 func (r *request) names() names {
-	n := names{r.cloud.Account(), r.cloud.Region(), map[string]string{}}
+	n := names{r.cloud.Account(), r.cloud.Region(), map[string]string{}, r.cloud.ZoneIDs()}
 	for _, g := range r.cloud.Described().Groups() {
 		n.groups[g.ID] = g.Name
 	}
@@ -103,7 +108,7 @@ func (n names) groupSet(ids []string) []groupXML {
 func (n names) eni(e *vpc.ENI) eniXML {
 	managed := false
 	x := n.eniCommon(e)
-	x.Zone, x.RequesterID, x.RequesterManaged = e.Zone, e.RequesterID, &managed
+	x.Zone, x.ZoneID, x.RequesterID, x.RequesterManaged = e.Zone, n.zones[e.Zone], e.RequesterID, &managed
 	x.Tags = tagSet(e.Tags)
 	if a := e.Attachment; a != nil {
 		x.Attachment.InstanceID, x.Attachment.InstanceOwnerID = a.InstanceID, n.account
@@ -136,7 +141,11 @@ func (n names) eniCommon(e *vpc.ENI) eniXML {
 	return x
 }
 
+// dns is the private DNS name of an IPv4 address, empty for none.
 func (n names) dns(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
 	return "ip-" + strings.ReplaceAll(a.String(), ".", "-") + "." + n.region + ".compute.internal"
 }
 
@@ -181,9 +190,11 @@ type instanceXML struct {
 	State           stateXML    `xml:"instanceState"`
 	PrivateDNS      string      `xml:"privateDnsName"`
 	LaunchIndex     int         `xml:"amiLaunchIndex"`
+	ClientToken     string      `xml:"clientToken,omitempty"`
 	Type            string      `xml:"instanceType"`
 	LaunchTime      string      `xml:"launchTime"`
 	Zone            string      `xml:"placement>availabilityZone"`
+	ZoneID          string      `xml:"placement>availabilityZoneId"`
 	Tenancy         string      `xml:"placement>tenancy"`
 	SubnetID        string      `xml:"subnetId,omitempty"`
 	VPCID           string      `xml:"vpcId,omitempty"`
@@ -199,17 +210,27 @@ type instanceXML struct {
 	HTTPEndpoint    string      `xml:"metadataOptions>httpEndpoint"`
 }
 
+// profile is the instance profile of a role, empty for none.
+func (n names) profile(role string) profileXML {
+	if role == "" {
+		return profileXML{}
+	}
+	return profileXML{"arn:aws:iam::" + n.account + ":instance-profile/" + role, "AIPALAB" + strings.ToUpper(role)}
+}
+
 func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 	x := instanceXML{
 		ID: i.ID, ImageID: i.ImageID, State: state(i.State), Type: i.Type, LaunchTime: stamp(i.Launched),
-		Zone: i.Zone, Tenancy: "default", Architecture: "x86_64", Tags: tagSet(i.Tags),
+		Zone: i.Zone, ZoneID: n.zones[i.Zone], Tenancy: "default", Architecture: architecture, Tags: tagSet(i.Tags),
+		LaunchIndex: i.LaunchIndex, ClientToken: i.ClientToken,
 		HTTPTokens: "required", HTTPEndpoint: "enabled",
 	}
 	if v1 {
 		x.HTTPTokens = "optional"
 	}
 	if i.Role != "" {
-		x.Profile = &profileXML{"arn:aws:iam::" + n.account + ":instance-profile/" + i.Role, "AIPALAB" + strings.ToUpper(i.Role)}
+		p := n.profile(i.Role)
+		x.Profile = &p
 	}
 	if i.State == vpc.Terminated {
 		return x

@@ -3,7 +3,6 @@ package ec2
 import (
 	"encoding/base64"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -17,10 +16,6 @@ const (
 	maxFilterValues = 200
 	maxFilterLength = 512
 )
-
-// attributes tells what a filter name means for a resource: the values of it
-// that may match. ok is false for a name that the resource kind does not have.
-type attributes[T any] func(v *T, name string) (values []string, ok bool)
 
 type filter struct {
 	name   string
@@ -50,15 +45,17 @@ func (r *request) filters() []filter {
 
 // apply keeps what matches every filter: for each, any of its values.
 func apply[T any](list []*T, fs []filter, attrs attributes[T]) ([]*T, error) {
-	for _, f := range fs {
-		if _, ok := attrs(new(T), f.name); !ok {
+	found := make([]values[T], len(fs))
+	for i, f := range fs {
+		v, ok := attrs(f.name)
+		if !ok {
 			return nil, vpc.Errorf("InvalidParameterValue", "The filter '%s' is invalid", f.name)
 		}
+		found[i] = v
 	}
 	return slices.DeleteFunc(list, func(v *T) bool {
-		for _, f := range fs {
-			values, _ := attrs(v, f.name)
-			if !slices.ContainsFunc(values, f.matches) {
+		for i, f := range fs {
+			if !slices.ContainsFunc(found[i](v), f.matches) {
 				return true
 			}
 		}
@@ -108,26 +105,6 @@ func one(pattern, s string) (rest string, ok bool) {
 		pattern = pattern[1:]
 	}
 	return pattern[1:], pattern[0] == s[0]
-}
-
-// tagAttributes answers tag:KEY, tag-key and tag-value.
-func tagAttributes(tags vpc.Tags, name string) ([]string, bool) {
-	if key, ok := strings.CutPrefix(name, "tag:"); ok {
-		if v, ok := tags[key]; ok {
-			return []string{v}, true
-		}
-		return nil, true
-	}
-	var out []string
-	for k, v := range tags {
-		switch name {
-		case "tag-key":
-			out = append(out, k)
-		case "tag-value":
-			out = append(out, v)
-		}
-	}
-	return out, name == "tag-key" || name == "tag-value"
 }
 
 // source is where a describe call finds its resources: all of them, or one by
@@ -232,6 +209,3 @@ func cut[T any](r *request, p page, list []*T, key func(*T) string) ([]*T, strin
 	last := r.call.Action + "\n" + key(list[p.size-1])
 	return list, base64.RawURLEncoding.EncodeToString([]byte(last))
 }
-
-// boolean is how filters spell a truth value.
-func boolean(b bool) []string { return []string{strconv.FormatBool(b)} }

@@ -83,6 +83,7 @@ func (b builder) instance(c *vpc.Cloud) {
 	b.set("instance-type", b.i.Type)
 	b.set("instance-life-cycle", "on-demand")
 	b.set("placement/availability-zone", b.i.Zone)
+	b.set("placement/availability-zone-id", c.ZoneIDs()[b.i.Zone])
 	b.set("placement/region", c.Region())
 	b.set("services/domain", "amazonaws.com")
 	b.set("services/partition", "aws")

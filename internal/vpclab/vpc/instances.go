@@ -58,8 +58,8 @@ func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
 			return err
 		}
 		reservation := c.newID("r")
-		for range max(1, r.Count) {
-			i, err := c.launch(r, reservation)
+		for index := range max(1, r.Count) {
+			i, err := c.launch(r, reservation, index)
 			if err != nil {
 				for _, done := range out {
 					c.erase(done.ID)
@@ -110,7 +110,7 @@ func (c *Cloud) remember(token string, v idempotent) {
 }
 
 // launch makes one pending instance with its primary ENI. The lock is held.
-func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
+func (c *Cloud) launch(r LaunchRequest, reservation string, index int) (*Instance, error) {
 	if r.Type == "" {
 		r.Type = "m5.large"
 	}
@@ -128,7 +128,7 @@ func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
 	i := &Instance{
 		ID: id, Name: r.Name, ReservationID: reservation, Type: r.Type, State: Pending,
 		VPCID: subnet.VPCID, SubnetID: subnet.ID, Zone: subnet.Zone, Role: r.Role, ImageID: r.ImageID,
-		Launched: c.clock.Now(), Tags: maps.Clone(r.Tags),
+		Launched: c.clock.Now(), Tags: maps.Clone(r.Tags), ClientToken: r.ClientToken, LaunchIndex: index,
 	}
 	if i.Name == "" {
 		i.Name = r.Tags["Name"]

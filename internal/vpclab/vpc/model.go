@@ -95,6 +95,8 @@ type Instance struct {
 	Zone          string
 	Role          string // IAM role, "" for none
 	ImageID       string
+	ClientToken   string // of the call that launched it
+	LaunchIndex   int    // among the instances of that call, from 0
 	Launched      time.Time
 	Ended         time.Time // when it became terminated
 	Tags          Tags
