@@ -59,7 +59,7 @@ func printNext(w io.Writer, dir string, s lab.Status) {
 		{"vpclab down" + at, "remove everything"},
 	}
 	if s.Mode != lab.PoolMode {
-		lines = slices.Insert(lines, 4, [2]string{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"})
+		lines = slices.Insert(lines, 4, [2]string{"vpclab calls" + at + " --follow", "EC2 calls with their parameters"}, [2]string{"vpclab fault" + at + " throttle '*' 1", "make EC2 misbehave"})
 	}
 	if s.Kubeconfig != "" {
 		lines = append([][2]string{

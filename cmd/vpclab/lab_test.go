@@ -288,6 +288,8 @@ func TestLabByCommand(t *testing.T) {
 	c.has(c.run(ask...), "you are "+s.Nodes[0].Pods[0].Addresses[0].String()+", to "+far+": hello")
 	c.fails("has a pod a already", "pod", "add", "node-1", "a")
 	c.has(c.run("pod", "list"), far)
+	c.has(c.run("calls", "--action", "DescribeNetworkInterfaces"), s.Nodes[0].InstanceID)
+	c.fails("want text or json", "calls", "--output", "table")
 
 	c.run("pod", "add", "node-1", "web", "--port", "30080:8080/tcp") // by the portmap plugin, chained after berth
 	c.has(c.run("exec", "internet", "--", "bash", "-c", "exec 3<>/dev/tcp/"+s.Nodes[0].Address.String()+"/30080; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3"),
@@ -343,6 +345,7 @@ func TestPoolModeByCommand(t *testing.T) {
 	c.has(c.run("exec", "node-1", "--", "ip", "route", "show", "table", "119"), "dev lo proto 190")
 	c.has(c.run("exec", "internet", "--", "cat", "/proc/net/fib_trie"), s.Internet.String())
 	c.fails("no EC2", "fault", "outage")
+	c.fails("no EC2 calls", "calls")
 	c.fails("no on-premises host", "exec", "onprem", "--", "true")
 	c.has(c.run("down"), "Nothing of the lab is left")
 }

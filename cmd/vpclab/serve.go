@@ -1,17 +1,20 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berthnet/berth/internal/vpclab"
+	"github.com/berthnet/berth/internal/vpclab/control"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
 func newServe() *cobra.Command {
 	var specFile, ec2Addr, imdsAddr, imdsInstance string
+	var calls bool
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the EC2 API and the instance metadata service of a virtual VPC",
@@ -44,14 +47,25 @@ SIGINT or SIGTERM.`,
 			if err := describe(cmd.OutOrStdout(), lab, imdsURL, imdsInstance); err != nil {
 				return err
 			}
-			<-cmd.Context().Done()
-			return nil
+			if !calls {
+				<-cmd.Context().Done()
+				return nil
+			}
+			print, err := callPrinter(cmd.OutOrStdout(), "text", "*")
+			if err != nil {
+				return err
+			}
+			ask := func(_ context.Context, after uint64) ([]control.Call, error) {
+				return control.CallsOf(lab.Cloud, after), nil
+			}
+			return showCalls(cmd.Context(), ask, print, true)
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&specFile, "spec", "", "YAML `file` that describes the lab (default: one VPC, two subnets, two m5.large)")
 	f.StringVar(&ec2Addr, "ec2-addr", "127.0.0.1:9280", "`address` of the EC2 API")
 	f.StringVar(&imdsAddr, "imds-addr", "127.0.0.1:9281", "`address` of the instance metadata service")
+	f.BoolVar(&calls, "calls", false, "print each EC2 call with its parameters, as vpclab calls does")
 	f.StringVar(&imdsInstance, "imds-instance", "", "`instance` (name or ID) whose metadata a caller sees that is none of the instances (default: the first)")
 	return c
 }

@@ -123,7 +123,7 @@ func eniTables(w io.Writer, s lab.Status) {
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", n.Name, n.InstanceID, n.Type, n.Address, n.Daemon, n.PID, n.Starts, len(n.ENIs), len(n.Pods))
 	}
-	fmt.Fprintln(w, "\nENI\tNODE\tINDEX\tSTATUS\tSUBNET\tPRIMARY\tADDRESSES\tDROPS")
+	fmt.Fprintln(w, "\nENI\tNODE\tCARD\tINDEX\tSTATUS\tSUBNET\tPRIMARY\tADDRESSES\tDROPS")
 	for _, n := range s.Nodes {
 		for _, e := range n.ENIs {
 			eniRow(w, e, n.Name)
@@ -164,10 +164,19 @@ func poolTables(w io.Writer, s lab.Status) {
 
 func eniRow(w io.Writer, e lab.ENIStatus, node string) {
 	addrs := fmt.Sprint(len(e.Secondary))
-	if len(e.Prefixes) > 0 {
-		addrs += fmt.Sprintf(" + %d × /28", len(e.Prefixes))
+	for _, more := range []struct {
+		n    int
+		what string
+	}{{len(e.Prefixes), "× /28"}, {len(e.IPv6), "IPv6"}, {len(e.IPv6Prefixes), "× /80"}} {
+		if more.n > 0 {
+			addrs += fmt.Sprintf(" + %d %s", more.n, more.what)
+		}
 	}
-	fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.DeviceIndex, e.Status, e.Subnet, e.Primary, addrs, drops(e.Drops))
+	primary := "-" // of type efa-only
+	if e.Primary.IsValid() {
+		primary = e.Primary.String()
+	}
+	fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", e.ID, node, e.NetworkCard, e.DeviceIndex, e.Status, e.Subnet, primary, addrs, drops(e.Drops))
 }
 
 func drops(d fabric.Drops) string {

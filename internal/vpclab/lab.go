@@ -12,12 +12,12 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/ec2"
 	"github.com/berthnet/berth/internal/vpclab/imds"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/vpclab/wire"
 )
 
 // anyPort is a loopback port of the system's choice.
@@ -51,7 +51,7 @@ func ServeOn(ec2Addr string, s spec.Spec, opts ...vpc.Option) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{Cloud: cloud, imds: map[string]string{}}
-	if l.EC2URL, err = l.listen(ec2Addr, ec2.Handler(cloud)); err != nil {
+	if l.EC2URL, err = l.listen(ec2Addr, ec2.Handler(cloud), refusing); err != nil {
 		cloud.Close()
 		return nil, fmt.Errorf("serve the EC2 API: %w", err)
 	}
@@ -75,7 +75,7 @@ func (l *Lab) IMDSURL(instance string) string {
 	if ok {
 		return url
 	}
-	url, err := l.listen(anyPort, imds.Handler(l.Cloud, func(*http.Request) (string, bool) { return id, true }))
+	url, err := l.listen(anyPort, imds.Handler(l.Cloud, func(*http.Request) (string, bool) { return id, true }), plain)
 	if err != nil {
 		return ""
 	}
@@ -98,31 +98,33 @@ func (l *Lab) ServeIMDS(addr, instance string) (url string, err error) {
 		}
 		return id, true
 	}
-	if url, err = l.listen(addr, imds.Handler(l.Cloud, identify)); err != nil {
+	if url, err = l.listen(addr, imds.Handler(l.Cloud, identify), plain); err != nil {
 		return "", fmt.Errorf("serve instance metadata: %w", err)
 	}
 	return url, nil
 }
 
-// listen serves h at an address and returns its URL.
-func (l *Lab) listen(addr string, h http.Handler) (string, error) {
+// listen serves h at an address, with what wrap makes of the listener, and
+// returns its URL.
+func (l *Lab) listen(addr string, h http.Handler, wrap func(net.Listener) net.Listener) (string, error) {
 	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return "", err
 	}
-	s := &http.Server{
-		Handler: h, ReadHeaderTimeout: time.Minute,
-		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-	}
+	s := wire.Server(h, slog.DiscardHandler)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
 		return "", errors.Join(errors.New("the lab is closed"), ln.Close())
 	}
 	l.servers = append(l.servers, s)
-	go func() { _ = s.Serve(ln) }()
+	go func() { _ = s.Serve(wrap(ln)) }()
 	return "http://" + ln.Addr().String(), nil
 }
+
+// refusing is a listener of the EC2 API, plain one of another service.
+func refusing(ln net.Listener) net.Listener { return wire.Refusing(ln, ec2.Refusal) }
+func plain(ln net.Listener) net.Listener    { return ln }
 
 // Close ends the lab's services and timers.
 func (l *Lab) Close() {

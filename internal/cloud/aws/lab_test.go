@@ -23,7 +23,7 @@ import (
 func labSpec() spec.Spec {
 	p := netip.MustParsePrefix
 	s := spec.Default()
-	s.Throttle, s.Delays = "none", spec.Delays{}
+	s.Throttle, s.Delays, s.Consistency = "none", spec.Delays{}, spec.Consistency{}
 	s.VPCs[0].IPv6 = []netip.Prefix{p("2001:db8::/56")}
 	s.VPCs[0].Subnets = []spec.Subnet{
 		{Name: "a", Zone: "lab-1a", CIDR: p("10.0.0.0/22"), IPv6: p("2001:db8:0:1::/64"), Tags: map[string]string{"for": "pods"}},

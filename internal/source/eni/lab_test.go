@@ -45,7 +45,6 @@ func (n *labNode) Reconciled(time.Duration) { signal(n.passes) }
 func labSpec() spec.Spec {
 	s := spec.Default()
 	s.Throttle = "none"
-	s.Consistency.Describe = spec.Duration(200 * time.Millisecond)
 	return s
 }
 

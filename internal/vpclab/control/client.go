@@ -113,6 +113,13 @@ func (c *Client) Start(ctx context.Context, name string) (what string, err error
 	return what, err
 }
 
+// Calls returns the EC2 calls in the lab's log that came after the one that is
+// numbered after, oldest first.
+func (c *Client) Calls(ctx context.Context, after uint64) (list []Call, err error) {
+	err = c.get(ctx, fmt.Sprintf("/v1/calls?after=%d", after), &list)
+	return list, err
+}
+
 // Faults lists what is in force, in words.
 func (c *Client) Faults(ctx context.Context) (list []string, err error) {
 	err = c.get(ctx, "/v1/faults", &list)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,7 @@ func (s *server) handler() http.Handler {
 	mux.HandleFunc("DELETE /v1/pods/{node}/{name}", answerWith(s.delPod))
 	mux.HandleFunc("POST /v1/programs/{name}/kill", answerWith(s.kill))
 	mux.HandleFunc("POST /v1/programs/{name}/start", answerWith(s.start))
+	mux.HandleFunc("GET /v1/calls", answerWith(s.calls))
 	mux.HandleFunc("GET /v1/faults", answerWith(s.listFaults))
 	mux.HandleFunc("POST /v1/faults", answerWith(s.addFault))
 	mux.HandleFunc("DELETE /v1/faults", answerWith(s.clearFaults))
@@ -206,6 +208,18 @@ func (s *server) start(r *http.Request) (any, error) {
 		return nil, err
 	}
 	return p.what, p.ready(ctx)
+}
+
+// calls lists the log behind the call that the query names.
+func (s *server) calls(r *http.Request) (any, error) {
+	if s.lab.Cloud == nil {
+		return nil, fmt.Errorf("there are no EC2 calls in %s mode", s.lab.Mode)
+	}
+	after, err := strconv.ParseUint(r.URL.Query().Get("after"), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("after: %w", err)
+	}
+	return CallsOf(s.lab.Cloud, after), nil
 }
 
 func (s *server) listFaults(*http.Request) (any, error) { return s.faults.strings(), nil }

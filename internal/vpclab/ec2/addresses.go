@@ -34,13 +34,17 @@ func (r *request) count(name string) int {
 // addresses of a new ENI; at is the prefix of the parameters' names.
 func (r *request) addresses(at string) (primary netip.Addr, q vpc.AddressRequest) {
 	primary = r.addr(at+"PrivateIpAddress", true)
+	primaries := 0
 	for _, p := range r.each(at + "PrivateIpAddresses") {
 		a := r.addr(p+"PrivateIpAddress", true)
 		isPrimary, _ := r.truth(p + "Primary")
+		if isPrimary {
+			primaries++
+		}
 		switch {
 		case !isPrimary:
 			q.IPv4 = append(q.IPv4, a)
-		case primary.IsValid() && primary != a:
+		case primaries > 1 || primary.IsValid() && primary != a:
 			r.fail(vpc.Errorf("InvalidParameterCombination", "Only one primary private IP address can be specified"))
 		default:
 			primary = a

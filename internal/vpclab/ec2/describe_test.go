@@ -344,3 +344,15 @@ func TestTags(t *testing.T) {
 		t.Fatalf("a refused call left %v", got)
 	}
 }
+
+// A filter about something that a resource does not have never matches it.
+func TestFilterOfWhatIsAbsent(t *testing.T) {
+	s := instant()
+	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/56")}
+	s.VPCs[0].Subnets[1].IPv6 = netip.MustParsePrefix("2001:db8:0:1::/64")
+	r := newRig(t, s)
+	out, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: filters("ipv6-cidr-block-association.ipv6-cidr-block", "*")})
+	if err != nil || len(out.Subnets) != 1 || *out.Subnets[0].SubnetId != r.subnet("b") {
+		t.Errorf("got %+v, %v; want the one subnet with IPv6", out.Subnets, err)
+	}
+}

@@ -1,9 +1,7 @@
 package ec2
 
 import (
-	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
@@ -16,12 +14,35 @@ func describeENIs(r *request) (any, error) {
 		return nil, err
 	}
 	n, view := r.names(), r.cloud.Described()
+	if err := bounded(ids, fs, p, view); err != nil {
+		return nil, err
+	}
 	from := source[vpc.ENI]{"eni", func(e *vpc.ENI) string { return e.ID }, func() []*vpc.ENI { return candidates(view, fs) }, view.ENI}
-	list, next, err := listing(r, from, ids, fs, p, n.eniAttributes)
+	list, next, err := listing(r, from, ids, fs, p, n.eniFilters().tagged(func(e *vpc.ENI) vpc.Tags { return e.Tags }))
 	return struct {
 		ENIs []eniXML `xml:"networkInterfaceSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
 	}{each(list, n.eni), next}, err
+}
+
+// maxUnpaginated is how many ENIs may exist for DescribeNetworkInterfaces to
+// list them at once. EC2 says "a large number" (API Reference); this is as many
+// as a page may have.
+const maxUnpaginated = 1000
+
+// bounded refuses a call for all of many ENIs, with neither IDs nor pages nor
+// one of the filters that EC2 has an index for.
+func bounded(ids []string, fs []filter, p page, view vpc.View) error {
+	indexed := []string{"group-id", "mac-address", "private-dns-name", "private-ip-address", "subnet-id", "vpc-id"}
+	for _, f := range fs {
+		if slices.Contains(indexed, f.name) {
+			return nil
+		}
+	}
+	if len(ids) > 0 || p.size > 0 || p.after != "" || len(view.ENIs()) <= maxUnpaginated {
+		return nil
+	}
+	return vpc.Errorf("OperationNotPermitted", "There are too many network interfaces for one reply: use pagination, or one of the filters %s.", strings.Join(indexed, ", "))
 }
 
 // candidates are all ENIs, or when a filter names instances outright, theirs.
@@ -38,90 +59,6 @@ func candidates(view vpc.View, fs []filter) []*vpc.ENI {
 		return out
 	}
 	return view.ENIs()
-}
-
-// eniAttributes are the filters of DescribeNetworkInterfaces.
-func (n names) eniAttributes(e *vpc.ENI, name string) ([]string, bool) {
-	switch name {
-	case "network-interface-id":
-		return []string{e.ID}, true
-	case "availability-zone":
-		return []string{e.Zone}, true
-	case "description":
-		return []string{e.Description}, true
-	case "group-id":
-		return e.Groups, true
-	case "group-name":
-		return each(e.Groups, func(id string) string { return n.groups[id] }), true
-	case "interface-type":
-		return []string{e.Type}, true
-	case "mac-address":
-		return []string{e.MAC.String()}, true
-	case "owner-id":
-		return []string{n.account}, true
-	case "requester-id":
-		return []string{e.RequesterID}, true
-	case "requester-managed":
-		return boolean(false), true
-	case "source-dest-check":
-		return boolean(e.SourceDestCheck), true
-	case "status":
-		return []string{e.Status()}, true
-	case "subnet-id":
-		return []string{e.SubnetID}, true
-	case "vpc-id":
-		return []string{e.VPCID}, true
-	}
-	if v, ok := eniAddressAttributes(e, name); ok {
-		return v, true
-	}
-	if v, ok := attachmentAttributes(e.Attachment, n.account, name); ok {
-		return v, true
-	}
-	return tagAttributes(e.Tags, name)
-}
-
-func eniAddressAttributes(e *vpc.ENI, name string) ([]string, bool) {
-	switch name {
-	case "private-ip-address":
-		return []string{e.Primary.String()}, true
-	case "addresses.private-ip-address":
-		return append([]string{e.Primary.String()}, each(e.Secondary, netip.Addr.String)...), true
-	case "addresses.primary":
-		if len(e.Secondary) > 0 {
-			return []string{"true", "false"}, true
-		}
-		return boolean(true), true
-	case "ipv6-addresses.ipv6-address":
-		return each(e.IPv6, netip.Addr.String), true
-	}
-	return nil, false
-}
-
-func attachmentAttributes(a *vpc.Attachment, account, name string) ([]string, bool) {
-	get := func(f func() string) ([]string, bool) {
-		if a == nil {
-			return nil, true
-		}
-		return []string{f()}, true
-	}
-	switch name {
-	case "attachment.attachment-id":
-		return get(func() string { return a.ID })
-	case "attachment.attach-time":
-		return get(func() string { return stamp(a.Time) })
-	case "attachment.delete-on-termination":
-		return get(func() string { return strconv.FormatBool(a.DeleteOnTermination) })
-	case "attachment.device-index":
-		return get(func() string { return strconv.Itoa(a.DeviceIndex) })
-	case "attachment.instance-id":
-		return get(func() string { return a.InstanceID })
-	case "attachment.instance-owner-id":
-		return get(func() string { return account })
-	case "attachment.status":
-		return get(func() string { return string(a.Status) })
-	}
-	return nil, false
 }
 
 // tagSpecification reads the tags that a call gives to what it creates.
@@ -158,7 +95,7 @@ func (r *request) tags(name string) vpc.Tags {
 func createENI(r *request) (any, error) {
 	q := vpc.CreateRequest{
 		SubnetID: r.need("SubnetId"), Groups: r.list("SecurityGroupId"), Type: r.text("InterfaceType"),
-		Description: r.text("Description"), ClientToken: r.text("ClientToken"), Requester: r.call.Principal.ARN,
+		Description: r.text("Description"), ClientToken: r.clientToken(), Requester: r.call.Principal.ARN,
 		Tags: r.tagSpecification("network-interface")["network-interface"],
 	}
 	q.Primary, q.Addresses = r.addresses("")
@@ -212,6 +149,48 @@ func deleteENI(r *request) (any, error) {
 		return nil, err
 	}
 	return done{true}, r.cloud.DeleteNetworkInterface(id)
+}
+
+// describeENIAttribute shows one attribute of an ENI.
+func describeENIAttribute(r *request) (any, error) {
+	id, what := r.need("NetworkInterfaceId"), r.need("Attribute")
+	if err := r.ready(); err != nil {
+		return nil, err
+	}
+	e := r.cloud.Described().ENI(id)
+	if e == nil {
+		return nil, vpc.NotFound("eni", id)
+	}
+	type text struct {
+		Value string `xml:"value"`
+	}
+	type truth struct {
+		Value bool `xml:"value"`
+	}
+	x := r.names().eni(e)
+	out := struct {
+		ID              string         `xml:"networkInterfaceId"`
+		Description     *text          `xml:"description"`
+		SourceDestCheck *truth         `xml:"sourceDestCheck"`
+		Groups          []groupXML     `xml:"groupSet>item"`
+		Attachment      *attachmentXML `xml:"attachment"`
+		PublicIP        *bool          `xml:"associatePublicIpAddress"`
+	}{ID: id}
+	switch what {
+	case "description":
+		out.Description = &text{x.Description}
+	case "sourceDestCheck":
+		out.SourceDestCheck = &truth{x.SourceDestCheck}
+	case "groupSet":
+		out.Groups = x.Groups
+	case "attachment":
+		out.Attachment = x.Attachment
+	case "associatePublicIpAddress":
+		out.PublicIP = new(bool)
+	default:
+		return nil, vpc.Errorf("InvalidParameterValue", "Value (%s) for parameter attribute is invalid. Unknown attribute.", what)
+	}
+	return out, nil
 }
 
 func modifyENI(r *request) (any, error) {

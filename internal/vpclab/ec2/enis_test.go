@@ -38,7 +38,7 @@ func TestCreateErrors(t *testing.T) {
 	}{
 		{"subnet unknown", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-0123456789abcdef0")}, "InvalidSubnetID.NotFound"},
 		{"subnet malformed", awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-a")}, "InvalidSubnetID.Malformed"},
-		{"group unknown", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, Groups: []string{"sg-0123456789abcdef0"}}, "InvalidGroup.NotFound"},
+		{"group unknown", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, Groups: []string{"sg-0123456789abcdef0"}}, "InvalidSecurityGroupID.NotFound"},
 		{"group of another VPC", awsec2.CreateNetworkInterfaceInput{SubnetId: &home, Groups: []string{foreign}}, "InvalidParameter"},
 		{"address in use", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, PrivateIpAddress: aws.String("10.0.1.10")}, "InvalidIPAddress.InUse"},
 		{"address reserved", awsec2.CreateNetworkInterfaceInput{SubnetId: &a, PrivateIpAddress: aws.String("10.0.0.1")}, "InvalidParameterValue"},
@@ -156,8 +156,8 @@ func TestModify(t *testing.T) {
 		t.Fatalf("modified to %+v", e)
 	}
 	for code, in := range map[string]awsec2.ModifyNetworkInterfaceAttributeInput{
-		"InvalidGroup.NotFound":       {Groups: []string{"sg-0123456789abcdef0"}},
-		"InvalidParameterCombination": {},
+		"InvalidSecurityGroupID.NotFound": {Groups: []string{"sg-0123456789abcdef0"}},
+		"InvalidParameterCombination":     {},
 		"InvalidAttachmentID.NotFound": {Attachment: &types.NetworkInterfaceAttachmentChanges{
 			AttachmentId: aws.String("eni-attach-0123456789abcdef0"), DeleteOnTermination: aws.Bool(true)}},
 	} {

@@ -36,6 +36,17 @@ func (r rig) everyAction(eni, attachment string) (dryRuns, others map[string]sou
 		"DescribeInstances": func(d *bool) error {
 			return outcome(ctx, c.DescribeInstances, awsec2.DescribeInstancesInput{DryRun: d})
 		},
+		"DescribeAvailabilityZones": func(d *bool) error {
+			return outcome(ctx, c.DescribeAvailabilityZones, awsec2.DescribeAvailabilityZonesInput{DryRun: d})
+		},
+		"DescribeInstanceStatus": func(d *bool) error {
+			return outcome(ctx, c.DescribeInstanceStatus, awsec2.DescribeInstanceStatusInput{DryRun: d})
+		},
+		"DescribeNetworkInterfaceAttribute": func(d *bool) error {
+			return outcome(ctx, c.DescribeNetworkInterfaceAttribute, awsec2.DescribeNetworkInterfaceAttributeInput{
+				DryRun: d, NetworkInterfaceId: &eni, Attribute: types.NetworkInterfaceAttributeDescription,
+			})
+		},
 		"DescribeInstanceTypes": func(d *bool) error {
 			return outcome(ctx, c.DescribeInstanceTypes, awsec2.DescribeInstanceTypesInput{DryRun: d})
 		},

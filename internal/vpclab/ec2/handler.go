@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,8 +20,15 @@ import (
 // apiVersion is the only version of the API that the lab speaks.
 const apiVersion = "2016-11-15"
 
-// maxBody is the largest request that is read.
-const maxBody = 1 << 20
+// mediaType is that of all replies.
+const mediaType = "text/xml;charset=UTF-8"
+
+// noRequest is the ID of a request that none was made of.
+const noRequest = "00000000-1ab0-4ec2-8001-000000000000"
+
+// maxBody is the largest request that is read, in bytes. The largest of the
+// lab's actions, CreateTags with 1,000 resources and 50 tags, needs half of it.
+const maxBody = 256 << 10
 
 type handler struct {
 	cloud   *vpc.Cloud
@@ -54,7 +62,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
-		h.refuse(w, vpc.Errorf("RequestTooLarge", "The request is larger than %d bytes.", maxBody))
+		h.refuse(w, unread(err))
 		return
 	}
 	req, failure := h.read(r, body)
@@ -88,6 +96,19 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// unread is the error for a request whose body could not be read.
+func unread(err error) *vpc.Error {
+	switch tooLarge, slow := (*http.MaxBytesError)(nil), net.Error(nil); {
+	case errors.As(err, &tooLarge):
+		return &vpc.Error{Code: "RequestTooLarge", Status: http.StatusRequestEntityTooLarge,
+			Message: fmt.Sprintf("The request is larger than %d bytes.", tooLarge.Limit)}
+	case errors.As(err, &slow) && slow.Timeout():
+		return &vpc.Error{Code: "RequestTimeout", Status: http.StatusRequestTimeout, Message: "The request's body did not arrive in time."}
+	default:
+		return vpc.Errorf("MalformedQueryString", "The request's body cannot be read: %v", err)
+	}
+}
+
 // request is one authenticated call on its way through its action.
 type request struct {
 	*params
@@ -105,19 +126,20 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 		return req, vpc.Errorf("MalformedQueryString", "The request is not a form post.")
 	}
 	for k, v := range r.URL.Query() {
-		form[k] = append(form[k], v...)
+		if !strings.HasPrefix(k, presignedPrefix) {
+			form[k] = append(form[k], v...)
+		}
 	}
 	name := form.Get("Action")
 	_, known := h.actions[name]
 	if known {
 		req.call.Action = name
 	}
-	req.call.Params = form
 	who, failure := h.authenticate(r, body)
 	if failure != nil {
 		return req, failure
 	}
-	req.call.Principal = who
+	req.call.Principal, req.call.Params = who, form
 	if req.params, failure = parse(form); failure != nil {
 		return req, failure
 	}
@@ -132,8 +154,12 @@ func (h *handler) read(r *http.Request, body []byte) (*request, *vpc.Error) {
 
 // check judges what is common to all actions.
 func (r *request) check() *vpc.Error {
-	if v := r.values["Version"]; v != apiVersion {
-		return vpc.Errorf("InvalidParameterValue", "Version %q is not supported; the lab speaks %s.", v, apiVersion)
+	switch r.values["Version"] {
+	case apiVersion:
+	case "":
+		return vpc.Errorf("MissingParameter", "The request must contain the parameter Version")
+	default:
+		return vpc.Errorf("NoSuchVersion", "The requested version (%s) of the service does not exist; the lab speaks %s.", r.values["Version"], apiVersion)
 	}
 	r.dryRun, _ = r.truth("DryRun")
 	r.call.Tags = r.has("TagSpecification")
@@ -188,7 +214,7 @@ func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, r
 	}
 	root, rest, _ := bytes.Cut(b.Bytes(), []byte(">"))
 	page := fmt.Appendf(nil, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
-	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	w.Header().Set("Content-Type", mediaType)
 	wire.Send(w, r, page)
 }
 
@@ -198,17 +224,32 @@ func (h *handler) refuse(w http.ResponseWriter, err error) {
 	if !errors.As(err, &e) {
 		e = &vpc.Error{Code: "InternalError", Status: http.StatusInternalServerError, Message: err.Error()}
 	}
+	b, err := refusal(e, h.requestID())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", mediaType)
+	w.WriteHeader(e.Status)
+	_, _ = w.Write(b)
+}
+
+// refusal is an error as the API writes it.
+func refusal(e *vpc.Error, requestID string) ([]byte, error) {
 	type item struct{ Code, Message string }
 	b, err := xml.Marshal(struct {
 		XMLName   xml.Name `xml:"Response"`
 		Errors    []item   `xml:"Errors>Error"`
 		RequestID string
-	}{Errors: []item{{e.Code, e.Message}}, RequestID: h.requestID()})
+	}{Errors: []item{{e.Code, e.Message}}, RequestID: requestID})
+	return append([]byte(xml.Header), b...), err
+}
+
+// Refusal is the API's answer to what is no HTTP request, for wire.Refusing.
+func Refusal(_ int, why string) (string, []byte) {
+	b, err := refusal(vpc.Errorf("MalformedQueryString", "The request cannot be read: %s", why), noRequest)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
+		return "text/plain", []byte(why)
 	}
-	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
-	w.WriteHeader(e.Status)
-	_, _ = w.Write(append([]byte(xml.Header), b...))
+	return mediaType, b
 }

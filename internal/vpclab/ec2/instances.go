@@ -16,91 +16,18 @@ func describeInstances(r *request) (any, error) {
 	}
 	n, view := r.names(), r.cloud.Described()
 	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
-	list, next, err := listing(r, from, ids, fs, p, func(i *vpc.Instance, name string) ([]string, bool) {
-		return n.instanceAttributes(i, view.InstanceENIs(i.ID), name)
-	})
+	list, next, err := listing(r, from, ids, fs, p, n.instanceFilters(view.InstanceENIs, r.cloud.IMDSv1()))
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`
 	}{n.reservations(list, view.InstanceENIs, r.cloud.IMDSv1()), next}, err
 }
 
-// instanceAttributes are the filters of DescribeInstances.
-func (n names) instanceAttributes(i *vpc.Instance, enis []*vpc.ENI, name string) ([]string, bool) {
-	switch name {
-	case "instance-id":
-		return []string{i.ID}, true
-	case "instance-state-name":
-		return []string{string(i.State)}, true
-	case "instance-type":
-		return []string{i.Type}, true
-	case "availability-zone":
-		return []string{i.Zone}, true
-	case "image-id":
-		return []string{i.ImageID}, true
-	case "reservation-id":
-		return []string{i.ReservationID}, true
-	case "subnet-id":
-		return []string{i.SubnetID}, true
-	case "vpc-id":
-		return []string{i.VPCID}, true
-	case "owner-id":
-		return []string{n.account}, true
-	}
-	if v, ok := n.primaryAttributes(enis, name); ok {
-		return v, true
-	}
-	if v, ok := n.interfaceAttributes(enis, name); ok {
-		return v, true
-	}
-	return tagAttributes(i.Tags, name)
-}
-
-// primaryAttributes are the filters about an instance's primary ENI.
-func (n names) primaryAttributes(enis []*vpc.ENI, name string) ([]string, bool) {
-	var primary *vpc.ENI
-	for _, e := range enis {
-		if e.Attachment.DeviceIndex == 0 {
-			primary = e
-		}
-	}
-	switch name {
-	case "private-ip-address", "private-dns-name", "instance.group-id", "instance.group-name":
-	default:
-		return nil, false
-	}
-	switch {
-	case primary == nil:
-		return nil, true
-	case name == "private-dns-name":
-		return []string{n.dns(primary.Primary)}, true
-	default:
-		return n.eniAttributes(primary, strings.TrimPrefix(name, "instance."))
-	}
-}
-
-// interfaceAttributes are the filters about any of an instance's ENIs.
-func (n names) interfaceAttributes(enis []*vpc.ENI, name string) ([]string, bool) {
-	name, ok := strings.CutPrefix(name, "network-interface.")
-	if !ok || strings.HasPrefix(name, "tag") {
-		return nil, false
-	}
-	if _, ok := n.eniAttributes(&vpc.ENI{}, name); !ok {
-		return nil, false
-	}
-	var out []string
-	for _, e := range enis {
-		v, _ := n.eniAttributes(e, name)
-		out = append(out, v...)
-	}
-	return out, true
-}
-
 // runInstances launches lab instances. An image is named but there are none:
 // what runs on an instance is the lab's business.
 func runInstances(r *request) (any, error) {
 	q := vpc.LaunchRequest{
-		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.text("ClientToken"),
+		ImageID: r.need("ImageId"), Type: r.text("InstanceType"), ClientToken: r.clientToken(),
 		Role: r.text("IamInstanceProfile.Name"), Requester: r.call.Principal.ARN,
 	}
 	if arn := r.text("IamInstanceProfile.Arn"); arn != "" {
@@ -243,7 +170,7 @@ func describeInstanceTypes(r *request) (any, error) {
 	if len(unknown) > 0 {
 		return nil, vpc.Errorf("InvalidInstanceType", "The following supplied instance types do not exist: [%s]", strings.Join(unknown, ", "))
 	}
-	list, err := apply(list, fs, typeAttributes)
+	list, err := apply(list, fs, typeFilters().find)
 	if err != nil {
 		return nil, err
 	}
@@ -255,22 +182,6 @@ func describeInstanceTypes(r *request) (any, error) {
 		Types []typeXML `xml:"instanceTypeSet>item"`
 		Next  string    `xml:"nextToken,omitempty"`
 	}{each(list, typeInfo), next}, nil
-}
-
-// typeAttributes are the filters of DescribeInstanceTypes.
-func typeAttributes(e *limits.Entry, name string) ([]string, bool) {
-	switch name {
-	case "instance-type":
-		return []string{e.Type}, true
-	case "hypervisor":
-		if e.Hypervisor == limits.BareMetal {
-			return nil, true
-		}
-		return []string{e.Hypervisor}, true
-	case "bare-metal":
-		return boolean(e.Hypervisor == limits.BareMetal), true
-	}
-	return nil, false
 }
 
 func typeInfo(e *limits.Entry) typeXML {

@@ -43,6 +43,7 @@ type subnetXML struct {
 	IPv6      []associationXML `xml:"ipv6CidrBlockAssociationSet>item"`
 	Free      int              `xml:"availableIpAddressCount"`
 	Zone      string           `xml:"availabilityZone"`
+	ZoneID    string           `xml:"availabilityZoneId"`
 	Default   bool             `xml:"defaultForAz"`
 	PublicIPs bool             `xml:"mapPublicIpOnLaunch"`
 	Tags      []tagXML         `xml:"tagSet>item"`
@@ -55,7 +56,7 @@ func describeSubnets(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("subnet", r.cloud.Described().Subnets(), func(s *vpc.Subnet) string { return s.ID }),
-		ids, fs, p, n.subnetAttributes)
+		ids, fs, p, n.subnetFilters().tagged(func(x *vpc.Subnet) vpc.Tags { return x.Tags }))
 	return struct {
 		Subnets []subnetXML `xml:"subnetSet>item"`
 		Next    string      `xml:"nextToken,omitempty"`
@@ -65,38 +66,12 @@ func describeSubnets(r *request) (any, error) {
 func (n names) subnet(s *vpc.Subnet) subnetXML {
 	x := subnetXML{
 		ID: s.ID, ARN: "arn:aws:ec2:" + n.region + ":" + n.account + ":subnet/" + s.ID, State: "available", OwnerID: n.account,
-		VPCID: s.VPCID, CIDR: s.CIDR.String(), Free: s.Free, Zone: s.Zone, PublicIPs: s.Public, Tags: tagSet(s.Tags),
+		VPCID: s.VPCID, CIDR: s.CIDR.String(), Free: s.Free, Zone: s.Zone, ZoneID: n.zones[s.Zone], PublicIPs: s.Public, Tags: tagSet(s.Tags),
 	}
 	if s.IPv6.IsValid() {
 		x.IPv6 = []associationXML{association(s.ID, 0, s.IPv6)}
 	}
 	return x
-}
-
-func (n names) subnetAttributes(s *vpc.Subnet, name string) ([]string, bool) {
-	switch name {
-	case "subnet-id":
-		return []string{s.ID}, true
-	case "vpc-id":
-		return []string{s.VPCID}, true
-	case "availability-zone", "availabilityZone":
-		return []string{s.Zone}, true
-	case "available-ip-address-count":
-		return []string{strconv.Itoa(s.Free)}, true
-	case "cidr-block", "cidr", "cidrBlock":
-		return []string{s.CIDR.String()}, true
-	case "ipv6-cidr-block-association.ipv6-cidr-block":
-		return []string{s.IPv6.String()}, true
-	case "owner-id":
-		return []string{n.account}, true
-	case "state":
-		return []string{"available"}, true
-	case "default-for-az", "defaultForAz":
-		return boolean(false), true
-	case "map-public-ip-on-launch":
-		return boolean(s.Public), true
-	}
-	return tagAttributes(s.Tags, name)
 }
 
 type vpcXML struct {
@@ -118,7 +93,7 @@ func describeVPCs(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("vpc", r.cloud.Described().VPCs(), func(v *vpc.VPC) string { return v.ID }),
-		ids, fs, p, n.vpcAttributes)
+		ids, fs, p, n.vpcFilters().tagged(func(x *vpc.VPC) vpc.Tags { return x.Tags }))
 	return struct {
 		VPCs []vpcXML `xml:"vpcSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
@@ -128,29 +103,6 @@ func describeVPCs(r *request) (any, error) {
 			CIDRs: associations(v.ID, v.CIDRs), IPv6: associations(v.ID, v.IPv6CIDRs), Tags: tagSet(v.Tags),
 		}
 	}), next}, err
-}
-
-func (n names) vpcAttributes(v *vpc.VPC, name string) ([]string, bool) {
-	switch name {
-	case "vpc-id":
-		return []string{v.ID}, true
-	case "cidr", "cidr-block", "cidrBlock":
-		if len(v.CIDRs) == 0 {
-			return nil, true
-		}
-		return []string{v.CIDRs[0].String()}, true
-	case "cidr-block-association.cidr-block":
-		return each(v.CIDRs, netip.Prefix.String), true
-	case "ipv6-cidr-block-association.ipv6-cidr-block":
-		return each(v.IPv6CIDRs, netip.Prefix.String), true
-	case "is-default", "isDefault":
-		return boolean(false), true
-	case "owner-id":
-		return []string{n.account}, true
-	case "state":
-		return []string{"available"}, true
-	}
-	return tagAttributes(v.Tags, name)
 }
 
 type routeXML struct {
@@ -185,7 +137,7 @@ func describeRouteTables(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("rtb", r.cloud.Described().RouteTables(), func(t *vpc.RouteTable) string { return t.ID }),
-		ids, fs, p, n.tableAttributes)
+		ids, fs, p, n.tableFilters().tagged(func(x *vpc.RouteTable) vpc.Tags { return x.Tags }))
 	return struct {
 		Tables []tableXML `xml:"routeTableSet>item"`
 		Next   string     `xml:"nextToken,omitempty"`
@@ -216,26 +168,6 @@ func (n names) table(t *vpc.RouteTable) tableXML {
 		})
 	}
 	return x
-}
-
-func (n names) tableAttributes(t *vpc.RouteTable, name string) ([]string, bool) {
-	switch name {
-	case "route-table-id", "association.route-table-id":
-		return []string{t.ID}, true
-	case "vpc-id":
-		return []string{t.VPCID}, true
-	case "association.main":
-		return boolean(t.Main), true
-	case "association.subnet-id":
-		return t.Subnets, true
-	case "owner-id":
-		return []string{n.account}, true
-	case "route.gateway-id":
-		return each(t.Routes, func(r vpc.Route) string { return r.Target }), true
-	case "route.destination-cidr-block":
-		return each(t.Routes, func(r vpc.Route) string { return r.Destination.String() }), true
-	}
-	return tagAttributes(t.Tags, name)
 }
 
 type rangeXML struct {
@@ -284,7 +216,7 @@ func describeGroups(r *request) (any, error) {
 			return nil, vpc.Errorf("InvalidGroup.NotFound", "The security group '%s' does not exist", strings.Join(wanted, ", "))
 		}
 	}
-	list, next, err := listing(r, listed("sg", all, func(g *vpc.SecurityGroup) string { return g.ID }), ids, fs, p, n.groupAttributes)
+	list, next, err := listing(r, listed("sg", all, func(g *vpc.SecurityGroup) string { return g.ID }), ids, fs, p, n.groupFilters().tagged(func(x *vpc.SecurityGroup) vpc.Tags { return x.Tags }))
 	return struct {
 		Groups []securityGroupXML `xml:"securityGroupInfo>item"`
 		Next   string             `xml:"nextToken,omitempty"`
@@ -308,20 +240,4 @@ func (n names) permissions(rules []vpc.Rule) []permissionXML {
 		}
 		return x
 	})
-}
-
-func (n names) groupAttributes(g *vpc.SecurityGroup, name string) ([]string, bool) {
-	switch name {
-	case "group-id":
-		return []string{g.ID}, true
-	case "group-name":
-		return []string{g.Name}, true
-	case "description":
-		return []string{g.Description}, true
-	case "vpc-id":
-		return []string{g.VPCID}, true
-	case "owner-id":
-		return []string{n.account}, true
-	}
-	return tagAttributes(g.Tags, name)
 }

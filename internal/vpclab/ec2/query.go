@@ -6,19 +6,26 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
-// maxParams is how many parameters one request may have.
-const maxParams = 10000
+// maxParams is how many parameters one request may have, and maxDepth of how
+// many parts a name may be made; the deepest that an action knows is
+// NetworkInterface.1.PrivateIpAddresses.1.PrivateIpAddress.
+const (
+	maxParams = 10000
+	maxDepth  = 16
+)
 
 // params are the parameters of one request. Reading one marks it as known;
 // the first mistake is kept.
 type params struct {
-	values map[string]string
-	known  map[string]bool
-	err    *vpc.Error
+	values  map[string]string
+	numbers map[string][]int // by list, such as "Filter.1.Value": the numbers that follow its name
+	known   map[string]bool
+	err     *vpc.Error
 }
 
 // parse reads the form of a request.
@@ -26,17 +33,38 @@ func parse(form url.Values) (*params, *vpc.Error) {
 	if len(form) > maxParams {
 		return nil, vpc.Errorf("RequestTooLarge", "The request has %d parameters; the most is %d.", len(form), maxParams)
 	}
-	p := &params{values: make(map[string]string, len(form)), known: map[string]bool{}}
+	p := &params{values: make(map[string]string, len(form)), numbers: map[string][]int{}, known: map[string]bool{}}
 	for name, vs := range form {
 		if name == "" || len(vs) != 1 {
 			return nil, vpc.Errorf("InvalidQueryParameter", "The parameter %q is given %d times.", name, len(vs))
 		}
+		if strings.Count(name, ".") >= maxDepth {
+			return nil, vpc.Errorf("InvalidQueryParameter", "The name of a parameter has more than %d parts.", maxDepth)
+		}
 		p.values[name] = vs[0]
+		p.index(name)
+	}
+	for list, ns := range p.numbers {
+		slices.Sort(ns)
+		p.numbers[list] = slices.Compact(ns)
 	}
 	for _, name := range []string{"Action", "Version", "DryRun"} {
 		p.known[name] = true
 	}
 	return p, nil
+}
+
+// index notes the numbers in a parameter's name with the lists that they number.
+func (p *params) index(name string) {
+	for i := range len(name) {
+		if name[i] != '.' {
+			continue
+		}
+		digits, _, _ := strings.Cut(name[i+1:], ".")
+		if n, err := strconv.Atoi(digits); err == nil && n >= 0 && strconv.Itoa(n) == digits {
+			p.numbers[name[:i]] = append(p.numbers[name[:i]], n)
+		}
+	}
 }
 
 func (p *params) fail(e *vpc.Error) {
@@ -72,18 +100,29 @@ func (p *params) need(name string) string {
 	return v
 }
 
-// number reads a count; ok tells whether it was given.
+// clientToken reads a ClientToken: at most 64 ASCII characters
+// (EC2 API Reference, RunInstances).
+func (p *params) clientToken() string {
+	v := p.text("ClientToken")
+	foreign := func(r rune) bool { return r > unicode.MaxASCII }
+	if len(v) > 64 || strings.ContainsFunc(v, foreign) {
+		p.fail(vpc.Errorf("InvalidClientToken", "The client token is longer than 64 characters or not ASCII."))
+	}
+	return v
+}
+
+// number reads a count, an integer of 32 bits in the API; ok tells whether it was given.
 func (p *params) number(name string) (n int, ok bool) {
 	v, ok := p.lookup(name)
 	if !ok {
 		return 0, false
 	}
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 0 {
+	n32, err := strconv.ParseInt(v, 10, 32)
+	if err != nil || n32 < 0 {
 		p.invalid(name, v)
 		return 0, true
 	}
-	return n, true
+	return int(n32), true
 }
 
 // truth reads a boolean; ok tells whether it was given.
@@ -99,28 +138,10 @@ func (p *params) truth(name string) (b, ok bool) {
 	return b, true
 }
 
-// indices lists the numbers N for which parameters name.N or name.N.* exist, in order.
-func (p *params) indices(name string) []int {
-	var out []int
-	for k := range p.values {
-		rest, ok := strings.CutPrefix(k, name+".")
-		if !ok {
-			continue
-		}
-		digits, _, _ := strings.Cut(rest, ".")
-		n, err := strconv.Atoi(digits)
-		if err == nil && n >= 0 && strconv.Itoa(n) == digits && !slices.Contains(out, n) {
-			out = append(out, n)
-		}
-	}
-	slices.Sort(out)
-	return out
-}
-
 // each lists the prefixes of a list of structures: "Filter.1.", "Filter.2.".
 func (p *params) each(name string) []string {
 	var out []string
-	for _, n := range p.indices(name) {
+	for _, n := range p.numbers[name] {
 		out = append(out, name+"."+strconv.Itoa(n)+".")
 	}
 	return out
@@ -129,7 +150,7 @@ func (p *params) each(name string) []string {
 // list reads name.1, name.2 and so on.
 func (p *params) list(name string) []string {
 	var out []string
-	for _, n := range p.indices(name) {
+	for _, n := range p.numbers[name] {
 		if v, ok := p.lookup(name + "." + strconv.Itoa(n)); ok {
 			out = append(out, v)
 		}

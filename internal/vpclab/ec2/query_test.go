@@ -32,7 +32,7 @@ func TestWildcard(t *testing.T) {
 func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 	f.Helper()
 	s := spec.Default()
-	s.Delays = spec.Delays{}
+	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
 	s.Throttle = "none"
 	s.Quotas.NetworkInterfaces = 50
 	c, err := vpc.New(s)

@@ -62,14 +62,15 @@ type eniXML struct {
 	SubnetID         string         `xml:"subnetId"`
 	VPCID            string         `xml:"vpcId"`
 	Zone             string         `xml:"availabilityZone,omitempty"`
+	ZoneID           string         `xml:"availabilityZoneId,omitempty"`
 	Description      string         `xml:"description"`
 	OwnerID          string         `xml:"ownerId"`
 	RequesterID      string         `xml:"requesterId,omitempty"`
 	RequesterManaged *bool          `xml:"requesterManaged"`
 	Status           string         `xml:"status"`
 	MAC              string         `xml:"macAddress"`
-	PrivateIP        string         `xml:"privateIpAddress"`
-	PrivateDNS       string         `xml:"privateDnsName"`
+	PrivateIP        string         `xml:"privateIpAddress,omitempty"`
+	PrivateDNS       string         `xml:"privateDnsName,omitempty"`
 	SourceDestCheck  bool           `xml:"sourceDestCheck"`
 	Groups           []groupXML     `xml:"groupSet>item"`
 	Attachment       *attachmentXML `xml:"attachment"`
@@ -86,10 +87,14 @@ type names struct {
 	account string
 	region  string
 	groups  map[string]string // security group names by ID
+	zones   map[string]string // zone IDs by name
 }
 
+// architecture is that of all instances.
+const architecture = "x86_64"
+
 func (r *request) names() names {
-	n := names{r.cloud.Account(), r.cloud.Region(), map[string]string{}}
+	n := names{r.cloud.Account(), r.cloud.Region(), map[string]string{}, r.cloud.ZoneIDs()}
 	for _, g := range r.cloud.Described().Groups() {
 		n.groups[g.ID] = g.Name
 	}
@@ -103,7 +108,7 @@ func (n names) groupSet(ids []string) []groupXML {
 func (n names) eni(e *vpc.ENI) eniXML {
 	managed := false
 	x := n.eniCommon(e)
-	x.Zone, x.RequesterID, x.RequesterManaged = e.Zone, e.RequesterID, &managed
+	x.Zone, x.ZoneID, x.RequesterID, x.RequesterManaged = e.Zone, n.zones[e.Zone], e.RequesterID, &managed
 	x.Tags = tagSet(e.Tags)
 	if a := e.Attachment; a != nil {
 		x.Attachment.InstanceID, x.Attachment.InstanceOwnerID = a.InstanceID, n.account
@@ -115,15 +120,17 @@ func (n names) eni(e *vpc.ENI) eniXML {
 func (n names) eniCommon(e *vpc.ENI) eniXML {
 	x := eniXML{
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
-		Status: e.Status(), MAC: e.MAC.String(), PrivateIP: e.Primary.String(), PrivateDNS: n.dns(e.Primary),
+		Status: e.Status(), MAC: e.MAC.String(),
 		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.Type,
-		Addresses: []addressXML{{e.Primary.String(), n.dns(e.Primary), true}},
-		IPv6:      each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{a.String()} }),
-		Prefixes:  each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
+		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{a.String()} }),
+		Prefixes: each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
 	}
 	x.IPv6Prefixes = each(e.IPv6Prefixes, func(p netip.Prefix) prefix6XML { return prefix6XML{p.String()} })
-	for _, a := range e.Secondary {
-		x.Addresses = append(x.Addresses, addressXML{a.String(), n.dns(a), false})
+	for _, a := range e.IPv4() {
+		x.Addresses = append(x.Addresses, addressXML{a.String(), n.dns(a), a == e.Primary})
+	}
+	if len(x.Addresses) > 0 {
+		x.PrivateIP, x.PrivateDNS = x.Addresses[0].Address, x.Addresses[0].DNS
 	}
 	if a := e.Attachment; a != nil {
 		x.Attachment = &attachmentXML{
@@ -134,7 +141,11 @@ func (n names) eniCommon(e *vpc.ENI) eniXML {
 	return x
 }
 
+// dns is the private DNS name of an IPv4 address, empty for none.
 func (n names) dns(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
 	return "ip-" + strings.ReplaceAll(a.String(), ".", "-") + "." + n.region + ".compute.internal"
 }
 
@@ -179,9 +190,11 @@ type instanceXML struct {
 	State           stateXML    `xml:"instanceState"`
 	PrivateDNS      string      `xml:"privateDnsName"`
 	LaunchIndex     int         `xml:"amiLaunchIndex"`
+	ClientToken     string      `xml:"clientToken,omitempty"`
 	Type            string      `xml:"instanceType"`
 	LaunchTime      string      `xml:"launchTime"`
 	Zone            string      `xml:"placement>availabilityZone"`
+	ZoneID          string      `xml:"placement>availabilityZoneId"`
 	Tenancy         string      `xml:"placement>tenancy"`
 	SubnetID        string      `xml:"subnetId,omitempty"`
 	VPCID           string      `xml:"vpcId,omitempty"`
@@ -197,17 +210,27 @@ type instanceXML struct {
 	HTTPEndpoint    string      `xml:"metadataOptions>httpEndpoint"`
 }
 
+// profile is the instance profile of a role, empty for none.
+func (n names) profile(role string) profileXML {
+	if role == "" {
+		return profileXML{}
+	}
+	return profileXML{"arn:aws:iam::" + n.account + ":instance-profile/" + role, "AIPALAB" + strings.ToUpper(role)}
+}
+
 func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 	x := instanceXML{
 		ID: i.ID, ImageID: i.ImageID, State: state(i.State), Type: i.Type, LaunchTime: stamp(i.Launched),
-		Zone: i.Zone, Tenancy: "default", Architecture: "x86_64", Tags: tagSet(i.Tags),
+		Zone: i.Zone, ZoneID: n.zones[i.Zone], Tenancy: "default", Architecture: architecture, Tags: tagSet(i.Tags),
+		LaunchIndex: i.LaunchIndex, ClientToken: i.ClientToken,
 		HTTPTokens: "required", HTTPEndpoint: "enabled",
 	}
 	if v1 {
 		x.HTTPTokens = "optional"
 	}
 	if i.Role != "" {
-		x.Profile = &profileXML{"arn:aws:iam::" + n.account + ":instance-profile/" + i.Role, "AIPALAB" + strings.ToUpper(i.Role)}
+		p := n.profile(i.Role)
+		x.Profile = &p
 	}
 	if i.State == vpc.Terminated {
 		return x
@@ -215,7 +238,7 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 	x.SubnetID, x.VPCID = i.SubnetID, i.VPCID
 	for _, e := range enis {
 		x.Interfaces = append(x.Interfaces, n.eniCommon(e))
-		if e.Attachment.DeviceIndex == 0 && e.Attachment.NetworkCard == 0 {
+		if e.Attachment.Primary() {
 			x.PrivateIP, x.PrivateDNS = e.Primary.String(), n.dns(e.Primary)
 			x.SourceDestCheck, x.Groups = e.SourceDestCheck, n.groupSet(e.Groups)
 			if len(e.IPv6) > 0 {

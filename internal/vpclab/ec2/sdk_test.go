@@ -45,10 +45,10 @@ func static(lab *vpclab.Lab) aws.CredentialsProvider {
 	return credentials.NewStaticCredentialsProvider(k.AccessKeyID, k.SecretAccessKey, "")
 }
 
-// instant is the default spec without delays.
+// instant is the default spec without delays and lag.
 func instant() spec.Spec {
 	s := spec.Default()
-	s.Delays = spec.Delays{}
+	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
 	return s
 }
 

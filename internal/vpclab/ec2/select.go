@@ -3,19 +3,19 @@ package ec2
 import (
 	"encoding/base64"
 	"slices"
-	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
-// maxFilterValues is how many values one request's filters may hold
-// (EC2 API, "Filter": 200).
-const maxFilterValues = 200
-
-// attributes tells what a filter name means for a resource: the values of it
-// that may match. ok is false for a name that the resource kind does not have.
-type attributes[T any] func(v *T, name string) (values []string, ok bool)
+// Bounds of one request's filters: how many values they may have together
+// (EC2 API, "Filter": 200), and of how many characters a value may be, which
+// is as long as a tag's value with each of its characters escaped.
+const (
+	maxFilterValues = 200
+	maxFilterLength = 512
+)
 
 type filter struct {
 	name   string
@@ -31,26 +31,31 @@ func (r *request) filters() []filter {
 		if len(f.values) == 0 {
 			r.fail(vpc.Errorf("InvalidParameterValue", "The filter '%s' has no values", f.name))
 		}
-		n += len(f.values)
+		if slices.ContainsFunc(append(f.values, f.name), func(s string) bool { return utf8.RuneCountInString(s) > maxFilterLength }) {
+			r.fail(vpc.Errorf("InvalidParameterValue", "A filter's name or value exceeds the maximum length of %d characters", maxFilterLength))
+		}
+		if n += max(1, len(f.values)); n > maxFilterValues {
+			r.fail(vpc.Errorf("FilterLimitExceeded", "The maximum number of filter values specified on a single call is %d", maxFilterValues))
+			return out
+		}
 		out = append(out, f)
-	}
-	if n > maxFilterValues {
-		r.fail(vpc.Errorf("FilterLimitExceeded", "The maximum number of filter values specified on a single call is %d", maxFilterValues))
 	}
 	return out
 }
 
 // apply keeps what matches every filter: for each, any of its values.
 func apply[T any](list []*T, fs []filter, attrs attributes[T]) ([]*T, error) {
-	for _, f := range fs {
-		if _, ok := attrs(new(T), f.name); !ok {
+	found := make([]values[T], len(fs))
+	for i, f := range fs {
+		v, ok := attrs(f.name)
+		if !ok {
 			return nil, vpc.Errorf("InvalidParameterValue", "The filter '%s' is invalid", f.name)
 		}
+		found[i] = v
 	}
 	return slices.DeleteFunc(list, func(v *T) bool {
-		for _, f := range fs {
-			values, _ := attrs(v, f.name)
-			if !slices.ContainsFunc(values, f.matches) {
+		for i, f := range fs {
+			if !slices.ContainsFunc(found[i](v), f.matches) {
 				return true
 			}
 		}
@@ -100,26 +105,6 @@ func one(pattern, s string) (rest string, ok bool) {
 		pattern = pattern[1:]
 	}
 	return pattern[1:], pattern[0] == s[0]
-}
-
-// tagAttributes answers tag:KEY, tag-key and tag-value.
-func tagAttributes(tags vpc.Tags, name string) ([]string, bool) {
-	if key, ok := strings.CutPrefix(name, "tag:"); ok {
-		if v, ok := tags[key]; ok {
-			return []string{v}, true
-		}
-		return nil, true
-	}
-	var out []string
-	for k, v := range tags {
-		switch name {
-		case "tag-key":
-			out = append(out, k)
-		case "tag-value":
-			out = append(out, v)
-		}
-	}
-	return out, name == "tag-key" || name == "tag-value"
 }
 
 // source is where a describe call finds its resources: all of them, or one by
@@ -224,6 +209,3 @@ func cut[T any](r *request, p page, list []*T, key func(*T) string) ([]*T, strin
 	last := r.call.Action + "\n" + key(list[p.size-1])
 	return list, base64.RawURLEncoding.EncodeToString([]byte(last))
 }
-
-// boolean is how filters spell a truth value.
-func boolean(b bool) []string { return []string{strconv.FormatBool(b)} }

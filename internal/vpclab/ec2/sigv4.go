@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,11 +24,23 @@ const (
 	sigTime      = "20060102T150405Z"
 )
 
-// signature is what the Authorization header says.
+// maxPresigned is the longest life of a presigned URL, in seconds: a week
+// (IAM User Guide, "Signature Version 4", X-Amz-Expires).
+const maxPresigned = 7 * 24 * 60 * 60
+
+// presignedPrefix begins the query parameters that a presigned URL carries
+// beside those of the action.
+const presignedPrefix = "X-Amz-"
+
+// signature is what a request says about how it was signed, in its
+// Authorization header or, presigned, in its query.
 type signature struct {
 	keyID, date, region, service string
 	headers                      []string
 	sum                          string
+	token, stamp                 string
+	expires                      string // of a presigned one: seconds from stamp
+	query                        url.Values
 }
 
 func authFailure() *vpc.Error {
@@ -39,33 +52,30 @@ func expired() *vpc.Error { return vpc.Errorf("RequestExpired", "Request has exp
 
 // authenticate verifies a request's Signature Version 4 and returns who signed it.
 func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vpc.Error) {
-	auth := r.Header.Get("Authorization")
-	if auth == "" {
-		return vpc.Principal{}, &vpc.Error{Code: "MissingAuthenticationToken", Status: http.StatusForbidden,
-			Message: "Request is missing Authentication Token"}
-	}
-	sig, ok := parseSignature(auth)
-	if !ok {
-		return vpc.Principal{}, &vpc.Error{Code: "IncompleteSignature", Status: http.StatusBadRequest,
-			Message: "The Authorization header is not an " + sigAlgorithm + " one with Credential, SignedHeaders and Signature."}
+	sig, failure := readSignature(r)
+	if failure != nil {
+		return vpc.Principal{}, failure
 	}
 	if sig.service != "ec2" || sig.region != h.cloud.Region() {
 		return vpc.Principal{}, &vpc.Error{Code: "AuthFailure", Status: http.StatusUnauthorized,
 			Message: fmt.Sprintf("Credential should be scoped to %s/ec2, got %s/%s.", h.cloud.Region(), sig.region, sig.service)}
 	}
+	if name := sig.unsigned(r.Header); name != "" {
+		return vpc.Principal{}, &vpc.Error{Code: "AuthFailure", Status: http.StatusUnauthorized,
+			Message: "There were headers present in the request which were not signed: " + name}
+	}
 	key, ok := h.cloud.Key(sig.keyID)
-	if !ok || key.Token != r.Header.Get("X-Amz-Security-Token") {
+	if !ok || key.Token != sig.token {
 		return vpc.Principal{}, authFailure()
 	}
-	stamp := r.Header.Get("X-Amz-Date")
-	at, err := time.Parse(sigTime, stamp)
-	if err != nil || !strings.HasPrefix(stamp, sig.date) || !sig.covers("host", "x-amz-date") {
+	from, until, ok := sig.life()
+	if !ok || !sig.covers("host") {
 		return vpc.Principal{}, authFailure()
 	}
-	if want := sig.compute(r, body, stamp, key.Secret); !hmac.Equal([]byte(want), []byte(sig.sum)) {
+	if want := sig.compute(r, body, key.Secret); !hmac.Equal([]byte(want), []byte(sig.sum)) {
 		return vpc.Principal{}, authFailure()
 	}
-	if d := h.wall().Sub(at); d > signatureSkew || d < -signatureSkew {
+	if now := h.wall(); now.Before(from) || now.After(until) {
 		return vpc.Principal{}, expired()
 	}
 	if !key.Expires.IsZero() && !h.cloud.Clock().Now().Before(key.Expires) {
@@ -74,28 +84,89 @@ func (h *handler) authenticate(r *http.Request, body []byte) (vpc.Principal, *vp
 	return key.Principal, nil
 }
 
-func parseSignature(auth string) (s signature, ok bool) {
+// readSignature finds a request's signature, in its header or its query.
+func readSignature(r *http.Request) (s signature, failure *vpc.Error) {
+	auth, query := r.Header.Get("Authorization"), r.URL.Query()
+	incomplete := &vpc.Error{Code: "IncompleteSignature", Status: http.StatusBadRequest,
+		Message: "The request is not signed once with " + sigAlgorithm + ", Credential, SignedHeaders and Signature."}
+	presigned := query.Has(presignedPrefix + "Algorithm")
+	switch {
+	case auth == "" && !presigned:
+		return s, &vpc.Error{Code: "MissingAuthenticationToken", Status: http.StatusForbidden, Message: "Request is missing Authentication Token"}
+	case auth != "" && presigned:
+		return s, incomplete
+	}
+	var scope, headers string
+	if presigned {
+		if query.Get(presignedPrefix+"Algorithm") != sigAlgorithm {
+			return s, incomplete
+		}
+		scope, headers, s.sum = query.Get(presignedPrefix+"Credential"), query.Get(presignedPrefix+"SignedHeaders"), query.Get(presignedPrefix+"Signature")
+		s.stamp, s.token, s.expires = query.Get(presignedPrefix+"Date"), query.Get(presignedPrefix+"Security-Token"), query.Get(presignedPrefix+"Expires")
+		if s.expires == "" {
+			return s, incomplete
+		}
+		query.Del(presignedPrefix + "Signature")
+	} else {
+		scope, headers, s.sum = parseAuthorization(auth)
+		s.stamp, s.token = r.Header.Get("X-Amz-Date"), r.Header.Get("X-Amz-Security-Token")
+	}
+	s.query = query
+	parts := strings.Split(scope, "/")
+	if len(parts) != 5 || parts[4] != "aws4_request" || headers == "" || s.sum == "" {
+		return s, incomplete
+	}
+	s.headers = strings.Split(headers, ";")
+	s.keyID, s.date, s.region, s.service = parts[0], parts[1], parts[2], parts[3]
+	return s, nil
+}
+
+// parseAuthorization takes an Authorization header apart; what is missing is empty.
+func parseAuthorization(auth string) (scope, headers, sum string) {
 	rest, ok := strings.CutPrefix(auth, sigAlgorithm+" ")
 	if !ok {
-		return s, false
+		return "", "", ""
 	}
-	var scope []string
 	for part := range strings.SplitSeq(rest, ",") {
 		k, v, _ := strings.Cut(strings.TrimSpace(part), "=")
 		switch k {
 		case "Credential":
-			scope = strings.Split(v, "/")
+			scope = v
 		case "SignedHeaders":
-			s.headers = strings.Split(v, ";")
+			headers = v
 		case "Signature":
-			s.sum = v
+			sum = v
 		}
 	}
-	if len(scope) != 5 || scope[4] != "aws4_request" || len(s.headers) == 0 || s.sum == "" {
-		return s, false
+	return scope, headers, sum
+}
+
+// life is when a signature is good. A presigned one is from its time on, give
+// or take the skew of clocks, until it expires.
+func (s *signature) life() (from, until time.Time, ok bool) {
+	at, err := time.Parse(sigTime, s.stamp)
+	if err != nil || !strings.HasPrefix(s.stamp, s.date) {
+		return from, until, false
 	}
-	s.keyID, s.date, s.region, s.service = scope[0], scope[1], scope[2], scope[3]
-	return s, true
+	if s.expires == "" {
+		return at.Add(-signatureSkew), at.Add(signatureSkew), true
+	}
+	n, err := strconv.Atoi(s.expires)
+	if err != nil || n < 1 || n > maxPresigned {
+		return from, until, false
+	}
+	return at.Add(-signatureSkew), at.Add(time.Duration(n) * time.Second), true
+}
+
+// unsigned names a header of AWS's own that the signature does not cover, ""
+// when there is none.
+func (s *signature) unsigned(h http.Header) string {
+	for name := range h {
+		if name = strings.ToLower(name); strings.HasPrefix(name, "x-amz-") && !s.covers(name) {
+			return name
+		}
+	}
+	return ""
 }
 
 func (s *signature) covers(headers ...string) bool {
@@ -109,19 +180,19 @@ func (s *signature) covers(headers ...string) bool {
 
 // compute is the signature that the holder of a secret makes for a request
 // (IAM User Guide, "Create a signed AWS API request").
-func (s *signature) compute(r *http.Request, body []byte, stamp, secret string) string {
+func (s *signature) compute(r *http.Request, body []byte, secret string) string {
 	var canonical strings.Builder
 	path := r.URL.EscapedPath()
 	if path == "" {
 		path = "/"
 	}
-	fmt.Fprintf(&canonical, "%s\n%s\n%s\n", r.Method, path, canonicalQuery(r.URL.Query()))
+	fmt.Fprintf(&canonical, "%s\n%s\n%s\n", r.Method, path, canonicalQuery(s.query))
 	for _, h := range s.headers {
 		fmt.Fprintf(&canonical, "%s:%s\n", h, headerValue(r, h))
 	}
 	fmt.Fprintf(&canonical, "\n%s\n%s", strings.Join(s.headers, ";"), hexSum(body))
 	scope := strings.Join([]string{s.date, s.region, s.service, "aws4_request"}, "/")
-	toSign := strings.Join([]string{sigAlgorithm, stamp, scope, hexSum([]byte(canonical.String()))}, "\n")
+	toSign := strings.Join([]string{sigAlgorithm, s.stamp, scope, hexSum([]byte(canonical.String()))}, "\n")
 	key := []byte("AWS4" + secret)
 	for _, part := range []string{s.date, s.region, s.service, "aws4_request"} {
 		key = mac(key, part)

@@ -50,7 +50,7 @@ func describeTags(r *request) (any, error) {
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	list, err := apply(allTags(r.cloud.Described()), fs, tagRowAttributes)
+	list, err := apply(allTags(r.cloud.Described()), fs, tagFilters())
 	if err != nil {
 		return nil, err
 	}
@@ -61,22 +61,15 @@ func describeTags(r *request) (any, error) {
 	}{list, next}, nil
 }
 
-func tagRowAttributes(t *tagRow, name string) ([]string, bool) {
-	switch name {
-	case "resource-id":
-		return []string{t.ID}, true
-	case "resource-type":
-		return []string{t.Kind}, true
-	case "key":
-		return []string{t.Key}, true
-	case "value":
-		return []string{t.Value}, true
+// tagFilters are the filters of DescribeTags.
+func tagFilters() attributes[tagRow] {
+	t := filterTable[tagRow]{
+		"key":           text(func(t *tagRow) string { return t.Key }),
+		"resource-id":   text(func(t *tagRow) string { return t.ID }),
+		"resource-type": text(func(t *tagRow) string { return t.Kind }),
+		"value":         func(t *tagRow) []string { return []string{t.Value} },
 	}
-	if t.Key == "" {
-		_, ok := tagAttributes(nil, name)
-		return nil, ok
-	}
-	return tagAttributes(vpc.Tags{t.Key: t.Value}, name)
+	return t.tagged(func(t *tagRow) vpc.Tags { return vpc.Tags{t.Key: t.Value} })
 }
 
 // allTags lists every tag, ordered by resource and key.

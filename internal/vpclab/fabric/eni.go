@@ -22,11 +22,14 @@ var (
 
 // Attach plugs an ENI into a node: its link appears there, down and without
 // an address, except that the primary ENI (device index 0) is configured as a
-// DHCP client would. Attaching an ENI that is attached is an error.
+// DHCP client would. Attaching an ENI that is attached is an error. One of type
+// "efa-only" has no link: it is a device for other traffic than IP.
 func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
+	case e.Type == "efa-only":
+		return nil
 	case e.Attachment == nil:
 		return fmt.Errorf("attach %s: it has no attachment", e.ID)
 	case f.enis[e.ID] != nil:
@@ -43,8 +46,18 @@ func (f *Fabric) Attach(node string, e vpc.ENI) error {
 	return nil
 }
 
+// linkName is an ENI's link in its node, as the kernel names the interfaces of
+// Nitro instances by slot: ens5, ens6, … on network card 0, and with the bus of
+// another card enp1s5, enp1s6, ….
+func linkName(a *vpc.Attachment) string {
+	if a.NetworkCard == 0 {
+		return fmt.Sprintf("ens%d", 5+a.DeviceIndex)
+	}
+	return fmt.Sprintf("enp%ds%d", a.NetworkCard, 5+a.DeviceIndex)
+}
+
 func (f *Fabric) plug(p *plugged) error {
-	peer := f.opts.LinkName(p.eni.Attachment.DeviceIndex)
+	peer := linkName(p.eni.Attachment)
 	if err := f.addVeth(p.link, f.NodePath(p.node), peer, p.eni.MAC, ENIMTU); err != nil {
 		return err
 	}
@@ -57,8 +70,10 @@ func (f *Fabric) plug(p *plugged) error {
 	if err := f.rules.add(f.nft, p, f.groups); err != nil {
 		return err
 	}
-	if err := ns.AddAddr(f.rt, l, netip.PrefixFrom(Router6, 64)); err != nil {
-		return err
+	for _, a := range []netip.Addr{Router6, VPCRouter6} {
+		if err := ns.AddAddr(f.rt, l, netip.PrefixFrom(a, 64)); err != nil {
+			return err
+		}
 	}
 	if err := f.rt.LinkSetUp(l); err != nil {
 		return fmt.Errorf("set link %s up: %w", p.link, err)
@@ -77,7 +92,7 @@ func (f *Fabric) plug(p *plugged) error {
 			return err
 		}
 	}
-	if p.eni.Attachment.DeviceIndex == 0 {
+	if p.eni.Attachment.Primary() {
 		return f.lease(p, peer)
 	}
 	return nil
@@ -190,7 +205,7 @@ func (f *Fabric) SetGroups(groups []vpc.SecurityGroup) error {
 // owned lists what EC2 delivers to an ENI.
 func owned(e vpc.ENI) []netip.Prefix {
 	var out []netip.Prefix
-	for _, addrs := range [][]netip.Addr{{e.Primary}, e.Secondary, e.IPv6} {
+	for _, addrs := range [][]netip.Addr{e.IPv4(), e.IPv6} {
 		for _, a := range addrs {
 			out = append(out, netip.PrefixFrom(a, a.BitLen()))
 		}

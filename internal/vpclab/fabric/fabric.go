@@ -47,6 +47,9 @@ var (
 	// Router6 is the router on every ENI's link for IPv6. A VPC announces its
 	// link-local address in router advertisements.
 	Router6 = netip.MustParseAddr("fe80::1")
+	// VPCRouter6 is the router's other link-local address there, the same in
+	// every VPC (VPC User Guide, "Subnet CIDR blocks").
+	VPCRouter6 = netip.MustParseAddr("fe80:ec2::1")
 )
 
 // The networks at the far end of the gateways; the router has the first address of each.
@@ -73,9 +76,6 @@ type Options struct {
 	CIDRs []netip.Prefix
 	// Subnets whose router address answers on their ENIs' links.
 	Subnets []vpc.Subnet
-	// LinkName names an ENI's link in its node by device index; ens5, ens6, …
-	// when nil, as on Nitro instances.
-	LinkName func(deviceIndex int) string
 }
 
 // Fabric is a running one. Its methods may be called concurrently.
@@ -112,9 +112,6 @@ func Prefix(id string) string { return "vpclab-" + id + "-" }
 func New(o Options) (*Fabric, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
-	}
-	if o.LinkName == nil {
-		o.LinkName = func(i int) string { return fmt.Sprintf("ens%d", 5+i) }
 	}
 	f := &Fabric{
 		opts:   o,

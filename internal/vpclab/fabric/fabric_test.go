@@ -189,6 +189,34 @@ func TestSecondaryENI(t *testing.T) {
 	}
 }
 
+// The links of several network cards have names of their own, and only index 0
+// of card 0 is a primary ENI: the others are left down and have no public address.
+func TestNetworkCards(t *testing.T) {
+	b := raise(t)
+	b.node("a", eni("a", "10.0.0.10", 0))
+	for i, link := range []string{"enp1s5", "enp1s6", "enp2s6"} {
+		e := eni(link, fmt.Sprintf("10.0.16.%d", 20+i), []int{0, 1, 1}[i])
+		e.Attachment.NetworkCard = []int{1, 1, 2}[i]
+		b.ok(b.Attach("a", e))
+		l := b.link("a", link)
+		if l == nil || l.Attrs().HardwareAddr.String() != e.MAC.String() || l.Attrs().Flags&net.FlagUp != 0 {
+			t.Fatalf("%s: %+v; want it down, with MAC %s", link, l, e.MAC)
+		}
+	}
+	efa := eni("efa", "10.0.16.30", 3)
+	efa.Type, efa.Primary = "efa-only", netip.Addr{}
+	b.ok(b.Attach("a", efa))
+	if b.link("a", "ens8") != nil {
+		t.Error("an ENI for EFA only has a link")
+	}
+	b.ok(b.Update(efa))
+	b.ok(b.Detach(efa.ID))
+	b.serve(b.InternetPath())
+	b.own("a", "ens5", "10.0.16.20")
+	b.blocked(b.NodePath("a"), "10.0.16.20", InternetHost.String(), "eni-a", Source)
+	b.blocked(b.InternetPath(), "", "10.0.16.20", gatewayCounter, Gateway)
+}
+
 func TestSecurityGroups(t *testing.T) {
 	web := vpc.SecurityGroup{
 		ID: "sg-web",
@@ -272,6 +300,12 @@ func TestIPv6(t *testing.T) {
 		b.blocked(b.NodePath("a"), "2001:db8:1::bad", to, "eni-a", Source)
 	}
 	b.blocked(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::77", "eni-a", Destination)
+
+	// The router answers by the link-local address that it has in every VPC.
+	b.inNode("a", func(h *netlink.Handle, l netlink.Link) error {
+		return ns.DefaultRoutes(h, l.Attrs().Name, []netip.Addr{netip.MustParseAddr("fe80:ec2::1")})
+	})
+	b.reaches(b.NodePath("a"), "2001:db8:1::10", "2001:db8:1:1::10")
 
 	// A host that takes the subnet for on-link asks by NDP.
 	d := eni("d", "10.0.0.12", 0)

@@ -21,7 +21,7 @@ func (r *ruleset) join(c *nftables.Conn, p *plugged) error {
 		}
 	}
 	public := ""
-	if p.eni.Attachment != nil && p.eni.Attachment.DeviceIndex == 0 {
+	if p.eni.Attachment != nil && p.eni.Attachment.Primary() {
 		public = string(p.eni.Primary.AsSlice())
 	}
 	return r.setPublic(c, p.link, public)

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,15 @@ const (
 	ttlHeader     = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
 	maxTokenTTL   = 21600 // seconds
 )
+
+// versions of the metadata that are served, all alike (EC2 User Guide,
+// "Instance metadata categories").
+var versions = []string{
+	"1.0", "2007-01-19", "2007-03-01", "2007-08-29", "2007-10-10", "2007-12-15", "2008-02-01", "2008-09-01", "2009-04-04",
+	"2011-01-01", "2011-05-01", "2012-01-12", "2014-02-25", "2014-11-05", "2015-10-20", "2016-04-19", "2016-06-30", "2016-09-02",
+	"2018-03-28", "2018-08-17", "2018-09-24", "2019-10-01", "2020-10-27", "2021-01-03", "2021-03-23", "2021-07-15",
+	"2022-07-09", "2022-09-24", "2024-04-11", "latest",
+}
 
 type handler struct {
 	cloud    *vpc.Cloud
@@ -107,10 +117,11 @@ func (h *handler) open(token string, s session) {
 // authorized tells whether a request carries a session of its instance, or
 // needs none.
 func (h *handler) authorized(r *http.Request, id string) bool {
-	token := r.Header.Get(sessionHeader)
-	if token == "" {
+	given, there := r.Header[sessionHeader]
+	if !there {
 		return h.cloud.IMDSv1()
 	}
+	token := given[0] // an empty one is a token that nobody was given
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s, ok := h.tokens[token]
@@ -119,13 +130,13 @@ func (h *handler) authorized(r *http.Request, id string) bool {
 
 // serve answers a path below a version: a value, or the names below it.
 func (h *handler) serve(w http.ResponseWriter, r *http.Request, id string) {
-	version, path, _ := strings.Cut(strings.Trim(r.URL.Path, "/"), "/")
+	version, path, _ := strings.Cut(strings.TrimLeft(r.URL.Path, "/"), "/")
 	w.Header().Set("Content-Type", "text/plain")
 	if version == "" {
-		fmt.Fprint(w, "2021-01-03\n2024-04-11\nlatest")
+		fmt.Fprint(w, strings.Join(versions, "\n"))
 		return
 	}
-	if version != "latest" && len(version) != len("2021-01-03") {
+	if !slices.Contains(versions, version) {
 		http.Error(w, "404 - Not Found", http.StatusNotFound)
 		return
 	}

@@ -35,7 +35,7 @@ func serve(t *testing.T, s spec.Spec, opts ...vpc.Option) *vpclab.Lab {
 
 func instant() spec.Spec {
 	s := spec.Default()
-	s.Delays = spec.Delays{}
+	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
 	return s
 }
 

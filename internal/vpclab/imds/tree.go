@@ -17,11 +17,13 @@ import (
 type tree map[string]string
 
 // get returns the value at a path or the listing of what is below it, one
-// name a line, those with more below ending in a slash.
+// name a line, those with more below ending in a slash. A listing's path may
+// end in a slash, a value's may not.
 func (t tree) get(path string) (string, bool) {
 	if v, ok := t[path]; ok {
 		return v, true
 	}
+	path = strings.TrimSuffix(path, "/")
 	prefix := path + "/"
 	if path == "" {
 		prefix = ""
@@ -81,6 +83,7 @@ func (b builder) instance(c *vpc.Cloud) {
 	b.set("instance-type", b.i.Type)
 	b.set("instance-life-cycle", "on-demand")
 	b.set("placement/availability-zone", b.i.Zone)
+	b.set("placement/availability-zone-id", c.ZoneIDs()[b.i.Zone])
 	b.set("placement/region", c.Region())
 	b.set("services/domain", "amazonaws.com")
 	b.set("services/partition", "aws")
@@ -91,7 +94,7 @@ func (b builder) instance(c *vpc.Cloud) {
 		"region": c.Region(), "version": "2017-09-30",
 	}
 	for _, e := range b.enis {
-		if e.Attachment.DeviceIndex != 0 || e.Attachment.NetworkCard != 0 {
+		if !e.Attachment.Primary() {
 			continue
 		}
 		document["privateIp"] = e.Primary.String()
@@ -117,8 +120,10 @@ func (b builder) eni(c *vpc.Cloud, e *vpc.ENI) {
 	set("interface-id", e.ID)
 	set("mac", e.MAC.String())
 	set("owner-id", c.Account())
-	set("local-hostname", hostname(c, e.Primary))
-	set("local-ipv4s", lines(append([]netip.Addr{e.Primary}, e.Secondary...)))
+	if e.Primary.IsValid() {
+		set("local-hostname", hostname(c, e.Primary))
+	}
+	set("local-ipv4s", lines(e.IPv4()))
 	set("ipv4-prefix", lines(e.Prefixes))
 	set("ipv6s", lines(e.IPv6))
 	set("ipv6-prefix", lines(e.IPv6Prefixes))

@@ -198,7 +198,7 @@ func (l *Lab) attach(e vpc.ENI) error {
 	if err := l.Fabric.Attach(m.Name, e); err != nil {
 		return err
 	}
-	if e.Attachment.DeviceIndex != 0 {
+	if !e.Attachment.Primary() {
 		return nil
 	}
 	if err := m.Serve(); err != nil {

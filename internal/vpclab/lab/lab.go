@@ -61,10 +61,9 @@ type Options struct {
 	// Operator.Start.
 	NoDaemons bool
 
-	Log          *slog.Logger           // discards when nil
-	Progress     func(string)           // told one line a step; may be nil
-	CloudOptions []vpc.Option           // clock, seed
-	LinkName     func(index int) string // names ENI links; see fabric.Options
+	Log          *slog.Logger // discards when nil
+	Progress     func(string) // told one line a step; may be nil
+	CloudOptions []vpc.Option // clock, seed
 }
 
 // Lab is a running one.
@@ -191,7 +190,7 @@ func (l *Lab) raise(ctx context.Context) error {
 		return err
 	}
 	books := l.Cloud.Snapshot()
-	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets, LinkName: l.LinkName}); err != nil {
+	if l.Fabric, err = fabric.New(fabric.Options{ID: l.ID, CIDRs: cidrs(books), Subnets: books.Subnets}); err != nil {
 		return err
 	}
 	l.Progress(fmt.Sprintf("VPC %s with %d subnets; internet host %s, on-premises host %s",

@@ -4,17 +4,16 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
-	"time"
 
 	"github.com/berthnet/berth/internal/vpclab/ec2"
 	"github.com/berthnet/berth/internal/vpclab/echo"
 	"github.com/berthnet/berth/internal/vpclab/fabric"
 	"github.com/berthnet/berth/internal/vpclab/imds"
 	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/vpclab/wire"
 )
 
 // EC2URL is the EC2 API's endpoint as every node reaches it.
@@ -36,15 +35,19 @@ func (l *Lab) serve() error {
 		if err != nil {
 			return err
 		}
-		srv := &http.Server{
-			Handler: s.h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(l.Log.Handler(), slog.LevelDebug),
-			// A connection that is reset at the end leaves nothing behind that
-			// would keep the namespace.
-			ConnState: func(c net.Conn, state http.ConnState) {
-				if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {
-					_ = t.SetLinger(0)
-				}
-			},
+		if s.at == fabric.EC2Endpoint {
+			ln = wire.Refusing(ln, ec2.Refusal)
+		}
+		srv := wire.Server(s.h, l.Log.Handler())
+		// A connection that is reset at the end leaves nothing behind that
+		// would keep the namespace.
+		srv.ConnState = func(c net.Conn, state http.ConnState) {
+			if w, ok := c.(interface{ NetConn() net.Conn }); ok {
+				c = w.NetConn()
+			}
+			if t, ok := c.(*net.TCPConn); ok && state == http.StateNew {
+				_ = t.SetLinger(0)
+			}
 		}
 		l.servers = append(l.servers, srv)
 		go func() { _ = srv.Serve(ln) }()

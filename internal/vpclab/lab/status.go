@@ -107,16 +107,18 @@ type NodeStatus struct {
 
 // ENIStatus is one ENI as EC2 and the fabric know it.
 type ENIStatus struct {
-	ID          string         `json:"id"`
-	DeviceIndex int            `json:"deviceIndex"`
-	MAC         string         `json:"mac"`
-	Subnet      string         `json:"subnet"`
-	Primary     netip.Addr     `json:"primary"`
-	Secondary   []netip.Addr   `json:"secondary"`
-	Prefixes    []netip.Prefix `json:"prefixes,omitempty"`
-	IPv6        []netip.Addr   `json:"ipv6,omitempty"`
-	Status      string         `json:"status"`
-	Drops       fabric.Drops   `json:"drops"`
+	ID           string         `json:"id"`
+	DeviceIndex  int            `json:"deviceIndex"`
+	NetworkCard  int            `json:"networkCard"`
+	MAC          string         `json:"mac"`
+	Subnet       string         `json:"subnet"`
+	Primary      netip.Addr     `json:"primary"`
+	Secondary    []netip.Addr   `json:"secondary"`
+	Prefixes     []netip.Prefix `json:"prefixes,omitempty"`
+	IPv6         []netip.Addr   `json:"ipv6,omitempty"`
+	IPv6Prefixes []netip.Prefix `json:"ipv6Prefixes,omitempty"`
+	Status       string         `json:"status"`
+	Drops        fabric.Drops   `json:"drops"`
 }
 
 // PodStatus is one pod.
@@ -313,7 +315,7 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 	}
 	enis := books.InstanceENIs(n.InstanceID)
 	for _, e := range enis {
-		if e.Attachment.DeviceIndex == 0 {
+		if e.Attachment.Primary() {
 			s.Address = e.Primary
 		}
 		s.ENIs = append(s.ENIs, eniStatus(e, books, drops[e.ID]))
@@ -327,13 +329,13 @@ func nodeStatus(ctx context.Context, n *node.Node, books vpc.Books, drops map[st
 func eniStatus(e vpc.ENI, books vpc.Books, drops fabric.Drops) ENIStatus {
 	s := ENIStatus{
 		ID: e.ID, MAC: e.MAC.String(), Primary: e.Primary, Secondary: e.Secondary, Prefixes: e.Prefixes,
-		IPv6: e.IPv6, Status: e.Status(), Drops: drops, DeviceIndex: -1,
+		IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes, Status: e.Status(), Drops: drops, DeviceIndex: -1,
 	}
 	if sub, ok := books.Subnet(e.SubnetID); ok {
 		s.Subnet = sub.Name
 	}
 	if e.Attachment != nil {
-		s.DeviceIndex, s.Status = e.Attachment.DeviceIndex, string(e.Attachment.Status)
+		s.DeviceIndex, s.NetworkCard, s.Status = e.Attachment.DeviceIndex, e.Attachment.NetworkCard, string(e.Attachment.Status)
 	}
 	return s
 }

@@ -13,7 +13,8 @@ func DefaultAccessKey() AccessKey {
 
 // Default is a lab to start with: one VPC with two subnets in two zones, a
 // security group that lets the VPC talk to itself, and two m5.large nodes
-// whose role may make every call.
+// whose role may make every call. Describe calls see the world of 200 ms ago;
+// instances and ENIs attach and detach about as fast.
 func Default() Spec {
 	return Spec{
 		VPCs: []VPC{{
@@ -39,6 +40,10 @@ func Default() Spec {
 			Link:   Duration(300 * time.Millisecond),
 			Detach: Duration(200 * time.Millisecond),
 		},
+		// EC2 is eventually consistent (EC2 Developer Guide, "Eventual
+		// consistency"): a client that expects to see at once what it has just
+		// changed shall fail here too.
+		Consistency: Consistency{Describe: Duration(200 * time.Millisecond)},
 	}
 }
 

@@ -1,10 +1,12 @@
 package vpc
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -108,6 +110,15 @@ func (a *addressing) create(primary netip.Addr, r AddressRequest) error {
 }
 
 func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
+	if slices.Contains(r.IPv4, primary) {
+		return invalid("Address %s is given twice.", primary)
+	}
+	if a.e.Type == efaOnly {
+		if primary.IsValid() || !reflect.ValueOf(r).IsZero() {
+			return badCombination("IP addresses cannot be assigned to a network interface of type %s", efaOnly)
+		}
+		return nil
+	}
 	if !primary.IsValid() {
 		p, ok := a.v4.pick(a.c.rng)
 		if !ok {
@@ -125,6 +136,12 @@ func (a *addressing) createAll(primary netip.Addr, r AddressRequest) error {
 }
 
 func (a *addressing) assign(r AddressRequest) error {
+	if a.e.Type == efaOnly {
+		return Errorf("UnsupportedOperation", "Network interfaces of type %s do not support IP addresses.", efaOnly)
+	}
+	if err := errors.Join(twice(r.IPv4), twice(r.Prefixes), twice(r.IPv6), twice(r.IPv6Prefixes)); err != nil {
+		return err
+	}
 	if err := a.fits(r); err != nil {
 		return err
 	}
@@ -136,8 +153,26 @@ func (a *addressing) assign(r AddressRequest) error {
 	return nil
 }
 
+// twice refuses a request that names the same address or prefix twice.
+func twice[T comparable](list []T) error {
+	for i, v := range list {
+		if slices.Contains(list[:i], v) {
+			return invalid("Address %v is given twice.", v)
+		}
+	}
+	return nil
+}
+
 // fits checks the limits of the ENI before the space of the subnet.
 func (a *addressing) fits(r AddressRequest) error {
+	counts := []int{r.IPv4Count, r.PrefixCount, r.IPv6Count, r.IPv6PrefixCount}
+	if slices.Min(counts) < 0 {
+		return invalid("A count of addresses is below zero.")
+	}
+	// Before they are added up: a sum of counts may overflow.
+	if slices.Max(counts) > max(a.limits.IPv4PerENI, a.limits.IPv6PerENI) {
+		return tooManyAddresses()
+	}
 	prefixes := len(r.Prefixes) + r.PrefixCount + len(r.IPv6Prefixes) + r.IPv6PrefixCount
 	if prefixes > 0 && !a.limits.Prefixes {
 		return prefixesUnsupported(a.itype)

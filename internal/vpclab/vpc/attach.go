@@ -157,7 +157,7 @@ func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 		}
 		a := e.Attachment
 		switch {
-		case a.DeviceIndex == 0:
+		case a.Primary():
 			return Errorf("OperationNotPermitted", "The network interface at device index 0 and networkCard index %d cannot be detached.", a.NetworkCard)
 		case a.Status == Detaching:
 			return nil

@@ -13,7 +13,7 @@ import (
 // ENI, its attachment, an assignment, and a description of the node.
 func BenchmarkNodeOf2000(b *testing.B) {
 	s := spec.Default()
-	s.Delays, s.Quotas.NetworkInterfaces = spec.Delays{}, 1<<20
+	s.Delays, s.Consistency, s.Quotas.NetworkInterfaces = spec.Delays{}, spec.Consistency{}, 1<<20
 	s.VPCs[0].Subnets = []spec.Subnet{{Name: "a", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.0.0/16")}}
 	s.Instances = nil
 	for i := range 2000 {

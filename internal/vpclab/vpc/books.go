@@ -170,7 +170,7 @@ func (v View) Self(id string) (*Instance, []*ENI) {
 			i = v.c.instances.first(id)
 		}
 		for _, e := range v.c.plugIn(id) {
-			if e.Attachment.DeviceIndex == 0 && (len(enis) == 0 || enis[0].Attachment.DeviceIndex != 0) {
+			if e.Attachment.Primary() && (len(enis) == 0 || !enis[0].Attachment.Primary()) {
 				enis = append([]*ENI{e}, enis...)
 			}
 		}

@@ -60,7 +60,9 @@ func (k *checker) addresses(b Books, e ENI) {
 			k.fail("%v of %s is not in %v", a, e.ID, subnet.IPv6)
 		}
 	}
-	hold(e.Primary)
+	if e.Primary.IsValid() {
+		hold(e.Primary)
+	}
 	for _, a := range append(append([]netip.Addr{}, e.Secondary...), e.IPv6...) {
 		hold(a)
 	}

@@ -2,6 +2,7 @@ package vpc_test
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -401,4 +402,76 @@ func TestBooksStaySound(t *testing.T) {
 			},
 		})
 	})
+}
+
+// Counts are checked before anything is looked for: none, however large, makes
+// the cloud search, and sums of them do not overflow.
+func TestCountsAreBounded(t *testing.T) {
+	s := spec.Default()
+	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2001:db8::/56")}
+	s.VPCs[0].Subnets[0].IPv6 = netip.MustParsePrefix("2001:db8::/64")
+	s.Instances[0].IPv6 = 1
+	c := newCloud(t, s)
+	e := c.Snapshot().InstanceENIs(c.InstanceID("node-a"))[0]
+	for _, r := range []vpc.AddressRequest{
+		{IPv4Count: math.MaxInt}, {PrefixCount: math.MaxInt}, {IPv6Count: math.MaxInt}, {IPv6PrefixCount: math.MaxInt},
+		{IPv4Count: math.MaxInt, PrefixCount: math.MaxInt}, {IPv6Count: math.MaxInt, IPv6PrefixCount: 2},
+	} {
+		if got, err := c.AssignAddresses(e.ID, r); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
+			t.Errorf("%+v: got %v, %v", r, got, err)
+		}
+		if _, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: e.SubnetID, Addresses: r}); vpc.CodeOf(err) != "PrivateIpAddressLimitExceeded" {
+			t.Errorf("%+v of a new ENI: %v", r, err)
+		}
+	}
+	if _, err := c.AssignAddresses(e.ID, vpc.AddressRequest{IPv6Count: -1}); vpc.CodeOf(err) != "InvalidParameterValue" {
+		t.Errorf("a count below zero: %v", err)
+	}
+}
+
+// A client token of instances that are gone, described or not, launches
+// nothing.
+func TestClientTokenOfTerminatedInstances(t *testing.T) {
+	s := spec.Default()
+	s.Delays = spec.Delays{}
+	now := clock.NewFake(time.Unix(1e9, 0))
+	c := newCloud(t, s, vpc.WithClock(now))
+	subnet, _ := c.Snapshot().Subnet("a")
+	r := vpc.LaunchRequest{SubnetID: subnet.ID, Count: 2, ClientToken: "once"}
+	first, err := c.RunInstances(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.TerminateInstances(first[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := c.RunInstances(r); err != nil || len(again) != 1 || again[0].ID != first[1].ID {
+		t.Fatalf("with one left: %v, %v", again, err)
+	}
+	if _, err := c.TerminateInstances(first[1].ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, later := range []time.Duration{0, time.Hour + time.Second} {
+		now.Advance(later)
+		if again, err := c.RunInstances(r); vpc.CodeOf(err) != "IdempotentInstanceTerminated" {
+			t.Errorf("%v later: %v, %v", later, again, err)
+		}
+	}
+}
+
+// Index 0 of another network card than the first is an ENI like others: it can
+// be detached.
+func TestDetachOfAnotherCard(t *testing.T) {
+	s := spec.Default()
+	s.Delays = spec.Delays{}
+	s.Instances[0].Type = "p4d.24xlarge"
+	s.Instances[0].Interfaces = []spec.Interface{{NetworkCard: 1, DeviceIndex: 0}}
+	c := newCloud(t, s)
+	enis := c.Snapshot().InstanceENIs(c.InstanceID("node-a"))
+	if err := c.DetachNetworkInterface(enis[0].Attachment.ID, false); vpc.CodeOf(err) != "OperationNotPermitted" {
+		t.Errorf("the primary ENI: %v", err)
+	}
+	if err := c.DetachNetworkInterface(enis[1].Attachment.ID, false); err != nil {
+		t.Errorf("index 0 of card 1: %v", err)
+	}
 }

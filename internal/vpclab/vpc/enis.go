@@ -4,11 +4,21 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // maxGroups is how many security groups an ENI may have
 // (VPC quotas, "Security groups per network interface").
 const maxGroups = 5
+
+// unknownGroup is the code for a security group that a call about an ENI names
+// and that does not exist, however its ID is written. RunInstances and calls
+// about groups have another.
+const unknownGroup = "InvalidSecurityGroupID.NotFound"
+
+// efaOnly is the type of ENIs without addresses, which no link appears for
+// (EC2 User Guide, "Elastic Fabric Adapter").
+const efaOnly = "efa-only"
 
 // CreateRequest asks for a new ENI.
 type CreateRequest struct {
@@ -60,7 +70,7 @@ func (c *Cloud) create(r CreateRequest) (*ENI, error) {
 	if r.Type == "" {
 		r.Type = "interface"
 	}
-	if !slices.Contains([]string{"interface", "efa", "efa-only", "trunk", "branch"}, r.Type) {
+	if !slices.Contains([]string{"interface", "efa", efaOnly, "trunk", "branch"}, r.Type) {
 		return nil, invalid("Value (%s) for parameter InterfaceType is invalid.", r.Type)
 	}
 	if c.enis.live >= c.spec.Quotas.NetworkInterfaces {
@@ -99,7 +109,7 @@ func (c *Cloud) checkGroups(vpcID string, ids []string) ([]string, error) {
 		}
 	}
 	if len(missing) > 0 {
-		return nil, NotFound("sg", missing...)
+		return nil, Errorf(unknownGroup, "The securityGroup ID '%s' does not exist", strings.Join(missing, ", "))
 	}
 	if len(out) > maxGroups {
 		return nil, Errorf("SecurityGroupsPerInterfaceLimitExceeded", "The maximum number of security groups per interface is %d.", maxGroups)
@@ -146,7 +156,7 @@ func (c *Cloud) DeleteNetworkInterface(id string) error {
 // delete takes an ENI out of the books and frees its addresses. The lock is held.
 func (c *Cloud) delete(e *ENI) {
 	v4, v6 := c.space4[e.SubnetID], c.space6[e.SubnetID]
-	for _, a := range append([]netip.Addr{e.Primary}, e.Secondary...) {
+	for _, a := range e.IPv4() {
 		v4.release(a)
 	}
 	for _, p := range e.Prefixes {

@@ -49,7 +49,7 @@ var idKinds = map[string]struct{ notFound, malformed, words string }{
 	"eni":        {"InvalidNetworkInterfaceID.NotFound", "InvalidNetworkInterfaceId.Malformed", "networkInterface ID"},
 	"eni-attach": {"InvalidAttachmentID.NotFound", "InvalidNetworkInterfaceAttachmentId.Malformed", "attachment ID"},
 	"subnet":     {"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "subnet ID"},
-	"vpc":        {"InvalidVpcID.NotFound", "InvalidVpcId.Malformed", "vpc ID"},
+	"vpc":        {"InvalidVpcID.NotFound", "InvalidVpcID.Malformed", "vpc ID"},
 	"sg":         {"InvalidGroup.NotFound", "InvalidGroupId.Malformed", "security group"},
 	"rtb":        {"InvalidRouteTableID.NotFound", "InvalidRouteTableId.Malformed", "routeTable ID"},
 }

@@ -12,9 +12,6 @@ import (
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
-// callLogSize is how many calls the log remembers.
-const callLogSize = 4096
-
 // Call is one API call as it arrives.
 type Call struct {
 	Action    string
@@ -44,15 +41,6 @@ type CallStats struct {
 	LostReplies  int
 }
 
-// CallRecord is one call in the log.
-type CallRecord struct {
-	Time      time.Time
-	Action    string
-	Principal string
-	Params    map[string][]string
-	Code      string // "" for success; "LostRequest" and "LostReply" for faults
-}
-
 // gate is what stands before the books: throttling, permissions and faults.
 type gate struct {
 	rng       *rand.Rand
@@ -65,8 +53,7 @@ type gate struct {
 	met       map[string]int // faults that calls have met, by kind
 	outage    bool
 	stats     map[string]*CallStats
-	log       []CallRecord
-	logAt     int
+	log       callLog
 }
 
 type fault struct {
@@ -210,13 +197,7 @@ func (c *Cloud) Finish(call Call, code string) {
 		default:
 			s.Errors[code]++
 		}
-		r := CallRecord{c.clock.Now(), call.Action, call.Principal.ARN, call.Params, code}
-		if len(g.log) < callLogSize {
-			g.log = append(g.log, r)
-			return
-		}
-		g.log[g.logAt] = r
-		g.logAt = (g.logAt + 1) % callLogSize
+		g.log.add(CallRecord{Time: c.clock.Now(), Action: call.Action, Principal: call.Principal.ARN, Params: call.Params, Code: code})
 	})
 }
 
@@ -235,16 +216,7 @@ func (c *Cloud) Calls() map[string]CallStats {
 
 // ResetCalls starts counting anew and empties the log.
 func (c *Cloud) ResetCalls() {
-	c.read(func() { c.gate.stats, c.gate.log, c.gate.logAt = map[string]*CallStats{}, nil, 0 })
-}
-
-// CallLog returns the last calls, oldest first.
-func (c *Cloud) CallLog() (out []CallRecord) {
-	c.read(func() {
-		out = append(out, c.gate.log[c.gate.logAt:]...)
-		out = append(out, c.gate.log[:c.gate.logAt]...)
-	})
-	return out
+	c.read(func() { c.gate.stats, c.gate.log = map[string]*CallStats{}, callLog{seq: c.gate.log.seq} })
 }
 
 // Deny takes an action (name or pattern) away from everybody: calls of it fail

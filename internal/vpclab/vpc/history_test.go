@@ -1,6 +1,10 @@
 package vpc
 
 import (
+	"net/url"
+	"runtime"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -93,4 +97,38 @@ func TestCloseEndsWhatIsToCome(t *testing.T) {
 		c, _ := slow(t)
 		plugNew(t, c)
 	})
+}
+
+// The call log bounds what it keeps of a call, and keeps nothing of the body
+// that its parameters were cut out of.
+func TestCallLogIsBounded(t *testing.T) {
+	c, err := New(spec.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	before := heapBytes()
+	for i := range 500 {
+		body := "A=1&B=" + strings.Repeat("b", 200<<10) + "&C=" + strings.Repeat("c", 2000) + "&N=" + strconv.Itoa(i)
+		form, err := url.ParseQuery(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Finish(Call{Action: "DescribeVpcs", Params: form}, "")
+	}
+	if grown := heapBytes() - before; grown > 16<<20 {
+		t.Errorf("500 calls of 200 kB left %d bytes", grown)
+	}
+	log := c.CallLog()
+	got := log[len(log)-1]
+	if got.Params["N"][0] != "499" || got.Params["A"][0] != "1" || got.Omitted != 1 || len(got.Params) != 3 {
+		t.Errorf("kept %v and omitted %d", got.Params, got.Omitted)
+	}
+}
+
+func heapBytes() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

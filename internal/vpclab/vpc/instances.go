@@ -41,20 +41,25 @@ type idempotent struct {
 }
 
 // RunInstances launches instances, all or none, and returns them as pending
-// (or running, when launching takes no time).
+// (or running, when launching takes no time). The same ClientToken with the
+// same request gives those of its instances that are not terminated, and
+// IdempotentInstanceTerminated when all are (EC2 API Reference, "Error codes").
 func (c *Cloud) RunInstances(r LaunchRequest) (out []Instance, err error) {
 	err = c.change(func() error {
 		if prior, ok, err := c.replay(r.ClientToken, r); err != nil || ok {
 			for _, id := range prior.ids {
-				if i := c.instances.get(id); i != nil {
+				if i := c.instances.get(id); i != nil && i.State != Terminated {
 					out = append(out, i.Clone())
 				}
+			}
+			if ok && len(out) == 0 {
+				return Errorf("IdempotentInstanceTerminated", "The client token '%s' was used for instances that have been terminated.", r.ClientToken)
 			}
 			return err
 		}
 		reservation := c.newID("r")
-		for range max(1, r.Count) {
-			i, err := c.launch(r, reservation)
+		for index := range max(1, r.Count) {
+			i, err := c.launch(r, reservation, index)
 			if err != nil {
 				for _, done := range out {
 					c.erase(done.ID)
@@ -105,7 +110,7 @@ func (c *Cloud) remember(token string, v idempotent) {
 }
 
 // launch makes one pending instance with its primary ENI. The lock is held.
-func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
+func (c *Cloud) launch(r LaunchRequest, reservation string, index int) (*Instance, error) {
 	if r.Type == "" {
 		r.Type = "m5.large"
 	}
@@ -123,10 +128,15 @@ func (c *Cloud) launch(r LaunchRequest, reservation string) (*Instance, error) {
 	i := &Instance{
 		ID: id, Name: r.Name, ReservationID: reservation, Type: r.Type, State: Pending,
 		VPCID: subnet.VPCID, SubnetID: subnet.ID, Zone: subnet.Zone, Role: r.Role, ImageID: r.ImageID,
-		Launched: c.clock.Now(), Tags: maps.Clone(r.Tags),
+		Launched: c.clock.Now(), Tags: maps.Clone(r.Tags), ClientToken: r.ClientToken, LaunchIndex: index,
 	}
 	if i.Name == "" {
 		i.Name = r.Tags["Name"]
+	}
+	if _, err := c.checkGroups(subnet.VPCID, r.Groups); CodeOf(err) == unknownGroup {
+		return nil, NotFound("sg", r.Groups...)
+	} else if err != nil {
+		return nil, err
 	}
 	c.putInstance(i)
 	e, err := c.create(CreateRequest{

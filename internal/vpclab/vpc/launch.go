@@ -30,7 +30,7 @@ func (c *Cloud) launchSpec(s spec.Instance) (*Instance, error) {
 		Role: s.Role, ImageID: "ami-0000000000000001a", Primary: s.PrivateIP, Tags: named(s.Name, s.Tags), id: s.ID,
 		Addresses: AddressRequest{IPv4Count: s.Secondary, PrefixCount: s.Prefixes, IPv6Count: s.IPv6},
 		Requester: c.account,
-	}, c.newID("r"))
+	}, c.newID("r"), 0)
 	if err != nil {
 		return nil, err
 	}

@@ -95,6 +95,8 @@ type Instance struct {
 	Zone          string
 	Role          string // IAM role, "" for none
 	ImageID       string
+	ClientToken   string // of the call that launched it
+	LaunchIndex   int    // among the instances of that call, from 0
 	Launched      time.Time
 	Ended         time.Time // when it became terminated
 	Tags          Tags
@@ -123,6 +125,10 @@ type Attachment struct {
 	Time                time.Time
 }
 
+// Primary tells whether the attachment is that of an instance's primary ENI,
+// which an instance is launched with and keeps: index 0 of card 0.
+func (a *Attachment) Primary() bool { return a.DeviceIndex == 0 && a.NetworkCard == 0 }
+
 // ENI is one elastic network interface.
 type ENI struct {
 	ID              string
@@ -132,7 +138,7 @@ type ENI struct {
 	MAC             net.HardwareAddr
 	Type            string // "interface", "efa", "efa-only", "trunk"
 	Description     string
-	Primary         netip.Addr
+	Primary         netip.Addr     // zero of type "efa-only", which has no addresses
 	Secondary       []netip.Addr   // in order of assignment
 	Prefixes        []netip.Prefix // IPv4 /28
 	IPv6            []netip.Addr
@@ -160,8 +166,16 @@ func (e *ENI) Owns(addr netip.Addr) bool {
 		slices.ContainsFunc(e.Prefixes, has) || slices.ContainsFunc(e.IPv6Prefixes, has)
 }
 
+// IPv4 lists the ENI's IPv4 addresses, the primary one first; none of type "efa-only".
+func (e *ENI) IPv4() []netip.Addr {
+	if !e.Primary.IsValid() {
+		return nil
+	}
+	return append([]netip.Addr{e.Primary}, e.Secondary...)
+}
+
 // slots4 is how many of the type's IPv4 slots the ENI takes.
-func (e *ENI) slots4() int { return 1 + len(e.Secondary) + len(e.Prefixes) }
+func (e *ENI) slots4() int { return len(e.IPv4()) + len(e.Prefixes) }
 
 // slots6 is how many of the type's IPv6 slots the ENI takes.
 func (e *ENI) slots6() int { return len(e.IPv6) + len(e.IPv6Prefixes) }

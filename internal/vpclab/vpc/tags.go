@@ -6,8 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// Limits of tags (EC2 User Guide, "Tag restrictions").
+// Limits of tags (EC2 User Guide, "Tag restrictions"), and of the resources
+// that one call may tag (EC2 API Reference, CreateTags).
 const (
+	maxTagged   = 1000
 	maxTags     = 50
 	maxTagKey   = 128
 	maxTagValue = 256
@@ -68,6 +70,9 @@ func (c *Cloud) DeleteTags(ids []string, tags map[string]*string) error {
 
 // retag applies f to the tags of every resource, or changes nothing.
 func (c *Cloud) retag(ids []string, f func(Tags) (Tags, error)) error {
+	if len(ids) > maxTagged {
+		return invalid("The maximum number of resources in a call is %d.", maxTagged)
+	}
 	return c.change(func() error {
 		var commits []func()
 		for _, id := range ids {

@@ -124,7 +124,7 @@ func (r *run) spec() spec.Spec {
 		s.Instances = append(s.Instances, spec.Instance{Name: nodeName(i), Type: instanceType, Subnet: fmt.Sprint(i % subnets)})
 	}
 	s.Quotas.NetworkInterfaces = 5 * r.Nodes
-	s.Delays = spec.Delays{Attach: spec.Duration(time.Second)}
+	s.Delays, s.Consistency = spec.Delays{Attach: spec.Duration(time.Second)}, spec.Consistency{}
 	s.Latencies = map[string]spec.Duration{"*": spec.Duration(r.Delay)}
 	s.Throttle = "none"
 	if r.Limit.Refill > 0 {

@@ -1,0 +1,88 @@
+package vpc
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Bounds of the call log: how many calls it remembers, and of each how many
+// bytes of names and values of parameters. Together they are 16 MiB.
+const (
+	callLogSize   = 4096
+	callLogParams = 4 << 10
+)
+
+// CallRecord is one call in the log.
+type CallRecord struct {
+	Seq       uint64 // counts the calls since the start, from 1
+	Time      time.Time
+	Action    string
+	Principal string // ARN, "" when the call was not authenticated
+	// Params are what the call sent, as far as they fit; none of a call that
+	// was not authenticated.
+	Params  map[string][]string
+	Omitted int    // parameters that did not fit
+	Code    string // "" for success; "LostRequest" and "LostReply" for faults
+}
+
+// callLog is a ring of the last calls.
+type callLog struct {
+	records []CallRecord
+	at      int // the oldest, once the ring is full
+	seq     uint64
+}
+
+func (l *callLog) add(r CallRecord) {
+	l.seq++
+	r.Seq = l.seq
+	r.Params, r.Omitted = bounded(r.Params)
+	if len(l.records) < callLogSize {
+		l.records = append(l.records, r)
+		return
+	}
+	l.records[l.at] = r
+	l.at = (l.at + 1) % callLogSize
+}
+
+// after returns the calls behind seq, oldest first.
+func (l *callLog) after(seq uint64) []CallRecord {
+	out := append(slices.Clone(l.records[l.at:]), l.records[:l.at]...)
+	return slices.DeleteFunc(out, func(r CallRecord) bool { return r.Seq <= seq })
+}
+
+// bounded copies those parameters that fit in the log, in the order of their
+// names. The copies share no memory with the request.
+func bounded(in map[string][]string) (out map[string][]string, omitted int) {
+	left := callLogParams
+	for _, name := range slices.Sorted(maps.Keys(in)) {
+		size := len(name)
+		for _, v := range in[name] {
+			size += len(v)
+		}
+		if size > left {
+			omitted++
+			continue
+		}
+		left -= size
+		if out == nil {
+			out = map[string][]string{}
+		}
+		values := make([]string, len(in[name]))
+		for i, v := range in[name] {
+			values[i] = strings.Clone(v)
+		}
+		out[strings.Clone(name)] = values
+	}
+	return out, omitted
+}
+
+// CallLog returns the last calls, oldest first.
+func (c *Cloud) CallLog() []CallRecord { return c.CallsAfter(0) }
+
+// CallsAfter returns those of the last calls whose Seq is above seq, oldest first.
+func (c *Cloud) CallsAfter(seq uint64) (out []CallRecord) {
+	c.read(func() { out = c.gate.log.after(seq) })
+	return out
+}
