@@ -47,6 +47,7 @@ type Reconciler struct {
 	refusedAt  time.Time            // until when no ENI is attached: the cloud said the instance is full
 	retryAt    time.Time            // when a full subnet is worth another try
 	excess     excess
+	movable    excess     // 1 while an ENI is Movable
 	judged     *judgement // of the last plan, while nothing changed since
 	gates      map[gate]*backoff
 	resumed    bool // a stored intent was looked for
@@ -270,6 +271,11 @@ func (r *Reconciler) judge(now time.Time) *judgement {
 func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservation) {
 	s = r.state(now)
 	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
+	movable := 0
+	if Movable(r.limits, r.cfg.Policy, s) {
+		movable = 1
+	}
+	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
 	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
 		s.Subnets = list
 		d = decide(r.limits, r.cfg.Policy, s)
@@ -374,6 +380,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 		sooner(u.until)
 	}
 	sooner(r.excess.due(r.cfg.ShrinkDelay))
+	sooner(r.movable.due(r.cfg.ShrinkDelay))
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)

@@ -69,6 +69,9 @@ type State struct {
 	// Release is how many addresses may be given back now: the excess that has
 	// persisted. 0 while none has.
 	Release int
+	// Moves: an ENI that others have room for (Movable) has been there long
+	// enough to be emptied.
+	Moves bool
 	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
 	// the limits say.
 	NoMoreENIs bool
