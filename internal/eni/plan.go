@@ -235,8 +235,9 @@ func (b *planner) subnet(id string) *SubnetState {
 	return &b.subnets[len(b.subnets)-1]
 }
 
-// subnetForNew picks the subnet for a new ENI: one that has prefixes if those
-// are wanted, then the most free addresses, then the lowest ID. An ENI takes
+// subnetForNew picks the subnet for a new ENI: one with the routes of the
+// primary's, then one that has prefixes if those are wanted, then the most free addresses,
+// then the lowest ID. An ENI takes
 // one address for itself, so two must be free, or one if that is for pods.
 func (b *planner) subnetForNew() *SubnetState {
 	var best *SubnetState
@@ -250,6 +251,9 @@ func (b *planner) subnetForNew() *SubnetState {
 }
 
 func (b *planner) better(x, y *SubnetState) bool {
+	if x.Apart != y.Apart {
+		return y.Apart
+	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {
 		return px

@@ -232,6 +232,16 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			hold.end(0)
 			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
+		if a.Kind == Create {
+			ask, wait := r.routesMissing(s.Subnets, now)
+			if ask {
+				hold.end(0)
+				return &step{Action: Action{Kind: FindRoutes}, priority: cloud.Begun}
+			}
+			if wait {
+				continue
+			}
+		}
 		p := &step{Action: a, priority: r.priority(a, d)}
 		if hold.is(a) {
 			p.hold, hold = hold, nil
@@ -264,6 +274,7 @@ func (r *Reconciler) judge(now time.Time) *judgement {
 	}
 	s := r.state(now)
 	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
+	r.mark(s.Subnets)
 	return &judgement{s, decide(r.limits, r.cfg.Policy, s)}
 }
 
@@ -278,6 +289,7 @@ func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservati
 	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
 	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
 		s.Subnets = list
+		r.mark(s.Subnets)
 		d = decide(r.limits, r.cfg.Policy, s)
 		for _, a := range d.Actions {
 			switch a.Kind {

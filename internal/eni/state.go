@@ -56,6 +56,7 @@ type SubnetState struct {
 	Free     int  // addresses that can be had; Unlimited when not known
 	NoPrefix bool // had no free aligned prefix a while ago
 	ForNew   bool // new ENIs may be made here
+	Apart    bool // its route table is not that of the primary's subnet
 }
 
 // Unlimited is the free count of a subnet that is not known yet: asking tells.
