@@ -22,7 +22,7 @@ func (n *node) subnetsOf() string {
 			out = append(out, e.SubnetID)
 		}
 	}
-	return strings.Join(out, " ")
+	return strings.Join(out, " then ")
 }
 
 // Where Berth may choose, new ENIs go where the routes are those of the
@@ -38,15 +38,15 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 		want  string
 		calls int
 	}{
-		{"chosen by tags", func(c *eni.Config) { c.SubnetTags = map[string]string{"for": "pods"} }, nil, "subnet-near subnet-far", 1},
-		{"any", func(c *eni.Config) { c.AnySubnet = true }, nil, "subnet-1 subnet-1", 1},
-		{"named by ID: the person chose", func(c *eni.Config) { c.SubnetIDs = []string{"subnet-far", "subnet-near"} }, nil, "subnet-far subnet-far", 0},
+		{"chosen by tags", func(c *eni.Config) { c.SubnetTags = map[string]string{"for": "pods"} }, nil, "subnet-near then subnet-far", 1},
+		{"any", func(c *eni.Config) { c.AnySubnet = true }, nil, "subnet-1 then subnet-1", 1},
+		{"named by ID: the person chose", func(c *eni.Config) { c.SubnetIDs = []string{"subnet-far", "subnet-near"} }, nil, "subnet-far then subnet-far", 0},
 		{"not permitted: as if all were alike", func(c *eni.Config) { c.AnySubnet = true },
-			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: denied}, "subnet-far subnet-far", 1},
+			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: denied}, "subnet-far then subnet-far", 1},
 		{"tried again after trouble", func(c *eni.Config) { c.AnySubnet = true },
-			&cloudfake.Fault{Op: "RouteTables", Times: 2, Err: away}, "subnet-1 subnet-1", 3},
+			&cloudfake.Fault{Op: "RouteTables", Times: 2, Err: away}, "subnet-1 then subnet-1", 3},
 		{"not for ever", func(c *eni.Config) { c.AnySubnet = true },
-			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: away}, "subnet-far subnet-far", 3},
+			&cloudfake.Fault{Op: "RouteTables", Times: 99, Err: away}, "subnet-far then subnet-far", 3},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
