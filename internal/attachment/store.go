@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Node is who writes records: the instance, and the boot of its kernel.
@@ -33,6 +34,8 @@ type Store struct {
 	byAddr  map[netip.Addr]Key
 	byLink  map[string]Key
 	cooling map[netip.Addr]Cooling
+
+	freed freedList
 }
 
 // Open reads the records in dir, which it creates when missing (0700), and
@@ -48,11 +51,13 @@ func Open(dir string, node Node, log *slog.Logger) (*Store, []Quarantined, error
 	s := &Store{
 		dir: dir, node: node, log: log,
 		records: map[Key]Record{}, byAddr: map[netip.Addr]Key{}, byLink: map[string]Key{}, cooling: map[netip.Addr]Cooling{},
+		freed: freedList{at: map[netip.Addr]time.Duration{}},
 	}
 	bad, err := s.load()
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading attachment records: %w", err)
 	}
+	s.loadFreed()
 	return s, bad, nil
 }
 

@@ -73,6 +73,14 @@ type Subnet struct {
 	Public bool
 }
 
+// RouteTable is a route table of a VPC with the subnets that use it. A subnet
+// that no table names uses the main one.
+type RouteTable struct {
+	ID      string
+	Main    bool
+	Subnets []string // associated explicitly
+}
+
 // Instance is what the cloud says of one virtual machine.
 type Instance struct {
 	ID       string
@@ -161,6 +169,9 @@ type API interface {
 	// SecurityGroups lists the IDs of a VPC's security groups that carry all the
 	// tags, in order.
 	SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error)
+	// RouteTables lists the route tables of a VPC, with their subnets but without
+	// their routes.
+	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
 	// VPCCIDRs lists the IPv4 and IPv6 blocks associated with a VPC.
 	VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error)
 	// CreateENI creates a detached ENI with its addresses and tags in one call.

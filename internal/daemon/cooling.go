@@ -13,7 +13,7 @@ import (
 )
 
 // coolingSlack keeps a cooling record a little longer than the source keeps
-// the address back, so that the record never ends first.
+// the address back, so that the record never ends first: by one to two of it.
 const coolingSlack = time.Second
 
 // coolingRecords removes the records of addresses that have cooled. Which
@@ -73,23 +73,41 @@ func (c *coolingRecords) run(ctx context.Context) {
 	}
 }
 
-// removeDue removes what is due and tells how long until the next is.
+// removeDue removes what is due and tells how long until the next is. Records
+// that fall due within the next moment go with them, so that the file of what
+// has cooled is written once a coolingSlack at most.
 func (c *coolingRecords) removeDue(ctx context.Context) (wait time.Duration, more bool) {
-	for {
-		c.mu.Lock()
-		if len(c.queue) == 0 {
-			c.mu.Unlock()
-			return 0, false
+	c.mu.Lock()
+	boot, keep := c.clock.Boot(), c.period()+coolingSlack
+	due := 0
+	if len(c.queue) > 0 && c.queue[0].released+keep+coolingSlack <= boot {
+		due = len(c.queue)
+		if i := slices.IndexFunc(c.queue, func(q cooled) bool { return q.released+keep > boot }); i >= 0 {
+			due = i
 		}
-		first := c.queue[0]
-		wait = first.released + c.period() + coolingSlack - c.clock.Boot()
-		if wait > 0 {
-			c.mu.Unlock()
-			return wait, true
-		}
-		c.queue = c.queue[1:]
-		c.mu.Unlock()
-		c.remove(ctx, first)
+	}
+	done := slices.Clone(c.queue[:due])
+	c.queue = c.queue[due:]
+	if more = len(c.queue) > 0; more {
+		wait = c.queue[0].released + keep + coolingSlack - boot
+	}
+	c.mu.Unlock()
+	c.end(ctx, done)
+	return wait, more
+}
+
+// end takes that addresses have cooled: when they were released is remembered
+// for the order in which they are handed out, and then their records go.
+func (c *coolingRecords) end(ctx context.Context, done []cooled) {
+	freed := make([]attachment.Freed, len(done))
+	for i, d := range done {
+		freed[i] = attachment.Freed{Addr: d.addr, ReleasedBoot: d.released}
+	}
+	if err := c.store.AddFreed(freed); err != nil {
+		c.log.Warn("after a restart addresses may be handed out in another order", "err", err)
+	}
+	for _, d := range done {
+		c.remove(ctx, d)
 	}
 }
 

@@ -38,7 +38,7 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			r.links[route.Link] = append(r.links[route.Link], route.Addr)
 		}
 	}
-	r.cooling() // first: what is released below begins to cool anew
+	r.cooling(ctx) // first: what is released below begins to cool anew
 	for _, rec := range d.Store.Records() {
 		if err := r.attachment(ctx, rec); err != nil {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
@@ -146,22 +146,37 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 	return lease
 }
 
-// cooling tells the source what still cools. A reboot ends cooling, and an
-// attachment's record outranks a cooling record of its address.
-func (r *recovery) cooling() {
+// cooling tells the source what still cools, and before that, in the order of
+// release, what has cooled since the machine booted. A reboot ends cooling, and
+// an attachment's record outranks a cooling record of its address.
+func (r *recovery) cooling(ctx context.Context) {
 	boot := r.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
 	now := r.Clock.Now()
+	var over, still []cooled
 	for _, c := range r.Store.CoolingRecords() {
 		_, held := r.Store.ByAddr(c.Addr)
-		elapsed := max(0, boot-c.ReleasedBoot)
-		if held || c.BootID != r.Store.Node().BootID || elapsed >= r.Source.CoolingPeriod() {
+		switch {
+		case held || c.BootID != r.Store.Node().BootID:
 			if err := r.Store.DeleteCooling(c.Addr); err != nil {
 				r.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
 			}
-			continue
+		case boot-c.ReleasedBoot >= r.Source.CoolingPeriod():
+			over = append(over, cooled{c.Addr, c.ReleasedBoot})
+		default:
+			still = append(still, cooled{c.Addr, c.ReleasedBoot})
 		}
-		r.Source.RestoreCooling(c.Addr, now.Add(-elapsed))
-		r.Daemon.cooling.add(c.ReleasedBoot, c.Addr)
+	}
+	r.Daemon.cooling.end(ctx, over)
+	for _, f := range r.Store.Freed() {
+		_, held := r.Store.ByAddr(f.Addr)
+		_, cools := r.Store.Cooling(f.Addr)
+		if !held && !cools {
+			r.Source.RestoreCooling(f.Addr, now.Add(min(0, f.ReleasedBoot-boot)))
+		}
+	}
+	for _, c := range still {
+		r.Source.RestoreCooling(c.addr, now.Add(min(0, c.released-boot)))
+		r.Daemon.cooling.add(c.released, c.addr)
 	}
 }
 

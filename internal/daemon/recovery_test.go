@@ -448,7 +448,7 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	}
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
-	(&recovery{Daemon: d.Daemon}).cooling()
+	(&recovery{Daemon: d.Daemon}).cooling(t.Context())
 	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
 		t.Errorf("29 s after the release of an address: %+v", got)

@@ -40,6 +40,9 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	if p.Kind == FindSubnets {
 		return r.findSubnets(ctx)
 	}
+	if p.Kind == FindRoutes {
+		return r.findRoutes(ctx)
+	}
 	if p.Kind == Create {
 		return r.create(ctx, p)
 	}

@@ -17,6 +17,7 @@ const (
 	Retag        Kind = "tag"           // an adopted ENI that names another instance
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
+	FindRoutes   Kind = "find-routes"   // describe the route tables of the VPC
 	FindLimits   Kind = "find-limits"   // ask what the instance type allows
 	FindInstance Kind = "find-instance" // ask whether the instance exists and runs
 	Collect      Kind = "collect"       // delete what vanished instances left

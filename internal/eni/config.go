@@ -29,6 +29,7 @@ type Config struct {
 	Lister   Lister
 	Subnets  *SubnetBook // shared by the reconcilers of a process
 	Security *GroupBook  // likewise
+	Routes   *RouteBook  // likewise
 	Intents  Intents
 	Observer Observer
 	// Held is called by a pass in which a step waits for the cloud's rate limit
@@ -88,6 +89,9 @@ func (c *Config) withDefaults() error {
 	}
 	if c.Security == nil {
 		c.Security = NewGroupBook(c.Cloud, c.Clock)
+	}
+	if c.Routes == nil {
+		c.Routes = NewRouteBook(c.Cloud, c.Clock)
 	}
 	for _, d := range []struct {
 		to  *time.Duration

@@ -17,7 +17,8 @@ import (
 // are still needed. Shrinking, only without a need to grow and only what
 // Release allows: whole ENIs with nothing used or cooling, the highest index
 // first, then free addresses of the emptiest ENI, the primary last, since it
-// can never be given back; what cools there is waited for. Detached ENIs of ours that nobody needs are deleted.
+// can never be given back; what cools there is waited for. What alone keeps an
+// ENI is assigned to others first (move.go). Detached ENIs of ours that nobody needs are deleted.
 //
 // What is asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (document 003, "IP Allocation").
@@ -62,6 +63,7 @@ type planner struct {
 	indexes map[int]bool // device indexes taken
 	ours    int          // ENIs that count towards MAX_ENI
 	refused bool         // State.NoMoreENIs
+	moves   bool         // State.Moves
 	bonus   int          // addresses for pods that a new ENI brings by itself
 	release int
 	claimed map[string]bool // detached ENIs that the plan attaches
@@ -70,7 +72,7 @@ type planner struct {
 
 func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	b := &planner{
-		limits: l, policy: p, slots: slots(l), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs,
+		limits: l, policy: p, slots: slots(l), tally: s.tally(p), release: s.Release, refused: s.NoMoreENIs, moves: s.Moves,
 		enis: slices.Clone(s.ENIs), subnets: slices.Clone(s.Subnets),
 		indexes: map[int]bool{}, claimed: map[string]bool{},
 	}
@@ -233,8 +235,9 @@ func (b *planner) subnet(id string) *SubnetState {
 	return &b.subnets[len(b.subnets)-1]
 }
 
-// subnetForNew picks the subnet for a new ENI: one that has prefixes if those
-// are wanted, then the most free addresses, then the lowest ID. An ENI takes
+// subnetForNew picks the subnet for a new ENI: one with the routes of the
+// primary's, then one that has prefixes if those are wanted, then the most free addresses,
+// then the lowest ID. An ENI takes
 // one address for itself, so two must be free, or one if that is for pods.
 func (b *planner) subnetForNew() *SubnetState {
 	var best *SubnetState
@@ -248,6 +251,9 @@ func (b *planner) subnetForNew() *SubnetState {
 }
 
 func (b *planner) better(x, y *SubnetState) bool {
+	if x.Apart != y.Apart {
+		return y.Apart
+	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {
 		return px

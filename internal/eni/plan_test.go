@@ -177,6 +177,14 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s3", Index: 1, Addresses: 14},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Addresses: 7})
+	s.Subnets[2].Apart = true // s3: other routes, though more free addresses
+	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
+		Action{Kind: Create, Subnet: "s2", Index: 1, Addresses: 14},
+		Action{Kind: Create, Subnet: "s2", Index: 2, Addresses: 7})
+	s.Subnets[1].Free = 15 // taken up by the first
+	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
+		Action{Kind: Create, Subnet: "s2", Index: 1, Addresses: 14},
+		Action{Kind: Create, Subnet: "s3", Index: 2, Addresses: 7})
 	s.Subnets = []SubnetState{{ID: "s2", Free: 1, ForNew: true}}
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s)
 }

@@ -47,6 +47,7 @@ type Reconciler struct {
 	refusedAt  time.Time            // until when no ENI is attached: the cloud said the instance is full
 	retryAt    time.Time            // when a full subnet is worth another try
 	excess     excess
+	movable    excess     // 1 while an ENI is Movable
 	judged     *judgement // of the last plan, while nothing changed since
 	gates      map[gate]*backoff
 	resumed    bool // a stored intent was looked for
@@ -231,6 +232,16 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			hold.end(0)
 			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
+		if a.Kind == Create {
+			ask, wait := r.routesMissing(s.Subnets, now)
+			if ask {
+				hold.end(0)
+				return &step{Action: Action{Kind: FindRoutes}, priority: cloud.Begun}
+			}
+			if wait {
+				continue
+			}
+		}
 		p := &step{Action: a, priority: r.priority(a, d)}
 		if hold.is(a) {
 			p.hold, hold = hold, nil
@@ -263,6 +274,7 @@ func (r *Reconciler) judge(now time.Time) *judgement {
 	}
 	s := r.state(now)
 	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
+	r.mark(s.Subnets)
 	return &judgement{s, decide(r.limits, r.cfg.Policy, s)}
 }
 
@@ -270,8 +282,14 @@ func (r *Reconciler) judge(now time.Time) *judgement {
 func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservation) {
 	s = r.state(now)
 	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
+	movable := 0
+	if Movable(r.limits, r.cfg.Policy, s) {
+		movable = 1
+	}
+	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
 	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
 		s.Subnets = list
+		r.mark(s.Subnets)
 		d = decide(r.limits, r.cfg.Policy, s)
 		for _, a := range d.Actions {
 			switch a.Kind {
@@ -374,6 +392,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 		sooner(u.until)
 	}
 	sooner(r.excess.due(r.cfg.ShrinkDelay))
+	sooner(r.movable.due(r.cfg.ShrinkDelay))
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)

@@ -10,11 +10,14 @@ import (
 func (b *planner) shrink() {
 	excess := min(b.tally.total-b.demand.Keep, b.release)
 	gone := b.detachUnused(&excess)
+	given := map[string]bool{} // one change an ENI and plan
+	if b.moves && len(gone) == 0 {
+		excess = min(excess, b.shift(gone, given))
+	}
 	if b.demand.WholeENIs || excess <= 0 {
 		return
 	}
-	given := map[string]bool{} // one change an ENI and plan
-	emptiest := sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) && !gone[e.ID] },
+	emptiest := sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) && !gone[e.ID] && !given[e.ID] },
 		func(x, y ENIState) int {
 			if x.Primary != y.Primary {
 				return map[bool]int{true: 1, false: -1}[x.Primary]
@@ -57,10 +60,7 @@ func (b *planner) shareOf(e ENIState, excess int) (share, now int) {
 // without them. One without any address serves nobody and needs no patience.
 func (b *planner) detachUnused(excess *int) map[string]bool {
 	gone := map[string]bool{}
-	unused := sorted(b.enis, func(e ENIState) bool {
-		return serves(e, b.policy) && !e.Primary && e.Used+e.Cooling+e.Withdrawn == 0
-	}, func(x, y ENIState) int { return -byIndex(x, y) })
-	for _, e := range unused {
+	for _, e := range b.unused() {
 		if n := e.total(); n == 0 || n <= *excess {
 			*excess -= n
 			gone[e.ID] = true
@@ -68,6 +68,13 @@ func (b *planner) detachUnused(excess *int) map[string]bool {
 		}
 	}
 	return gone
+}
+
+// unused are the ENIs that serve nobody and may go, by falling index.
+func (b *planner) unused() []ENIState {
+	return sorted(b.enis, func(e ENIState) bool {
+		return serves(e, b.policy) && !e.Primary && e.Used+e.Cooling+e.Withdrawn == 0
+	}, func(x, y ENIState) int { return -byIndex(x, y) })
 }
 
 // tidy deletes detached ENIs that the plan has no use for and puts the

@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/ipam"
@@ -14,7 +15,7 @@ import (
 // sim is a node whose cloud does at once what a plan says, with the real
 // allocator handing addresses to pods.
 type sim struct {
-	t       *testing.T
+	t       rapid.TB
 	limits  cloud.Limits
 	policy  ipam.Policy
 	alloc   *ipam.Allocator[int]
@@ -27,6 +28,7 @@ type sim struct {
 	waiting int
 	release bool // what is in excess may go
 	made    int
+	after   func(Action) // each action; may be nil
 }
 
 type simENI struct {
@@ -42,7 +44,7 @@ var (
 	c5large  = cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true}
 )
 
-func newSim(t *testing.T, l cloud.Limits, p ipam.Policy) *sim {
+func newSim(t rapid.TB, l cloud.Limits, p ipam.Policy) *sim {
 	s := &sim{
 		t: t, limits: l, policy: p, alloc: ipam.New[int](ipam.DefaultCooling), enis: map[string]*simENI{},
 		subnet: SubnetState{ID: "subnet-1", Free: Unlimited, ForNew: true},
@@ -64,6 +66,9 @@ func (s *sim) settle() []Action {
 		}
 		for _, a := range plan {
 			s.act(a)
+			if s.after != nil {
+				s.after(a)
+			}
 			done = append(done, a)
 		}
 		s.sync()
@@ -87,7 +92,7 @@ func (s *sim) state() State {
 		})
 	}
 	if s.release {
-		st.Release = Unlimited
+		st.Release, st.Moves = Unlimited, true
 	}
 	return st
 }

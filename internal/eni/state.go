@@ -56,6 +56,7 @@ type SubnetState struct {
 	Free     int  // addresses that can be had; Unlimited when not known
 	NoPrefix bool // had no free aligned prefix a while ago
 	ForNew   bool // new ENIs may be made here
+	Apart    bool // its route table is not that of the primary's subnet
 }
 
 // Unlimited is the free count of a subnet that is not known yet: asking tells.
@@ -69,6 +70,9 @@ type State struct {
 	// Release is how many addresses may be given back now: the excess that has
 	// persisted. 0 while none has.
 	Release int
+	// Moves: an ENI that others have room for (Movable) has been there long
+	// enough to be emptied.
+	Moves bool
 	// NoMoreENIs: the cloud refused to attach another a while ago, whatever
 	// the limits say.
 	NoMoreENIs bool

@@ -41,7 +41,7 @@ func (r *Reconciler) Status() Status {
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
 	s := Status{Confirmed: !r.confirmed.IsZero(), Vanished: r.vanished}
-	for _, g := range [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateShrink, gateDelete, gateRepair, gateCollect} {
+	for _, g := range [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateShrink, gateDelete, gateRepair, gateCollect} {
 		if b := r.gates[g]; b != nil {
 			s.Class, s.Err, s.Kind = b.class, b.err, b.kind
 			s.Grows = g == gateGrow || g == gateSubnets || g == gateLimits || g == gateInstance

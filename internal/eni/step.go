@@ -90,7 +90,7 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 // renew readies a throttled step for another try: it may have become pointless
 // by what was observed since, and what is about to leave is recorded as of now.
 func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
-	if p.Kind == Create || p.Kind == FindSubnets {
+	if p.Kind == Create || p.Kind == FindSubnets || p.Kind == FindRoutes {
 		return true
 	}
 	k, ok := r.view.enis[p.ENI]

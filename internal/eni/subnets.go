@@ -23,7 +23,8 @@ type SubnetBook struct {
 
 type subnetEntry struct {
 	cloud.Subnet
-	asOf      time.Time // when the cloud told Free
+	asOf      time.Time // when Free was asked for, or a refusal told more
+	taken     int       // by all calls so far
 	reserved  int       // asked for by calls under way
 	fullUntil time.Time // refused although the count had room
 	refusals  int       // in a row
@@ -35,9 +36,11 @@ func NewSubnetBook(api cloud.API) *SubnetBook {
 	return &SubnetBook{api: api, all: map[string]*subnetEntry{}}
 }
 
-// Refresh describes the subnets that match and takes their free counts. No
-// lock is held during the call.
+// Refresh describes the subnets that match and takes their free counts, asked for at now.
+// What has been learned or taken since is not undone by them. No lock is held
+// during the call.
 func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
+	before := b.takenSoFar()
 	list, err := b.api.Subnets(ctx, f)
 	if err != nil {
 		return fmt.Errorf("describe subnets: %w", err)
@@ -48,16 +51,28 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 	for _, s := range list {
 		e := b.entry(s.ID)
 		listed[s.ID] = true
-		if !e.asOf.After(now) { // an answer that a later call overtook says nothing
+		if !e.asOf.After(now) { // an answer that a later one overtook says nothing
 			e.Subnet, e.asOf = s, now
+			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
 		}
 	}
 	for id, e := range b.all {
-		if !listed[id] && selects(f, e.Subnet) {
-			e.Free = 0 // deleted, or no longer meant
+		if !listed[id] && selects(f, e.Subnet) && !e.asOf.After(now) {
+			e.Free, e.asOf = 0, now // deleted, or no longer meant
 		}
 	}
 	return nil
+}
+
+// takenSoFar is what calls have taken of each subnet.
+func (b *SubnetBook) takenSoFar() map[string]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	out := make(map[string]int, len(b.all))
+	for id, e := range b.all {
+		out[id] = e.taken
+	}
+	return out
 }
 
 // selects tells whether a filter names a subnet, as it was last described.
@@ -173,6 +188,7 @@ func (h *reservation) end(took int) {
 	h.ended = true
 	e := h.book.entry(h.subnet)
 	e.reserved -= h.n
+	e.taken += took
 	if e.Free != Unlimited {
 		e.Free = max(0, e.Free-took)
 	}
@@ -221,7 +237,7 @@ func (b *SubnetBook) refused(id string, n int, now time.Time) (again time.Time) 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.entry(id)
-	e.asOf = time.Time{}
+	e.asOf = now
 	if e.refusals++; e.refusals > 1 {
 		e.fullUntil = now.Add(min(5*time.Minute, 15*time.Second<<min(e.refusals-2, 8)))
 		return e.fullUntil

@@ -18,6 +18,7 @@ const (
 	gateObserve  gate = "observe"
 	gateGrow     gate = "grow" // assign, create, attach
 	gateSubnets  gate = "find-subnets"
+	gateRoutes   gate = "find-routes"
 	gateShrink   gate = "shrink" // unassign, detach
 	gateDelete   gate = "delete"
 	gateRepair   gate = "repair" // set-deletion, tag
@@ -38,6 +39,8 @@ func gateOf(k Kind) gate {
 		return gateObserve
 	case FindSubnets:
 		return gateSubnets
+	case FindRoutes:
+		return gateRoutes
 	case Collect:
 		return gateCollect
 	case FindLimits:
@@ -88,8 +91,9 @@ func (r *Reconciler) healUnwanted(actions []Action, now time.Time) {
 	wanted := map[gate]bool{gateGrow: r.starved || r.growthWaits()}
 	for _, a := range actions {
 		wanted[gateOf(a.Kind)] = true
+		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == Create
 	}
-	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair} {
+	for _, g := range [...]gate{gateGrow, gateRoutes, gateShrink, gateDelete, gateRepair} {
 		if !wanted[g] && !r.closed(g, now) {
 			delete(r.gates, g)
 		}
@@ -133,8 +137,8 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	switch {
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
-		// for free counts is no step: growth goes on with those it has.
-		if p.Kind != FindSubnets {
+		// for free counts or routes is no step: growth goes on with those it has.
+		if p.Kind != FindSubnets && p.Kind != FindRoutes {
 			r.pending[g] = p
 		}
 		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))

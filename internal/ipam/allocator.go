@@ -16,9 +16,10 @@ type Allocator[K comparable] struct {
 	entries map[netip.Addr]*entry[K]
 	holders map[K]*entry[K]
 	groups  map[string]*group[K]
-	orphans [4]int             // entries without a unit, by state
-	ready   indexed[*group[K]] // groups with an assignable address
-	cooling indexed[*entry[K]] // by end of cooling
+	orphans [4]int                   // entries without a unit, by state
+	rested  map[netip.Addr]time.Time // when those were released that had cooled before New and are not listed yet
+	ready   indexed[*group[K]]       // groups with an assignable address
+	cooling indexed[*entry[K]]       // by end of cooling
 }
 
 // state of an address that has an entry.
@@ -49,6 +50,7 @@ func New[K comparable](period time.Duration) *Allocator[K] {
 		entries: map[netip.Addr]*entry[K]{},
 		holders: map[K]*entry[K]{},
 		groups:  map[string]*group[K]{},
+		rested:  map[netip.Addr]time.Time{},
 		ready:   indexed[*group[K]]{less: lessGroup[K], pos: func(g *group[K]) *int { return &g.pos }},
 		cooling: indexed[*entry[K]]{less: lessCooling[K], pos: func(e *entry[K]) *int { return &e.pos }},
 	}

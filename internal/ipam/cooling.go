@@ -19,7 +19,8 @@ func (a *Allocator[K]) Period() time.Duration { return a.period }
 
 // Cool marks an address as cooling since a moment, as found in a record. An
 // address that is held stays held, one that the cloud does not list cools all
-// the same.
+// the same. One that has cooled by now is free, behind those of which nothing is
+// told; such are told in the order of their release.
 func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
 	if since.After(now) {
 		since = now // the wall clock was set back: never cool longer than a period
@@ -27,7 +28,8 @@ func (a *Allocator[K]) Cool(addr netip.Addr, since, now time.Time) {
 	e, known := a.entries[addr]
 	switch {
 	case !since.Add(a.period).After(now):
-		return // over already
+		a.rest(addr, since)
+		return
 	case !known:
 		e = a.entry(addr)
 	case e.state == used, e.state == cooling && !since.After(e.since):

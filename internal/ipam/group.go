@@ -51,6 +51,7 @@ func (a *Allocator[K]) SetGroup(g Group) {
 			a.list(own.singles, addr, seq)
 		}
 	}
+	a.recall(own)
 }
 
 func comparePrefix(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) }

@@ -16,6 +16,7 @@ type model struct {
 	seq    int
 	groups map[string]*modelGroup
 	addrs  map[netip.Addr]*modelAddr
+	rested map[netip.Addr]time.Time
 }
 
 type modelGroup struct {
@@ -35,7 +36,7 @@ type modelAddr struct {
 }
 
 func newModel(period time.Duration) *model {
-	return &model{period: period, groups: map[string]*modelGroup{}, addrs: map[netip.Addr]*modelAddr{}}
+	return &model{period: period, groups: map[string]*modelGroup{}, addrs: map[netip.Addr]*modelAddr{}, rested: map[netip.Addr]time.Time{}}
 }
 
 func (m *model) count(group string, prefix netip.Prefix, s state) (n int) {
@@ -142,7 +143,18 @@ func (m *model) cancel(key string) {
 
 func (m *model) cool(addr netip.Addr, since, now time.Time) {
 	a := m.addrs[addr]
-	if !since.Add(m.period).After(now) || a != nil && (a.state == used || a.state == cooling && !since.After(a.since)) {
+	over := !since.Add(m.period).After(now)
+	switch {
+	case a != nil && (a.state == used || a.state == cooling && (over || !since.After(a.since))):
+		return
+	case over && a != nil:
+		m.seq++
+		a.freed = m.seq
+		return
+	case over:
+		if !since.Before(m.rested[addr]) {
+			m.rested[addr] = since
+		}
 		return
 	}
 	if a == nil {
@@ -206,6 +218,16 @@ func (m *model) setGroup(g Group) {
 			m.addrs[addr] = a
 		}
 		a.group, a.prefix = g.ID, p
+	}
+	told := slices.SortedFunc(maps.Keys(m.rested), func(x, y netip.Addr) int {
+		return cmp.Or(m.rested[x].Compare(m.rested[y]), x.Compare(y))
+	})
+	for _, addr := range told {
+		if _, listed := want[addr]; listed {
+			m.seq++
+			m.addrs[addr].freed = m.seq
+			delete(m.rested, addr)
+		}
 	}
 }
 

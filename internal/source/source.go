@@ -27,7 +27,9 @@ type Source interface {
 	// key holds one of the addresses. The pod may be unknown.
 	Restore(req Request, lease Lease) error
 	// RestoreCooling marks an address as cooling since a moment, as found in
-	// a record at start. A moment longer ago than the period is no error.
+	// a record at start. A moment longer ago than the period says that it has
+	// cooled: it is handed out after those of which nothing is told. Such
+	// addresses are told in the order of their release.
 	RestoreCooling(addr netip.Addr, since time.Time)
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error

@@ -3,6 +3,7 @@ package operator
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"testing"
 
@@ -23,6 +24,9 @@ func TestPolicySuffices(t *testing.T) {
 		Name: "pods", Description: "of pods", Tags: map[string]string{"for": "pods"},
 		Ingress: s.VPCs[0].SecurityGroups[0].Ingress,
 	})
+	further := s.VPCs[0].Subnets[0] // of the zone, so that there is a choice
+	further.Name, further.ID, further.IPv6, further.CIDR = "further", "", netip.Prefix{}, netip.MustParsePrefix("10.0.200.0/24")
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, further)
 	l := harness.Raise(t, lab.Options{Mode: lab.OperatorMode, Spec: &s, DaemonArgs: quickDaemon, OperatorArgs: quickOperator})
 	ctx := harness.Deadline(t, 4*patience)
 

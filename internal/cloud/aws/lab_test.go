@@ -122,6 +122,9 @@ func TestLabLife(t *testing.T) {
 	if got := must[[]string](t)(c.SecurityGroups(ctx, node.VPCID, map[string]string{"for": "pods", "by": "*"})); len(got) != 1 || !slices.Contains(groups, got[0]) {
 		t.Errorf("security groups %v for the tags, of %v", got, groups)
 	}
+	if got := must[[]cloud.RouteTable](t)(c.RouteTables(ctx, node.VPCID)); len(got) != 1 || !got[0].Main || got[0].ID == "" {
+		t.Errorf("route tables %+v, want the main one", got)
+	}
 	if got := must[[]string](t)(c.SecurityGroups(ctx, "vpc-00000000000000000", nil)); len(got) != 0 {
 		t.Errorf("security groups %v of no VPC", got)
 	}

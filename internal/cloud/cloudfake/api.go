@@ -178,6 +178,15 @@ func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 	return out, err
 }
 
+// RouteTables implements cloud.API.
+func (c *Cloud) RouteTables(ctx context.Context, _ string) (out []cloud.RouteTable, err error) {
+	err = c.do(ctx, "RouteTables", "", 0, func() error {
+		out = append([]cloud.RouteTable{{ID: "rtb-main", Main: true}}, c.routes...)
+		return nil
+	})
+	return out, err
+}
+
 // VPCCIDRs implements cloud.API.
 func (c *Cloud) VPCCIDRs(ctx context.Context, _ string) (out []netip.Prefix, err error) {
 	err = c.do(ctx, "VPCCIDRs", "", 0, func() error {

@@ -29,6 +29,7 @@ type Cloud struct {
 	instances map[string]cloud.Instance // without ENIs
 	subnets   map[string]*subnet
 	groups    map[string]map[string]string // tags of the security groups
+	routes    []cloud.RouteTable           // besides the main one, which has no subnet by name
 	enis      map[string]*eni
 	tokens    map[string]token
 	past      []past // what listings show while they trail
@@ -135,6 +136,13 @@ func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
 		s.next = s.next.Next()
 	}
 	c.subnets[id] = s
+}
+
+// AddRouteTable adds a route table with some subnets; all others have the main one.
+func (c *Cloud) AddRouteTable(id string, subnets ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.routes = append(c.routes, cloud.RouteTable{ID: id, Subnets: subnets})
 }
 
 // RemoveSubnet deletes a subnet, as EC2 lets one that is empty.

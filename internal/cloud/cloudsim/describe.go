@@ -182,6 +182,17 @@ func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 	return out, err
 }
 
+// RouteTables implements cloud.API: all subnets have the main one.
+func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.RouteTable, err error) {
+	err = c.do(ctx, pace.DescribeRouteTables.Action, func() error {
+		if vpcID == VPC {
+			out = []cloud.RouteTable{{ID: "rtb-main", Main: true}}
+		}
+		return nil
+	})
+	return out, err
+}
+
 // VPCCIDRs implements cloud.API: the blocks of the subnets.
 func (c *Cloud) VPCCIDRs(ctx context.Context, vpcID string) (out []netip.Prefix, err error) {
 	op := pace.DescribeVPCs.Action

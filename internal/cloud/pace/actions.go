@@ -22,6 +22,7 @@ var (
 	DescribeENIs           = Call{Action: "DescribeNetworkInterfaces", Idempotent: true}
 	DescribeSubnets        = Call{Action: "DescribeSubnets", Idempotent: true}
 	DescribeSecurityGroups = Call{Action: "DescribeSecurityGroups", Idempotent: true}
+	DescribeRouteTables    = Call{Action: "DescribeRouteTables", Idempotent: true}
 	DescribeVPCs           = Call{Action: "DescribeVpcs", Idempotent: true}
 	CreateENI              = Call{Action: "CreateNetworkInterface", Idempotent: true, Begins: true}
 	AttachENI              = Call{Action: "AttachNetworkInterface"}
@@ -39,7 +40,7 @@ var (
 func Actions() []string {
 	var names []string
 	for _, c := range []Call{
-		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeVPCs,
+		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables, DescribeVPCs,
 		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
 	} {
 		names = append(names, c.Action)

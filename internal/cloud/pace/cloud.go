@@ -173,6 +173,11 @@ func (p *paced) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 	return do(ctx, p, DescribeSecurityGroups, func(ctx context.Context) ([]string, error) { return p.api.SecurityGroups(ctx, vpcID, tags) })
 }
 
+// RouteTables implements cloud.API.
+func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTable, error) {
+	return do(ctx, p, DescribeRouteTables, func(ctx context.Context) ([]cloud.RouteTable, error) { return p.api.RouteTables(ctx, vpcID) })
+}
+
 // VPCCIDRs implements cloud.API.
 func (p *paced) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
 	return do(ctx, p, DescribeVPCs, func(ctx context.Context) ([]netip.Prefix, error) { return p.api.VPCCIDRs(ctx, vpcID) })

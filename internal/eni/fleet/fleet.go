@@ -25,6 +25,7 @@ type Fleet struct {
 	cfg     Config
 	subnets *eni.SubnetBook
 	groups  *eni.GroupBook
+	routes  *eni.RouteBook
 	sky     *observatory
 	wake    chan struct{} // something is due sooner than the scheduler knows
 	work    sync.WaitGroup
@@ -43,7 +44,7 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	f := &Fleet{
-		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
+		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
 		members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)

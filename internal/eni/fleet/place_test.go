@@ -58,6 +58,37 @@ func TestNoENIInAnotherZone(t *testing.T) {
 	})
 }
 
+// Nodes that may use any subnet of their zone begin with those that have the
+// routes of their own, and ask for route tables together.
+func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 5)
+		w.cloud.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
+		w.cloud.AddRouteTable("rtb-far", "subnet-far")
+		p := w.operator(w.cloud)
+		s := settings(0, 8)
+		s.AnySubnet = true
+		for _, o := range w.objects {
+			p.set(t, o, s)
+		}
+		pass(10 * time.Second)
+		p.stop()
+		made := 0
+		for _, e := range w.cloud.Truth() {
+			if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
+				made++
+				if e.SubnetID == "subnet-far" {
+					t.Errorf("%s of %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
+				}
+			}
+		}
+		if got := w.cloud.Count("RouteTables"); made < 5 || got != 1 {
+			t.Errorf("%d ENIs made, %d calls for route tables", made, got)
+		}
+		w.agree()
+	})
+}
+
 // Addresses that others free are found within seconds, by one call for all that
 // are starved.
 func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {

@@ -198,3 +198,28 @@ func TestWithdrawnOverARestart(t *testing.T) {
 		}
 	})
 }
+
+// What had cooled before a restart goes behind what was never used, with and
+// without a stored inventory.
+func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+	for _, stored := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &memStore{}
+			all := stock("10.0.0.1", "10.0.0.2", "10.0.0.3")
+			offer(t, supplied(t, store), all, nil)
+			if !stored {
+				store = &memStore{}
+			}
+			s := supplied(t, store)
+			for i, a := range []string{"10.0.0.2", "10.0.0.1"} {
+				s.RestoreCooling(netip.MustParseAddr(a), time.Now().Add(time.Duration(i)-time.Hour))
+			}
+			offer(t, s, all, nil)
+			for i, want := range []string{"10.0.0.3", "10.0.0.2", "10.0.0.1"} {
+				if a := take(t, s, i); a.String() != want {
+					t.Errorf("inventory stored %v: pod %d got %v, want %s", stored, i, a, want)
+				}
+			}
+		})
+	}
+}

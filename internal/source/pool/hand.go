@@ -47,8 +47,8 @@ func (l *ledger) keep(key attachment.Key, h hold) {
 	}
 }
 
-// restoreCooling marks an address as cooling, and with it the other one of its
-// pair.
+// restoreCooling marks an address as cooling, or as having cooled, and with it
+// the other one of its pair. Of no block at hand only what cools matters.
 func (l *ledger) restoreCooling(a netip.Addr, since, now time.Time) {
 	if since.After(now) {
 		since = now // the wall clock was set back: never cool longer than a period
@@ -58,7 +58,9 @@ func (l *ledger) restoreCooling(a netip.Addr, since, now time.Time) {
 		l.stock(b.pool).alloc.Cool(first, since, now)
 		return
 	}
-	l.cool(a, since)
+	if since.Add(l.cooling).After(now) {
+		l.cool(a, since)
+	}
 }
 
 func (l *ledger) cool(a netip.Addr, since time.Time) {

@@ -345,6 +345,22 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 	}
 }
 
+// A pair that had cooled before the daemon started goes behind those never used.
+func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
+	b := newBench(t, poolFacts{name: "default", bits: 2})
+	b.give(blockOf("default-0", "10.0.0.0/30", "fd00::/126"))
+	for _, a := range []string{"10.0.0.2", "fd00::2", "fd00::", "10.0.0.0"} {
+		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
+	}
+	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
+	if len(b.stray) != 0 {
+		t.Errorf("cooling %v", b.stray)
+	}
+	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
+		b.adds(i, want)
+	}
+}
+
 func TestRestore(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	for name, lease := range map[string]source.Lease{

@@ -1,0 +1,138 @@
+package attachment
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+)
+
+// When a released address has cooled its record goes. That it was in use lately
+// is remembered in one file for all such addresses, so that after a restart those that
+// have rested longest are handed out first. Nothing else depends on it.
+
+const (
+	freedFile = "freed.json"
+	// maxFreed bounds the file: the latest releases are kept, in some 200 kB.
+	maxFreed = 4096
+)
+
+// Freed is a released address that has cooled.
+type Freed struct {
+	Addr         netip.Addr    `json:"address"`
+	ReleasedBoot time.Duration `json:"releasedBoot"` // on the boot clock, in nanoseconds
+}
+
+type freedContent struct {
+	Version    int     `json:"version"`
+	InstanceID string  `json:"instanceID"`
+	BootID     string  `json:"bootID"`
+	Freed      []Freed `json:"freed"`
+}
+
+// freedList is what the file has.
+type freedList struct {
+	mu sync.Mutex // guards at; of its own, as sorting must not hold up an ADD
+	at map[netip.Addr]time.Duration
+}
+
+// add remembers the latest release of each address, and of all addresses
+// the latest maxFreed.
+func (l *freedList) add(list []Freed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, f := range list {
+		l.at[f.Addr] = max(l.at[f.Addr], f.ReleasedBoot)
+	}
+	if surplus := len(l.at) - maxFreed; surplus > 0 {
+		for _, f := range l.sorted()[:surplus] {
+			delete(l.at, f.Addr)
+		}
+	}
+}
+
+// sorted lists the earliest release first. l.mu is held.
+func (l *freedList) sorted() []Freed {
+	out := make([]Freed, 0, len(l.at))
+	for addr, at := range l.at {
+		out = append(out, Freed{addr, at})
+	}
+	slices.SortFunc(out, func(x, y Freed) int {
+		return cmp.Or(cmp.Compare(x.ReleasedBoot, y.ReleasedBoot), x.Addr.Compare(y.Addr))
+	})
+	return out
+}
+
+// Freed returns the addresses that have cooled on this instance since it
+// booted, the earliest release first. One that was released several times
+// is listed with the last.
+func (s *Store) Freed() []Freed {
+	s.freed.mu.Lock()
+	defer s.freed.mu.Unlock()
+	return s.freed.sorted()
+}
+
+// AddFreed remembers addresses that have cooled, and replaces the file. With an
+// error they are remembered until the daemon ends. One call at a time.
+func (s *Store) AddFreed(list []Freed) error {
+	if len(list) == 0 {
+		return nil
+	}
+	s.freed.add(list)
+	data, err := encode(freedContent{Version, s.node.InstanceID, s.node.BootID, s.Freed()})
+	if err == nil {
+		err = s.write(freedFile, data)
+	}
+	if err != nil {
+		return fmt.Errorf("recording which addresses have cooled: %w", err)
+	}
+	return nil
+}
+
+// loadFreed reads the file. One of another instance or boot, or that makes no
+// sense, is as good as none: the next AddFreed replaces it.
+func (s *Store) loadFreed() {
+	var c freedContent
+	data, err := os.ReadFile(filepath.Join(s.dir, freedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = decode(data, &c)
+	}
+	if err == nil {
+		err = c.validate()
+	}
+	if err != nil {
+		s.log.Warn("not known which addresses have rested longest", "file", freedFile, "err", err)
+		return
+	}
+	if c.InstanceID != s.node.InstanceID || c.BootID != s.node.BootID {
+		return
+	}
+	s.freed.add(c.Freed)
+}
+
+func (c freedContent) validate() error {
+	if c.Version != Version {
+		return fmt.Errorf("version is %d, expected %d", c.Version, Version)
+	}
+	if len(c.Freed) > maxFreed {
+		return fmt.Errorf("freed has %d addresses, expected at most %d", len(c.Freed), maxFreed)
+	}
+	for _, f := range c.Freed {
+		if !f.Addr.IsValid() || f.Addr.Zone() != "" {
+			return fmt.Errorf("freed: address is %q, expected an IP address without a zone", f.Addr)
+		}
+		if f.ReleasedBoot < 0 {
+			return fmt.Errorf("freed: %s: releasedBoot is %d, expected nanoseconds since boot", f.Addr, f.ReleasedBoot)
+		}
+	}
+	return nil
+}

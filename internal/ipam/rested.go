@@ -1,0 +1,62 @@
+package ipam
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Records may tell of addresses that had cooled before this allocator was made. Such an
+// address is free, and goes behind those free ones of which nothing is told: they
+// have rested for longer, or were never used. Otherwise each restart would hand
+// out the lowest address again, however lately a pod had it.
+
+// rest takes that addr was released at since and has cooled. It is to be told
+// in order of since. One that the cloud does not list yet is remembered until
+// it does.
+func (a *Allocator[K]) rest(addr netip.Addr, since time.Time) {
+	e, known := a.entries[addr]
+	switch {
+	case known && (e.state == used || e.state == cooling):
+	case known || a.prefixUnit(addr) != nil:
+		a.behind(a.entry(addr))
+	case !since.Before(a.rested[addr]):
+		a.rested[addr] = since
+	}
+}
+
+// behind makes an address the last in the order of freedom.
+func (a *Allocator[K]) behind(e *entry[K]) {
+	a.unplace(e)
+	e.freed = a.tick()
+	a.place(e)
+}
+
+// recall puts what a group lists and a record told of behind the rest of it.
+func (a *Allocator[K]) recall(g *group[K]) {
+	var listed []netip.Addr
+	for addr := range a.rested {
+		if _, ok := g.singles.members[addr]; ok || a.inPrefix(g, addr) {
+			listed = append(listed, addr)
+		}
+	}
+	slices.SortFunc(listed, func(x, y netip.Addr) int {
+		if d := a.rested[x].Compare(a.rested[y]); d != 0 {
+			return d
+		}
+		return x.Compare(y)
+	})
+	for _, addr := range listed {
+		delete(a.rested, addr)
+		a.behind(a.entry(addr))
+	}
+}
+
+func (a *Allocator[K]) inPrefix(g *group[K], addr netip.Addr) bool {
+	for p := range g.prefixes {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
