@@ -187,10 +187,10 @@ func operatorPoolSettings(o *Operator) []Setting {
 
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "metrics-address", Default: ":61680", parse: hostPort(&o.MetricsAddr),
-			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: hostPort(&o.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "health-address", parse: hostPort(&o.HealthAddr),
-			Doc: "Where /livez and /readyz are served besides, for probes that shall not reach /metrics. Not set: nowhere else."},
+			Doc: "Where /livez and /readyz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
 		{Flag: "pprof-address", parse: loopbackPort(&o.PprofAddr),
 			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
 	}

@@ -179,9 +179,9 @@ func servingSettings(c *Config) []Setting {
 func watchingSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: loopbackPort(&c.IntrospectionAddr),
-			Doc: "Where /ip-manager is served; a loopback address. Empty turns it off."},
-		{Flag: "metrics-address", Default: ":61678", parse: hostPort(&c.MetricsAddr),
-			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+			Doc: "Where /ip-manager, /livez and /readyz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
+		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: hostPort(&c.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}

@@ -53,7 +53,7 @@ func (n *node) get(ctx context.Context, address, path string) (body []byte, code
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), path)+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), introspect.Path)+path, nil)
 	if err != nil {
 		return nil, 0, err
 	}
