@@ -209,7 +209,7 @@ func (f *Front) readiness() error {
 	case d.draining.Err() != nil:
 		return errDraining
 	}
-	return d.status()
+	return errors.Join(d.status(), d.writable())
 }
 
 // introspectionHandler serves what only this machine may see.
