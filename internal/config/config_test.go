@@ -107,6 +107,16 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	}
 }
 
+// The Amazon VPC CNI's README, "AWS_VPC_K8S_CNI_LOGLEVEL": these five, in either
+// case. Nothing is worse here than an error.
+func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
+	for v, want := range map[string]string{"DEBUG": "debug", "INFO": "info", "WARN": "warn", "ERROR": "error", "FATAL": "error", "fatal": "error", "": "info"} {
+		if c, err := load(t, nil, []string{"AWS_VPC_K8S_CNI_LOGLEVEL=" + v}); err != nil || c.LogLevel != want {
+			t.Errorf("AWS_VPC_K8S_CNI_LOGLEVEL=%s: %q, %v", v, c.LogLevel, err)
+		}
+	}
+}
+
 // The Amazon VPC CNI's README: "unset or 0 (or lower)" sets no limit.
 func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 	for _, v := range []string{"-1", "0", ""} {

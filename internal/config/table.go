@@ -190,8 +190,8 @@ func watchingSettings(c *Config) []Setting {
 // logSettings are every program's.
 func logSettings(level, format *string) []Setting {
 	return []Setting{
-		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: oneOf(level, "debug", "info", "warn", "error"),
-			Doc: "Least severity that is logged: debug, info, warn or error."},
+		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: logLevel(level),
+			Doc: "Least severity that is logged: debug, info, warn or error. fatal, which the Amazon VPC CNI has besides, counts as error."},
 		{Flag: "log-format", Default: "text", parse: oneOf(format, "text", "json"),
 			Doc: "Form of a log line: text or json."},
 	}
