@@ -30,7 +30,7 @@ func table(c *Config) []Setting {
 		{"Warm addresses", warmSettings(c)},
 		{"ENIs", eniSettings(c)},
 		{"Address pools", poolSettings(c)},
-		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint)},
+		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint, &c.IMDSMode)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},
 		{"Watching", append(watchingSettings(c), logSettings(&c.LogLevel, &c.LogFormat)...)},
@@ -135,14 +135,16 @@ func eniSettings(c *Config) []Setting {
 }
 
 // cloudSettings are those of every program that calls EC2.
-func cloudSettings(region, ec2Endpoint, imdsEndpoint *string) []Setting {
+func cloudSettings(region, ec2Endpoint, imdsEndpoint, imdsMode *string) []Setting {
 	return []Setting{
 		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(region),
 			Doc: "AWS region. Default: the instance's."},
 		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(ec2Endpoint),
-			Doc: "URL of the EC2 API. Default: the region's."},
+			Doc: "URL of the EC2 API. Default: the region's. With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true the AWS variables do not count."},
 		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(imdsEndpoint),
-			Doc: "URL of the instance metadata service. Default: http://169.254.169.254."},
+			Doc: "URL of the instance metadata service. Default: http://169.254.169.254, or http://[fd00:ec2::254] as imds-endpoint-mode says."},
+		{Flag: "imds-endpoint-mode", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"}, Default: imdsModeIPv4, parse: oneOf(imdsMode, imdsModeIPv4, imdsModeIPv6),
+			Doc: "Protocol by which the metadata service is reached where imds-endpoint is not set: ipv4 or ipv6."},
 	}
 }
 
