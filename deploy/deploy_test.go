@@ -5,6 +5,7 @@ package deploy
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path"
 	"regexp"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/config"
@@ -49,12 +51,35 @@ type container struct {
 		ValueFrom   *struct{ FieldRef struct{ FieldPath string } }
 	}
 	SecurityContext               struct{ Privileged bool }
-	Ports                         []struct{ ContainerPort, HostPort int }
-	LivenessProbe, ReadinessProbe struct {
-		HTTPGet        struct{ Path string }
-		TimeoutSeconds int
+	Ports                         []port
+	LivenessProbe, ReadinessProbe probe
+	Resources                     struct{ Limits struct{ Memory string } }
+	VolumeMounts                  []struct{ Name, MountPath, MountPropagation string }
+}
+
+type port struct {
+	Name                    string
+	ContainerPort, HostPort int
+}
+
+type probe struct {
+	HTTPGet struct {
+		Path, Host string
+		Port       intstr.IntOrString
 	}
-	VolumeMounts []struct{ Name, MountPath, MountPropagation string }
+	TimeoutSeconds int
+}
+
+// asks tells whether the probe asks for a path of what listens at an address,
+// from the node itself: a pod that reaches the port must not keep it out.
+func (p probe) asks(path, address string, ports []port) bool {
+	number := p.HTTPGet.Port.IntValue()
+	for _, named := range ports {
+		if p.HTTPGet.Port.Type == intstr.String && named.Name == p.HTTPGet.Port.StrVal {
+			number = named.ContainerPort
+		}
+	}
+	return p.HTTPGet.Path == path && p.HTTPGet.Host == "127.0.0.1" && address == fmt.Sprintf("127.0.0.1:%d", number)
 }
 
 func readFile(t *testing.T, name string) []byte {
@@ -190,11 +215,14 @@ func fitsTheDaemon(t *testing.T, pod podSpec, c container) {
 	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !c.SecurityContext.Privileged {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
 	}
-	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != ":61678" || c.Ports[0].HostPort != 61678 {
+	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != "127.0.0.1:61678" || c.Ports[0].HostPort != 61678 {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
-		t.Errorf("probes %+v and %+v", c.LivenessProbe, c.ReadinessProbe)
+	if !c.LivenessProbe.asks("/livez", cfg.IntrospectionAddr, c.Ports) || !c.ReadinessProbe.asks("/readyz", cfg.IntrospectionAddr, c.Ports) {
+		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.IntrospectionAddr)
+	}
+	if c.Resources.Limits.Memory != "256Mi" {
+		t.Errorf("memory is limited to %q", c.Resources.Limits.Memory)
 	}
 	// Document 004: 10 s, so that a busy node does not lose its daemon.
 	if c.LivenessProbe.TimeoutSeconds < 10 || c.ReadinessProbe.TimeoutSeconds < 10 {

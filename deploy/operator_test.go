@@ -108,11 +108,14 @@ func TestOperatorDeployment(t *testing.T) {
 	if !cfg.LeaderElect || cfg.LeaseNamespace != "kube-system" || cfg.Kubeconfig != "" {
 		t.Errorf("settings %+v", cfg)
 	}
-	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != fmt.Sprintf(":%d", c.Ports[0].HostPort) {
+	if len(c.Ports) != 2 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != fmt.Sprintf("127.0.0.1:%d", c.Ports[0].HostPort) {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if c.LivenessProbe.HTTPGet.Path != "/livez" || c.ReadinessProbe.HTTPGet.Path != "/readyz" {
-		t.Errorf("probes %+v and %+v", c.LivenessProbe, c.ReadinessProbe)
+	if !c.LivenessProbe.asks("/livez", cfg.HealthAddr, c.Ports) || !c.ReadinessProbe.asks("/readyz", cfg.HealthAddr, c.Ports) {
+		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.HealthAddr)
+	}
+	if c.Resources.Limits.Memory != "1Gi" {
+		t.Errorf("memory is limited to %q", c.Resources.Limits.Memory)
 	}
 	daemon := load(t, readWorkload(t, "operator-mode/daemonset.yaml", "DaemonSet").Spec.Template.Spec.Containers[0])
 	if cfg.ClusterName != daemon.ClusterName {

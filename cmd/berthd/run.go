@@ -26,8 +26,7 @@ import (
 )
 
 const (
-	lockWait   = 30 * time.Second // for the daemon that this one replaces
-	retryPause = 5 * time.Second  // between attempts of a step of the start
+	retryPause = 5 * time.Second // between attempts of a step of the start
 
 	withdrawTimeout = 5 * time.Second // for the kernel, at the end
 
@@ -68,14 +67,21 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if n.bootID, err = daemon.BootID(); err != nil {
 		return err
 	}
-	lockCtx, cancel := context.WithTimeout(ctx, lockWait)
-	defer cancel()
-	lock, err := daemon.AcquireLock(lockCtx, cfg.StateDir, n.clock, log)
+	lock, err := daemon.AcquireLock(ctx, cfg.StateDir, n.clock, log)
 	if err != nil {
 		return err
 	}
+	stop := context.AfterFunc(ctx, func() { n.ending(lock) })
 	err = n.serve(ctx)
+	stop()
 	return errors.Join(err, lock.Release())
+}
+
+// ending tells a successor that it is worth waiting.
+func (n *node) ending(lock *daemon.Lock) {
+	if err := lock.Ending(); err != nil && !errors.Is(err, os.ErrClosed) {
+		n.log.Warn("telling a successor that this daemon ends", "err", err)
+	}
 }
 
 // serve opens what the node shows to others, waits for what it needs, and runs.

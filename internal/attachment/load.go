@@ -1,8 +1,10 @@
 package attachment
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +20,7 @@ const (
 	recordSuffix  = ".json"
 	badSuffix     = ".bad"     // damaged
 	foreignSuffix = ".foreign" // of another instance
+	keptSuffix    = ".kept"    // damaged, nothing depends on it: for a person
 	tmpPrefix     = ".new-"    // not yet renamed into place
 )
 
@@ -77,10 +80,11 @@ func (s *Store) loadFile(name string) (*Quarantined, error) {
 	switch {
 	case problem != nil:
 		s.log.Error("quarantining a damaged record", "file", name, "err", problem)
-		if err := s.rename(name, name+badSuffix); err != nil {
+		bad := quarantineName(name)
+		if err := s.rename(name, bad); err != nil {
 			return nil, err
 		}
-		return salvage(name+badSuffix, data, problem), nil
+		return salvage(bad, data, problem), nil
 	case owner != s.node.InstanceID:
 		s.log.Warn("setting aside a record of another instance", "file", name, "instance", owner)
 		return nil, s.rename(name, name+foreignSuffix)
@@ -125,6 +129,27 @@ func (s *Store) parse(name string, data []byte) (owner string, problem error) {
 
 func (s *Store) rename(from, to string) error {
 	return os.Rename(filepath.Join(s.dir, from), filepath.Join(s.dir, to))
+}
+
+// maxFileName is the longest name of a file in bytes (NAME_MAX).
+const maxFileName = 255
+
+// quarantineName is what a damaged record's file is renamed to. A name that
+// leaves no room for suffixes is no record's that was written here: a hash takes
+// the place of its end.
+func quarantineName(name string) string {
+	if len(name)+len(badSuffix)+len(keptSuffix) <= maxFileName {
+		return name + badSuffix
+	}
+	return fmt.Sprintf("%s%x", name[:100], sha256.Sum256([]byte(name))) + recordSuffix + badSuffix
+}
+
+// Keep puts a quarantined file aside for a person to look at: it is not read again.
+func (s *Store) Keep(q Quarantined) error {
+	if err := s.rename(q.File, q.File+keptSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("setting the quarantined record %s aside: %w", q.File, err)
+	}
+	return nil
 }
 
 // Discard removes a quarantined file once nothing of it is left to protect.

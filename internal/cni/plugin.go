@@ -8,10 +8,6 @@
 package cni
 
 import (
-	"path/filepath"
-	"strings"
-
-	"github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -67,8 +63,10 @@ func del(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	_, err = conf.call("Del", wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}.Encode())
-	return err
+	if _, err = conf.call("Del", wire.DelRequest{Attachment: attachmentOf(conf, args), Netns: args.Netns}.Encode()); err != nil {
+		return err
+	}
+	return checkNotOwn(args) // last: what can be removed is
 }
 
 // check compares what the runtime remembers with what the daemon and the
@@ -112,23 +110,4 @@ func status(args *skel.CmdArgs) error {
 
 func attachmentOf(conf network, args *skel.CmdArgs) wire.Attachment {
 	return wire.Attachment{Network: conf.Name, ContainerID: args.ContainerID, IfName: args.IfName}
-}
-
-// checkNetns refuses what the daemon could not tell: a path that means
-// something else there, and the namespace that the plugin itself runs in,
-// which is the host's.
-func checkNetns(args *skel.CmdArgs) error {
-	if !filepath.IsAbs(args.Netns) {
-		return failf(types.ErrInvalidEnvironmentVariables, "CNI_NETNS is %q, expected an absolute path", args.Netns)
-	}
-	if o := args.NetnsOverride; o == "1" || strings.EqualFold(o, "true") {
-		return nil
-	}
-	switch own, err := ns.CheckNetNS(args.Netns); {
-	case err != nil:
-		return err
-	case own:
-		return failf(types.ErrInvalidNetNS, "CNI_NETNS %s is the namespace that the plugin runs in, expected the pod's own", args.Netns)
-	}
-	return nil
 }

@@ -75,6 +75,7 @@ type Config struct {
 	// Cloud
 	EC2Endpoint  string
 	IMDSEndpoint string
+	IMDSMode     string // is in IMDSEndpoint
 	Region       string
 
 	// Data path
@@ -148,6 +149,7 @@ func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLeve
 // finish fills in what is not set and finds what is wrong with settings together.
 func (c *Config) finish(unknown []string) []error {
 	c.Unknown = unknown
+	c.IMDSEndpoint = imdsURL(c.IMDSEndpoint, c.IMDSMode)
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname()
 	}

@@ -31,14 +31,14 @@ func TestDefaults(t *testing.T) {
 	}
 	host, _ := os.Hostname()
 	want := Config{
-		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI,
+		NodeName: host, ClusterName: "default", StateDir: "/run/berth", Socket: "/run/berth/berthd.sock", IPAM: IPAMENI, IMDSMode: imdsModeIPv4,
 		WarmENITarget: -1, WarmIPTarget: -1, MinimumIPTarget: -1, WarmPrefixTarget: -1,
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
-		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: ":61678", LogLevel: "info", LogFormat: "text",
+		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
@@ -104,6 +104,16 @@ func TestNamesKnownFromTheAmazonCNI(t *testing.T) {
 	}
 	if want := []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12")}; len(c.ExcludeSNATCIDRs) != 2 || c.ExcludeSNATCIDRs[0] != want[0] || c.ExcludeSNATCIDRs[1] != want[1] {
 		t.Errorf("excluded %v", c.ExcludeSNATCIDRs)
+	}
+}
+
+// The Amazon VPC CNI's README, "AWS_VPC_K8S_CNI_LOGLEVEL": these five, in either
+// case. Nothing is worse here than an error.
+func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
+	for v, want := range map[string]string{"DEBUG": "debug", "INFO": "info", "WARN": "warn", "ERROR": "error", "FATAL": "error", "fatal": "error", "": "info"} {
+		if c, err := load(t, nil, []string{"AWS_VPC_K8S_CNI_LOGLEVEL=" + v}); err != nil || c.LogLevel != want {
+			t.Errorf("AWS_VPC_K8S_CNI_LOGLEVEL=%s: %q, %v", v, c.LogLevel, err)
+		}
 	}
 }
 

@@ -74,6 +74,9 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 		env[name] = value
 	}
 	var problems []error
+	if err := ignoreEndpoints(env); err != nil {
+		problems = append(problems, err)
+	}
 	for _, s := range l.settings {
 		if name, err := l.apply(s, env); err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))

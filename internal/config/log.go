@@ -5,6 +5,18 @@ import (
 	"log/slog"
 )
 
+// logLevel takes slog's levels, and the one that the Amazon VPC CNI has above them.
+func logLevel(dst *string) func(string) error {
+	store := oneOf(dst, "debug", "info", "warn", "error", "fatal")
+	return func(s string) error {
+		err := store(s)
+		if *dst == "fatal" {
+			*dst = "error"
+		}
+		return err
+	}
+}
+
 // newLogger takes the values of log-level and log-format.
 func newLogger(w io.Writer, level, format string) *slog.Logger {
 	var least slog.Level

@@ -34,6 +34,7 @@ type Operator struct {
 	Region       string
 	EC2Endpoint  string
 	IMDSEndpoint string
+	IMDSMode     string                // taken into IMDSEndpoint
 	EC2Limits    map[string]pace.Limit // by action
 
 	// Nodes
@@ -74,6 +75,7 @@ const inClusterNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namesp
 // finish fills in what is not set and finds what is wrong with settings together.
 func (o *Operator) finish(unknown []string) []error {
 	o.Unknown = unknown
+	o.IMDSEndpoint = imdsURL(o.IMDSEndpoint, o.IMDSMode)
 	if o.PodName == "" {
 		o.PodName, _ = os.Hostname()
 	}
@@ -122,7 +124,7 @@ func operatorTable(o *Operator) []Setting {
 	return rows([]group{
 		{"Cluster", operatorClusterSettings(o)},
 		{"Leader election", leaderSettings(o)},
-		{"Cloud", append(cloudSettings(&o.Region, &o.EC2Endpoint, &o.IMDSEndpoint), Setting{
+		{"Cloud", append(cloudSettings(&o.Region, &o.EC2Endpoint, &o.IMDSEndpoint, &o.IMDSMode), Setting{
 			Flag: "ec2-limits", Unit: "Action=calls per second/burst", parse: ec2Limits(&o.EC2Limits),
 			Doc: "Ceilings of EC2 calls by action, separated by commas, such as AssignPrivateIpAddresses=5/50, besides what is learned from EC2's refusals. An action that is not named has none."})},
 		{"Nodes", operatorNodeSettings(o)},
@@ -187,10 +189,10 @@ func operatorPoolSettings(o *Operator) []Setting {
 
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "metrics-address", Default: ":61680", parse: hostPort(&o.MetricsAddr),
-			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: hostPort(&o.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "health-address", parse: hostPort(&o.HealthAddr),
-			Doc: "Where /livez and /readyz are served besides, for probes that shall not reach /metrics. Not set: nowhere else."},
+			Doc: "Where /livez and /readyz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
 		{Flag: "pprof-address", parse: loopbackPort(&o.PprofAddr),
 			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
 	}

@@ -31,7 +31,7 @@ func table(c *Config) []Setting {
 		{"Warm addresses", warmSettings(c)},
 		{"ENIs", eniSettings(c)},
 		{"Address pools", poolSettings(c)},
-		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint)},
+		{"Cloud", cloudSettings(&c.Region, &c.EC2Endpoint, &c.IMDSEndpoint, &c.IMDSMode)},
 		{"Data path", datapathSettings(c)},
 		{"Serving", servingSettings(c)},
 		{"Watching", append(watchingSettings(c), logSettings(&c.LogLevel, &c.LogFormat)...)},
@@ -136,14 +136,16 @@ func eniSettings(c *Config) []Setting {
 }
 
 // cloudSettings are those of every program that calls EC2.
-func cloudSettings(region, ec2Endpoint, imdsEndpoint *string) []Setting {
+func cloudSettings(region, ec2Endpoint, imdsEndpoint, imdsMode *string) []Setting {
 	return []Setting{
 		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(region),
 			Doc: "AWS region. Default: the instance's."},
 		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(ec2Endpoint),
-			Doc: "URL of the EC2 API. Default: the region's."},
+			Doc: "URL of the EC2 API. Default: the region's. With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true the AWS variables do not count."},
 		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(imdsEndpoint),
-			Doc: "URL of the instance metadata service. Default: http://169.254.169.254."},
+			Doc: "URL of the instance metadata service. Default: http://169.254.169.254, or http://[fd00:ec2::254] as imds-endpoint-mode says."},
+		{Flag: "imds-endpoint-mode", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"}, Default: imdsModeIPv4, parse: oneOf(imdsMode, imdsModeIPv4, imdsModeIPv6),
+			Doc: "Protocol by which the metadata service is reached where imds-endpoint is not set: ipv4 or ipv6."},
 	}
 }
 
@@ -182,9 +184,9 @@ func servingSettings(c *Config) []Setting {
 func watchingSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: loopbackPort(&c.IntrospectionAddr),
-			Doc: "Where /ip-manager is served; a loopback address. Empty turns it off."},
-		{Flag: "metrics-address", Default: ":61678", parse: hostPort(&c.MetricsAddr),
-			Doc: "Where /metrics, /livez and /readyz are served. Empty turns it off."},
+			Doc: "Where /ip-manager, /livez and /readyz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
+		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: hostPort(&c.MetricsAddr),
+			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}
@@ -193,8 +195,8 @@ func watchingSettings(c *Config) []Setting {
 // logSettings are every program's.
 func logSettings(level, format *string) []Setting {
 	return []Setting{
-		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: oneOf(level, "debug", "info", "warn", "error"),
-			Doc: "Least severity that is logged: debug, info, warn or error."},
+		{Flag: "log-level", Env: []string{"AWS_VPC_K8S_CNI_LOGLEVEL"}, Default: "info", parse: logLevel(level),
+			Doc: "Least severity that is logged: debug, info, warn or error. fatal, which the Amazon VPC CNI has besides, counts as error."},
 		{Flag: "log-format", Default: "text", parse: oneOf(format, "text", "json"),
 			Doc: "Form of a log line: text or json."},
 	}

@@ -64,9 +64,12 @@ func (f *format) register(cmd *cobra.Command) {
 }
 
 func writeJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	text, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, printableJSON(string(text)))
+	return err
 }
 
 // grid is a table with aligned columns. The first row is its heading.
@@ -83,9 +86,7 @@ func (g grid) write(w io.Writer, empty string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	for _, row := range g {
 		for i, cell := range row {
-			if cell == "" {
-				row[i] = "-"
-			}
+			row[i] = orDash(printable(cell))
 		}
 		if _, err := fmt.Fprintln(tw, strings.Join(row, "\t")); err != nil {
 			return err

@@ -168,7 +168,7 @@ func TestStatus(t *testing.T) {
 	}{{"ready", "", busyNode()}, {"pool", "", poolNode()}, {"not-ready", "no address was usable on this node yet", introspect.Document{}}} {
 		t.Run(tc.name, func(t *testing.T) {
 			at := serve(t, tc.doc, tc.notReady)
-			out, err := run(t, "status", "--address", at, "--monitoring-address", at)
+			out, err := run(t, "status", "--address", at)
 			if (err != nil) != (tc.notReady != "") {
 				t.Errorf("error %v", err)
 			}
@@ -179,7 +179,7 @@ func TestStatus(t *testing.T) {
 
 func TestStatusJSON(t *testing.T) {
 	at := serve(t, busyNode(), "draining")
-	out, err := run(t, "status", "-o", "json", "--address", at, "--monitoring-address", at)
+	out, err := run(t, "status", "-o", "json", "--address", at)
 	if err == nil {
 		t.Error("a node that is not ready is no error")
 	}

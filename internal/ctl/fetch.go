@@ -39,7 +39,7 @@ func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	case err != nil:
 		return doc, explain(err, n.address, "--address")
 	case code != http.StatusOK:
-		return doc, fmt.Errorf("berthd at %s: %s", n.address, strings.TrimSpace(string(body)))
+		return doc, fmt.Errorf("berthd at %s: %s", n.address, printable(strings.TrimSpace(string(body))))
 	}
 	if err := json.Unmarshal(body, &doc); err != nil {
 		return doc, fmt.Errorf("%s serves something else than berthd's %s: %w", n.address, introspect.Path, err)
@@ -53,7 +53,7 @@ func (n *node) get(ctx context.Context, address, path string) (body []byte, code
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), path)+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(strings.TrimSuffix(address, "/"), introspect.Path)+path, nil)
 	if err != nil {
 		return nil, 0, err
 	}

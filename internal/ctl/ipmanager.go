@@ -152,7 +152,13 @@ type printer struct {
 	err error
 }
 
+// printf prints what is in the arguments on one line each.
 func (p *printer) printf(format string, args ...any) {
+	for i, a := range args {
+		if s, ok := a.(string); ok {
+			args[i] = printable(s)
+		}
+	}
 	if p.err == nil {
 		_, p.err = fmt.Fprintf(p.w, format, args...)
 	}

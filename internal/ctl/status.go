@@ -31,14 +31,13 @@ type nodeStatus struct {
 func newStatus() *cobra.Command {
 	var n node
 	var out format
-	var monitoring string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show whether this node takes pods, its ENIs or blocks, and its conditions",
 		Long:  "Show whether this node takes pods, its ENIs or its pools and blocks, and its conditions. Fails when the node is not ready.",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ready, reason, err := n.readiness(cmd, monitoring)
+			ready, reason, err := n.readiness(cmd)
 			if err != nil {
 				return err
 			}
@@ -60,15 +59,14 @@ func newStatus() *cobra.Command {
 	}
 	n.register(cmd)
 	out.register(cmd)
-	cmd.Flags().StringVar(&monitoring, "monitoring-address", "localhost:61678", "where berthd serves /readyz (its --metrics-address)")
 	return cmd
 }
 
 // readiness asks the probe that Kubernetes asks.
-func (n *node) readiness(cmd *cobra.Command, address string) (ready bool, reason string, err error) {
-	body, code, err := n.get(cmd.Context(), address, "/readyz")
+func (n *node) readiness(cmd *cobra.Command) (ready bool, reason string, err error) {
+	body, code, err := n.get(cmd.Context(), n.address, "/readyz")
 	if err != nil {
-		return false, "", explain(err, address, "--monitoring-address")
+		return false, "", explain(err, n.address, "--address")
 	}
 	if code == http.StatusOK {
 		return true, "", nil

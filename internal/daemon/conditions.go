@@ -16,6 +16,7 @@ const (
 	ConditionForwarding = "ForwardingAllowed"
 	ConditionSupply     = "AddressesAvailable"
 	ConditionRecords    = "RecordsIntact"
+	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
 )
 
@@ -25,6 +26,7 @@ var conditionDocs = [][2]string{
 	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
 	{ConditionSupply, "an address was usable once and no ADD waits for one"},
 	{ConditionRecords, "all attachment records could be read"},
+	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
 }
 

@@ -81,6 +81,8 @@ type Daemon struct {
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
 
+	recordFailed chan struct{} // capacity 1: a call failed for a record that could not be written
+
 	mu          sync.Mutex                   // guards below, memory only
 	usable      bool                         // an address was usable once on this instance
 	quarantined []attachment.Quarantined     // damaged records whose kernel state lives
@@ -102,6 +104,8 @@ func New(o Options) *Daemon {
 		conditions:  newConditions(o.Clock, o.Log),
 		quarantined: o.Quarantined,
 		netnsGone:   map[attachment.Key]time.Time{},
+
+		recordFailed: make(chan struct{}, 1),
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,

@@ -84,6 +84,9 @@ func (k *fakeKernel) DetachPod(ctx context.Context, p datapath.Pod) error {
 	if err != nil {
 		return err
 	}
+	if !datapath.IsHostLinkName(p.HostIfName) {
+		return fmt.Errorf("detach pod link: %q", p.HostIfName) // as the real one
+	}
 	for _, a := range p.Addrs() {
 		if k.routes[a] == p.HostIfName {
 			delete(k.routes, a)
@@ -97,6 +100,9 @@ func (k *fakeKernel) ReapLinks(ctx context.Context, links []string) error {
 	defer k.mu.Unlock()
 	if err != nil {
 		return err
+	}
+	if i := slices.IndexFunc(links, func(l string) bool { return !datapath.IsHostLinkName(l) }); i >= 0 {
+		return fmt.Errorf("remove pod links: %q", links[i]) // as the real one
 	}
 	k.reaps = append(k.reaps, links)
 	for _, l := range links {

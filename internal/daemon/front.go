@@ -19,6 +19,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/listener"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -54,6 +55,16 @@ type Front struct {
 	waiting string
 }
 
+// What the plugin's socket takes. The plugin makes a connection for each call;
+// together with the web listeners' connections these are half of 1,024
+// descriptors, the least that a program usually may have.
+const (
+	pluginConnections = 256
+	pluginStreams     = 64               // calls at a time on one connection
+	handshakeTimeout  = 10 * time.Second // for a connection's first frames
+	pluginIdle        = time.Minute      // without a call
+)
+
 // NewFront serves at once, until Close.
 func NewFront(o FrontOptions) *Front {
 	f := &Front{FrontOptions: o, ready: make(chan struct{}), failed: make(chan error, 1), waiting: "reading its settings"}
@@ -61,6 +72,8 @@ func NewFront(o FrontOptions) *Front {
 		grpc.UnaryInterceptor(f.intercept),
 		grpc.MaxRecvMsgSize(16<<20), // a GC lists every attachment of the node
 		grpc.StaticConnWindowSize(1<<20), grpc.StaticStreamWindowSize(1<<20),
+		grpc.MaxConcurrentStreams(pluginStreams), grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: pluginIdle}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
 	rpc.RegisterNodeServer(f.server, &service{front: f})
@@ -68,7 +81,8 @@ func NewFront(o FrontOptions) *Front {
 	f.setHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	grpc_health_v1.RegisterHealthServer(f.server, f.checks)
 	go func() {
-		if err := f.server.Serve(o.Plugin); err != nil {
+		limits := listener.Limits{Total: pluginConnections, WorkOnRead: true}
+		if err := f.server.Serve(listener.Limit(o.Plugin, limits)); err != nil {
 			f.failed <- fmt.Errorf("serving the plugin: %w", err)
 		}
 	}()
@@ -195,7 +209,7 @@ func (f *Front) readiness() error {
 	case d.draining.Err() != nil:
 		return errDraining
 	}
-	return d.status()
+	return errors.Join(d.status(), d.writable())
 }
 
 // introspectionHandler serves what only this machine may see.
@@ -208,6 +222,7 @@ func (f *Front) introspectionHandler() http.Handler {
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
+	f.handleProbes(mux) // whatever becomes of Monitoring: Kubernetes asks here
 	if f.Pprof {
 		web.HandleProfiles(mux)
 	}

@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"net/netip"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/berthnet/berth/internal/web"
 )
 
@@ -41,8 +39,12 @@ func isLocalHost(hostport string) bool {
 // monitoringHandler serves what a cluster's monitoring asks for.
 func (f *Front) monitoringHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(f.Metrics.Registry, promhttp.HandlerOpts{}))
+	web.HandleMetrics(mux, f.Metrics.Registry)
+	f.handleProbes(mux)
+	return mux
+}
+
+func (f *Front) handleProbes(mux *http.ServeMux) {
 	web.HandleProbe(mux, "/livez", func() error { return nil })
 	web.HandleProbe(mux, "/readyz", f.readiness)
-	return mux
 }

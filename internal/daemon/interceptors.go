@@ -33,6 +33,9 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 		return reply, nil
 	}
 	f := failureOf(err)
+	if f.Code == CodeRecord {
+		signal(d.recordFailed)
+	}
 	d.Metrics.called(verb, "failure", f.Reason, took)
 	args := []any{"verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond), "code", f.Code, "reason", f.Reason, "err", f}
 	if a, ok := req.(interface{ GetAttachment() *rpc.Attachment }); ok {

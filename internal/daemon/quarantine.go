@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
 )
 
 // A damaged record may belong to a pod that lives: its kernel state is left
@@ -31,10 +32,45 @@ func (d *Daemon) delQuarantined(ctx context.Context, key attachment.Key) error {
 	return nil
 }
 
+// ofNoLink tells whether a damaged record is of no attachment that can be: no
+// link has the name that its file says.
+func ofNoLink(q attachment.Quarantined) bool {
+	return !q.Cooling && !datapath.IsHostLinkName(q.HostLink)
+}
+
+// releaseNameless lets go of a damaged record of no attachment that can be. The
+// addresses in it cool, unless somebody has them; its file is kept.
+func (d *Daemon) releaseNameless(ctx context.Context, q attachment.Quarantined) error {
+	d.Log.Warn("a damaged record is of no pod's link: nothing depends on it, its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
+	for _, a := range q.Addresses {
+		if _, held := d.Store.ByAddr(a); held {
+			continue
+		}
+		if _, cools := d.Store.Cooling(a); cools {
+			continue
+		}
+		released := d.Clock.Boot()
+		if err := d.cooling.put(ctx, attachment.Cooling{Addr: a, ReleasedBoot: released}); err != nil {
+			return recordFailure(err)
+		}
+		d.Source.RestoreCooling(a, d.Clock.Now())
+		d.cooling.add(released, a)
+	}
+	if err := d.Store.Keep(q); err != nil {
+		return recordFailure(err)
+	}
+	d.forgetQuarantined(q)
+	d.reportQuarantine()
+	return nil
+}
+
 // releaseQuarantined removes what a damaged record stood for. Its addresses cool.
 func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantined) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
+	if ofNoLink(q) {
+		return d.releaseNameless(kctx, q)
+	}
 	released := d.Clock.Boot()
 	for _, a := range q.Addresses {
 		if err := d.cooling.put(kctx, attachment.Cooling{Addr: a, HostLink: q.HostLink, ReleasedBoot: released}); err != nil {
@@ -54,11 +90,15 @@ func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantine
 	}
 	d.Source.Release(quarantineKey(q))
 	d.cooling.add(d.Clock.Boot(), q.Addresses...)
-	d.mu.Lock()
-	d.quarantined = slices.DeleteFunc(d.quarantined, func(o attachment.Quarantined) bool { return o.File == q.File })
-	d.mu.Unlock()
+	d.forgetQuarantined(q)
 	d.reportQuarantine()
 	return nil
+}
+
+func (d *Daemon) forgetQuarantined(q attachment.Quarantined) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.quarantined = slices.DeleteFunc(d.quarantined, func(o attachment.Quarantined) bool { return o.File == q.File })
 }
 
 func (d *Daemon) quarantinedList() []attachment.Quarantined {

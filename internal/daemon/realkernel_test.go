@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
@@ -289,10 +291,17 @@ func TestNotANetns(t *testing.T) {
 	if err := os.WriteFile(plain, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range []string{plain, "/proc/self/ns/pid", t.TempDir(), plain + "x"} {
+	fifo := plain + "-fifo"
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, what := range map[string]string{
+		plain: "a file", "/proc/self/ns/pid": "another namespace", t.TempDir(): "a folder", fifo: "a FIFO", "/dev/null": "a device",
+		plain + "x": "does not exist", strings.Repeat("/x", 5000): "too long",
+	} {
 		_, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: path})
-		if f := failureOf(err); err == nil || f.Code != 8 {
-			t.Errorf("%s: %v", path, err)
+		if f := failureOf(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
+			t.Errorf("%.40s: %.200v", path, err)
 		}
 	}
 }

@@ -113,6 +113,9 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 // quarantined holds the addresses of a damaged record whose link lives, and
 // lets those of the others cool.
 func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
+	if ofNoLink(q) {
+		return r.releaseNameless(ctx, q)
+	}
 	routed, inKernel := r.links[q.HostLink]
 	if len(q.Addresses) == 0 {
 		q.Addresses = routed

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -243,6 +244,51 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	}
 	if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
 		t.Errorf("condition %+v after the DEL", c)
+	}
+}
+
+// Files that no attachment's record can be: no link has such a name. They stand
+// for nothing that lives, and stay for a person to look at.
+func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	r := n.restart(nil)
+	mustAdd(t, r, "a", n.newNetns("a"))
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(n.dir, "attachments")
+	odd := []string{
+		"attachment-eth0.json", "attachment-.json", "attachment-a b.json", "attachment-bth.json.bad",
+		"attachment-" + strings.Repeat("x", 238) + ".json", // with .bad too long for a file's name
+	}
+	for i, name := range odd {
+		text := "{" // and the address of a pod, and one that nobody has
+		if i < 2 {
+			text = fmt.Sprintf(`{"lease":{"ipv4":"10.0.0.%d"}`, 5+i)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		r = n.restart(nil)
+		if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
+			t.Errorf("condition %+v", c)
+		}
+		if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
+			t.Errorf("the pod's address is held by %v", holder)
+		}
+		if _, cools := r.Store.Cooling(n.addrs[1]); !cools {
+			t.Error("the other address does not cool")
+		}
+		n.wantKernel(t, 1, 1)
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kept, err := filepath.Glob(filepath.Join(dir, "*.kept"))
+	if err != nil || len(kept) != len(odd) {
+		t.Errorf("kept %q, %v", kept, err)
 	}
 }
 

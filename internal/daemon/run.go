@@ -35,6 +35,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		}
 	})
 	wg.Go(func() { d.sweepLoop(loops) })
+	wg.Go(func() { d.writableLoop(loops) })
 	wg.Go(func() { d.supplyLoop(loops) })
 	wg.Go(func() { d.repairLoop(loops) })
 	front.admit(d)

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -148,33 +146,6 @@ func TestDeadlineIsEnforcedForCallersWithoutOne(t *testing.T) {
 		})
 	if err != nil || left <= 0 || left > callLimit {
 		t.Errorf("time left %v, %v", left, err)
-	}
-}
-
-func TestTwoDaemonsCannotServeOneNode(t *testing.T) {
-	dir := t.TempDir()
-	first, err := AcquireLock(context.Background(), dir, clock.Real{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if _, err := AcquireLock(ctx, dir, clock.Real{}, slog.New(slog.DiscardHandler)); err == nil {
-		t.Fatal("a second daemon got the lock")
-	}
-	got := make(chan error, 1)
-	go func() {
-		second, err := AcquireLock(within(t), dir, clock.Real{}, slog.New(slog.DiscardHandler))
-		if err == nil {
-			err = second.Release()
-		}
-		got <- err
-	}()
-	if err := first.Release(); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-got; err != nil {
-		t.Errorf("the successor: %v", err)
 	}
 }
 

@@ -2,9 +2,7 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -25,17 +23,17 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if err != nil {
 		return nil, err
 	}
-	if req.GetNetns() == "" {
-		return nil, failf(types.ErrInvalidEnvironmentVariables, "bad-request", "CNI_NETNS is empty, expected the path of the pod's network namespace")
+	if err := checkNetnsPath(req.GetNetns()); err != nil {
+		return nil, err
 	}
 	if mtu := req.GetMtu(); mtu != 0 && (mtu < 576 || mtu > 65535) {
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", mtu)
 	}
-	pod := req.GetPod()
-	rec, err := s.front.daemon.add(ctx, addRequest{
-		key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()),
-		pod: attachment.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()},
-	})
+	pod := attachment.Pod{Namespace: req.GetPod().GetNamespace(), Name: req.GetPod().GetName(), UID: req.GetPod().GetUid()}
+	if err := checkPod(pod); err != nil {
+		return nil, err
+	}
+	rec, err := s.front.daemon.add(ctx, addRequest{key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()), pod: pod})
 	if err != nil {
 		return nil, err
 	}
@@ -90,24 +88,10 @@ func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply,
 	return &rpc.StatusReply{}, s.front.daemon.status()
 }
 
-// keyOf checks what names an attachment: CNI's rules for container IDs, the
-// kernel's for interface names.
+// keyOf is what names an attachment, checked.
 func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
-	bad := func(variable, format string, args ...any) (attachment.Key, error) {
-		return key, failf(types.ErrInvalidEnvironmentVariables, "bad-request", "%s %s", variable, fmt.Sprintf(format, args...))
-	}
-	switch {
-	case key.ContainerID == "":
-		return bad("CNI_CONTAINERID", "is empty")
-	case len(key.ContainerID) > 1024:
-		return bad("CNI_CONTAINERID", "is %d bytes long, expected at most 1024", len(key.ContainerID))
-	case key.IfName == "" || len(key.IfName) > 15 || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/: \t\n\v\f\r\x00"):
-		return bad("CNI_IFNAME", "is %q, expected 1 to 15 characters without '/', ':' and spaces", key.IfName)
-	case strings.ContainsRune(key.Network+key.ContainerID, 0):
-		return bad("CNI_CONTAINERID", "or the network's name has a zero byte")
-	}
-	return key, nil
+	return key, checkKey(key)
 }
 
 // The gateways of the pod side (document 000 for IPv4; datapath sets them up).

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/web"
@@ -45,7 +44,7 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 		alive: func(context.Context) error { return nil },
 	}
 	monitoring, probes, profiles := http.NewServeMux(), http.NewServeMux(), http.NewServeMux()
-	monitoring.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	web.HandleMetrics(monitoring, metrics)
 	f.handleProbes(monitoring)
 	f.handleProbes(probes)
 	web.HandleProfiles(profiles)

@@ -9,6 +9,23 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"time"
+
+	"github.com/berthnet/berth/internal/listener"
+)
+
+// What one listener takes. A request is one of a few paths and has no body, its
+// answer some kilobytes; a scraper has one connection, and keeps it.
+const (
+	// Connections is how many a listener has at a time: of its descriptors a
+	// program needs the others for its work.
+	Connections = 128
+	perPeer     = 8
+
+	headerTimeout = 5 * time.Second  // for a request's header
+	readTimeout   = 10 * time.Second // for the whole request
+	writeTimeout  = 20 * time.Second // from there to the end of the answer; probes take 5 s at most
+	idleTimeout   = time.Minute      // between requests
+	maxHeader     = 16 << 10         // bytes
 )
 
 // Listen listens on host:port. Empty, which turns the listener off, gives
@@ -24,18 +41,30 @@ func Listen(flag, address string) (net.Listener, error) {
 	return l, nil
 }
 
-// Serve serves until ctx ends. A nil listener is one that is turned off.
+// Serve serves until ctx ends. A nil listener is one that is turned off. One at
+// a loopback address answers this machine's programs only, whatever packets
+// reach it.
 func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		return nil
 	}
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	server := &http.Server{
+		Handler: h, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		ConnState: func(c net.Conn, s http.ConnState) { c.(*listener.Conn).Working(s == http.StateActive) },
+	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	limits := listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: onLoopback(l.Addr())}
+	if err := server.Serve(listener.Limit(l, limits)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+func onLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
 }
 
 // HandleProbe answers a probe: with 200, or while check returns an error with

@@ -28,8 +28,10 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
+// Where Kubernetes probes a daemon.
 const (
-	liveURL = "http://127.0.0.1:61678/livez"
+	liveURL  = "http://127.0.0.1:6666/livez"
+	readyURL = "http://127.0.0.1:6666/readyz"
 )
 
 func echoPort(p *node.Pod) netip.AddrPort { return netip.AddrPortFrom(p.Addr(), echo.Port) }
@@ -139,16 +141,18 @@ func TestWhatANodeShows(t *testing.T) {
 		}
 	})
 	t.Run("probes", func(t *testing.T) {
-		for _, url := range []string{liveURL, node.ReadyURL} {
+		for _, url := range []string{liveURL, readyURL, node.ReadyURL} {
 			if body, err := n.Get(t.Context(), url); err != nil || strings.TrimSpace(body) != "ok" {
 				t.Errorf("%s answers %q, %v", url, body, err)
 			}
 		}
-		// A cluster's monitoring reads metrics from elsewhere.
-		if _, err := ns.Get(t.Context(), other.Netns, urlAt(t, l, n, "61678", "/metrics")); err != nil {
-			t.Errorf("metrics from another node: %v", err)
+		// Only at the node's own address, which nobody asked for yet.
+		if _, err := ns.Get(t.Context(), other.Netns, urlAt(t, l, n, "61678", "/metrics")); err == nil {
+			t.Error("another node reads metrics")
 		}
 	})
+	t.Run("route_localnet", func(t *testing.T) { localnet(t, l, n) })
+	t.Run("crowd", func(t *testing.T) { crowd(t, l, n, other) })
 	t.Run("modes", func(t *testing.T) { modes(t, n) })
 }
 

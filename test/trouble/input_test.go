@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -37,6 +38,8 @@ func TestBadInput(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	harness.OK(t, os.WriteFile(file, nil, 0o600))
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	harness.OK(t, syscall.Mkfifo(fifo, 0o600))
 	good := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": s.ContainerID, "CNI_NETNS": s.NetNS, "CNI_IFNAME": "eth0"}
 	for name, tt := range map[string]struct {
 		conf string
@@ -68,6 +71,7 @@ func TestBadInput(t *testing.T) {
 		"not first in its list":   {conf(`"prevResult":{"cniVersion":"1.0.0","ips":[]}`), nil, types.ErrInvalidNetworkConfig, []string{"prevResult", "first"}},
 		"netns not there":         {conf(""), map[string]string{"CNI_NETNS": "/run/netns/no-such"}, 0, []string{"/run/netns/no-such"}},
 		"netns a file":            {conf(""), map[string]string{"CNI_NETNS": file}, 0, []string{file}},
+		"netns a FIFO":            {conf(""), map[string]string{"CNI_NETNS": fifo}, types.ErrInvalidNetNS, []string{fifo, "a FIFO", "is not a network namespace"}},
 		"netns relative":          {conf(""), map[string]string{"CNI_NETNS": "netns"}, types.ErrInvalidEnvironmentVariables, []string{"CNI_NETNS", "absolute"}},
 		"netns of the node":       {conf(""), map[string]string{"CNI_NETNS": n.Netns}, types.ErrInvalidNetNS, []string{n.Netns}},
 		"no netns":                {conf(""), map[string]string{"CNI_NETNS": ""}, types.ErrInvalidEnvironmentVariables, []string{"CNI_NETNS"}},

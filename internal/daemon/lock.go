@@ -1,0 +1,104 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// Lock is the right to serve a node: no two daemons of one state directory
+// have it. The kernel takes it back when the process ends, however it ends.
+type Lock struct{ file *os.File }
+
+const (
+	lockFile = "berthd.lock" // holds the process's ID, and lockEnding after it
+
+	// lockEnding says that the holder was asked to end.
+	lockEnding = "ending"
+
+	// A holder that was asked to end makes room within its drain time and what
+	// the kernel takes. Any other is there to stay, but for one that was asked
+	// or killed this moment: supervisors start the next one right behind it.
+	endingWait = 30 * time.Second
+	otherWait  = time.Second
+	lockRetry  = 100 * time.Millisecond
+)
+
+// AcquireLock takes the lock of a state directory, which it makes when missing.
+// It waits for a daemon that is ending, until ctx ends, and not for one that
+// serves; the error names the process that has the lock.
+func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slog.Logger) (*Lock, error) {
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("creating the state directory: %w", err)
+	}
+	path := filepath.Join(stateDir, lockFile)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening the lock file: %w", err)
+	}
+	begun, told := clk.Now(), false
+	for {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+			return nil, errors.Join(fmt.Errorf("locking %s: %w", path, err), f.Close())
+		}
+		process, ending := holder(f)
+		wait := otherWait
+		if ending {
+			wait = endingWait
+			if !told {
+				log.Info("waiting for another berthd to end", "process", process, "state", stateDir)
+				told = true
+			}
+		}
+		taken := fmt.Errorf("another berthd (process %s) serves %s", process, stateDir)
+		if clk.Now().Sub(begun) >= wait {
+			return nil, errors.Join(taken, f.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(taken, f.Close())
+		case <-clk.After(lockRetry):
+		}
+	}
+	l := &Lock{f}
+	if err := l.write(""); err != nil {
+		return nil, errors.Join(fmt.Errorf("writing %s: %w", path, err), f.Close())
+	}
+	return l, nil
+}
+
+// Ending tells who waits for the lock that it will be free soon.
+func (l *Lock) Ending() error { return l.write(lockEnding) }
+
+// Release gives the right up.
+func (l *Lock) Release() error { return l.file.Close() }
+
+func (l *Lock) write(what string) error {
+	text := strings.TrimSpace(strconv.Itoa(os.Getpid())+" "+what) + "\n"
+	_, err := l.file.WriteAt([]byte(text), 0)
+	return errors.Join(err, l.file.Truncate(int64(len(text))))
+}
+
+// holder is who has the lock, as it says itself.
+func holder(f *os.File) (process string, ending bool) {
+	buf := make([]byte, 64)
+	n, _ := f.ReadAt(buf, 0)
+	words := strings.Fields(string(buf[:n]))
+	if len(words) == 0 {
+		return "unknown", false
+	}
+	return words[0], len(words) > 1 && words[1] == lockEnding
+}

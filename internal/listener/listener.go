@@ -1,0 +1,191 @@
+// Package listener bounds what those who connect can cost a program. Each
+// connection costs a descriptor and memory, and whoever reaches an address can
+// open as many as it likes and say nothing.
+package listener
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+)
+
+// Limits are numbers of connections at a time.
+type Limits struct {
+	Total int
+	// PerPeer is of one IP address, so that one peer cannot take what all
+	// others need. Programs of this machine, which come from a loopback
+	// address, are not told apart by it and have no such limit. 0: none has.
+	PerPeer int
+	// LocalOnly refuses all who do not come from a loopback address. A packet
+	// to 127.0.0.1 can come from elsewhere: from a pod, where the kernel's
+	// route_localnet is on (ip-sysctl).
+	LocalOnly bool
+	// WorkOnRead makes a connection work from its first byte on, for servers
+	// that do not call Working.
+	WorkOnRead bool
+}
+
+// Limited is a listener that keeps limits. Where there is no room for a new
+// connection, the oldest of those that are not at work gives way: one that a
+// peer opened and left. Of a peer's own limit it is one of that peer's, of the
+// total one of the peer that has most. A peer all of whose connections
+// are at work gets no more; when all of the total are, new ones wait, in the
+// kernel's queue, until one ends.
+type Limited struct {
+	net.Listener
+	limits Limits
+
+	mu     sync.Mutex // guards below; nothing blocks under it but room
+	room   sync.Cond  // a connection ended or stopped working, or the listener did
+	conns  []*Conn    // by age
+	closed bool
+}
+
+// Conn is a connection of a Limited listener.
+type Conn struct {
+	net.Conn
+	of   *Limited
+	peer netip.Addr // invalid for a unix socket's
+
+	first   sync.Once // byte read
+	working bool      // guarded by of.mu
+}
+
+// Limit returns l with limits.
+func Limit(l net.Listener, limits Limits) *Limited {
+	out := &Limited{Listener: l, limits: limits}
+	out.room.L = &out.mu
+	return out
+}
+
+// Accept implements net.Listener.
+func (l *Limited) Accept() (net.Conn, error) {
+	for {
+		raw, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &Conn{Conn: raw, of: l, peer: peerOf(raw)}
+		if l.limits.LocalOnly && !c.peer.IsLoopback() {
+			_ = raw.Close()
+			continue
+		}
+		yields, ok := l.admit(c)
+		if yields != nil {
+			_ = yields.Conn.Close()
+		}
+		if ok {
+			return c, nil
+		}
+		_ = raw.Close()
+	}
+}
+
+// admit makes room for c and takes it up, or tells that there is none for it.
+// The connection that yields is to be closed.
+func (l *Limited) admit(c *Conn) (yields *Conn, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if most := l.limits.PerPeer; most > 0 && c.peer.IsValid() && !c.peer.IsLoopback() && l.count()[c.peer] >= most {
+		if yields = l.oldestIdle(func(o *Conn) bool { return o.peer == c.peer }); yields == nil {
+			return nil, false
+		}
+		l.remove(yields)
+	}
+	for len(l.conns) >= l.limits.Total && !l.closed {
+		if yields = l.oldestIdleOfMost(); yields != nil {
+			l.remove(yields)
+			break
+		}
+		l.room.Wait()
+	}
+	if l.closed {
+		return yields, false
+	}
+	l.conns = append(l.conns, c)
+	return yields, true
+}
+
+func (l *Limited) count() map[netip.Addr]int {
+	n := map[netip.Addr]int{}
+	for _, c := range l.conns {
+		n[c.peer]++
+	}
+	return n
+}
+
+func (l *Limited) oldestIdle(of func(*Conn) bool) *Conn {
+	for _, c := range l.conns {
+		if !c.working && of(c) {
+			return c
+		}
+	}
+	return nil
+}
+
+// oldestIdleOfMost is the oldest idle connection of the peer that has most
+// connections, of those that have idle ones.
+func (l *Limited) oldestIdleOfMost() (found *Conn) {
+	n := l.count()
+	for _, c := range l.conns {
+		if !c.working && (found == nil || n[c.peer] > n[found.peer]) {
+			found = c
+		}
+	}
+	return found
+}
+
+// remove forgets a connection, if it is known. l.mu is held.
+func (l *Limited) remove(c *Conn) {
+	for i, o := range l.conns {
+		if o == c {
+			l.conns = append(l.conns[:i], l.conns[i+1:]...)
+			l.room.Signal()
+			return
+		}
+	}
+}
+
+// Close implements net.Listener.
+func (l *Limited) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.room.Broadcast()
+	l.mu.Unlock()
+	return l.Listener.Close()
+}
+
+// Working says whether the connection is at work: a request was read and is
+// being answered. Until then it gives way to newer ones.
+func (c *Conn) Working(yes bool) {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.working = yes
+	if !yes {
+		c.of.room.Signal()
+	}
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.of.limits.WorkOnRead {
+		c.first.Do(func() { c.Working(true) })
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	c.of.mu.Lock()
+	c.of.remove(c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func peerOf(c net.Conn) netip.Addr {
+	if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,191 @@
+package listener
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// knocks is a listener whose connections a test makes, from any address.
+type knocks struct {
+	conns chan net.Conn
+	end   sync.Once
+}
+
+func (k *knocks) Accept() (net.Conn, error) {
+	c, ok := <-k.conns
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+func (k *knocks) Close() error {
+	k.end.Do(func() { close(k.conns) })
+	return nil
+}
+
+func (k *knocks) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// from is a connection from an address.
+type from struct {
+	net.Conn
+	addr string
+}
+
+func (f from) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.addr), 9))
+}
+
+// door is a limited listener whose connections are taken up at once.
+type door struct {
+	t       *testing.T
+	limited *Limited
+	knocks  *knocks
+	taken   chan *Conn
+}
+
+func open(t *testing.T, limits Limits) *door {
+	d := &door{t: t, knocks: &knocks{conns: make(chan net.Conn)}, taken: make(chan *Conn, 100)}
+	d.limited = Limit(d.knocks, limits)
+	go func() {
+		for {
+			c, err := d.limited.Accept()
+			if err != nil {
+				return
+			}
+			d.taken <- c.(*Conn)
+		}
+	}()
+	t.Cleanup(func() { _ = d.limited.Close() })
+	return d
+}
+
+// client is the far end of a connection, with the near end if it was taken up.
+type client struct {
+	net.Conn
+	server *Conn
+}
+
+func (d *door) connect(addr string) *client {
+	near, far := net.Pipe()
+	d.t.Cleanup(func() { _ = far.Close() })
+	d.knocks.conns <- from{near, addr}
+	synctest.Wait()
+	select {
+	case c := <-d.taken:
+		return &client{far, c}
+	default:
+		return &client{far, nil}
+	}
+}
+
+// open tells whether the connection still is: nothing is ever sent on it.
+func (c *client) open() bool {
+	_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := c.Read(make([]byte, 1))
+	return !errors.Is(err, io.EOF)
+}
+
+func expect(t *testing.T, what string, got, want bool) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: open %v, want %v", what, got, want)
+	}
+}
+
+func TestAPeerPastItsLimitLosesItsOldestIdleConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 10, PerPeer: 2})
+		other := d.connect("10.0.0.9")
+		first, second := d.connect("10.0.0.1"), d.connect("10.0.0.1")
+		third := d.connect("10.0.0.1")
+		expect(t, "the peer's oldest", first.open(), false)
+		expect(t, "its second", second.open(), true)
+		expect(t, "its newest", third.open(), true)
+		expect(t, "another peer's", other.open(), true)
+		second.server.Working(true)
+		third.server.Working(true)
+		expect(t, "one more when all are at work", d.connect("10.0.0.1").open(), false)
+		expect(t, "what is at work", second.open() && third.open(), true)
+		_ = second.server.Close()
+		expect(t, "one more when one ended", d.connect("10.0.0.1").open(), true)
+	})
+}
+
+func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 4, PerPeer: 3})
+		honest := d.connect("10.0.0.9")
+		var greedy []*client
+		for range 3 {
+			greedy = append(greedy, d.connect("10.0.0.1"))
+		}
+		newest := d.connect("10.0.0.2")
+		expect(t, "the only one of its peer, which is older", honest.open(), true)
+		expect(t, "the oldest of the peer with most", greedy[0].open(), false)
+		expect(t, "the new one", newest.open(), true)
+	})
+}
+
+func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 2, WorkOnRead: true})
+		var working []*client
+		for range 2 {
+			c := d.connect("10.0.0.1")
+			go func() { _, _ = c.server.Read(make([]byte, 1)) }()
+			_, _ = c.Write([]byte("x"))
+			working = append(working, c)
+		}
+		synctest.Wait()
+		late := d.connect("10.0.0.2")
+		if late.server != nil {
+			t.Fatal("taken up above the total")
+		}
+		expect(t, "one that waits", late.open(), true)
+		_ = working[0].server.Close()
+		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
+			t.Errorf("%s is taken up", c.peer)
+		}
+	})
+}
+
+func TestAListenerEndsWhileOneWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 1})
+		d.connect("10.0.0.1").server.Working(true)
+		late := d.connect("10.0.0.2")
+		if err := d.limited.Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		expect(t, "one that waited", late.open(), false)
+	})
+}
+
+func TestOnlyLoopbackAddressesAreLocal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 10, LocalOnly: true})
+		for addr, want := range map[string]bool{
+			"127.0.0.1": true, "127.8.0.1": true, "::1": true, "::ffff:127.0.0.1": true,
+			"10.0.0.5": false, "169.254.1.1": false, "2001:db8::1": false, "::ffff:10.0.0.5": false,
+		} {
+			expect(t, addr, d.connect(addr).open(), want)
+		}
+	})
+}
+
+func TestLoopbackHasNoLimitByPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 10, PerPeer: 1})
+		first := d.connect("127.0.0.1")
+		d.connect("127.0.0.1")
+		expect(t, "the first of two", first.open(), true)
+	})
+}
