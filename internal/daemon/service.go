@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // service turns the protocol's messages into the daemon's words and back, and
@@ -31,9 +32,13 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if mtu := req.GetMtu(); mtu != 0 && (mtu < 576 || mtu > 65535) {
 		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", mtu)
 	}
+	wish, err := wishOf(req.GetAnnotations())
+	if err != nil {
+		return nil, err
+	}
 	pod := req.GetPod()
 	rec, err := s.front.daemon.add(ctx, addRequest{
-		key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()),
+		key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()), wish: wish,
 		pod: attachment.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()},
 	})
 	if err != nil {
@@ -108,6 +113,20 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 		return bad("CNI_CONTAINERID", "or the network's name has a zero byte")
 	}
 	return key, nil
+}
+
+// wishOf checks what a user wrote into the pod's annotations: what cannot be a
+// pool's name reaches no log and no message as it is.
+func wishOf(a *rpc.Annotations) (source.Wish, error) {
+	if a == nil {
+		return source.Wish{}, nil
+	}
+	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
+	if pool := a.GetPool(); len(pool) > 63 || strings.ContainsFunc(pool, outside) {
+		return source.Wish{}, failf(types.ErrInvalidNetworkConfig, "bad-request",
+			"the pod's annotation berth.dev/pool is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", pool)
+	}
+	return source.Wish{Told: true, Pool: a.GetPool()}, nil
 }
 
 // The gateways of the pod side (document 000 for IPv4; datapath sets them up).

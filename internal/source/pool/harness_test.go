@@ -123,6 +123,7 @@ type machine struct {
 	cfg    *rest.Config
 	tune   func(*Config)
 	routes *routes
+	wishes map[string]string // pools that pods name, by pod
 	*Source
 	stop func()
 }
@@ -130,7 +131,7 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	harness.KubeClean(t)
-	m := &machine{t: t, dir: t.TempDir(), api: harness.KubeClient(t), log: &logs{t: t}, routes: &routes{}, tune: func(*Config) {}}
+	m := &machine{t: t, dir: t.TempDir(), api: harness.KubeClient(t), log: &logs{t: t}, routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
 	token, err := harness.ControlPlane.NodeToken(t.Context(), account, nodeID)
 	if err != nil {
 		t.Fatal(err)
@@ -260,6 +261,7 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	}
 	if pool != "" {
 		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		m.wishes[name] = pool
 	}
 	m.create(p)
 	return p
@@ -278,7 +280,9 @@ func (m *machine) add(i int) source.Lease {
 func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), within)
 	defer cancel()
-	return m.Acquire(ctx, podRequest(i))
+	req := podRequest(i)
+	req.Wish.Pool = m.wishes[req.Pod.Name]
+	return m.Acquire(ctx, req)
 }
 
 // fails starts a pod that gets no address, for a reason that is known soon, and
