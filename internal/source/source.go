@@ -107,6 +107,7 @@ type GroupInfo struct {
 	Subnet      string `json:"subnet,omitempty"`
 	Ready       bool   `json:"ready"`
 	Reason      string `json:"reason,omitempty"` // why not ready
+	Failed      bool   `json:"failed,omitempty"` // its data path cannot be set up, though that of others can
 	Capacity    int    `json:"capacity"`         // usable addresses at most
 
 	// Of a block only: its pool, and its prefixes, IPv4 first.

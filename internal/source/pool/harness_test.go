@@ -79,6 +79,7 @@ type routes struct {
 	mu     sync.Mutex // guards all below
 	blocks map[string]datapath.Block
 	fail   error
+	broken string // the block that cannot be routed
 	calls  int
 }
 
@@ -90,10 +91,24 @@ func (r *routes) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 		return r.fail
 	}
 	r.blocks = map[string]datapath.Block{}
+	failed := map[string]error{}
 	for _, b := range blocks {
+		if b.Name == r.broken {
+			failed[b.Name] = errors.New("no route to " + b.Name)
+			continue
+		}
 		r.blocks[b.Name] = b
 	}
+	if len(failed) > 0 {
+		return &datapath.BlocksError{Failed: failed}
+	}
 	return nil
+}
+
+func (r *routes) breakBlock(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = name
 }
 
 func (r *routes) names() []string {

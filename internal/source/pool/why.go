@@ -126,6 +126,11 @@ func (l *ledger) lastError(now time.Time) string {
 			return l.whyEmpty(s, now).Message
 		}
 	}
+	for _, name := range l.blockNames() {
+		if h := l.blocks[name]; h.unroutable {
+			return fmt.Sprintf("block %s is not used: %s", name, h.down)
+		}
+	}
 	if ws := l.undecided.All(); len(ws) > 0 {
 		return l.whyWaits(ws[0], now).Message
 	}
