@@ -51,6 +51,10 @@ func addressBlock(pool string, index int64, node string) *v1alpha1.AddressBlock 
 	}
 }
 
+func owner(kind, name string) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: kind, Name: name, UID: "uid"}
+}
+
 func blockRequest(name, node string) *v1alpha1.BlockRequest {
 	return &v1alpha1.BlockRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -224,6 +228,29 @@ func TestDaemonRequestsForItsOwnNode(t *testing.T) {
 		const why = "this token names no node"
 		forbidden(t, loose.Create(t.Context(), blockRequest("loose", "node-3")), why)
 		forbidden(t, loose.Delete(t.Context(), other), why)
+	})
+	t.Run("nothing beside", func(t *testing.T) {
+		for what, how := range map[string]func(*v1alpha1.BlockRequest){
+			"a long name":   func(r *v1alpha1.BlockRequest) { r.Name = strings.Repeat("a", 91) },
+			"labels":        func(r *v1alpha1.BlockRequest) { r.Labels = map[string]string{"a": "b"} },
+			"annotations":   func(r *v1alpha1.BlockRequest) { r.Annotations = map[string]string{"a": strings.Repeat("b", 200<<10)} },
+			"finalizers":    func(r *v1alpha1.BlockRequest) { r.Finalizers = []string{"example.com/mine"} },
+			"another owner": func(r *v1alpha1.BlockRequest) { r.OwnerReferences = []metav1.OwnerReference{owner("Node", "node-2")} },
+			"a pod":         func(r *v1alpha1.BlockRequest) { r.OwnerReferences = []metav1.OwnerReference{owner("Pod", "node-1")} },
+			"two owners": func(r *v1alpha1.BlockRequest) {
+				r.OwnerReferences = []metav1.OwnerReference{owner("Node", "node-1"), owner("Node", "node-1")}
+				r.OwnerReferences[1].UID = "another"
+			},
+		} {
+			r := blockRequest("beside", "node-1")
+			how(r)
+			if err := byPolicy(daemon.Create(t.Context(), r)); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		r := blockRequest("beside", "node-1")
+		r.OwnerReferences = []metav1.OwnerReference{owner("Node", "node-1")}
+		harness.OK(t, daemon.Create(t.Context(), r))
 	})
 	t.Run("takes it back", func(t *testing.T) {
 		harness.OK(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.BlockRequest{}, client.MatchingFields{"spec.nodeName": "node-1"}))

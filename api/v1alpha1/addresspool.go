@@ -61,6 +61,12 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="size(oldSelf) <= size(self) && oldSelf.all(i, s, s == self[i])",message="subnets can be appended only: to change or remove one would move blocks that nodes have"
 	Subnets []PoolSubnet `json:"subnets"`
 
+	// MaxBlocksPerNode is how many blocks of this pool a node has at most, those
+	// that drain included. Not set: as many as its pods need.
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65536",message="maxBlocksPerNode must be between 1 and 65536"
+	// +optional
+	MaxBlocksPerNode *int32 `json:"maxBlocksPerNode,omitempty"`
+
 	// PodNamespaces are the namespaces whose pods may choose this pool by an
 	// annotation of their own (berth.dev/pool). A namespace's annotation, which
 	// a person with rights over namespaces sets, needs no entry here.

@@ -78,3 +78,10 @@ const (
 	ReasonPoolOverlaps  = "PoolOverlaps" // no subnet of it is accepted yet
 	ReasonPoolInvalid   = "PoolInvalid"
 )
+
+// The reasons why a BlockRequest failed that are its node's.
+const (
+	ReasonNoPods          = "NoPods"          // none of the node's pods may use the pool
+	ReasonNodeQuota       = "NodeQuota"       // the node has blocks enough for its pods, or as many as the pool allows
+	ReasonTooManyRequests = "TooManyRequests" // the node has others without an answer
+)

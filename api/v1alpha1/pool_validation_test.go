@@ -71,6 +71,8 @@ var badPools = []struct{ name, spec, at, why string }{
 	{"overlap in IPv6 alone", "{subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}, {ipv4: 10.0.1.0/24, ipv6: 'fd00:0::/120'}]}", "spec.subnets", overlapIPv6},
 	{"mixed families", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
 	{"a family more", "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.0.1.0/24, ipv6: 'fd00::/120'}]}", "spec.subnets", sameFamily},
+	{"no block for a node", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 0}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
+	{"more blocks for a node than there can be", "{subnets: [{ipv4: 10.0.0.0/24}], maxBlocksPerNode: 65537}", "spec.maxBlocksPerNode", "maxBlocksPerNode must be between 1 and 65536"},
 	{"a pattern for a namespace", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: ['*']}", "spec.podNamespaces", "podNamespaces must be names of namespaces"},
 	{"the same namespace twice", "{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [a, a]}", "spec.podNamespaces[1]", "Duplicate value"},
 }

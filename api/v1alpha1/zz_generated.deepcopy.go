@@ -158,6 +158,11 @@ func (in *AddressPoolSpec) DeepCopyInto(out *AddressPoolSpec) {
 		*out = make([]PoolSubnet, len(*in))
 		copy(*out, *in)
 	}
+	if in.MaxBlocksPerNode != nil {
+		in, out := &in.MaxBlocksPerNode, &out.MaxBlocksPerNode
+		*out = new(int32)
+		**out = **in
+	}
 	if in.PodNamespaces != nil {
 		in, out := &in.PodNamespaces, &out.PodNamespaces
 		*out = make([]string, len(*in))

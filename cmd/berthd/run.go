@@ -284,6 +284,9 @@ func (n *node) installer() (func(context.Context) (string, error), error) {
 			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout),
 		},
 	}
+	if n.cfg.IPAM == config.IPAMPool {
+		o.Network.Tells = []string{cni.PodAnnotations} // a pod may choose its pool by one
+	}
 	return func(context.Context) (string, error) {
 		report, err := install.Install(o)
 		if err != nil {

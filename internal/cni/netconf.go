@@ -48,11 +48,13 @@ type addConf struct {
 	PrevResult    json.RawMessage `json:"prevResult"`
 }
 
-// runtimeConfig holds the capability arguments (CNI conventions) that would
-// ask Berth for something that it does not do. Others are none of its business.
+// runtimeConfig holds the capability arguments (CNI conventions) that Berth
+// takes, or that would ask it for something that it does not do. Others are none
+// of its business.
 type runtimeConfig struct {
-	IPs []string `json:"ips"`
-	MAC string   `json:"mac"`
+	IPs         []string       `json:"ips"`
+	MAC         string         `json:"mac"`
+	Annotations podAnnotations `json:"io.kubernetes.cri.pod-annotations"`
 }
 
 // parseNetwork reads what every verb needs, and fills in the defaults. skel

@@ -48,6 +48,7 @@ type Operator struct {
 	// Address pools
 	BlockClaimGrace time.Duration
 	DownNodeRelease time.Duration // 0: never
+	NodeMaxPods     int           // that count for a node's quota of blocks; 0: no quota
 
 	// Watching
 	MetricsAddr string
@@ -182,6 +183,8 @@ func operatorPoolSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "block-claim-grace", Default: "2m", parse: duration(&o.BlockClaimGrace, time.Second, 30*day),
 			Doc: "How long a node's Node object must be gone, and its daemon not have claimed its blocks, before they are released. A daemon claims every 20 s."},
+		{Flag: "node-max-pods", Default: "1024", Unit: "pods", parse: integer(&o.NodeMaxPods, 1<<16, 1024),
+			Doc: "How many pods of a node count at most for how many blocks of a pool it may have: room for twice its pods, and a block. What the kubelet says it takes counts where it is less. 0: nodes get the blocks that they ask for."},
 		{Flag: "release-blocks-of-down-nodes", Default: "0s", parse: duration(&o.DownNodeRelease, 0, 30*day),
 			Doc: "How long a Node that has the taint node.kubernetes.io/out-of-service must not have been ready before its blocks are released. 0: they stay as long as the Node does."},
 	}

@@ -24,6 +24,7 @@ var _ = failpoint.Register(
 type addRequest struct {
 	key   attachment.Key
 	pod   attachment.Pod
+	wish  source.Wish
 	netns string
 	mtu   int // bytes; 0: the node's
 }
@@ -54,7 +55,7 @@ func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, er
 	if err := d.reaper.await(ctx, link, ns); err != nil {
 		return attachment.Record{}, err
 	}
-	lease, err := d.acquire(ctx, source.Request{Key: req.key, Pod: req.pod})
+	lease, err := d.acquire(ctx, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
 	if err != nil {
 		return attachment.Record{}, err
 	}

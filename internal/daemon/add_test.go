@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,6 +81,22 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	}
 	if r.source.Waiting() != 0 || len(r.Store.Records()) != 0 {
 		t.Errorf("%d waiters and records %v left", r.source.Waiting(), r.Store.Records())
+	}
+}
+
+// A pod's annotation is a user's word: one that cannot be a pool's name is refused
+// and reaches neither the source nor, as it is, a log.
+func TestAddWithAnImpossiblePool(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.start()
+	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
+		req := addOf("a", n.newNetns("a"))
+		req.Annotations = &rpc.Annotations{Pool: pool}
+		_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
+		f := wantFailure(t, err, types.ErrInvalidNetworkConfig)
+		if m := f.GetMessage(); !strings.Contains(m, "berth.dev/pool") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
+			t.Errorf("message %q", m)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -109,17 +110,25 @@ func (n *Network) SetBlocks(ctx context.Context, blocks []datapath.Block) error 
 	has6 := func(b datapath.Block) bool {
 		return slices.ContainsFunc(b.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	}
+	var no6 error // why blocks with IPv6, and no others, cannot be routed
 	if !n.config.EnableIPv6 && slices.ContainsFunc(blocks, has6) {
 		next := n.config
 		next.EnableIPv6 = true
-		if err := n.Node.Setup(ctx, next); err != nil {
-			return err
+		if no6 = n.Node.Setup(ctx, next); no6 == nil {
+			n.config = next
 		}
-		n.config = next
 	}
 	wanted := slices.Clone(blocks)
 	n.blocks = &wanted
-	return n.Node.SetBlocks(ctx, blocks)
+	err := n.Node.SetBlocks(ctx, blocks)
+	if e, ok := errors.AsType[*datapath.BlocksError](err); ok && no6 != nil {
+		for _, b := range blocks {
+			if has6(b) {
+				e.Failed[b.Name] = fmt.Errorf("block %s: turn on the IPv6 data path: %w", b.Name, no6)
+			}
+		}
+	}
+	return cmp.Or(err, no6)
 }
 
 // WithdrawBlocks is datapath.Node.WithdrawBlocks. No repair announces the blocks

@@ -10,6 +10,25 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
+func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
+	d := newNode(t).assemble()
+	for _, tc := range []struct {
+		blocks  []source.GroupInfo
+		healthy bool
+		reason  string
+		message string
+	}{
+		{[]source.GroupInfo{{ID: "default-0", Ready: true}, {ID: "default-1", Reason: "it is being deleted"}}, true, "Routed", ""},
+		{[]source.GroupInfo{{ID: "default-0", Failed: true, Reason: "file exists"}, {ID: "default-1", Ready: true}}, false, "NotRouted", "block default-0: file exists"},
+		{[]source.GroupInfo{{ID: "default-1", Ready: true}}, true, "Routed", ""},
+	} {
+		d.lookAtBlocks(tc.blocks)
+		if c, _ := d.conditions.get(ConditionRouted); c.Healthy != tc.healthy || c.Reason != tc.reason || c.Message != tc.message {
+			t.Errorf("%+v: %+v", tc.blocks, c)
+		}
+	}
+}
+
 func TestAddressesOfPoolsAreCounted(t *testing.T) {
 	snap := source.Snapshot{
 		Groups: []source.GroupInfo{{ID: "default-0"}},

@@ -3,11 +3,13 @@ package daemon
 import (
 	"context"
 	"net/netip"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // service turns the protocol's messages into the daemon's words and back, and
@@ -33,7 +35,11 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if err := checkPod(pod); err != nil {
 		return nil, err
 	}
-	rec, err := s.front.daemon.add(ctx, addRequest{key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()), pod: pod})
+	wish, err := wishOf(req.GetAnnotations())
+	if err != nil {
+		return nil, err
+	}
+	rec, err := s.front.daemon.add(ctx, addRequest{key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()), pod: pod, wish: wish})
 	if err != nil {
 		return nil, err
 	}
@@ -92,6 +98,20 @@ func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply,
 func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
 	return key, checkKey(key)
+}
+
+// wishOf checks what a user wrote into the pod's annotations: what cannot be a
+// pool's name reaches no log and no message as it is.
+func wishOf(a *rpc.Annotations) (source.Wish, error) {
+	if a == nil {
+		return source.Wish{}, nil
+	}
+	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
+	if pool := a.GetPool(); len(pool) > 63 || strings.ContainsFunc(pool, outside) {
+		return source.Wish{}, failf(types.ErrInvalidNetworkConfig, "bad-request",
+			"the pod's annotation berth.dev/pool is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", pool)
+	}
+	return source.Wish{Told: true, Pool: a.GetPool()}, nil
 }
 
 // The gateways of the pod side (document 000 for IPv4; datapath sets them up).

@@ -3,7 +3,10 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/source"
 )
 
 // How often the supply of addresses is looked at, for the condition, the mark
@@ -48,6 +51,9 @@ func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 	}
 	d.markUsable()
 	snap := d.Source.Snapshot()
+	if snap.Pools != nil {
+		d.lookAtBlocks(snap.Groups)
+	}
 	switch {
 	case snap.Waiting == 0:
 		d.conditions.set(ConditionSupply, true, "Available", "")
@@ -57,6 +63,22 @@ func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
 	}
 	return snap.Waiting > 0
+}
+
+// lookAtBlocks sets the condition of blocks that cannot be routed. Pods get
+// addresses of others meanwhile, so that the node still takes some.
+func (d *Daemon) lookAtBlocks(blocks []source.GroupInfo) {
+	var failed []string
+	for _, b := range blocks {
+		if b.Failed {
+			failed = append(failed, "block "+b.ID+": "+b.Reason)
+		}
+	}
+	if len(failed) > 0 {
+		d.conditions.set(ConditionRouted, false, "NotRouted", strings.Join(failed, "; "))
+		return
+	}
+	d.conditions.set(ConditionRouted, true, "Routed", "")
 }
 
 // install puts plugin and configuration in place, if they are not.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -16,6 +17,27 @@ import (
 type Block struct {
 	Name     string         // in errors
 	Prefixes []netip.Prefix // one of each family that it has
+}
+
+// BlocksError is what SetBlocks did not get done.
+type BlocksError struct {
+	Failed map[string]error // blocks by name that are not routed as they should be
+	Left   error            // routes of others that should have gone and did not; nil without
+}
+
+// Error names every block and route.
+func (e *BlocksError) Error() string { return errors.Join(e.Unwrap()...).Error() }
+
+// Unwrap gives the errors behind it, in the order of the blocks' names.
+func (e *BlocksError) Unwrap() []error {
+	var out []error
+	for _, name := range slices.Sorted(maps.Keys(e.Failed)) {
+		out = append(out, e.Failed[name])
+	}
+	if e.Left != nil {
+		out = append(out, e.Left)
+	}
+	return out
 }
 
 // blockMetric is that of the unreachable route of a block: any route of a pod
@@ -34,12 +56,12 @@ const besideMetric = blockMetric
 //     has is refused here instead of going back to the router.
 //
 // Additions come first and a block is announced last; what goes is withdrawn
-// first. It is idempotent, and leaves alone what Berth did not make. A route
-// that cannot be set or removed does not keep it from the rest; the errors are
-// joined. On failure what was done stays; call it again.
+// first. It is idempotent, and leaves alone what Berth did not make. A block that
+// cannot be right, or a route that cannot be set or removed, does not keep it from
+// the rest. On failure what was done stays; call it again.
 //
-// Errors: ErrNotSetUp; one that names the block, with nothing done, where it
-// cannot be right; others name the route.
+// Errors: a *BlocksError tells what is not done, and all else is; any other, such
+// as ErrNotSetUp, tells that nothing is known.
 func (n *Node) SetBlocks(ctx context.Context, blocks []Block) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -74,13 +96,15 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 		return nil, err
 	}
 	var want []netlink.Route
-	announced := map[netip.Prefix]bool{}
+	failed := map[string]error{}
+	announced, owner := map[netip.Prefix]bool{}, map[netip.Prefix]string{}
 	for _, b := range blocks {
 		if err := b.validate(s.config); err != nil {
-			return nil, fmt.Errorf("set up block %s: %w", b.Name, err)
+			failed[b.Name] = fmt.Errorf("set up block %s: %w", b.Name, err)
+			continue
 		}
 		for _, p := range b.Prefixes {
-			announced[p] = true
+			announced[p], owner[p] = true, b.Name
 			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, s.config.ExportTable))
 		}
 	}
@@ -90,21 +114,25 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	}
 	n.exported.Store(&announced)
 	missing, extra := diffBlockRoutes(want, have)
-	var errs []error
 	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
 		if !isUnreachable(r) && refused[routeDst(r)] {
 			continue // a block that would loop is not announced
 		}
 		if err := n.addBlockRoute(r); err != nil {
-			errs = append(errs, fmt.Errorf("add %s: %w", describeRoute(r), err))
-			refused[routeDst(r)] = true
+			dst := routeDst(r)
+			failed[owner[dst]] = errors.Join(failed[owner[dst]], fmt.Errorf("add %s: %w", describeRoute(r), err))
+			refused[dst] = true
 			continue
 		}
 		changed = append(changed, describeRoute(r))
 	}
 	did, err := n.removeRoutes(extra)
-	return append(changed, did...), errors.Join(append(errs, err)...)
+	changed = append(changed, did...)
+	if len(failed) == 0 && err == nil {
+		return changed, nil
+	}
+	return changed, &BlocksError{Failed: failed, Left: err}
 }
 
 // addBlockRoute adds a route that is not there. PodTable is Berth's alone; in

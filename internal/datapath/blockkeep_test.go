@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -107,9 +108,12 @@ func TestOneBlockThatFails(t *testing.T) {
 	r.set(block("old", "10.77.0.0/27"))
 	r.host.run("ip route add " + single4 + " dev lo table 119 proto static")
 	r.host.run("ip route add " + single4 + " dev lo table 119 proto static metric 1073741824")
-	err := r.node.SetBlocks(ctx, []Block{block("one", single4), block("b", block4)})
-	if err == nil || !strings.Contains(err.Error(), "add route "+single4+" of table 119") {
-		t.Errorf("error %v does not name the route", err)
+	err := r.node.SetBlocks(ctx, []Block{block("one", single4), block("b", block4), {Name: "none"}})
+	if err == nil || !strings.Contains(err.Error(), "add route "+single4+" of table 119") || !strings.Contains(err.Error(), "set up block none") {
+		t.Errorf("error %v does not name the route and the block that cannot be", err)
+	}
+	if e, ok := errors.AsType[*BlocksError](err); !ok || len(e.Failed) != 2 || e.Failed["one"] == nil || e.Failed["none"] == nil || e.Left != nil {
+		t.Errorf("error %#v does not tell which blocks failed", err)
 	}
 	if got, want := r.exports(119), []string{block4 + " 190", single4 + " static", single4 + " static"}; !slices.Equal(got, want) {
 		t.Errorf("table 119 has %v, want %v", got, want)

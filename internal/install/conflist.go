@@ -14,6 +14,7 @@ type Network struct {
 	Socket     string        // of the daemon
 	MTU        int           // bytes; 0: the daemon's choice
 	Timeout    time.Duration // of the plugin's calls; 0: the plugin's default
+	Tells      []string      // capabilities: what the runtime is to tell the plugin
 	Chain      []string      // plugins after berth, by type
 }
 
@@ -44,6 +45,12 @@ func (n Network) Conflist() ([]byte, error) {
 	berth := pluginConf{Type: pluginName, Socket: n.Socket, MTU: n.MTU}
 	if n.Timeout > 0 {
 		berth.Timeout = n.Timeout.String()
+	}
+	for _, capability := range n.Tells {
+		if berth.Capabilities == nil {
+			berth.Capabilities = map[string]bool{}
+		}
+		berth.Capabilities[capability] = true
 	}
 	c := conflist{CNIVersion: n.CNIVersion, Name: n.Name, Plugins: []pluginConf{berth}}
 	for _, kind := range n.Chain {

@@ -70,7 +70,7 @@ func modeOf(t *testing.T, path string) fs.FileMode {
 func TestInstall(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	o := node(t)
-	o.Network.MTU, o.Network.Timeout = 1500, 90*time.Second
+	o.Network.MTU, o.Network.Timeout, o.Network.Tells = 1500, 90*time.Second, []string{"io.kubernetes.cri.pod-annotations"}
 	r := mustInstall(t, o)
 	if diff := cmp.Diff(Report{Changed: []string{o.plugin(), o.conf()}, LeftOut: []string{"bandwidth"}}, r); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
@@ -96,7 +96,10 @@ func TestInstall(t *testing.T) {
       "type": "berth",
       "socket": "/run/berth/berthd.sock",
       "mtu": 1500,
-      "timeout": "1m30s"
+      "timeout": "1m30s",
+      "capabilities": {
+        "io.kubernetes.cri.pod-annotations": true
+      }
     },
     {
       "type": "portmap",

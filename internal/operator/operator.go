@@ -158,7 +158,7 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, cfg config.Ope
 	if slices.Contains(cfg.IPAM, config.IPAMPool) {
 		pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
 			Clock: clock.Real{}, Logger: log, Grace: cfg.BlockClaimGrace, DownAfter: cfg.DownNodeRelease,
-			Sweep: cfg.OrphanInterval, RequestServed: m.BlockServed,
+			Sweep: cfg.OrphanInterval, RequestServed: m.BlockServed, MaxPods: cfg.NodeMaxPods, RequestRefused: m.BlockRefused,
 		})
 		if err != nil {
 			return err

@@ -146,19 +146,66 @@ func (x *Pod) GetUid() string {
 	return ""
 }
 
+// Annotations are those of the pod that the daemon knows. A pod has others, of
+// any size, which are none of its business.
+type Annotations struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"` // berth.dev/pool; empty without it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Annotations) Reset() {
+	*x = Annotations{}
+	mi := &file_berth_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Annotations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Annotations) ProtoMessage() {}
+
+func (x *Annotations) ProtoReflect() protoreflect.Message {
+	mi := &file_berth_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Annotations.ProtoReflect.Descriptor instead.
+func (*Annotations) Descriptor() ([]byte, []int) {
+	return file_berth_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Annotations) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
 type AddRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attachment    *Attachment            `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
 	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"` // path of the sandbox's network namespace
 	Pod           *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
-	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"` // bytes; 0: the daemon's choice
+	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                // bytes; 0: the daemon's choice
+	Annotations   *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset: the runtime does not tell them
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AddRequest) Reset() {
 	*x = AddRequest{}
-	mi := &file_berth_proto_msgTypes[2]
+	mi := &file_berth_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -170,7 +217,7 @@ func (x *AddRequest) String() string {
 func (*AddRequest) ProtoMessage() {}
 
 func (x *AddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[2]
+	mi := &file_berth_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -183,7 +230,7 @@ func (x *AddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddRequest.ProtoReflect.Descriptor instead.
 func (*AddRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{2}
+	return file_berth_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AddRequest) GetAttachment() *Attachment {
@@ -214,6 +261,13 @@ func (x *AddRequest) GetMtu() uint32 {
 	return 0
 }
 
+func (x *AddRequest) GetAnnotations() *Annotations {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
 type AddReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Host          *Interface             `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
@@ -227,7 +281,7 @@ type AddReply struct {
 
 func (x *AddReply) Reset() {
 	*x = AddReply{}
-	mi := &file_berth_proto_msgTypes[3]
+	mi := &file_berth_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -239,7 +293,7 @@ func (x *AddReply) String() string {
 func (*AddReply) ProtoMessage() {}
 
 func (x *AddReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[3]
+	mi := &file_berth_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -252,7 +306,7 @@ func (x *AddReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddReply.ProtoReflect.Descriptor instead.
 func (*AddReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{3}
+	return file_berth_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AddReply) GetHost() *Interface {
@@ -300,7 +354,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_berth_proto_msgTypes[4]
+	mi := &file_berth_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +366,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[4]
+	mi := &file_berth_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +379,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{4}
+	return file_berth_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Interface) GetName() string {
@@ -352,7 +406,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -364,7 +418,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[5]
+	mi := &file_berth_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -377,7 +431,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{5}
+	return file_berth_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Route) GetDst() string {
@@ -404,7 +458,7 @@ type DelRequest struct {
 
 func (x *DelRequest) Reset() {
 	*x = DelRequest{}
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -416,7 +470,7 @@ func (x *DelRequest) String() string {
 func (*DelRequest) ProtoMessage() {}
 
 func (x *DelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[6]
+	mi := &file_berth_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -429,7 +483,7 @@ func (x *DelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelRequest.ProtoReflect.Descriptor instead.
 func (*DelRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{6}
+	return file_berth_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *DelRequest) GetAttachment() *Attachment {
@@ -454,7 +508,7 @@ type DelReply struct {
 
 func (x *DelReply) Reset() {
 	*x = DelReply{}
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -466,7 +520,7 @@ func (x *DelReply) String() string {
 func (*DelReply) ProtoMessage() {}
 
 func (x *DelReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[7]
+	mi := &file_berth_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -479,7 +533,7 @@ func (x *DelReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelReply.ProtoReflect.Descriptor instead.
 func (*DelReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{7}
+	return file_berth_proto_rawDescGZIP(), []int{8}
 }
 
 type CheckRequest struct {
@@ -493,7 +547,7 @@ type CheckRequest struct {
 
 func (x *CheckRequest) Reset() {
 	*x = CheckRequest{}
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -505,7 +559,7 @@ func (x *CheckRequest) String() string {
 func (*CheckRequest) ProtoMessage() {}
 
 func (x *CheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[8]
+	mi := &file_berth_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -518,7 +572,7 @@ func (x *CheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckRequest.ProtoReflect.Descriptor instead.
 func (*CheckRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{8}
+	return file_berth_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CheckRequest) GetAttachment() *Attachment {
@@ -550,7 +604,7 @@ type CheckReply struct {
 
 func (x *CheckReply) Reset() {
 	*x = CheckReply{}
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -562,7 +616,7 @@ func (x *CheckReply) String() string {
 func (*CheckReply) ProtoMessage() {}
 
 func (x *CheckReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[9]
+	mi := &file_berth_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -575,7 +629,7 @@ func (x *CheckReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckReply.ProtoReflect.Descriptor instead.
 func (*CheckReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{9}
+	return file_berth_proto_rawDescGZIP(), []int{10}
 }
 
 type GCRequest struct {
@@ -588,7 +642,7 @@ type GCRequest struct {
 
 func (x *GCRequest) Reset() {
 	*x = GCRequest{}
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -600,7 +654,7 @@ func (x *GCRequest) String() string {
 func (*GCRequest) ProtoMessage() {}
 
 func (x *GCRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[10]
+	mi := &file_berth_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -613,7 +667,7 @@ func (x *GCRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCRequest.ProtoReflect.Descriptor instead.
 func (*GCRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{10}
+	return file_berth_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GCRequest) GetNetwork() string {
@@ -639,7 +693,7 @@ type GCReply struct {
 
 func (x *GCReply) Reset() {
 	*x = GCReply{}
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +705,7 @@ func (x *GCReply) String() string {
 func (*GCReply) ProtoMessage() {}
 
 func (x *GCReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[11]
+	mi := &file_berth_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +718,7 @@ func (x *GCReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GCReply.ProtoReflect.Descriptor instead.
 func (*GCReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{11}
+	return file_berth_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GCReply) GetReleased() []*Attachment {
@@ -683,7 +737,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +749,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[12]
+	mi := &file_berth_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +762,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{12}
+	return file_berth_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StatusRequest) GetNetwork() string {
@@ -726,7 +780,7 @@ type StatusReply struct {
 
 func (x *StatusReply) Reset() {
 	*x = StatusReply{}
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -738,7 +792,7 @@ func (x *StatusReply) String() string {
 func (*StatusReply) ProtoMessage() {}
 
 func (x *StatusReply) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[13]
+	mi := &file_berth_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -751,7 +805,7 @@ func (x *StatusReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusReply.ProtoReflect.Descriptor instead.
 func (*StatusReply) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{13}
+	return file_berth_proto_rawDescGZIP(), []int{14}
 }
 
 // Failure is a CNI error: code as in the CNI specification's table of
@@ -767,7 +821,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +833,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_berth_proto_msgTypes[14]
+	mi := &file_berth_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +846,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_berth_proto_rawDescGZIP(), []int{14}
+	return file_berth_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Failure) GetCode() uint32 {
@@ -829,7 +883,9 @@ const file_berth_proto_rawDesc = "" +
 	"\x03Pod\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x03 \x01(\tR\x03uid\"\x8b\x01\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\"!\n" +
+	"\vAnnotations\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"\xc4\x01\n" +
 	"\n" +
 	"AddRequest\x124\n" +
 	"\n" +
@@ -837,7 +893,8 @@ const file_berth_proto_rawDesc = "" +
 	"attachment\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1f\n" +
 	"\x03pod\x18\x03 \x01(\v2\r.berth.v1.PodR\x03pod\x12\x10\n" +
-	"\x03mtu\x18\x04 \x01(\rR\x03mtu\"\xbb\x01\n" +
+	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x127\n" +
+	"\vannotations\x18\x05 \x01(\v2\x15.berth.v1.AnnotationsR\vannotations\"\xbb\x01\n" +
 	"\bAddReply\x12'\n" +
 	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
 	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12\x1c\n" +
@@ -897,49 +954,51 @@ func file_berth_proto_rawDescGZIP() []byte {
 	return file_berth_proto_rawDescData
 }
 
-var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_berth_proto_goTypes = []any{
 	(*Attachment)(nil),    // 0: berth.v1.Attachment
 	(*Pod)(nil),           // 1: berth.v1.Pod
-	(*AddRequest)(nil),    // 2: berth.v1.AddRequest
-	(*AddReply)(nil),      // 3: berth.v1.AddReply
-	(*Interface)(nil),     // 4: berth.v1.Interface
-	(*Route)(nil),         // 5: berth.v1.Route
-	(*DelRequest)(nil),    // 6: berth.v1.DelRequest
-	(*DelReply)(nil),      // 7: berth.v1.DelReply
-	(*CheckRequest)(nil),  // 8: berth.v1.CheckRequest
-	(*CheckReply)(nil),    // 9: berth.v1.CheckReply
-	(*GCRequest)(nil),     // 10: berth.v1.GCRequest
-	(*GCReply)(nil),       // 11: berth.v1.GCReply
-	(*StatusRequest)(nil), // 12: berth.v1.StatusRequest
-	(*StatusReply)(nil),   // 13: berth.v1.StatusReply
-	(*Failure)(nil),       // 14: berth.v1.Failure
+	(*Annotations)(nil),   // 2: berth.v1.Annotations
+	(*AddRequest)(nil),    // 3: berth.v1.AddRequest
+	(*AddReply)(nil),      // 4: berth.v1.AddReply
+	(*Interface)(nil),     // 5: berth.v1.Interface
+	(*Route)(nil),         // 6: berth.v1.Route
+	(*DelRequest)(nil),    // 7: berth.v1.DelRequest
+	(*DelReply)(nil),      // 8: berth.v1.DelReply
+	(*CheckRequest)(nil),  // 9: berth.v1.CheckRequest
+	(*CheckReply)(nil),    // 10: berth.v1.CheckReply
+	(*GCRequest)(nil),     // 11: berth.v1.GCRequest
+	(*GCReply)(nil),       // 12: berth.v1.GCReply
+	(*StatusRequest)(nil), // 13: berth.v1.StatusRequest
+	(*StatusReply)(nil),   // 14: berth.v1.StatusReply
+	(*Failure)(nil),       // 15: berth.v1.Failure
 }
 var file_berth_proto_depIdxs = []int32{
 	0,  // 0: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
 	1,  // 1: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
-	4,  // 2: berth.v1.AddReply.host:type_name -> berth.v1.Interface
-	4,  // 3: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
-	5,  // 4: berth.v1.AddReply.routes:type_name -> berth.v1.Route
-	0,  // 5: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 6: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 7: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
-	0,  // 8: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
-	2,  // 9: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
-	6,  // 10: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
-	8,  // 11: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
-	10, // 12: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
-	12, // 13: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
-	3,  // 14: berth.v1.Node.Add:output_type -> berth.v1.AddReply
-	7,  // 15: berth.v1.Node.Del:output_type -> berth.v1.DelReply
-	9,  // 16: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
-	11, // 17: berth.v1.Node.GC:output_type -> berth.v1.GCReply
-	13, // 18: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
-	14, // [14:19] is the sub-list for method output_type
-	9,  // [9:14] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	2,  // 2: berth.v1.AddRequest.annotations:type_name -> berth.v1.Annotations
+	5,  // 3: berth.v1.AddReply.host:type_name -> berth.v1.Interface
+	5,  // 4: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
+	6,  // 5: berth.v1.AddReply.routes:type_name -> berth.v1.Route
+	0,  // 6: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 7: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 8: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
+	0,  // 9: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
+	3,  // 10: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
+	7,  // 11: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
+	9,  // 12: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
+	11, // 13: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
+	13, // 14: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
+	4,  // 15: berth.v1.Node.Add:output_type -> berth.v1.AddReply
+	8,  // 16: berth.v1.Node.Del:output_type -> berth.v1.DelReply
+	10, // 17: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
+	12, // 18: berth.v1.Node.GC:output_type -> berth.v1.GCReply
+	14, // 19: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
+	15, // [15:20] is the sub-list for method output_type
+	10, // [10:15] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_berth_proto_init() }
@@ -953,7 +1012,7 @@ func file_berth_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

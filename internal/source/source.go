@@ -15,8 +15,16 @@ type Lease = attachment.Lease
 
 // Request asks for the addresses of one attachment.
 type Request struct {
-	Key attachment.Key
-	Pod attachment.Pod
+	Key  attachment.Key
+	Pod  attachment.Pod
+	Wish Wish
+}
+
+// Wish is what the pod's annotations ask for, in the runtime's words: on its own
+// node the runtime speaks for every pod.
+type Wish struct {
+	Told bool   // the runtime tells annotations; else nothing is known of them
+	Pool string // that berth.dev/pool names; empty without
 }
 
 // Source hands out addresses. All methods may be called concurrently.
@@ -57,7 +65,7 @@ type Source interface {
 type Exhausted struct {
 	// Reason is a short word for metrics: subnet-full, eni-limit, throttled,
 	// max-pods, cooling, permission, unreachable, starting; of pools also
-	// pool-unknown, pool-not-allowed, pool-exhausted, pod-unknown and their like.
+	// pool-unknown, pool-not-allowed, pool-exhausted, namespace-unknown and their like.
 	Reason string
 	// Message tells a person what is wrong and what to do about it.
 	Message string
@@ -101,6 +109,7 @@ type GroupInfo struct {
 	Subnet      string `json:"subnet,omitempty"`
 	Ready       bool   `json:"ready"`
 	Reason      string `json:"reason,omitempty"` // why not ready
+	Failed      bool   `json:"failed,omitempty"` // its data path cannot be set up, though that of others can
 	Capacity    int    `json:"capacity"`         // usable addresses at most
 
 	// Of a block only: its pool, and its prefixes, IPv4 first.

@@ -33,7 +33,10 @@ func (r *runtime) sandbox(i int) (*libcni.RuntimeConf, error) {
 		return nil, err
 	}
 	r.made = append(r.made, name)
-	return &libcni.RuntimeConf{ContainerID: name, NetNS: ns.Path(name), IfName: "eth0", Args: r.args}, nil
+	return &libcni.RuntimeConf{
+		ContainerID: name, NetNS: ns.Path(name), IfName: "eth0", Args: r.args,
+		CapabilityArgs: map[string]any{"io.kubernetes.cri.pod-annotations": map[string]string{"kubernetes.io/config.source": "api"}},
+	}, nil
 }
 
 // sandboxes makes n of them.

@@ -45,6 +45,7 @@ func NewSandbox(t *testing.T, n *node.Node) *Sandbox {
 				{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", "sb-" + id[:8]},
 				{"K8S_POD_INFRA_CONTAINER_ID", id}, {"K8S_POD_UID", "uid-" + id[:8]},
 			},
+			CapabilityArgs: map[string]any{"io.kubernetes.cri.pod-annotations": map[string]string{"kubernetes.io/config.source": "api"}},
 		},
 	}
 }

@@ -107,13 +107,15 @@ func TestHundredAtOnce(t *testing.T) {
 
 // With blocks of one address: a pod goes while the API server is away, another
 // gets its address and so its block, and the DEL of the first is repeated. The
-// block stays the second one's.
+// block stays the second one's. Another pod chooses a pool by its annotation, of
+// which the runtime tells.
 func TestBlockOfOne(t *testing.T) {
 	t.Parallel()
-	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}))
+	lent := lab.Pool("lent", 0, v1alpha1.PoolSubnet{IPv4: "10.4.1.0/32"})
+	lent.Spec.PodNamespaces = []string{"default"}
+	l := raise(t, 1, lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/31"}), lent)
 	n := l.Nodes()[0]
-	// The daemon hears of pods in the order in which they were bound: one that
-	// could give an address to a knows b.
+	// Nobody binds pods while the API server is away.
 	harness.OK(t, l.BindPods(ctx(t), n, "b"))
 	a, err := n.AddPod(ctx(t), "a", node.PodOptions{})
 	harness.OK(t, err)
@@ -139,6 +141,11 @@ func TestBlockOfOne(t *testing.T) {
 	harness.OK(t, n.DelPod(ctx(t), "c"))
 	counts(t, l, n, v1alpha1.DefaultPool, 1)
 	harness.OK(t, n.CheckPod(ctx(t), "b"))
+	chooser, err := n.AddPod(ctx(t), "chooser", node.PodOptions{Annotations: map[string]string{v1alpha1.AnnotationPool: "lent"}})
+	harness.OK(t, err)
+	if chooser.Addr().String() != "10.4.1.0" {
+		t.Errorf("the pod that chose has %s, want 10.4.1.0", chooser.Addr())
+	}
 	harness.Settle(t, l)
 }
 

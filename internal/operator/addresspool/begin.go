@@ -64,6 +64,7 @@ func (c *Controller) inherit(ctx context.Context) error {
 			c.inherited.mu.Lock()
 			c.inherited.byRequest[b.RequestUID] = b.Name
 			c.inherited.mu.Unlock()
+			c.quotas.left(b, c.now())
 		}
 		return nil
 	})

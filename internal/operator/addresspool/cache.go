@@ -20,6 +20,7 @@ func CacheByObject() map[client.Object]cache.ByObject {
 		&v1alpha1.AddressBlock{}: {Transform: trim},
 		&v1alpha1.BlockRequest{}: {Transform: trim},
 		&corev1.Node{}:           {Transform: trim},
+		namespaceMeta(""):        {Transform: trim},
 	}
 }
 
@@ -32,7 +33,13 @@ func trim(in any) (any, error) {
 			CreationTimestamp: o.CreationTimestamp, DeletionTimestamp: o.DeletionTimestamp,
 		}
 		o.Spec = corev1.NodeSpec{ProviderID: o.Spec.ProviderID, Taints: outOfService(o)}
-		o.Status = corev1.NodeStatus{Conditions: readiness(o)}
+		o.Status = corev1.NodeStatus{Conditions: readiness(o), Allocatable: podRoom(o)}
+	case *metav1.PartialObjectMetadata:
+		kept := metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		if pool, ok := o.Annotations[v1alpha1.AnnotationPool]; ok {
+			kept.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		}
+		o.ObjectMeta = kept
 	case client.Object:
 		o.SetManagedFields(nil)
 	}
@@ -44,6 +51,13 @@ func outOfService(n *corev1.Node) []corev1.Taint {
 		if t.Key == corev1.TaintNodeOutOfService {
 			return []corev1.Taint{{Key: t.Key}}
 		}
+	}
+	return nil
+}
+
+func podRoom(n *corev1.Node) corev1.ResourceList {
+	if pods, ok := n.Status.Allocatable[corev1.ResourcePods]; ok {
+		return corev1.ResourceList{corev1.ResourcePods: pods}
 	}
 	return nil
 }

@@ -14,11 +14,13 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -48,6 +50,13 @@ type Options struct {
 	// Sweep is how often everything is looked at again; 10 min.
 	Sweep time.Duration
 
+	// MaxPods is how many pods of a node count at most for how many blocks it may
+	// have; 0: nodes get what they ask for.
+	MaxPods int
+
+	// RequestRefused is told the reason when a request is refused for what its node
+	// has or asks for already. It must be quick.
+	RequestRefused func(reason string)
 	// RequestServed is told how long a request waited for its block, from its
 	// creation, which is a whole second. It must be quick.
 	RequestServed func(time.Duration)
@@ -81,6 +90,7 @@ type Controller struct {
 	live      client.Reader // reads past it
 	events    events.EventRecorder
 	book      *book
+	quotas    *quotas
 	inherited *inherited
 
 	// Of the one worker that looks at pools.
@@ -109,12 +119,15 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	if o.Sweep <= 0 {
 		o.Sweep = 10 * time.Minute
 	}
+	if o.RequestRefused == nil {
+		o.RequestRefused = func(string) {}
+	}
 	if o.RequestServed == nil {
 		o.RequestServed = func(time.Duration) {}
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
+		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
 		standings: map[string]*standing{}, reported: map[string]time.Time{}, signs: map[string]*sign{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
@@ -128,6 +141,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 			WatchesRawSource(c.queue(&c.poolsQ)).WithOptions(options(1)).
 			Complete(calm(c.lookAtPool)),
 		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
+			WatchesMetadata(&corev1.Namespace{}, c.namespaces(), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
 			WatchesRawSource(c.queue(&c.requests)).WithOptions(options(cutters)).
 			Complete(calm(c.lookAtRequest)),
 		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
@@ -204,6 +218,7 @@ func (c *Controller) bookkeeping() handler.EventHandler {
 	seen := func(o client.Object, q queue) {
 		b := o.(*v1alpha1.AddressBlock)
 		c.book.seen(b.PoolName, b.Index)
+		c.quotas.seen(b.Name)
 		q.Add(request(b.PoolName))
 	}
 	return handler.Funcs{
@@ -211,7 +226,9 @@ func (c *Controller) bookkeeping() handler.EventHandler {
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { seen(e.ObjectNew, q) },
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
 			b := e.Object.(*v1alpha1.AddressBlock)
+			c.quotas.seen(b.Name)
 			c.again(&c.requests, c.book.freed(b.PoolName, b.Index)...)
+			c.again(&c.requests, c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
 			q.Add(request(b.PoolName))
 		},
 	}
@@ -246,6 +263,7 @@ func (c *Controller) sweepOnce(ctx context.Context) error {
 		c.again(&c.nodesQ, requests.Items[i].Spec.NodeName)
 		c.again(&c.requests, requests.Items[i].Name)
 	}
+	c.quotas.age(c.now().Add(-rumour))
 	for _, s := range c.book.unheard(c.now().Add(-rumour)) {
 		err = errors.Join(err, c.verify(ctx, s))
 	}

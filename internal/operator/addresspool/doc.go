@@ -7,6 +7,8 @@
 //	begin.go       what the leader before this one left
 //	book.go        which blocks of each pool are taken
 //	ask.go         which request gets which block, and who waits for one
+//	admit.go       whether its node may have a block more
+//	quota.go       how many blocks a node may have: a decision
 //	request.go     a request: a block cut, or the reason why not
 //	accept.go      which subnets of which pool may be cut: a decision
 //	grant.go       accepting them
@@ -31,6 +33,8 @@ package addresspool
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=get;list;watch;delete
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
+// +kubebuilder:rbac:groups="",resources=pods,verbs=list
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 //go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berth-operator

@@ -69,6 +69,14 @@ func (b *book) take(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
 	return o, nil
 }
 
+// begun tells whether a block was made, or asked for, for a request.
+func (b *book) begun(r *v1alpha1.BlockRequest) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.entries[r.Name]
+	return a != nil && a.uid == r.UID && (a.block != "" || a.tried)
+}
+
 // offer is take, for a request that does not wait.
 func (g *pages) offer(a *entry, now time.Time) (o offer, why *refusal) {
 	if g.closed != nil {

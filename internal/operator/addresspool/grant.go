@@ -30,6 +30,8 @@ type standing struct {
 	uid      types.UID
 	verified int // of the accepted subnets, the first ones, that no other pool has; only they are cut
 
+	seen int64 // generation of the spec for which requests were looked at that the one before refused
+
 	why         *refusal // why not more
 	generation  int64    // of the spec that was refused
 	until       time.Time

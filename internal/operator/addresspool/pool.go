@@ -74,6 +74,10 @@ func (c *Controller) open(p *v1alpha1.AddressPool, s *standing) {
 		closed = s.why
 	}
 	c.again(&c.requests, c.book.open(p, l, closed)...)
+	if s.seen != p.Generation { // who may use it, and how much, is in its spec
+		s.seen = p.Generation
+		c.again(&c.requests, c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
+	}
 }
 
 // deletePool gives no block any more, has the blocks deleted, which then drain at

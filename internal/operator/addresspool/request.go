@@ -34,6 +34,7 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 		return reconcile.Result{}, fmt.Errorf("read BlockRequest %s from the cache: %w", q.Name, err)
 	}
 	if err != nil || r.DeletionTimestamp != nil || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
+		c.quotas.forget(q.Name)
 		return reconcile.Result{}, c.end(ctx, q.Name, "")
 	}
 	if err := c.end(ctx, q.Name, r.UID); err != nil {
@@ -44,6 +45,18 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 		return reconcile.Result{}, err
 	}
 	var why *refusal
+	if block == "" {
+		why, drop, err := c.admit(ctx, r)
+		switch {
+		case err != nil:
+			return reconcile.Result{}, err
+		case drop:
+			return reconcile.Result{}, c.drop(ctx, r)
+		case why != nil:
+			return reconcile.Result{RequeueAfter: lookAgain}, c.refuse(ctx, r, why)
+		}
+		c.quotas.note(r, false, c.now())
+	}
 	if block == "" {
 		block, why, err = c.cut(ctx, r)
 	}
@@ -100,10 +113,17 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 	for {
 		o, why := c.book.take(r, c.now())
 		if why != nil || o.block != "" {
+			c.quotas.release(r.UID)
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
 		how, err := c.create(ctx, b)
+		switch how {
+		case made:
+			c.quotas.got(r, b.Name, c.now())
+		case refused:
+			c.quotas.release(r.UID)
+		}
 		c.again(&c.requests, c.book.done(r, how, b.Name)...)
 		switch how {
 		case made:

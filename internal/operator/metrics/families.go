@@ -26,9 +26,10 @@ var (
 	famPoolAddresses = metric.New("berth_operator_pool_addresses", "gauge", "Addresses of one family of a pool by state, those of allocated blocks as allocated.", "pool", "state")
 	famPoolWaiting   = metric.New("berth_operator_pool_waiting_requests", "gauge", "Requests of nodes for which a pool has no block.", "pool")
 	famBlockServed   = metric.New("berth_operator_block_request_seconds", "histogram", "Time from a node's request for a block to its answer with one.")
+	famBlockRefused  = metric.New("berth_operator_block_requests_refused_total", "counter", "Requests for blocks that were refused for what their node has or asks for already, by reason: NoPods, NodeQuota or TooManyRequests.", "reason")
 
 	families = []metric.Family{
-		famPoolBlocks, famPoolAddresses, famPoolWaiting, famBlockServed,
+		famPoolBlocks, famPoolAddresses, famPoolWaiting, famBlockServed, famBlockRefused,
 		famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famSubnets, famDemand,
 	}
 )

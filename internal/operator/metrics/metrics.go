@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
@@ -25,7 +26,8 @@ type Metrics struct {
 	resyncs   prometheus.Counter
 	demand    prometheus.Observer
 
-	served prometheus.Observer
+	served  prometheus.Observer
+	refused *prometheus.CounterVec
 
 	demandVec *prometheus.HistogramVec
 	resyncVec *prometheus.CounterVec
@@ -38,16 +40,19 @@ func New() *Metrics {
 		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
 		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
 		resyncVec: famResyncs.Counter(), demandVec: famDemand.Histogram(demandBuckets),
-		servedVec: famBlockServed.Histogram(demandBuckets),
+		servedVec: famBlockServed.Histogram(demandBuckets), refused: famBlockRefused.Counter(),
 	}
 	m.resyncs, m.demand, m.served = m.resyncVec.WithLabelValues(), m.demandVec.WithLabelValues(), m.servedVec.WithLabelValues()
+	for _, reason := range []string{v1alpha1.ReasonNoPods, v1alpha1.ReasonNodeQuota, v1alpha1.ReasonTooManyRequests} {
+		m.refused.WithLabelValues(reason) // so that the first can be seen to be one more
+	}
 	return m
 }
 
 // Register adds them to a registry. Its errors are those of names that are
 // taken.
 func (m *Metrics) Register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec, m.servedVec} {
+	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec, m.servedVec, m.refused} {
 		if err := r.Register(c); err != nil {
 			return err
 		}
@@ -76,6 +81,9 @@ func (m *Metrics) DemandServed(after time.Duration) { m.demand.Observe(after.Sec
 
 // BlockServed counts a node's request for a block that was answered after so long.
 func (m *Metrics) BlockServed(after time.Duration) { m.served.Observe(after.Seconds()) }
+
+// BlockRefused counts a request for a block that was refused for its node's sake.
+func (m *Metrics) BlockRefused(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
 // Call implements pace.Observer.
 func (m *Metrics) Call(operation, code string, took time.Duration) {

@@ -57,6 +57,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	m.Limited("AssignPrivateIpAddresses", 2*time.Second)
 	m.DemandServed(3 * time.Second)
 	m.BlockServed(4 * time.Second)
+	m.BlockRefused("NodeQuota")
 
 	got := scrape(t, r)
 	for name, want := range map[string]string{
@@ -83,6 +84,7 @@ func TestEverythingIsCounted(t *testing.T) {
 		`berth_operator_pool_addresses{pool="default",state="free"}`:                                           "14",
 		`berth_operator_pool_waiting_requests{pool="default"}`:                                                 "15",
 		`berth_operator_block_request_seconds_sum`:                                                             "4",
+		`berth_operator_block_requests_refused_total{reason="NodeQuota"}`:                                      "1",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %s", name, got[name], want)

@@ -20,12 +20,16 @@ type Attachment struct{ Network, ContainerID, IfName string }
 // Pod is what Kubernetes' CNI_ARGS tell; empty elsewhere.
 type Pod struct{ Namespace, Name, UID string }
 
+// Annotations are those of the pod that the daemon knows.
+type Annotations struct{ Pool string } // berth.dev/pool; empty without it
+
 // AddRequest asks for an attachment.
 type AddRequest struct {
-	Attachment Attachment
-	Netns      string // path of the sandbox's network namespace
-	Pod        Pod
-	MTU        uint32 // bytes; 0: the daemon's choice
+	Attachment  Attachment
+	Netns       string // path of the sandbox's network namespace
+	Pod         Pod
+	MTU         uint32       // bytes; 0: the daemon's choice
+	Annotations *Annotations // nil: the runtime does not tell them
 }
 
 // Encode returns the message's bytes.
@@ -35,6 +39,9 @@ func (r AddRequest) Encode() []byte {
 	m.text(2, r.Netns)
 	m.nest(3, r.Pod.encode())
 	m.number(4, r.MTU)
+	if r.Annotations != nil {
+		m.nest(5, r.Annotations.encode())
+	}
 	return m
 }
 
@@ -109,6 +116,12 @@ func (p Pod) encode() []byte {
 	m.text(1, p.Namespace)
 	m.text(2, p.Name)
 	m.text(3, p.UID)
+	return m
+}
+
+func (a Annotations) encode() []byte {
+	var m message
+	m.text(1, a.Pool)
 	return m
 }
 

@@ -27,10 +27,14 @@ var sent = []struct {
 }{
 	{"AddRequest", func(t *rapid.T) (encoder, proto.Message) {
 		r := draw[wire.AddRequest](t)
-		return r, &rpc.AddRequest{
+		m := &rpc.AddRequest{
 			Attachment: attachment(r.Attachment), Netns: r.Netns, Mtu: r.MTU,
 			Pod: &rpc.Pod{Namespace: r.Pod.Namespace, Name: r.Pod.Name, Uid: r.Pod.UID},
 		}
+		if r.Annotations != nil {
+			m.Annotations = &rpc.Annotations{Pool: r.Annotations.Pool}
+		}
+		return r, m
 	}},
 	{"DelRequest", func(t *rapid.T) (encoder, proto.Message) {
 		r := draw[wire.DelRequest](t)
@@ -71,6 +75,11 @@ func fill(t *rapid.T, v reflect.Value) {
 		v.SetString(rapid.SampledFrom([]string{"", "a", "10.0.0.1/32", "子网", strings.Repeat("x", 300)}).Draw(t, "text"))
 	case reflect.Uint32:
 		v.SetUint(uint64(rapid.Uint32().Draw(t, "number")))
+	case reflect.Pointer:
+		if rapid.Bool().Draw(t, "set") {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(t, v.Elem())
+		}
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), rapid.IntRange(0, 3).Draw(t, "length"), 3))
 		for i := range v.Len() {
@@ -148,7 +157,7 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		ours   any
 		theirs proto.Message
 	}{
-		{wire.Attachment{}, &rpc.Attachment{}}, {wire.Pod{}, &rpc.Pod{}}, {wire.AddRequest{}, &rpc.AddRequest{}},
+		{wire.Attachment{}, &rpc.Attachment{}}, {wire.Pod{}, &rpc.Pod{}}, {wire.Annotations{}, &rpc.Annotations{}}, {wire.AddRequest{}, &rpc.AddRequest{}},
 		{wire.DelRequest{}, &rpc.DelRequest{}}, {wire.CheckRequest{}, &rpc.CheckRequest{}}, {wire.GCRequest{}, &rpc.GCRequest{}},
 		{wire.StatusRequest{}, &rpc.StatusRequest{}}, {wire.AddReply{}, &rpc.AddReply{}}, {wire.Interface{}, &rpc.Interface{}},
 		{wire.Route{}, &rpc.Route{}}, {wire.Failure{}, &rpc.Failure{}},
@@ -165,8 +174,8 @@ func TestNoFieldIsForgotten(t *testing.T) {
 		}
 	}
 	known := (&rpc.Attachment{}).ProtoReflect().Descriptor().ParentFile()
-	if got := known.Messages().Len(); got != 15 {
-		t.Errorf("berth.proto has %d messages, 15 are looked at here", got)
+	if got := known.Messages().Len(); got != 16 {
+		t.Errorf("berth.proto has %d messages, 16 are looked at here", got)
 	}
 }
 

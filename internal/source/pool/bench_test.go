@@ -35,7 +35,7 @@ func BenchmarkAddDel(b *testing.B) {
 // crowded is a node with pods, and one free block.
 func crowded(tb testing.TB, bits, pods int) *bench {
 	b := &bench{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
-	b.word.blocks, b.word.requests, b.word.pools, b.word.pods, b.word.namespaces = true, true, true, true, true
+	b.word.blocks, b.word.requests, b.word.pools, b.word.namespaces = true, true, true, true
 	b.node = nodeState{known: true, uid: "n"}
 	b.setPool(poolFacts{name: "default", bits: bits})
 	b.namespaces["ns"] = ""
@@ -45,7 +45,6 @@ func crowded(tb testing.TB, bits, pods int) *bench {
 		b.give(blockOf(fmt.Sprint("default-", i), fmt.Sprintf("10.0.%d.%d/%d", at/256, at%256, 32-bits), ""))
 	}
 	for i := range pods + 1 {
-		b.pods[podName{"ns", fmt.Sprint("pod", i)}] = podFacts{}
 		if i < pods {
 			b.admit(b.req(i), b.now)
 		}

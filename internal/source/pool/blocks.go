@@ -135,6 +135,7 @@ type holding struct {
 	emptySince time.Time // zero while an address of it is used or cools
 	rival      string    // a block of this node with the same addresses, which came first
 	down       string    // why the file or the data path does not have it
+	unroutable bool      // the data path has others, and not this one
 }
 
 // serves tells whether addresses of the block may be handed out.

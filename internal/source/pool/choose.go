@@ -3,9 +3,8 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
@@ -15,29 +14,15 @@ import (
 // A pod gets its address from the pool that its namespace's annotation names,
 // else from the default one. Its own annotation counts only for a pool that lists
 // its namespace (document 001, "IP Address Management": who can freely choose a
-// pool can exhaust it, or expose a pod). As long as pod or namespace are not
-// known nothing is assumed.
-
-// podName names a pod.
-type podName struct{ namespace, name string }
-
-// podFacts is what matters of a pod.
-type podFacts struct {
-	uid types.UID
-	// mirrors is the UID that the kubelet gives a static pod, of which the API
-	// server has a copy with another; empty for other pods.
-	mirrors string
-	pool    string // annotation; empty without
-}
-
-// is tells whether these are the facts of a pod that the runtime names.
-func (f podFacts) is(p attachment.Pod) bool {
-	return p.UID == "" || p.UID == string(f.uid) || p.UID == f.mirrors
-}
+// pool can exhaust it, or expose a pod). As long as the namespace is not known
+// nothing is assumed.
+//
+// What the pod's annotation says comes with the ADD: the runtime speaks for the
+// pods of its node anyway. To read it from the API server would take a right to
+// read every pod of the cluster.
 
 // world is what the choice looks at.
 type world struct {
-	pods       map[podName]podFacts
 	namespaces map[string]string // annotation by namespace; empty without
 	pools      map[string]*stock
 }
@@ -45,39 +30,50 @@ type world struct {
 // choose names the pool of a pod; empty while that cannot be told yet, and err
 // then says why, for when nothing changes in time. With final, nothing that
 // comes would change it.
-func choose(w world, pod attachment.Pod) (name string, final bool, err *source.Exhausted) {
+func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final bool, err *source.Exhausted) {
 	if pod.Name == "" || pod.Namespace == "" {
 		return "", true, exhausted("pod-unnamed", "the runtime does not tell which pod this is (K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS), so that its pool cannot be chosen")
-	}
-	facts, known := w.pods[podName{pod.Namespace, pod.Name}]
-	if !known || !facts.is(pod) {
-		return "", false, exhausted("pod-unknown", "pod %s/%s%s is not among this node's pods at the API server yet, so that its pool cannot be chosen",
-			pod.Namespace, pod.Name, ofUID(pod.UID))
 	}
 	annotation, known := w.namespaces[pod.Namespace]
 	if !known {
 		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
-	if facts.pool == "" || facts.pool == given {
+	if !wish.Told {
+		return w.chooseUntold(pod.Namespace, given)
+	}
+	if wish.Pool == "" || wish.Pool == given {
 		return given, true, nil
 	}
-	s := w.pools[facts.pool]
+	s := w.pools[wish.Pool]
 	if s == nil || !s.known {
-		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which the pod's annotation %s names: create it, or correct the annotation", facts.pool, v1alpha1.AnnotationPool)
+		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which the pod's annotation %s names: create it, or correct the annotation", wish.Pool, v1alpha1.AnnotationPool)
 	}
 	if !slices.Contains(s.podNamespaces, pod.Namespace) {
 		return "", true, exhausted("pool-not-allowed", "the pod's annotation %s names AddressPool %s, whose spec.podNamespaces does not list namespace %s: "+
-			"add it there, or remove the annotation", v1alpha1.AnnotationPool, facts.pool, pod.Namespace)
+			"add it there, or remove the annotation", v1alpha1.AnnotationPool, wish.Pool, pod.Namespace)
 	}
-	return facts.pool, true, nil
+	return wish.Pool, true, nil
 }
 
-func ofUID(uid string) string {
-	if uid == "" {
-		return ""
+// chooseUntold is choose where the runtime does not tell annotations. A pod whose
+// namespace no pool lists has no choice. Another may have chosen, and would be
+// in the wrong pool without a word: it gets no address.
+func (w world) chooseUntold(namespace, given string) (name string, final bool, err *source.Exhausted) {
+	told := false
+	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
+		s := w.pools[name]
+		told = told || s.known
+		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
+			return "", true, exhausted("annotations-untold", "the container runtime does not tell the pod's annotations, by which pods of namespace %s may choose AddressPool %s: "+
+				"use containerd 1.5, CRI-O 1.29 or later and the configuration that berthd installs, which declares the capability io.kubernetes.cri.pod-annotations; "+
+				"or take the namespace out of spec.podNamespaces", namespace, name)
+		}
 	}
-	return " (UID " + uid + ")"
+	if !told {
+		return "", false, exhausted("pool-unknown", "there is no AddressPool yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
+	}
+	return given, true, nil
 }
 
 func exhausted(reason, format string, args ...any) *source.Exhausted {

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -95,15 +96,29 @@ func (s *Source) program(ctx context.Context, want []blockFacts) error {
 }
 
 // committed takes the result: what was put in place may be handed out, and what
-// was taken away may be given back.
+// was taken away may be given back. A block that cannot be routed holds up no
+// other.
 func (s *Source) committed(want, withdrawn []blockFacts, err error) {
+	partly, ok := errors.AsType[*datapath.BlocksError](err)
+	if ok = ok || err == nil; partly == nil {
+		partly = &datapath.BlocksError{}
+	}
 	s.change(func(l *ledger, _ time.Time) {
-		if err != nil {
+		if !ok {
 			l.each(want, func(h *holding) { h.down = err.Error() })
 			return
 		}
-		l.each(want, func(h *holding) { h.saved, h.programmed, h.down = true, true, "" })
-		l.each(withdrawn, func(h *holding) { h.leaving = max(h.leaving, cleared) })
+		l.each(want, func(h *holding) {
+			h.saved = true
+			if no := partly.Failed[h.name]; no != nil {
+				h.down, h.unroutable = no.Error(), true
+				return
+			}
+			h.programmed, h.down, h.unroutable = true, "", false
+		})
+		if partly.Left == nil {
+			l.each(withdrawn, func(h *holding) { h.leaving = max(h.leaving, cleared) })
+		}
 	})
 }
 

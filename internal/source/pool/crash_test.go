@@ -56,7 +56,7 @@ func (k kernel) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 }
 
 func podRequest(i int) source.Request {
-	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: namespace, Name: fmt.Sprint("pod", i)}}
+	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: namespace, Name: fmt.Sprint("pod", i)}, Wish: source.Wish{Told: true}}
 }
 
 // mortalNode is a machine whose daemon is a process, started again when it dies.

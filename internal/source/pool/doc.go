@@ -3,7 +3,7 @@
 //
 // Decisions are made by a ledger, which is values in memory and does no I/O:
 //
-//	ledger.go    what is known: pools, pods, namespaces, and what that changes
+//	ledger.go    what is known: pools, namespaces, and what that changes
 //	blocks.go    the life of a block on this node
 //	hand.go      handing out addresses, and taking them back
 //	choose.go    which pool a pod gets its address from
@@ -34,6 +34,6 @@ package pool
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks,verbs=get;list;watch;delete;patch
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks/status,verbs=patch
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=list;watch;create;delete
-// +kubebuilder:rbac:groups="",resources=nodes;namespaces;pods,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=nodes;namespaces,verbs=list;watch
 
 //go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berthd

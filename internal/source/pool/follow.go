@@ -23,14 +23,9 @@ const (
 )
 
 var (
-	podsResource       = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	nodesResource      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 )
-
-// mirrorAnnotation has, on a static pod's copy at the API server, the UID that
-// the kubelet knows the pod by (Kubernetes documentation, "Create static Pods").
-const mirrorAnnotation = "kubernetes.io/config.mirror"
 
 // partial is the metadata of an object.
 type partial = metav1.PartialObjectMetadata
@@ -53,10 +48,6 @@ func (s *Source) follow(ctx context.Context, wg *sync.WaitGroup) {
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, "nodes", s.api.Metadata(nodesResource, only("metadata.name", node), kubeapi.Bare()), s.heedNode())
-	})
-	wg.Go(func() {
-		kubeapi.Follow(ctx, "pods", s.api.Metadata(podsResource, only("spec.nodeName", node),
-			kubeapi.Bare(v1alpha1.AnnotationPool, mirrorAnnotation)), s.heedPods())
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, "namespaces", s.api.Metadata(namespacesResource, "",
@@ -243,7 +234,7 @@ func (s *Source) heedPools() kubeapi.Handler[*v1alpha1.AddressPool] {
 					put(l, o)
 				}
 				l.word.pools = true
-				l.decideAll(now)
+				l.toldChoices(now)
 			})
 		},
 	}
@@ -269,39 +260,6 @@ func (s *Source) heedNode() kubeapi.Handler[*partial] {
 	}
 }
 
-func (s *Source) heedPods() kubeapi.Handler[*partial] {
-	put := func(l *ledger, o *partial) {
-		l.pods[podName{o.Namespace, o.Name}] = podFacts{uid: o.UID, mirrors: o.Annotations[mirrorAnnotation], pool: o.Annotations[v1alpha1.AnnotationPool]}
-	}
-	return kubeapi.Handler[*partial]{
-		Heard: s.heard("pods"),
-		Put: func(o *partial) {
-			s.change(func(l *ledger, now time.Time) {
-				put(l, o)
-				l.decideAll(now)
-			})
-		},
-		Gone: func(o *partial) {
-			s.change(func(l *ledger, _ time.Time) {
-				if name := (podName{o.Namespace, o.Name}); l.pods[name].uid == o.UID {
-					delete(l.pods, name)
-				}
-			})
-		},
-		All: func(list []*partial) {
-			s.change(func(l *ledger, now time.Time) {
-				clear(l.pods)
-				for _, o := range list {
-					put(l, o)
-				}
-				l.word.pods = true
-				clear(l.chosen) // from now on its word counts alone
-				l.decideAll(now)
-			})
-		},
-	}
-}
-
 func (s *Source) heedNamespaces() kubeapi.Handler[*partial] {
 	return kubeapi.Handler[*partial]{
 		Heard: s.heard("namespaces"),
@@ -321,7 +279,7 @@ func (s *Source) heedNamespaces() kubeapi.Handler[*partial] {
 					l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
 				}
 				l.word.namespaces = true
-				l.decideAll(now)
+				l.toldChoices(now)
 			})
 		},
 	}

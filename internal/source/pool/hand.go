@@ -42,7 +42,7 @@ func (l *ledger) keep(key attachment.Key, h hold) {
 	for _, a := range h.Addrs() {
 		l.byAddr[a] = key
 	}
-	if h.pod.UID != "" && h.Pool != "" && !l.word.pods {
+	if h.pod.UID != "" && h.Pool != "" && !l.word.chooses() {
 		l.chosen[h.pod.UID] = h.Pool
 	}
 }
@@ -89,7 +89,7 @@ func (l *ledger) admit(req source.Request, now time.Time) *waiting.Waiter {
 
 // decide moves a waiter to the queue of its pool, if that is known by now.
 func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
-	name, final, why := choose(l.world, w.Request.Pod)
+	name, final, why := choose(l.world, w.Request.Pod, w.Request.Wish)
 	if before := l.chosen[w.Request.Pod.UID]; name == "" && !final && before != "" {
 		name = before // it was chosen by what the API server said then, which does not answer now
 	}
@@ -101,6 +101,15 @@ func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	case final:
 		w.Fail(why)
 	}
+}
+
+// toldChoices takes that the API server listed namespaces or pools: once it told
+// both its word counts alone.
+func (l *ledger) toldChoices(now time.Time) {
+	if l.word.chooses() {
+		clear(l.chosen)
+	}
+	l.decideAll(now)
 }
 
 // decideAll looks again at those whose pool was not known.

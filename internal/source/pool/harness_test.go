@@ -79,6 +79,7 @@ type routes struct {
 	mu     sync.Mutex // guards all below
 	blocks map[string]datapath.Block
 	fail   error
+	broken string // the block that cannot be routed
 	calls  int
 }
 
@@ -90,10 +91,24 @@ func (r *routes) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 		return r.fail
 	}
 	r.blocks = map[string]datapath.Block{}
+	failed := map[string]error{}
 	for _, b := range blocks {
+		if b.Name == r.broken {
+			failed[b.Name] = errors.New("no route to " + b.Name)
+			continue
+		}
 		r.blocks[b.Name] = b
 	}
+	if len(failed) > 0 {
+		return &datapath.BlocksError{Failed: failed}
+	}
 	return nil
+}
+
+func (r *routes) breakBlock(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.broken = name
 }
 
 func (r *routes) names() []string {
@@ -123,6 +138,7 @@ type machine struct {
 	cfg    *rest.Config
 	tune   func(*Config)
 	routes *routes
+	wishes map[string]string // pools that pods name, by pod
 	*Source
 	stop func()
 }
@@ -130,7 +146,7 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	harness.KubeClean(t)
-	m := &machine{t: t, dir: t.TempDir(), api: harness.KubeClient(t), log: &logs{t: t}, routes: &routes{}, tune: func(*Config) {}}
+	m := &machine{t: t, dir: t.TempDir(), api: harness.KubeClient(t), log: &logs{t: t}, routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
 	token, err := harness.ControlPlane.NodeToken(t.Context(), account, nodeID)
 	if err != nil {
 		t.Fatal(err)
@@ -260,6 +276,7 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 	}
 	if pool != "" {
 		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		m.wishes[name] = pool
 	}
 	m.create(p)
 	return p
@@ -278,7 +295,9 @@ func (m *machine) add(i int) source.Lease {
 func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), within)
 	defer cancel()
-	return m.Acquire(ctx, podRequest(i))
+	req := podRequest(i)
+	req.Wish.Pool = m.wishes[req.Pod.Name]
+	return m.Acquire(ctx, req)
 }
 
 // fails starts a pod that gets no address, for a reason that is known soon, and

@@ -31,7 +31,7 @@ type ledger struct {
 
 	undecided waiting.Queue // pods whose pool is not known yet
 	// chosen are the pools of pods that had an address of one, by UID: after a
-	// start without the API server they are all that is known of pods.
+	// start without the API server they are all that is known.
 	chosen map[string]string
 
 	node     nodeState
@@ -51,9 +51,12 @@ type nodeState struct {
 
 // word is what the API server has told.
 type word struct {
-	blocks, requests, pools, pods, namespaces bool             // there was a list
-	trouble                                   map[string]error // why something cannot be listed or watched
+	blocks, requests, pools, namespaces bool             // there was a list
+	trouble                             map[string]error // why something cannot be listed or watched
 }
+
+// chooses tells whether enough was told for the choice of a pool.
+func (w word) chooses() bool { return w.pools && w.namespaces }
 
 // stock is one pool as this node has it.
 type stock struct {
@@ -79,7 +82,7 @@ type hold struct {
 func newLedger(p policy) *ledger {
 	return &ledger{
 		policy: p,
-		world:  world{pods: map[podName]podFacts{}, namespaces: map[string]string{}, pools: map[string]*stock{}},
+		world:  world{namespaces: map[string]string{}, pools: map[string]*stock{}},
 		blocks: map[string]*holding{}, requests: map[string]*request{}, asked: map[string]bool{},
 		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
 		chosen: map[string]string{},

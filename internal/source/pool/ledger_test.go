@@ -31,20 +31,17 @@ type bench struct {
 
 func newBench(t *testing.T, pools ...poolFacts) *bench {
 	b := &bench{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
-	b.word.blocks, b.word.requests, b.word.pools, b.word.pods, b.word.namespaces = true, true, true, true, true
+	b.word.blocks, b.word.requests, b.word.pools, b.word.namespaces = true, true, true, true
 	b.node = nodeState{known: true, uid: "n"}
 	for _, p := range pools {
 		b.setPool(p)
 	}
 	b.namespaces["ns"] = ""
-	for i := range 200 {
-		b.pods[podName{"ns", fmt.Sprint("pod", i)}] = podFacts{}
-	}
 	return b
 }
 
 func (b *bench) req(i int) source.Request {
-	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: fmt.Sprint("pod", i)}}
+	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: fmt.Sprint("pod", i)}, Wish: source.Wish{Told: true}}
 }
 
 func key(i int) attachment.Key {

@@ -278,3 +278,32 @@ func TestBlockChangedWhileItIsLetGo(t *testing.T) {
 		t.Error("there was no conflict")
 	}
 }
+
+// A block that cannot be routed holds up no other: pods get addresses of the next
+// one, and its own are used once its route can be set.
+func TestOneBlockThatCannotBeRouted(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 1, nil, "10.0.0.0/24")
+	m.pods(0, 3)
+	m.routes.breakBlock("default-0")
+	m.startOperator()
+	m.start()
+	for i := range 2 {
+		if l := m.add(i); l.Block != "default-1" {
+			t.Errorf("pod %d has %v", i, l)
+		}
+	}
+	m.until("it is told", func() bool {
+		return strings.Contains(m.Snapshot().LastError, "block default-0 is not used: no route to default-0")
+	})
+	if err := m.Ready(); err != nil {
+		t.Error(err)
+	}
+	m.routes.breakBlock("")
+	for i := 2; i < 4; i++ {
+		if l := m.add(i); l.Block != "default-0" {
+			t.Errorf("pod %d has %v", i, l)
+		}
+	}
+	m.until("nothing is told", func() bool { return m.Snapshot().LastError == "" })
+}

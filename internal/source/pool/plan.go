@@ -89,6 +89,7 @@ func (l *ledger) supplyOf(s *stock) (supply, []idle) {
 	have := supply{size: s.size, waiting: s.queue.Len()}
 	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
 	var empty []idle
+	stuck := l.stuck(s)
 	for _, h := range l.blocks {
 		if h.pool != s.name || h.rival != "" {
 			continue
@@ -98,7 +99,7 @@ func (l *ledger) supplyOf(s *stock) (supply, []idle) {
 		if have.size == 0 {
 			have.size = sizeOf(h.first)
 		}
-		if h.draining || h.leaving != stays || h.lost() {
+		if h.draining || h.leaving != stays || h.lost() || h == stuck {
 			continue
 		}
 		have.free += min(c.Free, 1<<maxBits)
@@ -107,6 +108,22 @@ func (l *ledger) supplyOf(s *stock) (supply, []idle) {
 		}
 	}
 	return have, empty
+}
+
+// stuck is the block of a pool that has no route while others can: nobody waits
+// for it. Of two such none is meant: then it is not the block's fault, and more of
+// them would not help.
+func (l *ledger) stuck(s *stock) (only *holding) {
+	for _, h := range l.blocks {
+		if h.pool != s.name || !h.unroutable || h.programmed {
+			continue
+		}
+		if only != nil {
+			return nil
+		}
+		only = h
+	}
+	return only
 }
 
 // planRequests makes as many requests as the pool lacks blocks and have no

@@ -37,12 +37,9 @@ func newLife(t *rapid.T) *life {
 		blocks: map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
-	l.word.blocks, l.word.requests, l.word.pools, l.word.pods, l.word.namespaces = true, true, true, true, true
+	l.word.blocks, l.word.requests, l.word.pools, l.word.namespaces = true, true, true, true
 	l.node = nodeState{known: true, uid: "n"}
 	l.namespaces["ns"] = ""
-	for i := range 20 {
-		l.pods[podName{"ns", fmt.Sprint("pod", i)}] = podFacts{}
-	}
 	l.setPool(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
 	return l
 }
@@ -290,7 +287,7 @@ func (l *life) restart(t *rapid.T) {
 	l.hear(t)
 	before := l.ledger
 	l.ledger = newLedger(before.policy)
-	l.world.pods, l.world.namespaces, l.word, l.node = before.world.pods, before.world.namespaces, before.word, before.node
+	l.world.namespaces, l.word, l.node = before.world.namespaces, before.word, before.node
 	clear(l.waiters)
 	early := rapid.Bool().Draw(t, "records first")
 	list := func() {

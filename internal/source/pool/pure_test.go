@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/source"
 )
 
 var t0 = time.Unix(1_000_000, 0)
@@ -57,55 +58,55 @@ func TestReadBlock(t *testing.T) {
 
 func TestChoose(t *testing.T) {
 	w := world{
-		pods: map[podName]podFacts{
-			{"plain", "p"}:   {uid: "u1"},
-			{"global", "p"}:  {uid: "u1"},
-			{"global", "in"}: {uid: "u1", pool: "inner"},
-			{"plain", "in"}:  {uid: "u1", pool: "inner"},
-			{"plain", "out"}: {uid: "u1", pool: "public"},
-			{"plain", "def"}: {uid: "u1", pool: "default"}, {"global", "def"}: {uid: "u1", pool: "default"},
-			{"global", "pub"}: {uid: "u1", pool: "public"},
-			{"plain", "mis"}:  {uid: "u1", pool: "publik"},
-			{"lost", "p"}:     {uid: "u1"},
-			{"plain", "etcd"}: {
-				uid: "u1", mirrors: "hash",
-			},
-		},
-		namespaces: map[string]string{"plain": "", "global": "public"},
+		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
 		pools: map[string]*stock{
-			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global"}},
-			"publik": {}, // blocks of a pool that is no more
+			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
+			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
 		},
 	}
+	told := func(pool string) source.Wish { return source.Wish{Told: true, Pool: pool} }
 	for _, tc := range []struct {
-		namespace, name, uid string
-		want, reason         string
-		final                bool
+		namespace    string
+		wish         source.Wish
+		want, reason string
+		final        bool
 	}{
-		{"plain", "p", "u1", "default", "", true},
-		{"plain", "p", "", "default", "", true},
-		{"global", "p", "u1", "public", "", true},
-		{"global", "in", "u1", "inner", "", true},
-		{"plain", "in", "u1", "inner", "", true},
-		{"plain", "out", "u1", "", "pool-not-allowed", true},
-		{"plain", "def", "u1", "default", "", true}, // what would be its pool anyway needs no permission
-		{"global", "pub", "u1", "public", "", true},
-		{"global", "def", "u1", "", "pool-not-allowed", true},
-		{"plain", "mis", "u1", "", "pool-unknown", false},
-		{"plain", "p", "u2", "", "pod-unknown", false}, // the pod of that name that was before
-		{"plain", "q", "u1", "", "pod-unknown", false},
-		{"lost", "p", "u1", "", "namespace-unknown", false},
-		{"plain", "etcd", "hash", "default", "", true}, // the kubelet's UID of a static pod
-		{"", "", "", "", "pod-unnamed", true},
+		{"plain", told(""), "default", "", true},
+		{"global", told(""), "public", "", true},
+		{"global", told("inner"), "inner", "", true},
+		{"plain", told("inner"), "inner", "", true},
+		{"plain", told("public"), "", "pool-not-allowed", true},
+		{"plain", told("default"), "default", "", true}, // what would be its pool anyway needs no permission
+		{"global", told("public"), "public", "", true},
+		{"global", told("default"), "", "pool-not-allowed", true},
+		{"plain", told("publik"), "", "pool-unknown", false},
+		{"lost", told(""), "", "namespace-unknown", false},
+		{"lost", told("default"), "", "namespace-unknown", false},
+		{"", told(""), "", "pod-unnamed", true},
+
+		// A runtime that does not tell annotations.
+		{"other", source.Wish{}, "default", "", true},
+		{"lent", source.Wish{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
+		{"plain", source.Wish{}, "", "annotations-untold", true},
+		{"global", source.Wish{}, "", "annotations-untold", true},
+		{"lost", source.Wish{}, "", "namespace-unknown", false},
 	} {
-		got, final, why := choose(w, attachment.Pod{Namespace: tc.namespace, Name: tc.name, UID: tc.uid})
+		pod := attachment.Pod{Namespace: tc.namespace, Name: "p"}
+		if tc.namespace == "" {
+			pod.Name = ""
+		}
+		got, final, why := choose(w, pod, tc.wish)
 		reason := ""
 		if why != nil {
 			reason = why.Reason
 		}
 		if got != tc.want || final != tc.final || reason != tc.reason {
-			t.Errorf("%s/%s %s: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.name, tc.uid, got, final, reason, tc.want, tc.final, tc.reason)
+			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.wish, got, final, reason, tc.want, tc.final, tc.reason)
 		}
+	}
+	w.pools = nil
+	if _, final, why := choose(w, attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
+		t.Errorf("before the pools are known: final %v, %v", final, why)
 	}
 }
 

@@ -116,7 +116,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	m.startOperator()
 	m.start()
 	pod := m.podNamed(namespace, "known", "")
-	known := source.Request{Key: key(100), Pod: attachment.Pod{Namespace: namespace, Name: "known", UID: string(pod.UID)}}
+	known := source.Request{Key: key(100), Pod: attachment.Pod{Namespace: namespace, Name: "known", UID: string(pod.UID)}, Wish: source.Wish{Told: true}}
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
 	old, err := m.Acquire(ctx, known)

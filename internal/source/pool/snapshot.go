@@ -35,8 +35,10 @@ func (s *Source) Snapshot() source.Snapshot {
 }
 
 func groupInfo(h *holding) source.GroupInfo {
-	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first), Pool: h.pool, Prefixes: h.prefixes()}
+	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first), Pool: h.pool, Prefixes: h.prefixes(), Failed: h.unroutable}
 	switch {
+	case h.unroutable:
+		g.Reason = h.down
 	case g.Ready:
 	case h.lost():
 		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"

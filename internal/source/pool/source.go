@@ -28,7 +28,8 @@ var _ = failpoint.Register(
 // goroutine.
 type Datapath interface {
 	// SetBlocks makes the node's routes those of these blocks and no others. It
-	// is idempotent. With an error it is called again.
+	// is idempotent. With an error it is called again; with a *datapath.BlocksError
+	// the blocks that it does not name are routed all the same.
 	SetBlocks(ctx context.Context, blocks []datapath.Block) error
 }
 

@@ -176,7 +176,7 @@ func TestNobodyWaitsForAnothersRequest(t *testing.T) {
 	go func() {
 		ctx, cancel := context.WithTimeout(t.Context(), longest)
 		defer cancel()
-		_, err := m.Acquire(ctx, source.Request{Key: key(99), Pod: attachment.Pod{Namespace: "snail", Name: "p"}})
+		_, err := m.Acquire(ctx, source.Request{Key: key(99), Pod: attachment.Pod{Namespace: "snail", Name: "p"}, Wish: source.Wish{Told: true}})
 		slow <- err
 	}()
 	<-s.held

@@ -26,10 +26,10 @@ func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
 	if why := l.apiTrouble(); why != nil {
 		return why
 	}
-	if !l.word.pods || !l.word.namespaces || !l.word.pools {
-		return exhausted("starting", "the API server has not told yet which pods, namespaces and pools there are")
+	if !l.word.chooses() {
+		return exhausted("starting", "the API server has not told yet which namespaces and pools there are")
 	}
-	if _, _, why := choose(l.world, w.Request.Pod); why != nil {
+	if _, _, why := choose(l.world, w.Request.Pod, w.Request.Wish); why != nil {
 		return why
 	}
 	return exhausted("starting", "the pod's pool was not known in time")
@@ -124,6 +124,11 @@ func (l *ledger) lastError(now time.Time) string {
 		s := l.pools[name]
 		if s.queue.Len() > 0 {
 			return l.whyEmpty(s, now).Message
+		}
+	}
+	for _, name := range l.blockNames() {
+		if h := l.blocks[name]; h.unroutable {
+			return fmt.Sprintf("block %s is not used: %s", name, h.down)
 		}
 	}
 	if ws := l.undecided.All(); len(ws) > 0 {

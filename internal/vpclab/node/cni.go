@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -77,10 +78,20 @@ func (p *Pod) runtimeConf() *libcni.RuntimeConf {
 			{"K8S_POD_UID", p.UID},
 		},
 	}
+	// libcni passes to each plugin what its configuration declares.
+	rt.CapabilityArgs = map[string]any{"io.kubernetes.cri.pod-annotations": p.annotations()}
 	if len(p.Ports) > 0 {
-		rt.CapabilityArgs = map[string]any{"portMappings": p.Ports}
+		rt.CapabilityArgs["portMappings"] = p.Ports
 	}
 	return rt
+}
+
+// annotations are the pod's as containerd and CRI-O pass them on: with what the
+// kubelet adds.
+func (p *Pod) annotations() map[string]string {
+	all := map[string]string{"kubernetes.io/config.source": "api"}
+	maps.Copy(all, p.Annotations)
+	return all
 }
 
 // CheckPod runs CNI CHECK for a pod.

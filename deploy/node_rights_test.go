@@ -1,0 +1,77 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/fstest"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// RBAC knows no field selectors: a right to list the pods of one's own node is
+// one to read every pod, with what its environment has. So no node's token, in
+// any mode, reads a pod, nor anything else that is a user's.
+func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
+	harness.KubeClean(t)
+	admin := harness.KubeClient(t)
+	all := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-everything"}}
+	harness.OK(t, client.IgnoreNotFound(admin.Delete(t.Context(), all)))
+	victim := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "database"},
+		Spec: corev1.PodSpec{NodeName: "node-2", Containers: []corev1.Container{{
+			Name: "a", Image: "a", Env: []corev1.EnvVar{{Name: "PASSWORD", Value: "secret"}},
+		}}},
+	}
+	harness.Eventually(t, limit, "another node's pod", func() error { return admin.Create(t.Context(), victim) })
+	for _, mode := range []string{"pool-mode", "operator-mode"} {
+		t.Run(mode, func(t *testing.T) {
+			harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{
+				"rbac.yaml": {Data: readFile(t, mode+"/rbac.yaml")}, "role.yaml": {Data: readFile(t, mode+"/rbac/berthd/role.yaml")},
+			}))
+			t.Cleanup(func() {
+				for _, name := range []string{"berthd", "berth-operator"} {
+					harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}})))
+				}
+			})
+			node := account(t, "berthd", "node-1")
+			harness.Eventually(t, limit, "its role holds, and no other", func() error {
+				if err := node.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
+					return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
+				}
+				err := node.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
+				if apierrors.IsForbidden(err) {
+					err = node.List(t.Context(), &corev1.NodeList{})
+				}
+				return client.IgnoreNotFound(err)
+			})
+			for what, err := range map[string]error{
+				"one pod":              node.Get(t.Context(), client.ObjectKeyFromObject(victim), &corev1.Pod{}),
+				"all pods":             node.List(t.Context(), &corev1.PodList{}),
+				"pods of its own node": node.List(t.Context(), &corev1.PodList{}, client.MatchingFields{"spec.nodeName": "node-1"}),
+				"metadata of pods":     node.List(t.Context(), metadataOf("Pod")),
+				"pods of a namespace":  node.List(t.Context(), &corev1.PodList{}, client.InNamespace("kube-system")),
+				"secrets":              node.List(t.Context(), &corev1.SecretList{}),
+				"a secret":             node.Get(t.Context(), client.ObjectKeyFromObject(victim), &corev1.Secret{}),
+				"service accounts":     node.List(t.Context(), &corev1.ServiceAccountList{}),
+			} {
+				if !apierrors.IsForbidden(err) {
+					t.Errorf("%s: %v, want no right to it", what, err)
+				}
+			}
+		})
+	}
+}
+
+func metadataOf(kind string) *metav1.PartialObjectMetadataList {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind + "List"))
+	return list
+}

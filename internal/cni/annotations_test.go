@@ -1,0 +1,75 @@
+package cni_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/rpc/rpcfake"
+)
+
+// As containerd and CRI-O do: annotations are passed to a plugin whose
+// configuration declares the capability, and the daemon hears of its own alone.
+func TestAnnotationsReachTheDaemon(t *testing.T) {
+	if cni.AnnotationPool != v1alpha1.AnnotationPool {
+		t.Errorf("the plugin looks for %s, and the annotation is %s", cni.AnnotationPool, v1alpha1.AnnotationPool)
+	}
+	declared := `{"io.kubernetes.cri.pod-annotations": true, "portMappings": true}`
+	many := map[string]string{"berth.dev/pool": "public"}
+	for i := range 50 {
+		many[strings.Repeat("a", i+1)] = strings.Repeat("x", 4<<10)
+	}
+	for _, tc := range []struct {
+		name, capabilities string
+		told               any // by the runtime; nil: nothing
+		want               *rpc.Annotations
+	}{
+		{"one", declared, map[string]string{"berth.dev/pool": "public"}, &rpc.Annotations{Pool: "public"}},
+		{"among many", declared, many, &rpc.Annotations{Pool: "public"}},
+		{"others", declared, map[string]string{"example.com/a": "b", "berth.dev/POOL": "public"}, &rpc.Annotations{}},
+		{"none", declared, map[string]string{}, &rpc.Annotations{}},
+		{"none, as Go writes it", declared, map[string]string(nil), &rpc.Annotations{}},
+		{"a runtime without the capability", declared, nil, nil},
+		{"not declared", `{}`, map[string]string{"berth.dev/pool": "public"}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := &rpcfake.Node{}
+			runtime, list := runtime(t, "1.0.0", conf(rpcfake.Start(t, n), "1.0.0", "capabilities", tc.capabilities))
+			rt := &libcni.RuntimeConf{ContainerID: "c0ffee", NetNS: netns, IfName: "eth0"}
+			if tc.told != nil {
+				rt.CapabilityArgs = map[string]any{cni.PodAnnotations: tc.told}
+			}
+			if _, err := runtime.AddNetworkList(t.Context(), list, rt); err != nil {
+				t.Fatal(err)
+			}
+			if err := runtime.DelNetworkList(t.Context(), list, rt); err != nil {
+				t.Error(err)
+			}
+			calls, _ := withoutStatus(n.Calls())
+			got := calls[0].(*rpc.AddRequest).GetAnnotations()
+			if diff := cmp.Diff(tc.want, got, protocmp.Transform()); diff != "" {
+				t.Errorf("the daemon hears (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What cannot be annotations, or the name of a pool, is refused by name.
+func TestBadAnnotationsAreRefused(t *testing.T) {
+	socket := rpcfake.Start(t, &rpcfake.Node{})
+	for value, want := range map[string]string{
+		`{"berth.dev/pool": 7}`: "berth.dev/pool: expected a text",
+		`["berth.dev/pool"]`:    "io.kubernetes.cri.pod-annotations: expected an object",
+		`{"berth.dev/pool": "` + strings.Repeat("a", 100<<10) + `"}`: "is 102400 bytes long, expected the name of an AddressPool",
+	} {
+		text := `{"io.kubernetes.cri.pod-annotations": ` + value + `}`
+		invocation{verb: "ADD", conf: conf(socket, "1.0.0", "runtimeConfig", text)}.check(t, types.ErrInvalidNetworkConfig, want)
+	}
+}

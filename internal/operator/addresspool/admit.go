@@ -1,0 +1,187 @@
+package addresspool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// lookAgain is when a request is looked at that its node's pods did not account
+// for: nobody watches pods.
+const lookAgain = 3 * time.Second
+
+// admit tells why a request is not to have a block, besides what the pool has to
+// say; drop: it is not to be kept. Without a refusal the quota has one block more
+// for it, until it is released or got.
+func (c *Controller) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *refusal, drop bool, err error) {
+	if c.o.MaxPods <= 0 || c.book.begun(r) {
+		return nil, false, nil
+	}
+	requests := &v1alpha1.BlockRequestList{}
+	of := client.MatchingFields{byNode: r.Spec.NodeName}
+	if err := c.client.List(ctx, requests, of, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, false, fmt.Errorf("list requests of %s: %w", r.Spec.NodeName, err)
+	}
+	ahead, ofPool := 0, 0
+	for i := range requests.Items {
+		o := &requests.Items[i]
+		if !precedes(o, r) || o.DeletionTimestamp != nil || meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
+			continue
+		}
+		ahead++
+		if o.Spec.PoolName == r.Spec.PoolName {
+			ofPool++
+		}
+	}
+	if why, drop := tooMany(r, ahead, ofPool); why != nil {
+		return why, drop, nil
+	}
+	p := &v1alpha1.AddressPool{}
+	err = c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, p, client.UnsafeDisableDeepCopy)
+	if apierrors.IsNotFound(err) {
+		return nil, false, nil // the book says so
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("read AddressPool %s from the cache: %w", r.Spec.PoolName, err)
+	}
+	s := share{size: int64(1) << min(max(blockSizeBits(p), 0), 16), open: p.Name == v1alpha1.DefaultPool}
+	if p.Spec.MaxBlocksPerNode != nil {
+		s.limit = int(*p.Spec.MaxBlocksPerNode)
+	}
+	if s.maxPods, err = c.maxPods(ctx, r.Spec.NodeName); err != nil {
+		return nil, false, err
+	}
+	cached := func() ([]v1alpha1.AddressBlock, error) {
+		blocks := &v1alpha1.AddressBlockList{}
+		err := c.client.List(ctx, blocks, of, client.UnsafeDisableDeepCopy)
+		if err != nil {
+			return nil, fmt.Errorf("list blocks of %s: %w", r.Spec.NodeName, err)
+		}
+		return blocks.Items, nil
+	}
+	// The first block of a node that starts, which all nodes may ask for at once,
+	// needs no look at its pods.
+	if s.open {
+		if why, err = c.quotas.admit(r, s, c.now(), cached); why == nil || err != nil {
+			return nil, false, err
+		}
+	}
+	if s.pods, err = c.podsOf(ctx, r.Spec.NodeName, p); err != nil {
+		return nil, false, err
+	}
+	why, err = c.quotas.admit(r, s, c.now(), cached)
+	return why, false, err
+}
+
+// maxPods is how many pods a node can have: the kubelet's word, which berthd's
+// token cannot change, up to the operator's.
+func (c *Controller) maxPods(ctx context.Context, node string) (int, error) {
+	n := &corev1.Node{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: node}, n, client.UnsafeDisableDeepCopy)
+	if client.IgnoreNotFound(err) != nil {
+		return 0, fmt.Errorf("read Node %s from the cache: %w", node, err)
+	}
+	if pods := n.Status.Allocatable.Pods().Value(); pods > 0 {
+		return int(min(pods, int64(c.o.MaxPods))), nil
+	}
+	return c.o.MaxPods, nil
+}
+
+// podsOf counts the pods that are bound to a node and get their addresses from a
+// pool. Those that ended count while they are there: their addresses may cool. It
+// asks past the cache, since a pod is bound before its node asks for a block; of
+// pods it reads the metadata alone. API servers answer it from memory, by the
+// index that kubelets use.
+func (c *Controller) podsOf(ctx context.Context, node string, p *v1alpha1.AddressPool) (n int, err error) {
+	pods := &metav1.PartialObjectMetadataList{}
+	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
+	sel := client.MatchingFieldsSelector{Selector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", node), fields.OneTermEqualSelector("spec.hostNetwork", "false"),
+	)}
+	if err := c.live.List(ctx, pods, sel); err != nil {
+		return 0, fmt.Errorf("list pods of %s: %w", node, err)
+	}
+	for i := range pods.Items {
+		o := &pods.Items[i]
+		namespace := namespaceMeta(o.Namespace)
+		err := c.client.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
+		if client.IgnoreNotFound(err) != nil {
+			return 0, fmt.Errorf("read Namespace %s from the cache: %w", o.Namespace, err)
+		}
+		if err != nil || uses(p, o.Namespace, namespace.Annotations[v1alpha1.AnnotationPool], o.Annotations[v1alpha1.AnnotationPool]) {
+			n++ // the cache does not have a namespace that was made a moment ago
+		}
+	}
+	return n, nil
+}
+
+// uses tells whether a pod gets its address from a pool: as the node's daemon
+// chooses (package source/pool).
+func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
+	given := cmp.Or(ofNamespace, v1alpha1.DefaultPool)
+	if ofPod == "" || ofPod == given {
+		return given == p.Name
+	}
+	return ofPod == p.Name && slices.Contains(p.Spec.PodNamespaces, namespace)
+}
+
+func namespaceMeta(name string) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	return o
+}
+
+// namespaces has the requests looked at that were refused when namespaces had
+// other annotations.
+func (c *Controller) namespaces() handler.EventHandler {
+	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) (out []reconcile.Request) {
+		for _, name := range c.quotas.waiting(func(string, string) bool { return true }) {
+			out = append(out, request(name))
+		}
+		return out
+	})
+}
+
+// refuse tells a request, and whoever looks after the pool, why it gets no block.
+func (c *Controller) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
+	c.quotas.note(r, true, c.now())
+	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
+	if before == nil || before.Reason != why.reason {
+		c.o.RequestRefused(why.reason)
+		c.tellPool(ctx, r, why)
+	}
+	return c.fail(ctx, r, why)
+}
+
+// tellPool makes an event of a refusal. Those of one node and reason are one,
+// however many requests it makes.
+func (c *Controller) tellPool(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) {
+	p := &v1alpha1.AddressPool{}
+	if c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, p) == nil {
+		c.events.Eventf(p, nil, corev1.EventTypeWarning, why.reason, "Refuse", "node %s gets no more blocks; its BlockRequests say why", r.Spec.NodeName)
+	}
+}
+
+// drop deletes a request that is one too many.
+func (c *Controller) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
+	c.o.RequestRefused(v1alpha1.ReasonTooManyRequests)
+	c.o.Logger.Warn("a node has too many requests; the youngest are deleted", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
+	err := c.client.Delete(ctx, &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}, client.Preconditions{UID: &r.UID})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
+	}
+	return nil
+}
