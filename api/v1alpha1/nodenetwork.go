@@ -44,8 +44,9 @@ type NodeNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^i-[0-9a-f]{1,17}$')",message="instanceID must be an EC2 instance ID such as i-0123456789abcdef0"
 	InstanceID string `json:"instanceID"`
 
-	// InstanceType is the instance's type, such as m5.large; it limits ENIs and
-	// addresses. The daemon sets it when it creates the object.
+	// InstanceType is the instance's type, such as m5.large. The daemon sets it
+	// when it creates the object. How many ENIs and addresses there may be is as
+	// EC2 says, whatever stands here.
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9-]+[.][a-z0-9-]+$')",message="instanceType must be an EC2 instance type such as m5.large"
 	// +kubebuilder:validation:MaxLength=64
 	InstanceType string `json:"instanceType"`

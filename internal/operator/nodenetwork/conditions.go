@@ -21,12 +21,13 @@ const nextTry = "; next try at "
 
 // Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidRequest = "InvalidRequest" // the cloud calls a request wrong
-	reasonNotFound       = "NotFound"       // the cloud does not know what the spec names
-	reasonInvalidSpec    = "InvalidSpec"    // see the message for the field
-	reasonNotWritten     = "NotWritten"     // the API server refuses the operator's part
-	reasonInstanceGone   = "InstanceGone"   // the cloud knows no such instance
-	reasonNotObserved    = "NotObserved"    // the cloud was not looked at yet
+	reasonInvalidRequest = "InvalidRequest"       // the cloud calls a request wrong
+	reasonNotFound       = "NotFound"             // the cloud does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"          // see the message for the field
+	reasonTypeMismatch   = "InstanceTypeMismatch" // the spec has another type than EC2
+	reasonNotWritten     = "NotWritten"           // the API server refuses the operator's part
+	reasonInstanceGone   = "InstanceGone"         // the cloud knows no such instance
+	reasonNotObserved    = "NotObserved"          // the cloud was not looked at yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
@@ -38,15 +39,16 @@ const (
 
 // outlook is what conditions are made of.
 type outlook struct {
-	specErr  error // the spec makes no sense
-	writeErr error // the API server refused a write
+	specErr  error  // the spec makes no sense
+	writeErr error  // the API server refused a write
+	itype    string // as the spec has it
 	status   eni.Status
 	free     int
 }
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{specErr: n.specErr, status: n.status}
+	look := outlook{specErr: n.specErr, itype: n.obj.Spec.InstanceType, status: n.status}
 	if refused(n.retry.err) {
 		look.writeErr = n.retry.err
 	}
@@ -95,6 +97,9 @@ func (l outlook) degraded() metav1.Condition {
 		return is(reasonInstanceGone, withTime("EC2 has no such instance, or it is terminated: is spec.instanceID right?", s.NextTry))
 	case s.LastError != "":
 		return is(reasonOf(s.Class), withTime(s.LastError, s.NextTry))
+	case s.InstanceType != "" && s.InstanceType != l.itype:
+		return is(reasonTypeMismatch, fmt.Sprintf("spec.instanceType is %s, and EC2 says that the instance is %s: the limits of that count; correct the spec",
+			l.itype, s.InstanceType))
 	default:
 		return condition(v1alpha1.ConditionDegraded, false, reasonAsExpected, "")
 	}

@@ -38,6 +38,8 @@ func TestConditions(t *testing.T) {
 			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
 		{"nonsense", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
 			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
+		{"another type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
+			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},
 		{"no instance", outlook{status: eni.Status{Vanished: true, Class: cloud.Gone, LastError: "x"}},
 			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
 	} {
