@@ -25,6 +25,7 @@ const (
 	reasonNotFound       = "NotFound"             // the cloud does not know what the spec names
 	reasonInvalidSpec    = "InvalidSpec"          // see the message for the field
 	reasonTypeMismatch   = "InstanceTypeMismatch" // the spec has another type than EC2
+	reasonPaced          = "MadeAgainTooOften"    // the object, under the same name
 	reasonNotWritten     = "NotWritten"           // the API server refuses the operator's part
 	reasonInstanceGone   = "InstanceGone"         // the cloud knows no such instance
 	reasonNotObserved    = "NotObserved"          // the cloud was not looked at yet
@@ -39,16 +40,17 @@ const (
 
 // outlook is what conditions are made of.
 type outlook struct {
-	specErr  error  // the spec makes no sense
-	writeErr error  // the API server refused a write
-	itype    string // as the spec has it
+	specErr  error     // the spec makes no sense
+	paced    time.Time // until when the object is not worked for; zero: it is
+	writeErr error     // the API server refused a write
+	itype    string    // as the spec has it
 	status   eni.Status
 	free     int
 }
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{specErr: n.specErr, itype: n.obj.Spec.InstanceType, status: n.status}
+	look := outlook{specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
 	if refused(n.retry.err) {
 		look.writeErr = n.retry.err
 	}
@@ -91,6 +93,8 @@ func (l outlook) degraded() metav1.Condition {
 	switch {
 	case l.specErr != nil:
 		return is(reasonInvalidSpec, l.specErr.Error())
+	case !l.paced.IsZero():
+		return is(reasonPaced, withTime("the object was deleted and made again several times within minutes", l.paced))
 	case l.writeErr != nil:
 		return is(reasonNotWritten, l.writeErr.Error())
 	case s.Vanished:

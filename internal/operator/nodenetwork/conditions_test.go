@@ -134,7 +134,7 @@ func TestNonsense(t *testing.T) {
 	fl := newScript()
 	fl.sets = map[string]int{}
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
-	c := &Controller{fleet: fl, nodes: map[string]*node{}}
+	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, lives: map[string]life{}}
 	n.obj.Spec.InstanceID = instance
 	c.configure(n)
 	if n.specErr != nil || !n.set {
