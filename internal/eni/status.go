@@ -107,6 +107,7 @@ const (
 	ReasonMaxPods    = "max-pods"
 	ReasonENILimit   = "eni-limit"
 	ReasonSubnetFull = "subnet-full"
+	ReasonFirstIndex = "first-interface-index"
 )
 
 // Shortage tells why a plan cannot give the pods that wait more addresses: a
@@ -122,6 +123,9 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	}
 	if b.need > 0 {
 		b.grow()
+	}
+	if len(b.actions) == 0 && b.beyond() {
+		return ReasonFirstIndex, fmt.Sprintf("first-interface-index is %d, and the device indexes of this instance end at %d: lower it", p.FirstInterfaceIndex, l.MaxENIs-1)
 	}
 	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
 		return "", "" // also while a warm target waits for prefixes

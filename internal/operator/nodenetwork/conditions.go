@@ -114,8 +114,11 @@ func (l outlook) inDeficit() metav1.Condition {
 		return condition(v1alpha1.ConditionInDeficit, false, reasonTargetMet, "")
 	}
 	reason := reasonAllocating
-	if l.status.Shortage != "" {
+	switch {
+	case l.status.Shortage != "":
 		reason = camel(l.status.Shortage)
+	case l.status.AtCapacity:
+		reason = reasonAtLimit // nobody waits, and nothing is on the way
 	}
 	message := fmt.Sprintf("%d addresses, of which %d are used, and %d more are wanted", l.status.Available, l.status.Used, l.status.Needed)
 	if l.status.Explanation != "" {
@@ -197,13 +200,14 @@ const noteLimit = 1024
 
 // trouble is what a person should know of a node, by its conditions: why it is
 // degraded, or else why it cannot have the addresses that it lacks. What cools
-// is there in a moment.
+// is there in a moment, and a full node whose pods all have addresses is well.
 func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); c.Status == metav1.ConditionTrue {
 		return c.Reason, untimed(c.Message), true
 	}
 	c, _ := find(o.Status.Conditions, v1alpha1.ConditionInDeficit)
-	if c.Status == metav1.ConditionTrue && c.Reason != reasonAllocating && c.Reason != camel(eni.ReasonCooling) {
+	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(eni.ReasonCooling)
+	if c.Status == metav1.ConditionTrue && !healthy {
 		return c.Reason, c.Message, true
 	}
 	return "", "", false
