@@ -97,6 +97,7 @@ func applyPolicies(t *testing.T) {
 	files := fstest.MapFS{
 		"everything.yaml": {Data: []byte(everything)},
 		"admission.yaml":  {Data: readFile(t, "operator-mode/admission.yaml")},
+		"allowed.yaml":    {Data: readFile(t, "operator-mode/allowed.yaml")},
 	}
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
 	harness.KubeClean(t)

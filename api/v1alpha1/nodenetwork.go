@@ -44,8 +44,9 @@ type NodeNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^i-[0-9a-f]{1,17}$')",message="instanceID must be an EC2 instance ID such as i-0123456789abcdef0"
 	InstanceID string `json:"instanceID"`
 
-	// InstanceType is the instance's type, such as m5.large; it limits ENIs and
-	// addresses. The daemon sets it when it creates the object.
+	// InstanceType is the instance's type, such as m5.large. The daemon sets it
+	// when it creates the object. How many ENIs and addresses there may be is as
+	// EC2 says, whatever stands here.
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9-]+[.][a-z0-9-]+$')",message="instanceType must be an EC2 instance type such as m5.large"
 	// +kubebuilder:validation:MaxLength=64
 	InstanceType string `json:"instanceType"`
@@ -154,6 +155,7 @@ type ENISpec struct {
 	// no tags are required.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=50
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 128 && size(self[k]) <= 256)",message="eni.subnetTags must have keys of at most 128 characters and values of at most 256"
 	// +optional
 	SubnetTags map[string]string `json:"subnetTags,omitempty"`
 
@@ -169,6 +171,7 @@ type ENISpec struct {
 	// SecurityGroupTags select the security groups of new ENIs in the VPC.
 	// +mapType=atomic
 	// +kubebuilder:validation:MaxProperties=50
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 128 && size(self[k]) <= 256)",message="eni.securityGroupTags must have keys of at most 128 characters and values of at most 256"
 	// +optional
 	SecurityGroupTags map[string]string `json:"securityGroupTags,omitempty"`
 
@@ -238,12 +241,14 @@ type NodeNetworkStatus struct {
 type IPAMStatus struct {
 	// Used are the addresses of pods, and those that cool.
 	// +mapType=atomic
-	// +kubebuilder:validation:MaxProperties=65536
+	// +kubebuilder:validation:MaxProperties=4096
 	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a))",message="ipam.used must have addresses such as 10.0.0.1 as its keys"
+	// +kubebuilder:validation:XValidation:rule="self.map(a, has(self[a].owner) ? size(self[a].owner) : 0).sum() <= 400000",message="ipam.used must have owners of at most 400000 characters together"
 	// +optional
 	Used map[string]UsedAddress `json:"used,omitempty"`
 
 	// UsedCount is the number of used addresses.
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 4096",message="ipam.usedCount must be between 0 and 4096"
 	// +optional
 	UsedCount int32 `json:"usedCount"`
 
@@ -257,10 +262,12 @@ type IPAMStatus struct {
 	Released []string `json:"released,omitempty"`
 
 	// Waiting is how many pods wait for an address now.
+	// +kubebuilder:validation:XValidation:rule="self >= 0 && self <= 4096",message="ipam.waiting must be between 0 and 4096"
 	// +optional
 	Waiting int32 `json:"waiting,omitempty"`
 
 	// InstanceID is the instance that this report is of.
+	// +kubebuilder:validation:MaxLength=64
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
 }
@@ -268,14 +275,17 @@ type IPAMStatus struct {
 // UsedAddress says who has an address.
 type UsedAddress struct {
 	// Owner is the pod, as namespace/name. Empty for an address that cools.
+	// +kubebuilder:validation:MaxLength=317
 	// +optional
 	Owner string `json:"owner,omitempty"`
 
 	// UID is the pod's UID, where the runtime told it.
+	// +kubebuilder:validation:MaxLength=64
 	// +optional
 	UID string `json:"uid,omitempty"`
 
 	// Resource is the ID of the ENI.
+	// +kubebuilder:validation:MaxLength=64
 	// +optional
 	Resource string `json:"resource,omitempty"`
 

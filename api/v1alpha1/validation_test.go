@@ -49,6 +49,10 @@ var badSpecs = []struct{ name, spec, at, why string }{
 	{"maxPods", with(", eni: {maxPods: -1}"), "spec.eni.maxPods", "eni.maxPods must be between 0 and 65536"},
 	{"firstInterfaceIndex", with(", eni: {firstInterfaceIndex: 16}"), "spec.eni.firstInterfaceIndex", "eni.firstInterfaceIndex must be between 0 and 15"},
 	{"a word for a number", with(", eni: {preAllocate: many}"), "spec.eni.preAllocate", "must be of type integer"},
+	{"a long tag", with(", eni: {subnetTags: {a: " + strings.Repeat("b", 257) + "}}"), "spec.eni.subnetTags",
+		"eni.subnetTags must have keys of at most 128 characters and values of at most 256"},
+	{"a long key", with(", eni: {securityGroupTags: {" + strings.Repeat("a", 129) + ": b}}"), "spec.eni.securityGroupTags",
+		"eni.securityGroupTags must have keys of at most 128 characters and values of at most 256"},
 	{"no address", with(", ipam: {available: {eth0: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"a prefix of another size", with(", ipam: {available: {10.0.0.0/24: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
@@ -61,6 +65,27 @@ const available = "ipam.available must have addresses such as 10.0.0.1, or /28 p
 var badStatuses = []struct{ name, status, at, why string }{
 	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", "ipam.used must have addresses such as 10.0.0.1 as its keys"},
 	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
+	{"more than a node has", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
+	{"more pods than there are", "{ipam: {usedCount: 0, waiting: 4097}}", "status.ipam.waiting", "ipam.waiting must be between 0 and 4096"},
+	{"an owner of 1.2 MB", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: " + strings.Repeat("a", 1_200_000) + "}}}}", "status.ipam.used.10.0.0.1.owner", "Too long"},
+	{"owners of 1.2 MB", "{ipam: {usedCount: 1, used: " + owners(3900, 308) + "}}", "status.ipam.used", "ipam.used must have owners of at most 400000 characters together"},
+	{"more addresses than there are", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
+	{"a long UID", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.uid", "Too long"},
+	{"a long ENI", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.resource", "Too long"},
+	{"a long instance", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("a", 65) + "}}", "status.ipam.instanceID", "Too long"},
+}
+
+// owners is a map of so many used addresses, each with an owner of so many characters.
+func owners(count, size int) string {
+	used := make(map[string]any, count)
+	for i := range count {
+		used[fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)] = map[string]string{"owner": strings.Repeat("a", size)}
+	}
+	text, err := json.Marshal(used)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
 }
 
 func TestBadSpecIsRefused(t *testing.T) {

@@ -20,7 +20,7 @@ func (r *Reconciler) Configure(s Settings) error {
 		return fmt.Errorf("ENI reconciler: Policy: %w", err)
 	}
 	if s.InstanceType != r.cfg.InstanceType {
-		r.itype, r.limitsOf = s.InstanceType, ""
+		r.typed, r.limitsOf = false, "" // the instance may have another than it had
 	}
 	r.cfg.Settings = s
 	r.subnetsAt = time.Time{}

@@ -68,6 +68,9 @@ func (r *Reconciler) ask(ctx context.Context) {
 	default:
 		r.heal(gateInstance)
 	}
+	if err == nil && in.Type != "" {
+		r.itype, r.typed = in.Type, true // a stopped instance may have been given another
+	}
 	r.uncertain, r.stopped = false, halted
 }
 
@@ -89,14 +92,15 @@ func (r *Reconciler) limitsDue(now time.Time) bool {
 	return !r.limitsKnown() && !r.closed(gateLimits, now)
 }
 
-// learn asks what the instance type allows, and for the type if nobody told.
+// learn asks what the instance type allows, and first for the type, unless the
+// cloud has told that: who asks for ENIs does not decide how many there may be.
 func (r *Reconciler) learn(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
 	defer cancel()
 	itype := r.itype
 	var err error
-	if itype == "" {
+	if !r.typed || itype == "" {
 		var in cloud.Instance
 		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
 			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
@@ -115,7 +119,7 @@ func (r *Reconciler) learn(ctx context.Context) bool {
 		r.fail(gateLimits, FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
 		return true
 	}
-	r.itype, r.limitsOf, r.limits = itype, itype, l
+	r.itype, r.typed, r.limitsOf, r.limits = itype, true, itype, l
 	r.heal(gateLimits)
 	return true
 }

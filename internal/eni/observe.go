@@ -55,7 +55,9 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	}
 	r.view.merge(l.ENIs, l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
 	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
-	r.itype = cmp.Or(l.InstanceType, r.itype)
+	if l.InstanceType != "" {
+		r.itype, r.typed = l.InstanceType, true
+	}
 	if r.subnetUnknown() && !r.closed(gateSubnets, r.cfg.Clock.Now()) {
 		if err := r.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err

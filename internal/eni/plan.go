@@ -206,7 +206,8 @@ func (b *planner) makeRoomForPrefixes() {
 }
 
 // freeIndex finds the lowest free device index from the first that serves
-// pods, if the instance and MAX_ENI have room for one more ENI.
+// pods, if the instance and MAX_ENI have room for one more ENI. An index beyond
+// those of as many ENIs as the instance may have is not tried.
 func (b *planner) freeIndex() (int, bool) {
 	full := len(b.indexes) >= b.limits.MaxENIs || b.policy.MaxENI > 0 && b.ours >= b.policy.MaxENI
 	if full || b.refused {
@@ -216,7 +217,12 @@ func (b *planner) freeIndex() (int, bool) {
 	for b.indexes[index] {
 		index++
 	}
-	return index, true
+	return index, index < b.limits.MaxENIs
+}
+
+// beyond tells whether no ENI that the instance may have serves pods.
+func (b *planner) beyond() bool {
+	return b.limits.MaxENIs > 0 && b.policy.FirstInterfaceIndex >= b.limits.MaxENIs
 }
 
 func (b *planner) useIndex(i int) {

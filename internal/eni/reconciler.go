@@ -22,6 +22,7 @@ type Reconciler struct {
 	passive    bool // someone else lists for repair
 	limits     cloud.Limits
 	itype      string
+	typed      bool                 // the cloud said that it is that
 	limitsOf   string               // the instance type of limits, once the cloud said
 	zone, vpc  string               // as the cloud says
 	replied    time.Time            // when a reply last gave the node something

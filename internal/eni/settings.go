@@ -4,7 +4,7 @@ import "github.com/berthnet/berth/internal/ipam"
 
 // Settings is what a person may change while a reconciler works.
 type Settings struct {
-	InstanceType string // empty: as the cloud says
+	InstanceType string // as somebody said; the cloud is asked, and its answer counts
 	VPCID        string // where subnets and security groups are looked for; empty: the instance's
 	Zone         string // likewise
 	Policy       ipam.Policy

@@ -26,6 +26,8 @@ type Status struct {
 	AtCapacity bool // the instance, its policy's caps or its subnets allow no more
 	Vanished   bool // the cloud says that the instance does not exist or is terminated
 
+	InstanceType string // as the cloud says; empty while it has not been asked
+
 	Shortage    string // why pods that wait, or a warm target, get nothing although nothing failed: a Reason
 	Explanation string // the same in a sentence
 }
@@ -41,6 +43,9 @@ func (r *Reconciler) Status() Status {
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
 	s := Status{Confirmed: !r.confirmed.IsZero(), Vanished: r.vanished}
+	if r.typed {
+		s.InstanceType = r.itype
+	}
 	for _, g := range [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateShrink, gateDelete, gateRepair, gateCollect} {
 		if b := r.gates[g]; b != nil {
 			s.Class, s.Err, s.Kind = b.class, b.err, b.kind
@@ -102,6 +107,7 @@ const (
 	ReasonMaxPods    = "max-pods"
 	ReasonENILimit   = "eni-limit"
 	ReasonSubnetFull = "subnet-full"
+	ReasonFirstIndex = "first-interface-index"
 )
 
 // Shortage tells why a plan cannot give the pods that wait more addresses: a
@@ -117,6 +123,9 @@ func Shortage(l cloud.Limits, p ipam.Policy, s State) (reason, message string) {
 	}
 	if b.need > 0 {
 		b.grow()
+	}
+	if len(b.actions) == 0 && b.beyond() {
+		return ReasonFirstIndex, fmt.Sprintf("first-interface-index is %d, and the device indexes of this instance end at %d: lower it", p.FirstInterfaceIndex, l.MaxENIs-1)
 	}
 	if len(b.actions) > 0 || !wait && (!b.hasRoom() || b.subnetForNew() != nil) {
 		return "", "" // also while a warm target waits for prefixes

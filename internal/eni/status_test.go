@@ -29,6 +29,9 @@ func TestShortageNamesTheReason(t *testing.T) {
 		{"instance full, some cool", ipam.Policy{}, State{ENIs: []ENIState{full(eni0, 3, 0), full(next, 3, 0), full(third, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},
 		{"subnet full", ipam.Policy{}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: []SubnetState{{ID: "s1", ForNew: true}}}, ReasonSubnetFull},
 		{"no subnet for new ENIs", ipam.Policy{}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: []SubnetState{{ID: "s1", Free: 99}}}, ReasonSubnetFull},
+		{"no such index", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 2, FirstInterfaceIndex: 3}, State{ENIs: allUsed[:1], Subnets: forNew}, ReasonFirstIndex},
+		{"no such index, pods wait", ipam.Policy{FirstInterfaceIndex: 15}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonFirstIndex},
+		{"no further index", ipam.Policy{FirstInterfaceIndex: 2}, State{ENIs: []ENIState{eni0, full(third, 3, 0)}, Waiting: 1, Subnets: forNew}, ReasonENILimit},
 		{"max-pods", ipam.Policy{MaxPods: 3}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonMaxPods},
 		{"max-pods, some cool", ipam.Policy{MaxPods: 3}, State{ENIs: []ENIState{full(eni0, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},
 	} {

@@ -1,9 +1,11 @@
 package troubleop
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -195,22 +197,27 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 	c.want(t, name, 2) // there is no room for more, and another pod comes
 }
 
-// ENIs below the first index serve no new pods; those that have their addresses
-// keep them.
+// An index that the type does not have is refused: no ENI comes at it, and what
+// was right goes on.
 func indexBeyond(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	first := int32(9)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
-	harness.Eventually(t, patience, "an ENI comes at index 9", func() error {
-		for _, e := range c.enis(n) {
-			if e.Attachment.DeviceIndex == 9 {
+	harness.Eventually(t, patience, "it is told", func() error {
+		for _, cond := range c.object(t, name).Status.Conditions {
+			if cond.Type == v1alpha1.ConditionDegraded && cond.Reason == "InvalidSpec" && strings.Contains(cond.Message, "spec.eni.firstInterfaceIndex is 9") {
 				return nil
 			}
 		}
-		return fmt.Errorf("%d ENIs: %s", len(c.enis(n)), conditions(c.object(t, name)))
+		return errors.New(conditions(c.object(t, name)))
 	})
 	c.othersGrow(t)
 	harness.OK(t, n.CheckPod(t.Context(), "stays"))
+	for _, e := range c.enis(n) {
+		if e.Attachment.DeviceIndex == 9 {
+			t.Errorf("%s is attached at index 9", e.ID)
+		}
+	}
 	first = 1
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
 	c.has(t, name, 3)

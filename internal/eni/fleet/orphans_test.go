@@ -42,8 +42,8 @@ func TestOrphansAreCollected(t *testing.T) {
 		if left() != 1 {
 			t.Errorf("%d are left, want the other cluster's", left())
 		}
-		if n := w.cloud.Count("Instances"); n != 1 {
-			t.Errorf("asked %d times for instances, want once, for the vanished one", n)
+		if n := w.cloud.Count("Instances"); n != 2 {
+			t.Errorf("asked %d times for instances, want once for the type of the fleet's, and once for the vanished one", n)
 		}
 		p.stop()
 	})

@@ -139,7 +139,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		cl := &api{Cloud: w.cloud, instances: func(ids []string) (out []cloud.Instance, _ error) {
 			calls++
 			for _, id := range ids {
-				out = append(out, cloud.Instance{ID: id, State: state})
+				out = append(out, cloud.Instance{ID: id, Type: "m5.xlarge", State: state})
 			}
 			return out, nil
 		}}

@@ -21,12 +21,14 @@ const nextTry = "; next try at "
 
 // Reasons of conditions. The other classes of cloud errors go by their names.
 const (
-	reasonInvalidRequest = "InvalidRequest" // the cloud calls a request wrong
-	reasonNotFound       = "NotFound"       // the cloud does not know what the spec names
-	reasonInvalidSpec    = "InvalidSpec"    // see the message for the field
-	reasonNotWritten     = "NotWritten"     // the API server refuses the operator's part
-	reasonInstanceGone   = "InstanceGone"   // the cloud knows no such instance
-	reasonNotObserved    = "NotObserved"    // the cloud was not looked at yet
+	reasonInvalidRequest = "InvalidRequest"       // the cloud calls a request wrong
+	reasonNotFound       = "NotFound"             // the cloud does not know what the spec names
+	reasonInvalidSpec    = "InvalidSpec"          // see the message for the field
+	reasonTypeMismatch   = "InstanceTypeMismatch" // the spec has another type than EC2
+	reasonPaced          = "MadeAgainTooOften"    // the object, under the same name
+	reasonNotWritten     = "NotWritten"           // the API server refuses the operator's part
+	reasonInstanceGone   = "InstanceGone"         // the cloud knows no such instance
+	reasonNotObserved    = "NotObserved"          // the cloud was not looked at yet
 	reasonAsExpected     = "AsExpected"
 	reasonAllocating     = "Allocating"
 	reasonTargetMet      = "TargetMet"
@@ -38,15 +40,17 @@ const (
 
 // outlook is what conditions are made of.
 type outlook struct {
-	specErr  error // the spec makes no sense
-	writeErr error // the API server refused a write
+	specErr  error     // the spec makes no sense
+	paced    time.Time // until when the object is not worked for; zero: it is
+	writeErr error     // the API server refused a write
+	itype    string    // as the spec has it
 	status   eni.Status
 	free     int
 }
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{specErr: n.specErr, status: n.status}
+	look := outlook{specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
 	if refused(n.retry.err) {
 		look.writeErr = n.retry.err
 	}
@@ -89,12 +93,17 @@ func (l outlook) degraded() metav1.Condition {
 	switch {
 	case l.specErr != nil:
 		return is(reasonInvalidSpec, l.specErr.Error())
+	case !l.paced.IsZero():
+		return is(reasonPaced, withTime("the object was deleted and made again several times within minutes", l.paced))
 	case l.writeErr != nil:
 		return is(reasonNotWritten, l.writeErr.Error())
 	case s.Vanished:
 		return is(reasonInstanceGone, withTime("EC2 has no such instance, or it is terminated: is spec.instanceID right?", s.NextTry))
 	case s.LastError != "":
 		return is(reasonOf(s.Class), withTime(s.LastError, s.NextTry))
+	case s.InstanceType != "" && s.InstanceType != l.itype:
+		return is(reasonTypeMismatch, fmt.Sprintf("spec.instanceType is %s, and EC2 says that the instance is %s: the limits of that count; correct the spec",
+			l.itype, s.InstanceType))
 	default:
 		return condition(v1alpha1.ConditionDegraded, false, reasonAsExpected, "")
 	}
@@ -105,8 +114,11 @@ func (l outlook) inDeficit() metav1.Condition {
 		return condition(v1alpha1.ConditionInDeficit, false, reasonTargetMet, "")
 	}
 	reason := reasonAllocating
-	if l.status.Shortage != "" {
+	switch {
+	case l.status.Shortage != "":
 		reason = camel(l.status.Shortage)
+	case l.status.AtCapacity:
+		reason = reasonAtLimit // nobody waits, and nothing is on the way
 	}
 	message := fmt.Sprintf("%d addresses, of which %d are used, and %d more are wanted", l.status.Available, l.status.Used, l.status.Needed)
 	if l.status.Explanation != "" {
@@ -188,13 +200,14 @@ const noteLimit = 1024
 
 // trouble is what a person should know of a node, by its conditions: why it is
 // degraded, or else why it cannot have the addresses that it lacks. What cools
-// is there in a moment.
+// is there in a moment, and a full node whose pods all have addresses is well.
 func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); c.Status == metav1.ConditionTrue {
 		return c.Reason, untimed(c.Message), true
 	}
 	c, _ := find(o.Status.Conditions, v1alpha1.ConditionInDeficit)
-	if c.Status == metav1.ConditionTrue && c.Reason != reasonAllocating && c.Reason != camel(eni.ReasonCooling) {
+	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(eni.ReasonCooling)
+	if c.Status == metav1.ConditionTrue && !healthy {
 		return c.Reason, c.Message, true
 	}
 	return "", "", false

@@ -38,6 +38,12 @@ func TestConditions(t *testing.T) {
 			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
 		{"nonsense", outlook{specErr: errors.New("spec.eni.maxPods"), status: eni.Status{Confirmed: true}, free: 8},
 			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
+		{"full, and nobody waits", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true}, free: 3},
+			"True AddressesAvailable, True AtLimit, True AtLimit, False AsExpected"},
+		{"no such index", outlook{status: eni.Status{Confirmed: true, Needed: 8, AtCapacity: true, Shortage: eni.ReasonFirstIndex, Explanation: "x"}},
+			"False NoAddresses, True FirstInterfaceIndex, True FirstInterfaceIndex, False AsExpected"},
+		{"another type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
+			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},
 		{"no instance", outlook{status: eni.Status{Vanished: true, Class: cloud.Gone, LastError: "x"}},
 			"False InstanceGone, False TargetMet, False RoomToGrow, True InstanceGone"},
 	} {
@@ -132,7 +138,7 @@ func TestNonsense(t *testing.T) {
 	fl := newScript()
 	fl.sets = map[string]int{}
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
-	c := &Controller{fleet: fl, nodes: map[string]*node{}}
+	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, lives: map[string]life{}}
 	n.obj.Spec.InstanceID = instance
 	c.configure(n)
 	if n.specErr != nil || !n.set {

@@ -71,6 +71,7 @@ type Controller struct {
 
 	mu    sync.Mutex // guards all below; memory only
 	nodes map[string]*node
+	lives map[string]life                                         // by name, also of objects that went lately
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 }
 
@@ -94,7 +95,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
-		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{},
+		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, lives: map[string]life{},
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
@@ -154,6 +155,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	switch {
 	case apierrors.IsNotFound(err):
 		c.forget(q.Name)
+		c.bury(q.Name)
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
@@ -209,10 +211,13 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 func (c *Controller) configure(n *node) {
 	n.mu.Lock()
 	s, err := Settings(&n.obj.Spec)
-	same := n.set && reflect.DeepEqual(s, n.settings)
+	if err == nil && n.inv != nil {
+		err = beyondType(s, n.inv)
+	}
+	known, same := n.set, n.set && reflect.DeepEqual(s, n.settings)
 	n.specErr = err
 	n.mu.Unlock()
-	if same || err != nil {
+	if same || err != nil || !known && c.paced(n) {
 		return
 	}
 	err = c.fleet.Set(n.name, n.instanceID, s, n.seed, n)

@@ -16,6 +16,7 @@
 //	conditions.go  how the node does, for people
 //	pods.go        pods that wait, before their ADDs arrive
 //	life.go        when an object has outlived its node
+//	pace.go        an object that is deleted and made again, over and over
 //
 // # Fields and their writers
 //

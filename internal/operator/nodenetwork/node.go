@@ -59,6 +59,7 @@ type node struct {
 	demandHad  int       // how much was available then
 	reportedAt time.Time // when the daemon's last report was seen
 	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
+	pacedUntil time.Time // when the fleet gets it, if it does not at once (pace.go)
 	nodeGoneAt time.Time // since when there is no Node; zero: there is
 	health     health    // of the Node, when it was last looked at
 }

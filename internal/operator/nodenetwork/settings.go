@@ -28,6 +28,16 @@ func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {
 	return s, errors.Join(policyErr, selectorErrors(spec))
 }
 
+// beyondType is the error of settings that no instance of a type can have, once
+// the cloud said what its limits are.
+func beyondType(s eni.Settings, inv *eni.Inventory) error {
+	first, most := s.Policy.FirstInterfaceIndex, inv.Limits.MaxENIs
+	if most == 0 || first < most {
+		return nil
+	}
+	return fmt.Errorf("spec.eni.firstInterfaceIndex is %d: expected at most %d, as the instance, of type %s, may have %d ENIs", first, most-1, inv.InstanceType, most)
+}
+
 // policyOf is how many addresses there should be, in whichever dialect the
 // spec speaks: the warm targets if one is set, else the watermarks.
 func policyOf(e *v1alpha1.ENISpec) (ipam.Policy, error) {

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -89,5 +90,24 @@ func TestSettingsThatMakeNoSense(t *testing.T) {
 				t.Errorf("got %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+func TestSettingsBeyondTheType(t *testing.T) {
+	large := &eni.Inventory{InstanceType: "m5.large", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 10}}
+	at := func(first int) eni.Settings { return eni.Settings{Policy: ipam.Policy{FirstInterfaceIndex: first}} }
+	for first, want := range map[int]string{
+		0: "", 2: "", 3: "spec.eni.firstInterfaceIndex is 3: expected at most 2, as the instance, of type m5.large, may have 3 ENIs",
+	} {
+		got := ""
+		if err := beyondType(at(first), large); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%d: %q, want %q", first, got, want)
+		}
+	}
+	if err := beyondType(at(9), &eni.Inventory{}); err != nil {
+		t.Errorf("before the limits are known: %v", err)
 	}
 }

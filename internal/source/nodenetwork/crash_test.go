@@ -24,7 +24,7 @@ func (c childConfig) leases() mortal.Leases { return mortal.Leases(filepath.Join
 
 // child is a daemon's address source that a failpoint may kill.
 func child(c childConfig) error {
-	many := int32(1000)
+	many := int32(256)
 	s, err := New(Config{
 		NodeName: c.Name, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: &links{set: map[string]eni.ENI{}},
 		Cooling: time.Millisecond, Store: enisource.Files{Dir: c.Dir}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),

@@ -105,7 +105,7 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 		return nil
 	}
 	if err != nil {
-		if !apierrors.IsInvalid(err) {
+		if !apierrors.IsInvalid(err) && !notAllowed(err) {
 			s.heard(err)
 		}
 		return wrap("create", s.cfg.NodeName, err)
@@ -113,6 +113,12 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
 	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
 	return failpoint.Hit("nodenetwork.create.after")
+}
+
+// notAllowed tells whether an admission policy refused what the object asks for:
+// the API can be used, and the policy's message says what is to be changed where.
+func notAllowed(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy")
 }
 
 // replace deletes an object of another instance and makes one of this.

@@ -154,3 +154,16 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 		return err != nil && strings.Contains(err.Error(), "do two nodes have the same name?")
 	})
 }
+
+// What the daemon's settings ask for and the administrator's list lacks is told
+// where a person looks: with field, value and list.
+func TestObjectThatIsNotAllowed(t *testing.T) {
+	m := newMachine(t)
+	m.spec.ENI.SecurityGroups = []string{"sg-0a"}
+	m.start()
+	const why = "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"
+	m.readySays(why)
+	if err := m.Ready(); err == nil || strings.Contains(err.Error(), "apply deploy/operator-mode") {
+		t.Errorf("a person is told to do what does not help: %v", err)
+	}
+}

@@ -162,12 +162,14 @@ func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 	s.tellLost(uses)
 	st := v1alpha1.IPAMStatus{
 		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: int32(len(uses)),
-		Waiting: int32(waiting), InstanceID: s.cfg.InstanceID,
+		Waiting: int32(min(waiting, mostWaiting)), InstanceID: s.cfg.InstanceID,
 	}
+	owners := ownersTotal
 	for _, u := range uses {
-		a := v1alpha1.UsedAddress{UID: u.Pod.UID, Resource: u.ENI, Cooling: u.Cooling}
+		a := v1alpha1.UsedAddress{UID: cut(u.Pod.UID, uidLength), Resource: u.ENI, Cooling: u.Cooling}
 		if u.Pod.Name != "" {
-			a.Owner = u.Pod.Namespace + "/" + u.Pod.Name
+			a.Owner = cut(u.Pod.Namespace+"/"+u.Pod.Name, min(ownerLength, owners))
+			owners -= len(a.Owner)
 		}
 		st.Used[u.Addr.String()] = a
 	}

@@ -3,6 +3,7 @@ package nodenetwork
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -151,4 +152,21 @@ func TestWaitingPodsAreReported(t *testing.T) {
 		t.Error("a pod got an address out of nowhere")
 	}
 	m.appears("nobody waits", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.Waiting == 0 })
+}
+
+// A name that no pod of Kubernetes has does not keep the node from reporting.
+func TestLongNamesAreCut(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.operator(give(10, 17))
+	r := request(1)
+	r.Pod.Name, r.Pod.UID = strings.Repeat("ä", 50_000), strings.Repeat("u", 1000)
+	if _, err := m.Acquire(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	o := m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	if u := o.Status.IPAM.Used["10.0.0.10"]; u.Owner != "ns/"+strings.Repeat("ä", 157) || len(u.UID) != 64 {
+		t.Errorf("reported as %d bytes, UID %d", len(u.Owner), len(u.UID))
+	}
 }

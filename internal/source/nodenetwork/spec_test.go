@@ -1,19 +1,24 @@
 package nodenetwork
 
 import (
+	"context"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // Settings become the object's spec in the dialect that they are in, and the
 // API takes it.
 func TestSpecOfSettings(t *testing.T) {
+	allowAll(t)
 	n := func(i int32) *int32 { return &i }
 	id := cloud.Identity{InstanceID: instance, InstanceType: itype, VPCID: "vpc-0a1b", Zone: "eu-west-1a"}
 	for name, tt := range map[string]struct {
@@ -74,6 +79,22 @@ func TestSpecOfSettings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// allowAll lists everything as what daemons may ask for, until the test ends.
+func allowAll(t *testing.T) {
+	t.Helper()
+	list := &corev1.ConfigMap{}
+	api := harness.KubeClient(t)
+	harness.OK(t, api.Get(t.Context(), client.ObjectKey{Namespace: "kube-system", Name: "berthd-allowed"}, list))
+	before := list.DeepCopy()
+	for _, key := range []string{"securityGroups", "securityGroupTags", "subnetIDs", "subnetTags"} {
+		list.Data[key] = "*"
+	}
+	list.Data["settings"] = "firstInterfaceIndex=0,deleteOnTermination=false,usePrimaryAddress=true"
+	after := list.DeepCopy()
+	harness.OK(t, api.Patch(t.Context(), list, client.MergeFrom(before)))
+	t.Cleanup(func() { harness.OK(t, api.Patch(context.Background(), before.DeepCopy(), client.MergeFrom(after))) })
 }
 
 // What the API refuses is told in its words.

@@ -1,0 +1,150 @@
+package deploy
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// allow writes the list of what daemons may ask for, as an administrator does,
+// and returns once the API server goes by it: it refuses, or takes, probe.
+func allow(t *testing.T, as client.Client, data map[string]string, probe *v1alpha1.NodeNetwork, taken bool) {
+	t.Helper()
+	admin := harness.KubeClient(t)
+	body, err := json.Marshal(map[string]any{"data": data})
+	harness.OK(t, err)
+	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
+	harness.OK(t, admin.Patch(t.Context(), list, client.RawPatch(types.MergePatchType, body)))
+	harness.Eventually(t, limit, "the API server goes by the list", func() error {
+		err := as.Create(t.Context(), probe.DeepCopy(), client.DryRunAll)
+		if taken {
+			return err
+		}
+		return byPolicy(err)
+	})
+}
+
+func asking(change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
+	n := nodeNetwork("node-1")
+	change(n)
+	return n
+}
+
+// A daemon's token, stolen or not, chooses nothing for its node but what the
+// administrator's list has: neither what its ENIs may reach, nor how many
+// addresses are set aside for it, nor what makes its object hard to remove.
+func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
+	applyPolicies(t)
+	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
+	none := map[string]string{"securityGroups": "", "securityGroupTags": "", "subnetIDs": "", "subnetTags": "", "settings": "", "addresses": "256"}
+	groups := func(ids ...string) func(*v1alpha1.NodeNetwork) {
+		return func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SecurityGroups = ids }
+	}
+	tags := func(tags map[string]string) func(*v1alpha1.NodeNetwork) {
+		return func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SubnetTags = tags }
+	}
+	allow(t, daemon, none, asking(groups("sg-0a")), false)
+
+	for _, tt := range []struct {
+		name   string
+		change func(*v1alpha1.NodeNetwork)
+		why    string
+	}{
+		{"a security group", groups("sg-0a"), "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"},
+		{"groups by tags", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SecurityGroupTags = map[string]string{"for": "databases"} },
+			"spec.eni.securityGroupTags has for=databases, which securityGroupTags of the ConfigMap kube-system/berthd-allowed does not list"},
+		{"a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SubnetIDs = []string{"subnet-0a"} },
+			"spec.eni.subnetIDs has subnet-0a, which subnetIDs of the ConfigMap kube-system/berthd-allowed does not list"},
+		{"subnets by tags", tags(map[string]string{"for": "databases"}),
+			"spec.eni.subnetTags has for=databases, which subnetTags of the ConfigMap kube-system/berthd-allowed does not list"},
+		{"eth0", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.FirstInterfaceIndex = new(int32(0)) },
+			"spec.eni.firstInterfaceIndex is 0, and settings of the ConfigMap kube-system/berthd-allowed does not list firstInterfaceIndex=0"},
+		{"ENIs that stay", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.DeleteOnTermination = new(false) },
+			"spec.eni.deleteOnTermination is false, and settings of the ConfigMap kube-system/berthd-allowed does not list deleteOnTermination=false"},
+		{"ENIs' own addresses", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.UsePrimaryAddress = true },
+			"spec.eni.usePrimaryAddress is true, and settings of the ConfigMap kube-system/berthd-allowed does not list usePrimaryAddress=true"},
+		{"a watermark for a subnet", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.PreAllocate = new(int32(65536)) },
+			"spec.eni asks for more than 256 addresses"},
+		{"as many at once", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MaxAboveWatermark = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"as many at least", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinAllocate = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"as many warm", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"as many to begin with", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.MinimumIPTarget = new(int32(257)) }, "spec.eni asks for more than 256 addresses"},
+		{"as many in prefixes", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmPrefixTarget = new(int32(17)) }, "spec.eni asks for more than 256 addresses"},
+		{"as many in ENIs", func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.WarmENITarget = new(int32(6)) }, "spec.eni asks for more than 256 addresses"},
+		{"a finalizer", func(n *v1alpha1.NodeNetwork) { n.Finalizers = []string{"example.com/stay"} }, "without finalizers, labels and annotations only"},
+		{"a label", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }, "without finalizers, labels and annotations only"},
+		{"200 kB of annotations", func(n *v1alpha1.NodeNetwork) {
+			n.Annotations = map[string]string{"a": strings.Repeat("x", 200_000)}
+		}, "without finalizers, labels and annotations only"},
+		{"another Node's object", func(n *v1alpha1.NodeNetwork) {
+			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-2", UID: "1"}}
+		}, "owned by its own Node only"},
+		{"two owners", func(n *v1alpha1.NodeNetwork) {
+			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"}, {APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "2"}}
+		}, "owned by its own Node only"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			forbidden(t, daemon.Create(t.Context(), asking(tt.change), client.DryRunAll), tt.why)
+			if strings.HasPrefix(tt.why, "spec.") { // a person may have all of it
+				harness.OK(t, admin.Create(t.Context(), asking(tt.change), client.DryRunAll))
+			}
+		})
+	}
+	t.Run("what a daemon asks for without settings of its own", func(t *testing.T) {
+		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
+			n.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", UID: "1"}}
+			n.Spec.ENI = v1alpha1.ENISpec{
+				VPCID: "vpc-0a", AvailabilityZone: "zone-a", MinAllocate: new(int32(256)), PreAllocate: new(int32(8)), MaxAllocate: new(int32(1000)), MaxPods: new(int32(1000)),
+				FirstInterfaceIndex: new(int32(1)), PrefixDelegation: true, DeleteOnTermination: new(true),
+			}
+		}), client.DryRunAll))
+	})
+	t.Run("what is listed", func(t *testing.T) {
+		list := map[string]string{
+			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true", "addresses": "1000",
+		}
+		allow(t, daemon, list, asking(groups("sg-0b", "sg-0a")), true)
+		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
+			n.Spec.ENI = v1alpha1.ENISpec{
+				SecurityGroups: []string{"sg-0a"}, SubnetTags: map[string]string{"for": "pods", "zone": "a"},
+				FirstInterfaceIndex: new(int32(0)), UsePrimaryAddress: true, PreAllocate: new(int32(1000)),
+			}
+		}), client.DryRunAll))
+		forbidden(t, daemon.Create(t.Context(), asking(groups("sg-0a", "sg-0c")), client.DryRunAll), "spec.eni.securityGroups has sg-0c")
+		forbidden(t, daemon.Create(t.Context(), asking(tags(map[string]string{"for": "pod"})), client.DryRunAll), "spec.eni.subnetTags has for=pod,")
+		allow(t, daemon, map[string]string{"securityGroups": "*"}, asking(groups("sg-0c")), true)
+	})
+	t.Run("not the list itself", func(t *testing.T) {
+		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
+		// As the role that berthd is installed with has it.
+		role := string(readFile(t, "operator-mode/rbac/berthd/role.yaml"))
+		if strings.Contains(role, "configmaps") {
+			t.Error("berthd's role has ConfigMaps")
+		}
+		harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(list), list))
+	})
+}
+
+// Without the list nothing is made by a daemon, rather than anything.
+func TestWithoutTheListDaemonsMakeNothing(t *testing.T) {
+	applyPolicies(t)
+	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
+	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-allowed"}}
+	harness.OK(t, admin.Delete(t.Context(), list))
+	harness.Eventually(t, limit, "creations are refused", func() error {
+		err := daemon.Create(t.Context(), nodeNetwork("node-1"), client.DryRunAll)
+		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+			return err
+		}
+		return byPolicy(err)
+	})
+}
