@@ -90,6 +90,8 @@ type Instance struct {
 	VPCID    string
 	SubnetID string
 	Primary  netip.Addr
+	DNSName  string // its private one; empty where the VPC has none
+	Tags     map[string]string
 	ENIs     []ENI // attached interfaces
 }
 

@@ -38,6 +38,9 @@ type Operator struct {
 	EC2Limits    map[string]pace.Limit // by action
 
 	// Nodes
+	InstanceNodeTag    string // key of an EC2 tag; empty: none
+	InstanceClusterTag Tag    // zero: none
+
 	NodeGoneGrace   time.Duration
 	ShrinkDelay     time.Duration
 	ListingInterval time.Duration
@@ -164,6 +167,10 @@ func leaderSettings(o *Operator) []Setting {
 
 func operatorNodeSettings(o *Operator) []Setting {
 	return []Setting{
+		{Flag: "instance-node-tag", Unit: "key", parse: tagKey(&o.InstanceNodeTag),
+			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It proves that an instance is a Node's where Nodes have no spec.providerID and another name than the instance's private DNS name. Not set: no such tag."},
+		{Flag: "instance-cluster-tag", Unit: "key[=value]", parse: tag(&o.InstanceClusterTag),
+			Doc: "EC2 tag that an instance must have for the operator to work for it, with any value if none is given. Not set: none."},
 		{Flag: "node-gone-grace", Default: "1m", parse: duration(&o.NodeGoneGrace, time.Second, 30*day),
 			Doc: "How long a node's Node object or its instance must be gone, and its daemon silent, before its NodeNetwork is removed."},
 		{Flag: "shrink-delay", Default: "1m", parse: duration(&o.ShrinkDelay, time.Millisecond, day),

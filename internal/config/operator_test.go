@@ -49,6 +49,25 @@ func TestOperatorInAPod(t *testing.T) {
 	}
 }
 
+func TestInstanceTags(t *testing.T) {
+	o, err := loadOperator(t, []string{"--instance-node-tag=Name", "--instance-cluster-tag=kubernetes.io/cluster/one"}, nil)
+	if err != nil || o.InstanceNodeTag != "Name" || o.InstanceClusterTag != (Tag{Key: "kubernetes.io/cluster/one"}) {
+		t.Errorf("%+v, %v", o, err)
+	}
+	o, err = loadOperator(t, []string{"--instance-cluster-tag=cluster=a=b"}, nil)
+	if err != nil || o.InstanceClusterTag != (Tag{Key: "cluster", Value: "a=b"}) {
+		t.Errorf("%+v, %v", o, err)
+	}
+	for _, args := range []string{
+		"--instance-node-tag=a=b", "--instance-node-tag= a", "--instance-cluster-tag==b", "--instance-cluster-tag=a=",
+		"--instance-cluster-tag=" + strings.Repeat("a", 129), "--instance-cluster-tag=a=" + strings.Repeat("a", 257),
+	} {
+		if _, err := loadOperator(t, []string{args}, nil); err == nil || !strings.Contains(err.Error(), "of an EC2 tag") {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
 func TestEC2Limits(t *testing.T) {
 	o, err := loadOperator(t, []string{"--ec2-limits=AssignPrivateIpAddresses=5/50, CreateNetworkInterface=0.5/1"}, nil)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
@@ -132,6 +133,35 @@ func pairs(dst *map[string]string) func(string) error {
 			out[key] = value
 		}
 		*dst = out
+		return nil
+	}
+}
+
+// Tag is an EC2 tag; an empty Value is any.
+type Tag struct{ Key, Value string }
+
+// EC2 User Guide, "Tag restrictions".
+const maxTagKey, maxTagValue = 128, 256
+
+func tagKey(dst *string) func(string) error {
+	return func(s string) error {
+		if n := utf8.RuneCountInString(s); s != strings.TrimSpace(s) || strings.Contains(s, "=") || n > maxTagKey {
+			return fmt.Errorf("expected the key of an EC2 tag, at most %d characters without =", maxTagKey)
+		}
+		*dst = s
+		return nil
+	}
+}
+
+func tag(dst *Tag) func(string) error {
+	return func(s string) error {
+		key, value, valued := strings.Cut(s, "=")
+		if err := tagKey(&dst.Key)(key); err != nil {
+			return err
+		}
+		if dst.Value = value; valued && (key == "" || value == "") || utf8.RuneCountInString(value) > maxTagValue {
+			return fmt.Errorf("expected key or key=value of an EC2 tag, the value of at most %d characters", maxTagValue)
+		}
 		return nil
 	}
 }

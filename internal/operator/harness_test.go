@@ -78,7 +78,7 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	c.t.Helper()
 	n := &corev1.Node{}
-	n.Name = instance
+	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.InstanceID(instance)
 	harness.OK(c.t, c.client.Create(c.t.Context(), n))
 	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{
 		InstanceID: c.lab.Cloud.InstanceID(instance), InstanceType: "m5.large", ENI: eni,

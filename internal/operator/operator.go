@@ -193,6 +193,9 @@ func assembleENIs(ctx context.Context, mgr manager.Manager, cfg config.Operator,
 	}
 	networks, err := nodenetwork.Setup(mgr, nodenetwork.Options{
 		Fleet: fl, Clock: clock.Real{}, Logger: log,
+		Identity: nodenetwork.Identity{
+			NodeTag: cfg.InstanceNodeTag, ClusterTag: cfg.InstanceClusterTag.Key, ClusterValue: cfg.InstanceClusterTag.Value,
+		},
 		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
 	})
 	if err != nil {

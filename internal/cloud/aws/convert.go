@@ -236,6 +236,8 @@ func (r *reading) instance(i *types.Instance) cloud.Instance {
 		Type:     string(i.InstanceType),
 		VPCID:    sdk.ToString(i.VpcId),
 		SubnetID: sdk.ToString(i.SubnetId),
+		DNSName:  sdk.ToString(i.PrivateDnsName),
+		Tags:     tagsOf(i.Tags),
 	}
 	if i.State == nil || i.State.Name == "" {
 		r.bad("instanceState", "", "a state")

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
 
@@ -32,6 +33,7 @@ type Fleet struct {
 
 	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
 	ctx     context.Context
+	began   chan struct{} // closed by Run
 	members map[string]*member
 	leaving map[string]*member   // by instance: removed in the middle of a pass
 	ended   map[string]time.Time // when the work for an instance ended, lately
@@ -45,7 +47,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f := &Fleet{
 		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
-		members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
+		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
 	return f, nil
@@ -121,6 +123,22 @@ func (f *Fleet) Suspect(name string) {
 		m.rec.Suspect()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
+}
+
+// Describe asks the cloud for an instance, whether or not it is a node's,
+// together with others that are asked for in the same moment. One that does not
+// exist is of class cloud.Gone. It waits for Run.
+func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance, error) {
+	select {
+	case <-ctx.Done():
+		return cloud.Instance{}, ctx.Err()
+	case <-f.began:
+	}
+	in, err := f.sky.Instance(ctx, instanceID)
+	if err != nil {
+		return in, fmt.Errorf("describe instance %s: %w", instanceID, err)
+	}
+	return in, nil
 }
 
 // Subnets lists what is known of subnets, by ID.

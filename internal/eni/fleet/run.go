@@ -25,6 +25,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		return errRunning
 	}
 	f.ctx = ctx
+	close(f.began)
 	f.mu.Unlock()
 	f.work.Go(func() { f.repair(ctx) })
 	f.work.Go(func() { f.collect(ctx) })

@@ -38,8 +38,11 @@ const (
 	reasonExhausted      = "NoAddresses"
 )
 
+const instanceGone = "EC2 has no such instance, or it is terminated: is spec.instanceID right?"
+
 // outlook is what conditions are made of.
 type outlook struct {
+	refused  refusal
 	specErr  error     // the spec makes no sense
 	paced    time.Time // until when the object is not worked for; zero: it is
 	writeErr error     // the API server refused a write
@@ -50,7 +53,7 @@ type outlook struct {
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
+	look := outlook{refused: n.refused, specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
 	if refused(n.retry.err) {
 		look.writeErr = n.retry.err
 	}
@@ -91,6 +94,8 @@ func (l outlook) degraded() metav1.Condition {
 	}
 	s := &l.status
 	switch {
+	case l.refused != (refusal{}):
+		return is(l.refused.reason, l.refused.message)
 	case l.specErr != nil:
 		return is(reasonInvalidSpec, l.specErr.Error())
 	case !l.paced.IsZero():
@@ -98,7 +103,7 @@ func (l outlook) degraded() metav1.Condition {
 	case l.writeErr != nil:
 		return is(reasonNotWritten, l.writeErr.Error())
 	case s.Vanished:
-		return is(reasonInstanceGone, withTime("EC2 has no such instance, or it is terminated: is spec.instanceID right?", s.NextTry))
+		return is(reasonInstanceGone, withTime(instanceGone, s.NextTry))
 	case s.LastError != "":
 		return is(reasonOf(s.Class), withTime(s.LastError, s.NextTry))
 	case s.InstanceType != "" && s.InstanceType != l.itype:
@@ -144,7 +149,7 @@ func (l outlook) ready() metav1.Condition {
 		return condition(v1alpha1.ConditionReady, false, reason, message)
 	}
 	d, s := l.degraded(), &l.status
-	stopped := d.Status == metav1.ConditionTrue && (s.Grows || l.specErr != nil || l.writeErr != nil || s.Vanished || !s.Confirmed)
+	stopped := d.Status == metav1.ConditionTrue && (l.refused != (refusal{}) || s.Grows || l.specErr != nil || l.writeErr != nil || s.Vanished || !s.Confirmed)
 	switch {
 	case stopped:
 		return not(d.Reason, untimed(d.Message))
@@ -225,6 +230,9 @@ func (n *node) tell(ctx context.Context) {
 	n.mu.Lock()
 	was := n.told
 	is, note, bad := trouble(n.obj)
+	if is == reasonNoNode { // there is nothing to tell it of
+		is = was.reason
+	}
 	if is != was.reason {
 		n.told = troubleTold{is, note}
 	}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 )
@@ -34,14 +35,18 @@ type Fleet interface {
 	Kick(name string)
 	Doubt(name string)
 	Suspect(name string)
+	// Describe asks the cloud for an instance; one that does not exist is of
+	// class cloud.Gone.
+	Describe(ctx context.Context, instanceID string) (cloud.Instance, error)
 }
 
 // Options are what a Controller needs to know. Zero durations take the defaults
 // named; Clock, Logger and DemandServed may be nil.
 type Options struct {
-	Fleet  Fleet
-	Clock  clock.Clock
-	Logger *slog.Logger
+	Fleet    Fleet
+	Identity Identity
+	Clock    clock.Clock
+	Logger   *slog.Logger
 
 	// Grace is how long a Node must be gone, or an instance vanished, before
 	// the object is deleted, and how long the daemon must have been silent; 1 min.
@@ -69,10 +74,11 @@ type Controller struct {
 	events events.EventRecorder
 	pods   pods
 
-	mu    sync.Mutex // guards all below; memory only
-	nodes map[string]*node
-	lives map[string]life                                         // by name, also of objects that went lately
-	queue workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
+	mu     sync.Mutex // guards all below; memory only
+	nodes  map[string]*node
+	claims map[string]map[string]*node                             // proved objects by instance and name
+	lives  map[string]life                                         // by name, also of objects that went lately
+	queue  workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
@@ -95,7 +101,8 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
-		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, lives: map[string]life{},
+		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
+		lives: map[string]life{},
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
@@ -162,6 +169,10 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	n := c.adopt(o)
 	n.act(ctx, n.see(o))
+	n, ask, err := c.identify(ctx, n)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
 	c.configure(n)
 	if n.unshun(c.now()) {
 		c.fleet.Doubt(n.name)
@@ -173,16 +184,25 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if err := n.write(ctx, settled); err != nil && !errors.Is(err, errForeign) {
 		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
 	}
-	return reconcile.Result{RequeueAfter: wait}, nil
+	return reconcile.Result{RequeueAfter: sooner(wait, ask)}, nil
+}
+
+// sooner is the shorter of two waits, of which zero is none.
+func sooner(x, y time.Duration) time.Duration {
+	if x == 0 || y == 0 {
+		return max(x, y)
+	}
+	return min(x, y)
 }
 
 // forget ends the work for an object that is gone.
 func (c *Controller) forget(name string) {
 	c.mu.Lock()
-	_, ok := c.nodes[name]
+	n, ok := c.nodes[name]
 	delete(c.nodes, name)
 	c.mu.Unlock()
 	if ok {
+		c.unclaim(n)
 		c.fleet.Remove(name)
 		c.o.Logger.Info("node removed", "node", name)
 	}
@@ -207,7 +227,8 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 }
 
 // configure tells the fleet what the object asks for, if that changed. A spec
-// that makes no sense changes nothing but the node's conditions.
+// that makes no sense changes nothing but the node's conditions, nor does any
+// while the instance is not proved to be the Node's.
 func (c *Controller) configure(n *node) {
 	n.mu.Lock()
 	s, err := Settings(&n.obj.Spec)
@@ -216,8 +237,9 @@ func (c *Controller) configure(n *node) {
 	}
 	known, same := n.set, n.set && reflect.DeepEqual(s, n.settings)
 	n.specErr = err
+	refused := n.refused != (refusal{})
 	n.mu.Unlock()
-	if same || err != nil || !known && c.paced(n) {
+	if same || err != nil || refused || !known && c.paced(n) {
 		return
 	}
 	err = c.fleet.Set(n.name, n.instanceID, s, n.seed, n)

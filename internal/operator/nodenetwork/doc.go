@@ -5,6 +5,7 @@
 //	controller.go  one object's event, and what follows from it
 //	cache.go       what of the API server's objects is kept in memory
 //	settings.go    an object's spec in the fleet's words
+//	identity.go    whether an object's instance is its Node's
 //	read.go        what an object says was published
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
 //	state.go       which state of the object is the newest, and who wrote it

@@ -137,6 +137,7 @@ func TestInstanceChangesUnderAPass(t *testing.T) {
 	o := get(t, "node-1")
 	before := o.DeepCopy()
 	o.Spec.InstanceID = "i-0fedcba9876543210"
+	replace(t, "node-1", o.Spec.InstanceID)
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
 	harness.Eventually(t, limit, "the fleet has another node", func() error {
 		if fl.node(t, "node-1") == old {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -59,12 +60,14 @@ type script struct {
 	kicks    map[string]int
 	doubts   map[string]int
 	suspects map[string]int
+	says     map[string]cloud.Instance // what the cloud does of instances
 }
 
 func newScript() *script {
 	return &script{
 		settings: map[string]eni.Settings{}, seeds: map[string]eni.Inventory{}, nodes: map[string]fleet.Node{},
 		sets: map[string]int{}, kicks: map[string]int{}, doubts: map[string]int{}, suspects: map[string]int{},
+		says: map[string]cloud.Instance{},
 	}
 }
 
@@ -83,6 +86,17 @@ func (s *script) Remove(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.nodes, name)
+}
+
+// Describe implements Fleet.
+func (s *script) Describe(_ context.Context, id string) (cloud.Instance, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	in, ok := s.says[id]
+	if !ok {
+		return in, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: id}
+	}
+	return in, nil
 }
 
 func (s *script) Kick(name string)  { s.count(s.kicks, name) }
@@ -163,20 +177,39 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator 
 
 const instance = "i-0123456789abcdef0"
 
-// create makes a Node and its object, as a daemon does.
+// register makes a Node of an instance, or of none.
+func register(t *testing.T, name, instanceID string) {
+	t.Helper()
+	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if instanceID != "" {
+		k.Spec.ProviderID = "aws:///zone-a/" + instanceID
+	}
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), k))
+}
+
+// replace makes a node's Node anew, as that of an instance or of none.
+func replace(t *testing.T, name, instanceID string) {
+	t.Helper()
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	register(t, name, instanceID)
+}
+
+// create makes a Node and its object, as a kubelet and a daemon do. The instance
+// of node-1 is instance.
 func create(t *testing.T, name string, change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 	t.Helper()
-	c := harness.KubeClient(t)
-	k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	harness.OK(t, c.Create(t.Context(), k))
 	o := &v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
 	}
+	if name != "node-1" {
+		o.Spec.InstanceID = fmt.Sprintf("i-%017x", crc32.ChecksumIEEE([]byte(name)))
+	}
+	register(t, name, o.Spec.InstanceID)
 	if change != nil {
 		change(o)
 	}
-	harness.OK(t, c.Create(t.Context(), o))
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
 	return o
 }
 

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -122,10 +120,10 @@ func (n *node) goneSince(nodeGone, nodeReady bool, now time.Time) time.Time {
 	return since
 }
 
-// isOf tells whether a Node is of an instance, as far as it says
-// (aws:///ZONE/INSTANCE).
+// isOf tells whether a Node is of an instance, as far as it says.
 func isOf(k *corev1.Node, instanceID string) bool {
-	return !strings.HasPrefix(k.Spec.ProviderID, "aws://") || path.Base(k.Spec.ProviderID) == instanceID
+	of := instanceOf(k)
+	return of == "" || of == instanceID
 }
 
 // remove deletes the very state of the object that was looked at, after asking

@@ -200,6 +200,7 @@ func TestAnotherInstance(t *testing.T) {
 	create(t, "node-1", nil)
 	first := fl.node(t, "node-1")
 	publish(t, first, inventory([]string{"10.0.0.1"}))
+	replace(t, "node-1", "i-0aaaaaaaaaaaaaaaa")
 	patch := `{"spec":{"instanceID":"i-0aaaaaaaaaaaaaaaa"}}`
 	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch))))

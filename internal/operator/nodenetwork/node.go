@@ -22,6 +22,7 @@ type node struct {
 	name       string
 	uid        types.UID // of the object
 	instanceID string
+	madeAt     time.Time     // when the object was
 	seed       eni.Inventory // what was published before this process; until the fleet has it
 
 	// writing serialises this node's requests to the API server; it is taken
@@ -38,6 +39,8 @@ type node struct {
 	doubted bool
 	shunned map[netip.Prefix]time.Time // not published before then
 
+	refused   refusal // the fleet does not work for it
+	proof     proof
 	settings  eni.Settings
 	specErr   error // of the newest spec; settings are older then
 	set       bool  // the fleet has it
@@ -70,7 +73,7 @@ var _ fleet.Node = (*node)(nil)
 // was of another instance until now, and says nothing of this one.
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
-		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, obj: o,
+		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
 		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{},
 		asked: map[string]time.Time{}, primaries: map[netip.Prefix]bool{}, reportedAt: o.CreationTimestamp.Time, passBegan: c.now(),
 		doubted: true, // until the fleet has observed the cloud

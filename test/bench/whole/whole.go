@@ -144,7 +144,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 func (r *run) makeNodes(ctx context.Context) error {
 	return r.each(func(i int) error {
 		n := &corev1.Node{}
-		n.Name = nodeName(i)
+		n.Name, n.Spec.ProviderID = nodeName(i), "aws:///lab/"+r.lab.Cloud.InstanceID(nodeName(i))
 		return r.client.Create(ctx, n)
 	})
 }

@@ -1,0 +1,99 @@
+package operator
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// daemon is a client with the token of a node's daemon, and nothing else.
+func (c *cluster) daemon(node string) client.Client {
+	c.t.Helper()
+	token, err := harness.ControlPlane.NodeToken(c.t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
+	harness.OK(c.t, err)
+	return harness.KubeClientFor(c.t, harness.ControlPlane.ConfigWithToken(token))
+}
+
+// attached lists an instance's ENIs with their secondary addresses.
+func (c *cluster) attached(instance string) (out []string) {
+	for _, e := range c.lab.Cloud.Snapshot().InstanceENIs(c.lab.Cloud.InstanceID(instance)) {
+		out = append(out, fmt.Sprintf("%s %v", e.ID, e.Secondary))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// A node whose daemon's token is in the wrong hands names another node's
+// instance in its object, wants nothing there, and confirms whatever it is asked
+// to give back: the other node keeps its ENIs and addresses.
+func TestObjectNamesAnothersInstance(t *testing.T) {
+	c := newCluster(t)
+	o := c.start("one", "--shrink-delay=50ms", "--listing-interval=1s", "--settle-time=1s")
+	o.until(c.leads("one"))
+	few := int32(4)
+	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &few})
+	c.node("node-b", v1alpha1.ENISpec{PreAllocate: &few})
+	o.until(c.has("node-a", 4))
+	o.until(c.has("node-b", 4))
+	before := c.attached("node-a")
+
+	thief := c.daemon("node-b")
+	mine := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}
+	harness.Eventually(t, limit, "the daemon may delete its own object", func() error { return thief.Delete(t.Context(), mine.DeepCopy()) })
+	harness.Eventually(t, limit, "it makes the object anew", func() error {
+		o := mine.DeepCopy()
+		o.Spec = v1alpha1.NodeNetworkSpec{
+			InstanceID: c.lab.Cloud.InstanceID("node-a"), InstanceType: "m5.large",
+			ENI: v1alpha1.ENISpec{PreAllocate: new(int32), FirstInterfaceIndex: new(int32)},
+		}
+		return thief.Create(t.Context(), o)
+	})
+	harness.Eventually(t, limit, "the operator says that it will not work for that object", func() error {
+		if now := c.attached("node-a"); !slices.Equal(now, before) {
+			t.Fatalf("node-a had %v and has %v", before, now)
+		}
+		old := c.read("node-b")
+		got := old.DeepCopy()
+		got.Status.IPAM.Released, got.Status.IPAM.InstanceID = got.Spec.IPAM.Releasing, got.Spec.InstanceID
+		if err := thief.Status().Patch(t.Context(), got, client.MergeFrom(old)); err != nil {
+			return err
+		}
+		for _, d := range got.Status.Conditions {
+			if d.Type == v1alpha1.ConditionDegraded && d.Reason == "AnotherInstance" {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", got.Status.Conditions)
+	})
+	if o := c.read("node-b"); len(o.Spec.IPAM.Available) > 0 {
+		t.Errorf("it is told of another node's addresses: %v", o.Spec.IPAM.Available)
+	}
+	// Node-a grows as before.
+	old := c.read("node-a")
+	more := old.DeepCopy()
+	more.Spec.ENI.PreAllocate = new(int32(6))
+	harness.OK(t, c.client.Patch(t.Context(), more, client.MergeFrom(old)))
+	o.until(c.has("node-a", 6))
+
+	// Without a provider ID it is EC2 that tells: a Node of the private DNS name
+	// of the other instance has that one.
+	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy()))
+	id := c.lab.Cloud.InstanceID("node-b")
+	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
+	name := fmt.Sprintf("ip-%s.%s.compute.internal", strings.ReplaceAll(primary.String(), ".", "-"), c.lab.Cloud.Region())
+	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: id, InstanceType: "m5.large", ENI: v1alpha1.ENISpec{PreAllocate: &few}},
+	}))
+	o.until(c.has(name, 4))
+}

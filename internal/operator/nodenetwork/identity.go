@@ -1,0 +1,259 @@
+package nodenetwork
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// An object says which instance it is of, and whoever has a node's token may
+// make an object that names any. So the fleet works for an object only if the
+// instance is proved to be its Node's by what that token cannot write: the
+// Node's spec.providerID, else what EC2 says of the instance. Until then, and
+// when the proof is lost, nothing is changed: not at EC2, and not in what is
+// published.
+
+// Identity is what instances are held against.
+type Identity struct {
+	// NodeTag is the key of an EC2 tag of instances whose value is the name of
+	// the Node; empty: there is none.
+	NodeTag string
+	// ClusterTag is the key of an EC2 tag that instances of the cluster have,
+	// and ClusterValue its value; empty: any, or no such tag.
+	ClusterTag, ClusterValue string
+}
+
+// Reasons why the fleet does not work for an object.
+const (
+	reasonNoNode          = "NoNode"          // there is no Node of this name
+	reasonAnotherInstance = "AnotherInstance" // the Node is of another instance
+	reasonAnotherCluster  = "AnotherCluster"  // the instance lacks the cluster's tag
+	reasonNotProved       = "NotProved"       // nothing says that the instance is the Node's
+	reasonAlreadyClaimed  = "AlreadyClaimed"  // an older object is of the same instance
+)
+
+const (
+	// proofRetry is how long after EC2 refuted an object it is asked again.
+	proofRetry = time.Minute
+	// proofTimeout bounds a question to EC2, its wait for the rate limit included.
+	proofTimeout = 2 * time.Minute
+)
+
+// refusal is why the fleet does not work for an object; zero: it does.
+type refusal struct{ reason, message string }
+
+// proof is what EC2 said of an object's instance.
+type proof struct {
+	asking   bool
+	at       time.Time // when the answer came; zero: there is none
+	instance cloud.Instance
+	err      error
+}
+
+// judge holds an object against its Node (nil: there is none) and what EC2 said
+// (nil: nothing yet), and tells whether EC2 is to be asked.
+func (i Identity) judge(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
+	if k == nil {
+		return refusal{reasonNoNode, "there is no Node " + name + ": nothing is changed at EC2 until there is one of this instance"}, false
+	}
+	of := instanceOf(k)
+	switch {
+	case of != "" && of != instanceID:
+		return refusal{reasonAnotherInstance, fmt.Sprintf("spec.instanceID is %s and the Node is of %s (spec.providerID): expected the Node's own instance", instanceID, of)}, false
+	case of != "" && i.ClusterTag == "":
+		return refusal{}, false
+	case in == nil:
+		return refusal{reasonNotProved, "EC2 is being asked whether " + instanceID + " is the Node's"}, true
+	}
+	if v, ok := in.Tags[i.ClusterTag]; i.ClusterTag != "" && (!ok || i.ClusterValue != "" && v != i.ClusterValue) {
+		return refusal{reasonAnotherCluster, fmt.Sprintf("%s has no tag %s, which instances of this cluster have (--instance-cluster-tag)", instanceID, i.clusterTag())}, true
+	}
+	if of != "" || strings.EqualFold(in.DNSName, name) || i.NodeTag != "" && in.Tags[i.NodeTag] == name {
+		return refusal{}, true
+	}
+	message := fmt.Sprintf("nothing says that %s is this Node's: it has no spec.providerID, and the instance's private DNS name is %s", instanceID, cmp.Or(in.DNSName, "empty"))
+	if i.NodeTag != "" {
+		message += fmt.Sprintf(", its tag %s %s", i.NodeTag, cmp.Or(in.Tags[i.NodeTag], "empty"))
+	}
+	return refusal{reasonNotProved, message + ": run a cloud controller manager, give the kubelet --provider-id, or tag the instance (--instance-node-tag)"}, true
+}
+
+func (i Identity) clusterTag() string {
+	if i.ClusterValue == "" {
+		return i.ClusterTag
+	}
+	return i.ClusterTag + "=" + i.ClusterValue
+}
+
+// instanceOf is the EC2 instance that a Node says it is of (aws:///ZONE/INSTANCE);
+// empty: it does not say.
+func instanceOf(k *corev1.Node) string {
+	if !strings.HasPrefix(k.Spec.ProviderID, "aws://") {
+		return ""
+	}
+	return path.Base(k.Spec.ProviderID)
+}
+
+// identify finds out whether the fleet may work for an object, and tells when to
+// look again; zero: when something changes. It returns the node to go on with:
+// another one, if the fleet worked for it and may not any more.
+func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duration, error) {
+	k := &corev1.Node{}
+	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		k = nil
+	case err != nil:
+		return n, 0, fmt.Errorf("read Node %s from the cache: %w", n.name, err)
+	}
+	why, wait := n.identity(ctx, k)
+	if why == (refusal{}) {
+		if older := c.claim(n); older != "" {
+			why = refusal{reasonAlreadyClaimed, fmt.Sprintf("NodeNetwork %s is of %s too, and older: delete the one that is wrong", older, n.instanceID)}
+		}
+	} else {
+		c.unclaim(n)
+	}
+	n.mu.Lock()
+	worked := n.set
+	n.mu.Unlock()
+	if why != (refusal{}) && worked {
+		n = c.rest(n)
+		c.o.Logger.Warn("the fleet stops working for a node", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
+	}
+	n.mu.Lock()
+	n.refused = why
+	n.mu.Unlock()
+	return n, wait, nil
+}
+
+// identity is judge with what EC2 said, which is asked in the background if it
+// has to be: nodes that need no answer do not wait for those that do.
+func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := &n.proof
+	var in *cloud.Instance
+	if !p.at.IsZero() && p.err == nil {
+		in = &p.instance
+	}
+	why, ask := n.c.o.Identity.judge(n.name, n.instanceID, k, in)
+	if !ask || why == (refusal{}) {
+		return why, 0
+	}
+	wait := p.at.Add(proofRetry).Sub(n.c.now())
+	if wait <= 0 && !p.asking {
+		p.asking = true
+		go n.ask(ctx)
+	}
+	switch {
+	case cloud.ClassOf(p.err) == cloud.Gone:
+		why = refusal{reasonInstanceGone, instanceGone}
+	case p.err != nil:
+		why = refusal{reasonOf(cloud.ClassOf(p.err)), fmt.Sprintf("ask EC2 whether %s is the Node's: %v", n.instanceID, p.err)}
+	}
+	return why, max(0, wait)
+}
+
+// ask asks EC2 what it has to say of the instance.
+func (n *node) ask(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+	defer cancel()
+	in, err := n.c.fleet.Describe(ctx, n.instanceID)
+	if err == nil && (in.State == "terminated" || in.State == "shutting-down") {
+		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "instance " + n.instanceID + " is " + in.State}
+	}
+	now := n.c.now()
+	n.mu.Lock()
+	n.proof = proof{at: now, instance: in, err: err}
+	if gone := cloud.ClassOf(err) == cloud.Gone; !gone {
+		n.vanishedAt = time.Time{}
+	} else if n.vanishedAt.IsZero() {
+		n.vanishedAt = now
+	}
+	n.mu.Unlock()
+	n.c.later(n.name, 0)
+}
+
+// claim notes that a proved object is of its instance, and names the older one
+// that is too; empty: there is none. A younger one that had the instance loses it.
+func (c *Controller) claim(n *node) (older string) {
+	c.mu.Lock()
+	claims := c.claims[n.instanceID]
+	if claims == nil {
+		claims = map[string]*node{}
+		c.claims[n.instanceID] = claims
+	}
+	_, known := claims[n.name]
+	claims[n.name] = n
+	var younger []string
+	for name, other := range claims {
+		switch {
+		case name == n.name:
+		case olderThan(other, n):
+			if older == "" || olderThan(other, claims[older]) {
+				older = name
+			}
+		case !known:
+			younger = append(younger, name)
+		}
+	}
+	c.mu.Unlock()
+	if older == "" {
+		for _, name := range younger {
+			c.fleet.Remove(name)
+			c.later(name, 0)
+		}
+	}
+	return older
+}
+
+// olderThan orders the objects of one instance.
+func olderThan(x, y *node) bool {
+	return cmp.Or(x.madeAt.Compare(y.madeAt), cmp.Compare(x.name, y.name)) < 0
+}
+
+// unclaim ends a claim; those that stood behind it are looked at again.
+func (c *Controller) unclaim(n *node) {
+	c.mu.Lock()
+	claims := c.claims[n.instanceID]
+	_, ok := claims[n.name]
+	delete(claims, n.name)
+	var next []string
+	if ok {
+		next = slices.Collect(maps.Keys(claims))
+	}
+	if len(claims) == 0 {
+		delete(c.claims, n.instanceID)
+	}
+	c.mu.Unlock()
+	for _, other := range next {
+		c.later(other, 0)
+	}
+}
+
+// rest ends the fleet's work for an object that stays. What is attached and
+// published stays too, and is where the work goes on if it does.
+func (c *Controller) rest(n *node) *node {
+	c.fleet.Remove(n.name)
+	n.mu.Lock()
+	next := c.newNode(n.obj, false)
+	next.proof, next.told = n.proof, n.told
+	next.reportedAt, next.vanishedAt, next.nodeGoneAt, next.health = n.reportedAt, n.vanishedAt, n.nodeGoneAt, n.health
+	n.mu.Unlock()
+	c.mu.Lock()
+	c.nodes[n.name] = next
+	c.mu.Unlock()
+	return next
+}

@@ -1,0 +1,215 @@
+package nodenetwork
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestProofOfInstance(t *testing.T) {
+	const name, id = "ip-10-0-0-7.lab-1.compute.internal", "i-0aa"
+	provider := func(text string) *corev1.Node { return &corev1.Node{Spec: corev1.NodeSpec{ProviderID: text}} }
+	instance := func(dns string, tags ...string) *cloud.Instance {
+		in := &cloud.Instance{ID: id, DNSName: dns, Tags: map[string]string{}}
+		for i := 0; i < len(tags); i += 2 {
+			in.Tags[tags[i]] = tags[i+1]
+		}
+		return in
+	}
+	own, none, other := provider("aws:///lab-1a/i-0aa"), provider(""), provider("aws:///lab-1a/i-0bb")
+	byTag := Identity{NodeTag: "node"}
+	cluster, owned := Identity{ClusterTag: "cluster"}, Identity{ClusterTag: "cluster", ClusterValue: "ours"}
+	for _, tt := range []struct {
+		what string
+		id   Identity
+		node *corev1.Node
+		in   *cloud.Instance
+		want string // reason; empty: proved
+		ask  bool
+	}{
+		{what: "no Node", want: reasonNoNode},
+		{what: "no Node, whatever EC2 says", in: instance(name), want: reasonNoNode},
+		{what: "its provider ID", node: own},
+		{what: "another's provider ID", node: other, want: reasonAnotherInstance},
+		{what: "another's provider ID, whatever EC2 says", id: byTag, node: other, in: instance(name, "node", name), want: reasonAnotherInstance},
+		{what: "a provider ID that ends alike", node: provider("aws:///lab-1a/xi-0aa"), want: reasonAnotherInstance},
+		{what: "no provider ID, EC2 not asked", node: none, want: reasonNotProved, ask: true},
+		{what: "no provider ID, the DNS name", node: none, in: instance(name), ask: true},
+		{what: "another provider's ID, the DNS name", node: provider("k3s://x"), in: instance(name), ask: true},
+		{what: "no provider ID, another DNS name", node: none, in: instance("ip-10-0-0-8.lab-1.compute.internal"), want: reasonNotProved, ask: true},
+		{what: "no provider ID, no DNS name", node: none, in: instance(""), want: reasonNotProved, ask: true},
+		{what: "the tag of the Node's name", id: byTag, node: none, in: instance("x", "node", name), ask: true},
+		{what: "the tag of another Node's name", id: byTag, node: none, in: instance("x", "node", "node-2"), want: reasonNotProved, ask: true},
+		{what: "a tag that is not asked for", node: none, in: instance("x", "node", name), want: reasonNotProved, ask: true},
+		{what: "the provider ID, EC2 to be asked for the cluster", id: cluster, node: own, want: reasonNotProved, ask: true},
+		{what: "of the cluster", id: cluster, node: own, in: instance("x", "cluster", "any"), ask: true},
+		{what: "of no cluster", id: cluster, node: own, in: instance("x"), want: reasonAnotherCluster, ask: true},
+		{what: "of our cluster", id: owned, node: own, in: instance("x", "cluster", "ours"), ask: true},
+		{what: "of another cluster", id: owned, node: own, in: instance("x", "cluster", "theirs"), want: reasonAnotherCluster, ask: true},
+		{what: "of our cluster, and no more", id: owned, node: none, in: instance("x", "cluster", "ours"), want: reasonNotProved, ask: true},
+		{what: "of another cluster, with the DNS name", id: owned, node: none, in: instance(name), want: reasonAnotherCluster, ask: true},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			why, ask := tt.id.judge(name, id, tt.node, tt.in)
+			if why.reason != tt.want || ask != tt.ask || (why.message == "") != (tt.want == "") {
+				t.Errorf("got %+v, %t; want %q, %t", why, ask, tt.want, tt.ask)
+			}
+		})
+	}
+}
+
+// degraded waits until an object is refused for a reason, or for none.
+func degraded(t *testing.T, name, reason string) {
+	t.Helper()
+	until(t, name, "degraded as "+reason, func(o *v1alpha1.NodeNetwork) error {
+		d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
+		r, _ := find(o.Status.Conditions, v1alpha1.ConditionReady)
+		if d.Reason != reason || reason != reasonAsExpected && r.Reason != reason {
+			return fmt.Errorf("%+v", o.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// works waits until the fleet works for a node, or does not.
+func (s *script) works(t *testing.T, name string, want bool) {
+	t.Helper()
+	harness.Eventually(t, limit, fmt.Sprintf("the fleet works for %s: %t", name, want), func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if (s.nodes[name] != nil) != want {
+			return fmt.Errorf("it does for %v", keys(s.nodes))
+		}
+		return nil
+	})
+}
+
+// Without a Node, or with one that does not prove the instance, the fleet does
+// not work for an object; when the proof is there it does, and when it is gone
+// it does not any more and what is published stays.
+func TestProofComesAndGoes(t *testing.T) {
+	harness.KubeClean(t)
+	fl, now := newScript(), clock.NewFake(time.Now())
+	start(t, Options{Fleet: fl, Clock: now, Grace: 24 * time.Hour})
+	c := harness.KubeClient(t)
+	harness.OK(t, c.Create(t.Context(), &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
+	}))
+	degraded(t, "node-1", reasonNoNode)
+	fl.works(t, "node-1", false)
+	register(t, "node-1", "")
+	degraded(t, "node-1", reasonInstanceGone)
+	fl.mu.Lock()
+	fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: "another"}
+	fl.mu.Unlock()
+	harness.Eventually(t, limit, "EC2 is asked again", func() error {
+		now.Advance(proofRetry)
+		o := get(t, "node-1")
+		o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event has it looked at
+		if err := c.Update(t.Context(), o); err != nil {
+			return err
+		}
+		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonNotProved {
+			return fmt.Errorf("%+v", d)
+		}
+		return nil
+	})
+	fl.works(t, "node-1", false)
+
+	// As a cloud controller manager does.
+	replace(t, "node-1", instance)
+	n := fl.node(t, "node-1")
+	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2"}))
+	n.Withdraw("eni-1", 1, 0)
+	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
+
+	replace(t, "node-1", "i-0bbbbbbbbbbbbbbbb")
+	degraded(t, "node-1", reasonAnotherInstance)
+	fl.works(t, "node-1", false)
+	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
+	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
+	degraded(t, "node-1", reasonNoNode)
+	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
+	register(t, "node-1", instance)
+	harness.Eventually(t, limit, "another node goes on", func() error {
+		if fl.node(t, "node-1") == n {
+			return errors.New("it is the first")
+		}
+		return nil
+	})
+	fl.mu.Lock()
+	seed := fl.seeds["node-1"]
+	fl.mu.Unlock()
+	if len(seed.ENIs) != 2 {
+		t.Errorf("it begins with %+v", seed)
+	}
+}
+
+// Of two objects that name one instance, each with a Node that does, the older
+// has it; the other follows when that one is gone.
+func TestTwoObjectsOfOneInstance(t *testing.T) {
+	harness.KubeClean(t)
+	fl := newScript()
+	start(t, Options{Fleet: fl})
+	create(t, "node-1", nil)
+	fl.works(t, "node-1", true)
+	for _, name := range []string{"anode", "node-3"} { // one is first by name, if they are of the same second
+		register(t, name, instance)
+		harness.OK(t, harness.KubeClient(t).Create(t.Context(), &v1alpha1.NodeNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
+		}))
+	}
+	harness.Eventually(t, limit, "one stands", func() error {
+		stands := ""
+		for _, name := range []string{"node-1", "anode", "node-3"} {
+			if d, _ := find(get(t, name).Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonAlreadyClaimed {
+				stands += name
+			}
+		}
+		if want := oldest(t, "node-1", "anode", "node-3"); stands != want {
+			return fmt.Errorf("%s, want %s", stands, want)
+		}
+		return nil
+	})
+	gone := oldest(t, "node-1", "anode", "node-3")
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: gone}}))
+	rest := []string{}
+	for _, name := range []string{"node-1", "anode", "node-3"} {
+		if name != gone {
+			rest = append(rest, name)
+		}
+	}
+	next := oldest(t, rest...)
+	fl.works(t, next, true)
+	for _, name := range rest {
+		if name != next {
+			degraded(t, name, reasonAlreadyClaimed)
+			fl.works(t, name, false)
+		}
+	}
+}
+
+// oldest is the first of some objects by time and name.
+func oldest(t *testing.T, names ...string) string {
+	t.Helper()
+	var first *v1alpha1.NodeNetwork
+	for _, name := range names {
+		o := get(t, name)
+		if first == nil || o.CreationTimestamp.Before(&first.CreationTimestamp) ||
+			o.CreationTimestamp.Equal(&first.CreationTimestamp) && o.Name < first.Name {
+			first = o
+		}
+	}
+	return first.Name
+}
