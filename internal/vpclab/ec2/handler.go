@@ -84,7 +84,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, err)
 	default:
 		h.cloud.Finish(req.call, "")
-		h.reply(w, r, req.call.Action, reply)
+		h.reply(w, r, req.call.Action, reply, v.Falsify)
 	}
 }
 
@@ -177,7 +177,7 @@ func (h *handler) requestID() string {
 	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
 }
 
-func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, reply any) {
+func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, reply any, falsify func([]byte) []byte) {
 	var b bytes.Buffer
 	start := xml.StartElement{Name: xml.Name{Local: action + "Response"}, Attr: []xml.Attr{
 		{Name: xml.Name{Local: "xmlns"}, Value: "http://ec2.amazonaws.com/doc/" + apiVersion + "/"},
@@ -188,6 +188,9 @@ func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, r
 	}
 	root, rest, _ := bytes.Cut(b.Bytes(), []byte(">"))
 	page := fmt.Appendf(nil, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
+	if falsify != nil {
+		page = falsify(page)
+	}
 	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
 	wire.Send(w, r, page)
 }

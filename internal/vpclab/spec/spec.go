@@ -174,7 +174,7 @@ type RateLimit struct {
 // Fault is trouble that calls of an action meet.
 type Fault struct {
 	Action      string   `json:"action"`                // name or pattern
-	Kind        string   `json:"kind"`                  // error, throttle, lostReply, lostRequest, latency
+	Kind        string   `json:"kind"`                  // error, throttle, lostReply, lostRequest, wrongReply, latency
 	Count       int      `json:"count,omitempty"`       // how many calls; 0: no end
 	Skip        int      `json:"skip,omitempty"`        // how many calls pass before the first
 	Probability float64  `json:"probability,omitempty"` // 0 or 1: every call
@@ -182,4 +182,6 @@ type Fault struct {
 	Status      int      `json:"status,omitempty"`      // HTTP status of kind error; default 500
 	Message     string   `json:"message,omitempty"`     // of kind error
 	Latency     Duration `json:"latency,omitempty"`     // of kind latency
+	Pattern     string   `json:"pattern,omitempty"`     // of kind wrongReply: what of the reply's XML is replaced, a regular expression
+	Replacement string   `json:"replacement,omitempty"` // of kind wrongReply: by what; $1 stands for the pattern's first group
 }

@@ -220,8 +220,12 @@ func (v *validator) fault(path string, f Fault) {
 		if f.Latency <= 0 {
 			v.fail(path+".latency", "expected a duration above zero")
 		}
+	case "wrongReply":
+		if _, err := regexp.Compile(f.Pattern); f.Pattern == "" || err != nil {
+			v.fail(path+".pattern", "%q; expected a regular expression of what is replaced in the reply", f.Pattern)
+		}
 	default:
-		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest or latency", f.Kind)
+		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest, wrongReply or latency", f.Kind)
 	}
 	if f.Count < 0 {
 		v.fail(path+".count", "%d; expected 0 (no end) or more", f.Count)

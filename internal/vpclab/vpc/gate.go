@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -29,10 +30,11 @@ type Call struct {
 
 // Verdict is what becomes of a call before its own logic runs.
 type Verdict struct {
-	Latency     time.Duration // to wait before anything else
-	LoseRequest bool          // close the connection; nothing happens
-	Err         *Error        // answer this
-	LoseReply   bool          // do it, then close the connection without a reply
+	Latency     time.Duration             // to wait before anything else
+	LoseRequest bool                      // close the connection; nothing happens
+	Err         *Error                    // answer this
+	LoseReply   bool                      // do it, then close the connection without a reply
+	Falsify     func(reply []byte) []byte // do it, then change what is answered; nil: as it is
 }
 
 // CallStats counts the calls of one action. Calls made during an outage never
@@ -71,8 +73,17 @@ type gate struct {
 
 type fault struct {
 	spec.Fault
-	left int
-	skip int
+	left    int
+	skip    int
+	pattern *regexp.Regexp
+}
+
+func newFault(f spec.Fault) *fault {
+	n := &fault{Fault: f, left: f.Count, skip: f.Skip}
+	if f.Pattern != "" {
+		n.pattern = regexp.MustCompile(f.Pattern) // spec.CheckFault saw to it
+	}
+	return n
 }
 
 func newGate(s spec.Spec, seed uint64) gate {
@@ -82,7 +93,7 @@ func newGate(s spec.Spec, seed uint64) gate {
 		latencies: maps.Clone(s.Latencies), stats: map[string]*CallStats{}, met: map[string]int{},
 	}
 	for _, f := range s.Faults {
-		g.faults = append(g.faults, &fault{f, f.Count, f.Skip})
+		g.faults = append(g.faults, newFault(f))
 	}
 	return g
 }
@@ -174,9 +185,16 @@ func (g *gate) meetFaults(action string, v *Verdict) {
 			v.LoseRequest = true
 		case "lostReply":
 			v.LoseReply = true
+		case "wrongReply":
+			v.Falsify = f.falsify
 		}
 		return
 	}
+}
+
+// falsify replaces what the fault's pattern finds in a reply.
+func (f *fault) falsify(reply []byte) []byte {
+	return f.pattern.ReplaceAll(reply, []byte(f.Replacement))
 }
 
 func (f *fault) error() *Error {
@@ -260,7 +278,7 @@ func (c *Cloud) Inject(f spec.Fault) (remove func(), err error) {
 	if err := spec.CheckFault(f); err != nil {
 		return nil, err
 	}
-	n := &fault{f, f.Count, f.Skip}
+	n := newFault(f)
 	c.read(func() { c.gate.faults = append(c.gate.faults, n) })
 	return func() {
 		c.read(func() {
