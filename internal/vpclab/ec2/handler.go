@@ -136,7 +136,7 @@ func (r *request) check() *vpc.Error {
 		return vpc.Errorf("InvalidParameterValue", "Version %q is not supported; the lab speaks %s.", v, apiVersion)
 	}
 	r.dryRun, _ = r.truth("DryRun")
-	r.call.Tags = r.has("TagSpecification")
+	r.call.Targets = targets(r.call.Action, r.params)
 	r.call.Unbounded = strings.HasPrefix(r.call.Action, "Describe") && len(r.values) == 2
 	return r.err
 }

@@ -30,10 +30,13 @@ type Spec struct {
 	Account string `json:"account,omitempty"` // 12 digits; default "123456789012"
 	Seed    uint64 `json:"seed,omitempty"`    // of IDs, addresses and fault dice; default 1
 
-	VPCs       []VPC       `json:"vpcs"`
-	Instances  []Instance  `json:"instances,omitempty"`
-	Roles      []Role      `json:"roles,omitempty"`
-	AccessKeys []AccessKey `json:"accessKeys,omitempty"` // default: one that may do everything
+	VPCs      []VPC      `json:"vpcs"`
+	Instances []Instance `json:"instances,omitempty"`
+	Roles     []Role     `json:"roles,omitempty"`
+	// LaunchTags are given to every instance of this spec, or launched later as
+	// one, and to its primary ENI, as a launch template does.
+	LaunchTags map[string]string `json:"launchTags,omitempty"`
+	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one that may do everything
 
 	Delays      Delays      `json:"delays,omitempty"`
 	Consistency Consistency `json:"consistency,omitempty"`
@@ -126,14 +129,16 @@ type Interface struct {
 // Role is an IAM role that instances assume through the metadata service.
 type Role struct {
 	Name    string   `json:"name"`
-	Actions []string `json:"actions"` // allowed: "ec2:Describe*", "*"; empty allows none
+	Actions []string `json:"actions"`          // allowed on everything: "ec2:Describe*", "*"
+	Policy  string   `json:"policy,omitempty"` // an IAM policy document in JSON, beside actions
 }
 
 // AccessKey is a static credential.
 type AccessKey struct {
 	ID      string   `json:"id"`
 	Secret  string   `json:"secret"`
-	Actions []string `json:"actions,omitempty"` // default: everything
+	Actions []string `json:"actions,omitempty"` // default: everything, unless there is a policy
+	Policy  string   `json:"policy,omitempty"`  // an IAM policy document in JSON, beside actions
 }
 
 // Delays say how long things take after the call that asked for them returned.

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/vpclab/iam"
 )
 
 // Complete returns the spec with its defaults filled in, or every mistake in
@@ -68,16 +69,27 @@ func (v *validator) top(s Spec) {
 			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a name of its own", r.Name)
 		}
 		v.roles[r.Name] = true
+		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
 	}
 	for i, k := range s.AccessKeys {
 		if k.ID == "" || k.Secret == "" {
 			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
 		}
+		v.policy(fmt.Sprintf("accessKeys[%d].policy", i), k.Policy)
 	}
 	for action, l := range s.RateLimits {
 		if l.Bucket < 1 || l.Refill < 0 {
 			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
 		}
+	}
+}
+
+func (v *validator) policy(path, document string) {
+	if document == "" {
+		return
+	}
+	if _, err := iam.Parse([]byte(document)); err != nil {
+		v.fail(path, "%v", err)
 	}
 }
 

@@ -24,8 +24,9 @@ type Call struct {
 	// Unbounded: a describe call with neither filters nor pages, which has a
 	// smaller bucket of its own.
 	Unbounded bool
-	// Tags: the call tags what it creates, which needs CreateTags too.
-	Tags bool
+	// Targets are the resources that it names, for actions whose permission may
+	// depend on them.
+	Targets []Target
 }
 
 // Verdict is what becomes of a call before its own logic runs.
@@ -123,33 +124,13 @@ func (c *Cloud) Admit(call Call) (v Verdict) {
 		if g.meetFaults(call.Action, &v); v.Err != nil || v.LoseRequest {
 			return
 		}
-		v.Err = g.permit(call)
+		v.Err = c.permit(call)
 	})
 	return v
 }
 
 func throttled() *Error {
 	return &Error{"RequestLimitExceeded", http.StatusServiceUnavailable, "Request limit exceeded."}
-}
-
-// permit checks the principal's permissions.
-func (g *gate) permit(call Call) *Error {
-	needs := []string{call.Action}
-	if call.Tags {
-		needs = append(needs, "CreateTags")
-	}
-	for _, action := range needs {
-		covers := func(p string) bool { return Covers(p, action) }
-		allowed := slices.ContainsFunc(call.Principal.Actions, covers)
-		for p := range g.denied {
-			allowed = allowed && !covers(p)
-		}
-		if !allowed {
-			return &Error{"UnauthorizedOperation", http.StatusForbidden, "You are not authorized to perform this operation. User: " +
-				call.Principal.ARN + " is not authorized to perform: ec2:" + action + " because no identity-based policy allows the ec2:" + action + " action"}
-		}
-	}
-	return nil
 }
 
 // meetFaults lets the first fault that applies shape the verdict; latency adds up.
