@@ -154,8 +154,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "Networks outside the VPC that see the pod's own address, separated by commas."},
 		{Flag: "mtu", Env: []string{"AWS_VPC_ENI_MTU"}, Default: "0", Unit: "bytes", parse: mtu(&c.MTU),
 			Doc: "MTU of pod interfaces and secondary ENIs. 0 takes the primary interface's (9001 in a VPC)."},
-		{Flag: "block-metadata", Default: "false", bare: true, parse: boolean(&c.BlockMetadata),
-			Doc: "Keep pods from the instance metadata service."},
+		{Flag: "block-metadata", bare: true, parse: optional(&c.BlockMetadata),
+			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
