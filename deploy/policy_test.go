@@ -190,5 +190,5 @@ func policyActions(t *testing.T, file string) []string {
 		}
 	}
 	slices.Sort(actions)
-	return actions
+	return slices.Compact(actions)
 }

@@ -193,13 +193,13 @@ func unlessEnded(ctx context.Context, err error) error {
 func (n *node) datapathConfig() datapath.Config {
 	if n.cfg.IPAM == config.IPAMPool {
 		// IPv6 is turned on with the first block that has it.
-		return datapath.Config{ExportTable: n.cfg.ExportTable, BlockMetadata: n.cfg.BlockMetadata,
+		return datapath.Config{ExportTable: n.cfg.ExportTable, BlockMetadata: n.cfg.BlocksMetadata(),
 			MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU}
 	}
 	return datapath.Config{
 		PrimaryMAC: n.id.PrimaryMAC, PrimaryIPv4: n.id.PrimaryIPv4,
 		LocalCIDRs: podCIDRs(n.id), ExcludeCIDRs: n.cfg.ExcludeSNATCIDRs, ExternalSNAT: n.cfg.ExternalSNAT,
-		BlockMetadata: n.cfg.BlockMetadata, MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, MarkShift: uint(n.cfg.MarkShift),
+		BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, MarkShift: uint(n.cfg.MarkShift),
 	}
 }
 

@@ -81,9 +81,9 @@ type Config struct {
 	// Data path
 	ExternalSNAT     bool
 	ExcludeSNATCIDRs []netip.Prefix
-	MTU              int // bytes; 0: the primary link's
-	BlockMetadata    bool
-	MaxConnections   int // of one pod; 0: no limit
+	MTU              int   // bytes; 0: the primary link's
+	BlockMetadata    *bool // nil: not set, see BlocksMetadata
+	MaxConnections   int   // of one pod; 0: no limit
 	MarkShift        int
 
 	// Serving
@@ -141,6 +141,16 @@ func (c *Config) Policy() ipam.Policy {
 	}
 	p.MaxENI, p.MaxPods, p.PrefixDelegation = c.MaxENI, c.MaxPods, c.PrefixDelegation
 	return p
+}
+
+// BlocksMetadata tells whether pods are kept from the metadata service. In node
+// mode they are unless the settings say otherwise: there the instance's role may
+// change ENIs, and so could a pod that gets its credentials.
+func (c *Config) BlocksMetadata() bool {
+	if c.BlockMetadata != nil {
+		return *c.BlockMetadata
+	}
+	return c.IPAM == IPAMENI
 }
 
 // Logger logs as the settings ask for.

@@ -128,8 +128,26 @@ func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 
 func TestBareFlags(t *testing.T) {
 	c, err := load(t, []string{"--external-snat", "--pprof=true", "--block-metadata=false"}, []string{"BERTH_BLOCK_METADATA=true"})
-	if err != nil || !c.ExternalSNAT || !c.Pprof || c.BlockMetadata {
-		t.Errorf("%v %v %v, %v", c.ExternalSNAT, c.Pprof, c.BlockMetadata, err)
+	if err != nil || !c.ExternalSNAT || !c.Pprof || c.BlocksMetadata() {
+		t.Errorf("%v %v %v, %v", c.ExternalSNAT, c.Pprof, c.BlocksMetadata(), err)
+	}
+}
+
+// Pods are kept from the metadata service in node mode, where the node has
+// credentials, unless somebody says otherwise.
+func TestMetadataIsBlockedInNodeMode(t *testing.T) {
+	for _, tt := range []struct {
+		args, env string
+		want      bool
+	}{
+		{"", "", true}, {"--ipam=eni", "", true}, {"--ipam=eni-operator", "", false}, {"--ipam=pool", "", false},
+		{"--block-metadata=false", "", false}, {"", "BERTH_BLOCK_METADATA=false", false}, {"", "BERTH_BLOCK_METADATA=", true},
+		{"--ipam=eni-operator --block-metadata", "", true},
+	} {
+		c, err := load(t, strings.Fields(tt.args), []string{tt.env})
+		if err != nil || c.BlocksMetadata() != tt.want {
+			t.Errorf("%q %q: blocked %v, %v; want %v", tt.args, tt.env, c.BlocksMetadata(), err, tt.want)
+		}
 	}
 }
 

@@ -47,6 +47,20 @@ func boolean(dst *bool) func(string) error {
 	}
 }
 
+// optional is boolean for a setting whose default depends on others; an empty
+// text leaves nil.
+func optional(dst **bool) func(string) error {
+	return func(s string) error {
+		if s == "" {
+			*dst = nil
+			return nil
+		}
+		v := false
+		*dst = &v
+		return boolean(&v)(s)
+	}
+}
+
 // integer takes 0 to high; an empty text leaves unset behind.
 func integer(dst *int, high, unset int) func(string) error {
 	return func(s string) error {

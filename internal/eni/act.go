@@ -82,6 +82,11 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if err != nil {
 		return err
 	}
+	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
+	if err := r.view.fitsCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
+		p.doubtful = made.ID
+		return err
+	}
 	p.hold.end(p.weight())
 	k := newKnown(made)
 	if k.Tags == nil {
@@ -114,6 +119,9 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
+	if err := r.view.fitsAttached(k, id); err != nil {
+		return err
+	}
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
@@ -141,6 +149,10 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	})
 	if err != nil {
+		return err
+	}
+	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
+	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
 		return err
 	}
 	p.hold.end(p.weight())

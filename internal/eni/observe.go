@@ -15,6 +15,7 @@ import (
 type unsureAssign struct {
 	before map[netip.Prefix]bool
 	until  time.Time
+	made   bool // the ENI is new, and a listing may not have it yet
 }
 
 // observe lists everything of this node: the instance's ENIs, and detached
@@ -53,7 +54,8 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	if r.silent {
 		r.view.believe()
 	}
-	r.view.merge(l.ENIs, l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.view.merge(r.here(l.ENIs), l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.doubtListings()
 	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
 	if l.InstanceType != "" {
 		r.itype, r.typed = l.InstanceType, true
@@ -84,6 +86,12 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	}
 	_ = r.publish(ctx)
 	return nil
+}
+
+// here leaves out what is on another instance: it is not for this node to know,
+// whatever its device index.
+func (r *Reconciler) here(list []cloud.ENI) []cloud.ENI {
+	return without(list, func(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.InstanceID != r.cfg.InstanceID })
 }
 
 // lookDue finds an ENI that is to be described singly now, the longest due
@@ -118,7 +126,9 @@ func (r *Reconciler) look(ctx context.Context, id string) bool {
 	}
 	r.heal(gateObserve)
 	delete(r.lookAt, id)
+	list = without(r.here(list), func(e cloud.ENI) bool { return e.ID != id })
 	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
+	r.doubtListings()
 	r.settleLook(id, at)
 	_ = r.publish(ctx)
 	return true
@@ -129,7 +139,7 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 	k, known := r.view.enis[id]
 	if u, ok := r.unsure[id]; ok {
 		effect := known && slices.ContainsFunc(k.things(), func(p netip.Prefix) bool { return !u.before[p] })
-		if effect || !known || !start.Before(u.until) {
+		if effect || !known && !u.made || !start.Before(u.until) {
 			delete(r.unsure, id)
 		} else {
 			r.lookAt[id] = start.Add(time.Second)

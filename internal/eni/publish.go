@@ -91,7 +91,7 @@ func (r *Reconciler) inventory() Inventory {
 		if leaving && r.view.fresh(since, now) {
 			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since})
 		}
-		if leaving || !ours(k.ENI, r.cfg.Cluster) || k.phase() != Attached {
+		if leaving || !r.ours(k) || k.phase() != Attached {
 			continue
 		}
 		e := ENI{

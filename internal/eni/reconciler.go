@@ -41,6 +41,7 @@ type Reconciler struct {
 	uncertain  bool           // the instance may be stopped
 	stopped    bool           // it is
 	unsure     map[string]unsureAssign
+	odd        map[string]bool      // what was told of listings that cannot be true
 	leaving    map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
 	subnetsAt  time.Time            // as of when free counts are known
 	recount    time.Time            // free counts must be newer
@@ -69,7 +70,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r := &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
-		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, gates: map[gate]*backoff{},
+		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
 		pending: map[gate]*step{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
 	}
 	if !r.passive {
@@ -338,12 +339,15 @@ func (r *Reconciler) state(now time.Time) State {
 	return s
 }
 
+// ours tells whether an ENI may be changed and used.
+func (r *Reconciler) ours(k *known) bool { return !k.double && ours(k.ENI, r.cfg.Cluster) }
+
 func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 	e := ENIState{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
-		Primary: primary(k.ENI), Ours: ours(k.ENI, r.cfg.Cluster),
-		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && ours(k.ENI, r.cfg.Cluster),
-		Addresses:     len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing),
+		Primary: primary(k.ENI), Ours: r.ours(k),
+		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
+		Addresses:     len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, FreeSingles: u.FreeSingles, FreePrefixes: u.FreePrefixes,
 	}
 	if _, ok := r.leaving[k.ID]; ok && e.Phase == Attached {

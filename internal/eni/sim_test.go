@@ -138,16 +138,6 @@ func (s *sim) act(a Action) {
 	}
 }
 
-func without[T any](list []T, gone func(T) bool) []T {
-	var out []T
-	for _, x := range list {
-		if !gone(x) {
-			out = append(out, x)
-		}
-	}
-	return out
-}
-
 func (s *sim) give(e *simENI, a Action) {
 	for range a.Addresses {
 		e.addrs = append(e.addrs, s.next)

@@ -22,6 +22,7 @@ type step struct {
 	hold     *reservation   // Create, Assign: what is set apart of the subnet
 	priority cloud.Priority // of its call
 	lost     bool           // Create: it was made, and the reply was lost
+	doubtful string         // Create: the ENI that a reply named which does not fit
 }
 
 // prepare readies a step: what leaves is withdrawn from the node first, what is

@@ -209,6 +209,13 @@ func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now t
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case Create:
+		if p.doubtful != "" { // a repeat would get the same answer
+			r.forgetIntent()
+			p.hold.end(p.weight())
+			r.lookAt[p.doubtful] = now
+			r.unsure[p.doubtful] = unsureAssign{until: now.Add(r.cfg.Lag), made: true}
+			return
+		}
 		if lost {
 			p.lost = true
 			r.pending[gateGrow] = p // the token makes the repeat return what the first try made

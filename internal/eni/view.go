@@ -17,6 +17,8 @@ type view struct {
 	settle  time.Duration
 	enis    map[string]*known
 	deleted map[string]time.Time // ENIs that a reply said were deleted
+	// oddities are what listings say that cannot be true, with the ENIs concerned.
+	oddities map[string][]string
 }
 
 // known is one ENI.
@@ -27,10 +29,13 @@ type known struct {
 	added     map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed   map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
 	releasing map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed  int                        // addresses and prefixes listed for it that another may have
+	misread   string                     // what the last listing said of it that cannot be true
+	double    bool                       // listed with another's MAC or primary address: left alone
 }
 
 func newView(settle time.Duration) *view {
-	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}}
+	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, oddities: map[string][]string{}}
 }
 
 func newKnown(e cloud.ENI) *known {
@@ -42,9 +47,14 @@ func (v *view) fresh(t, now time.Time) bool { return !t.IsZero() && now.Sub(t) <
 
 // merge takes a listing that is complete for the ENIs in scope.
 func (v *view) merge(listed []cloud.ENI, now time.Time, scope func(*known) bool) {
+	before := make([]cloud.ENI, 0, len(v.enis))
+	for _, k := range v.list() {
+		before = append(before, k.ENI)
+	}
 	seen := map[string]bool{}
 	for _, e := range listed {
 		seen[e.ID] = true
+		e.Addresses, e.Prefixes = once(e.Addresses), once(e.Prefixes)
 		if v.fresh(v.deleted[e.ID], now) {
 			continue
 		}
@@ -59,6 +69,18 @@ func (v *view) merge(listed []cloud.ENI, now time.Time, scope func(*known) bool)
 		return !seen[id] && scope(k) && !v.fresh(k.replied, now)
 	})
 	maps.DeleteFunc(v.deleted, func(_ string, t time.Time) bool { return !v.fresh(t, now) })
+	v.arbitrate(before)
+}
+
+// once is a list with each of its values once.
+func once[T comparable](list []T) []T {
+	var out []T
+	for _, x := range list {
+		if !slices.Contains(out, x) {
+			out = append(out, x)
+		}
+	}
+	return out
 }
 
 func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
@@ -66,6 +88,7 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 	for _, m := range []map[netip.Prefix]time.Time{k.added, k.removed} {
 		maps.DeleteFunc(m, func(_ netip.Prefix, t time.Time) bool { return old(t) })
 	}
+	k.keepForLife(&e)
 	e.Addresses = k.addresses(e.Addresses)
 	e.Prefixes = k.prefixes(e.Prefixes)
 	if v.fresh(k.replied, now) {

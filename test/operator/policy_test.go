@@ -68,9 +68,10 @@ func TestPolicySuffices(t *testing.T) {
 	harness.Eventually(t, patience, "the operator has called what it may, and asked what became of an instance", func() error {
 		calls := l.Cloud.Calls()
 		var errs []error
-		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllSubmatch(operatormode.Policy, -1) {
-			// Tags are given at creation, for which EC2 wants this permission too.
-			if action := string(m[1]); calls[action].Count == 0 && action != "CreateTags" {
+		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(operatormode.Policy("lab"), -1) {
+			// Tags are given at creation, for which EC2 wants this permission too;
+			// ec2:CreateAction is a condition key.
+			if action := m[1]; calls[action].Count == 0 && action != "CreateTags" && action != "CreateAction" {
 				errs = append(errs, fmt.Errorf("%s was never called", action))
 			}
 		}

@@ -49,11 +49,11 @@ func TestSwitches(t *testing.T) {
 		lost             bool       // the internet does not answer
 		blocked          bool       // nor does the metadata service
 	}{
-		{name: "default", internet: primary, onPrem: primary},
-		{name: "exclusion", args: []string{"--exclude-snat-cidrs=192.168.100.0/24"}, internet: primary, onPrem: none},
-		{name: "external SNAT", args: []string{"--external-snat"}, onPrem: none, lost: true},
-		{name: "metadata blocked", args: []string{"--block-metadata"}, internet: primary, onPrem: primary, blocked: true},
-		{name: "default again", internet: primary, onPrem: primary},
+		{name: "default", internet: primary, onPrem: primary, blocked: true},
+		{name: "exclusion", args: []string{"--exclude-snat-cidrs=192.168.100.0/24"}, internet: primary, onPrem: none, blocked: true},
+		{name: "external SNAT", args: []string{"--external-snat"}, onPrem: none, lost: true, blocked: true},
+		{name: "metadata for pods", args: []string{"--block-metadata=false"}, internet: primary, onPrem: primary},
+		{name: "default again", internet: primary, onPrem: primary, blocked: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			restart(t, n, tt.args...)

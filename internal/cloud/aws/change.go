@@ -167,7 +167,7 @@ func (c *Client) AssignAddresses(ctx context.Context, eniID string, n int) ([]ne
 	for _, a := range got.AssignedPrivateIpAddresses {
 		out = append(out, r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress))
 	}
-	return assigned(pace.Assign.Action, out, r.err)
+	return assigned(pace.Assign.Action, asked{eniID, n}, reply[netip.Addr]{got.NetworkInterfaceId, out, len(got.AssignedIpv4Prefixes)}, r.err)
 }
 
 // AssignPrefixes implements cloud.API.
@@ -183,7 +183,7 @@ func (c *Client) AssignPrefixes(ctx context.Context, eniID string, n int) ([]net
 	for _, p := range got.AssignedIpv4Prefixes {
 		out = append(out, r.delegated("assignedIpv4PrefixSet", p.Ipv4Prefix))
 	}
-	return assigned(pace.Assign.Action, out, r.err)
+	return assigned(pace.Assign.Action, asked{eniID, n}, reply[netip.Prefix]{got.NetworkInterfaceId, out, len(got.AssignedPrivateIpAddresses)}, r.err)
 }
 
 func (c *Client) assign(ctx context.Context, n int, in *ec2.AssignPrivateIpAddressesInput) (*ec2.AssignPrivateIpAddressesOutput, error) {
@@ -192,18 +192,6 @@ func (c *Client) assign(ctx context.Context, n int, in *ec2.AssignPrivateIpAddre
 	}
 	got, err := invoke(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, in)
 	return got, err
-}
-
-// assigned checks what an assignment returned. The call has taken effect, so
-// an answer that cannot be read is like a lost one: Transient.
-func assigned[T any](op string, got []T, err error) ([]T, error) {
-	if err == nil && len(got) == 0 {
-		err = &badAnswer{fmt.Errorf("nothing was assigned: expected addresses or an error")}
-	}
-	if err != nil {
-		return nil, fail(op, err)
-	}
-	return got, nil
 }
 
 // AssignIPv6 implements cloud.API. Like AssignAddresses it is not idempotent.
@@ -222,7 +210,7 @@ func (c *Client) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.A
 	for _, a := range got.AssignedIpv6Addresses {
 		out = append(out, r.ipv6("assignedIpv6Addresses", &a))
 	}
-	return assigned(op.Action, out, r.err)
+	return assigned(op.Action, asked{eniID, n}, reply[netip.Addr]{got.NetworkInterfaceId, out, len(got.AssignedIpv6Prefixes)}, r.err)
 }
 
 func texts[T fmt.Stringer](values []T) []string {
@@ -260,7 +248,10 @@ func (c *Client) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.A
 	if len(addrs) == 0 {
 		return nil
 	}
-	_, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses,
+	got, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses,
 		&ec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs)})
-	return err
+	if err != nil {
+		return err
+	}
+	return unassigned(pace.UnassignIPv6.Action, eniID, addrs, got)
 }

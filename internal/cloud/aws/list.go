@@ -91,10 +91,10 @@ func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, erro
 	for _, part := range base.chunks("network-interface-id", f.IDs) {
 		all = append(all, part.chunks("attachment.instance-id", f.InstanceIDs)...)
 	}
-	return c.enis(ctx, all)
+	return c.enis(ctx, newScope(f), all)
 }
 
-func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error) {
+func (c *Client) enis(ctx context.Context, asked scope, chunks []filters) ([]cloud.ENI, error) {
 	op := pace.DescribeENIs
 	var out []cloud.ENI
 	for _, f := range chunks {
@@ -107,7 +107,9 @@ func (c *Client) enis(ctx context.Context, chunks []filters) ([]cloud.ENI, error
 			}
 			var r reading
 			for i := range got.NetworkInterfaces {
-				out = append(out, r.eni(&got.NetworkInterfaces[i]))
+				e := r.eni(&got.NetworkInterfaces[i])
+				r.listed(asked, e)
+				out = append(out, e)
 			}
 			if r.err != nil {
 				return nil, fail(op.Action, r.err)

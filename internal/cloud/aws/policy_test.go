@@ -95,5 +95,5 @@ func policyActions(t *testing.T) []string {
 		}
 	}
 	slices.Sort(actions)
-	return actions
+	return slices.Compact(actions)
 }

@@ -1,28 +1,39 @@
 package eni
 
 import (
-	"os"
-	"regexp"
+	"context"
+	"strings"
 	"testing"
 
+	"github.com/aws/aws-sdk-go-v2/credentials"
+
+	nodemode "github.com/berthnet/berth/deploy/node-mode"
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/vpclab"
 	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
+
+// policySpec is a lab whose instances are nodes of the cluster "lab" unless they
+// say something else, and whose key may do what a policy allows.
+func policySpec(policy string) spec.Spec {
+	s := labSpec()
+	s.LaunchTags = map[string]string{"kubernetes.io/cluster/lab": "owned"}
+	s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
+	s.AccessKeys[0].Actions, s.AccessKeys[0].Policy = nil, policy
+	return s
+}
 
 // A node whose role has the IAM policy of docs/install.md, and nothing else,
 // grows and shrinks without being refused once.
 func TestPolicySuffices(t *testing.T) {
-	policy, err := os.ReadFile("../../../deploy/node-mode/iam-policy.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	actions := regexp.MustCompile(`ec2:[A-Z]\w+`).FindAllString(string(policy), -1)
 	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
 		t.Run(name, func(t *testing.T) {
-			s := labSpec()
-			s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
-			s.AccessKeys[0].Actions = actions
-			n := startLab(t, s, p)
+			n := startLab(t, policySpec(nodemode.Policy("lab")), p)
 			n.pods(t, 0, 20)
 			n.until(t, "it has grown", n.agree)
 			for i := range 20 {
@@ -36,4 +47,145 @@ func TestPolicySuffices(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whoever has the credentials of Berth can do nothing to an ENI that is not of
+// its cluster, with either mode's policy, and to a primary ENI no more than to
+// give it addresses.
+func TestPolicyDenies(t *testing.T) {
+	for mode, policy := range map[string]string{"node": nodemode.Policy("lab"), "operator": operatormode.Policy("lab")} {
+		t.Run(mode, func(t *testing.T) {
+			s := policySpec(policy)
+			s.Consistency.Describe, s.Delays = 0, spec.Delays{}
+			root := spec.AccessKey{ID: "AKIALABLABLABLABROOT", Secret: "root"}
+			s.AccessKeys = append(s.AccessKeys, root)
+			lab, err := vpclab.Serve(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(lab.Close)
+			denials(t, lab, labClient(t, lab, root), labClient(t, lab, s.AccessKeys[0]))
+		})
+	}
+}
+
+func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) *aws.Client {
+	t.Helper()
+	c, err := aws.New(t.Context(), aws.Options{
+		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL,
+		Credentials: credentials.NewStaticCredentialsProvider(k.ID, k.Secret, ""),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// denials makes ENIs of several owners with the credentials of an
+// administrator, and tries each call on each with those of Berth.
+func denials(t *testing.T, lab *vpclab.Lab, admin, berth *aws.Client) {
+	ctx := t.Context()
+	subnet, ok := lab.Cloud.Snapshot().Subnet("a")
+	if !ok {
+		t.Fatal("no subnet a")
+	}
+	node := lab.Cloud.InstanceID("node-a")
+	mine := map[string]string{eni.TagCluster: "lab", eni.TagOwner: eni.Owner, eni.TagInstanceID: node, eni.TagCreatedAt: "2026-01-01T00:00:00Z"}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	stranger, err := lab.Cloud.RunInstance(spec.Instance{Name: "stranger", Type: "m5.large", Subnet: "a", Tags: map[string]string{"kubernetes.io/cluster/lab": "no"}})
+	must(err)
+
+	// attached makes an ENI with tags and one secondary address on the node.
+	attached := func(tags map[string]string) (e cloud.ENI, attachment string) {
+		t.Helper()
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Addresses: 1})
+		must(err)
+		attachment, err = admin.AttachENI(ctx, e.ID, node, 1)
+		must(err)
+		return e, attachment
+	}
+	detached := func(tags map[string]string) cloud.ENI {
+		t.Helper()
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Addresses: 1})
+		must(err)
+		return e
+	}
+	assign := func(ctx context.Context, e cloud.ENI) error {
+		_, err := berth.AssignAddresses(ctx, e.ID, 1)
+		return err
+	}
+	unassign := func(ctx context.Context, e cloud.ENI) error { return berth.UnassignAddresses(ctx, e.ID, e.Addresses) }
+	denied := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "UnauthorizedOperation") {
+			t.Errorf("%s: got %v, want it denied", what, err)
+		}
+	}
+	allowed := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	changeTag := func(id string, tags map[string]string) error { return berth.Tag(ctx, id, tags) }
+
+	for owner, tags := range map[string]map[string]string{
+		"nobody's":          nil,
+		"another cluster's": {eni.TagCluster: "other", eni.TagOwner: eni.Owner},
+	} {
+		e, attachment := attached(tags)
+		denied("assign to "+owner, assign(ctx, e))
+		denied("unassign from "+owner, unassign(ctx, e))
+		denied("modify "+owner, berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
+		denied("detach "+owner, berth.DetachENI(ctx, attachment))
+		denied("make "+owner+" its own", changeTag(e.ID, mine))
+		denied("name the instance of "+owner, changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+		must(admin.DetachENI(ctx, attachment))
+		free := detached(tags)
+		_, err := berth.AttachENI(ctx, free.ID, node, 2)
+		denied("attach "+owner, err)
+		denied("delete "+owner, berth.DeleteENI(ctx, free.ID))
+	}
+
+	var primary vpc.ENI
+	for _, e := range lab.Cloud.Snapshot().InstanceENIs(node) {
+		if e.Attachment.DeviceIndex == 0 {
+			primary = e
+		}
+	}
+	own := cloud.ENI{ID: primary.ID}
+	allowed("assign to the primary", assign(ctx, own))
+	got, err := admin.ENIs(ctx, cloud.ENIFilter{IDs: []string{primary.ID}})
+	must(err)
+	allowed("unassign from the primary", unassign(ctx, got[0]))
+	denied("modify the primary", berth.SetDeleteOnTermination(ctx, primary.ID, primary.Attachment.ID, false))
+	denied("detach the primary", berth.DetachENI(ctx, primary.Attachment.ID))
+	denied("delete the primary", berth.DeleteENI(ctx, primary.ID))
+	denied("tag the primary", changeTag(primary.ID, mine))
+	for _, e := range lab.Cloud.Snapshot().InstanceENIs(stranger.ID) {
+		denied("detach a stranger's", berth.DetachENI(ctx, e.Attachment.ID))
+	}
+
+	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID})
+	denied("create without tags", err)
+	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: map[string]string{eni.TagCluster: "other"}})
+	denied("create for another cluster", err)
+	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Addresses: 1})
+	must(err)
+	_, err = berth.AttachENI(ctx, e.ID, stranger.ID, 1)
+	denied("attach to an instance that is no node", err)
+	denied("give it to another cluster", changeTag(e.ID, map[string]string{eni.TagCluster: "other"}))
+	denied("tag the node", changeTag(node, map[string]string{eni.TagInstanceID: node}))
+	allowed("tell whose it is", changeTag(e.ID, map[string]string{eni.TagInstanceID: node}))
+	attachment, err := berth.AttachENI(ctx, e.ID, node, 1)
+	allowed("attach its own", err)
+	allowed("modify its own", berth.SetDeleteOnTermination(ctx, e.ID, attachment, true))
+	allowed("unassign from its own", unassign(ctx, e))
+	allowed("detach its own", berth.DetachENI(ctx, attachment))
+	allowed("delete its own", berth.DeleteENI(ctx, e.ID))
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/vpclab/iam"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -30,7 +31,7 @@ func moody(t *testing.T) *vpc.Cloud {
 
 // ask makes a describe call and says what became of it.
 func ask(c *vpc.Cloud) vpc.Verdict {
-	return c.Admit(vpc.Call{Action: "DescribeSubnets", Principal: vpc.Principal{Actions: []string{"*"}}})
+	return c.Admit(vpc.Call{Action: "DescribeSubnets", Principal: vpc.Principal{Policy: iam.Allow("*")}})
 }
 
 func request(t *testing.T, count int, words ...string) FaultRequest {

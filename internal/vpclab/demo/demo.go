@@ -71,7 +71,7 @@ var proofs = map[lab.Mode][]proof{
 		[]proof{
 			{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
 			{"EC2 throttled: a node joins, its pods come up", throttled},
-			{"pods are kept from the metadata service when told so", metadataBlocked},
+			{"pods are kept from the metadata service, nodes are not", metadataBlocked},
 			{"kernel, records, introspection and EC2 agree", agreement},
 		}),
 	lab.OperatorMode: slices.Concat(

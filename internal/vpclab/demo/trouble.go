@@ -155,8 +155,8 @@ func (s *stage) launch(ctx context.Context, i spec.Instance) (*node.Node, error)
 	return n, n.WaitReady(ctx)
 }
 
-// metadataBlocked restarts a daemon with the switch and asks for the metadata
-// from a pod and from the node.
+// metadataBlocked asks for the metadata from a pod and from the node, and again
+// once a daemon runs with the switch the other way.
 func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 	n := s.nodes[len(s.nodes)-1]
 	p, err := s.first(n)
@@ -164,22 +164,22 @@ func metadataBlocked(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	const url = "http://169.254.169.254/latest/meta-data/instance-id"
-	if _, err := ns.Get(ctx, p.Netns(), url); err != nil {
-		return "", fmt.Errorf("before: a pod cannot reach the metadata service: %w", err)
-	}
-	if err := errors.Join(n.Stop(patience), n.Start("--block-metadata"), n.WaitReady(ctx)); err != nil {
-		return "", err
-	}
 	one, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if id, err := ns.Get(one, p.Netns(), url); err == nil {
-		return "", fmt.Errorf("a pod still got the instance ID %s", id)
+		return "", fmt.Errorf("a pod got the instance ID %s", id)
 	}
 	id, err := ns.Get(ctx, n.Netns, url)
 	if err != nil {
 		return "", fmt.Errorf("the node itself is kept from it too: %w", err)
 	}
-	return fmt.Sprintf("before: pods too; after: only the node (%s)", id), nil
+	if err := errors.Join(n.Stop(patience), n.Start("--block-metadata=false"), n.WaitReady(ctx)); err != nil {
+		return "", err
+	}
+	if _, err := ns.Get(ctx, p.Netns(), url); err != nil {
+		return "", fmt.Errorf("with --block-metadata=false a pod cannot reach the metadata service: %w", err)
+	}
+	return fmt.Sprintf("the node gets %s, its pods nothing; with --block-metadata=false they do too", id), nil
 }
 
 // agreement waits until the lab rests and compares all views of it.

@@ -92,7 +92,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, err)
 	default:
 		h.cloud.Finish(req.call, "")
-		h.reply(w, r, req.call.Action, reply)
+		h.reply(w, r, req.call.Action, reply, v.Falsify)
 	}
 }
 
@@ -162,7 +162,7 @@ func (r *request) check() *vpc.Error {
 		return vpc.Errorf("NoSuchVersion", "The requested version (%s) of the service does not exist; the lab speaks %s.", r.values["Version"], apiVersion)
 	}
 	r.dryRun, _ = r.truth("DryRun")
-	r.call.Tags = r.has("TagSpecification")
+	r.call.Targets = targets(r.call.Action, r.params)
 	r.call.Unbounded = strings.HasPrefix(r.call.Action, "Describe") && len(r.values) == 2
 	return r.err
 }
@@ -203,7 +203,7 @@ func (h *handler) requestID() string {
 	return fmt.Sprintf("%08x-1ab0-4ec2-8001-%012x", uint32(n), n)
 }
 
-func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, reply any) {
+func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, reply any, falsify func([]byte) []byte) {
 	var b bytes.Buffer
 	start := xml.StartElement{Name: xml.Name{Local: action + "Response"}, Attr: []xml.Attr{
 		{Name: xml.Name{Local: "xmlns"}, Value: "http://ec2.amazonaws.com/doc/" + apiVersion + "/"},
@@ -214,6 +214,9 @@ func (h *handler) reply(w http.ResponseWriter, r *http.Request, action string, r
 	}
 	root, rest, _ := bytes.Cut(b.Bytes(), []byte(">"))
 	page := fmt.Appendf(nil, "%s%s>\n<requestId>%s</requestId>%s\n", xml.Header, root, h.requestID(), rest)
+	if falsify != nil {
+		page = falsify(page)
+	}
 	w.Header().Set("Content-Type", mediaType)
 	wire.Send(w, r, page)
 }

@@ -77,7 +77,7 @@ func FuzzQuery(f *testing.F) {
 		if err != nil {
 			h.refuse(w, err)
 		} else {
-			h.reply(w, httptest.NewRequest(http.MethodPost, "/", http.NoBody), r.call.Action, reply)
+			h.reply(w, httptest.NewRequest(http.MethodPost, "/", http.NoBody), r.call.Action, reply, nil)
 		}
 		if w.Code == http.StatusInternalServerError {
 			t.Fatalf("%q: %s", body, w.Body)

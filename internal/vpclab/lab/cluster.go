@@ -201,7 +201,9 @@ func (l *Lab) closeKube() error {
 }
 
 // clusterName is what daemons and operators know the cluster by.
-func (l *Lab) clusterName() string { return "vpclab-" + l.ID }
+func (l *Lab) clusterName() string { return clusterName(l.ID) }
+
+func clusterName(lab string) string { return "vpclab-" + lab }
 
 // Reported returns once the API server knows of all that happened to the lab's
 // nodes and pods, or ctx ends. There is nothing to report in node mode.

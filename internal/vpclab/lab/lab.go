@@ -156,10 +156,10 @@ func (o Options) complete() (Options, error) {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
-	if o.Mode == OperatorMode {
-		s, err := withoutNodePermissions(*o.Spec)
-		if err != nil {
-			return o, err
+	if o.Spec != nil && o.Mode != PoolMode {
+		s := inCluster(*o.Spec, clusterName(o.ID))
+		if o.Mode == OperatorMode {
+			s = withoutNodePermissions(s, clusterName(o.ID))
 		}
 		o.Spec = &s
 	}

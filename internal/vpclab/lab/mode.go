@@ -1,10 +1,11 @@
 package lab
 
 import (
-	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/vpclab/spec"
@@ -27,31 +28,9 @@ const (
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
 
 // OperatorKey is the access key of the operators. It may do what
-// deploy/operator-mode/iam-policy.json allows and no more, unless the spec has a
-// key of the same ID.
+// deploy/operator-mode/iam-policy.json allows in the lab's cluster and no more,
+// unless the spec has a key of the same ID.
 var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have"}
-
-// policyActions are those that an IAM policy allows. The lab does not look at
-// the policy's resources and conditions.
-func policyActions(policy []byte) (actions []string, err error) {
-	var doc struct {
-		Statement []struct{ Action any }
-	}
-	if err := json.Unmarshal(policy, &doc); err != nil {
-		return nil, fmt.Errorf("read the operator's IAM policy: %w", err)
-	}
-	for _, s := range doc.Statement {
-		switch a := s.Action.(type) {
-		case string:
-			actions = append(actions, a)
-		case []any:
-			for _, v := range a {
-				actions = append(actions, fmt.Sprint(v))
-			}
-		}
-	}
-	return actions, nil
-}
 
 // programs of the lab, in BinDir.
 func (o Options) programs() []string {
@@ -89,20 +68,35 @@ func (o Options) completeMode() (Options, error) {
 
 // withoutNodePermissions is a spec whose instances may call nothing, and whose
 // operators have a key.
-func withoutNodePermissions(s spec.Spec) (spec.Spec, error) {
+func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	s.Roles = slices.Clone(s.Roles)
 	for i := range s.Roles {
-		s.Roles[i].Actions = nil
+		s.Roles[i].Actions, s.Roles[i].Policy = nil, ""
 	}
 	if len(s.AccessKeys) == 0 {
 		s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
 	}
 	if slices.ContainsFunc(s.AccessKeys, func(k spec.AccessKey) bool { return k.ID == OperatorKey.ID }) {
-		return s, nil
+		return s
 	}
 	key := OperatorKey
-	var err error
-	key.Actions, err = policyActions(operatormode.Policy)
+	key.Policy = operatormode.Policy(cluster)
 	s.AccessKeys = append(slices.Clone(s.AccessKeys), key)
-	return s, err
+	return s
 }
+
+// inCluster is a spec whose instances carry the tags of a cluster's nodes, and
+// whose policies are those for this cluster where they say CLUSTER_NAME.
+func inCluster(s spec.Spec, cluster string) spec.Spec {
+	tags := map[string]string{"kubernetes.io/cluster/" + cluster: "owned"}
+	maps.Copy(tags, s.LaunchTags)
+	s.LaunchTags = tags
+	s.Roles = slices.Clone(s.Roles)
+	for i, r := range s.Roles {
+		s.Roles[i].Policy = strings.ReplaceAll(r.Policy, clusterHere, cluster)
+	}
+	return s
+}
+
+// clusterHere stands for the cluster's name in policies.
+const clusterHere = "CLUSTER_NAME"

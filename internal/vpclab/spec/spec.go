@@ -30,10 +30,13 @@ type Spec struct {
 	Account string `json:"account,omitempty"` // 12 digits; default "123456789012"
 	Seed    uint64 `json:"seed,omitempty"`    // of IDs, addresses and fault dice; default 1
 
-	VPCs       []VPC       `json:"vpcs"`
-	Instances  []Instance  `json:"instances,omitempty"`
-	Roles      []Role      `json:"roles,omitempty"`
-	AccessKeys []AccessKey `json:"accessKeys,omitempty"` // default: one that may do everything
+	VPCs      []VPC      `json:"vpcs"`
+	Instances []Instance `json:"instances,omitempty"`
+	Roles     []Role     `json:"roles,omitempty"`
+	// LaunchTags are given to every instance of this spec, or launched later as
+	// one, and to its primary ENI, as a launch template does.
+	LaunchTags map[string]string `json:"launchTags,omitempty"`
+	AccessKeys []AccessKey       `json:"accessKeys,omitempty"` // default: one that may do everything
 
 	Delays      Delays      `json:"delays,omitempty"`
 	Consistency Consistency `json:"consistency,omitempty"`
@@ -126,14 +129,16 @@ type Interface struct {
 // Role is an IAM role that instances assume through the metadata service.
 type Role struct {
 	Name    string   `json:"name"`
-	Actions []string `json:"actions"` // allowed: "ec2:Describe*", "*"; empty allows none
+	Actions []string `json:"actions"`          // allowed on everything: "ec2:Describe*", "*"
+	Policy  string   `json:"policy,omitempty"` // an IAM policy document in JSON, beside actions
 }
 
 // AccessKey is a static credential.
 type AccessKey struct {
 	ID      string   `json:"id"`
 	Secret  string   `json:"secret"`
-	Actions []string `json:"actions,omitempty"` // default: everything
+	Actions []string `json:"actions,omitempty"` // default: everything, unless there is a policy
+	Policy  string   `json:"policy,omitempty"`  // an IAM policy document in JSON, beside actions
 }
 
 // Delays say how long things take after the call that asked for them returned.
@@ -174,7 +179,7 @@ type RateLimit struct {
 // Fault is trouble that calls of an action meet.
 type Fault struct {
 	Action      string   `json:"action"`                // name or pattern
-	Kind        string   `json:"kind"`                  // error, throttle, lostReply, lostRequest, latency
+	Kind        string   `json:"kind"`                  // error, throttle, lostReply, lostRequest, wrongReply, latency
 	Count       int      `json:"count,omitempty"`       // how many calls; 0: no end
 	Skip        int      `json:"skip,omitempty"`        // how many calls pass before the first
 	Probability float64  `json:"probability,omitempty"` // 0 or 1: every call
@@ -182,4 +187,6 @@ type Fault struct {
 	Status      int      `json:"status,omitempty"`      // HTTP status of kind error; default 500
 	Message     string   `json:"message,omitempty"`     // of kind error
 	Latency     Duration `json:"latency,omitempty"`     // of kind latency
+	Pattern     string   `json:"pattern,omitempty"`     // of kind wrongReply: what of the reply's XML is replaced, a regular expression
+	Replacement string   `json:"replacement,omitempty"` // of kind wrongReply: by what; $1 stands for the pattern's first group
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/vpclab/iam"
 )
 
 // Complete returns the spec with its defaults filled in, or every mistake in
@@ -68,16 +69,27 @@ func (v *validator) top(s Spec) {
 			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a name of its own", r.Name)
 		}
 		v.roles[r.Name] = true
+		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
 	}
 	for i, k := range s.AccessKeys {
 		if k.ID == "" || k.Secret == "" {
 			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
 		}
+		v.policy(fmt.Sprintf("accessKeys[%d].policy", i), k.Policy)
 	}
 	for action, l := range s.RateLimits {
 		if l.Bucket < 1 || l.Refill < 0 {
 			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
 		}
+	}
+}
+
+func (v *validator) policy(path, document string) {
+	if document == "" {
+		return
+	}
+	if _, err := iam.Parse([]byte(document)); err != nil {
+		v.fail(path, "%v", err)
 	}
 }
 
@@ -220,8 +232,12 @@ func (v *validator) fault(path string, f Fault) {
 		if f.Latency <= 0 {
 			v.fail(path+".latency", "expected a duration above zero")
 		}
+	case "wrongReply":
+		if _, err := regexp.Compile(f.Pattern); f.Pattern == "" || err != nil {
+			v.fail(path+".pattern", "%q; expected a regular expression of what is replaced in the reply", f.Pattern)
+		}
 	default:
-		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest or latency", f.Kind)
+		v.fail(path+".kind", "%q; expected error, throttle, lostReply, lostRequest, wrongReply or latency", f.Kind)
 	}
 	if f.Count < 0 {
 		v.fail(path+".count", "%d; expected 0 (no end) or more", f.Count)

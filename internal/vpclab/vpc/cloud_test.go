@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/vpclab/iam"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
@@ -288,7 +289,7 @@ func TestClosestRateLimitHolds(t *testing.T) {
 		for range 5 {
 			c := newCloud(t, s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
 			n := 0
-			for c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Actions: []string{"*"}}}).Err == nil {
+			for c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err == nil {
 				n++
 			}
 			if n != want {

@@ -7,13 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/berthnet/berth/internal/vpclab/iam"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
 
 // Principal is who makes a call.
 type Principal struct {
-	ARN     string
-	Actions []string // allowed: names or patterns
+	ARN    string
+	Policy iam.Policy
 }
 
 // Key is a credential. Token and Expires are zero for a static one.
@@ -40,17 +41,29 @@ func newCredentials(s spec.Spec, seed uint64) credentials {
 	}
 	for _, k := range s.AccessKeys {
 		actions := k.Actions
-		if actions == nil {
+		if actions == nil && k.Policy == "" {
 			actions = []string{"*"}
 		}
 		c.keys[k.ID] = Key{ID: k.ID, Secret: k.Secret, Principal: Principal{
-			ARN: fmt.Sprintf("arn:aws:iam::%s:user/%s", s.Account, strings.ToLower(k.ID)), Actions: actions,
+			ARN: fmt.Sprintf("arn:aws:iam::%s:user/%s", s.Account, strings.ToLower(k.ID)), Policy: policyOf(actions, k.Policy),
 		}}
 	}
 	for _, r := range s.Roles {
 		c.roles[r.Name] = r
 	}
 	return c
+}
+
+// policyOf is what actions and a policy document allow together.
+func policyOf(actions []string, document string) iam.Policy {
+	if document == "" {
+		return iam.Allow(actions...)
+	}
+	p, err := iam.Parse([]byte(document))
+	if err != nil {
+		panic(err) // the spec was checked
+	}
+	return iam.Join(iam.Allow(actions...), p)
 }
 
 func (c *credentials) text(n int) string {
@@ -74,7 +87,7 @@ func (c *Cloud) SetRoleActions(role string, actions []string) {
 		c.credentials.roles[role] = spec.Role{Name: role, Actions: actions}
 		for id, k := range c.credentials.keys {
 			if strings.Contains(k.Principal.ARN, ":assumed-role/"+role+"/") {
-				k.Principal.Actions = actions
+				k.Principal.Policy = iam.Allow(actions...)
 				c.credentials.keys[id] = k
 			}
 		}
@@ -105,8 +118,8 @@ func (c *Cloud) RoleCredentials(instanceID string) (role string, k Key, ok bool)
 			ID: "ASIA" + strings.ToUpper(fmt.Sprintf("%016x", cr.rng.Uint64())), Secret: cr.text(30), Token: cr.text(96),
 			Issued: now, Expires: now.Add(cr.ttl).Truncate(time.Second),
 			Principal: Principal{
-				ARN:     fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", c.account, role, instanceID),
-				Actions: cr.roles[role].Actions,
+				ARN:    fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", c.account, role, instanceID),
+				Policy: policyOf(cr.roles[role].Actions, cr.roles[role].Policy),
 			},
 		}
 		cr.keys[k.ID], cr.current[instanceID] = k, k.ID

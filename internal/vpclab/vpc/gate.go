@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -20,16 +21,18 @@ type Call struct {
 	// Unbounded: a describe call with neither filters nor pages, which has a
 	// smaller bucket of its own.
 	Unbounded bool
-	// Tags: the call tags what it creates, which needs CreateTags too.
-	Tags bool
+	// Targets are the resources that it names, for actions whose permission may
+	// depend on them.
+	Targets []Target
 }
 
 // Verdict is what becomes of a call before its own logic runs.
 type Verdict struct {
-	Latency     time.Duration // to wait before anything else
-	LoseRequest bool          // close the connection; nothing happens
-	Err         *Error        // answer this
-	LoseReply   bool          // do it, then close the connection without a reply
+	Latency     time.Duration             // to wait before anything else
+	LoseRequest bool                      // close the connection; nothing happens
+	Err         *Error                    // answer this
+	LoseReply   bool                      // do it, then close the connection without a reply
+	Falsify     func(reply []byte) []byte // do it, then change what is answered; nil: as it is
 }
 
 // CallStats counts the calls of one action. Calls made during an outage never
@@ -58,8 +61,17 @@ type gate struct {
 
 type fault struct {
 	spec.Fault
-	left int
-	skip int
+	left    int
+	skip    int
+	pattern *regexp.Regexp
+}
+
+func newFault(f spec.Fault) *fault {
+	n := &fault{Fault: f, left: f.Count, skip: f.Skip}
+	if f.Pattern != "" {
+		n.pattern = regexp.MustCompile(f.Pattern) // spec.CheckFault saw to it
+	}
+	return n
 }
 
 func newGate(s spec.Spec, seed uint64) gate {
@@ -69,7 +81,7 @@ func newGate(s spec.Spec, seed uint64) gate {
 		latencies: maps.Clone(s.Latencies), stats: map[string]*CallStats{}, met: map[string]int{},
 	}
 	for _, f := range s.Faults {
-		g.faults = append(g.faults, &fault{f, f.Count, f.Skip})
+		g.faults = append(g.faults, newFault(f))
 	}
 	return g
 }
@@ -99,33 +111,13 @@ func (c *Cloud) Admit(call Call) (v Verdict) {
 		if g.meetFaults(call.Action, &v); v.Err != nil || v.LoseRequest {
 			return
 		}
-		v.Err = g.permit(call)
+		v.Err = c.permit(call)
 	})
 	return v
 }
 
 func throttled() *Error {
 	return &Error{"RequestLimitExceeded", http.StatusServiceUnavailable, "Request limit exceeded."}
-}
-
-// permit checks the principal's permissions.
-func (g *gate) permit(call Call) *Error {
-	needs := []string{call.Action}
-	if call.Tags {
-		needs = append(needs, "CreateTags")
-	}
-	for _, action := range needs {
-		covers := func(p string) bool { return Covers(p, action) }
-		allowed := slices.ContainsFunc(call.Principal.Actions, covers)
-		for p := range g.denied {
-			allowed = allowed && !covers(p)
-		}
-		if !allowed {
-			return &Error{"UnauthorizedOperation", http.StatusForbidden, "You are not authorized to perform this operation. User: " +
-				call.Principal.ARN + " is not authorized to perform: ec2:" + action + " because no identity-based policy allows the ec2:" + action + " action"}
-		}
-	}
-	return nil
 }
 
 // meetFaults lets the first fault that applies shape the verdict; latency adds up.
@@ -161,9 +153,16 @@ func (g *gate) meetFaults(action string, v *Verdict) {
 			v.LoseRequest = true
 		case "lostReply":
 			v.LoseReply = true
+		case "wrongReply":
+			v.Falsify = f.falsify
 		}
 		return
 	}
+}
+
+// falsify replaces what the fault's pattern finds in a reply.
+func (f *fault) falsify(reply []byte) []byte {
+	return f.pattern.ReplaceAll(reply, []byte(f.Replacement))
 }
 
 func (f *fault) error() *Error {
@@ -232,7 +231,7 @@ func (c *Cloud) Inject(f spec.Fault) (remove func(), err error) {
 	if err := spec.CheckFault(f); err != nil {
 		return nil, err
 	}
-	n := &fault{f, f.Count, f.Skip}
+	n := newFault(f)
 	c.read(func() { c.gate.faults = append(c.gate.faults, n) })
 	return func() {
 		c.read(func() {

@@ -3,6 +3,7 @@ package vpc
 import (
 	"cmp"
 	"fmt"
+	"maps"
 
 	"github.com/berthnet/berth/internal/vpclab/spec"
 )
@@ -27,7 +28,7 @@ func (c *Cloud) launchSpec(s spec.Instance) (*Instance, error) {
 	subnet := c.subnetNamed(s.Subnet)
 	i, err := c.launch(LaunchRequest{
 		Name: s.Name, Type: s.Type, SubnetID: subnet.ID, Groups: c.groupsNamed(subnet.VPCID, s.SecurityGroups),
-		Role: s.Role, ImageID: "ami-0000000000000001a", Primary: s.PrivateIP, Tags: named(s.Name, s.Tags), id: s.ID,
+		Role: s.Role, ImageID: "ami-0000000000000001a", Primary: s.PrivateIP, Tags: named(s.Name, c.launchTags(s.Tags)), ENITags: c.launchTags(nil), id: s.ID,
 		Addresses: AddressRequest{IPv4Count: s.Secondary, PrefixCount: s.Prefixes, IPv6Count: s.IPv6},
 		Requester: c.account,
 	}, c.newID("r"), 0)
@@ -42,6 +43,16 @@ func (c *Cloud) launchSpec(s spec.Instance) (*Instance, error) {
 	}
 	c.after(c.delays.Launch.D(), func() { c.start(i.ID) })
 	return c.instances.get(i.ID), nil
+}
+
+// launchTags are tags beside those that every instance of a spec has.
+func (c *Cloud) launchTags(own map[string]string) Tags {
+	tags := maps.Clone(Tags(c.spec.LaunchTags))
+	if tags == nil {
+		return own
+	}
+	maps.Copy(tags, own)
+	return tags
 }
 
 // known checks the names in an instance that is launched after the lab began.

@@ -1,0 +1,125 @@
+package eni
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+func addrs(list ...string) (out []netip.Addr) {
+	for _, s := range list {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, s := range list {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// eniOf is an ENI whose MAC address, like its ID, ends in n.
+func eniOf(n byte, primary string, secondary ...string) cloud.ENI {
+	return cloud.ENI{ID: fmt.Sprintf("eni-%d", n), MAC: net.HardwareAddr{2, 0, 0, 0, 0, n}, SubnetID: "subnet-1",
+		Primary: netip.MustParseAddr(primary), Addresses: addrs(secondary...)}
+}
+
+// aView is a node with two ENIs, of which the second gives an address back.
+func aView() *view {
+	v := newView(time.Minute)
+	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")
+	one.Prefixes = prefixes("10.0.1.16/28")
+	one.Attachment = &cloud.Attachment{ID: "attach-1", InstanceID: "i-1"}
+	v.enis["eni-1"], v.enis["eni-2"] = newKnown(one), newKnown(two)
+	v.enis["eni-2"].releasing[host(two.Addresses[1])] = time.Unix(1, 0)
+	return v
+}
+
+var subnet1 = netip.MustParsePrefix("10.0.0.0/22")
+
+func TestRepliesToAssignments(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		addrs    []netip.Addr
+		prefixes []netip.Prefix
+		subnet   netip.Prefix
+		says     string // empty: it fits
+	}{
+		{"new ones", addrs("10.0.0.6", "10.0.0.7"), nil, subnet1, ""},
+		{"a new prefix", nil, prefixes("10.0.1.32/28"), subnet1, ""},
+		{"in a subnet that is not known", addrs("10.9.0.6"), nil, netip.Prefix{}, ""},
+		{"one that another is giving back", addrs("10.0.0.22"), nil, subnet1, ""},
+		{"its primary", addrs("10.0.0.6", "10.0.0.4"), nil, subnet1, "primary address of eni-1"},
+		{"another's primary", addrs("10.0.0.20"), nil, subnet1, "primary address of eni-2"},
+		{"one that it has", addrs("10.0.0.5"), nil, subnet1, "of eni-1 already"},
+		{"another's", addrs("10.0.0.21"), nil, subnet1, "of eni-2 already"},
+		{"one of its prefix", addrs("10.0.1.17"), nil, subnet1, "of eni-1 already"},
+		{"a prefix with addresses in use", nil, prefixes("10.0.0.16/28"), subnet1, "eni-2"},
+		{"outside of the subnet", addrs("10.9.0.6"), nil, subnet1, "not of its subnet"},
+		{"larger than the subnet", nil, prefixes("10.0.0.0/16"), subnet1, "not of its subnet"},
+		{"one twice", addrs("10.0.0.6", "10.0.0.6"), nil, subnet1, "named twice"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := aView()
+			wantUnfit(t, v.fitsAssigned(v.enis["eni-1"], tt.addrs, tt.prefixes, tt.subnet), tt.says)
+		})
+	}
+}
+
+func wantUnfit(t *testing.T, err error, says string) {
+	t.Helper()
+	switch {
+	case says == "" && err != nil:
+		t.Error(err)
+	case says != "" && (cloud.ClassOf(err) != cloud.Transient || !strings.Contains(err.Error(), says)):
+		t.Errorf("got %v, want a transient error that says %q", err, says)
+	}
+}
+
+func TestRepliesToCreations(t *testing.T) {
+	q := cloud.CreateENI{SubnetID: "subnet-1", Addresses: 1, Tags: map[string]string{TagCreatedAt: "now"}}
+	for _, tt := range []struct {
+		name   string
+		change func(e *cloud.ENI)
+		says   string
+	}{
+		{"as asked", func(*cloud.ENI) {}, ""},
+		{"tags are left out", func(e *cloud.ENI) { e.Tags = nil }, ""},
+		{"on this instance, as a repeat finds it", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-1"} }, ""},
+		{"on another instance", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-2"} }, "i-2"},
+		{"in another subnet", func(e *cloud.ENI) { e.SubnetID = "subnet-2" }, "subnet-2"},
+		{"too many addresses", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.31", "10.0.0.32") }, "has 2 addresses"},
+		{"none", func(e *cloud.ENI) { e.Addresses = nil }, "has 0 addresses"},
+		{"its primary for pods", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.30") }, "primary address for pods"},
+		{"another's address", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.5") }, "of eni-1 already"},
+		{"another's primary", func(e *cloud.ENI) { e.Primary = netip.MustParseAddr("10.0.0.4") }, "primary address of eni-1"},
+		{"another's MAC address", func(e *cloud.ENI) { e.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1} }, "MAC address of eni-1"},
+		{"one that was there", func(e *cloud.ENI) { e.ID = "eni-1" }, "eni-1 was there before"},
+		{"other tags", func(e *cloud.ENI) { e.Tags[TagCreatedAt] = "then" }, TagCreatedAt},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := eniOf(3, "10.0.0.30", "10.0.0.31")
+			e.Tags = map[string]string{TagCreatedAt: "now"}
+			tt.change(&e)
+			wantUnfit(t, aView().fitsCreated(e, q, "i-1", subnet1), tt.says)
+		})
+	}
+	v := aView()
+	shown := eniOf(3, "10.0.0.30", "10.0.0.31")
+	shown.Tags = q.Tags
+	v.enis["eni-3"] = newKnown(shown)
+	wantUnfit(t, v.fitsCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
+}
+
+func TestRepliesToAttachments(t *testing.T) {
+	v := aView()
+	wantUnfit(t, v.fitsAttached(v.enis["eni-2"], "attach-2"), "")
+	wantUnfit(t, v.fitsAttached(v.enis["eni-2"], "attach-1"), "that of eni-1")
+}
