@@ -44,6 +44,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 // while it does not.
 func (r *Reconciler) ask(ctx context.Context) {
 	start := r.cfg.Clock.Now()
+	r.askAgain = time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
 	cancel()
@@ -67,6 +68,11 @@ func (r *Reconciler) ask(ctx context.Context) {
 			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.haltedRetry(start))
 	default:
 		r.heal(gateInstance)
+	}
+	// An answer that nothing has changed, so soon after somebody said that
+	// something has, may trail what happened.
+	if visible := r.suspectedAt.Add(r.cfg.Lag); halted == r.stopped && !gone && start.Before(visible) {
+		r.askAgain = visible
 	}
 	r.uncertain, r.stopped = false, halted
 }
