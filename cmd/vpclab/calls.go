@@ -31,7 +31,7 @@ result (an EC2 error code, ok, LostRequest or LostReply), caller and parameters.
 A call that was not authenticated is shown without its parameters.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			print, err := callPrinter(cmd.OutOrStdout(), format, action)
+			show, err := callPrinter(cmd.OutOrStdout(), format, action)
 			if err != nil {
 				return err
 			}
@@ -39,7 +39,7 @@ A call that was not authenticated is shown without its parameters.`,
 			if err != nil {
 				return err
 			}
-			return showCalls(cmd.Context(), control.Dial(dir).Calls, print, follow)
+			return showCalls(cmd.Context(), control.Dial(dir).Calls, show, follow)
 		},
 	}
 	dirFlag(c, &dir)
@@ -51,7 +51,7 @@ A call that was not authenticated is shown without its parameters.`,
 
 // showCalls prints the calls that ask returns, and when following those that
 // come later, until ctx ends.
-func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]control.Call, error), print func(control.Call) error, follow bool) error {
+func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]control.Call, error), show func(control.Call) error, follow bool) error {
 	tick := time.NewTicker(callsEvery)
 	defer tick.Stop()
 	for last := uint64(0); ; {
@@ -63,7 +63,7 @@ func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) 
 			return err
 		}
 		for _, c := range calls {
-			if err := print(c); err != nil {
+			if err := show(c); err != nil {
 				return err
 			}
 			last = c.Seq
@@ -81,11 +81,11 @@ func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) 
 
 // callPrinter returns what prints the calls of an action (name or pattern).
 func callPrinter(out io.Writer, format, action string) (func(control.Call) error, error) {
-	print := func(c control.Call) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
+	show := func(c control.Call) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
 	switch format {
 	case "text":
 	case "json":
-		print = func(c control.Call) error { return json.NewEncoder(out).Encode(c) }
+		show = func(c control.Call) error { return json.NewEncoder(out).Encode(c) }
 	default:
 		return nil, fmt.Errorf("--output %q: want text or json", format)
 	}
@@ -93,7 +93,7 @@ func callPrinter(out io.Writer, format, action string) (func(control.Call) error
 		if !vpc.Covers(action, c.Action) {
 			return nil
 		}
-		return print(c)
+		return show(c)
 	}, nil
 }
 

@@ -51,14 +51,14 @@ SIGINT or SIGTERM.`,
 				<-cmd.Context().Done()
 				return nil
 			}
-			print, err := callPrinter(cmd.OutOrStdout(), "text", "*")
+			show, err := callPrinter(cmd.OutOrStdout(), "text", "*")
 			if err != nil {
 				return err
 			}
 			ask := func(_ context.Context, after uint64) ([]control.Call, error) {
 				return control.CallsOf(lab.Cloud, after), nil
 			}
-			return showCalls(cmd.Context(), ask, print, true)
+			return showCalls(cmd.Context(), ask, show, true)
 		},
 	}
 	f := c.Flags()

@@ -76,7 +76,7 @@ func (r *Reconciler) heedSuspicion(now time.Time) {
 	if !r.suspected.Swap(false) {
 		return
 	}
-	r.uncertain = true
+	r.uncertain, r.suspectedAt = true, now
 	if b := r.gates[gateInstance]; b != nil {
 		b.until = now
 	}

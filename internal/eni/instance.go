@@ -44,6 +44,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 // while it does not.
 func (r *Reconciler) ask(ctx context.Context) {
 	start := r.cfg.Clock.Now()
+	r.askAgain = time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
 	cancel()
@@ -70,6 +71,11 @@ func (r *Reconciler) ask(ctx context.Context) {
 	}
 	if err == nil && in.Type != "" {
 		r.itype, r.typed = in.Type, true // a stopped instance may have been given another
+	}
+	// An answer that nothing has changed, so soon after somebody said that
+	// something has, may trail what happened.
+	if visible := r.suspectedAt.Add(r.cfg.Lag); halted == r.stopped && !gone && start.Before(visible) {
+		r.askAgain = visible
 	}
 	r.uncertain, r.stopped = false, halted
 }

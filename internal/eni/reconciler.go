@@ -17,42 +17,44 @@ type Reconciler struct {
 	kick chan struct{}
 
 	// What follows belongs to the goroutine in Reconcile.
-	view       *view
-	lister     Lister
-	passive    bool // someone else lists for repair
-	limits     cloud.Limits
-	itype      string
-	typed      bool                 // the cloud said that it is that
-	limitsOf   string               // the instance type of limits, once the cloud said
-	zone, vpc  string               // as the cloud says
-	replied    time.Time            // when a reply last gave the node something
-	confirmed  time.Time            // last full observation
-	observeAt  time.Time            // when the next is due
-	lookAt     map[string]time.Time // ENIs to describe singly, and when
-	collectAt  time.Time
-	pending    map[gate]*step // throttled steps: each comes next of its kind, as it was
-	astray     bool           // the cloud contradicted the view: nothing is planned before it was observed
-	astrayAt   time.Time      // since when
-	silent     bool           // in doubt: nothing is published before it was observed
-	quietUntil time.Time      // in doubt: not observed before
-	missing    int            // listings in a row without the instance
-	missedAt   time.Time      // the first of them
-	vanished   bool           // the cloud says that the instance is no more
-	uncertain  bool           // the instance may be stopped
-	stopped    bool           // it is
-	unsure     map[string]unsureAssign
-	odd        map[string]bool      // what was told of listings that cannot be true
-	leaving    map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
-	subnetsAt  time.Time            // as of when free counts are known
-	recount    time.Time            // free counts must be newer
-	starved    bool                 // the node would grow if its subnets had room
-	refusedAt  time.Time            // until when no ENI is attached: the cloud said the instance is full
-	retryAt    time.Time            // when a full subnet is worth another try
-	excess     excess
-	movable    excess     // 1 while an ENI is Movable
-	judged     *judgement // of the last plan, while nothing changed since
-	gates      map[gate]*backoff
-	resumed    bool // a stored intent was looked for
+	view        *view
+	lister      Lister
+	passive     bool // someone else lists for repair
+	limits      cloud.Limits
+	itype       string
+	typed       bool                 // the cloud said that it is that
+	limitsOf    string               // the instance type of limits, once the cloud said
+	zone, vpc   string               // as the cloud says
+	replied     time.Time            // when a reply last gave the node something
+	confirmed   time.Time            // last full observation
+	observeAt   time.Time            // when the next is due
+	lookAt      map[string]time.Time // ENIs to describe singly, and when
+	collectAt   time.Time
+	pending     map[gate]*step // throttled steps: each comes next of its kind, as it was
+	astray      bool           // the cloud contradicted the view: nothing is planned before it was observed
+	astrayAt    time.Time      // since when
+	silent      bool           // in doubt: nothing is published before it was observed
+	quietUntil  time.Time      // in doubt: not observed before
+	missing     int            // listings in a row without the instance
+	missedAt    time.Time      // the first of them
+	vanished    bool           // the cloud says that the instance is no more
+	uncertain   bool           // the instance may be stopped
+	suspectedAt time.Time      // when somebody last said so
+	askAgain    time.Time      // when an answer to that can be trusted; zero: it was
+	stopped     bool           // it is
+	unsure      map[string]unsureAssign
+	odd         map[string]bool      // what was told of listings that cannot be true
+	leaving     map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+	subnetsAt   time.Time            // as of when free counts are known
+	recount     time.Time            // free counts must be newer
+	starved     bool                 // the node would grow if its subnets had room
+	refusedAt   time.Time            // until when no ENI is attached: the cloud said the instance is full
+	retryAt     time.Time            // when a full subnet is worth another try
+	excess      excess
+	movable     excess     // 1 while an ENI is Movable
+	judged      *judgement // of the last plan, while nothing changed since
+	gates       map[gate]*backoff
+	resumed     bool // a stored intent was looked for
 
 	doubted   atomic.Bool // see Doubt
 	suspected atomic.Bool // see Suspect
@@ -194,7 +196,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.limitsDue(now) && r.learn(ctx):
-	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now):
+	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now) || !r.askAgain.IsZero() && !r.askAgain.After(now):
 		r.ask(ctx)
 	case !r.resumed:
 		r.resume()
@@ -402,6 +404,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.refusedAt)
 	sooner(r.retryAt)
 	sooner(r.quietUntil)
+	sooner(r.askAgain)
 	if r.starved {
 		sooner(r.subnetsAt.Add(r.subnetsAge()))
 	}

@@ -122,7 +122,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 	say("raising a lab with three %s nodes", nodeType)
 	s := lab.DefaultSpec(3, nodeType)
 	s.Throttle = "none" // the cloud's pace is no part of what is measured
-	s.Delays = spec.Delays{}
+	s.Delays, s.Consistency = spec.Delays{}, spec.Consistency{}
 	for i := range s.VPCs[0].Subnets { // with room for two full nodes each
 		s.VPCs[0].Subnets[i].CIDR = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i) << 6}), 18)
 	}

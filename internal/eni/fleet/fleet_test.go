@@ -370,3 +370,38 @@ func TestRemoveTouchesNothingMore(t *testing.T) {
 		w.agree()
 	})
 }
+
+// EC2's answer may trail what made somebody suspect an instance: one that shows
+// no change is asked for once more, when it must show.
+func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		var state atomic.Value
+		state.Store("running")
+		var asked atomic.Int32
+		cl := &api{Cloud: w.cloud, instances: func(ids []string) ([]cloud.Instance, error) {
+			asked.Add(1)
+			return []cloud.Instance{{ID: ids[0], State: state.Load().(string)}}, nil
+		}}
+		p := w.operator(cl)
+		n := p.set(t, w.objects[0], settings(0, 8))
+		pass(minute)
+		for _, next := range []string{"stopped", "running"} {
+			before := asked.Load()
+			p.Suspect(n.name)
+			pass(time.Second)
+			state.Store(next)
+			pass(10 * time.Second)
+			if s := n.last(); (s.Class == cloud.Conflict) != (next == "stopped") || asked.Load() != before+2 {
+				t.Errorf("%s: after %d calls %+v; want 2", next, asked.Load()-before, s)
+			}
+		}
+		before := asked.Load()
+		p.Suspect(n.name) // for nothing
+		pass(10 * time.Second)
+		if got := asked.Load() - before; got != 2 {
+			t.Errorf("%d calls, want 2", got)
+		}
+		p.stop()
+	})
+}

@@ -157,30 +157,29 @@ func TestProtocolErrorsAreXML(t *testing.T) {
 		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: carrier-pigeon\r\n\r\n",
 		"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
 	} {
-		resp := exchange(t, r.lab.EC2URL, text)
-		if got := r.refusal(resp); got.Code != "MalformedQueryString" || got.Status < 400 || got.ID == "" {
+		if got := r.exchange(text); got.Code != "MalformedQueryString" || got.Status < 400 || got.ID == "" {
 			t.Errorf("%q: %+v", text, got)
 		}
 	}
 }
 
-// exchange sends a text to an URL's host and reads the reply.
-func exchange(t *testing.T, to, text string) *http.Response {
-	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(to, "http://"))
+// exchange sends a text to the EC2 API and reads what it is refused with.
+func (r rig) exchange(text string) refusal {
+	r.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.lab.EC2URL, "http://"))
 	if err != nil {
-		t.Fatal(err)
+		r.Fatal(err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	defer conn.Close()
 	if _, err := conn.Write([]byte(text)); err != nil {
-		t.Fatal(err)
+		r.Fatal(err)
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		t.Fatalf("%q: %v", text, err)
+		r.Fatalf("%q: %v", text, err)
 	}
-	t.Cleanup(func() { resp.Body.Close() })
-	return resp
+	defer resp.Body.Close()
+	return r.refusal(resp)
 }
 
 // A presigned URL carries its signature in its query, and is good for as long

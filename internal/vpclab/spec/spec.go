@@ -153,7 +153,7 @@ type Delays struct {
 
 // Consistency says how far EC2's answers lag.
 type Consistency struct {
-	Describe Duration `json:"describe,omitempty"` // describe calls see the world of that long ago
+	Describe Duration `json:"describe,omitempty"` // describe calls see the world of that long ago; default 0
 	// Writes makes a change that names a resource younger than Describe fail with NotFound.
 	Writes bool `json:"writes,omitempty"`
 }
