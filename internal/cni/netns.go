@@ -28,8 +28,8 @@ func checkNotOwn(args *skel.CmdArgs) error {
 	}
 	args.NetnsOverride = "1"
 	var given, own unix.Stat_t
-	if unix.Stat(args.Netns, &given) != nil {
-		return nil // for the daemon to say
+	if err := unix.Stat(args.Netns, &given); err != nil {
+		return nil //nolint:nilerr // for the daemon to say
 	}
 	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
 		return types.NewError(types.ErrInvalidNetNS, "looking at the plugin's own network namespace", err.Error())

@@ -70,7 +70,7 @@ func (p *paced) join() *gathering {
 func (p *paced) run(g, before *gathering) {
 	if before != nil {
 		<-before.done
-		time.Sleep(time.Until(before.ended.Add(gatherPause)))
+		<-time.After(time.Until(before.ended.Add(gatherPause)))
 	}
 	p.mu.Lock()
 	p.next, p.last = nil, g

@@ -83,7 +83,7 @@ type gatherer struct{ asked, at, most atomic.Int32 }
 func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
 	g.most.Store(max(g.most.Load(), g.at.Add(1)))
 	defer g.at.Add(-1)
-	time.Sleep(time.Millisecond)
+	time.Sleep(time.Millisecond) //nolint:forbidigo // inside a synctest bubble
 	name := fmt.Sprint(g.asked.Add(1))
 	return []*dto.MetricFamily{{Name: &name}}, nil
 }
@@ -97,7 +97,7 @@ func TestMetricsAreGatheredOnceAtATime(t *testing.T) {
 			for range 50 {
 				go func() { _, _ = p.Gather() }()
 			}
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond) //nolint:forbidigo // inside a synctest bubble
 		}
 		if n := g.asked.Load(); n > int32(time.Since(begun)/gatherPause)+1 || n < 5 {
 			t.Errorf("gathered %d times in %s", n, time.Since(begun))
@@ -105,7 +105,7 @@ func TestMetricsAreGatheredOnceAtATime(t *testing.T) {
 		if n := g.most.Load(); n != 1 {
 			t.Errorf("%d gatherings at once", n)
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // inside a synctest bubble
 		synctest.Wait()
 	})
 }
