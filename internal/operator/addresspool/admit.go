@@ -20,8 +20,12 @@ import (
 )
 
 // lookAgain is when a request is looked at that its node's pods did not account
-// for: nobody watches pods.
-const lookAgain = 3 * time.Second
+// for, as nobody watches pods; one that stands longer, such as one of a namespace
+// that was given another pool while its pods live, up to lookAgainLast.
+const (
+	lookAgain     = 3 * time.Second
+	lookAgainLast = 20 * time.Second
+)
 
 // admit tells why a request is not to have a block, besides what the pool has to
 // say; drop: it is not to be kept. Without a refusal the quota has one block more
@@ -157,7 +161,6 @@ func (c *Controller) namespaces() handler.EventHandler {
 
 // refuse tells a request, and whoever looks after the pool, why it gets no block.
 func (c *Controller) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
-	c.quotas.note(r, true, c.now())
 	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
 	if before == nil || before.Reason != why.reason {
 		c.o.RequestRefused(why.reason)
@@ -178,7 +181,7 @@ func (c *Controller) tellPool(ctx context.Context, r *v1alpha1.BlockRequest, why
 // drop deletes a request that is one too many.
 func (c *Controller) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
 	c.o.RequestRefused(v1alpha1.ReasonTooManyRequests)
-	c.o.Logger.Warn("a node has too many requests; the youngest are deleted", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
+	c.o.Logger.Debug("a node has too many requests; the youngest are deleted", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
 	err := c.client.Delete(ctx, &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}, client.Preconditions{UID: &r.UID})
 	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)

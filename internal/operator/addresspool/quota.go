@@ -93,17 +93,32 @@ type claimed struct {
 	since      time.Time
 }
 
+// refusedRequest is one that gets no block for its node's sake.
+type refusedRequest struct {
+	uid        types.UID
+	node, pool string
+	since      time.Time
+}
+
 // quotas are what nodes got a moment ago, which the cache may not have yet, and
 // which requests were refused a block. It makes no request: all is quick.
 type quotas struct {
-	mu      sync.Mutex            // guards all below; memory only
-	making  map[types.UID]claimed // by request
-	made    map[string]claimed    // by block
-	refused map[string]claimed    // by request's name
+	mu      sync.Mutex                // guards all below; memory only
+	making  map[requestID]claimed     // by request
+	made    map[string]claimed        // by block
+	refused map[string]refusedRequest // by the request's name
 }
 
+// requestID tells a request from an earlier one of its name.
+type requestID struct {
+	name string
+	uid  types.UID
+}
+
+func idOf(r *v1alpha1.BlockRequest) requestID { return requestID{r.Name, r.UID} }
+
 func newQuotas() *quotas {
-	return &quotas{making: map[types.UID]claimed{}, made: map[string]claimed{}, refused: map[string]claimed{}}
+	return &quotas{making: map[requestID]claimed{}, made: map[string]claimed{}, refused: map[string]refusedRequest{}}
 }
 
 // admit lets a request have one more block, to be ended by release or got, or
@@ -118,7 +133,7 @@ func (q *quotas) admit(r *v1alpha1.BlockRequest, s share, now time.Time, cached 
 	}
 	why := s.refuse(r.Spec.NodeName, r.Spec.PoolName, q.possession(r, blocks))
 	if why == nil {
-		q.making[r.UID] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
+		q.making[idOf(r)] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
 	}
 	return why, nil
 }
@@ -143,8 +158,8 @@ func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressB
 			have.live++
 		}
 	}
-	for uid, c := range q.making {
-		if c.node == r.Spec.NodeName && c.pool == r.Spec.PoolName && uid != r.UID {
+	for id, c := range q.making {
+		if c.node == r.Spec.NodeName && c.pool == r.Spec.PoolName && id != idOf(r) {
 			have.live++
 		}
 	}
@@ -152,17 +167,17 @@ func (q *quotas) possession(r *v1alpha1.BlockRequest, blocks []v1alpha1.AddressB
 }
 
 // release ends what admit began, without a block.
-func (q *quotas) release(request types.UID) {
+func (q *quotas) release(r *v1alpha1.BlockRequest) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.making, request)
+	delete(q.making, idOf(r))
 }
 
 // got ends what admit began, with a block.
 func (q *quotas) got(r *v1alpha1.BlockRequest, block string, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.making, r.UID)
+	delete(q.making, idOf(r))
 	q.made[block] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
 }
 
@@ -180,22 +195,26 @@ func (q *quotas) seen(block string) {
 	delete(q.made, block)
 }
 
-// note keeps or forgets that a request was refused.
-func (q *quotas) note(r *v1alpha1.BlockRequest, refused bool, now time.Time) {
+// refuse notes that a request was refused, and tells when to look at it again:
+// the longer it stands, the later.
+func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !refused {
-		delete(q.refused, r.Name)
-		return
+	c, ok := q.refused[r.Name]
+	if !ok || c.uid != r.UID {
+		c = refusedRequest{r.UID, r.Spec.NodeName, r.Spec.PoolName, now}
+		q.refused[r.Name] = c
 	}
-	q.refused[r.Name] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
+	return min(max(now.Sub(c.since), lookAgain), lookAgainLast)
 }
 
-// forget drops what is noted of a request that is no more.
-func (q *quotas) forget(name string) {
+// end forgets what is noted of a request of a name that was admitted, answered or
+// is no more: of any but one with the UID keep what was to be made for it too.
+func (q *quotas) end(name string, keep types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.refused, name)
+	maps.DeleteFunc(q.making, func(id requestID, _ claimed) bool { return id.name == name && id.uid != keep })
 }
 
 // waiting lists the refused requests that is picks.
@@ -216,5 +235,5 @@ func (q *quotas) age(before time.Time) {
 	defer q.mu.Unlock()
 	old := func(c claimed) bool { return c.since.Before(before) }
 	maps.DeleteFunc(q.made, func(_ string, c claimed) bool { return old(c) })
-	maps.DeleteFunc(q.making, func(_ types.UID, c claimed) bool { return old(c) })
+	maps.DeleteFunc(q.making, func(_ requestID, c claimed) bool { return old(c) })
 }

@@ -34,7 +34,7 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 		return reconcile.Result{}, fmt.Errorf("read BlockRequest %s from the cache: %w", q.Name, err)
 	}
 	if err != nil || r.DeletionTimestamp != nil || meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
-		c.quotas.forget(q.Name)
+		c.quotas.end(q.Name, "")
 		return reconcile.Result{}, c.end(ctx, q.Name, "")
 	}
 	if err := c.end(ctx, q.Name, r.UID); err != nil {
@@ -53,9 +53,9 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 		case drop:
 			return reconcile.Result{}, c.drop(ctx, r)
 		case why != nil:
-			return reconcile.Result{RequeueAfter: lookAgain}, c.refuse(ctx, r, why)
+			return reconcile.Result{RequeueAfter: c.quotas.refuse(r, c.now())}, c.refuse(ctx, r, why)
 		}
-		c.quotas.note(r, false, c.now())
+		c.quotas.end(q.Name, r.UID)
 	}
 	if block == "" {
 		block, why, err = c.cut(ctx, r)
@@ -113,7 +113,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 	for {
 		o, why := c.book.take(r, c.now())
 		if why != nil || o.block != "" {
-			c.quotas.release(r.UID)
+			c.quotas.release(r)
 			return o.block, why, nil
 		}
 		b := newBlock(r, o)
@@ -122,7 +122,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case made:
 			c.quotas.got(r, b.Name, c.now())
 		case refused:
-			c.quotas.release(r.UID)
+			c.quotas.release(r)
 		}
 		c.again(&c.requests, c.book.done(r, how, b.Name)...)
 		switch how {
