@@ -126,7 +126,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
 	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
-	r.replied = k.replied
+	r.replied, r.abandoned = k.replied, 0
 	r.forgetIntent()
 	return r.published(ctx)
 }

@@ -3,6 +3,7 @@ package eni
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -46,21 +47,27 @@ type Lister interface {
 // ownLister makes a call for everything: there is one node.
 type ownLister struct {
 	cfg   *Config
-	first cloud.Instance // as described at first; its type and place never change
+	first cloud.Instance // as described, if it was; its type and place never change
 }
 
-// List implements Lister. The first time it describes the instance itself.
+// List implements Lister. The instance itself is described only while nobody
+// told its type, and when a listing lacks its primary ENI: it may not exist.
 func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (Listing, error) {
 	l := Listing{At: o.cfg.Clock.Now(), Whole: true}
 	var err error
-	if o.first.ID != instanceID {
+	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
+	if !ask {
+		if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
+			return Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
+		}
+		ask = !slices.ContainsFunc(l.ENIs, primary)
+	}
+	if ask {
 		in, err := o.cfg.Cloud.Instance(ctx, instanceID)
 		if err != nil {
 			return Listing{}, fmt.Errorf("describe instance %s: %w", instanceID, err)
 		}
 		o.first, l.ENIs = in, in.ENIs
-	} else if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
-		return Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 	}
 	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
 	detached, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})

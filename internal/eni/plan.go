@@ -111,7 +111,7 @@ func (b *planner) grow() {
 
 // attachBegun finishes ENIs that were created but not attached.
 func (b *planner) attachBegun() {
-	begun := sorted(b.enis, func(e ENIState) bool { return e.Ours && e.Phase == Detached },
+	begun := sorted(b.enis, func(e ENIState) bool { return e.Ours && e.Phase == Detached && !e.Refused },
 		func(x, y ENIState) int { return cmp.Or(cmp.Compare(y.total(), x.total()), cmp.Compare(x.ID, y.ID)) })
 	for _, e := range begun {
 		index, ok := b.freeIndex()

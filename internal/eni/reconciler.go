@@ -49,7 +49,9 @@ type Reconciler struct {
 	recount     time.Time            // free counts must be newer
 	starved     bool                 // the node would grow if its subnets had room
 	refusedAt   time.Time            // until when no ENI is attached: the cloud said the instance is full
+	abandoned   int                  // ENIs in a row that could not be attached
 	retryAt     time.Time            // when a full subnet is worth another try
+	ways        wayKnown             // of the last plan
 	excess      excess
 	movable     excess     // 1 while an ENI is Movable
 	judged      *judgement // of the last plan, while nothing changed since
@@ -237,7 +239,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == Create {
-			ask, wait := r.routesMissing(s.Subnets, now)
+			ask, wait := r.routesMissing(r.ways, now)
 			if ask {
 				hold.end(0)
 				return &step{Action: Action{Kind: FindRoutes}, priority: cloud.Begun}
@@ -293,7 +295,7 @@ func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservati
 	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
 	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
 		s.Subnets = list
-		r.mark(s.Subnets)
+		r.ways = r.mark(s.Subnets)
 		d = decide(r.limits, r.cfg.Policy, s)
 		for _, a := range d.Actions {
 			switch a.Kind {
@@ -362,6 +364,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 			e.Prefixes--
 		}
 	}
+	e.Refused = k.refusals >= attachTries
 	if k.Attachment != nil && k.Attachment.ID != "" {
 		e.WrongDeletion = k.Attachment.DeleteOnTermination == r.cfg.KeepENIs
 		e.WrongTags = k.Tags[TagInstanceID] != r.cfg.InstanceID

@@ -114,27 +114,30 @@ func (r *Reconciler) chooses(list []SubnetState) (vpc, home string, ok bool) {
 	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.vpc)
 }
 
+// wayKnown is what a plan knew of the subnets' routes.
+type wayKnown struct {
+	matters bool // there is a choice to make by them
+	known   bool // they were asked for once
+	fresh   bool // and not old
+}
+
 // mark notes of subnets that their routes are not the primary's, as far as known.
-func (r *Reconciler) mark(list []SubnetState) {
+func (r *Reconciler) mark(list []SubnetState) wayKnown {
 	vpc, home, ok := r.chooses(list)
 	if !ok {
-		return
+		return wayKnown{}
 	}
-	routes, _ := r.cfg.Routes.known(vpc)
+	routes, fresh := r.cfg.Routes.known(vpc)
 	for i := range list {
 		list[i].Apart = routes.table(list[i].ID) != routes.table(home)
 	}
+	return wayKnown{true, !routes.at.IsZero(), fresh}
 }
 
-// routesMissing tells whether to ask for route tables before an ENI is made in
-// one of these subnets, and whether to wait with it until they are known.
-func (r *Reconciler) routesMissing(list []SubnetState, now time.Time) (ask, wait bool) {
-	vpc, _, ok := r.chooses(list)
-	if !ok {
-		return false, false
-	}
-	routes, fresh := r.cfg.Routes.known(vpc)
-	if fresh {
+// routesMissing tells whether to ask for route tables before an ENI is made by
+// a plan that knew so much of them, and whether to wait with it.
+func (r *Reconciler) routesMissing(w wayKnown, now time.Time) (ask, wait bool) {
+	if !w.matters || w.fresh {
 		return false, false
 	}
 	if !r.closed(gateRoutes, now) {
@@ -143,7 +146,7 @@ func (r *Reconciler) routesMissing(list []SubnetState, now time.Time) (ask, wait
 	// Older ones do, and who may not ask goes on as if all were alike.
 	b := r.gates[gateRoutes]
 	hopeless := b.class == cloud.Permission || b.class == cloud.Bug || b.failures >= routesTries
-	return false, routes.at.IsZero() && !hopeless
+	return false, !w.known && !hopeless
 }
 
 // findRoutes asks for the route tables of the VPC of new ENIs.

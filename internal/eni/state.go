@@ -35,6 +35,7 @@ type ENIState struct {
 	FreeSingles   int // could be withdrawn now
 	FreePrefixes  int // could be withdrawn now
 
+	Refused       bool // detached, and cannot be attached
 	Young         bool // detached, and made by someone else a moment ago
 	PrimaryServes bool // its primary address is for pods too
 	WrongDeletion bool // DeleteOnTermination is not as configured

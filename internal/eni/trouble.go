@@ -88,7 +88,7 @@ func (r *Reconciler) heal(g gate) {
 
 // healUnwanted forgets trouble with steps that nothing asks for any more.
 func (r *Reconciler) healUnwanted(actions []Action, now time.Time) {
-	wanted := map[gate]bool{gateGrow: r.starved || r.growthWaits()}
+	wanted := map[gate]bool{gateGrow: r.starved || r.growthWaits() || r.abandoned > 1 && r.refusedAt.After(now)}
 	for _, a := range actions {
 		wanted[gateOf(a.Kind)] = true
 		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == Create
@@ -146,7 +146,13 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		r.subnetFull(p, err, now)
 	default:
 		r.undo(ctx, p, class, now)
-		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
+		wait := r.waitAfter(g, class)
+		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == Attach {
+			if w, ok := r.attachRefused(k, class, now); ok {
+				wait = w
+			}
+		}
+		r.fail(g, p.Kind, err, now, wait)
 	}
 	if r.pending[g] != p {
 		p.hold.end(0)

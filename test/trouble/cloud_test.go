@@ -64,10 +64,21 @@ func TestCloudAwayAtStart(t *testing.T) {
 	harness.Settle(t, l)
 	content(t, n)
 
+	brief := add(t, n, "brief").Addr()
+	remove(t, n, "brief")
+	harness.Eventually(t, patience, "its address has cooled", func() error {
+		if doc := document(t, n); len(doc.Cooling) > 0 {
+			return fmt.Errorf("%+v cool", doc.Cooling)
+		}
+		return nil
+	})
 	l.Cloud.Outage(true)
 	l.Cloud.IMDSOutage(true)
 	restart(t, n)
-	add(t, n, "second") // warm since before; the cloud gets a moment to say otherwise
+	// Warm since before; the cloud gets a moment to say otherwise.
+	if second := add(t, n, "second").Addr(); second == brief {
+		t.Errorf("%s was given out first, which a pod had last before the restart", second)
+	}
 	harness.OK(t, n.CheckPod(t.Context(), "first"))
 	l.Cloud.Outage(false)
 	l.Cloud.IMDSOutage(false)

@@ -1,0 +1,56 @@
+package eni
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// An ENI that EC2 refuses to attach is given up after a few tries: it is
+// deleted, and another is made. When that is no better, no ENI is made for a
+// while, rather than one after the other.
+func TestENIThatCannotBeAttached(t *testing.T) {
+	refused := func(class cloud.Class) error {
+		return &cloud.Error{Class: class, Op: "AttachNetworkInterface", Message: "not this one"}
+	}
+	for name, class := range map[string]cloud.Class{"bug": cloud.Bug, "conflict": cloud.Conflict} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+				n.start()
+				n.settle(time.Second)
+				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-0002", Err: refused(class)})
+				for i := range 5 {
+					n.add(i, time.Minute) // the fourth needs an ENI
+				}
+				n.settle(time.Minute)
+				n.wantLayout("3,3")
+				if got := n.cloud.Count("CreateENI"); got != 2 {
+					t.Errorf("%d ENIs made, want 2", got)
+				}
+				n.check()
+
+				n.cloud.ClearFaults()
+				n.cloud.ResetCalls()
+				n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: refused(class)})
+				_, err := n.try(5, time.Hour)
+				if err == nil {
+					_, err = n.try(6, time.Hour)
+				}
+				if why := n.supply.LastError(); !strings.Contains(why, "not this one") {
+					t.Errorf("the node says %q", why)
+				}
+				if got := n.cloud.Count("CreateENI"); err == nil || got < 2 || got > 10 {
+					t.Errorf("within an hour %d ENIs made that cannot be attached; the pod: %v", got, err)
+				}
+				n.cloud.ClearFaults()
+				n.add(7, time.Hour)
+				n.settle(5 * time.Minute)
+				n.check()
+			})
+		})
+	}
+}

@@ -1,0 +1,44 @@
+package eni
+
+import (
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// A node that starts with nothing asks EC2 five times before its first pods can
+// have addresses: for the ENIs on it, for those of it that are detached, for the
+// subnet, for what its type allows, and for addresses. Of itself it knows all that
+// matters from the metadata service.
+func TestColdStartIsFiveCalls(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
+		n.start()
+		n.settle(time.Second)
+		n.wantLayout("3")
+		if calls := n.cloud.Calls(); len(calls) != 5 || n.cloud.Count("Instance") != 0 {
+			t.Errorf("%d calls: %+v", len(calls), calls)
+		}
+		n.add(0, time.Second)
+		n.check()
+	})
+}
+
+// A listing without the primary ENI, as of an instance that just came or does not
+// exist, is not believed: the instance is asked for.
+func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		n.tune = func(c *eni.Config) { c.InstanceType = "t3.small" }
+		n.cloud.Terminate(instance)
+		n.start()
+		n.settle(time.Minute)
+		if err := n.Ready(); err == nil || n.cloud.Count("Instance") == 0 || n.cloud.Count(changes...) > 0 {
+			t.Errorf("ready: %v, calls %+v", err, n.cloud.Calls())
+		}
+		n.cloud.AddInstance(instance, "t3.small", "subnet-1")
+		n.settle(time.Minute)
+		n.wantLayout("3")
+	})
+}
