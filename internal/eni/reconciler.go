@@ -53,7 +53,7 @@ type Reconciler struct {
 	probe      probe     // of gates, for pods that wait
 	absentAt   time.Time // since when the cloud does not know the instance when asked; zero: it does
 	askAt      time.Time // when it is asked for again, to be sure
-	resumed    bool // a stored intent was looked for
+	resumed    bool      // a stored intent was looked for
 
 	doubted   atomic.Bool // see Doubt
 	suspected atomic.Bool // see Suspect
