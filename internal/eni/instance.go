@@ -17,6 +17,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 		return nil
 	}
 	if slices.ContainsFunc(l.ENIs, primary) {
+		r.absentAt, r.askAt = time.Time{}, time.Time{}
 		if r.missing > 0 || r.vanished {
 			r.missing, r.vanished = 0, false
 			r.heal(gateInstance)
@@ -33,27 +34,41 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 	if r.missing < 2 || l.At.Sub(r.missedAt) < r.cfg.Lag {
 		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
 	}
-	r.ask(ctx)
+	if !r.askAt.After(r.cfg.Clock.Now()) {
+		r.ask(ctx)
+	}
 	if b := r.gates[gateInstance]; b != nil {
 		return b.err
+	}
+	if !r.absentAt.IsZero() {
+		return &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: fmt.Sprintf("instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", r.cfg.InstanceID)}
 	}
 	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
 }
 
 // ask finds out whether the instance is there and runs. Nothing is changed
-// while it does not.
+// while it does not. An answer without it may be of a part of EC2 that trails
+// the others, so nothing follows from one: it is asked for again after Lag.
 func (r *Reconciler) ask(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	r.askAgain = time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
 	cancel()
-	gone := cloud.ClassOf(err) == cloud.Gone || err == nil && (in.State == "terminated" || in.State == "shutting-down")
+	absent := cloud.ClassOf(err) == cloud.Gone
+	gone := absent || err == nil && (in.State == "terminated" || in.State == "shutting-down")
 	halted := err == nil && (in.State == "stopped" || in.State == "stopping")
 	if gone {
 		r.told(Action{Kind: FindInstance}, nil, start)
 	} else {
 		r.told(Action{Kind: FindInstance}, err, start)
+	}
+	if absent && !r.absentStill(start) {
+		r.uncertain = true
+		return
+	}
+	if !absent && err == nil {
+		r.absentAt, r.askAt = time.Time{}, time.Time{}
 	}
 	switch {
 	case gone:
@@ -78,6 +93,16 @@ func (r *Reconciler) ask(ctx context.Context) {
 		r.askAgain = visible
 	}
 	r.uncertain, r.stopped = false, halted
+}
+
+// absentStill notes that the cloud did not know the instance at now, and tells
+// whether that is so for long enough to believe it.
+func (r *Reconciler) absentStill(now time.Time) bool {
+	if r.absentAt.IsZero() {
+		r.absentAt = now
+	}
+	r.askAt = r.absentAt.Add(r.cfg.Lag)
+	return !r.askAt.After(now)
 }
 
 // haltedRetry is when a stopped instance is asked for again, should nobody say

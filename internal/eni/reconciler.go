@@ -56,7 +56,10 @@ type Reconciler struct {
 	movable     excess     // 1 while an ENI is Movable
 	judged      *judgement // of the last plan, while nothing changed since
 	gates       map[gate]*backoff
-	resumed     bool // a stored intent was looked for
+	probe       probe     // of gates, for pods that wait
+	absentAt    time.Time // since when the cloud does not know the instance when asked; zero: it does
+	askAt       time.Time // when it is asked for again, to be sure
+	resumed     bool      // a stored intent was looked for
 
 	doubted   atomic.Bool // see Doubt
 	suspected atomic.Bool // see Suspect
@@ -153,6 +156,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	r.judged = nil
 	r.heedDoubt(now)
 	r.heedSuspicion(now)
+	r.heedWaiters(now)
 	if r.vanished {
 		return false
 	}
@@ -198,7 +202,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.limitsDue(now) && r.learn(ctx):
-	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now) || !r.askAgain.IsZero() && !r.askAgain.After(now):
+	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now) && !r.askAt.After(now) || !r.askAgain.IsZero() && !r.askAgain.After(now):
 		r.ask(ctx)
 	case !r.resumed:
 		r.resume()
@@ -408,6 +412,8 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.retryAt)
 	sooner(r.quietUntil)
 	sooner(r.askAgain)
+	sooner(r.probe.at)
+	sooner(r.askAt)
 	if r.starved {
 		sooner(r.subnetsAt.Add(r.subnetsAge()))
 	}

@@ -140,25 +140,26 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// A type with less room than what the instance has takes nothing away from pods.
+// A type with less room than the instance has is told, and the instance's counts.
 func smallerType(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
-	add(t, n, "second") // t3.nano has room for one address on one further ENI
-	free := int32(4)
+	add(t, n, "second")
+	free := int32(4) // t3.nano has room for one address on one further ENI
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.nano", &free })
-	c.condition(t, name, v1alpha1.ConditionAtCapacity, metav1.ConditionTrue, "", "instance type")
-	c.othersGrow(t)
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "t3.nano", "t3.small")
+	c.has(t, name, 6)
 	harness.OK(t, n.CheckPod(t.Context(), "second"))
 	free = 2
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.has(t, name, 4)
+	c.healed(t, name, 4)
 }
 
-// A type with more room than the instance has: EC2 says so.
+// Nor does a type with more room than the instance has count.
 func largerType(t *testing.T, c *cluster, name string) {
 	free := int32(30)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.4xlarge", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "LimitReached", "Limit")
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.4xlarge", "t3.small")
+	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
 	free = 2
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
 	c.healed(t, name, 3)

@@ -62,12 +62,13 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// A wrong spec.instanceType stops the growth of its node until it is corrected.
+// A wrong spec.instanceType is told, and stops nothing: EC2 says which it is.
 func unknownType(t *testing.T, c *cluster, name string) {
 	free := int32(3)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.nosuch", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InvalidRequest", "m5.nosuch", "correct the instance type")
-	add(t, c.named(t, name), "warm") // what was there is still served
+	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.nosuch", "t3.small")
+	add(t, c.named(t, name), "warm")
+	c.has(t, name, 4)
 	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
 	c.healed(t, name, 4)
 }

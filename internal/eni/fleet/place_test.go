@@ -134,12 +134,13 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 func TestSuspicionsShareCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 300)
-		calls := 0
-		state := "running"
+		var calls atomic.Int32
+		var state atomic.Value
+		state.Store("running")
 		cl := &api{Cloud: w.cloud, instances: func(ids []string) (out []cloud.Instance, _ error) {
-			calls++
+			calls.Add(1)
 			for _, id := range ids {
-				out = append(out, cloud.Instance{ID: id, Type: "m5.xlarge", State: state})
+				out = append(out, cloud.Instance{ID: id, Type: "m5.xlarge", State: state.Load().(string)})
 			}
 			return out, nil
 		}}
@@ -148,19 +149,19 @@ func TestSuspicionsShareCalls(t *testing.T) {
 			p.set(t, o, settings(0, 1))
 		}
 		pass(minute)
-		all := func(what string, most int, trouble string) {
+		all := func(what string, most int32, trouble string) {
 			t.Helper()
 			for _, wr := range p.writers {
 				if s := wr.last(); fmt.Sprint(s.Class) != trouble {
 					t.Fatalf("%s: %s: %+v", what, wr.name, s)
 				}
 			}
-			if calls > most {
-				t.Errorf("%s: %d calls, want %d at most", what, calls, most)
+			if n := calls.Swap(0); n > most {
+				t.Errorf("%s: %d calls, want %d at most", what, n, most)
 			}
-			calls = 0
 		}
-		calls, state = 0, "stopped"
+		calls.Store(0)
+		state.Store("stopped")
 		for _, o := range w.objects {
 			p.Suspect(o.name)
 		}
@@ -168,7 +169,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		all("stopped", 2, fmt.Sprint(cloud.Conflict))
 		pass(5 * minute)
 		all("stopped for 5 min", 12, fmt.Sprint(cloud.Conflict))
-		state = "running"
+		state.Store("running")
 		for _, o := range w.objects {
 			p.Suspect(o.name)
 		}
