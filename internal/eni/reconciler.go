@@ -218,7 +218,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	if !r.limitsKnown() || r.stopped {
 		return nil
 	}
-	r.restoreSettled()
+	if p := r.unfinished(ctx, now); p != nil {
+		return p
+	}
 	s, d, hold := r.decide(now)
 	r.starved = d.Starved
 	r.healUnwanted(d.Actions, now)

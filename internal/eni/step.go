@@ -107,7 +107,10 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			return false // a listing gave it back meanwhile, and pods came
 		}
 		r.leaving[p.ENI] = now
-		_ = r.publish(ctx)
+		if err := r.publish(ctx); err != nil && r.shared() {
+			r.stay(ctx, p.ENI)
+			return false
+		}
 	case Unassign:
 		for _, t := range p.things {
 			if _, ok := k.releasing[t]; !ok {
@@ -115,7 +118,10 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			}
 			k.releasing[t] = now
 		}
-		_ = r.publish(ctx)
+		if err := r.publish(ctx); err != nil && r.shared() {
+			r.giveBack(p)
+			return false
+		}
 	}
 	return true
 }
@@ -123,7 +129,7 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 // relent ends a throttled step that would take what pods wait for by now.
 func (r *Reconciler) relent(ctx context.Context) {
 	p := r.pending[gateShrink]
-	if p == nil || r.cfg.Node.Usage().Waiting == 0 {
+	if p == nil || r.shared() || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
 	delete(r.pending, gateShrink)
@@ -134,7 +140,8 @@ func (r *Reconciler) relent(ctx context.Context) {
 	}
 }
 
-// giveBack undoes withdraw, when the cloud surely took nothing.
+// giveBack undoes withdraw, when the cloud surely took nothing. What is recorded
+// for others to see is taken up again by the next plan.
 func (r *Reconciler) giveBack(p *step) {
 	k := r.view.enis[p.ENI]
 	if k == nil {
