@@ -192,7 +192,7 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 // intend writes the request for a new ENI: all tags and addresses in the one call.
 func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
-		SubnetID: a.Subnet, Groups: groups, Description: "Berth (" + r.cfg.InstanceID + ")",
+		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
 		Addresses: a.Addresses, Prefixes: a.Prefixes,
 	}}
