@@ -131,6 +131,9 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 		n = nodeNetwork("node-1")
 		n.Spec.IPAM.Releasing = []string{"10.0.0.4"}
 		forbidden(t, daemon.Create(t.Context(), n), "without spec.ipam only")
+		n = nodeNetwork("node-1")
+		n.Spec.IPAM.Unassigning = []string{"eni-1"}
+		forbidden(t, daemon.Create(t.Context(), n), "without spec.ipam only")
 		harness.OK(t, daemon.Create(t.Context(), nodeNetwork("node-1")))
 	})
 	t.Run("not another's", func(t *testing.T) {

@@ -211,6 +211,17 @@ type IPAMSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a))",message="ipam.releasing must be addresses or prefixes of ipam.available"
 	// +optional
 	Releasing []string `json:"releasing,omitempty"`
+
+	// Unassigning are those among releasing that the operator is about to have
+	// unassigned, or has asked EC2 to: they are no longer available to any pod,
+	// whatever else changes, until EC2 took them. An ENI's ID stands for an ENI
+	// that is about to be detached, with all that it held.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a) || isCIDR(a) || a.startsWith('eni-'))",message="ipam.unassigning must be addresses or prefixes of ipam.available, or IDs of ENIs"
+	// +optional
+	Unassigning []string `json:"unassigning,omitempty"`
 }
 
 // AvailableAddress says where an address is.

@@ -58,6 +58,7 @@ var badSpecs = []struct{ name, spec, at, why string }{
 	{"an address with a length", with(", ipam: {available: {10.0.0.1/28: {resource: eni-1}}}"), "spec.ipam.available", available},
 	{"an address without an ENI", with(", ipam: {available: {10.0.0.1: {}}}"), "spec.ipam.available.10.0.0.1.resource", "Required value"},
 	{"releasing", with(", ipam: {releasing: [all]}"), "spec.ipam.releasing", "ipam.releasing must be addresses or prefixes of ipam.available"},
+	{"unassigning", with(", ipam: {unassigning: [all]}"), "spec.ipam.unassigning", "ipam.unassigning must be addresses or prefixes of ipam.available, or IDs of ENIs"},
 }
 
 const available = "ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"

@@ -108,7 +108,7 @@ func warmSettings(c *Config) []Setting {
 		{Flag: "settle-time", Default: "1m", parse: duration(&c.SettleTime, time.Second, day),
 			Doc: "How long a reply of the cloud outranks listings, which may trail it. A change that a crash interrupted is taken up again after it."},
 		{Flag: "orphan-age", Default: "15m", parse: duration(&c.OrphanAge, time.Second, 30*day),
-			Doc: "How old a detached ENI of a vanished instance of this cluster must be before this node deletes it."},
+			Doc: "How long this process must have seen an ENI of a vanished instance of this cluster detached before it deletes it. A restart begins anew."},
 		{Flag: "orphan-interval", Default: "10m", parse: duration(&c.OrphanInterval, time.Second, day),
 			Doc: "How often this node looks for such ENIs, at random times around it."},
 	}
@@ -131,7 +131,7 @@ func eniSettings(c *Config) []Setting {
 		{Flag: "use-primary-address", Default: "false", bare: true, parse: boolean(&c.UsePrimaryAddress),
 			Doc: "With ipam=eni-operator, give pods also the primary address of each ENI that carries pods, eth0's excepted."},
 		{Flag: "delete-on-termination", Default: "true", bare: true, parse: boolean(&c.DeleteOnTermination),
-			Doc: "Have EC2 delete this node's ENIs with the instance. Those that stay are deleted once they are orphan-age old."},
+			Doc: "Have EC2 delete this node's ENIs with the instance. Those that stay are deleted once they were seen detached for orphan-age."},
 	}
 }
 

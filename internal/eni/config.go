@@ -30,8 +30,13 @@ type Config struct {
 	Subnets  *SubnetBook // shared by the reconcilers of a process
 	Security *GroupBook  // likewise
 	Routes   *RouteBook  // likewise
-	Intents  Intents
-	Observer Observer
+	// Committed lists what was recorded as about to leave, by this process or
+	// another that works for the same node, and did not leave yet: addresses and
+	// prefixes, and ENIs without a prefix. None of it is ever given back to the
+	// node: another process may be about to ask the cloud. Nil: there is no other.
+	Committed func() []Release
+	Intents   Intents
+	Observer  Observer
 	// Held is called by a pass in which a step waits for the cloud's rate limit
 	// for longer than Patience: Status tells of it already.
 	Held   func()

@@ -68,6 +68,9 @@ type Leave struct {
 	ENI         string    `json:"eni"`
 	DeviceIndex int       `json:"deviceIndex"`
 	Since       time.Time `json:"since"`
+	// Attached: the cloud is about to be asked to detach it, or was and did not
+	// say that it does.
+	Attached bool `json:"attached,omitempty"`
 }
 
 // MAC is a hardware address that reads "02:00:00:00:00:01" in JSON.

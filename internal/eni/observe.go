@@ -84,6 +84,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 		}
 		r.settleLook(k.ID, l.At)
 	}
+	r.takeUp(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
 	return nil
 }
@@ -152,7 +153,9 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 		if known {
 			k.unsure = false
 		}
-		delete(r.leaving, id) // if it is still attached, publishing it gives it back
+		if !known || k.phase() != Attached || !r.shared() {
+			delete(r.leaving, id) // if it is still attached, publishing it gives it back
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -12,7 +13,8 @@ import (
 
 // ENIs that an instance left behind when it vanished in the middle of a change
 // are nobody's: every node of the cluster looks for them now and then, at its
-// own random times, and deletes those that are old enough.
+// own random times, and deletes those that it has seen detached for long enough.
+// How old they say they are counts for nothing: anybody can write that.
 
 // collectPause is when orphans are looked at again after pods that wait for
 // addresses of this node took precedence.
@@ -26,7 +28,7 @@ func (r *Reconciler) collect(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	r.collectAt = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
 	c := Collector{
-		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge,
+		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans,
 		Alive: func(id string) bool { return id == r.cfg.InstanceID },
 		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
 	}
@@ -35,6 +37,9 @@ func (r *Reconciler) collect(ctx context.Context) {
 	n, paused, err := c.Collect(call, start)
 	if paused {
 		r.collectAt = start.Add(collectPause)
+	}
+	if due := r.orphans.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.collectAt) {
+		r.collectAt = due
 	}
 	r.told(Action{Kind: Collect}, err, start)
 	if err != nil {
@@ -55,7 +60,8 @@ func (r *Reconciler) collect(ctx context.Context) {
 type Collector struct {
 	Cloud   cloud.API
 	Cluster string
-	MinAge  time.Duration              // of ENIs that are deleted
+	MinAge  time.Duration              // how long ENIs that are deleted were seen detached
+	Seen    Sightings                  // by earlier looks of this process; kept up to date
 	Alive   func(instance string) bool // instances known to exist; the cloud is asked for the others
 	Pause   func() bool                // tells whether to stop here; nil: never
 }
@@ -68,7 +74,9 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 	if err != nil {
 		return 0, false, fmt.Errorf("list detached ENIs of cluster %s: %w", c.Cluster, err)
 	}
-	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return !c.orphanable(e, now) })
+	list = slices.DeleteFunc(list, func(e cloud.ENI) bool { return !c.orphanable(e) })
+	c.Seen.note(list, now)
+	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return now.Sub(c.Seen[e.ID]) < c.MinAge })
 	if len(old) == 0 {
 		return 0, false, nil
 	}
@@ -98,14 +106,37 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 	return deleted, false, first
 }
 
-// orphanable tells whether an ENI may be looked at as an orphan: made by Berth
-// for an instance not known to exist, long ago, and still detached. One without
-// a known age is left alone.
-func (c Collector) orphanable(e cloud.ENI, now time.Time) bool {
-	made := createdAt(e)
+// orphanable tells whether an ENI may be looked at as an orphan: detached, with
+// all that Berth writes on an ENI of an instance that is not known to exist.
+func (c Collector) orphanable(e cloud.ENI) bool {
 	owner := e.Tags[TagInstanceID]
-	return ours(e, c.Cluster) && e.Attachment == nil && owner != "" && !c.Alive(owner) &&
-		!made.IsZero() && now.Sub(made) >= c.MinAge
+	return ours(e, c.Cluster) && e.Attachment == nil && owner != "" && e.Description == Description(owner) && !c.Alive(owner)
+}
+
+// Sightings are detached ENIs with when a process first saw them so.
+type Sightings map[string]time.Time
+
+// note takes what a look at now found, and forgets what it did not.
+func (s Sightings) note(list []cloud.ENI, now time.Time) {
+	there := make(map[string]bool, len(list))
+	for _, e := range list {
+		there[e.ID] = true
+		if _, ok := s[e.ID]; !ok {
+			s[e.ID] = now
+		}
+	}
+	maps.DeleteFunc(s, func(id string, _ time.Time) bool { return !there[id] })
+}
+
+// Due is when the next of those that are not old enough at now will be; zero:
+// there is none.
+func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
+	for _, at := range s {
+		if at = at.Add(age); at.After(now) && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	return first
 }
 
 // alive tells which of the ENIs' instances still exist. A stopped one does: it

@@ -21,6 +21,11 @@ const (
 // Owner is the value of TagOwner.
 const Owner = "berth"
 
+// Description is what Berth writes on an ENI that it makes for an instance.
+func Description(instanceID string) string { return descriptionStart + instanceID + ")" }
+
+const descriptionStart = "Berth ("
+
 // primary tells whether an ENI came with the instance.
 func primary(e cloud.ENI) bool {
 	return e.Attachment != nil && e.Attachment.DeviceIndex == 0 && e.Attachment.NetworkCard == 0
@@ -33,8 +38,9 @@ func unmanaged(e cloud.ENI) bool {
 }
 
 // ours tells whether Berth may change an ENI: an ordinary one on the first
-// network card that is the primary, or carries this cluster's tag. EFA and
-// trunk interfaces, those that others made, and unmanaged ones are seen only.
+// network card that is the primary, or carries this cluster's tag and Berth's.
+// A detached one, which could be deleted, has a description of Berth's too. EFA
+// and trunk interfaces, those that others made, and unmanaged ones are seen only.
 func ours(e cloud.ENI, cluster string) bool {
 	if unmanaged(e) || e.Type != "" && e.Type != cloud.InterfaceOrdinary {
 		return false
@@ -42,7 +48,10 @@ func ours(e cloud.ENI, cluster string) bool {
 	if e.Attachment != nil && e.Attachment.NetworkCard != 0 {
 		return false
 	}
-	return primary(e) || cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] != ""
+	if e.Attachment == nil && !strings.HasPrefix(e.Description, descriptionStart) {
+		return false
+	}
+	return primary(e) || cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner
 }
 
 // creationTags are what a new ENI carries from its first moment.

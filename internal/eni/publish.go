@@ -46,6 +46,9 @@ func (r *Reconciler) Seed(inv Inventory) {
 		}
 	}
 	for _, l := range inv.Leaving {
+		if l.Attached && r.shared() {
+			continue // it is Committed
+		}
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
 		r.view.enis[l.ENI] = k
@@ -88,8 +91,9 @@ func (r *Reconciler) inventory() Inventory {
 		if k.phase() == Detaching {
 			since, leaving = k.replied, true
 		}
-		if leaving && r.view.fresh(since, now) {
-			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since})
+		attached := leaving && k.phase() == Attached
+		if leaving && (r.view.fresh(since, now) || attached && r.shared()) {
+			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
 		}
 		if leaving || !r.ours(k) || k.phase() != Attached {
 			continue

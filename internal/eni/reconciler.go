@@ -30,6 +30,7 @@ type Reconciler struct {
 	observeAt   time.Time            // when the next is due
 	lookAt      map[string]time.Time // ENIs to describe singly, and when
 	collectAt   time.Time
+	orphans     Sightings      // detached ENIs of others
 	pending     map[gate]*step // throttled steps: each comes next of its kind, as it was
 	astray      bool           // the cloud contradicted the view: nothing is planned before it was observed
 	astrayAt    time.Time      // since when
@@ -78,7 +79,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r := &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
-		pending: map[gate]*step{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
+		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
 	}
 	if !r.passive {
 		r.lister = &ownLister{cfg: &r.cfg}
@@ -229,7 +230,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	if !r.limitsKnown() || r.stopped {
 		return nil
 	}
-	r.restoreSettled()
+	if p := r.unfinished(ctx, now); p != nil {
+		return p
+	}
 	s, d, hold := r.decide(now)
 	r.starved = d.Starved
 	r.healUnwanted(d.Actions, now)

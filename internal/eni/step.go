@@ -108,7 +108,10 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			return false // a listing gave it back meanwhile, and pods came
 		}
 		r.leaving[p.ENI] = now
-		_ = r.publish(ctx)
+		if err := r.publish(ctx); err != nil && r.shared() {
+			r.stay(ctx, p.ENI)
+			return false
+		}
 	case Unassign:
 		for _, t := range p.things {
 			if _, ok := k.releasing[t]; !ok {
@@ -116,7 +119,10 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			}
 			k.releasing[t] = now
 		}
-		_ = r.publish(ctx)
+		if err := r.publish(ctx); err != nil && r.shared() {
+			r.giveBack(p)
+			return false
+		}
 	}
 	return true
 }
@@ -124,7 +130,7 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 // relent ends a throttled step that would take what pods wait for by now.
 func (r *Reconciler) relent(ctx context.Context) {
 	p := r.pending[gateShrink]
-	if p == nil || r.cfg.Node.Usage().Waiting == 0 {
+	if p == nil || r.shared() || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
 	delete(r.pending, gateShrink)
@@ -135,7 +141,8 @@ func (r *Reconciler) relent(ctx context.Context) {
 	}
 }
 
-// giveBack undoes withdraw, when the cloud surely took nothing.
+// giveBack undoes withdraw, when the cloud surely took nothing. What is recorded
+// for others to see is taken up again by the next plan.
 func (r *Reconciler) giveBack(p *step) {
 	k := r.view.enis[p.ENI]
 	if k == nil {
@@ -186,7 +193,7 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 // intend writes the request for a new ENI: all tags and addresses in the one call.
 func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
-		SubnetID: a.Subnet, Groups: groups, Description: "Berth (" + r.cfg.InstanceID + ")",
+		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
 		Addresses: a.Addresses, Prefixes: a.Prefixes,
 	}}

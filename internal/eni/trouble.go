@@ -274,7 +274,7 @@ func (r *Reconciler) doubt(p *step, now time.Time) {
 // undoUnassign keeps what was withdrawn out of use while the call may have
 // taken effect: until now, whenever it was made. A denied one surely has not.
 func (r *Reconciler) undoUnassign(p *step, class cloud.Class, now time.Time) {
-	if class == cloud.Permission {
+	if class == cloud.Permission && !r.shared() {
 		r.giveBack(p)
 		return
 	}
@@ -287,7 +287,7 @@ func (r *Reconciler) undoUnassign(p *step, class cloud.Class, now time.Time) {
 }
 
 func (r *Reconciler) undoDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	if class == cloud.Permission || class == cloud.Bug {
+	if (class == cloud.Permission || class == cloud.Bug) && !r.shared() {
 		r.stay(ctx, p.ENI)
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
@@ -22,9 +23,13 @@ import (
 type Reading struct {
 	Inventory eni.Inventory // At and Releasing left open
 	Available map[netip.Prefix]bool
-	Releasing []netip.Prefix // of those available
-	Released  []netip.Prefix // of those available, as the daemon reported it
-	Bad       []string       // entries that make no sense, and why
+	Releasing []netip.Prefix // of those available, Unassigning included
+	// Unassigning are those available that the cloud may have been asked to take,
+	// and ENIs of which nothing is available that it may have been asked to detach.
+	Unassigning     []netip.Prefix
+	UnassigningENIs []string
+	Released        []netip.Prefix // of those available, as the daemon reported it
+	Bad             []string       // entries that make no sense, and why
 }
 
 // Read turns an object into an inventory. An available address whose ENI is not
@@ -38,7 +43,10 @@ func Read(o *v1alpha1.NodeNetwork) Reading {
 	}
 	r.readENIs(o)
 	r.readAvailable(o)
-	r.Releasing = r.among("spec.ipam.releasing", o.Spec.IPAM.Releasing)
+	r.readUnassigning(o)
+	r.Releasing = append(r.among("spec.ipam.releasing", o.Spec.IPAM.Releasing), r.Unassigning...)
+	slices.SortFunc(r.Releasing, netip.Prefix.Compare)
+	r.Releasing = slices.Compact(r.Releasing)
 	r.Released = r.among("status.ipam.released", o.Status.IPAM.Released)
 	return r
 }
@@ -154,6 +162,31 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 			return j >= 0
 		})
 	}
+}
+
+// readUnassigning reads spec.ipam.unassigning. An ENI that has available
+// addresses was not written by an operator, which takes them out with the same
+// write: it says nothing.
+func (r *Reading) readUnassigning(o *v1alpha1.NodeNetwork) {
+	var things []string
+	for _, text := range o.Spec.IPAM.Unassigning {
+		if !strings.HasPrefix(text, "eni-") {
+			things = append(things, text)
+		} else if !HasAvailable(o, text) {
+			r.UnassigningENIs = append(r.UnassigningENIs, text)
+		}
+	}
+	r.Unassigning = r.among("spec.ipam.unassigning", things)
+}
+
+// HasAvailable tells whether an object has an available address of an ENI.
+func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
+	for _, at := range o.Spec.IPAM.Available {
+		if at.Resource == eniID {
+			return true
+		}
+	}
+	return false
 }
 
 // among reads a list, as far as it is of available things.

@@ -43,17 +43,18 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 		change func(*v1alpha1.NodeNetwork)
 		says   string // empty: silently left out
 	}{
-		"no address":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 address"},
-		"IPv6":                {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "fd00::1") }, "spec.ipam.available[fd00::1]"},
-		"prefix of no EC2":    {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.32/27") }, "aligned /28"},
-		"prefix not aligned":  {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.33/28") }, "aligned /28"},
-		"everything":          {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "0.0.0.0/0") }, "aligned /28"},
-		"the node's own":      {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.4") }, "the node's own address"},
-		"prefix with that":    {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.0/28") }, "the node's own address"},
-		"of another subnet":   {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.1.9") }, "not in 10.0.0.0/24"},
-		"ENI not there yet":   {func(o *v1alpha1.NodeNetwork) { on(o, "eni-2222", "10.0.0.99") }, ""},
-		"releasing nonsense":  {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"x"} }, `spec.ipam.releasing: "x"`},
-		"releasing elsewhere": {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.9.9.9"} }, ""},
+		"no address":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "ten") }, "spec.ipam.available[ten]: expected an IPv4 address"},
+		"IPv6":                 {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "fd00::1") }, "spec.ipam.available[fd00::1]"},
+		"prefix of no EC2":     {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.32/27") }, "aligned /28"},
+		"prefix not aligned":   {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.0.33/28") }, "aligned /28"},
+		"everything":           {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "0.0.0.0/0") }, "aligned /28"},
+		"the node's own":       {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.4") }, "the node's own address"},
+		"prefix with that":     {func(o *v1alpha1.NodeNetwork) { on(o, eth0, "10.0.0.0/28") }, "the node's own address"},
+		"of another subnet":    {func(o *v1alpha1.NodeNetwork) { on(o, eth1, "10.0.1.9") }, "not in 10.0.0.0/24"},
+		"ENI not there yet":    {func(o *v1alpha1.NodeNetwork) { on(o, "eni-2222", "10.0.0.99") }, ""},
+		"releasing nonsense":   {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"x"} }, `spec.ipam.releasing: "x"`},
+		"unassigning nonsense": {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Unassigning = []string{"x"} }, `spec.ipam.unassigning: "x"`},
+		"releasing elsewhere":  {func(o *v1alpha1.NodeNetwork) { o.Spec.IPAM.Releasing = []string{"10.9.9.9"} }, ""},
 		"ENI without MAC": {func(o *v1alpha1.NodeNetwork) {
 			o.Status.ENI.ENIs["eni-3"] = v1alpha1.ENI{PrimaryIPv4: "10.0.0.6", DeviceIndex: 2}
 		}, "status.eni.enis[eni-3].mac"},
@@ -79,6 +80,20 @@ func TestBadEntriesAreLeftOut(t *testing.T) {
 				t.Errorf("the rest is %+v", r.Inventory)
 			}
 		})
+	}
+}
+
+// What is marked is kept back whether or not it is in releasing, so that a daemon
+// never has it again. A mark of an ENI that has available addresses is nobody's.
+func TestReadingOfMarks(t *testing.T) {
+	o := small()
+	o.Spec.IPAM.Unassigning = []string{"10.0.0.11", "10.9.9.9", eth1, "eni-9"}
+	r := Read(o)
+	if len(r.Releasing) != 1 || Format(r.Releasing[0]) != "10.0.0.11" || len(r.Unassigning) != 1 || len(r.Bad) != 0 {
+		t.Errorf("releasing %v, unassigning %v, bad %v", r.Releasing, r.Unassigning, r.Bad)
+	}
+	if len(r.UnassigningENIs) != 1 || r.UnassigningENIs[0] != "eni-9" {
+		t.Errorf("ENIs %v", r.UnassigningENIs)
 	}
 }
 

@@ -151,7 +151,7 @@ func makeENI(t *testing.T, l *lab.Lab, n *node.Node, owner string) string {
 		t.Fatalf("the books have no instance %s", n.InstanceID)
 	}
 	e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{
-		SubnetID: instance.SubnetID,
+		SubnetID: instance.SubnetID, Description: eni.Description(owner),
 		Tags: vpc.Tags{
 			eni.TagCluster: n.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: owner,
 			eni.TagCreatedAt: time.Now().Add(-24 * time.Hour).UTC().Format(time.RFC3339),

@@ -64,7 +64,7 @@ func TestPolicySuffices(t *testing.T) {
 	})
 	harness.Settle(t, l)
 
-	harness.OK(t, l.Cloud.TerminateInstance(prefixes.InstanceID))
+	harness.OK(t, l.Cloud.StopInstance(prefixes.InstanceID))
 	harness.Eventually(t, patience, "the operator has called what it may, and asked what became of an instance", func() error {
 		calls := l.Cloud.Calls()
 		var errs []error

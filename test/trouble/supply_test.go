@@ -305,25 +305,28 @@ func TestOthersENIs(t *testing.T) {
 // cluster's vanished instances are removed.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick("--orphan-age=30m", "--orphan-interval=1s")})
+	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick("--orphan-age=2s", "--orphan-interval=1s")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
-	leave := func(cluster, instance string, age time.Duration) string {
+	leave := func(cluster, owner, instance, description string) string {
 		tags := vpc.Tags{
-			eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance,
-			eni.TagCreatedAt: time.Now().Add(-age).UTC().Format(time.RFC3339),
+			eni.TagCluster: cluster, eni.TagOwner: owner, eni.TagInstanceID: instance,
+			eni.TagCreatedAt: time.Now().Add(-time.Hour).UTC().Format(time.RFC3339),
 		}
-		e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: enis(l, n)[0].SubnetID, Tags: tags})
+		e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: enis(l, n)[0].SubnetID, Description: description, Tags: tags})
 		harness.OK(t, err)
 		return e.ID
 	}
 	gone := other.InstanceID
 	harness.OK(t, l.Cloud.TerminateInstance(other.Name))
-	orphan := leave(n.Cluster, gone, time.Hour)
-	never := leave(n.Cluster, "i-00000000000000bad", time.Hour)
+	const unknown = "i-00000000000000bad"
 	kept := map[string]string{
-		"another cluster's": leave("other", gone, time.Hour),
-		"a young one":       leave(n.Cluster, gone, 0),
+		"another cluster's":                leave("other", eni.Owner, gone, eni.Description(gone)),
+		"another owner's":                  leave(n.Cluster, "somebody", gone, eni.Description(gone)),
+		"somebody's":                       leave(n.Cluster, eni.Owner, gone, "a database's"),
+		"another one's by its description": leave(n.Cluster, eni.Owner, gone, eni.Description(unknown)),
 	}
+	orphan := leave(n.Cluster, eni.Owner, gone, eni.Description(gone))
+	never := leave(n.Cluster, eni.Owner, unknown, eni.Description(unknown))
 	harness.Eventually(t, patience, "the orphans are removed", func() error {
 		for _, id := range []string{orphan, never} {
 			if _, ok := l.Books().ENI(id); ok {

@@ -169,13 +169,17 @@ func (c *Cloud) AddInstance(id, itype, subnetID string) {
 	c.remember()
 }
 
-// AddENI attaches an ENI that Berth did not make, with tags and a type, and returns its ID.
+// AddENI attaches an ENI that Berth did not make just now, with tags and a type,
+// and returns its ID. With Berth's tag of an instance it has Berth's description of that.
 func (c *Cloud) AddENI(instance string, index int, kind cloud.InterfaceType, tags map[string]string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.subnets[c.instances[instance].SubnetID]
 	e := c.newENI(s, s.take())
 	e.Type, e.Tags, e.Status = kind, tags, "in-use"
+	if of := tags["berth.dev/instance-id"]; of != "" {
+		e.Description = "Berth (" + of + ")"
+	}
 	e.Attachment = &cloud.Attachment{ID: "attach-" + e.ID, InstanceID: instance, DeviceIndex: index, Status: "attached"}
 	c.remember()
 	return e.ID

@@ -32,6 +32,9 @@ type Node interface {
 	// Reconciled is called with how the node does after every pass, and in one
 	// whose calls wait long for the cloud's rate limit.
 	Reconciled(eni.Status)
+	// Committed lists what whoever works for the node recorded as about to
+	// leave, and what the cloud did not take yet: see eni.Config.
+	Committed() []eni.Release
 }
 
 // Observer is told of everything that is done, for metrics, from many

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -30,11 +31,14 @@ type object struct {
 	used      map[netip.Addr]bool
 	withdrawn map[netip.Addr]bool
 	leaving   map[string]bool
+	committed map[netip.Addr]string // with its ENI: the cloud may be asked to take it
+	detaching map[string]bool       // likewise ENIs
 	waiting   int
 }
 
 func newObject(name, instance string) *object {
-	return &object{name: name, instance: instance, used: map[netip.Addr]bool{}, withdrawn: map[netip.Addr]bool{}, leaving: map[string]bool{}}
+	return &object{name: name, instance: instance, used: map[netip.Addr]bool{}, withdrawn: map[netip.Addr]bool{}, leaving: map[string]bool{},
+		committed: map[netip.Addr]string{}, detaching: map[string]bool{}}
 }
 
 // start gives a pod an address, or has it wait.
@@ -143,13 +147,52 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	w.seen, w.inv = w.version, inv
 	clear(w.withdrawn)
 	clear(w.leaving)
-	for _, r := range inv.Releasing {
-		if r.Prefix.IsSingleIP() && !w.used[r.Prefix.Addr()] {
-			w.withdrawn[r.Prefix.Addr()] = true
-		}
-	}
+	w.commit(inv)
 	w.serve()
 	return nil
+}
+
+// commit records what an inventory has on its way out, until it is gone. w.mu is held.
+func (w *writer) commit(inv eni.Inventory) {
+	committed, detaching := map[netip.Addr]string{}, map[string]bool{}
+	for _, e := range inv.ENIs {
+		for _, a := range e.Addresses {
+			if _, ok := w.committed[a]; ok {
+				committed[a] = e.ID
+			}
+		}
+		if w.detaching[e.ID] {
+			detaching[e.ID] = true
+		}
+	}
+	for _, r := range inv.Releasing {
+		if r.Prefix.IsSingleIP() && !w.used[r.Prefix.Addr()] {
+			committed[r.Prefix.Addr()] = r.ENI
+		}
+	}
+	for _, l := range inv.Leaving {
+		if l.Attached {
+			detaching[l.ENI] = true
+		}
+	}
+	w.committed, w.detaching = committed, detaching
+	for a := range committed {
+		w.withdrawn[a] = true
+	}
+	maps.Copy(w.leaving, detaching)
+}
+
+// Committed implements Node.
+func (w *writer) Committed() (out []eni.Release) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for a, id := range w.committed {
+		out = append(out, eni.Release{ENI: id, Prefix: netip.PrefixFrom(a, a.BitLen())})
+	}
+	for id := range w.detaching {
+		out = append(out, eni.Release{ENI: id})
+	}
+	return out
 }
 
 // Withdraw implements eni.Node.
@@ -172,7 +215,9 @@ func (w *writer) RestoreAddresses(addrs []netip.Addr, _ []netip.Prefix) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, a := range addrs {
-		delete(w.withdrawn, a)
+		if _, ok := w.committed[a]; !ok {
+			delete(w.withdrawn, a)
+		}
 	}
 	w.serve()
 }

@@ -55,6 +55,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}
+	c.Committed = func() []eni.Release { return m.node.Committed() }
 	c.Held = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
 		c.Observer = seen{name, f.cfg.Observer}

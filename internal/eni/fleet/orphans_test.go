@@ -16,8 +16,9 @@ func TestOrphansAreCollected(t *testing.T) {
 		w := newWorld(t, 1)
 		orphan := func(cluster, instance string) {
 			t.Helper()
-			if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Tags: map[string]string{
-				eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
+			made := time.Now().Add(-24 * time.Hour) // as anybody may write
+			if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
+				eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: made.UTC().Format(time.RFC3339),
 			}}); err != nil {
 				t.Fatal(err)
 			}

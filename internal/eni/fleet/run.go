@@ -215,6 +215,7 @@ func (f *Fleet) spread(within time.Duration) {
 // collect deletes now and then what vanished instances left. Growth comes first
 // at a start, which may be the one after a crash of many nodes.
 func (f *Fleet) collect(ctx context.Context) {
+	seen := eni.Sightings{}
 	wait := min(time.Minute, f.cfg.CollectInterval/2) + time.Duration(rand.Int64N(int64(f.cfg.CollectInterval)))
 	for {
 		select {
@@ -224,13 +225,17 @@ func (f *Fleet) collect(ctx context.Context) {
 		}
 		alive := f.known()
 		c := eni.Collector{
-			Cloud: f.cfg.Cloud, Cluster: f.cfg.Cluster, MinAge: f.cfg.OrphanAge,
+			Cloud: f.cfg.Cloud, Cluster: f.cfg.Cluster, MinAge: f.cfg.OrphanAge, Seen: seen,
 			Alive: func(id string) bool { _, ok := alive[id]; return ok },
 		}
 		call, cancel := context.WithTimeout(ctx, listTimeout)
-		n, _, err := c.Collect(call, f.cfg.Clock.Now())
+		now := f.cfg.Clock.Now()
+		n, _, err := c.Collect(call, now)
 		cancel()
 		wait = f.cfg.jitter(f.cfg.CollectInterval)
+		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
+			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
+		}
 		if err != nil {
 			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
 			wait = min(wait, f.cfg.jitter(time.Minute))

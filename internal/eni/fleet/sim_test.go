@@ -62,7 +62,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
 		pass(10 * time.Second)
-		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Tags: map[string]string{
+		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description("i-000"), Tags: map[string]string{
 			eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-000", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
 		}})
 		if err != nil {

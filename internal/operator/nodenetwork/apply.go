@@ -37,6 +37,8 @@ type appliedSpec struct {
 type appliedIPAM struct {
 	Available map[string]v1alpha1.AvailableAddress `json:"available"`
 	Releasing []string                             `json:"releasing"`
+	// Unassigning, as above.
+	Unassigning []string `json:"unassigning"`
 }
 
 type appliedStatus struct {

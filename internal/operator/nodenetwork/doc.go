@@ -11,6 +11,7 @@
 //	state.go       which state of the object is the newest, and who wrote it
 //	usage.go       what pods do with the addresses
 //	release.go     giving addresses back
+//	mark.go        what is handed to EC2, for all operators to see
 //	want.go        what the object should say
 //	write.go       writing it
 //	apply.go       the two requests that do

@@ -52,7 +52,7 @@ type node struct {
 
 	candidates map[netip.Prefix]bool // see release.go
 	handed     map[netip.Prefix]bool // to the fleet, and not restored
-	unverified bool                  // handed out on a state of the object that may be old
+	detaching  map[string]bool       // ENIs that the fleet is about to detach
 	asked      map[string]time.Time  // when the fleet last wanted something of an ENI back
 
 	retry      backoff // of writes
@@ -74,7 +74,7 @@ var _ fleet.Node = (*node)(nil)
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
-		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{},
+		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{},
 		asked: map[string]time.Time{}, primaries: map[netip.Prefix]bool{}, reportedAt: o.CreationTimestamp.Time, passBegan: c.now(),
 		doubted: true, // until the fleet has observed the cloud
 		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
@@ -107,6 +107,9 @@ func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
 	if err := n.write(ctx, urgent); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
+	if err := n.recorded(&inv); err != nil {
+		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
+	}
 	return failpoint.Hit("operator.publish.after")
 }
 
@@ -119,6 +122,12 @@ func (n *node) take(inv eni.Inventory) {
 	clear(n.primaries)
 	for i := range inv.ENIs {
 		n.primaries[published.Host(inv.ENIs[i].PrimaryIPv4)] = true
+	}
+	clear(n.detaching)
+	for _, l := range inv.Leaving {
+		if l.Attached {
+			n.detaching[l.ENI] = true
+		}
 	}
 	clear(n.handed)
 	for _, r := range inv.Releasing {
@@ -185,7 +194,7 @@ func (n *node) demand() {
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := published.Parse(text); err == nil && !n.handed[p] {
+		if p, err := published.Parse(text); err == nil && !n.leaves(p) {
 			sum += weight(p)
 		}
 	}

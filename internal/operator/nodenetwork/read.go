@@ -2,7 +2,6 @@ package nodenetwork
 
 import (
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -24,17 +23,14 @@ func parseThings(list []string) map[netip.Prefix]bool {
 	return out
 }
 
-// seed is what the object says was published of its instance. Confirmed
-// addresses on their way back may have been asked of the cloud by whoever wrote
-// the object, so they are on their way back still; those not confirmed are not.
+// seed is what the object says was published of its instance. What is recorded
+// as handed to the cloud is on its way back still; candidates are not.
 func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
 	r := published.Read(o)
 	inv := r.Inventory
 	inv.At = publishedAt(o)
-	for _, p := range r.Releasing {
-		if slices.Contains(r.Released, p) {
-			inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: o.Spec.IPAM.Available[published.Format(p)].Resource, Since: now})
-		}
+	for _, p := range r.Unassigning {
+		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: o.Spec.IPAM.Available[published.Format(p)].Resource, Since: now})
 	}
 	return inv
 }

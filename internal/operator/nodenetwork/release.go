@@ -17,7 +17,7 @@ var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before",
 // Addresses go back by a handshake (design.md section 6). What the fleet would
 // take back is a candidate: listed in spec.ipam.releasing, until the daemon
 // confirms in status.ipam.released that no pod has it or will. Then it is
-// handed to the fleet, which unassigns it, or restores it if the cloud kept it.
+// handed to the fleet, and once that is recorded it is unassigned: see mark.go.
 // Candidates that the fleet asks for no more, or that pods need, leave the list
 // without having been handed out, and are the daemon's again.
 
@@ -27,7 +27,7 @@ const patience = 2 * time.Minute
 
 // keeps tells what is not free although no pod uses it: on its way back, or an
 // ENI's own address, which EC2 does not unassign. n.mu is held.
-func (n *node) keeps(p netip.Prefix) bool { return n.handed[p] || n.primaries[p] }
+func (n *node) keeps(p netip.Prefix) bool { return n.leaves(p) || n.primaries[p] }
 
 // Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
 // and makes candidates of what is still missing.
@@ -70,6 +70,8 @@ func (n *node) withdraw(id string, want int, single bool) (out []netip.Prefix) {
 	listed := 0
 	for _, p := range n.candidatesOf(id) {
 		switch {
+		case n.marked(published.Format(p)):
+			delete(n.candidates, p)
 		case p.IsSingleIP() != single:
 		case n.confirmed(p) && len(out) < want:
 			out = append(out, p)
@@ -84,7 +86,6 @@ func (n *node) withdraw(id string, want int, single bool) (out []netip.Prefix) {
 			delete(n.candidates, p)
 			n.handed[p] = true
 		}
-		n.unverified = true
 		return out
 	}
 	for _, p := range n.freeOf(id, single) {
@@ -118,7 +119,7 @@ func (n *node) candidatesOf(id string) (out []netip.Prefix) {
 // that two operators choose alike. What the daemon has in released still is of
 // an earlier handshake, which is to end first. n.mu is held.
 func (n *node) freeOf(id string, single bool) (out []netip.Prefix) {
-	assigned := things(n.inv)
+	assigned := n.things()
 	for text, at := range n.obj.Spec.IPAM.Available {
 		p, err := published.Parse(text)
 		if err != nil || at.Resource != id || p.IsSingleIP() != single || assigned[p] != id || n.candidates[p] || n.keeps(p) {
@@ -162,7 +163,7 @@ func (n *node) withdrawENI(id string) bool {
 		if uses(n.obj, p) {
 			return false
 		}
-		if !n.handed[p] && !slices.Contains(n.obj.Status.IPAM.Released, text) {
+		if !n.leaves(p) && !slices.Contains(n.obj.Status.IPAM.Released, text) {
 			n.candidates[p] = true
 		}
 		ready = ready && n.confirmed(p)
@@ -217,8 +218,8 @@ func (n *node) relent(passBegan time.Time, s eni.Status) bool {
 // excess is how many addresses the policy could do without. n.mu is held.
 func (n *node) excess(u eni.Usage) int {
 	total, busy := 0, ipam.Usage{Waiting: u.Waiting}
-	for p := range things(n.inv) {
-		if !n.handed[p] {
+	for p := range n.things() {
+		if !n.leaves(p) {
 			total += weight(p)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -81,11 +82,15 @@ func TestHandshake(t *testing.T) {
 	}
 	publish(t, n, inv)
 	until(t, "node-1", "still on its way", releasing("10.0.0.1"))
-	// The cloud kept it after all: the daemon has it back.
+	harness.OK(t, unassigning("10.0.0.1")(get(t, "node-1")))
+	// Nobody takes that back; it is over when the address is gone.
 	inv.Releasing = nil
 	n.RestoreAddresses(got, nil)
-	until(t, "node-1", "nothing on its way", releasing())
-	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4")(get(t, "node-1")))
+	publish(t, n, inv)
+	harness.OK(t, errors.Join(releasing("10.0.0.1")(get(t, "node-1")), unassigning("10.0.0.1")(get(t, "node-1"))))
+	publish(t, n, inventory([]string{"10.0.0.2", "10.0.0.3", "10.0.0.4"}))
+	o := get(t, "node-1")
+	harness.OK(t, errors.Join(available("10.0.0.2", "10.0.0.3", "10.0.0.4")(o), releasing()(o), unassigning()(o)))
 }
 
 func TestWithdrawENI(t *testing.T) {
@@ -115,11 +120,20 @@ func TestWithdrawENI(t *testing.T) {
 		}
 		return nil
 	})
-	publish(t, n, inventory([]string{"10.0.0.1"}))
+	leaving := inventory([]string{"10.0.0.1"})
+	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
+	publish(t, n, leaving)
 	o = get(t, "node-1")
-	harness.OK(t, available("10.0.0.1")(o))
-	harness.OK(t, releasing()(o))
-	// It stays after all.
+	harness.OK(t, errors.Join(available("10.0.0.1")(o), releasing()(o), unassigning("eni-2")(o)))
+	// It is there still, and somebody may be about to detach it.
+	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
+	o = get(t, "node-1")
+	harness.OK(t, errors.Join(available("10.0.0.1")(o), releasing()(o), unassigning("eni-2")(o)))
+	if c := n.Committed(); len(c) != 1 || c[0].ENI != "eni-2" || c[0].Prefix.IsValid() || !n.WithdrawENI(t.Context(), "eni-2") {
+		t.Errorf("committed: %+v", c)
+	}
+	// It was detached, and another came.
+	publish(t, n, inventory([]string{"10.0.0.1"}))
 	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
 	o = get(t, "node-1")
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.255.12", "10.0.0.32/28")(o))
@@ -152,6 +166,64 @@ func TestRelent(t *testing.T) {
 	until(t, "node-1", "nothing on its way back", releasing())
 }
 
+// unassigning tells whether exactly these are with EC2.
+func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
+	return func(o *v1alpha1.NodeNetwork) error {
+		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
+	}
+}
+
+// awaitConfirmed waits until an operator has seen that the daemon confirms an address.
+func (n *node) awaitConfirmed(t *testing.T, address string) {
+	t.Helper()
+	harness.Eventually(t, limit, "confirmed", func() error {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if !n.confirmed(netip.MustParsePrefix(address + "/32")) {
+			return errors.New("not seen")
+		}
+		return nil
+	})
+}
+
+// An operator that was stopped right before its call to EC2 goes on when another
+// works for the node: that one does not give the address back to the daemon, nor
+// an ENI that is to be detached, whatever pods need and its own fleet thinks of it.
+func TestMarkOutlivesItsOperator(t *testing.T) {
+	harness.KubeClean(t)
+	one, two := newScript(), newScript()
+	older := start(t, Options{Fleet: one})
+	create(t, "node-1", nil)
+	stopped := one.node(t, "node-1")
+	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
+	publish(t, stopped, inv)
+	stopped.Withdraw("eni-1", 1, 0)
+	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
+	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
+	stopped.awaitConfirmed(t, "10.0.0.2")
+	got, _ := handOut(t, stopped, "eni-1", 1, 0)
+	handed := inv
+	handed.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	publish(t, stopped, handed)
+	older.end() // EC2 is asked next, whenever that is
+
+	start(t, Options{Fleet: two})
+	n := two.node(t, "node-1")
+	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 3, Released: []string{"10.0.0.2"}})
+	publish(t, n, inv)
+	n.RestoreAddresses(got, nil)
+	n.Reconciled(eni.Status{Confirmed: true, Needed: 3})
+	publish(t, n, inv)
+	o := get(t, "node-1")
+	harness.OK(t, errors.Join(releasing("10.0.0.2")(o), unassigning("10.0.0.2")(o)))
+	harness.Eventually(t, limit, "it goes on to unassign it", func() error {
+		if c := n.Committed(); len(c) != 1 || c[0].Prefix != published.Host(got[0]) || c[0].ENI != "eni-1" {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
+}
+
 // What an operator that slept was handed, another may have given back to the
 // daemon meanwhile: it must not be unassigned.
 func TestHandedOutOnAnOldState(t *testing.T) {
@@ -165,19 +237,14 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	sleeper.Withdraw("eni-1", 1, 0)
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
-	harness.Eventually(t, limit, "confirmed", func() error {
-		sleeper.mu.Lock()
-		defer sleeper.mu.Unlock()
-		if !sleeper.confirmed(netip.MustParsePrefix("10.0.0.2/32")) {
-			return errors.New("not seen")
-		}
-		return nil
-	})
+	sleeper.awaitConfirmed(t, "10.0.0.2")
 	older.end()
 	start(t, Options{Fleet: two})
 	n := two.node(t, "node-1")
 	publish(t, n, inv)
-	n.RestoreAddresses(addrs("10.0.0.2"), nil)
+	for range 2 { // passes that did not ask for it
+		n.Reconciled(eni.Status{Confirmed: true, Needed: 1})
+	}
 	until(t, "node-1", "restored", releasing())
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2")})
 
@@ -187,5 +254,5 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	}
 	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
 	rejected(t, sleeper, inv, errForeign) // a pod has it by now
-	harness.OK(t, releasing()(get(t, "node-1")))
+	harness.OK(t, errors.Join(releasing()(get(t, "node-1")), unassigning()(get(t, "node-1"))))
 }

@@ -60,7 +60,7 @@ func (n *node) foreign(before, o *v1alpha1.NodeNetwork) bool {
 }
 
 func sameIPAM(x, y v1alpha1.IPAMSpec) bool {
-	return maps.Equal(x.Available, y.Available) && slices.Equal(x.Releasing, y.Releasing)
+	return maps.Equal(x.Available, y.Available) && slices.Equal(x.Releasing, y.Releasing) && slices.Equal(x.Unassigning, y.Unassigning)
 }
 
 func sameReport(x, y *v1alpha1.NodeNetwork) bool {
@@ -121,7 +121,7 @@ func (n *node) unshun(now time.Time) bool {
 func (n *node) takeUp() {
 	clear(n.candidates)
 	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
-		if _, ok := n.obj.Spec.IPAM.Available[published.Format(p)]; ok && !n.handed[p] {
+		if _, ok := n.obj.Spec.IPAM.Available[published.Format(p)]; ok && !n.leaves(p) {
 			n.candidates[p] = true
 		}
 	}

@@ -44,7 +44,6 @@ const (
 	nothing request = iota
 	writeSpec
 	writeStatus
-	verify // read the object, to know that what was handed out still is confirmed
 )
 
 // wanted is the wish as of now. n.mu is held.
@@ -63,7 +62,7 @@ func (n *node) wanted() wish {
 			w.eni.ENIs[at.Resource] = e
 		}
 	}
-	for p := range things(n.inv) {
+	for p := range n.things() {
 		w.eni.Available += int32(weight(p))
 	}
 	w.eni.Needed = int32(n.status.Needed)
@@ -72,21 +71,26 @@ func (n *node) wanted() wish {
 
 // wantedIPAM is spec.ipam without what is shunned. n.mu is held.
 func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
-	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}}
-	var leaving []netip.Prefix
-	for p, id := range things(n.inv) {
+	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
+	var leaving, asked []netip.Prefix
+	for p, id := range n.things() {
 		if _, ok := n.shunned[p]; ok {
 			continue
 		}
 		s.Available[published.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
-		if n.candidates[p] || n.handed[p] {
+		if n.candidates[p] || n.leaves(p) {
 			leaving = append(leaving, p)
 		}
+		if n.mayMark(p) {
+			asked = append(asked, p)
+		}
 	}
-	slices.SortFunc(leaving, netip.Prefix.Compare)
-	for _, p := range leaving {
-		s.Releasing = append(s.Releasing, published.Format(p))
+	for _, id := range slices.Sorted(maps.Keys(n.detaching)) {
+		if !n.mayMarkENI(id) { // it stays as it is
+			leaving = append(leaving, n.keep(&s, id)...)
+		}
 	}
+	s.Releasing, s.Unassigning = texts(leaving), append(texts(asked), n.markedENIs()...)
 	return s
 }
 
@@ -127,8 +131,6 @@ func (n *node) next(w wish, s scope) (request, time.Duration) {
 			return writeSpec, 0
 		case len(have.ENIs) != len(w.eni.ENIs):
 			return writeStatus, 0
-		case n.unverified:
-			return verify, 0
 		}
 	}
 	if s == urgent {

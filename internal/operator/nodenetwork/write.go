@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/published"
 )
 
 const (
@@ -106,11 +104,6 @@ func (n *node) converge(ctx context.Context, s scope) error {
 				n.c.later(n.name, wait)
 			}
 			return nil
-		case verify:
-			if err := n.verify(ctx); err != nil {
-				return err
-			}
-			continue
 		}
 		got, err := n.c.apply(ctx, base, q, w)
 		switch {
@@ -165,25 +158,6 @@ func (n *node) refresh(ctx context.Context) error {
 	if change.foreign {
 		return errForeign
 	}
-	return nil
-}
-
-// verify makes sure, before the cloud is asked to take it, that what was handed
-// to the fleet is confirmed still: this process may have been away for long,
-// and another may have given it back to the daemon.
-func (n *node) verify(ctx context.Context) error {
-	if err := n.refresh(ctx); err != nil {
-		return err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for p := range n.handed {
-		if text := published.Format(p); !slices.Contains(n.obj.Status.IPAM.Released, text) {
-			n.doubted = true
-			return fmt.Errorf("%s is not released any more: %w", text, errForeign)
-		}
-	}
-	n.unverified = false
 	return nil
 }
 

@@ -122,5 +122,8 @@ func (n *node) RestoreAddresses([]netip.Addr, []netip.Prefix) {}
 // WithdrawENI implements eni.Node.
 func (n *node) WithdrawENI(_ context.Context, id string) bool { return n.Usage().ENIs[id].Used == 0 }
 
+// Committed implements fleet.Node: one operator works for the node.
+func (n *node) Committed() []eni.Release { return nil }
+
 // Reconciled is called after every pass.
 func (n *node) Reconciled(eni.Status) {}

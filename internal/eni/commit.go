@@ -1,0 +1,91 @@
+package eni
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Where several processes may work for one node, what is to leave is recorded
+// for all of them before the cloud is asked, and who recorded it may be stopped
+// before its call leaves and go on much later. So nobody gives back what is
+// recorded: whoever works for the node asks the cloud to take it, until it did.
+
+// shared tells whether others may work for the node.
+func (r *Reconciler) shared() bool { return r.cfg.Committed != nil }
+
+// unfinished deals with what was to leave and is there still, according to a
+// listing that cannot be older than the call: it is the node's again, or, if
+// others may work for the node, asked of the cloud once more by the step returned.
+func (r *Reconciler) unfinished(ctx context.Context, now time.Time) *step {
+	if !r.shared() {
+		r.restoreSettled()
+		return nil
+	}
+	r.takeUp(now)
+	if r.closed(gateShrink, now) || r.pending[gateShrink] != nil {
+		return nil
+	}
+	for _, k := range r.view.list() {
+		p := r.unfinishedOf(k)
+		if p != nil && r.renew(ctx, p, now) {
+			return p
+		}
+	}
+	return nil
+}
+
+// takeUp makes what others recorded this process's own.
+func (r *Reconciler) takeUp(now time.Time) {
+	if !r.shared() {
+		return
+	}
+	for _, c := range r.cfg.Committed() {
+		k := r.view.enis[c.ENI]
+		if k == nil || k.phase() != Attached || !ours(k.ENI, r.cfg.Cluster) {
+			continue
+		}
+		if !c.Prefix.IsValid() {
+			if _, known := r.leaving[c.ENI]; !known && !primary(k.ENI) {
+				r.leaving[c.ENI] = now
+			}
+			continue
+		}
+		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.things(), c.Prefix) {
+			k.releasing[c.Prefix] = now
+		}
+	}
+}
+
+// unfinishedOf is the step that asks for what should have left an ENI long ago.
+func (r *Reconciler) unfinishedOf(k *known) *step {
+	if k.phase() != Attached {
+		return nil
+	}
+	long := func(since time.Time) bool { return r.confirmed.Sub(since) >= r.cfg.Settle }
+	if since, ok := r.leaving[k.ID]; ok {
+		if long(since) {
+			return &step{Action: Action{Kind: Detach, ENI: k.ID}}
+		}
+		return nil
+	}
+	var singles, prefixes []netip.Prefix
+	for _, p := range sortedKeys(k.releasing) {
+		switch {
+		case !long(k.releasing[p]):
+		case p.IsSingleIP():
+			singles = append(singles, p)
+		default:
+			prefixes = append(prefixes, p)
+		}
+	}
+	p := &step{Action: Action{Kind: Unassign, ENI: k.ID}, things: singles}
+	if p.Addresses = len(singles); p.Addresses == 0 { // one call takes either
+		p.things, p.Prefixes = prefixes, len(prefixes)
+	}
+	if len(p.things) == 0 {
+		return nil
+	}
+	return p
+}
