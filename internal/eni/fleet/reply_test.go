@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,15 +17,15 @@ import (
 // liar is a cloud whose first assignment answers with an ENI's own address.
 type liar struct {
 	*cloudfake.Cloud
-	lies int
+	lies atomic.Int32
 }
 
 func (l *liar) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
 	got, err := l.Cloud.AssignAddresses(ctx, id, n)
-	if err != nil || l.lies > 0 {
+	if err != nil || l.lies.Load() > 0 {
 		return got, err
 	}
-	l.lies++
+	l.lies.Add(1)
 	for _, e := range l.Truth() {
 		if e.ID == id {
 			got[0] = e.Primary
@@ -51,8 +52,8 @@ func TestAssignedAddressesThatCannotBeTrue(t *testing.T) {
 			}
 			pass(5 * time.Second)
 		}
-		if with, waiting := n.pods(); with != 8 || waiting > 0 || cloud.lies != 1 {
-			t.Errorf("%d pods have addresses, %d wait, EC2 lied %d times", with, waiting, cloud.lies)
+		if with, waiting := n.pods(); with != 8 || waiting > 0 || cloud.lies.Load() != 1 {
+			t.Errorf("%d pods have addresses, %d wait, EC2 lied %d times", with, waiting, cloud.lies.Load())
 		}
 		for _, e := range w.cloud.Truth() {
 			n.mu.Lock()
@@ -66,21 +67,22 @@ func TestAssignedAddressesThatCannotBeTrue(t *testing.T) {
 	})
 }
 
-// twins is a cloud that describes every ENI with the first one's address, MAC
-// address, or both, while it lies.
+// twins is a cloud that describes every ENI with the first one's MAC address, and
+// addresses of its, while it lies.
 type twins struct {
 	*cloudfake.Cloud
-	address, mac bool
+	lies atomic.Bool
 }
 
 func (l *twins) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
 	list, err := l.Cloud.ENIs(ctx, f)
 	first := l.Truth()[0]
 	for i := range list {
-		if l.mac {
-			list[i].MAC = slices.Clone(first.MAC)
+		if !l.lies.Load() {
+			break
 		}
-		if l.address && list[i].ID != first.ID {
+		list[i].MAC = slices.Clone(first.MAC)
+		if list[i].ID != first.ID {
 			list[i].Addresses = append(list[i].Addresses, first.Addresses[0], first.Primary)
 		}
 	}
@@ -111,7 +113,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 		if len(before) != 2 {
 			t.Fatalf("ENIs %v, want two", before)
 		}
-		cloud.address, cloud.mac = true, true
+		cloud.lies.Store(true)
 		pass(20 * minute)
 		w.agree()
 		if got := macs(); !slices.Equal(got, before) {
@@ -123,7 +125,7 @@ func TestListingsThatCannotBeTrue(t *testing.T) {
 		p.set(t, w.objects[0], s)
 		pass(20 * minute)
 		w.agree()
-		cloud.address, cloud.mac = false, false
+		cloud.lies.Store(false)
 		pass(20 * minute)
 		w.agree()
 		p.stop()

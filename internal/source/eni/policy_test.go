@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/aws/aws-sdk-go-v2/credentials"
-
 	nodemode "github.com/berthnet/berth/deploy/node-mode"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/cloud"
@@ -71,10 +69,9 @@ func TestPolicyDenies(t *testing.T) {
 
 func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) *aws.Client {
 	t.Helper()
-	c, err := aws.New(t.Context(), aws.Options{
-		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL,
-		Credentials: credentials.NewStaticCredentialsProvider(k.ID, k.Secret, ""),
-	})
+	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
+	c, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
 	if err != nil {
 		t.Fatal(err)
 	}

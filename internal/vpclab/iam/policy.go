@@ -115,32 +115,46 @@ func parseStatement(data []byte, sids map[string]bool) (s statement, err error) 
 		return s, bad(".Effect", "%s, expected Allow or Deny", brief(m["Effect"]))
 	}
 	s.deny = effect[0] == "Deny"
-	if s.actions, err = texts(m["Action"]); err != nil || len(s.actions) == 0 {
-		return s, bad(".Action", "%s, expected actions such as ec2:AttachNetworkInterface", brief(m["Action"]))
+	if s.actions, err = parseActions(m["Action"]); err != nil {
+		return s, err
 	}
-	for i, a := range s.actions {
-		s.actions[i] = strings.ToLower(a)
-		if service, _, ok := strings.Cut(a, ":"); a != "*" && (!ok || service == "" || strings.ContainsAny(service, "*?")) {
-			return s, bad(".Action", "%q, expected the service before a colon, or *", a)
-		}
-	}
-	if s.resources, err = texts(m["Resource"]); err != nil || len(s.resources) == 0 {
-		return s, bad(".Resource", "%s, expected ARNs, or *", brief(m["Resource"]))
-	}
-	for _, r := range s.resources {
-		if r != "*" && (!strings.HasPrefix(r, "arn:") || strings.Count(r, ":") < arnParts-1) {
-			return s, bad(".Resource", "%q, expected an ARN of %d parts, or *", r, arnParts)
-		}
-	}
-	if raw, ok := m["Condition"]; ok {
-		if s.conditions, err = parseConditions(raw); err != nil {
-			return s, err
-		}
+	if s.resources, err = parseResources(m["Resource"]); err != nil {
+		return s, err
 	}
 	if bytes.Contains(data, []byte("${")) {
 		return s, bad("", "policy variables (${...}) are not understood")
 	}
-	return s, nil
+	if raw, ok := m["Condition"]; ok {
+		s.conditions, err = parseConditions(raw)
+	}
+	return s, err
+}
+
+func parseActions(data json.RawMessage) ([]string, error) {
+	list, err := texts(data)
+	if err != nil || len(list) == 0 {
+		return nil, bad(".Action", "%s, expected actions such as ec2:AttachNetworkInterface", brief(data))
+	}
+	for i, a := range list {
+		list[i] = strings.ToLower(a)
+		if service, _, ok := strings.Cut(a, ":"); a != "*" && (!ok || service == "" || strings.ContainsAny(service, "*?")) {
+			return nil, bad(".Action", "%q, expected the service before a colon, or *", a)
+		}
+	}
+	return list, nil
+}
+
+func parseResources(data json.RawMessage) ([]string, error) {
+	list, err := texts(data)
+	if err != nil || len(list) == 0 {
+		return nil, bad(".Resource", "%s, expected ARNs, or *", brief(data))
+	}
+	for _, r := range list {
+		if r != "*" && (!strings.HasPrefix(r, "arn:") || strings.Count(r, ":") < arnParts-1) {
+			return nil, bad(".Resource", "%q, expected an ARN of %d parts, or *", r, arnParts)
+		}
+	}
+	return list, nil
 }
 
 // texts reads one value or a list of them. Booleans count as text.

@@ -156,13 +156,7 @@ func (o Options) complete() (Options, error) {
 		s := DefaultSpec(o.Nodes, o.InstanceType)
 		o.Spec = &s
 	}
-	if o.Spec != nil && o.Mode != PoolMode {
-		s := inCluster(*o.Spec, clusterName(o.ID))
-		if o.Mode == OperatorMode {
-			s = withoutNodePermissions(s, clusterName(o.ID))
-		}
-		o.Spec = &s
-	}
+	o.Spec = o.inCluster()
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

@@ -85,6 +85,18 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 	return s
 }
 
+// inCluster is the spec as it is for the lab's cluster; nil where there is none.
+func (o Options) inCluster() *spec.Spec {
+	if o.Spec == nil || o.Mode == PoolMode {
+		return o.Spec
+	}
+	s := inCluster(*o.Spec, clusterName(o.ID))
+	if o.Mode == OperatorMode {
+		s = withoutNodePermissions(s, clusterName(o.ID))
+	}
+	return &s
+}
+
 // inCluster is a spec whose instances carry the tags of a cluster's nodes, and
 // whose policies are those for this cluster where they say CLUSTER_NAME.
 func inCluster(s spec.Spec, cluster string) spec.Spec {

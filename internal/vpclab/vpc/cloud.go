@@ -87,7 +87,9 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 		o(c)
 	}
 	c.rng = rand.New(rand.NewPCG(c.spec.Seed, 0x6c6162))
-	c.credentials = newCredentials(s, c.spec.Seed)
+	if c.credentials, err = newCredentials(s, c.spec.Seed); err != nil {
+		return nil, fmt.Errorf("lab spec: %w", err)
+	}
 	c.gate = newGate(s, c.spec.Seed)
 	if err := c.build(); err != nil {
 		return nil, fmt.Errorf("lab spec: %w", err)

@@ -28,15 +28,15 @@ type Key struct {
 type credentials struct {
 	rng   *rand.Rand
 	keys  map[string]Key
-	roles map[string]spec.Role
+	roles map[string]iam.Policy
 	ttl   time.Duration
 	// current is the role key that an instance was given last.
 	current map[string]string
 }
 
-func newCredentials(s spec.Spec, seed uint64) credentials {
+func newCredentials(s spec.Spec, seed uint64) (credentials, error) {
 	c := credentials{
-		rng: rand.New(rand.NewPCG(seed, 0x6b657973)), keys: map[string]Key{}, roles: map[string]spec.Role{},
+		rng: rand.New(rand.NewPCG(seed, 0x6b657973)), keys: map[string]Key{}, roles: map[string]iam.Policy{},
 		ttl: s.IMDS.CredentialTTL.D(), current: map[string]string{},
 	}
 	for _, k := range s.AccessKeys {
@@ -44,26 +44,31 @@ func newCredentials(s spec.Spec, seed uint64) credentials {
 		if actions == nil && k.Policy == "" {
 			actions = []string{"*"}
 		}
+		policy, err := policyOf(actions, k.Policy)
+		if err != nil {
+			return c, err
+		}
 		c.keys[k.ID] = Key{ID: k.ID, Secret: k.Secret, Principal: Principal{
-			ARN: fmt.Sprintf("arn:aws:iam::%s:user/%s", s.Account, strings.ToLower(k.ID)), Policy: policyOf(actions, k.Policy),
+			ARN: fmt.Sprintf("arn:aws:iam::%s:user/%s", s.Account, strings.ToLower(k.ID)), Policy: policy,
 		}}
 	}
 	for _, r := range s.Roles {
-		c.roles[r.Name] = r
+		policy, err := policyOf(r.Actions, r.Policy)
+		if err != nil {
+			return c, err
+		}
+		c.roles[r.Name] = policy
 	}
-	return c
+	return c, nil
 }
 
 // policyOf is what actions and a policy document allow together.
-func policyOf(actions []string, document string) iam.Policy {
+func policyOf(actions []string, document string) (iam.Policy, error) {
 	if document == "" {
-		return iam.Allow(actions...)
+		return iam.Allow(actions...), nil
 	}
 	p, err := iam.Parse([]byte(document))
-	if err != nil {
-		panic(err) // the spec was checked
-	}
-	return iam.Join(iam.Allow(actions...), p)
+	return iam.Join(iam.Allow(actions...), p), err
 }
 
 func (c *credentials) text(n int) string {
@@ -84,7 +89,7 @@ func (c *Cloud) Key(id string) (k Key, ok bool) {
 // and for those already issued.
 func (c *Cloud) SetRoleActions(role string, actions []string) {
 	c.read(func() {
-		c.credentials.roles[role] = spec.Role{Name: role, Actions: actions}
+		c.credentials.roles[role] = iam.Allow(actions...)
 		for id, k := range c.credentials.keys {
 			if strings.Contains(k.Principal.ARN, ":assumed-role/"+role+"/") {
 				k.Principal.Policy = iam.Allow(actions...)
@@ -119,7 +124,7 @@ func (c *Cloud) RoleCredentials(instanceID string) (role string, k Key, ok bool)
 			Issued: now, Expires: now.Add(cr.ttl).Truncate(time.Second),
 			Principal: Principal{
 				ARN:    fmt.Sprintf("arn:aws:sts::%s:assumed-role/%s/%s", c.account, role, instanceID),
-				Policy: policyOf(cr.roles[role].Actions, cr.roles[role].Policy),
+				Policy: cr.roles[role],
 			},
 		}
 		cr.keys[k.ID], cr.current[instanceID] = k, k.ID
