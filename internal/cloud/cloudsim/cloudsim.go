@@ -119,7 +119,7 @@ func New(o Options) *Cloud {
 		options: o, clock: o.Clock, buckets: map[string]*bucket{}, stats: map[string]Stats{}, types: map[string]cloud.Limits{},
 		instances: map[string]*instance{}, subnets: map[string]*subnet{}, groups: map[string]map[string]string{Group: {}},
 		enis: map[string]*eni{}, attached: map[string]*eni{}, detached: map[string]*eni{}, tokens: map[string]token{},
-		dice: rand.New(rand.NewPCG(o.Seed, 2)), //nolint:gosec // see Options.Refused
+		dice: rand.New(rand.NewPCG(o.Seed, 2)),
 	}
 	c.shared = newBucket(o.Shared, o.Clock.Now())
 	return c

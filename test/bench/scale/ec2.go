@@ -74,7 +74,7 @@ func (e *ec2) outcome() Outcome {
 // greed is another client of the account: it makes so many calls a second, at
 // random moments, and takes no notice of refusals.
 func (e *ec2) greed(ctx context.Context, rate float64, seed uint64) {
-	dice := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // the same moments for a seed
+	dice := rand.New(rand.NewPCG(seed, 2))
 	for {
 		select {
 		case <-ctx.Done():
