@@ -121,6 +121,8 @@ var groups = []group{
 	{"pods", "250 and 500 pods on a node, in turn with a node of 10", aLab, manyPods},
 	{"limiter-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
 	{"limiter-throttled", "one throttled call", nothing, throttles},
+	{"limiter-refused", "filling 400 nodes while calls are refused at random, against none", nothing, refusals},
+	{"limiter-foreign", "filling 100 nodes beside a client that never backs off", nothing, neighbours},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},

@@ -188,9 +188,71 @@ func throttles(ctx context.Context, b *bench) (results []Result, err error) {
 		return nil, err
 	}
 	own = (assign.Waited + tight.Delay).Seconds()
+	o := scale.Order{Workload: scale.ThrottledCreate, Nodes: small, Limits: scale.Limits{Delay: tight.Delay}}
+	many, err := b.scaleRun(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	o.Calm = true
+	calm, err := b.scaleRun(ctx, o)
+	if err != nil {
+		return nil, err
+	}
 	return append(results,
 		single("throttled-assign", "s", late.Seconds(), own),
-		single("throttled-assign-enis", "ENIs", float64(assign.ENIs), 0)), nil
+		single("throttled-assign-enis", "ENIs", float64(assign.ENIs), 0),
+		single("throttled-once-median", "s", many.Median.Seconds(), calm.Median.Seconds()),
+		single("throttled-once-last", "s", many.Last.Seconds(), calm.Last.Seconds())), nil
+}
+
+// refusals measures how fast ENIs are created while some calls are refused at
+// random, against the share that is not refused of how fast they are without that.
+func refusals(ctx context.Context, b *bench) (results []Result, err error) {
+	creates := func(share float64, seed uint64) (float64, error) {
+		out, err := b.scaleRun(ctx, scale.Order{
+			Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: tight.Delay, Refused: share, Seed: seed},
+		})
+		return float64(out.ENIs) / out.Last.Seconds(), err
+	}
+	calm, err := creates(0, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, percent := range []int{1, 2, 5, 10} {
+		share := float64(percent) / 100
+		var rates []float64
+		for seed := range uint64(turns) {
+			rate, err := creates(share, seed)
+			if err != nil {
+				return nil, err
+			}
+			rates = append(rates, rate)
+		}
+		results = append(results, ratio(fmt.Sprintf("refused-%d", percent), "creates/s", rates, []float64{(1 - share) * calm}))
+	}
+	return results, nil
+}
+
+// neighbours measures how long nodes take beside another client of the account
+// that never backs off, against what a share in proportion takes.
+func neighbours(ctx context.Context, b *bench) (results []Result, err error) {
+	for _, n := range []struct {
+		name string
+		rate float64
+	}{{"foreign-client-4", 4}, {"foreign-client-5-5", 5.5}, {"foreign-client-8", 8}} {
+		var took, share []float64
+		for seed := range uint64(turns) {
+			out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Fill, Nodes: small, Limits: scale.Limits{
+				Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 5, Size: 20}, Foreign: n.rate, Seed: seed,
+			}})
+			if err != nil {
+				return nil, err
+			}
+			took, share = append(took, out.Last.Seconds()), append(share, out.Bound.Seconds())
+		}
+		results = append(results, ratio(n.name, "s", took, share))
+	}
+	return results, nil
 }
 
 // memories measures what the allocator keeps of its nodes.

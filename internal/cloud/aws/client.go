@@ -54,7 +54,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 	c := &Client{
 		creds: creds,
 		pace: pace.NewSet(pace.Options{
-			CallTimeout: o.CallTimeout, Ceilings: o.Ceilings, Observer: o.Observer, Logger: o.Logger, Clock: o.Clock,
+			CallTimeout: o.CallTimeout, Ceilings: o.Ceilings, Peers: o.Peers, Observer: o.Observer, Logger: o.Logger, Clock: o.Clock,
 		}),
 		clock:    o.Clock,
 		logger:   o.Logger,

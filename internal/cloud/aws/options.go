@@ -53,6 +53,8 @@ type Options struct {
 	// Ceilings limit the calls of an action, by its EC2 name such as
 	// "AssignPrivateIpAddresses", besides what the limiter learns.
 	Ceilings map[string]pace.Limit
+	// Peers: each node has a client of its own, see pace.Options.
+	Peers bool
 	// Fallback tells the limits of an instance type when EC2 does not;
 	// the table of package limits when nil.
 	Fallback func(instanceType string) (cloud.Limits, bool)

@@ -107,6 +107,14 @@ func (c *Cloud) bucketOf(op string, now time.Time) *bucket {
 	return c.buckets[op]
 }
 
+// Draw takes the tokens of a call of op if they are there, as the call of
+// another client of the account does. It counts in no Stats.
+func (c *Cloud) Draw(op string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.admit(op)
+}
+
 // admit takes the tokens for a call, of both buckets or of none. c.mu is held.
 func (c *Cloud) admit(op string) bool {
 	now := c.clock.Now()
@@ -141,7 +149,7 @@ func (c *Cloud) do(ctx context.Context, op string, work func() error) error {
 	s.Calls++
 	defer func() { c.stats[op] = s }()
 	c.settle()
-	if !c.admit(op) {
+	if c.options.Refused > 0 && c.dice.Float64() < c.options.Refused || !c.admit(op) {
 		s.Refused++
 		return refuse(op, cloud.Throttled, "RequestLimitExceeded", "Request limit exceeded.")
 	}

@@ -9,6 +9,7 @@ package cloudsim
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -44,6 +45,10 @@ type Options struct {
 	// Buckets are those of single actions, by EC2's name; "Describe" stands for
 	// every action whose name begins so, and "" for all others not named.
 	Buckets map[string]Bucket
+	// Refused is the share of calls that are refused for their rate whatever it
+	// is, at random, but in the same places for a Seed.
+	Refused float64
+	Seed    uint64
 	// PageSize is the most ENIs in one listing; 1000 when 0.
 	PageSize int
 }
@@ -70,6 +75,7 @@ type Cloud struct {
 	settling  []change        // attachments and detachments that are not over, the next one first
 	tokens    map[string]token
 	seq       int
+	dice      *rand.Rand // for Options.Refused
 }
 
 type instance struct {
@@ -113,6 +119,7 @@ func New(o Options) *Cloud {
 		options: o, clock: o.Clock, buckets: map[string]*bucket{}, stats: map[string]Stats{}, types: map[string]cloud.Limits{},
 		instances: map[string]*instance{}, subnets: map[string]*subnet{}, groups: map[string]map[string]string{Group: {}},
 		enis: map[string]*eni{}, attached: map[string]*eni{}, detached: map[string]*eni{}, tokens: map[string]token{},
+		dice: rand.New(rand.NewPCG(o.Seed, 2)),
 	}
 	c.shared = newBucket(o.Shared, o.Clock.Now())
 	return c

@@ -24,6 +24,10 @@ type Options struct {
 	CallTimeout time.Duration
 	// Ceilings limit the calls of an action, by its EC2 name, besides what is learned.
 	Ceilings map[string]Limit
+	// Peers: many processes like this one, such as the daemons of all nodes, draw
+	// on the same buckets. Each then takes every refusal for its own and yields.
+	// A single process holds its share beside clients that do not yield.
+	Peers bool
 	// Observer is told of every call; may be nil.
 	Observer Observer
 	// Logger is silent when nil.

@@ -17,12 +17,27 @@ const (
 
 	searchRate = 4.0   // where the search for the granted rate begins
 	searchStep = 0.7   // added for each call that passes: the rate doubles every second
-	cut        = 0.85  // what is kept of the measured rate after a refusal
+	keep       = 0.85  // what is kept of the measured rate after a refusal
 	probe      = 0.006 // relative growth for each call that passes, at low rates
 	probeSlope = 0.1   // at higher ones: growth in calls per second, every second,
 	probeShare = 0.01  // and besides, for each call that passes
 	probeLate  = 0.02  // for each call that passes, once nothing was refused for probeAfter
 	probeAfter = 20 * time.Second
+
+	exhausted = 4 // refusals more than passes that say that saved-up credit is not there
+
+	judged       = 4     // answers that it takes to judge a rate,
+	judgedSearch = 8     // the one that ends a search,
+	judgedDeep   = 10    // one that was more than halved,
+	judgedOthers = 12    // and one beside others whose refusals are known
+	between      = 40    // answers between two cuts beside those
+	trial        = 20    // answers after a cut that tell whether it helped
+	inVain       = 3     // refusals among them that say it did not
+	slack        = 2     // calls by which the model of EC2's bucket may be wrong
+	memory       = 3     // cuts for which it is remembered that others are refused too
+	overdrive    = 2.4   // most calls for one that passes
+	recovery     = 0.02  // relative growth for each call that passes beside others, up to the rate before the cut,
+	probeOthers  = 0.002 // and beyond
 
 	firstHold = 500 * time.Millisecond // how long the queue stands still after a refusal, at most holdCalls calls
 	holdCalls = 5
@@ -35,29 +50,36 @@ const (
 // bucket whose rate is not configured but learned, with no clock of its own:
 // time comes in with every call. It is not safe for concurrent use.
 //
-// EC2 refuses a call when a bucket at its end, of unknown size and refill rate,
-// is empty. That gives the pacer an exact measurement: between two refusals the
-// bucket went from empty to empty, so the calls that passed in between, divided
-// by the time, are the refill rate, or this client's share of it when others
-// draw from the same bucket. It works in three phases:
+// The model is a bucket at EC2's end, of unknown size, that grants a rate.
+// Between two refusals it went from empty to empty, so the calls that passed in
+// between, divided by the time, are the granted rate, or this client's share of
+// it. It works in three phases:
 //
-//   - open: nothing was ever refused. Calls go out at startRate.
-//   - searching, after the first refusal: the queue stands still for firstHold,
-//     then the rate starts at searchRate and doubles every second until the next
-//     refusal.
-//   - settled: each refusal sets the rate to cut times the measured rate, and
+//   - open: the bucket never was empty. Calls go out at startRate. Single
+//     refusals say nothing; it is empty when refusals outnumber passes by exhausted.
+//   - searching, after that: the queue stands still for firstHold, then the rate
+//     starts at searchRate and doubles every second until it is refused.
+//   - settled: a refusal cuts the rate to keep times the granted one, and
 //     calls that pass while others queue raise it: mostly by a fixed amount a
 //     second, so that among clients that share a bucket small shares grow at
 //     the cost of large ones, and at low rates by less, so that refusals stay
 //     rare. The rate swings around the granted one in cycles of
 //     some 40 calls at 1/s, 70 at 5/s and 500 at 20/s, with one refusal each.
 //
-// Saved-up credit is spent carefully: only so many calls are in flight, more
-// with each that passes, so that no burst is refused as a whole.
+// A cut is a trial of the model. Below the granted rate EC2 has no reason to
+// refuse: when it does so within the first calls although the bucket of the
+// model is not empty, or goes on after the rate was halved, refusals do not
+// follow this client's rate, but come of chance or of another client that does
+// not yield. Then single refusals are borne, the rate goes back
+// to what it was before the cut, and the next trial is far off. The rate stays below
+// overdrive times the granted one, which bounds the calls that are wasted. Among
+// peers, which all yield, that would be a race that nobody wins: they
+// take every refusal for their own.
 //
-// A refusal that hits credit saved up while the action was hardly used says
-// nothing about the rate; it halves the burst instead. Refusals with nothing
-// passing in between double the hold, up to longHold.
+// Saved-up credit is spent carefully: only so many calls are in flight, more
+// with each that passes, so that no burst is refused as a whole. Credit that
+// EC2 does not have says nothing about the rate; the burst is halved instead.
+// Cuts with nothing passing in between double the hold, up to longHold.
 type pacer struct {
 	phase   phase
 	rate    float64
@@ -67,16 +89,25 @@ type pacer struct {
 	held    time.Time // nothing is sent before
 	ceiling Limit
 
-	// Since the last refusal:
-	epoch  int       // counts refusals; calls sent before one do not judge the rate after it
-	since  time.Time // when it was
-	passed int       // calls sent since and not refused
+	peers bool // others like this one draw from the same buckets
+
+	granted float64 // the rate that EC2 grants, as measured at the last cut
+	before  float64 // the rate before that; 0 when the cut was undone
+	others  int     // cuts for which it is remembered that refusals do not follow the rate; 0: they do
+
+	// The epoch since the last cut, or since that was undone:
+	epoch  int       // counts them; calls sent before do not judge the rate after
+	since  time.Time // when it began
+	sent   int       // calls since, without those not sent after all
+	passed int       // of them, not refused
+	missed int       // refused
 	busy   bool      // no credit was saved up since: passed measures the granted rate
+	score  int       // passes less refusals while credit is saved up, at most 0
 
 	inflight int     // calls sent and not answered
 	window   float64 // most of them while saved-up credit is spent
 
-	strikes int // refusals in a row with nothing passing in between
+	strikes int // cuts in a row with nothing passing in between
 }
 
 type phase int
@@ -92,16 +123,19 @@ const (
 type grant struct {
 	pacer  *pacer
 	epoch  int
-	queued bool // the pacer was what held calls back
-	stored bool // drawn from saved-up credit
+	at     time.Time // when it was given
+	nth    int       // grants of the epoch before it
+	queued bool      // the pacer was what held calls back
+	stored bool      // drawn from saved-up credit
 }
 
 // whenAnswered is the delay of a call that waits for the answers of others.
 const whenAnswered = time.Hour
 
-// newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no limit.
-func newPacer(now time.Time, ceiling Limit) *pacer {
-	p := &pacer{rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
+// newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no
+// limit; peers is Options.Peers.
+func newPacer(now time.Time, ceiling Limit, peers bool) *pacer {
+	p := &pacer{peers: peers, rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
 	if ceiling.Rate > 0 {
 		p.rate = min(p.rate, ceiling.Rate)
 	}
@@ -138,9 +172,10 @@ func (p *pacer) delay(now time.Time) time.Duration {
 // take draws one grant; delay should have been 0 at now.
 func (p *pacer) take(now time.Time) grant {
 	p.accrue(now)
-	got := grant{pacer: p, epoch: p.epoch, queued: p.credit < 2, stored: !p.busy}
+	got := grant{pacer: p, epoch: p.epoch, at: now, nth: p.sent, queued: p.credit < 2, stored: !p.busy}
 	p.credit--
 	p.inflight++
+	p.sent++
 	return got
 }
 
@@ -149,6 +184,9 @@ func (g grant) unused() {
 	if g.pacer != nil {
 		g.pacer.inflight--
 		g.pacer.credit++
+		if g.epoch == g.pacer.epoch {
+			g.pacer.sent--
+		}
 	}
 }
 
@@ -184,6 +222,7 @@ func (g grant) pass(now time.Time) {
 	}
 	p.passed++
 	p.strikes = 0
+	p.score = min(0, p.score+1)
 	if g.stored {
 		p.window += windowGrowth
 		p.burst = min(p.maxBurst(), p.burst+storeGain)
@@ -195,6 +234,10 @@ func (g grant) pass(now time.Time) {
 	switch {
 	case p.phase == searching:
 		p.rate += searchStep
+	case p.others > 0 && p.rate < p.before:
+		p.rate += recovery * p.rate
+	case p.others > 0:
+		p.rate = min(max(p.rate, overdrive*p.granted), p.rate+max(probeOthers*p.rate, p.growth()))
 	case now.Sub(p.since) > probeAfter:
 		p.rate += max(probeLate, p.growth())
 	default:
@@ -207,8 +250,9 @@ func (p *pacer) growth() float64 {
 	return min(probe*p.rate, probeSlope/p.rate+probeShare)
 }
 
-// refuse reports that the call was throttled, and tells whether the pacer took
-// notice: calls that were in flight together count as one refusal.
+// refuse reports that the call was throttled, and tells whether that says
+// something about EC2's buckets: calls that were in flight together count as
+// one refusal, and those that are known not to follow the rate as none.
 func (g grant) refuse(now time.Time) bool {
 	p := g.pacer
 	p.inflight--
@@ -216,28 +260,102 @@ func (g grant) refuse(now time.Time) bool {
 		return false
 	}
 	p.accrue(now)
-	switch elapsed := now.Sub(p.since).Seconds(); {
-	case p.phase == open:
-		p.phase, p.rate, p.burst = searching, searchRate, max(1, p.burst/2)
-	case !p.busy:
-		p.rate, p.burst = cut*p.rate, max(1, p.burst/2)
+	unexplained := p.unexplained(g)
+	p.missed++
+	p.score--
+	known := p.others > 0
+	if unexplained || p.unhelped() {
+		p.others = memory
+	}
+	switch {
+	case p.phase == open || !p.busy:
+		if p.score > -exhausted {
+			return false
+		}
+		if p.phase == open {
+			p.phase, p.rate = searching, searchRate
+		}
+		p.burst = max(1, p.burst/2)
+	case p.passed+p.missed < p.enough():
+		return false
 	case p.passed == 0:
 		p.strikes++
-		p.rate /= 2
-	case elapsed > 0:
-		p.phase, p.rate = settled, cut*min(p.rate, float64(p.passed)/elapsed)
+		if !known {
+			p.rate /= 2
+		}
+	case p.others > 0 && p.tried():
+		if p.missed >= inVain {
+			p.undo(now)
+		}
+		return !known
+	case known && p.passed+p.missed < between:
+		return false
+	default:
+		p.cut(g.at.Sub(p.since))
 	}
 	p.clamp()
-
 	p.stop(now)
-	return true
+	return !known
+}
+
+// tried tells whether the time after a cut that tells whether it helped is not over.
+func (p *pacer) tried() bool {
+	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && !p.peers
+}
+
+// unexplained tells whether a call was refused although a bucket that grants
+// what was measured had something in it. Calls without an answer count as passed.
+func (p *pacer) unexplained(g grant) bool {
+	inflow := p.granted * g.at.Sub(p.since).Seconds()
+	return p.tried() && inflow-float64(g.nth-p.missed) > slack
+}
+
+// unhelped tells whether refusals go on although the rate was halved.
+func (p *pacer) unhelped() bool {
+	return p.tried() && p.strikes == 0 && p.rate <= p.before/2 && p.missed >= inVain
+}
+
+// enough is how many answers of an epoch it takes to judge its rate.
+func (p *pacer) enough() int {
+	switch {
+	case p.strikes > 0:
+		return 0
+	case p.phase == searching:
+		return judgedSearch
+	case p.others > 0:
+		return judgedOthers
+	case p.tried() && p.rate <= p.before/2:
+		return judgedDeep
+	}
+	return judged
+}
+
+// undo goes back to the rate before the last cut.
+func (p *pacer) undo(now time.Time) {
+	p.rate, p.before = max(p.rate, p.before), 0
+	p.epoch++
+	p.since, p.sent, p.passed, p.missed = now, 0, 0, 0
+}
+
+// cut measures what was granted in the time of the epoch, and goes below it.
+func (p *pacer) cut(took time.Duration) {
+	if took <= 0 {
+		return
+	}
+	p.others = max(0, p.others-1)
+	p.phase, p.granted = settled, float64(p.passed)/took.Seconds()
+	p.before = max(keep*p.before, p.rate)
+	if p.passed+p.missed >= trial {
+		p.before = min(p.before, overdrive*p.granted)
+	}
+	p.rate = keep * min(p.rate, p.granted)
 }
 
 // stop has the queue stand still, and what was learned begin anew.
 func (p *pacer) stop(now time.Time) {
 	p.held = now.Add(p.hold())
 	p.epoch++
-	p.since, p.passed, p.busy = now, 0, true
+	p.since, p.passed, p.missed, p.sent, p.score, p.busy = now, 0, 0, 0, 0, true
 	// EC2's bucket is empty now. What flows into it while the queue stands
 	// still is left there: it may be too small to hold it.
 	p.credit, p.at = 1, p.held

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -44,12 +45,15 @@ func (r *replies) Pop() any          { o := *r; x := o[len(o)-1]; *r = o[:len(o)
 type world struct {
 	now      time.Time
 	bucket   *bucket
+	foreign  float64 // calls a second of a client that never backs off
+	chance   float64 // of a refusal whatever the rate
 	pacers   []*pacer
 	inflight []int
 	callers  int           // most calls of one client in flight
 	latency  time.Duration // on average
 	rng      *rand.Rand
 	pending  replies
+	greedy   time.Time // when the foreign client calls next
 	passed   []int
 	refused  []int
 }
@@ -58,10 +62,25 @@ func newWorld(b *bucket, clients, callers int, latency time.Duration) *world {
 	w := &world{now: time.Unix(1e9, 0), bucket: b, callers: callers, latency: latency, rng: rand.New(rand.NewPCG(1, 2))}
 	b.at, b.tokens = w.now, b.size
 	for range clients {
-		w.pacers = append(w.pacers, newPacer(w.now, Limit{}))
+		w.pacers = append(w.pacers, newPacer(w.now, Limit{}, clients > 1))
 	}
 	w.inflight, w.passed, w.refused = make([]int, clients), make([]int, clients), make([]int, clients)
 	return w
+}
+
+// greed makes the calls of the foreign client that are due, and tells when the
+// next one is.
+func (w *world) greed(end time.Time) time.Time {
+	for !w.greedy.After(w.now) {
+		if !w.greedy.IsZero() {
+			w.bucket.take(w.now)
+		}
+		w.greedy = w.now.Add(time.Duration(w.rng.ExpFloat64() / w.foreign * float64(time.Second)))
+	}
+	if w.greedy.Before(end) {
+		return w.greedy
+	}
+	return end
 }
 
 // run lets d pass and returns what passed and was refused in it, per client.
@@ -71,6 +90,9 @@ func (w *world) run(d time.Duration) (passed, refused []int) {
 	end := w.now.Add(d)
 	for w.now.Before(end) {
 		next := end
+		if w.foreign > 0 {
+			next = w.greed(end)
+		}
 		for i, p := range w.pacers {
 			for w.inflight[i] < w.callers {
 				wait := p.delay(w.now)
@@ -81,7 +103,7 @@ func (w *world) run(d time.Duration) (passed, refused []int) {
 					break
 				}
 				got := p.take(w.now)
-				ok := w.bucket.take(w.now)
+				ok := w.rng.Float64() >= w.chance && w.bucket.take(w.now)
 				heap.Push(&w.pending, reply{w.now.Add(w.latency/2 + time.Duration(w.rng.Int64N(int64(w.latency)))), i, got, !ok})
 				w.inflight[i]++
 			}
@@ -260,9 +282,69 @@ func TestPacerQuiet(t *testing.T) {
 
 func TestPacerCeiling(t *testing.T) {
 	w := newWorld(&bucket{rate: 1000, size: 1000}, 1, 200, 10*time.Millisecond)
-	w.pacers[0] = newPacer(w.now, Limit{Rate: 4, Burst: 10})
+	w.pacers[0] = newPacer(w.now, Limit{Rate: 4, Burst: 10}, false)
 	passed, _ := w.run(time.Minute)
 	if n := sum(passed); n < 245 || n > 251 {
 		t.Errorf("%d calls in a minute with a ceiling of 4/s and 10 at once, want 250", n)
+	}
+}
+
+// TestPacerForeign: beside a client that never backs off, a pacer gets about
+// the share of the bucket that is in proportion to the calls, however the dice
+// fall, and wastes no more than it is said to.
+func TestPacerForeign(t *testing.T) {
+	const rate, calls, seeds = 5, 100, 9
+	for _, foreign := range []float64{4, 5.5, 8} {
+		share := calls / (rate * rate / (rate + foreign)) // seconds
+		var took []float64
+		for seed := range uint64(seeds) {
+			w := newWorld(&bucket{rate: rate, size: 50}, 1, 50, 100*time.Millisecond)
+			w.rng = rand.New(rand.NewPCG(seed, 2))
+			w.foreign, w.callers = foreign, 0
+			w.run(2 * time.Minute)
+			w.callers = 50
+			done, lost, n := 0, 0, 0
+			for ; done < calls && n < 3600; n++ {
+				passed, refused := w.run(time.Second)
+				done, lost = done+sum(passed), lost+sum(refused)
+			}
+			took = append(took, float64(n))
+			if lost > 2*calls {
+				t.Errorf("beside %v calls a second %d calls were refused for %d that passed", foreign, lost, done)
+			}
+		}
+		slices.Sort(took)
+		t.Logf("beside %v calls a second: %v s, a proportional share takes %.0f s", foreign, took, share)
+		if took[seeds/2] > 1.5*share || took[seeds-1] > 2.5*share {
+			t.Errorf("beside %v calls a second: %v s, want at most 1.5 times %.0f s", foreign, took, share)
+		}
+	}
+}
+
+// TestPacerChance: refusals that have nothing to do with the rate do not wear
+// it down.
+func TestPacerChance(t *testing.T) {
+	for _, rate := range []float64{5, 20, 1000} {
+		for _, chance := range []float64{0.01, 0.02, 0.05, 0.1} {
+			w := newWorld(&bucket{rate: rate, size: 50}, 1, 50, 100*time.Millisecond)
+			w.chance = chance
+			w.run(time.Minute)
+			passed, _ := w.run(10 * time.Minute)
+			got, want := float64(sum(passed))/600, min(100*(1-chance), rate)
+			t.Logf("%v/s granted, %.0f %% refused: %.2f/s", rate, 100*chance, got)
+			if got < 0.5*want {
+				t.Errorf("%v/s granted, %.0f %% refused: %.2f/s, want at least half of %v/s", rate, 100*chance, got, want)
+			}
+		}
+	}
+}
+
+// TestPacerOneRefusal: one refusal while calls pass holds up nothing.
+func TestPacerOneRefusal(t *testing.T) {
+	w := newWorld(&bucket{rate: 1000, size: 1000}, 1, 200, 100*time.Millisecond)
+	p := w.pacers[0]
+	p.take(w.now).refuse(w.now)
+	if passed, _ := w.run(time.Second); sum(passed) < 50 {
+		t.Errorf("%d calls passed in the second after one refusal, want as many as without", sum(passed))
 	}
 }

@@ -59,7 +59,7 @@ type permit struct {
 // NewSet returns a Set that has not seen a call yet.
 func NewSet(o Options) *Set {
 	o = o.withDefaults()
-	return &Set{options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}), actions: make(map[string]*action)}
+	return &Set{options: o, clock: o.Clock, account: newPacer(o.Clock.Now(), Limit{}, o.Peers), actions: make(map[string]*action)}
 }
 
 // acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
@@ -116,7 +116,7 @@ func (s *Set) action(c Call, now time.Time) *action {
 	a := s.actions[c.Action]
 	if a == nil {
 		ceiling := s.options.Ceilings[c.Action]
-		a = &action{name: c.Action, begins: c.Begins, ceiling: ceiling, pacer: newPacer(now, ceiling)}
+		a = &action{name: c.Action, begins: c.Begins, ceiling: ceiling, pacer: newPacer(now, ceiling, s.options.Peers)}
 		a.queue.init()
 		s.actions[c.Action] = a
 		s.order = append(s.order, a)

@@ -112,12 +112,12 @@ func (s *Set) decide(now time.Time) {
 		s.shared = true
 		s.account.resume(now)
 		for _, a := range s.order {
-			a.pacer = newPacer(now, a.ceiling)
+			a.pacer = newPacer(now, a.ceiling, s.options.Peers)
 		}
 	case s.shared && s.belief <= apartAt:
 		s.shared, s.belief = false, inDoubt
 		for _, a := range s.order {
-			a.pacer = newPacer(now, a.ceiling)
+			a.pacer = newPacer(now, a.ceiling, s.options.Peers)
 			a.pacer.search(now, s.account.rate)
 		}
 	default:

@@ -3,6 +3,7 @@ package scale
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -68,6 +69,20 @@ func (e *ec2) outcome() Outcome {
 	out.FailedCreates = creates.Failed
 	out.ENIs = creates.Calls - creates.Refused - creates.Failed
 	return out
+}
+
+// greed is another client of the account: it makes so many calls a second, at
+// random moments, and takes no notice of refusals.
+func (e *ec2) greed(ctx context.Context, rate float64, seed uint64) {
+	dice := rand.New(rand.NewPCG(seed, 2))
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Duration(dice.ExpFloat64() / rate * float64(time.Second))):
+			e.Draw(foreignAction)
+		}
+	}
 }
 
 // Call implements pace.Observer.

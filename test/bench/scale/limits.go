@@ -15,7 +15,17 @@ type Limits struct {
 	Shared *cloudsim.Bucket
 	// Published gives each action a bucket of its own, as EC2 documents them.
 	Published bool
+	// Refused is the share of calls that are refused at random, whatever their rate.
+	Refused float64
+	// Foreign is how many calls a second another client of the account makes,
+	// which never backs off. It does so for a minute before the first node joins.
+	Foreign float64
+	// Seed chooses the moments of its calls, and which calls are refused at random.
+	Seed uint64
 }
+
+// foreignAction is what the other client calls.
+const foreignAction = "DescribeInstances"
 
 // published are EC2's buckets (EC2 Developer Guide, "Request throttling for the
 // Amazon EC2 API").
@@ -26,7 +36,7 @@ var published = map[string]cloudsim.Bucket{
 }
 
 func (l Limits) options() cloudsim.Options {
-	o := cloudsim.Options{Latency: l.Delay, Shared: l.Shared}
+	o := cloudsim.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
 	if l.Published {
 		o.Buckets = published
 	}
@@ -47,6 +57,18 @@ func (l Limits) bound(calls map[string]int) (longest time.Duration) {
 		longest = max(longest, lasts(*l.Shared, total))
 	}
 	return longest + l.Delay
+}
+
+// share is how long calls take at least when the shared bucket serves Berth and
+// the other client in proportion to the calls that each makes, and Berth makes
+// as many as the whole bucket grants.
+func (l Limits) share(calls map[string]int) time.Duration {
+	total := 0
+	for _, n := range calls {
+		total += n
+	}
+	rate := l.Shared.Rate * l.Shared.Rate / (l.Shared.Rate + l.Foreign)
+	return time.Duration(float64(total)/rate*float64(time.Second)) + l.Delay
 }
 
 func publishedFor(action string) cloudsim.Bucket {

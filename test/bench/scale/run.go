@@ -48,7 +48,7 @@ const (
 	Subnets Workload = "subnets"
 	// Memory: every node has 10 addresses used and 8 free.
 	Memory Workload = "memory"
-	// ThrottledCreate and ThrottledAssign: one node, and the call is throttled once.
+	// ThrottledCreate and ThrottledAssign: the first such call is throttled once.
 	ThrottledCreate Workload = "throttled-create"
 	ThrottledAssign Workload = "throttled-assign"
 )

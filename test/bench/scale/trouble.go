@@ -12,7 +12,7 @@ var throttled = map[Workload]pace.Call{
 	ThrottledAssign: pace.Assign,
 }
 
-// runThrottled fills one node of which one call is throttled once.
+// runThrottled fills nodes, of which one call is throttled once.
 func runThrottled(ctx context.Context, o Order) (Outcome, error) {
 	w := want{policy: onPrimary()}
 	if o.Workload == ThrottledCreate {

@@ -140,6 +140,12 @@ func runSubnets(ctx context.Context, o Order) (Outcome, error) {
 
 // fill measures how long it takes until all nodes have what they need.
 func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
+	if o.Limits.Foreign > 0 {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		go c.ec2.greed(ctx, o.Limits.Foreign, o.Limits.Seed)
+		c.idle(time.Minute)
+	}
 	c.start(ctx)
 	defer c.close()
 	if err := c.join(ctx, o.Join); err != nil {
@@ -148,5 +154,8 @@ func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	out := c.ec2.outcome()
 	out.Last, out.Median = c.times()
 	out.Bound = o.Limits.bound(out.Calls)
+	if o.Limits.Foreign > 0 {
+		out.Bound = o.Limits.share(out.Calls)
+	}
 	return out, nil
 }
