@@ -148,6 +148,8 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 		if m.api.Create(t.Context(), o) != nil {
 			if o := m.peek(); o != nil && o.Spec.InstanceID == instance {
 				_ = m.api.Delete(t.Context(), o)
+				other := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0ddd", InstanceType: itype}}
+				_ = m.api.Create(t.Context(), other) // at once: this daemon makes one as soon as it hears
 			}
 		}
 		err := m.Ready()
