@@ -12,7 +12,7 @@ import (
 // any are permitted on all or nothing ("*").
 func targets(action string, p *params) []vpc.Target {
 	// Read again, and judged, by the action itself.
-	read := &params{values: p.values, known: map[string]bool{}}
+	read := &params{values: p.values, numbers: p.numbers, known: map[string]bool{}}
 	on := func(ids ...string) (out []vpc.Target) {
 		for _, id := range ids {
 			if id != "" {
