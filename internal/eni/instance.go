@@ -17,7 +17,9 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 		return nil
 	}
 	if slices.ContainsFunc(l.ENIs, primary) {
-		r.absentAt, r.askAt = time.Time{}, time.Time{}
+		if !r.absentAt.IsZero() {
+			r.absentAt, r.askAt = time.Time{}, time.Time{}
+		}
 		if r.missing > 0 || r.vanished {
 			r.missing, r.vanished = 0, false
 			r.heal(gateInstance)
@@ -46,12 +48,22 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
 }
 
+// askDue tells whether the instance is to be asked for now: somebody doubts that
+// it runs, or the last answer may have trailed what happened.
+func (r *Reconciler) askDue(now time.Time) bool {
+	if !r.askAt.IsZero() {
+		return !r.askAt.After(now)
+	}
+	return (r.uncertain || r.stopped) && !r.closed(gateInstance, now)
+}
+
 // ask finds out whether the instance is there and runs. Nothing is changed
 // while it does not. An answer without it may be of a part of EC2 that trails
-// the others, so nothing follows from one: it is asked for again after Lag.
+// the others, so nothing follows from one: it is asked for again after Lag. So
+// may one that tells of no change right after somebody said that there was one.
 func (r *Reconciler) ask(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	r.askAgain = time.Time{}
+	r.askAt = time.Time{}
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
 	cancel()
@@ -68,7 +80,7 @@ func (r *Reconciler) ask(ctx context.Context) {
 		return
 	}
 	if !absent && err == nil {
-		r.absentAt, r.askAt = time.Time{}, time.Time{}
+		r.absentAt = time.Time{}
 	}
 	switch {
 	case gone:
@@ -77,6 +89,7 @@ func (r *Reconciler) ask(ctx context.Context) {
 			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
 	case err != nil:
 		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
+		r.uncertain = true // what was asked is not answered
 		return
 	case halted:
 		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
@@ -90,7 +103,7 @@ func (r *Reconciler) ask(ctx context.Context) {
 	// An answer that nothing has changed, so soon after somebody said that
 	// something has, may trail what happened.
 	if visible := r.suspectedAt.Add(r.cfg.Lag); halted == r.stopped && !gone && start.Before(visible) {
-		r.askAgain = visible
+		r.askAt = visible
 	}
 	r.uncertain, r.stopped = false, halted
 }

@@ -41,7 +41,8 @@ type Reconciler struct {
 	vanished    bool           // the cloud says that the instance is no more
 	uncertain   bool           // the instance may be stopped
 	suspectedAt time.Time      // when somebody last said so
-	askAgain    time.Time      // when an answer to that can be trusted; zero: it was
+	askAt       time.Time      // when the instance is asked for once more, as the last answer may trail; zero: it may not
+	absentAt    time.Time      // since when the cloud does not know the instance when asked; zero: it does
 	stopped     bool           // it is
 	unsure      map[string]unsureAssign
 	odd         map[string]bool      // what was told of listings that cannot be true
@@ -57,10 +58,8 @@ type Reconciler struct {
 	movable     excess     // 1 while an ENI is Movable
 	judged      *judgement // of the last plan, while nothing changed since
 	gates       map[gate]*backoff
-	probe       probe     // of gates, for pods that wait
-	absentAt    time.Time // since when the cloud does not know the instance when asked; zero: it does
-	askAt       time.Time // when it is asked for again, to be sure
-	resumed     bool      // a stored intent was looked for
+	probe       probe // of gates, for pods that wait
+	resumed     bool  // a stored intent was looked for
 
 	doubted   atomic.Bool // see Doubt
 	suspected atomic.Bool // see Suspect
@@ -203,7 +202,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	switch {
 	case r.limitsDue(now) && r.learn(ctx):
-	case (r.uncertain || r.stopped) && !r.closed(gateInstance, now) && !r.askAt.After(now) || !r.askAgain.IsZero() && !r.askAgain.After(now):
+	case r.askDue(now):
 		r.ask(ctx)
 	case !r.resumed:
 		r.resume()
@@ -414,7 +413,6 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	sooner(r.refusedAt)
 	sooner(r.retryAt)
 	sooner(r.quietUntil)
-	sooner(r.askAgain)
 	sooner(r.probe.at)
 	sooner(r.askAt)
 	if r.starved {

@@ -381,7 +381,7 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 		var asked atomic.Int32
 		cl := &api{Cloud: w.cloud, instances: func(ids []string) ([]cloud.Instance, error) {
 			asked.Add(1)
-			return []cloud.Instance{{ID: ids[0], State: state.Load().(string)}}, nil
+			return []cloud.Instance{{ID: ids[0], Type: "m5.xlarge", State: state.Load().(string)}}, nil
 		}}
 		p := w.operator(cl)
 		n := p.set(t, w.objects[0], settings(0, 8))
