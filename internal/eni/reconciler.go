@@ -143,6 +143,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	}
 	r.report()
 	now := r.cfg.Clock.Now()
+	r.cfg.Outage.leave(r, now)
 	r.cfg.Observer.Reconciled(now.Sub(start))
 	return r.wake(now)
 }
@@ -157,6 +158,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	r.heedDoubt(now)
 	r.heedSuspicion(now)
 	r.heedWaiters(now)
+	r.heedOutage(now)
 	if r.vanished {
 		return false
 	}
@@ -403,6 +405,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	}
 	for _, b := range r.gates {
 		sooner(b.until)
+		sooner(b.probe)
 	}
 	for _, u := range r.unsure {
 		sooner(u.until)
