@@ -77,6 +77,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r := &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
+		typed:  cfg.InstanceType != "" && cfg.Lister == nil, // as the instance metadata service says; an object may lie
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
 		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
 	}
