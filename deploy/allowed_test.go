@@ -113,7 +113,9 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true", "addresses": "1000",
 		}
 		pods := map[string]string{"for": "pods"}
-		allow(t, daemon, list, asking(func(n *v1alpha1.NodeNetwork) { n.Spec.ENI.SecurityGroups, n.Spec.ENI.SubnetTags = []string{"sg-0b", "sg-0a"}, pods }), true)
+		allow(t, daemon, list, asking(func(n *v1alpha1.NodeNetwork) {
+			n.Spec.ENI.SecurityGroups, n.Spec.ENI.SubnetTags = []string{"sg-0b", "sg-0a"}, pods
+		}), true)
 		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
 			n.Spec.ENI = v1alpha1.ENISpec{
 				SecurityGroups: []string{"sg-0a"}, SubnetTags: map[string]string{"for": "pods", "zone": "a"},
