@@ -47,12 +47,12 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 		if wait := look(reasonNotProved); wait != absentRetry || !n.vanishedAt.IsZero() {
 			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.vanishedAt)
 		}
-		time.Sleep(absentRetry)
+		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
 		if wait := look(reasonInstanceGone); wait != proofRetry || n.vanishedAt.IsZero() {
 			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.vanishedAt)
 		}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
-		time.Sleep(proofRetry)
+		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
 		if look(""); !n.vanishedAt.IsZero() {
 			t.Error("it is there, and counts as vanished")
 		}
