@@ -112,7 +112,10 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		list := map[string]string{
 			"securityGroups": "sg-0a,\n sg-0b", "subnetTags": "for=pods, zone=*", "settings": "firstInterfaceIndex=0, usePrimaryAddress=true", "addresses": "1000",
 		}
-		allow(t, daemon, list, asking(groups("sg-0b", "sg-0a")), true)
+		pods := map[string]string{"for": "pods"}
+		allow(t, daemon, list, asking(func(n *v1alpha1.NodeNetwork) {
+			n.Spec.ENI.SecurityGroups, n.Spec.ENI.SubnetTags = []string{"sg-0b", "sg-0a"}, pods
+		}), true)
 		harness.OK(t, daemon.Create(t.Context(), asking(func(n *v1alpha1.NodeNetwork) {
 			n.Spec.ENI = v1alpha1.ENISpec{
 				SecurityGroups: []string{"sg-0a"}, SubnetTags: map[string]string{"for": "pods", "zone": "a"},
@@ -121,6 +124,13 @@ func TestDaemonAsksForWhatIsAllowed(t *testing.T) {
 		}), client.DryRunAll))
 		forbidden(t, daemon.Create(t.Context(), asking(groups("sg-0a", "sg-0c")), client.DryRunAll), "spec.eni.securityGroups has sg-0c")
 		forbidden(t, daemon.Create(t.Context(), asking(tags(map[string]string{"for": "pod"})), client.DryRunAll), "spec.eni.subnetTags has for=pod,")
+		// Who names none may use any, which is more than what is listed.
+		unnamed := asking(func(*v1alpha1.NodeNetwork) {})
+		forbidden(t, daemon.Create(t.Context(), unnamed.DeepCopy(), client.DryRunAll), "spec.eni names no subnets")
+		harness.OK(t, admin.Create(t.Context(), unnamed.DeepCopy(), client.DryRunAll))
+		allow(t, daemon, map[string]string{"subnetTags": "", "subnetIDs": "subnet-0a"}, asking(tags(pods)), false)
+		forbidden(t, daemon.Create(t.Context(), unnamed.DeepCopy(), client.DryRunAll), "spec.eni names no subnets")
+		allow(t, daemon, map[string]string{"subnetIDs": "subnet-0a, *"}, unnamed, true)
 		allow(t, daemon, map[string]string{"securityGroups": "*"}, asking(groups("sg-0c")), true)
 	})
 	t.Run("not the list itself", func(t *testing.T) {

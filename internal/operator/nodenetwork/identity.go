@@ -46,6 +46,9 @@ const (
 const (
 	// proofRetry is how long after EC2 refuted an object it is asked again.
 	proofRetry = time.Minute
+	// absentRetry is the same after the first answer without the instance, which
+	// may be of a part of EC2 that trails the others (as eni.Config.Lag).
+	absentRetry = 5 * time.Second
 	// proofTimeout bounds a question to EC2, its wait for the rate limit included.
 	proofTimeout = 2 * time.Minute
 )
@@ -59,6 +62,15 @@ type proof struct {
 	at       time.Time // when the answer came; zero: there is none
 	instance cloud.Instance
 	err      error
+	absent   bool // err is the first answer without the instance: nothing follows from it
+}
+
+// wait is how long it takes until EC2 is asked again.
+func (p *proof) wait(now time.Time) time.Duration {
+	if p.absent {
+		return p.at.Add(absentRetry).Sub(now)
+	}
+	return p.at.Add(proofRetry).Sub(now)
 }
 
 // judge holds an object against its Node (nil: there is none) and what EC2 said
@@ -152,12 +164,14 @@ func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Dura
 	if !ask || why == (refusal{}) {
 		return why, 0
 	}
-	wait := p.at.Add(proofRetry).Sub(n.c.now())
+	wait := p.wait(n.c.now())
 	if wait <= 0 && !p.asking {
 		p.asking = true
 		go n.ask(ctx)
 	}
 	switch {
+	case p.absent:
+		why = refusal{reasonNotProved, "EC2 did not know " + n.instanceID + " when asked: it is asked once more"}
 	case cloud.ClassOf(p.err) == cloud.Gone:
 		why = refusal{reasonInstanceGone, instanceGone}
 	case p.err != nil:
@@ -171,15 +185,18 @@ func (n *node) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
 	defer cancel()
 	in, err := n.c.fleet.Describe(ctx, n.instanceID)
+	absent := cloud.ClassOf(err) == cloud.Gone
 	if err == nil && (in.State == "terminated" || in.State == "shutting-down") {
 		err = &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: "instance " + n.instanceID + " is " + in.State}
 	}
 	now := n.c.now()
 	n.mu.Lock()
-	n.proof = proof{at: now, instance: in, err: err}
-	if gone := cloud.ClassOf(err) == cloud.Gone; !gone {
+	absent = absent && cloud.ClassOf(n.proof.err) != cloud.Gone
+	n.proof = proof{at: now, instance: in, err: err, absent: absent}
+	switch {
+	case err == nil:
 		n.vanishedAt = time.Time{}
-	} else if n.vanishedAt.IsZero() {
+	case !absent && cloud.ClassOf(err) == cloud.Gone && n.vanishedAt.IsZero():
 		n.vanishedAt = now
 	}
 	n.mu.Unlock()
@@ -250,6 +267,7 @@ func (c *Controller) rest(n *node) *node {
 	n.mu.Lock()
 	next := c.newNode(n.obj, false)
 	next.proof, next.told = n.proof, n.told
+	next.proof.asking = false // the answer would go to n
 	next.reportedAt, next.vanishedAt, next.nodeGoneAt, next.health = n.reportedAt, n.vanishedAt, n.nodeGoneAt, n.health
 	n.mu.Unlock()
 	c.mu.Lock()

@@ -108,22 +108,26 @@ func TestProofComesAndGoes(t *testing.T) {
 	degraded(t, "node-1", reasonNoNode)
 	fl.works(t, "node-1", false)
 	register(t, "node-1", "")
-	degraded(t, "node-1", reasonInstanceGone)
+	askAgain := func(want string) {
+		t.Helper()
+		harness.Eventually(t, limit, "EC2 is asked again: "+want, func() error {
+			now.Advance(proofRetry)
+			o := get(t, "node-1")
+			o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event has it looked at
+			if err := c.Update(t.Context(), o); err != nil {
+				return err
+			}
+			if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != want {
+				return fmt.Errorf("%+v", d)
+			}
+			return nil
+		})
+	}
+	askAgain(reasonInstanceGone)
 	fl.mu.Lock()
 	fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: "another"}
 	fl.mu.Unlock()
-	harness.Eventually(t, limit, "EC2 is asked again", func() error {
-		now.Advance(proofRetry)
-		o := get(t, "node-1")
-		o.Spec.ENI.MaxPods = new(int32(now.Now().Unix() % 1000)) // any event has it looked at
-		if err := c.Update(t.Context(), o); err != nil {
-			return err
-		}
-		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonNotProved {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
+	askAgain(reasonNotProved)
 	fl.works(t, "node-1", false)
 
 	// As a cloud controller manager does.

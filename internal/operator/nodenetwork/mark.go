@@ -83,8 +83,8 @@ func (n *node) things() map[netip.Prefix]string {
 }
 
 // keep leaves what is available of an ENI as it is, and tells which of it is
-// releasing. n.mu is held.
-func (n *node) keep(s *v1alpha1.IPAMSpec, id string) (leaving []netip.Prefix) {
+// releasing, and marked by itself. n.mu is held.
+func (n *node) keep(s *v1alpha1.IPAMSpec, id string) (leaving, asked []netip.Prefix) {
 	for text, at := range n.obj.Spec.IPAM.Available {
 		p, err := published.Parse(text)
 		if err != nil || at.Resource != id {
@@ -94,8 +94,11 @@ func (n *node) keep(s *v1alpha1.IPAMSpec, id string) (leaving []netip.Prefix) {
 		if slices.Contains(n.obj.Spec.IPAM.Releasing, text) {
 			leaving = append(leaving, p)
 		}
+		if n.marked(text) {
+			asked = append(asked, p)
+		}
 	}
-	return leaving
+	return leaving, asked
 }
 
 // recorded tells, by an error, whether all that an inventory has on its way out

@@ -87,7 +87,8 @@ func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.detaching)) {
 		if !n.mayMarkENI(id) { // it stays as it is
-			leaving = append(leaving, n.keep(&s, id)...)
+			kept, marked := n.keep(&s, id)
+			leaving, asked = append(leaving, kept...), append(asked, marked...)
 		}
 	}
 	s.Releasing, s.Unassigning = texts(leaving), append(texts(asked), n.markedENIs()...)

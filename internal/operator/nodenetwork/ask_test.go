@@ -1,0 +1,90 @@
+package nodenetwork
+
+import (
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// asked is a node of a controller without an API server, whose cloud says what
+// fl does.
+func asked(fl *script) *node {
+	c := &Controller{
+		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
+		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, lives: map[string]life{},
+	}
+	n := c.newNode(&v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
+		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
+	}, false)
+	c.nodes[n.name] = n
+	return n
+}
+
+// An answer of EC2 without the instance may be of a part that trails the others.
+func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fl := newScript()
+		n, bare := asked(fl), &corev1.Node{}
+		look := func(want string) time.Duration {
+			t.Helper()
+			n.identity(t.Context(), bare) // asks, if that is due
+			synctest.Wait()
+			why, wait := n.identity(t.Context(), bare)
+			if why.reason != want {
+				t.Fatalf("got %+v, want %q", why, want)
+			}
+			return wait
+		}
+		if wait := look(reasonNotProved); wait != absentRetry || !n.vanishedAt.IsZero() {
+			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.vanishedAt)
+		}
+		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
+		if wait := look(reasonInstanceGone); wait != proofRetry || n.vanishedAt.IsZero() {
+			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.vanishedAt)
+		}
+		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
+		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
+		if look(""); !n.vanishedAt.IsZero() {
+			t.Error("it is there, and counts as vanished")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		fl := newScript()
+		n := asked(fl)
+		fl.says[instance] = cloud.Instance{ID: instance, State: "terminated"}
+		n.identity(t.Context(), &corev1.Node{})
+		synctest.Wait()
+		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.vanishedAt.IsZero() {
+			t.Errorf("terminated, by EC2's own words: %+v", why)
+		}
+	})
+}
+
+// A Node that is made anew without its provider ID, all at once: EC2 is asked
+// while the fleet stops, and asked again if that answer finds another node.
+func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fl := newScript()
+		n, bare := asked(fl), &corev1.Node{}
+		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
+		if why, _ := n.identity(t.Context(), bare); why.reason != reasonNotProved {
+			t.Fatalf("not asked yet: %+v", why)
+		}
+		next := n.c.rest(n)
+		synctest.Wait()
+		next.identity(t.Context(), bare)
+		synctest.Wait()
+		if why, _ := next.identity(t.Context(), bare); why != (refusal{}) {
+			t.Errorf("EC2 names the Node, and: %+v", why)
+		}
+	})
+}
