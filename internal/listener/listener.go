@@ -7,6 +7,9 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limits are numbers of connections at a time.
@@ -20,8 +23,8 @@ type Limits struct {
 	// to 127.0.0.1 can come from elsewhere: from a pod, where the kernel's
 	// route_localnet is on (ip-sysctl).
 	LocalOnly bool
-	// WorkOnRead makes a connection work from its first byte on, for servers
-	// that do not call Working.
+	// WorkOnRead makes a connection work from its first byte on, also one that
+	// the server has not read yet, for servers that do not call Working.
 	WorkOnRead bool
 }
 
@@ -116,7 +119,7 @@ func (l *Limited) count() map[netip.Addr]int {
 
 func (l *Limited) oldestIdle(of func(*Conn) bool) *Conn {
 	for _, c := range l.conns {
-		if !c.working && of(c) {
+		if of(c) && c.idle() {
 			return c
 		}
 	}
@@ -128,7 +131,7 @@ func (l *Limited) oldestIdle(of func(*Conn) bool) *Conn {
 func (l *Limited) oldestIdleOfMost() (found *Conn) {
 	n := l.count()
 	for _, c := range l.conns {
-		if !c.working && (found == nil || n[c.peer] > n[found.peer]) {
+		if (found == nil || n[c.peer] > n[found.peer]) && c.idle() {
 			found = c
 		}
 	}
@@ -164,6 +167,30 @@ func (c *Conn) Working(yes bool) {
 	if !yes {
 		c.of.room.Signal()
 	}
+}
+
+// idle tells whether the connection may give way. of.mu is held. A server that
+// has much to do reads late: who asked is not taken for one who is silent.
+func (c *Conn) idle() bool {
+	return !c.working && !(c.of.limits.WorkOnRead && hasInput(c.Conn))
+}
+
+// hasInput tells whether there is a byte to be read. It does not wait, and takes
+// nothing away.
+func hasInput(c net.Conn) (yes bool) {
+	of, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := of.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Control(func(fd uintptr) {
+		n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		yes = err == nil && n > 0
+	})
+	return err == nil && yes
 }
 
 // Read implements net.Conn.

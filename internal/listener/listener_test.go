@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -188,4 +189,47 @@ func TestLoopbackHasNoLimitByPeer(t *testing.T) {
 		d.connect("127.0.0.1")
 		expect(t, "the first of two", first.open(), true)
 	})
+}
+
+// More calls at once than there is room for: none of those that asked gives way,
+// though the server has read nothing of them yet. A silent one does.
+func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	inner, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Limit(inner, Limits{Total: 3, WorkOnRead: true})
+	defer l.Close()
+	connect := func(say string) (far, near net.Conn) {
+		t.Helper()
+		far, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = far.Close() })
+		if _, err := io.WriteString(far, say); err != nil {
+			t.Fatal(err)
+		}
+		near, err = l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []net.Conn{far, near} {
+			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		}
+		return far, near
+	}
+	_, first := connect("a")
+	silent, _ := connect("")
+	_, third := connect("c")
+	_, fourth := connect("d")
+	for name, near := range map[string]net.Conn{"first": first, "third": third, "fourth": fourth} {
+		if n, err := near.Read(make([]byte, 1)); n != 1 {
+			t.Errorf("the %s, which asked: %v", name, err)
+		}
+	}
+	if _, err := silent.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the silent one: %v, want its end", err)
+	}
 }

@@ -3,3 +3,6 @@
 package harness
 
 var raceFlags []string
+
+// RaceMemory is 1 without the race detector.
+const RaceMemory = 1

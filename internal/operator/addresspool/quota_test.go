@@ -69,6 +69,50 @@ func TestUses(t *testing.T) {
 	}
 }
 
+// makeNamespace makes one whose pods get their addresses from a pool.
+func makeNamespace(t *testing.T, name, pool string) {
+	t.Helper()
+	o := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}}}
+	harness.OK(t, client.IgnoreAlreadyExists(harness.KubeClient(t).Create(t.Context(), o)))
+}
+
+// bind makes a pod that is bound to a node.
+func bind(t *testing.T, namespace, name, node string) *corev1.Pod {
+	t.Helper()
+	no := false
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{
+		NodeName: node, AutomountServiceAccountToken: &no, Containers: []corev1.Container{{Name: "a", Image: "a"}},
+		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+	}}
+	harness.Eventually(t, limit, "a pod", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
+	return p
+}
+
+// A block that comes back is kept for the request that has waited longest. If the
+// pods of that one's node are gone by then, the next has it.
+func TestRefusedRequestKeepsNoBlock(t *testing.T) {
+	harness.KubeClean(t)
+	for _, node := range []string{"holder", "leaver", "needy"} {
+		makeNode(t, node)
+	}
+	makeNamespace(t, "market", "small")
+	bind(t, "market", "front", "holder")
+	gone := bind(t, "market", "gone", "leaver")
+	bind(t, "market", "want", "needy")
+	makePool(t, "small", 0, "10.4.0.0/31")
+	start(t, Options{MaxPods: 110})
+	held := given(t, "h1", "holder", "small")
+	given(t, "h2", "holder", "small")
+	for _, w := range [][2]string{{"w1", "leaver"}, {"w2", "needy"}} {
+		ask(t, w[0], w[1], "small")
+		failed(t, w[0], v1alpha1.ReasonPoolExhausted, "small")
+	}
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), gone, client.GracePeriodSeconds(0)))
+	giveBack(t, held.Name)
+	failed(t, "w1", v1alpha1.ReasonNoPods, "leaver")
+	answered(t, "w2")
+}
+
 // Who has stolen one node's token asks for all there is: 150 blocks of a pool that
 // any pod may use, and of one that is reserved for a namespace of which the node
 // has no pod. He gets what the node's pods can use, and a pod's node its block.
@@ -81,21 +125,11 @@ func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
 	harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
 	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")}
 	harness.OK(t, admin.Status().Update(t.Context(), n))
-	shop := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Annotations: map[string]string{v1alpha1.AnnotationPool: "reserved"}}}
-	harness.OK(t, client.IgnoreAlreadyExists(admin.Create(t.Context(), shop)))
-	bind := func(namespace, name, node string) {
-		t.Helper()
-		no := false
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{
-			NodeName: node, AutomountServiceAccountToken: &no, Containers: []corev1.Container{{Name: "a", Image: "a"}},
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-		}}
-		harness.Eventually(t, limit, "a pod", func() error { return admin.Create(t.Context(), p) })
-	}
+	makeNamespace(t, "shop", "reserved")
 	for i := range 3 {
-		bind("default", fmt.Sprint("pod", i), "thief")
+		bind(t, "default", fmt.Sprint("pod", i), "thief")
 	}
-	bind("shop", "front", "honest")
+	bind(t, "shop", "front", "honest")
 	makePool(t, v1alpha1.DefaultPool, 0, "10.2.0.0/22")
 	makePool(t, "reserved", 0, "10.3.0.0/24")
 	var mu sync.Mutex // guards reasons

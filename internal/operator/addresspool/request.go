@@ -47,6 +47,9 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 	var why *refusal
 	if block == "" {
 		why, drop, err := c.admit(ctx, r)
+		if err == nil && why != nil {
+			err = c.end(ctx, q.Name, "") // what the book keeps for it is others'
+		}
 		switch {
 		case err != nil:
 			return reconcile.Result{}, err
