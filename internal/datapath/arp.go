@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -27,13 +28,30 @@ func (n *Node) setARPTable() (changed []string, err error) {
 	}
 	rs.replace(conn)
 	err = conn.Flush()
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+	if isWithoutARP(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("replace nftables table arp %q: %w", NftTable, err)
 	}
 	return []string{"nftables table arp " + NftTable}, nil
+}
+
+// isWithoutARP tells whether a kernel refused the table because it does not have
+// the family: newer ones refuse the table itself (EOPNOTSUPP), others its chain,
+// for whose type there is nothing (ENOENT, nf_tables_chain_type_lookup), and old
+// ones say EAFNOSUPPORT. What comes after that in the transaction finds no table or
+// chain (ENOENT). An error of another kind among them is none of this.
+func isWithoutARP(err error) bool {
+	switch e := err.(type) { //nolint:errorlint // each one that is joined is looked at
+	case nil:
+		return false
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(one error) bool { return !isWithoutARP(one) })
+	case interface{ Unwrap() error }:
+		return isWithoutARP(e.Unwrap())
+	}
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
 // arpRuleset is the content of Berth's table of family arp.

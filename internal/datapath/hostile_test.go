@@ -38,7 +38,7 @@ func (v *vpc) neighbours(p *pod, family int) (n int) {
 	list, err := v.host.nl.NeighList(p.links.HostIndex, family)
 	v.host.must(err)
 	for _, e := range list {
-		if e.State != unix.NUD_PERMANENT && !net.IP(e.IP).IsMulticast() {
+		if e.State != unix.NUD_PERMANENT && !e.IP.IsMulticast() {
 			n++
 		}
 	}

@@ -30,6 +30,7 @@ type Config struct {
 	Subnets  *SubnetBook // shared by the reconcilers of a process
 	Security *GroupBook  // likewise
 	Routes   *RouteBook  // likewise
+	Outage   *Outage     // likewise
 	// Committed lists what was recorded as about to leave, by this process or
 	// another that works for the same node, and did not leave yet: addresses and
 	// prefixes, and ENIs without a prefix. None of it is ever given back to the
@@ -97,6 +98,9 @@ func (c *Config) withDefaults() error {
 	}
 	if c.Routes == nil {
 		c.Routes = NewRouteBook(c.Cloud, c.Clock)
+	}
+	if c.Outage == nil {
+		c.Outage = NewOutage(nil)
 	}
 	for _, d := range []struct {
 		to  *time.Duration

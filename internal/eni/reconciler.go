@@ -77,6 +77,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	r := &Reconciler{
 		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
+		typed:  cfg.InstanceType != "" && cfg.Lister == nil, // as the instance metadata service says; an object may lie
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
 		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
 	}
@@ -143,6 +144,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	}
 	r.report()
 	now := r.cfg.Clock.Now()
+	r.cfg.Outage.leave(r, now)
 	r.cfg.Observer.Reconciled(now.Sub(start))
 	return r.wake(now)
 }
@@ -157,6 +159,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	r.heedDoubt(now)
 	r.heedSuspicion(now)
 	r.heedWaiters(now)
+	r.heedOutage(now)
 	if r.vanished {
 		return false
 	}
@@ -403,6 +406,7 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	}
 	for _, b := range r.gates {
 		sooner(b.until)
+		sooner(b.probe)
 	}
 	for _, u := range r.unsure {
 		sooner(u.until)

@@ -54,8 +54,10 @@ func gateOf(k Kind) gate {
 
 // backoff is one gate's waiting time and why it waits.
 type backoff struct {
+	at       time.Time // of the last failure
 	until    time.Time
-	failures int // in a row
+	probe    time.Time // when it may be opened for pods that wait; see Outage
+	failures int       // in a row
 	kind     Kind
 	class    cloud.Class
 	err      error
@@ -74,7 +76,13 @@ func (r *Reconciler) fail(g gate, kind Kind, err error, now time.Time, wait time
 		r.gates[g] = b
 	}
 	b.failures++
-	b.kind, b.class, b.err, b.until = kind, cloud.ClassOf(err), err, now.Add(wait)
+	b.kind, b.class, b.err, b.at, b.until = kind, cloud.ClassOf(err), err, now, now.Add(wait)
+	if away(b.class) {
+		b.probe = now.Add(r.cfg.jitter(probeAway))
+		r.cfg.Outage.leave(r, now)
+	} else {
+		r.cfg.Outage.answered(r, g, now)
+	}
 	r.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
 }
 
@@ -84,6 +92,7 @@ func (r *Reconciler) note(g gate, kind Kind, err error, now time.Time) { r.fail(
 // heal forgets a gate's trouble after a success.
 func (r *Reconciler) heal(g gate) {
 	delete(r.gates, g)
+	r.cfg.Outage.answered(r, g, r.cfg.Clock.Now())
 }
 
 // healUnwanted forgets trouble with steps that nothing asks for any more.

@@ -53,7 +53,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 		o := mine.DeepCopy()
 		o.Spec = v1alpha1.NodeNetworkSpec{
 			InstanceID: c.lab.Cloud.InstanceID("node-a"), InstanceType: "m5.large",
-			ENI: v1alpha1.ENISpec{PreAllocate: new(int32), FirstInterfaceIndex: new(int32)},
+			ENI: v1alpha1.ENISpec{PreAllocate: new(int32)}, // eth0 is for those only whom berthd-allowed lists
 		}
 		return thief.Create(t.Context(), o)
 	})

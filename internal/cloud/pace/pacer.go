@@ -56,7 +56,8 @@ const (
 // it. It works in three phases:
 //
 //   - open: the bucket never was empty. Calls go out at startRate. Single
-//     refusals say nothing; it is empty when refusals outnumber passes by exhausted.
+//     refusals say nothing; it is empty when refusals outnumber passes by
+//     exhausted, or, among peers, at the first.
 //   - searching, after that: the queue stands still for firstHold, then the rate
 //     starts at searchRate and doubles every second until it is refused.
 //   - settled: a refusal cuts the rate to keep times the granted one, and
@@ -269,7 +270,7 @@ func (g grant) refuse(now time.Time) bool {
 	}
 	switch {
 	case p.phase == open || !p.busy:
-		if p.score > -exhausted {
+		if p.score > -exhausted && !p.peers {
 			return false
 		}
 		if p.phase == open {

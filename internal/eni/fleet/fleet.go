@@ -27,6 +27,7 @@ type Fleet struct {
 	subnets *eni.SubnetBook
 	groups  *eni.GroupBook
 	routes  *eni.RouteBook
+	outage  *eni.Outage
 	sky     *observatory
 	wake    chan struct{} // something is due sooner than the scheduler knows
 	work    sync.WaitGroup
@@ -49,6 +50,7 @@ func New(cfg Config) (*Fleet, error) {
 		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
+	f.outage = eni.NewOutage(f.kickAll)
 	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
 	return f, nil
 }

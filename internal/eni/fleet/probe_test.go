@@ -40,3 +40,56 @@ func TestWaiterProbes(t *testing.T) {
 		p.stop()
 	})
 }
+
+// While EC2 is away and pods wait on many nodes, one node at a time probes for
+// all, and all go on once it answers.
+func TestFleetProbesOneAtATime(t *testing.T) {
+	const nodes, away = 60, 60 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nodes)
+		w.cloud.SetLatency("", 50*time.Millisecond)
+		p := w.operator(w.cloud)
+		for _, o := range w.objects {
+			p.set(t, o, settings(0, 1))
+		}
+		pass(20 * time.Second)
+		w.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
+		for _, o := range w.objects {
+			o.start()
+			o.start()
+			p.Kick(o.name)
+		}
+		served := func() (n int) {
+			for _, o := range w.objects {
+				if _, waiting := o.pods(); waiting == 0 {
+					n++
+				}
+			}
+			return n
+		}
+		pass(away / 2) // the nodes' own tries are far apart now
+		before := len(w.cloud.Calls())
+		pass(away / 2)
+		calls := len(w.cloud.Calls()) - before
+		t.Logf("%d calls of %d nodes in %v", calls, nodes, away/2)
+		if most := 2*nodes + 30; calls > most {
+			t.Errorf("%d calls in %v of an outage, want at most two a node and one a second: %d", calls, away/2, most)
+		}
+		w.cloud.ClearFaults()
+		var first, all time.Duration
+		for back := time.Now(); all == 0 && time.Since(back) < time.Minute; pass(100 * time.Millisecond) {
+			n := served()
+			if n > 0 && first == 0 {
+				first = time.Since(back)
+			}
+			if n == nodes {
+				all = time.Since(back)
+			}
+		}
+		t.Logf("first node served after %v, all after %v", first, all)
+		if all == 0 || all > 10*time.Second {
+			t.Errorf("all nodes served %v after EC2 was back (0: never), want within 10 s", all)
+		}
+		p.stop()
+	})
+}

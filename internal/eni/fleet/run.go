@@ -198,6 +198,16 @@ func (f *Fleet) empty() bool {
 	return len(f.members) == 0
 }
 
+// kickAll has every node worked for now.
+func (f *Fleet) kickAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := f.cfg.Clock.Now()
+	for _, m := range f.members {
+		f.sooner(m, now)
+	}
+}
+
 // spread has every node look at the full listing within a time.
 func (f *Fleet) spread(within time.Duration) {
 	f.mu.Lock()

@@ -131,7 +131,7 @@ func nodesMayNotCallEC2(t *testing.T, l *Lab) {
 	if !found || !keyFound {
 		t.Fatal("no credentials")
 	}
-	for action, operatorMay := range map[string]bool{"DescribeNetworkInterfaces": true, "AttachNetworkInterface": true, "TerminateInstances": false} {
+	for action, operatorMay := range map[string]bool{"DescribeNetworkInterfaces": true, "DescribeSecurityGroups": true, "TerminateInstances": false} {
 		if v := l.Cloud.Admit(vpc.Call{Action: action, Principal: role.Principal}); v.Err == nil {
 			t.Errorf("a node may call %s", action)
 		}
