@@ -18,9 +18,10 @@ const (
 
 // attachRefused takes a failed attachment, and tells how long to wait before
 // the next try if the refusal is about this ENI. Those of limits, permissions
-// and trouble on the way are not: another ENI would fare no better.
+// and trouble on the way are not: another ENI would fare no better. Nor is a
+// conflict soon after a lost reply: it may say that the ENI is attached.
 func (r *Reconciler) attachRefused(k *known, class cloud.Class, now time.Time) (wait time.Duration, ok bool) {
-	if class != cloud.Bug && class != cloud.Conflict {
+	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && r.view.fresh(k.lost, now) {
 		return 0, false
 	}
 	k.refusals++

@@ -89,7 +89,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	}
 	p.hold.end(p.weight())
 	k := newKnown(made)
-	if k.Tags == nil {
+	if len(k.Tags) == 0 { // a reply may leave them out
 		k.Tags = p.intent.Request.Tags
 	}
 	k.replied = r.cfg.Clock.Now()

@@ -30,7 +30,8 @@ func (r *Reconciler) Seed(inv Inventory) {
 	}
 	inv.At = past(inv.At)
 	r.replied = inv.At
-	if r.limits == (cloud.Limits{}) {
+	// An instance may have been given another type since.
+	if r.limits == (cloud.Limits{}) && (!r.typed || inv.InstanceType == r.itype) {
 		r.limits, r.itype = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {

@@ -22,7 +22,7 @@ type Reconciler struct {
 	passive     bool // someone else lists for repair
 	limits      cloud.Limits
 	itype       string
-	typed       bool                 // the cloud said that it is that
+	typed       bool                 // and that is sure: the cloud said so, or the instance itself
 	limitsOf    string               // the instance type of limits, once the cloud said
 	zone, vpc   string               // as the cloud says
 	replied     time.Time            // when a reply last gave the node something
@@ -83,6 +83,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	if !r.passive {
 		r.lister = &ownLister{cfg: &r.cfg}
+		r.typed = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
 	return r, nil
 }

@@ -72,7 +72,7 @@ func (v *view) fitsCreated(e cloud.ENI, q cloud.CreateENI, instance string, subn
 	case e.Primary.IsValid() && slices.ContainsFunc(k.things(), func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return unfit(op, "%s has its primary address for pods", e.ID)
 	}
-	if e.Tags != nil {
+	if len(e.Tags) > 0 { // a reply may leave them out
 		for _, name := range slices.Sorted(maps.Keys(q.Tags)) {
 			if e.Tags[name] != q.Tags[name] {
 				return unfit(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], q.Tags[name])

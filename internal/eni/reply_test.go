@@ -92,6 +92,7 @@ func TestRepliesToCreations(t *testing.T) {
 	}{
 		{"as asked", func(*cloud.ENI) {}, ""},
 		{"tags are left out", func(e *cloud.ENI) { e.Tags = nil }, ""},
+		{"tags are empty, as of a reply without them", func(e *cloud.ENI) { e.Tags = map[string]string{} }, ""},
 		{"on this instance, as a repeat finds it", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-1"} }, ""},
 		{"on another instance", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-2"} }, "i-2"},
 		{"in another subnet", func(e *cloud.ENI) { e.SubnetID = "subnet-2" }, "subnet-2"},

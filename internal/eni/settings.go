@@ -4,7 +4,7 @@ import "github.com/berthnet/berth/internal/ipam"
 
 // Settings is what a person may change while a reconciler works.
 type Settings struct {
-	InstanceType string // as somebody said; the cloud is asked, and its answer counts
+	InstanceType string // with a Lister: as somebody said, and the cloud's answer counts; else as the instance itself says
 	VPCID        string // where subnets and security groups are looked for; empty: the instance's
 	Zone         string // likewise
 	Policy       ipam.Policy

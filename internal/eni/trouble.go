@@ -261,6 +261,9 @@ func (r *Reconciler) undoAttach(p *step, class cloud.Class, now time.Time) {
 	r.lookAt[p.ENI] = now
 	if k, ok := r.view.enis[p.ENI]; ok {
 		k.unsure = true
+		if class == cloud.Transient || class == cloud.Unknown {
+			k.lost = now
+		}
 	}
 	if class == cloud.LimitReached {
 		r.refusedAt = now.Add(r.cfg.jitter(r.cfg.SlowRetry))

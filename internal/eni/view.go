@@ -26,6 +26,7 @@ type known struct {
 	cloud.ENI
 	replied   time.Time                  // when a reply last changed its attachment or being
 	refusals  int                        // how often it was surely not attached, for what may be wrong with it
+	lost      time.Time                  // when a reply to attaching it was last lost
 	unsure    bool                       // attaching or detaching was asked for and the reply was lost
 	added     map[netip.Prefix]time.Time // given by a reply; a listing without them is old
 	removed   map[netip.Prefix]time.Time // taken by a reply; a listing with them is old

@@ -54,3 +54,28 @@ func TestENIThatCannotBeAttached(t *testing.T) {
 		})
 	}
 }
+
+// One that was attached after all, as the reply was lost and listings trailed,
+// is not given up, and no other is made in its place.
+func TestENIThatWasAttachedAfterAll(t *testing.T) {
+	bubble(t, "m5.xlarge", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+		n.start()
+		n.settle(time.Second)
+		for i := range 13 {
+			n.add(i, time.Minute) // the fifteenth needs an ENI
+		}
+		n.cloud.SetLag(15 * time.Second)
+		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", ENI: "eni-0002", Times: 1, After: true, Err: cloudfake.Err(cloud.Transient, "")})
+		n.burst(13, 16, 2*time.Minute)
+		n.settle(2 * time.Minute)
+		n.cloud.SetLag(0)
+		n.settle(2 * time.Minute)
+		if tried := n.cloud.Count("AttachENI"); tried < 4 {
+			t.Fatalf("attaching was tried %d times, which is not what this test is of", tried)
+		}
+		if made, deleted := n.cloud.Count("CreateENI"), n.cloud.Count("DeleteENI"); made != 1 || deleted > 0 {
+			t.Errorf("%d ENIs made, deleting tried %d times, want one and none", made, deleted)
+		}
+		n.check()
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -41,4 +42,32 @@ func TestListingWithoutThePrimaryIsNotBelieved(t *testing.T) {
 		n.settle(time.Minute)
 		n.wantLayout("3")
 	})
+}
+
+// An instance that was stopped may run again as another type: what its last
+// inventory says of limits is not what it has now.
+func TestAnotherTypeAfterAStop(t *testing.T) {
+	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
+		for _, itype := range []string{"t3.small", "m5.xlarge"} {
+			n.tune = func(c *eni.Config) { c.InstanceType = itype }
+			n.start()
+			n.settle(time.Minute)
+			n.kill()
+			if inv := n.store.inv; inv.InstanceType != itype || inv.Limits != limitsOf(t, n, itype) {
+				t.Errorf("%s: %s with %+v", itype, inv.InstanceType, inv.Limits)
+			}
+		}
+		if asked := n.cloud.Count("Instance"); asked > 0 {
+			t.Errorf("the instance was described %d times", asked)
+		}
+	})
+}
+
+func limitsOf(t *testing.T, n *node, itype string) cloud.Limits {
+	t.Helper()
+	l, err := n.cloud.Limits(t.Context(), itype)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }

@@ -120,3 +120,29 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 		})
 	}
 }
+
+// A reply to a creation may leave the tags out: the ENI is attached all the
+// same, at once and as Berth's own.
+func TestCreationsWithoutTagsInTheReply(t *testing.T) {
+	lab, err := vpclab.Serve(labSpec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lab.Close)
+	if _, err := lab.Cloud.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
+		t.Fatal(err)
+	}
+	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
+	n.pods(t, 0, 12) // the primary ENI has room for nine
+	if met := lab.Cloud.FaultsMet()["wrongReply"]; met == 0 {
+		t.Fatal("no reply was changed")
+	}
+	if errors := lab.Cloud.Calls()["AttachNetworkInterface"].Errors; len(errors) > 0 {
+		t.Errorf("attaching: %v", errors)
+	}
+	for _, c := range lab.Cloud.CallLog() {
+		if c.Params["Filter.1.Name"] != nil && c.Params["Filter.1.Name"][0] == "network-interface-id" {
+			t.Errorf("%v was described singly: its creation was not believed", c.Params["Filter.1.Value.1"])
+		}
+	}
+}
