@@ -61,8 +61,6 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return r.detach(ctx, k)
 	case Delete:
 		return r.delete(ctx, k)
-	case KeepWithVM:
-		return r.setDeletion(ctx, k)
 	case Retag:
 		return r.retag(ctx, k)
 	default:
@@ -123,7 +121,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	// DeleteOnTermination is off after an attachment by API (EC2 API
-	// Reference, NetworkInterfaceAttachment); the plan sees that and sets it.
+	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
 	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
 	r.replied, r.abandoned = k.replied, 0
@@ -202,18 +200,6 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
 	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
 	r.forgetIntent()
-	return nil
-}
-
-func (r *Reconciler) setDeletion(ctx context.Context, k *known) error {
-	on := !r.cfg.KeepENIs
-	err := around(KeepWithVM, func() error { return r.cfg.Cloud.SetDeleteOnTermination(ctx, k.ID, k.Attachment.ID, on) })
-	if err != nil {
-		return err
-	}
-	at := *k.Attachment
-	at.DeleteOnTermination = on
-	k.Attachment, k.replied = &at, r.cfg.Clock.Now()
 	return nil
 }
 

@@ -40,7 +40,11 @@ type Config struct {
 	Observer  Observer
 	// Held is called by a pass in which a step waits for the cloud's rate limit
 	// for longer than Patience: Status tells of it already.
-	Held   func()
+	Held func()
+	// Beside runs a call that a pass does not wait for, in a goroutine, and has
+	// a pass follow it. The call ends with the pass's context, or with End. Nil
+	// when Run is used, which sees to both.
+	Beside func(call func())
 	Clock  clock.Clock
 	Rand   *rand.Rand // for jitter
 	Logger *slog.Logger

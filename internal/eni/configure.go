@@ -44,22 +44,23 @@ func (r *Reconciler) Configure(s Settings) error {
 // Close ends what the reconciler has set apart in what it shares with others.
 // It is called once no pass is under way, and none follows.
 func (r *Reconciler) Close() {
-	r.end.Store(true)
+	r.kill()
 	for _, p := range r.pending {
 		p.hold.end(0)
 	}
 }
 
 // Ended tells whether End or Close was called.
-func (r *Reconciler) Ended() bool { return r.end.Load() }
+func (r *Reconciler) Ended() bool { return r.life.Err() != nil }
 
 // ObserveSince has only observations as of then or later count. It is called
 // before the first pass, when someone else worked for the node until then.
 func (r *Reconciler) ObserveSince(at time.Time) { r.astrayAt = at }
 
 // End has a pass that is under way do nothing after its present call, and
-// publish nothing. It may be called by any goroutine.
-func (r *Reconciler) End() { r.end.Store(true) }
+// publish nothing. Calls beside passes are given up. It may be called by any
+// goroutine.
+func (r *Reconciler) End() { r.kill() }
 
 // Doubt says that what was published may not be what the cloud has: nothing is
 // published or planned before it was observed, late enough for every reply so

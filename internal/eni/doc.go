@@ -17,6 +17,7 @@
 //	configure.go   other settings, and doubt, while it works
 //	step.go        what is recorded and withdrawn before the cloud is asked
 //	act.go         the changes at the cloud, each between two failpoints
+//	deletion.go    the change that no pass waits for: DeleteOnTermination
 //	trouble.go     what is done about each class of error
 //	excess.go      how long excess must persist
 //	orphans.go     ENIs left behind by instances that are no more

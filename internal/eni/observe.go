@@ -38,7 +38,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 // Observed takes a listing that was made for many nodes, in the goroutine that
 // reconciles. One that is older than what is known is ignored.
 func (r *Reconciler) Observed(ctx context.Context, l Listing) {
-	if r.end.Load() || l.At.Before(r.confirmed) || l.At.Before(r.astrayAt) || r.quietUntil.After(l.At) {
+	if r.Ended() || l.At.Before(r.confirmed) || l.At.Before(r.astrayAt) || r.quietUntil.After(l.At) {
 		return
 	}
 	if err := r.take(ctx, l); err != nil {

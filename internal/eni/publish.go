@@ -120,7 +120,7 @@ func (r *Reconciler) inventory() Inventory {
 
 // publish gives the node what is known now.
 func (r *Reconciler) publish(ctx context.Context) error {
-	if r.end.Load() {
+	if r.Ended() {
 		return errors.New("record the inventory: the node was taken away")
 	}
 	if r.silent || r.doubted.Load() {

@@ -55,15 +55,18 @@ type Reconciler struct {
 	retryAt     time.Time            // when a full subnet is worth another try
 	ways        wayKnown             // of the last plan
 	excess      excess
-	movable     excess     // 1 while an ENI is Movable
-	judged      *judgement // of the last plan, while nothing changed since
+	movable     excess               // 1 while an ENI is Movable
+	judged      *judgement           // of the last plan, while nothing changed since
+	deletions   map[string]*deletion // under way, by ENI
 	gates       map[gate]*backoff
 	probe       probe // of gates, for pods that wait
 	resumed     bool  // a stored intent was looked for
 
-	doubted   atomic.Bool // see Doubt
-	suspected atomic.Bool // see Suspect
-	end       atomic.Bool // see End
+	doubted   atomic.Bool     // see Doubt
+	suspected atomic.Bool     // see Suspect
+	life      context.Context // ends with End or Close
+	kill      context.CancelFunc
+	work      sync.WaitGroup // of Beside, where Run is used
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -80,6 +83,11 @@ func New(cfg Config) (*Reconciler, error) {
 		typed:  cfg.InstanceType != "" && cfg.Lister == nil, // as the instance metadata service says; an object may lie
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
 		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
+		deletions: map[string]*deletion{},
+	}
+	r.life, r.kill = context.WithCancel(context.Background())
+	if cfg.Beside == nil {
+		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
 	if !r.passive {
 		r.lister = &ownLister{cfg: &r.cfg}
@@ -98,7 +106,9 @@ func (r *Reconciler) Kick() {
 }
 
 // Run reconciles whenever kicked and whenever something is due, until ctx ends.
+// Nothing is under way when it returns.
 func (r *Reconciler) Run(ctx context.Context) error {
+	defer r.work.Wait()
 	for {
 		due := r.cfg.Clock.After(r.Reconcile(ctx))
 		select {
@@ -139,7 +149,7 @@ const maxSteps = 256
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
-		if ctx.Err() != nil || r.end.Load() || !r.next(ctx) {
+		if ctx.Err() != nil || r.Ended() || !r.next(ctx) {
 			break
 		}
 	}
@@ -161,6 +171,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	r.heedSuspicion(now)
 	r.heedWaiters(now)
 	r.heedOutage(now)
+	r.takeDeletions(ctx)
 	if r.vanished {
 		return false
 	}
@@ -239,9 +250,10 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	s, d, hold := r.decide(now)
 	r.starved = d.Starved
 	r.healUnwanted(d.Actions, now)
+	r.setDeletions(ctx, d.Actions, now)
 	for _, a := range d.Actions {
 		g := gateOf(a.Kind)
-		if r.closed(g, now) || g == gateGrow && r.growthWaits() {
+		if a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() {
 			continue
 		}
 		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
@@ -324,7 +336,7 @@ func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservati
 // first, then the node that lacks the most begins.
 func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
 	switch a.Kind {
-	case Attach, KeepWithVM, Retag:
+	case Attach, Retag:
 		return cloud.Begun
 	case Assign, Create:
 		return min(cloud.Priority(d.Needed), cloud.Begun-1)

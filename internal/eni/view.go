@@ -24,16 +24,17 @@ type view struct {
 // known is one ENI.
 type known struct {
 	cloud.ENI
-	replied   time.Time                  // when a reply last changed its attachment or being
-	refusals  int                        // how often it was surely not attached, for what may be wrong with it
-	lost      time.Time                  // when a reply to attaching it was last lost
-	unsure    bool                       // attaching or detaching was asked for and the reply was lost
-	added     map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed   map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	releasing map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed  int                        // addresses and prefixes listed for it that another may have
-	misread   string                     // what the last listing said of it that cannot be true
-	double    bool                       // listed with another's MAC or primary address: left alone
+	replied     time.Time                  // when a reply last changed its attachment or being
+	refusals    int                        // how often it was surely not attached, for what may be wrong with it
+	lost        time.Time                  // when a reply to attaching it was last lost
+	unsure      bool                       // attaching or detaching was asked for and the reply was lost
+	added       map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed     map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing   map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed    int                        // addresses and prefixes listed for it that another may have
+	misread     string                     // what the last listing said of it that cannot be true
+	deletionDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
+	double      bool                       // listed with another's MAC or primary address: left alone
 }
 
 func newView(settle time.Duration) *view {

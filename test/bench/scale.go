@@ -148,7 +148,8 @@ func fills(ctx context.Context, b *bench) ([]Result, error) {
 	}
 	results = append(results,
 		single("fill-median", "s", atOnce.Median.Seconds(), atOnce.Bound.Seconds()),
-		single("fill-calls", "calls/node", float64(atOnce.TotalCalls())/small, 0))
+		single("fill-calls", "calls/node", float64(atOnce.TotalCalls())/small, 0),
+		single("fill-exposed", "s", atOnce.Exposed.Seconds(), 0))
 	if _, err := lasts("fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}); err != nil {
 		return nil, err
 	}

@@ -56,6 +56,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}
 	c.Committed = func() []eni.Release { return m.node.Committed() }
+	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
 	c.Held = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
 		c.Observer = seen{name, f.cfg.Observer}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,6 +23,10 @@ type ec2 struct {
 
 	delay time.Duration
 
+	mu       sync.Mutex           // guards what follows
+	attached map[string]time.Time // ENIs that would outlive their instance, since when
+	exposed  time.Duration        // the longest that one was
+
 	// refuse is the action of which the next call is refused for its rate.
 	refuse atomic.Pointer[string]
 }
@@ -34,7 +39,7 @@ const (
 // newEC2 has an instance for every node. Where the subnets for new ENIs are to
 // have so many free addresses, they are not those of the primary ENIs.
 func newEC2(o Order, free []int) (*ec2, error) {
-	e := &ec2{Cloud: cloudsim.New(o.Limits.options()), delay: o.Limits.Delay}
+	e := &ec2{Cloud: cloudsim.New(o.Limits.options()), delay: o.Limits.Delay, attached: map[string]time.Time{}}
 	e.paced = pace.Cloud(e, pace.NewSet(pace.Options{Observer: e}))
 	if err := e.AddSubnet(primaries, zone, "10.0.0.0/8", 0, nil); err != nil {
 		return nil, err
@@ -118,4 +123,35 @@ func (e *ec2) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Ad
 		return nil, err
 	}
 	return e.Cloud.AssignAddresses(ctx, id, n)
+}
+
+// AttachENI implements cloud.API.
+func (e *ec2) AttachENI(ctx context.Context, id, instance string, index int) (string, error) {
+	attachment, err := e.Cloud.AttachENI(ctx, id, instance, index)
+	if err == nil {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.attached[id] = time.Now()
+	}
+	return attachment, err
+}
+
+// SetDeleteOnTermination implements cloud.API.
+func (e *ec2) SetDeleteOnTermination(ctx context.Context, id, attachment string, on bool) error {
+	err := e.Cloud.SetDeleteOnTermination(ctx, id, attachment, on)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if since, ok := e.attached[id]; ok && on && err == nil {
+		e.exposed = max(e.exposed, time.Since(since))
+		delete(e.attached, id)
+	}
+	return err
+}
+
+// exposure is the longest time for which an ENI would have outlived its
+// instance, and how many would now.
+func (e *ec2) exposure() (longest time.Duration, now int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.exposed, len(e.attached)
 }

@@ -67,6 +67,7 @@ type Outcome struct {
 	Throttled    int           // calls refused by the limits
 	Waited       time.Duration // in Berth's own limiters, all calls together
 	ENIs         int           // made
+	Exposed      time.Duration // the longest from an ENI's attachment until it went with its instance
 
 	FailedCreates int // for another reason than their rate
 }

@@ -43,6 +43,12 @@ func TestWorkloads(t *testing.T) {
 		{Order{Workload: Fill, Nodes: 20, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 20 && o.Last >= o.Bound && o.Median < o.Last
 		}},
+		{Order{Workload: Fill, Nodes: 100, Limits: tight}, func(o Outcome) bool { // DeleteOnTermination yields
+			return o.Last < 56*time.Second && o.Exposed < 90*time.Second
+		}},
+		{Order{Workload: Fill, Nodes: 600, Limits: tight}, func(o Outcome) bool { // though some node lacks addresses all the time
+			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
+		}},
 		{Order{Workload: Subnets, Nodes: 100, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 102 && o.FailedCreates == 0 && o.Last >= o.Bound
 		}},

@@ -157,5 +157,19 @@ func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	if o.Limits.Foreign > 0 {
 		out.Bound = o.Limits.share(out.Calls)
 	}
-	return out, nil
+	return c.secure(out)
+}
+
+// secure waits until all ENIs go with their instances, and notes when that was.
+func (c *cluster) secure(out Outcome) (Outcome, error) {
+	for latest := time.Now().Add(deadline); ; c.idle(100 * time.Millisecond) {
+		longest, left := c.ec2.exposure()
+		switch {
+		case left == 0:
+			out.Exposed = longest
+			return out, nil
+		case time.Now().After(latest):
+			return out, fmt.Errorf("%d ENIs would outlive their instances %v after all nodes were filled", left, deadline)
+		}
+	}
 }

@@ -1,0 +1,44 @@
+package eni
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+func TestDeletionPriority(t *testing.T) {
+	for _, c := range []struct {
+		due  time.Duration
+		want cloud.Priority
+		wait time.Duration
+	}{
+		{0, 0, 2 * time.Minute},
+		{119 * time.Second, 0, time.Second},
+		{2 * time.Minute, cloud.Begun, time.Hour},
+		{3 * time.Minute, cloud.Begun, time.Hour},
+		{-time.Second, 0, 121 * time.Second}, // the clock was set back
+	} {
+		if p, wait := deletionPriority(c.due, time.Hour); p != c.want || wait != c.wait {
+			t.Errorf("due for %v: priority %d for %v, want %d for %v", c.due, p, wait, c.want, c.wait)
+		}
+	}
+}
+
+func TestDeletionsOf(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		plan []Action
+		want []string
+	}{
+		{"nothing to do", nil, nil},
+		{"after growth, in the order of the plan", []Action{{Kind: Create}, {Kind: KeepWithVM, ENI: "b"}, {Kind: KeepWithVM, ENI: "a"}}, []string{"b", "a"}},
+		{"one that leaves", []Action{{Kind: Detach, ENI: "a"}, {Kind: KeepWithVM, ENI: "a"}, {Kind: KeepWithVM, ENI: "b"}}, []string{"b"}},
+		{"another change", []Action{{Kind: Retag, ENI: "a"}}, nil},
+	} {
+		if got := deletionsOf(c.plan); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
