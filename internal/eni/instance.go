@@ -148,6 +148,8 @@ func (r *Reconciler) learn(ctx context.Context) bool {
 		var in cloud.Instance
 		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
 			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
+		} else {
+			r.itype, r.typed = in.Type, in.Type != ""
 		}
 		itype = in.Type
 	}

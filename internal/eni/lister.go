@@ -19,6 +19,11 @@ type Listing struct {
 	VPCID, Zone  string
 }
 
+// since tells whether there is a listing, and it is no older than any of some times.
+func (l Listing) since(times ...time.Time) bool {
+	return !l.At.IsZero() && !slices.ContainsFunc(times, l.At.Before)
+}
+
 // SubnetQuery is what a node needs to know of subnets.
 type SubnetQuery struct {
 	IDs         []string // of its ENIs, and those configured for new ones
@@ -48,13 +53,36 @@ type Lister interface {
 type ownLister struct {
 	cfg   *Config
 	first cloud.Instance // as described, if it was; its type and place never change
+	begun Listing        // the first part of the first listing, while the second fails
+	done  bool           // a listing was whole
 }
 
 // List implements Lister. The instance itself is described only while nobody
 // told its type, and when a listing lacks its primary ENI: it may not exist.
-func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (Listing, error) {
-	l := Listing{At: o.cfg.Clock.Now(), Whole: true}
-	var err error
+func (o *ownLister) List(ctx context.Context, instanceID string, since time.Time) (Listing, error) {
+	l, err := o.attached(ctx, instanceID, since)
+	if err != nil {
+		return Listing{}, err
+	}
+	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
+	detached, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})
+	if err != nil {
+		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
+	}
+	o.begun, o.done = Listing{}, true
+	l.ENIs = append(l.ENIs, detached...)
+	l.InstanceType, l.VPCID, l.Zone = o.first.Type, o.first.VPCID, o.first.Zone
+	return l, nil
+}
+
+// attached lists the ENIs on an instance. At a cold start, where many nodes may
+// ask at once, an answer is not asked for again because the next call failed.
+func (o *ownLister) attached(ctx context.Context, instanceID string, since time.Time) (l Listing, err error) {
+	now := o.cfg.Clock.Now()
+	if !o.done && o.begun.since(since, now.Add(-o.cfg.ListingInterval)) {
+		return o.begun, nil
+	}
+	l = Listing{At: now, Whole: true}
 	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
 	if !ask {
 		if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
@@ -69,13 +97,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (L
 		}
 		o.first, l.ENIs = in, in.ENIs
 	}
-	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
-	detached, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})
-	if err != nil {
-		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
-	}
-	l.ENIs = append(l.ENIs, detached...)
-	l.InstanceType, l.VPCID, l.Zone = o.first.Type, o.first.VPCID, o.first.Zone
+	o.begun = l
 	return l, nil
 }
 

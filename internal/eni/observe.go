@@ -23,10 +23,16 @@ type unsureAssign struct {
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	l, err := r.lister.List(call, r.cfg.InstanceID, r.astrayAt)
+	l, err := r.heard, error(nil)
+	if !l.since(r.astrayAt, r.quietUntil, start.Add(-r.cfg.ListingInterval)) {
+		l, err = r.lister.List(call, r.cfg.InstanceID, r.astrayAt)
+	}
 	cancel()
+	r.heard = Listing{}
 	if err == nil {
-		err = r.take(ctx, l)
+		if err = r.take(ctx, l); err != nil && r.confirmed.IsZero() && !r.passive {
+			r.heard = l
+		}
 	}
 	r.told(Action{Kind: Observe}, err, start)
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 // Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
 // called by one goroutine at a time; Kick, Status and Seed by any.
 type Reconciler struct {
-	cfg  Config
-	kick chan struct{}
+	cfg    Config
+	kick   chan struct{}
+	roused chan struct{} // by Kick too, for who watches a step
 
 	// What follows belongs to the goroutine in Reconcile.
 	view        *view
@@ -27,6 +28,7 @@ type Reconciler struct {
 	zone, vpc   string               // as the cloud says
 	replied     time.Time            // when a reply last gave the node something
 	confirmed   time.Time            // last full observation
+	heard       Listing              // the first of node mode, while what it takes besides fails
 	observeAt   time.Time            // when the next is due
 	lookAt      map[string]time.Time // ENIs to describe singly, and when
 	collectAt   time.Time
@@ -79,8 +81,7 @@ func New(cfg Config) (*Reconciler, error) {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
 	r := &Reconciler{
-		cfg: cfg, kick: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
-		typed:  cfg.InstanceType != "" && cfg.Lister == nil, // as the instance metadata service says; an object may lie
+		cfg: cfg, kick: make(chan struct{}, 1), roused: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
 		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
 		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
 		deletions: map[string]*deletion{},
@@ -99,9 +100,11 @@ func New(cfg Config) (*Reconciler, error) {
 // Kick says that something may have to be done now: pods wait or went, a
 // withdrawal was confirmed. It never blocks.
 func (r *Reconciler) Kick() {
-	select {
-	case r.kick <- struct{}{}:
-	default:
+	for _, c := range [...]chan struct{}{r.kick, r.roused} {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -149,7 +152,13 @@ const maxSteps = 256
 func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	start := r.cfg.Clock.Now()
 	for range maxSteps {
-		if ctx.Err() != nil || r.Ended() || !r.next(ctx) {
+		if ctx.Err() != nil || r.Ended() {
+			break
+		}
+		call, done := r.sparing(ctx)
+		more := r.next(call)
+		done()
+		if !more {
 			break
 		}
 	}

@@ -11,6 +11,7 @@ import (
 type waiter struct {
 	action   *action
 	priority cloud.Priority
+	spare    bool   // nobody waits for it: it yields to peers
 	ticket   uint64 // place among equals, in the order of first coming
 	since    time.Time
 	ready    chan struct{} // closed once permit is set
@@ -23,6 +24,9 @@ type queue struct{ byPriority, byAge order }
 
 func (q *queue) init() {
 	q.byPriority = order{which: 0, before: func(a, b *waiter) bool {
+		if a.spare != b.spare {
+			return b.spare
+		}
 		if a.priority != b.priority {
 			return a.priority > b.priority
 		}

@@ -33,6 +33,7 @@ type Set struct {
 	seq     uint64    // of permits, in the order of sending
 	begun   int       // waiters of priority Begun
 	turns   int       // permits given in the state shared
+	spareAt time.Time // when calls that nobody waits for may go; see spare.go
 	alarm   *alarm    // nil when no turn depends on time
 }
 
@@ -70,7 +71,8 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 	if ctx.Err() != nil {
 		return permit{}, ticket, 0, context.Cause(ctx)
 	}
-	w := s.join(c, cloud.PriorityOf(ctx), ticket)
+	needed := cloud.Spare(ctx)
+	w := s.join(c, cloud.PriorityOf(ctx), needed != nil, ticket)
 	select {
 	case <-w.ready:
 		return w.permit, w.ticket, 0, nil
@@ -88,6 +90,9 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 		case <-ctx.Done():
 			s.leave(w)
 			return permit{}, w.ticket, s.clock.Now().Sub(w.since), context.Cause(ctx)
+		case <-needed:
+			needed = nil
+			s.need(w)
 		case <-late:
 			late = nil
 			tell(c.Action)
@@ -95,7 +100,7 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 	}
 }
 
-func (s *Set) join(c Call, p cloud.Priority, ticket uint64) *waiter {
+func (s *Set) join(c Call, p cloud.Priority, spare bool, ticket uint64) *waiter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ticket == 0 {
@@ -103,7 +108,7 @@ func (s *Set) join(c Call, p cloud.Priority, ticket uint64) *waiter {
 		ticket = s.ticket
 	}
 	now := s.clock.Now()
-	w := &waiter{action: s.action(c, now), priority: p, ticket: ticket, since: now, ready: make(chan struct{})}
+	w := &waiter{action: s.action(c, now), priority: p, spare: spare && s.options.Peers, ticket: ticket, since: now, ready: make(chan struct{})}
 	w.action.queue.push(w)
 	if p >= cloud.Begun {
 		s.begun++
@@ -171,7 +176,11 @@ func (s *Set) next(now time.Time) (*waiter, time.Duration) {
 		if w == nil {
 			continue
 		}
-		if d := max(account, a.pacer.delay(now)); d > 0 {
+		d := max(account, a.pacer.delay(now))
+		if w.spare {
+			d = max(d, s.spareAt.Sub(now))
+		}
+		if d > 0 {
 			wait = min(wait, d)
 		} else if best == nil || s.precedes(w, best) {
 			best = w
@@ -187,7 +196,7 @@ func (s *Set) head(a *action, now time.Time) *waiter {
 		return nil
 	}
 	w := a.queue.first()
-	if old := a.queue.oldest(); a.turns%fairTurn == fairTurn-1 && now.Sub(old.since) > patience && !s.heldBack(old) {
+	if old := a.queue.oldest(); a.turns%fairTurn == fairTurn-1 && now.Sub(old.since) > patience && old.spare == w.spare && !s.heldBack(old) {
 		w = old
 	}
 	if s.heldBack(w) {

@@ -352,13 +352,13 @@ func BenchmarkWaiters(b *testing.B) {
 	for _, n := range []int{10, 1000, 10_000, 100_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			s := limited(Assign, Limit{Rate: 0.001, Burst: 1})
-			s.report(s.join(Assign, 0, 0).permit, passed)
+			s.report(s.join(Assign, 0, false, 0).permit, passed)
 			for i := range n {
-				s.join(Assign, cloud.Priority(i%16), 0)
+				s.join(Assign, cloud.Priority(i%16), false, 0)
 			}
 			b.ResetTimer()
 			for i := range b.N {
-				s.leave(s.join(Assign, cloud.Priority(i%16), 0))
+				s.leave(s.join(Assign, cloud.Priority(i%16), false, 0))
 			}
 		})
 	}

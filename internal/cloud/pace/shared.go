@@ -40,8 +40,10 @@ func (s *Set) refuse(p permit, now time.Time) {
 	if p.account.pacer != nil {
 		p.own.lost()
 		noticed = p.account.refuse(now) && s.shared
+		s.yield(p.account.pacer, now)
 	} else {
 		noticed = p.own.refuse(now) && !s.shared
+		s.yield(p.own.pacer, now)
 	}
 	if noticed {
 		s.hear(p)

@@ -1,0 +1,40 @@
+package eni
+
+import (
+	"context"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// contented tells whether the node has an address to give, and one for each pod
+// that waits until its data path is ready: what it still wants can wait for
+// nodes that have none.
+func (r *Reconciler) contented() bool {
+	u := r.cfg.Node.Usage()
+	free := 0
+	for _, e := range u.ENIs {
+		free += e.FreeSingles + e.FreePrefixes
+	}
+	return free >= max(1, u.Waiting)
+}
+
+// sparing is a context for the calls of one step: of a contented node that has a
+// process of its own they yield to those of others, until a pod comes to wait.
+// The step must be ended with done.
+func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done func()) {
+	if r.passive || !r.contented() {
+		return ctx, func() {}
+	}
+	needed, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		for r.contented() {
+			select {
+			case <-over:
+				return
+			case <-r.roused:
+			}
+		}
+		close(needed)
+	}()
+	return cloud.WithSpare(ctx, needed), func() { close(over) }
+}
