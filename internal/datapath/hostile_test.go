@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -53,6 +54,20 @@ func arpQuestion(from net.HardwareAddr, sender, target netip.Addr) []byte {
 	return append(b, target.AsSlice()...)
 }
 
+// udp is a datagram to port 53 with an IP header.
+func udp(from, to netip.Addr) []byte {
+	body := []byte{0, 99, 0, 53, 0, 10, 0, 0, 'x', 'x'}
+	binary.BigEndian.PutUint16(body[6:], checksum(unix.IPPROTO_UDP, from, to, body))
+	head := []byte{0x60, 0, 0, 0, 0, byte(len(body)), unix.IPPROTO_UDP, 64}
+	if from.Is4() {
+		head = []byte{0x45, 0, 0, byte(20 + len(body)), 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
+		none := netip.IPv4Unspecified() // the header's sum has no pseudo-header
+		whole := slices.Concat(head, from.AsSlice(), to.AsSlice())
+		binary.BigEndian.PutUint16(head[10:], checksum(-uint32(len(whole)), none, none, whole))
+	}
+	return slices.Concat(head, from.AsSlice(), to.AsSlice(), body)
+}
+
 // icmp6 is a message of neighbour discovery with a source link-layer address
 // (RFC 4861 sections 4.1, 4.3 and 4.6.1).
 func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte {
@@ -61,16 +76,7 @@ func icmp6(kind byte, mac net.HardwareAddr, from, to, target netip.Addr) []byte 
 		body = append(body, target.AsSlice()...)
 	}
 	body = append(append(body, 1, 1), mac...)
-	sum := uint32(len(body)) + unix.IPPROTO_ICMPV6 // pseudo-header, RFC 8200 section 8.1
-	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), body} {
-		for i := 0; i < len(part); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(part[i:]))
-		}
-	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	binary.BigEndian.PutUint16(body[2:], ^uint16(sum))
+	binary.BigEndian.PutUint16(body[2:], checksum(unix.IPPROTO_ICMPV6, from, to, body))
 	head := []byte{0x60, 0, 0, 0, 0, byte(len(body)), unix.IPPROTO_ICMPV6, 255}
 	head = append(append(head, from.AsSlice()...), to.AsSlice()...)
 	return append(head, body...)
@@ -122,6 +128,68 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 			t.Errorf("a pod's %s solicitations left %d neighbours of %d, want at most about %d", c.name, n, many, solicitBurst)
 		}
 	}
+
+	// An answer to a link-local address asks for it.
+	before := v.neighbours(b, unix.AF_INET6)
+	questions = nil
+	for range many {
+		sender = sender.Next()
+		questions = append(questions, icmp6(echoRequest, mac, sender, hostLink, netip.Addr{}))
+	}
+	b.frames(unix.ETH_P_IPV6, questions...)
+	b.seenAs("["+nodeAddr6+"]:81", podB6)
+	if n := v.neighbours(b, unix.AF_INET6) - before; n > 0 {
+		t.Errorf("a pod's pings from link-local addresses left %d neighbours, want none", n)
+	}
+}
+
+const echoRequest = 128 // RFC 4443 section 4.1
+
+// Addresses that are no pod's and that routes alone would let pass, by frames of
+// any kind: behind whichever of them a pod could be as many peers as it likes.
+func TestSourcesOfNoPodAreDropped(t *testing.T) {
+	v := newVPC(t)
+	b := v.pod(podB, podB6)
+	got := make(chan netip.Addr, 64)
+	for _, network := range []string{"udp4", "udp6"} {
+		var l net.PacketConn
+		v.host.in(func() (err error) { l, err = net.ListenPacket(network, ":53"); return err })
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for buf := make([]byte, 64); ; {
+				_, from, err := l.ReadFrom(buf)
+				if err != nil {
+					return
+				}
+				got <- from.(*net.UDPAddr).AddrPort().Addr().Unmap().WithZone("")
+			}
+		}()
+	}
+	own := map[uint16][2]string{unix.ETH_P_IP: {podB, nodeAddr}, unix.ETH_P_IPV6: {podB6, nodeAddr6}}
+	for kind, forged := range map[uint16][][2]string{
+		unix.ETH_P_IP: {{"0.0.0.0", "255.255.255.255"}, {"0.0.0.0", "224.0.0.1"}, {"0.1.2.3", "255.255.255.255"}, {"169.254.1.1", nodeAddr},
+			{"127.0.0.1", nodeAddr}, {"255.255.255.255", nodeAddr}, {"224.0.0.1", nodeAddr}, {podA, "224.0.0.1"}, {podA, "255.255.255.255"}},
+		unix.ETH_P_IPV6: {{"fe80::9", nodeAddr6}, {"fe80::9", "ff02::1"}, {"::", "ff02::1"}, {"::1", nodeAddr6}, {"::ffff:10.0.0.65", nodeAddr6}, {podA6, "ff02::1"}},
+	} {
+		for _, f := range append(forged, own[kind]) {
+			packet := udp(netip.MustParseAddr(f[0]), netip.MustParseAddr(f[1]))
+			b.frames(kind, packet)
+			// The same with a tag of VLAN 0, which the kernel takes for none (IEEE 802.1Q).
+			b.frames(unix.ETH_P_8021Q, append([]byte{0, 0, byte(kind >> 8), byte(kind)}, packet...))
+		}
+		for wait := 2; wait > 0; { // come after the forged ones
+			select {
+			case from := <-got:
+				if from.String() == own[kind][0] {
+					wait--
+				} else {
+					t.Errorf("a packet with the source %s passed", from)
+				}
+			case <-time.After(dialTimeout):
+				t.Fatalf("nothing of %s arrived", own[kind][0])
+			}
+		}
+	}
 }
 
 // Where route_localnet is on, as kube-proxy may set it, the node takes packets
@@ -164,7 +232,7 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 		defer func() { _ = unix.Close(fd) }()
 		for _, to := range []string{internet, peer} {
 			binary.BigEndian.PutUint16(reset[16:], 0)
-			binary.BigEndian.PutUint16(reset[16:], checksum4(netip.MustParseAddr(podA), netip.MustParseAddr(to), reset))
+			binary.BigEndian.PutUint16(reset[16:], checksum(unix.IPPROTO_TCP, netip.MustParseAddr(podA), netip.MustParseAddr(to), reset))
 			if err := unix.Sendto(fd, reset, 0, &unix.SockaddrInet4{Addr: netip.MustParseAddr(to).As4()}); err != nil {
 				return err
 			}
@@ -194,9 +262,45 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 	}
 }
 
-// checksum4 is TCP's over IPv4 (RFC 9293 section 3.1).
-func checksum4(from, to netip.Addr, segment []byte) uint16 {
-	sum := uint32(len(segment)) + unix.IPPROTO_TCP
+// Neighbour and listener discovery is not tracked, so not translated, wherever it
+// goes.
+func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
+	v := newVPC(t, func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	v.router.serveTCP(":80")
+	b := v.pod(podB6)
+	var sniffer int
+	v.router.in(func() (err error) {
+		sniffer, err = unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMPV6)
+		return err
+	})
+	t.Cleanup(func() { _ = unix.Close(sniffer) })
+	from, to := netip.MustParseAddr(podB6), netip.MustParseAddr(internet6)
+	for _, kind := range []byte{echoRequest, 130, 131, 132, routerSolicitation, neighbourSolicitation, neighbourAdvertisement, 143} {
+		b.frames(unix.ETH_P_IPV6, icmp6(kind, b.links.PodMAC, from, to, to))
+	}
+	b.seenAs("["+internet6+"]:80", nodeAddr6) // came after them
+	translated := false
+	for buf := make([]byte, 256); ; {
+		_, sender, err := unix.Recvfrom(sniffer, buf, 0)
+		if err != nil {
+			break
+		}
+		switch netip.AddrFrom16(sender.(*unix.SockaddrInet6).Addr).String() {
+		case podB6:
+			t.Errorf("the internet saw a message of type %d of %s", buf[0], podB6)
+		case nodeAddr6:
+			translated = translated || buf[0] == echoRequest
+		}
+	}
+	if !translated {
+		t.Error("the pod's ping did not arrive")
+	}
+}
+
+// checksum is that of a protocol over IP, of what has an even number of octets
+// (RFC 9293 section 3.1, RFC 8200 section 8.1).
+func checksum(protocol uint32, from, to netip.Addr, segment []byte) uint16 {
+	sum := uint32(len(segment)) + protocol
 	for _, part := range [][]byte{from.AsSlice(), to.AsSlice(), segment} {
 		for i := 0; i < len(part); i += 2 {
 			sum += uint32(binary.BigEndian.Uint16(part[i:]))

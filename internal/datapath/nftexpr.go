@@ -96,6 +96,12 @@ func destinationIs(a netip.Addr) exprs {
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}})
 }
 
+// sourceIs: ip saddr, ip6 saddr.
+func sourceIs(a netip.Addr) exprs {
+	return rule(isFamily(familyOf(a)), loadSource(familyOf(a)),
+		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}})
+}
+
 // toLoopback: ip daddr 127.0.0.0/8. Of IPv6 the kernel itself drops what comes
 // by a link for ::1.
 func toLoopback() exprs {
@@ -129,8 +135,10 @@ const (
 // isNew: ct state new.
 func isNew() exprs { return ctState(expr.CtStateBitNEW) }
 
-// isInvalid: ct state invalid.
-func isInvalid() exprs { return ctState(expr.CtStateBitINVALID) }
+// isUntranslatable: ct state invalid,untracked. NAT looks at neither. Whatever
+// else there is of rules, the kernel tracks no neighbour or listener discovery
+// (ICMPv6 types 130 to 133, 135, 136 and 143), wherever it is addressed to.
+func isUntranslatable() exprs { return ctState(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED) }
 
 func ctState(bit uint32) exprs {
 	return exprs{
@@ -216,9 +224,13 @@ func loadICMPv6Type() exprs {
 
 // solicitation: icmpv6 type 133-135: a router or a neighbour solicitation, and
 // the router advertisement between them.
-func solicitation() exprs {
-	return rule(loadICMPv6Type(), exprs{&expr.Range{Op: expr.CmpOpEq, Register: reg,
-		FromData: []byte{routerSolicitation}, ToData: []byte{neighbourSolicitation}}})
+func solicitation() exprs { return icmpv6Between(routerSolicitation, neighbourSolicitation) }
+
+// neighbourDiscovery: icmpv6 type 133-136.
+func neighbourDiscovery() exprs { return icmpv6Between(routerSolicitation, neighbourAdvertisement) }
+
+func icmpv6Between(first, last byte) exprs {
+	return rule(loadICMPv6Type(), exprs{&expr.Range{Op: expr.CmpOpEq, Register: reg, FromData: []byte{first}, ToData: []byte{last}}})
 }
 
 // atMost: limit rate over N/second burst M packets; it matches what is beyond.
@@ -228,10 +240,11 @@ func atMost(rate uint64, burst uint32) exprs {
 
 // Types of neighbour discovery (RFC 4861 section 4).
 const (
-	routerSolicitation    byte = 133
-	routerAdvertisement   byte = 134
-	neighbourSolicitation byte = 135
-	redirect              byte = 137
+	routerSolicitation     byte = 133
+	routerAdvertisement    byte = 134
+	neighbourSolicitation  byte = 135
+	neighbourAdvertisement byte = 136
+	redirect               byte = 137
 )
 
 // snatTo: snat to ADDRESS fully-random, so that pods do not collide on ports.

@@ -86,6 +86,12 @@ func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nf
 
 // antispoofChain lets a pod send from its own addresses only. A pod whose
 // routes are gone can send nothing.
+//
+// A link-local source would pass the comparison with the routes, and a pod can
+// take any of 2^64: each would be a peer of its own to whatever counts peers or
+// connections by address, and each answer to it an entry of the neighbour table.
+// So would a source of zeros, which the comparison passes for DHCP and for the
+// search for duplicates.
 func antispoofChain() chainSpec {
 	return base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
 		ruleSpec{"not from a pod", rule(notFromPod(), accept())},
@@ -93,7 +99,10 @@ func antispoofChain() chainSpec {
 		ruleSpec{"pods are no routers", rule(icmpv6(redirect), count(), drop())},
 		ruleSpec{"the node's loopback is not for pods", rule(toLoopback(), count(), drop())},
 		ruleSpec{"solicitations fill the neighbour table", rule(solicitation(), atMost(solicitRate, solicitBurst), count(), drop())},
-		ruleSpec{"IPv6 neighbour discovery", rule(linkLocalSource(), accept())},
+		ruleSpec{"IPv6 neighbour discovery", rule(linkLocalSource(), neighbourDiscovery(), accept())},
+		ruleSpec{"link-local sources are for neighbour discovery", rule(linkLocalSource(), count(), drop())},
+		ruleSpec{"no source", rule(sourceIs(netip.IPv4Unspecified()), count(), drop())},
+		ruleSpec{"no source", rule(sourceIs(netip.IPv6Unspecified()), count(), drop())},
 		ruleSpec{"source is not the pod's", rule(sourceNotBehindLink(), count(), drop())},
 	)
 }
@@ -127,7 +136,7 @@ func fromPodChain(c Config) chainSpec {
 			ch.rules = append(ch.rules,
 				ruleSpec{"leaves the VPC",
 					rule(direction(original), outside, setMark(c.mark(MarkOutside), c.mark(MarkOutside)), accept())},
-				ruleSpec{"would leave the VPC untranslated", rule(isInvalid(), outside, count(), drop())})
+				ruleSpec{"would leave the VPC untranslated", rule(isUntranslatable(), outside, count(), drop())})
 		}
 	}
 	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", goTo("by_eni")})

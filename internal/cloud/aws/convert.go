@@ -210,6 +210,16 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	return out
 }
 
+// isVPCBlock tells whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
+// IPv6 from /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger one would have
+// pods reach the world beyond the VPC with addresses that are not translated.
+func isVPCBlock(p netip.Prefix) bool {
+	if p.Addr().Is4() {
+		return p.Bits() >= 16 && p.Bits() <= 28
+	}
+	return p.Bits() >= 44 && p.Bits() <= 60
+}
+
 // vpcCIDRs reads the associated blocks of an element of vpcSet.
 func (r *reading) vpcCIDRs(v *types.Vpc) []netip.Prefix {
 	defer r.in("vpcSet", sdk.ToString(v.VpcId))()
@@ -222,6 +232,11 @@ func (r *reading) vpcCIDRs(v *types.Vpc) []netip.Prefix {
 	for _, a := range v.Ipv6CidrBlockAssociationSet {
 		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.VpcCidrBlockStateCodeAssociated {
 			out = append(out, r.ipv6Prefix("ipv6CidrBlock", a.Ipv6CidrBlock))
+		}
+	}
+	for _, p := range out {
+		if p.IsValid() && !isVPCBlock(p) {
+			r.bad("cidrBlock", p.String(), "a size that a VPC can have")
 		}
 	}
 	return out

@@ -234,6 +234,10 @@ func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
 			r.bad(path, s, "a prefix without host bits")
 			return nil
 		}
+		if !isVPCBlock(p) {
+			r.bad(path, s, "a size that a VPC can have")
+			return nil
+		}
 		out = append(out, p)
 	}
 	return out
