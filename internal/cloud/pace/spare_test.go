@@ -39,7 +39,7 @@ func TestSpareCallsYield(t *testing.T) {
 		call  func(context.Context, chan struct{}) context.Context
 		want  time.Duration
 	}{
-		{"urgent", true, urgent, 0},
+		{"urgent", true, urgent, firstHold},
 		{"spare", true, spare, spareFactor * spareLeast},
 		{"needed after a second", true, soon, time.Second},
 		{"spare, no peers", false, spare, 0},
