@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"sync"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -26,7 +27,8 @@ func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done fu
 		return ctx, func() {}
 	}
 	needed, over := make(chan struct{}), make(chan struct{})
-	go func() {
+	var watch sync.WaitGroup
+	watch.Go(func() {
 		for r.contented() {
 			select {
 			case <-over:
@@ -35,6 +37,9 @@ func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done fu
 			}
 		}
 		close(needed)
-	}()
-	return cloud.WithSpare(ctx, needed), func() { close(over) }
+	})
+	return cloud.WithSpare(ctx, needed), func() {
+		close(over)
+		watch.Wait() // else it might take the news that the next step's watch is for
+	}
 }

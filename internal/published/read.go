@@ -21,15 +21,12 @@ import (
 
 // Reading is what an object says.
 type Reading struct {
-	Inventory eni.Inventory // At and Releasing left open
-	Available map[netip.Prefix]bool
-	Releasing []netip.Prefix // of those available, Unassigning included
-	// Unassigning are those available that the cloud may have been asked to take,
-	// and ENIs of which nothing is available that it may have been asked to detach.
-	Unassigning     []netip.Prefix
-	UnassigningENIs []string
-	Released        []netip.Prefix // of those available, as the daemon reported it
-	Bad             []string       // entries that make no sense, and why
+	Inventory   eni.Inventory // At and Releasing left open
+	Available   map[netip.Prefix]bool
+	Releasing   []netip.Prefix // of those available, Unassigning included
+	Unassigning []netip.Prefix // of those available, what the cloud may have been asked to take
+	Released    []netip.Prefix // of those available, as the daemon reported it
+	Bad         []string       // entries that make no sense, and why
 }
 
 // Read turns an object into an inventory. An available address whose ENI is not
@@ -164,18 +161,10 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 	}
 }
 
-// readUnassigning reads spec.ipam.unassigning. An ENI that has available
-// addresses was not written by an operator, which takes them out with the same
-// write: it says nothing.
+// readUnassigning reads the addresses and prefixes of spec.ipam.unassigning. The
+// ENIs in it are the operator's to know: nothing of them is available.
 func (r *Reading) readUnassigning(o *v1alpha1.NodeNetwork) {
-	var things []string
-	for _, text := range o.Spec.IPAM.Unassigning {
-		if !strings.HasPrefix(text, "eni-") {
-			things = append(things, text)
-		} else if !HasAvailable(o, text) {
-			r.UnassigningENIs = append(r.UnassigningENIs, text)
-		}
-	}
+	things := slices.DeleteFunc(slices.Clone(o.Spec.IPAM.Unassigning), func(text string) bool { return strings.HasPrefix(text, "eni-") })
 	r.Unassigning = r.among("spec.ipam.unassigning", things)
 }
 
