@@ -34,7 +34,9 @@ type addRequest struct {
 // add again gives the same answer. An add that fails, or whose caller left,
 // leaves nothing.
 func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, error) {
-	unlock, err := d.locks.lock(ctx, req.key.ContainerID)
+	patience, leave := d.crowd.enter(ctx)
+	defer leave()
+	unlock, err := d.locks.lock(patience, req.key.ContainerID)
 	if err != nil {
 		return attachment.Record{}, err
 	}
@@ -52,10 +54,10 @@ func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, er
 		}
 	}
 	link := hostLinkName(req.key)
-	if err := d.reaper.await(ctx, link, ns); err != nil {
+	if err := d.reaper.await(patience, link, ns); err != nil {
 		return attachment.Record{}, err
 	}
-	lease, err := d.acquire(ctx, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
+	lease, err := d.acquire(patience, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
 	if err != nil {
 		return attachment.Record{}, err
 	}

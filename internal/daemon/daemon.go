@@ -74,6 +74,7 @@ type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
 	waits      *waits
+	crowd      crowd
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions
