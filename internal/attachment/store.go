@@ -115,7 +115,8 @@ func (s *Store) CoolingRecords() []Cooling {
 }
 
 // Put writes a record, atomically replacing the one of the same key, and
-// stamps it with the node's identity. It refuses an address or host link that
+// stamps it with the node's identity. Without space for another file the one that
+// is there is overwritten. It refuses an address or host link that
 // another attachment holds.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
@@ -126,7 +127,11 @@ func (s *Store) Put(r Record) error {
 	if err := s.claim(r); err != nil {
 		return err
 	}
-	if err := s.write(recordFile(r.HostLink), data); err != nil {
+	err = s.write(recordFile(r.HostLink), data)
+	if _, had := s.Get(r.Key); had && IsNoSpace(err) && s.overwrite(recordFile(r.HostLink), data) == nil {
+		err = nil
+	}
+	if err != nil {
 		s.mu.Lock()
 		s.unclaim(r)
 		s.mu.Unlock()
