@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // Node is who writes records: the instance, and the boot of its kernel.
@@ -257,7 +259,7 @@ func (s *Store) drop(r Record) {
 // describe is gone too when the kernel crashes.
 func (s *Store) write(name string, data []byte) error {
 	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
-	err := os.WriteFile(tmp, data, 0o600)
+	err := statefile.Create(tmp, data, 0o600)
 	if err == nil {
 		err = os.Rename(tmp, filepath.Join(s.dir, name))
 	}

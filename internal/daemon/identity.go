@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // identityFile remembers who the node is, for a start without metadata service.
@@ -49,7 +50,7 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 }
 
 func readIdentity(path, bootID string) (cloud.Identity, bool) {
-	data, err := os.ReadFile(path)
+	data, err := statefile.Read(path)
 	if err != nil {
 		return cloud.Identity{}, false
 	}
@@ -63,7 +64,7 @@ func readIdentity(path, bootID string) (cloud.Identity, bool) {
 func writeIdentity(path string, saved savedIdentity) error {
 	data, err := json.Marshal(saved)
 	if err == nil {
-		err = os.WriteFile(path+".new", data, 0o600)
+		err = statefile.Create(path+".new", data, 0o600)
 	}
 	if err == nil {
 		err = os.Rename(path+".new", path)
