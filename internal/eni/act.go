@@ -37,6 +37,11 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
+	if p.tidies && r.passive {
+		var done func()
+		ctx, done = r.recallable(ctx)
+		defer done()
+	}
 	if p.Kind == FindSubnets {
 		return r.findSubnets(ctx)
 	}

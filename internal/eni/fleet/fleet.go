@@ -101,6 +101,7 @@ func (f *Fleet) Kick(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
+		m.rec.Kick()
 		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
 	}
 }
