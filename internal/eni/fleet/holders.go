@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -112,8 +111,5 @@ func (h *holders) had(e cloud.ENI, thing netip.Prefix) bool {
 // Publish implements Node: what is published is the node's own.
 func (s *side) Publish(ctx context.Context, inv eni.Inventory) error {
 	s.holders.set(inv)
-	if err := s.Node.Publish(ctx, inv); err != nil {
-		return fmt.Errorf("publish: %w", err)
-	}
-	return nil
+	return s.Node.Publish(ctx, inv)
 }
