@@ -27,8 +27,9 @@ type savedIdentity struct {
 }
 
 // Identify asks the metadata service who this node is. When that does not
-// answer, the answer to an earlier daemon counts, if the kernel was not booted
-// since: an instance cannot change its identity while it runs.
+// answer, or names another instance, the answer to an earlier daemon counts, if
+// the kernel was not booted since: an instance cannot change its identity while it
+// runs, and one that is not this node's has other ENIs and other records.
 func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
 	path := filepath.Join(stateDir, identityFile)
 	known, isKnown := readIdentity(path, bootID)
@@ -40,6 +41,10 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 	}
 	id, err := meta.Identity(askCtx)
 	switch {
+	case err == nil && isKnown && id.InstanceID != known.InstanceID:
+		log.Error("the metadata service names another instance than before in this boot, which cannot be; going on as before. Should the node be the other one, remove the file",
+			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
+		return known, nil
 	case err == nil:
 		return id, writeIdentity(path, savedIdentity{bootID, id})
 	case isKnown && ctx.Err() == nil:

@@ -90,6 +90,10 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		p.doubtful = made.ID
 		return err
 	}
+	if err := r.cfg.fitsOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).things(), host(made.Primary))); err != nil {
+		p.doubtful = made.ID
+		return err
+	}
 	p.hold.end(p.weight())
 	k := newKnown(made)
 	if len(k.Tags) == 0 { // a reply may leave them out
@@ -156,6 +160,10 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
 	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
+		return err
+	}
+	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
+	if err := r.cfg.fitsOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.things()); err != nil {
 		return err
 	}
 	p.hold.end(p.weight())
