@@ -46,7 +46,7 @@ type node struct {
 	front   *daemon.Front
 	bootID  string
 	aws     aws.Options
-	meta    *aws.Metadata
+	meta    cloud.Metadata
 	id      cloud.Identity
 	network *daemon.Network
 }

@@ -221,6 +221,31 @@ func TestMetadataAnswersAreBounded(t *testing.T) {
 	}
 }
 
+// A metadata service that answers byte by byte is given up in time.
+func TestMetadataByteByByte(t *testing.T) {
+	clearAWS(t)
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
+		if r.URL.Path == "/latest/api/token" {
+			_, _ = io.WriteString(w, "token")
+			return
+		}
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, "i"); err != nil {
+				return
+			}
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}))
+	t.Cleanup(h.Close)
+	m := NewMetadata(Options{IMDSEndpoint: h.URL, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), MetadataTimeout: time.Second / 2})
+	_, err := m.Identity(t.Context())
+	doubtful(t, err, "instance-id")
+}
+
 // What a listing says is compared with what was asked for and what can be.
 func TestListingsAreComparedWithWhatCanBe(t *testing.T) {
 	eni := func(id, instance string) string {
