@@ -148,7 +148,7 @@ func TestAnswersByteByByte(t *testing.T) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				return
 			}
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 	})
 	c.pace = pace.NewSet(pace.Options{CallTimeout: 200 * time.Millisecond, Clock: newHasty()})
@@ -237,7 +237,7 @@ func TestMetadataByteByByte(t *testing.T) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				return
 			}
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 		}
 	}))
 	t.Cleanup(h.Close)

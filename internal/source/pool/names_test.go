@@ -40,7 +40,7 @@ func TestNamesOfRequestsThatAnotherNodeTook(t *testing.T) {
 	}
 	m.until("its requests are over", func() bool {
 		list := &v1alpha1.BlockRequestList{}
-		m.read("requests", func(ctx context.Context) error { return m.api.List(ctx, list) })
+		harness.OK(t, m.read("requests", func(ctx context.Context) error { return m.api.List(ctx, list) }))
 		for _, r := range list.Items {
 			if r.Spec.NodeName == nodeID {
 				return false
