@@ -131,6 +131,22 @@ func (p *pacer) bears() bool {
 	return p.peers != nil && p.phase == settled && p.peers.borne() > noticed && !p.silenced()
 }
 
+// bear has a refusal change the rate a little at most, if it is not to be cut, and
+// tells whether it is not.
+func (p *pacer) bear(now time.Time) bool {
+	switch {
+	case p.bears():
+		p.before = max(keep*p.before, p.rate)
+		p.rate *= 1 - gain*(1-p.peers.borne())
+	case p.wasCut(now):
+		p.rate = min(p.rate, p.peers.floor)
+	default:
+		return false
+	}
+	p.clamp()
+	return true
+}
+
 // wasCut tells whether the rate was cut since the last quiet period began. Until
 // the next one has shown more, it is not cut deeper.
 func (p *pacer) wasCut(now time.Time) bool {

@@ -60,7 +60,7 @@ func TestPeersForeign(t *testing.T) {
 // TestPeersChance: refusals that have nothing to do with the rate do not wear
 // that of peers down.
 func TestPeersChance(t *testing.T) {
-	const seeds = 5
+	const seeds = 3
 	for _, rate := range []float64{5, 20} {
 		for _, peers := range []int{1, 4} {
 			for _, chance := range []float64{0.01, 0.02, 0.05, 0.1} {

@@ -312,14 +312,7 @@ func (g grant) refuse(now time.Time) bool {
 			p.phase, p.rate = searching, searchRate
 		}
 		p.burst = max(1, p.burst/2)
-	case p.bears():
-		p.before = max(keep*p.before, p.rate)
-		p.rate *= 1 - gain*(1-p.peers.borne())
-		p.clamp()
-		return false
-	case p.wasCut(now):
-		p.rate = min(p.rate, p.peers.floor)
-		p.clamp()
+	case p.bear(now):
 		return false
 	case p.passed+p.missed < p.enough():
 		return false
