@@ -20,7 +20,8 @@ type Reconciler struct {
 	// What follows belongs to the goroutine in Reconcile.
 	view        *view
 	lister      Lister
-	passive     bool // someone else lists for repair
+	own         *ownLister // the lister of a node of its own process; else nil
+	passive     bool       // someone else lists for repair
 	limits      cloud.Limits
 	itype       string
 	typed       bool                 // and that is sure: the cloud said so, or the instance itself
@@ -91,7 +92,8 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
 	if !r.passive {
-		r.lister = &ownLister{cfg: &r.cfg}
+		r.own = &ownLister{cfg: &r.cfg}
+		r.lister = r.own
 		r.typed = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
 	return r, nil
@@ -228,7 +230,7 @@ func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	case r.limitsDue(now) && r.learn(ctx):
 	case r.askDue(now):
 		r.ask(ctx)
-	case !r.resumed:
+	case !r.resumed && !r.offUnknown():
 		r.resume()
 	default:
 		return false
@@ -270,6 +272,9 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == Create {
+			if r.offUnknown() {
+				continue // it comes next
+			}
 			ask, wait := r.routesMissing(r.ways, now)
 			if ask {
 				hold.end(0)
@@ -297,6 +302,10 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// offUnknown tells that it is not known yet what of the node is detached: there
+// may be an ENI already that can be attached in place of a new one.
+func (r *Reconciler) offUnknown() bool { return r.own != nil && !r.own.off }
 
 // judgement is a state and what the plan made of it.
 type judgement struct {
