@@ -22,6 +22,7 @@ type Listing struct {
 // Part is which of a node's ENIs a listing has.
 type Part int
 
+// The parts.
 const (
 	OnInstance Part = 1 << iota
 	Off             // detached ones of ours that carry the instance's ID

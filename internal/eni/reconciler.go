@@ -264,7 +264,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.setDeletions(ctx, d.Actions, now)
 	for _, a := range d.Actions {
 		g := gateOf(a.Kind)
-		if a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() {
+		if r.waits(a, now) {
 			continue
 		}
 		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
@@ -272,9 +272,6 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == Create {
-			if r.offUnknown() {
-				continue // it comes next
-			}
 			ask, wait := r.routesMissing(r.ways, now)
 			if ask {
 				hold.end(0)
@@ -361,6 +358,13 @@ func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
 	default:
 		return 0
 	}
+}
+
+// waits tells whether an action of the plan is not for now. A new ENI waits until
+// it is known what is detached: that comes next.
+func (r *Reconciler) waits(a Action, now time.Time) bool {
+	g := gateOf(a.Kind)
+	return a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == Create && r.offUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
