@@ -446,8 +446,8 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	for _, u := range r.unsure {
 		sooner(u.until)
 	}
-	sooner(r.excess.due(r.cfg.ShrinkDelay))
-	sooner(r.movable.due(r.cfg.ShrinkDelay))
+	sooner(r.excess.due(now, r.cfg.ShrinkDelay))
+	sooner(r.movable.due(now, r.cfg.ShrinkDelay))
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)
