@@ -130,8 +130,6 @@ type CreateENI struct {
 	ClientToken string
 	Addresses   int // secondary IPv4 addresses to assign at creation; 0 with Prefixes set
 	Prefixes    int // IPv4 /28 prefixes to assign at creation
-	IPv6        int // IPv6 addresses
-	IPv6Prefix  int // IPv6 /80 prefixes
 }
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
@@ -174,8 +172,6 @@ type API interface {
 	// RouteTables lists the route tables of a VPC, with their subnets but without
 	// their routes.
 	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
-	// VPCCIDRs lists the IPv4 and IPv6 blocks associated with a VPC.
-	VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error)
 	// CreateENI creates a detached ENI with its addresses and tags in one call.
 	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
 	// AttachENI attaches an ENI at a device index and returns the attachment
@@ -197,10 +193,6 @@ type API interface {
 	UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error
 	// UnassignPrefixes takes IPv4 prefixes off an ENI.
 	UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error
-	// AssignIPv6 assigns n IPv6 addresses of the cloud's choice.
-	AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error)
-	// UnassignIPv6 takes IPv6 addresses off an ENI.
-	UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
 }

@@ -45,13 +45,13 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 	for _, n := range []struct {
 		field string
 		value int
-	}{{"addresses", req.Addresses}, {"prefixes", req.Prefixes}, {"IPv6 addresses", req.IPv6}, {"IPv6 prefixes", req.IPv6Prefix}} {
+	}{{"addresses", req.Addresses}, {"prefixes", req.Prefixes}} {
 		if n.value < 0 || n.value > 1000 {
 			return cloud.ENI{}, wrong(op.Action, "%d %s asked for: expected 0 to 1000", n.value, n.field)
 		}
 	}
-	if req.Addresses > 0 && req.Prefixes > 0 || req.IPv6 > 0 && req.IPv6Prefix > 0 {
-		return cloud.ENI{}, wrong(op.Action, "addresses and prefixes of one family asked for: EC2 gives one kind in a call")
+	if req.Addresses > 0 && req.Prefixes > 0 {
+		return cloud.ENI{}, wrong(op.Action, "addresses and prefixes asked for: EC2 gives one kind in a call")
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()
@@ -62,8 +62,6 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 		ClientToken:                    &req.ClientToken,
 		SecondaryPrivateIpAddressCount: positive(req.Addresses),
 		Ipv4PrefixCount:                positive(req.Prefixes),
-		Ipv6AddressCount:               positive(req.IPv6),
-		Ipv6PrefixCount:                positive(req.IPv6Prefix),
 	}
 	if req.Description != "" {
 		in.Description = &req.Description
@@ -194,25 +192,6 @@ func (c *Client) assign(ctx context.Context, n int, in *ec2.AssignPrivateIpAddre
 	return got, err
 }
 
-// AssignIPv6 implements cloud.API. Like AssignAddresses it is not idempotent.
-func (c *Client) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	op := pace.AssignIPv6
-	if err := count(op.Action, n); err != nil {
-		return nil, err
-	}
-	got, err := invoke(ctx, c, op, c.api.AssignIpv6Addresses,
-		&ec2.AssignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6AddressCount: sdk.Int32(int32(n))})
-	if err != nil {
-		return nil, err
-	}
-	var r reading
-	var out []netip.Addr
-	for _, a := range got.AssignedIpv6Addresses {
-		out = append(out, r.ipv6("assignedIpv6Addresses", &a))
-	}
-	return assigned(op.Action, asked{eniID, n}, reply[netip.Addr]{got.NetworkInterfaceId, out, len(got.AssignedIpv6Prefixes)}, r.err)
-}
-
 func texts[T fmt.Stringer](values []T) []string {
 	out := make([]string, len(values))
 	for i, v := range values {
@@ -241,17 +220,4 @@ func (c *Client) UnassignPrefixes(ctx context.Context, eniID string, prefixes []
 func (c *Client) unassign(ctx context.Context, in *ec2.UnassignPrivateIpAddressesInput) error {
 	_, err := invoke(ctx, c, pace.Unassign, c.api.UnassignPrivateIpAddresses, in)
 	return err
-}
-
-// UnassignIPv6 is UnassignAddresses for IPv6 addresses.
-func (c *Client) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	if len(addrs) == 0 {
-		return nil
-	}
-	got, err := invoke(ctx, c, pace.UnassignIPv6, c.api.UnassignIpv6Addresses,
-		&ec2.UnassignIpv6AddressesInput{NetworkInterfaceId: &eniID, Ipv6Addresses: texts(addrs)})
-	if err != nil {
-		return err
-	}
-	return unassigned(pace.UnassignIPv6.Action, eniID, addrs, got)
 }

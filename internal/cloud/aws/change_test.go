@@ -26,21 +26,21 @@ func TestRequests(t *testing.T) {
 			func(ctx context.Context, c *Client) (any, error) {
 				e, err := c.CreateENI(ctx, cloud.CreateENI{
 					SubnetID: "subnet-1", Groups: []string{"sg-1"}, Description: "d", ClientToken: "t",
-					Tags: map[string]string{"b": "2", "a": "1"}, Addresses: 9, IPv6: 2,
+					Tags: map[string]string{"b": "2", "a": "1"}, Addresses: 9,
 				})
 				return e.ID, err
 			},
-			"ClientToken=t Description=d Ipv6AddressCount=2 SecondaryPrivateIpAddressCount=9 SecurityGroupId.1=sg-1 SubnetId=subnet-1 " +
+			"ClientToken=t Description=d SecondaryPrivateIpAddressCount=9 SecurityGroupId.1=sg-1 SubnetId=subnet-1 " +
 				"TagSpecification.1.ResourceType=network-interface TagSpecification.1.Tag.1.Key=a TagSpecification.1.Tag.1.Value=1 " +
 				"TagSpecification.1.Tag.2.Key=b TagSpecification.1.Tag.2.Value=2", "eni-1",
 		},
 		{
 			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
 			func(ctx context.Context, c *Client) (any, error) {
-				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Prefixes: 2, IPv6Prefix: 1})
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Prefixes: 2})
 				return e.ID, err
 			},
-			"ClientToken=t Ipv4PrefixCount=2 Ipv6PrefixCount=1 SubnetId=subnet-1", "eni-1",
+			"ClientToken=t Ipv4PrefixCount=2 SubnetId=subnet-1", "eni-1",
 		},
 		{
 			attach, "<attachmentId>eni-attach-1</attachmentId>",
@@ -87,18 +87,6 @@ func TestRequests(t *testing.T) {
 				return nil, c.UnassignPrefixes(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")})
 			},
 			"Ipv4Prefix.1=10.0.0.16/28 NetworkInterfaceId=eni-1", "<nil>",
-		},
-		{
-			"AssignIpv6Addresses", "<assignedIpv6Addresses><item>2001:db8::1</item></assignedIpv6Addresses>",
-			func(ctx context.Context, c *Client) (any, error) { return c.AssignIPv6(ctx, "eni-1", 1) },
-			"Ipv6AddressCount=1 NetworkInterfaceId=eni-1", "[2001:db8::1]",
-		},
-		{
-			"UnassignIpv6Addresses", "<networkInterfaceId>eni-1</networkInterfaceId>",
-			func(ctx context.Context, c *Client) (any, error) {
-				return nil, c.UnassignIPv6(ctx, "eni-1", []netip.Addr{netip.MustParseAddr("2001:db8::1")})
-			},
-			"Ipv6Addresses.1=2001:db8::1 NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
 			"CreateTags", "<return>true</return>",
@@ -157,12 +145,12 @@ func TestNonsense(t *testing.T) {
 	bugs := map[string]func() error{
 		"no addresses":  func() error { _, err := c.AssignAddresses(ctx, "eni-1", 0); return err },
 		"fewer than no": func() error { _, err := c.AssignPrefixes(ctx, "eni-1", -1); return err },
-		"too many":      func() error { _, err := c.AssignIPv6(ctx, "eni-1", 1<<33+1); return err },
+		"too many":      func() error { _, err := c.AssignAddresses(ctx, "eni-1", 1<<33+1); return err },
 		"both kinds": func() error {
 			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Addresses: 1, Prefixes: 1})
 			return err
 		},
-		"negative": func() error { _, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", IPv6: -1}); return err },
+		"negative": func() error { _, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Prefixes: -1}); return err },
 	}
 	for name, call := range bugs {
 		if err := call(); cloud.ClassOf(err) != cloud.Bug {
@@ -172,7 +160,6 @@ func TestNonsense(t *testing.T) {
 	nothing := map[string]func() error{
 		"unassign no address": func() error { return c.UnassignAddresses(ctx, "eni-1", nil) },
 		"unassign no prefix":  func() error { return c.UnassignPrefixes(ctx, "eni-1", nil) },
-		"unassign no IPv6":    func() error { return c.UnassignIPv6(ctx, "eni-1", nil) },
 		"no tags":             func() error { return c.Tag(ctx, "eni-1", nil) },
 	}
 	for name, call := range nothing {

@@ -220,28 +220,6 @@ func isVPCBlock(p netip.Prefix) bool {
 	return p.Bits() >= 44 && p.Bits() <= 60
 }
 
-// vpcCIDRs reads the associated blocks of an element of vpcSet.
-func (r *reading) vpcCIDRs(v *types.Vpc) []netip.Prefix {
-	defer r.in("vpcSet", sdk.ToString(v.VpcId))()
-	var out []netip.Prefix
-	for _, a := range v.CidrBlockAssociationSet {
-		if a.CidrBlockState != nil && a.CidrBlockState.State == types.VpcCidrBlockStateCodeAssociated {
-			out = append(out, r.ipv4Prefix("cidrBlock", a.CidrBlock))
-		}
-	}
-	for _, a := range v.Ipv6CidrBlockAssociationSet {
-		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.VpcCidrBlockStateCodeAssociated {
-			out = append(out, r.ipv6Prefix("ipv6CidrBlock", a.Ipv6CidrBlock))
-		}
-	}
-	for _, p := range out {
-		if p.IsValid() && !isVPCBlock(p) {
-			r.bad("cidrBlock", p.String(), "a size that a VPC can have")
-		}
-	}
-	return out
-}
-
 // instance reads an element of instancesSet, without its ENIs: that answer
 // does not have their tags. A terminated instance has lost its addresses.
 func (r *reading) instance(i *types.Instance) cloud.Instance {

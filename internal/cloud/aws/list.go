@@ -3,7 +3,6 @@ package aws
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -196,31 +195,6 @@ func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[stri
 		return nil, err
 	}
 	slices.Sort(out)
-	return out, nil
-}
-
-// VPCCIDRs implements cloud.API. A VPC that does not exist is an error of class Gone.
-func (c *Client) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
-	op := pace.DescribeVPCs
-	f, page := one("vpc-id", vpcID)
-	got, err := invoke(ctx, c, op, c.api.DescribeVpcs, &ec2.DescribeVpcsInput{Filters: f, MaxResults: page})
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case len(got.Vpcs) == 0:
-		return nil, gone(op.Action, "InvalidVpcID.NotFound", "vpc ID", vpcID)
-	case len(got.Vpcs) > 1 || sdk.ToString(got.Vpcs[0].VpcId) != vpcID:
-		return nil, fail(op.Action, &badAnswer{fmt.Errorf("vpcSet: expected %s alone", vpcID)})
-	}
-	var r reading
-	out := r.vpcCIDRs(&got.Vpcs[0])
-	if r.err == nil && len(out) == 0 {
-		r.bad("cidrBlockAssociationSet", "", "at least one associated block")
-	}
-	if r.err != nil {
-		return nil, fail(op.Action, r.err)
-	}
 	return out, nil
 }
 

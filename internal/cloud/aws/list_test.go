@@ -215,30 +215,6 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
-func TestVPCCIDRs(t *testing.T) {
-	const op = "DescribeVpcs"
-	state := "<cidrBlockState><state>associated</state></cidrBlockState>"
-	vpc := `<vpcSet><item><vpcId>vpc-1</vpcId><cidrBlock>10.0.0.0/16</cidrBlock><cidrBlockAssociationSet>
-<item><cidrBlock>10.0.0.0/16</cidrBlock>` + state + `</item><item><cidrBlock>100.64.0.0/16</cidrBlock>` + state + `</item>
-<item><cidrBlock>10.9.0.0/16</cidrBlock><cidrBlockState><state>failed</state></cidrBlockState></item></cidrBlockAssociationSet>
-<ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/56</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet></item></vpcSet>`
-	s := serve(t, map[string][]answer{op: {ok(op, vpc), ok(op, strings.ReplaceAll(vpc, "associated", "failed")), ok(op, strings.Replace(vpc, "vpc-1", "vpc-2", 1)),
-		ok(op, strings.ReplaceAll(vpc, "10.0.0.0/16", "0.0.0.0/0")), ok(op, strings.ReplaceAll(vpc, "2001:db8::/56", "2000::/3")), ok(op, "<vpcSet/>")}})
-	c := client(t, s)
-	got, err := c.VPCCIDRs(t.Context(), "vpc-1")
-	if want := "[10.0.0.0/16 100.64.0.0/16 2001:db8::/56]"; err != nil || fmt.Sprint(got) != want {
-		t.Errorf("got %v, %v; want %s", got, err, want)
-	}
-	for _, what := range []string{"without blocks", "with another VPC", "with all IPv4", "with all IPv6"} {
-		if got, err := c.VPCCIDRs(t.Context(), "vpc-1"); cloud.ClassOf(err) != cloud.Transient {
-			t.Errorf("an answer %s gave %v, %v", what, got, err)
-		}
-	}
-	if _, err := c.VPCCIDRs(t.Context(), "vpc-1"); cloud.ClassOf(err) != cloud.Gone {
-		t.Errorf("got %v, want class gone", err)
-	}
-}
-
 const instance = `<item><instanceId>%[1]s</instanceId><instanceType>m5.large</instanceType><instanceState><name>running</name></instanceState>
 <placement><availabilityZone>z</availabilityZone></placement><privateIpAddress>10.0.0.10</privateIpAddress><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId></item>`
 

@@ -3,11 +3,7 @@ package aws
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
-
-	sdk "github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -54,23 +50,6 @@ func twice[T comparable](list []T) bool {
 		}
 	}
 	return false
-}
-
-// unassigned judges the one reply that says what was taken off an ENI.
-func unassigned(op, eni string, addrs []netip.Addr, got *ec2.UnassignIpv6AddressesOutput) error {
-	if id := sdk.ToString(got.NetworkInterfaceId); id != "" && id != eni {
-		return fail(op, &badAnswer{fmt.Errorf("networkInterfaceId %q: expected %s", id, eni)})
-	}
-	var r reading
-	for _, s := range got.UnassignedIpv6Addresses {
-		if a := r.ipv6("unassignedIpv6Addresses", &s); !slices.Contains(addrs, a) {
-			r.bad("unassignedIpv6Addresses", s, fmt.Sprintf("one of %v", addrs))
-		}
-	}
-	if r.err != nil {
-		return fail(op, r.err)
-	}
-	return nil
 }
 
 // scope is what a listing of ENIs was asked for.

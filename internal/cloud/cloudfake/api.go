@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -182,17 +181,6 @@ func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 func (c *Cloud) RouteTables(ctx context.Context, _ string) (out []cloud.RouteTable, err error) {
 	err = c.do(ctx, "RouteTables", "", 0, func() error {
 		out = append([]cloud.RouteTable{{ID: "rtb-main", Main: true}}, c.routes...)
-		return nil
-	})
-	return out, err
-}
-
-// VPCCIDRs implements cloud.API.
-func (c *Cloud) VPCCIDRs(ctx context.Context, _ string) (out []netip.Prefix, err error) {
-	err = c.do(ctx, "VPCCIDRs", "", 0, func() error {
-		for _, s := range c.subnets {
-			out = append(out, s.CIDR)
-		}
 		return nil
 	})
 	return out, err

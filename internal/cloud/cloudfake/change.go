@@ -255,36 +255,6 @@ func (c *Cloud) UnassignPrefixes(ctx context.Context, id string, prefixes []neti
 	})
 }
 
-// AssignIPv6 implements cloud.API.
-func (c *Cloud) AssignIPv6(ctx context.Context, id string, n int) (out []netip.Addr, err error) {
-	err = c.change(ctx, "AssignIPv6", id, n, func() error {
-		e, err := c.find("AssignIpv6Addresses", id)
-		if err != nil {
-			return err
-		}
-		for range n {
-			c.seq++
-			a := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 14: byte(c.seq >> 8), 15: byte(c.seq)})
-			e.IPv6 = append(e.IPv6, a)
-			out = append(out, a)
-		}
-		return nil
-	})
-	return out, err
-}
-
-// UnassignIPv6 implements cloud.API.
-func (c *Cloud) UnassignIPv6(ctx context.Context, id string, addrs []netip.Addr) error {
-	return c.change(ctx, "UnassignIPv6", id, len(addrs), func() error {
-		e, err := c.find("UnassignIpv6Addresses", id)
-		if err != nil {
-			return err
-		}
-		e.IPv6 = slices.DeleteFunc(e.IPv6, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
-		return nil
-	})
-}
-
 // Tag implements cloud.API.
 func (c *Cloud) Tag(ctx context.Context, id string, tags map[string]string) error {
 	return c.change(ctx, "Tag", id, 0, func() error {

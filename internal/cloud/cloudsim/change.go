@@ -51,9 +51,6 @@ func (c *Cloud) CreateENI(ctx context.Context, q cloud.CreateENI) (out cloud.ENI
 		if at, err := time.Parse(time.RFC3339, e.Tags[cloud.TagCreatedAt]); err == nil {
 			e.CreatedAt = at
 		}
-		for range q.IPv6 {
-			e.IPv6 = append(e.IPv6, c.nextIPv6())
-		}
 		c.detached[e.ID] = e
 		if q.ClientToken != "" {
 			c.tokens[q.ClientToken] = token{request, e.ID}
@@ -101,11 +98,6 @@ func (c *Cloud) assign(op string, e *eni, addrs, prefixes int) error {
 	}
 	e.Addresses, e.Prefixes = append(e.Addresses, took...), append(e.Prefixes, blocks...)
 	return nil
-}
-
-func (c *Cloud) nextIPv6() netip.Addr {
-	c.seq++
-	return netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 12: byte(c.seq >> 24), 13: byte(c.seq >> 16), 14: byte(c.seq >> 8), 15: byte(c.seq)})
 }
 
 // find looks an ENI up. c.mu is held.
@@ -283,36 +275,6 @@ func without[T comparable](op, id string, have, gone []T) ([]T, error) {
 		return have, refuse(op, cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", gone, id)
 	}
 	return left, nil
-}
-
-// AssignIPv6 implements cloud.API.
-func (c *Cloud) AssignIPv6(ctx context.Context, id string, n int) (out []netip.Addr, err error) {
-	op := pace.AssignIPv6.Action
-	err = c.do(ctx, op, func() error {
-		e, err := c.find(op, id)
-		if err != nil {
-			return err
-		}
-		for range n {
-			out = append(out, c.nextIPv6())
-		}
-		e.IPv6 = append(e.IPv6, out...)
-		return nil
-	})
-	return out, err
-}
-
-// UnassignIPv6 implements cloud.API.
-func (c *Cloud) UnassignIPv6(ctx context.Context, id string, addrs []netip.Addr) error {
-	op := pace.UnassignIPv6.Action
-	return c.do(ctx, op, func() (err error) {
-		e, err := c.find(op, id)
-		if err != nil {
-			return err
-		}
-		e.IPv6, err = without(op, id, e.IPv6, addrs)
-		return err
-	})
 }
 
 // Tag implements cloud.API for ENIs.

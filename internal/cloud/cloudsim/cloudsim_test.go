@@ -173,7 +173,7 @@ func TestDelays(t *testing.T) {
 		}
 		refused := c.Total().Refused
 		for range 10 {
-			_, _ = c.VPCCIDRs(ctx, VPC)
+			_, _ = c.RouteTables(ctx, VPC)
 		}
 		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
 		if n := c.Total().Refused - refused; n != 7 {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 
@@ -187,21 +186,6 @@ func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.Rout
 	err = c.do(ctx, pace.DescribeRouteTables.Action, func() error {
 		if vpcID == VPC {
 			out = []cloud.RouteTable{{ID: "rtb-main", Main: true}}
-		}
-		return nil
-	})
-	return out, err
-}
-
-// VPCCIDRs implements cloud.API: the blocks of the subnets.
-func (c *Cloud) VPCCIDRs(ctx context.Context, vpcID string) (out []netip.Prefix, err error) {
-	op := pace.DescribeVPCs.Action
-	err = c.do(ctx, op, func() error {
-		if vpcID != VPC {
-			return refuse(op, cloud.Gone, "InvalidVpcID.NotFound", "no VPC %s", vpcID)
-		}
-		for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
-			out = append(out, c.subnets[id].CIDR)
 		}
 		return nil
 	})

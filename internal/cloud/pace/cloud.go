@@ -178,11 +178,6 @@ func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTab
 	return do(ctx, p, DescribeRouteTables, func(ctx context.Context) ([]cloud.RouteTable, error) { return p.api.RouteTables(ctx, vpcID) })
 }
 
-// VPCCIDRs implements cloud.API.
-func (p *paced) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
-	return do(ctx, p, DescribeVPCs, func(ctx context.Context) ([]netip.Prefix, error) { return p.api.VPCCIDRs(ctx, vpcID) })
-}
-
 // CreateENI implements cloud.API. Without a client token it is not repeated
 // when its reply is lost.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
@@ -231,16 +226,6 @@ func (p *paced) UnassignAddresses(ctx context.Context, eniID string, addrs []net
 // UnassignPrefixes implements cloud.API.
 func (p *paced) UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error {
 	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.api.UnassignPrefixes(ctx, eniID, prefixes) })
-}
-
-// AssignIPv6 implements cloud.API.
-func (p *paced) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	return do(ctx, p, AssignIPv6, func(ctx context.Context) ([]netip.Addr, error) { return p.api.AssignIPv6(ctx, eniID, n) })
-}
-
-// UnassignIPv6 implements cloud.API.
-func (p *paced) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	return try(ctx, p, UnassignIPv6, func(ctx context.Context) error { return p.api.UnassignIPv6(ctx, eniID, addrs) })
 }
 
 // Tag implements cloud.API.
