@@ -152,7 +152,7 @@ type SubnetFilter struct {
 
 // API is what Berth asks of a cloud. Every error is (or wraps) an *Error, so
 // that ClassOf tells what to do about it. Listings are complete: pages are
-// followed. None of the calls retries what is not idempotent on its own.
+// followed. What is not idempotent is not made again when its reply was lost.
 type API interface {
 	// Instance describes one instance with its attached ENIs. An instance
 	// that does not exist is an error of class Gone.
@@ -172,6 +172,11 @@ type API interface {
 	// RouteTables lists the route tables of a VPC, with their subnets but without
 	// their routes.
 	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
+	Changes
+}
+
+// Changes are the calls of an API that change something.
+type Changes interface {
 	// CreateENI creates a detached ENI with its addresses and tags in one call.
 	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
 	// AttachENI attaches an ENI at a device index and returns the attachment

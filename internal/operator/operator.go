@@ -30,6 +30,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/operator/addresspool"
@@ -176,13 +177,13 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, cfg config.Ope
 
 // assembleENIs makes the parts that work for nodes with ENIs.
 func assembleENIs(ctx context.Context, mgr manager.Manager, cfg config.Operator, m *metrics.Metrics, log *slog.Logger) (*fleet.Fleet, *nodenetwork.Controller, error) {
-	ec2, err := aws.New(ctx, aws.Options{
-		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint,
-		Ceilings: cfg.EC2Limits, Observer: m, Logger: log, UserAgent: "berth-operator",
+	client, err := aws.New(ctx, aws.Options{
+		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
 	})
 	if err != nil {
 		return nil, nil, err
 	}
+	ec2 := pace.Cloud(client, pace.Options{Ceilings: cfg.EC2Limits, Observer: m, Logger: log})
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
 		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,

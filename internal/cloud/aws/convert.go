@@ -273,3 +273,19 @@ func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 	}
 	return l
 }
+
+// routeTable reads an element of routeTableSet.
+func (r *reading) routeTable(t *types.RouteTable) cloud.RouteTable {
+	defer r.in("routeTableSet", sdk.ToString(t.RouteTableId))()
+	out := cloud.RouteTable{ID: r.text("routeTableId", t.RouteTableId)}
+	for _, a := range t.Associations {
+		if a.AssociationState != nil && a.AssociationState.State != types.RouteTableAssociationStateCodeAssociated {
+			continue
+		}
+		out.Main = out.Main || sdk.ToBool(a.Main)
+		if id := sdk.ToString(a.SubnetId); id != "" {
+			out.Subnets = append(out.Subnets, id)
+		}
+	}
+	return out
+}

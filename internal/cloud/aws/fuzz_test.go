@@ -46,15 +46,14 @@ func FuzzEC2Answers(f *testing.F) {
 	f.Add(uint8(0), uint16(503), throttled.body)
 	f.Add(uint8(0), uint16(500), "<Response><Errors><Error/></Errors>")
 	f.Fuzz(func(t *testing.T, call uint8, status uint16, body string) {
-		c, err := New(t.Context(), Options{
-			Region: "r", EC2Endpoint: "http://ec2.test", Credentials: static, HTTPClient: inMemory{100 + int(status)%500, body},
-			Logger: slog.New(slog.DiscardHandler), Clock: newHasty(),
-			Fallback: func(string) (cloud.Limits, bool) { return cloud.Limits{}, false },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = exercise(t, c, call)
+		c := setup{
+			Options{
+				Region: "r", EC2Endpoint: "http://ec2.test", Credentials: static, HTTPClient: inMemory{100 + int(status)%500, body},
+				Logger: slog.New(slog.DiscardHandler),
+			},
+			pace.Options{Clock: newHasty(), Fallback: func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }},
+		}.client(t)
+		err := exercise(t, c, call)
 		if _, ok := errors.AsType[*cloud.Error](err); err != nil && !ok {
 			t.Errorf("error %v is no *cloud.Error", err)
 		}
@@ -62,7 +61,7 @@ func FuzzEC2Answers(f *testing.F) {
 }
 
 // exercise makes one call and checks what came out of it.
-func exercise(t *testing.T, c *Client, call uint8) error {
+func exercise(t *testing.T, c cloud.API, call uint8) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -12,8 +12,8 @@ import (
 
 	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/vpclab"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
@@ -40,7 +40,7 @@ func labSpec() spec.Spec {
 }
 
 // labClient serves a lab and returns a client of it on the real clock.
-func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab, *Client) {
+func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*vpclab.Lab, cloud.API) {
 	t.Helper()
 	lab, err := vpclab.Serve(s)
 	if err != nil {
@@ -48,18 +48,11 @@ func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab
 	}
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
-	o := Options{
+	o := setup{Options{
 		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
-		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""), CallTimeout: time.Minute,
-	}
-	for _, f := range change {
-		f(&o)
-	}
-	c, err := New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lab, c
+		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
+	}, pace.Options{CallTimeout: time.Minute}}
+	return lab, o.client(t, change...)
 }
 
 func must[T any](t *testing.T) func(v T, err error) T {
@@ -311,7 +304,7 @@ func TestLabThrottled(t *testing.T) {
 	s := labSpec()
 	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
 	var seen record
-	lab, c := labClient(t, s, func(o *Options) { o.Observer = &seen })
+	lab, c := labClient(t, s, func(o *setup) { o.Pace.Observer = &seen })
 	const callers, each = 10, 16
 	errs := make(chan error, callers)
 	for range callers {
@@ -356,11 +349,10 @@ func TestLabRoleCredentials(t *testing.T) {
 	t.Cleanup(lab.Close)
 	lab.Cloud.SetCredentialTTL(5 * time.Second)
 	o := Options{
-		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), Clock: clock.Real{},
-		HTTPClient: calm, CallTimeout: time.Minute,
+		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: calm,
 	}
 	id := must[cloud.Identity](t)(NewMetadata(o).Identity(t.Context()))
-	c := must[*Client](t)(New(t.Context(), o))
+	c := setup{o, pace.Options{CallTimeout: time.Minute}}.client(t)
 	node := must[cloud.Instance](t)(c.Instance(t.Context(), id.InstanceID))
 	if id.PrimaryIPv4 != node.Primary || id.PrimaryMAC.String() != node.ENIs[0].MAC.String() || id.SubnetID != node.SubnetID ||
 		id.VPCID != node.VPCID || id.Zone != node.Zone || id.Region != lab.Cloud.Region() || id.InstanceType != node.Type || len(id.VPCCIDRs) != 2 {
@@ -390,7 +382,7 @@ func TestLabRoleCredentials(t *testing.T) {
 
 // TestLabOutage: EC2 goes away and comes back.
 func TestLabOutage(t *testing.T) {
-	lab, c := labClient(t, labSpec(), func(o *Options) { o.Clock = newHasty() })
+	lab, c := labClient(t, labSpec(), func(o *setup) { o.Pace.Clock = newHasty() })
 	ctx := t.Context()
 	lab.Cloud.Outage(true)
 	if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); cloud.ClassOf(err) != cloud.Transient {

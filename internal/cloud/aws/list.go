@@ -14,9 +14,13 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
+// The most that describe calls allow on a page (EC2 API Reference). Those with
+// neither a filter nor a page draw from a smaller bucket at EC2 (EC2 Developer
+// Guide, "Request throttling"), which the limiter could not tell apart; so single
+// things are asked for by filter and page too.
 const (
-	pageSize     = 1000 // the most that the describe calls allow
-	filterValues = 200  // the most values that a filter may have (EC2 API Reference, "Filter")
+	pageSize  = 1000
+	smallPage = 100 // of instance types and route tables
 )
 
 // filters builds the Filters of a describe call.
@@ -47,220 +51,128 @@ func literal(v string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`).Replace(v)
 }
 
-// chunks splits ids into filters of a size that EC2 accepts. Without ids it
-// yields the filters alone, once.
-func (f filters) chunks(name string, ids []string) []filters {
-	if len(ids) == 0 {
-		return []filters{f}
-	}
-	var out []filters
-	for chunk := range slices.Chunk(ids, filterValues) {
-		out = append(out, append(slices.Clone(f), types.Filter{Name: sdk.String(name), Values: chunk}))
-	}
-	return out
-}
-
-// pages follows the pages of a listing. Page makes the call for a token and
-// returns the next one.
-func pages(op string, page func(token *string) (next *string, err error)) error {
-	var token *string
-	for {
-		next, err := page(token)
-		if err != nil {
-			return err
-		}
-		if sdk.ToString(next) == "" {
-			return nil
-		}
-		if sdk.ToString(next) == sdk.ToString(token) {
-			return fail(op, &badAnswer{fmt.Errorf("nextToken %q: expected another than that of the page before", *next)})
-		}
-		token = next
+// ids narrows by a list of IDs; an empty one does not.
+func (f *filters) ids(name string, ids []string) {
+	if len(ids) > 0 {
+		*f = append(*f, types.Filter{Name: sdk.String(name), Values: ids})
 	}
 }
 
-// ENIs implements cloud.API. Interfaces in f.IDs that do not exist are left out.
-func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
-	var base filters
-	base.add("attachment.instance-id", f.InstanceID)
-	base.add("vpc-id", f.VPCID)
-	base.add("status", f.Status)
-	base.tags(f.Tags)
-	var all []filters
-	for _, part := range base.chunks("network-interface-id", f.IDs) {
-		all = append(all, part.chunks("attachment.instance-id", f.InstanceIDs)...)
+// from is the token of a page in a request.
+func from(token string) *string {
+	if token == "" {
+		return nil
 	}
-	return c.enis(ctx, newScope(f), all)
+	return &token
 }
 
-func (c *Client) enis(ctx context.Context, asked scope, chunks []filters) ([]cloud.ENI, error) {
-	op := pace.DescribeENIs
-	var out []cloud.ENI
-	for _, f := range chunks {
-		err := pages(op.Action, func(token *string) (*string, error) {
-			got, err := invoke(ctx, c, op, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
-				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
-			})
-			if err != nil {
-				return nil, err
-			}
-			var r reading
-			for i := range got.NetworkInterfaces {
-				e := r.eni(&got.NetworkInterfaces[i])
-				r.listed(asked, e)
-				out = append(out, e)
-			}
-			if r.err != nil {
-				return nil, fail(op.Action, r.err)
-			}
-			return got.NextToken, nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// Subnets implements cloud.API. Subnets in f.IDs that do not exist are left out.
-func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Subnet, error) {
-	op := pace.DescribeSubnets
-	var base filters
-	base.add("vpc-id", f.VPCID)
-	base.add("availability-zone", f.Zone)
-	base.tags(f.Tags)
-	var out []cloud.Subnet
-	for _, f := range base.chunks("subnet-id", f.IDs) {
-		err := pages(op.Action, func(token *string) (*string, error) {
-			got, err := invoke(ctx, c, op, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
-				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
-			})
-			if err != nil {
-				return nil, err
-			}
-			var r reading
-			for i := range got.Subnets {
-				out = append(out, r.subnet(&got.Subnets[i]))
-			}
-			if r.err != nil {
-				return nil, fail(op.Action, r.err)
-			}
-			return got.NextToken, nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-// one is a page for the one thing that a filter names. Describe calls with
-// neither a filter nor a page draw from a smaller bucket at EC2 (EC2 Developer
-// Guide, "Request throttling"), which the limiter could not tell apart; so
-// single things are asked for by filter too.
-func one(name, id string) (f filters, page *int32) {
-	f.add(name, id)
-	return f, sdk.Int32(100)
-}
-
-// gone is EC2's answer for an ID that does not exist, where a filter was used.
-func gone(op, code, what, id string) error {
-	return &cloud.Error{Class: cloud.Gone, Op: op, Code: code, Message: fmt.Sprintf("The %s '%s' does not exist", what, id)}
-}
-
-// SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
-func (c *Client) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error) {
-	op := pace.DescribeSecurityGroups
-	var f filters
-	f.add("vpc-id", vpcID)
-	f.tags(tags)
-	var out []string
-	err := pages(op.Action, func(token *string) (*string, error) {
-		got, err := invoke(ctx, c, op, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
-			Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
-		})
-		if err != nil {
-			return nil, err
-		}
-		var r reading
-		for _, g := range got.SecurityGroups {
-			out = append(out, r.text("groupId", g.GroupId))
-		}
-		if r.err != nil {
-			return nil, fail(op.Action, r.err)
-		}
-		return got.NextToken, nil
+// ENIPage implements pace.Calls. Interfaces in f.IDs that do not exist are left out.
+func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) ([]cloud.ENI, string, error) {
+	var by filters
+	by.add("attachment.instance-id", f.InstanceID)
+	by.add("vpc-id", f.VPCID)
+	by.add("status", f.Status)
+	by.tags(f.Tags)
+	by.ids("network-interface-id", f.IDs)
+	by.ids("attachment.instance-id", f.InstanceIDs)
+	got, err := invoke(ctx, c, pace.DescribeENIs, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
+		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
 	})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	slices.Sort(out)
-	return out, nil
+	asked := newScope(f)
+	return page(pace.DescribeENIs, got.NetworkInterfaces, got.NextToken, func(r *reading, n *types.NetworkInterface) cloud.ENI {
+		e := r.eni(n)
+		r.listed(asked, e)
+		return e
+	})
 }
 
-// Instance implements cloud.API. Two calls make it up, since only the listing
-// of interfaces has their tags.
-func (c *Client) Instance(ctx context.Context, id string) (cloud.Instance, error) {
-	op := pace.DescribeInstances
-	f, page := one("instance-id", id)
-	got, err := invoke(ctx, c, op, c.api.DescribeInstances, &ec2.DescribeInstancesInput{Filters: f, MaxResults: page})
+// SubnetPage implements pace.Calls. Subnets in f.IDs that do not exist are left out.
+func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token string) ([]cloud.Subnet, string, error) {
+	var by filters
+	by.add("vpc-id", f.VPCID)
+	by.add("availability-zone", f.Zone)
+	by.tags(f.Tags)
+	by.ids("subnet-id", f.IDs)
+	got, err := invoke(ctx, c, pace.DescribeSubnets, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
+		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
+	})
 	if err != nil {
-		return cloud.Instance{}, err
+		return nil, "", err
 	}
-	list, err := instancesIn(op.Action, got)
+	return page(pace.DescribeSubnets, got.Subnets, got.NextToken, (*reading).subnet)
+}
+
+// SecurityGroupPage implements pace.Calls.
+func (c *Client) SecurityGroupPage(ctx context.Context, vpcID string, tags map[string]string, token string) ([]string, string, error) {
+	var by filters
+	by.add("vpc-id", vpcID)
+	by.tags(tags)
+	got, err := invoke(ctx, c, pace.DescribeSecurityGroups, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
+		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return page(pace.DescribeSecurityGroups, got.SecurityGroups, got.NextToken, func(r *reading, g *types.SecurityGroup) string {
+		return r.text("groupId", g.GroupId)
+	})
+}
+
+// RouteTablePage implements pace.Calls. Associations that end or failed count as none.
+func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]cloud.RouteTable, string, error) {
+	var by filters
+	by.add("vpc-id", vpcID)
+	got, err := invoke(ctx, c, pace.DescribeRouteTables, c.api.DescribeRouteTables, &ec2.DescribeRouteTablesInput{
+		Filters: by, MaxResults: sdk.Int32(smallPage), NextToken: from(token),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	return page(pace.DescribeRouteTables, got.RouteTables, got.NextToken, (*reading).routeTable)
+}
+
+// InstancePage implements pace.Calls, without ENIs. Instances that do not exist are left out.
+func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
+	var by filters
+	by.ids("instance-id", ids)
+	got, err := invoke(ctx, c, pace.DescribeInstances, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
+		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	var all []types.Instance
+	for _, r := range got.Reservations {
+		all = append(all, r.Instances...)
+	}
+	return page(pace.DescribeInstances, all, got.NextToken, (*reading).instance)
+}
+
+// Limits implements pace.Calls. A type that does not exist is an error of class Bug.
+func (c *Client) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
+	op := pace.DescribeTypes
+	var by filters
+	by.add("instance-type", instanceType)
+	got, err := invoke(ctx, c, op, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{Filters: by, MaxResults: sdk.Int32(smallPage)})
+	if err != nil {
+		return cloud.Limits{}, err
+	}
 	switch {
-	case err != nil:
-		return cloud.Instance{}, err
-	case len(list) == 0:
-		return cloud.Instance{}, gone(op.Action, "InvalidInstanceID.NotFound", "instance ID", id)
-	case len(list) > 1 || list[0].ID != id:
-		return cloud.Instance{}, fail(op.Action, &badAnswer{fmt.Errorf("instancesSet: expected %s alone", id)})
+	case len(got.InstanceTypes) == 0:
+		return cloud.Limits{}, &pace.Reply{Answered: true, Err: &cloud.Error{
+			Class: cloud.Bug, Op: op.Action, Code: "InvalidInstanceType",
+			Message: fmt.Sprintf("the instance type %q does not exist in this region", instanceType),
+		}}
+	case len(got.InstanceTypes) > 1 || string(got.InstanceTypes[0].InstanceType) != instanceType:
+		return cloud.Limits{}, useless(op, &badAnswer{fmt.Errorf("instanceTypeSet: expected %s alone", instanceType)})
 	}
-	if list[0].ENIs, err = c.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
-		return cloud.Instance{}, err
-	}
-	return list[0], nil
-}
-
-// Instances implements cloud.API.
-func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
-	op := pace.DescribeInstances
-	if len(ids) == 0 {
-		return nil, nil
-	}
-	var out []cloud.Instance
-	for _, f := range filters(nil).chunks("instance-id", ids) {
-		err := pages(op.Action, func(token *string) (*string, error) {
-			got, err := invoke(ctx, c, op, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
-				Filters: f, MaxResults: sdk.Int32(pageSize), NextToken: token,
-			})
-			if err != nil {
-				return nil, err
-			}
-			list, err := instancesIn(op.Action, got)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, list...)
-			return got.NextToken, nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return out, nil
-}
-
-func instancesIn(op string, got *ec2.DescribeInstancesOutput) ([]cloud.Instance, error) {
 	var r reading
-	var out []cloud.Instance
-	for _, res := range got.Reservations {
-		for i := range res.Instances {
-			out = append(out, r.instance(&res.Instances[i]))
-		}
-	}
+	l := r.limits(&got.InstanceTypes[0])
 	if r.err != nil {
-		return nil, fail(op, r.err)
+		return cloud.Limits{}, useless(op, r.err)
 	}
-	return out, nil
+	return l, nil
 }

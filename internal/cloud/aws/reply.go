@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // A reply is compared with its request here; with what else is known of the
@@ -27,7 +28,7 @@ type reply[T comparable] struct {
 
 // assigned returns what a reply says was assigned, if that is what was asked
 // for. EC2 assigns all or nothing. Err is what of it could not be read.
-func assigned[T comparable](op string, q asked, r reply[T], err error) ([]T, error) {
+func assigned[T comparable](op pace.Call, q asked, r reply[T], err error) ([]T, error) {
 	switch {
 	case err != nil:
 	case r.eni != nil && *r.eni != q.eni:
@@ -38,7 +39,7 @@ func assigned[T comparable](op string, q asked, r reply[T], err error) ([]T, err
 		err = &badAnswer{fmt.Errorf("assigned %v: expected each once", r.got)}
 	}
 	if err != nil {
-		return nil, fail(op, err)
+		return nil, useless(op, err)
 	}
 	return r.got, nil
 }

@@ -185,3 +185,31 @@ func (c *Cloud) RouteTables(ctx context.Context, _ string) (out []cloud.RouteTab
 	})
 	return out, err
 }
+
+// whole is a listing that fits on one page.
+func whole[T any](list []T, err error) ([]T, string, error) { return list, "", err }
+
+// InstancePage implements pace.Calls.
+func (c *Cloud) InstancePage(ctx context.Context, ids []string, _ string) ([]cloud.Instance, string, error) {
+	return whole(c.Instances(ctx, ids))
+}
+
+// SubnetPage implements pace.Calls.
+func (c *Cloud) SubnetPage(ctx context.Context, f cloud.SubnetFilter, _ string) ([]cloud.Subnet, string, error) {
+	return whole(c.Subnets(ctx, f))
+}
+
+// SecurityGroupPage implements pace.Calls.
+func (c *Cloud) SecurityGroupPage(ctx context.Context, vpcID string, tags map[string]string, _ string) ([]string, string, error) {
+	return whole(c.SecurityGroups(ctx, vpcID, tags))
+}
+
+// RouteTablePage implements pace.Calls.
+func (c *Cloud) RouteTablePage(ctx context.Context, vpcID, _ string) ([]cloud.RouteTable, string, error) {
+	return whole(c.RouteTables(ctx, vpcID))
+}
+
+// ENIPage implements pace.Calls.
+func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, _ string) ([]cloud.ENI, string, error) {
+	return whole(c.ENIs(ctx, f))
+}

@@ -104,7 +104,7 @@ type token struct {
 
 var (
 	_ cloud.API  = (*Cloud)(nil)
-	_ pace.Pager = (*Cloud)(nil)
+	_ pace.Calls = (*Cloud)(nil)
 )
 
 // New returns a VPC without subnets.

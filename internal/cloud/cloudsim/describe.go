@@ -73,7 +73,7 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error
 	return out, nil
 }
 
-// ENIPage implements pace.Pager, in the order of creation. A page costs the
+// ENIPage implements pace.Calls, in the order of creation. A page costs the
 // ENIs that its filter has by ID, by instance or as detached ones; else those
 // that are looked at until the page is full.
 func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error) {
@@ -190,4 +190,27 @@ func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.Rout
 		return nil
 	})
 	return out, err
+}
+
+// whole is a listing that fits on one page.
+func whole[T any](list []T, err error) ([]T, string, error) { return list, "", err }
+
+// InstancePage implements pace.Calls.
+func (c *Cloud) InstancePage(ctx context.Context, ids []string, _ string) ([]cloud.Instance, string, error) {
+	return whole(c.Instances(ctx, ids))
+}
+
+// SubnetPage implements pace.Calls.
+func (c *Cloud) SubnetPage(ctx context.Context, f cloud.SubnetFilter, _ string) ([]cloud.Subnet, string, error) {
+	return whole(c.Subnets(ctx, f))
+}
+
+// SecurityGroupPage implements pace.Calls.
+func (c *Cloud) SecurityGroupPage(ctx context.Context, vpcID string, tags map[string]string, _ string) ([]string, string, error) {
+	return whole(c.SecurityGroups(ctx, vpcID, tags))
+}
+
+// RouteTablePage implements pace.Calls.
+func (c *Cloud) RouteTablePage(ctx context.Context, vpcID, _ string) ([]cloud.RouteTable, string, error) {
+	return whole(c.RouteTables(ctx, vpcID))
 }

@@ -15,7 +15,7 @@ import (
 
 // answers is a cloud whose calls end as a script says, then well.
 type answers struct {
-	cloud.API
+	pace.Calls
 	script []error
 	calls  int
 }
@@ -61,7 +61,7 @@ func TestCloudRepeats(t *testing.T) {
 		want   cloud.Class
 	}{
 		{"create with a token, lost", create("t"), []error{lost, lost}, 3, cloud.Unknown},
-		{"create without a token, lost", create(""), []error{lost}, 1, cloud.Transient},
+		{"create without a token, lost", create(""), []error{lost}, 2, cloud.Unknown}, // it is given one
 		{"create, throttled", create(""), []error{refused, refused}, 3, cloud.Unknown},
 		{"attach, throttled, then lost", attach, []error{refused, lost}, 2, cloud.Transient},
 		{"attach, a plain error", attach, []error{errors.New("odd")}, 1, cloud.Transient},
@@ -72,7 +72,7 @@ func TestCloudRepeats(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := &answers{script: tt.script}
-				err := tt.call(pace.Cloud(a, pace.NewSet(pace.Options{})))
+				err := tt.call(pace.Cloud(a, pace.Options{}))
 				if got := cloud.ClassOf(err); a.calls != tt.calls || got != tt.want || (err == nil) != (tt.want == cloud.Unknown) {
 					t.Errorf("%d calls, class %v (%v); want %d, %v", a.calls, got, err, tt.calls, tt.want)
 				}
@@ -94,7 +94,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	api, ctx := pace.Cloud(sim, pace.NewSet(pace.Options{})), t.Context()
+	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
 		t.Helper()
 		if got := sim.Total(action).Calls; got != calls {

@@ -45,7 +45,7 @@ func (j joins) run(t *testing.T) (r result) {
 		if err := sim.AddSubnet("subnet-1", "a", "10.0.0.0/16", 0, nil); err != nil {
 			t.Fatal(err)
 		}
-		api := pace.Cloud(inTurn{sim}, pace.NewSet(pace.Options{}))
+		api := pace.Cloud(inTurn{sim}, pace.Options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		beside := make(chan struct{})
 		go func() {

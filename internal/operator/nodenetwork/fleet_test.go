@@ -23,7 +23,7 @@ func TestWithFleet(t *testing.T) {
 	harness.OK(t, sim.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", 1000, nil))
 	harness.OK(t, sim.AddInstance(instance, "m5.large", "subnet-1"))
 	f, err := fleet.New(fleet.Config{
-		Cluster: "test", Cloud: pace.Cloud(sim, pace.NewSet(pace.Options{})),
+		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
 		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})

@@ -54,7 +54,7 @@ func (h herd) run(t *testing.T, seed uint64) (out came) {
 				src, err := New(Config{
 					Identity: cloud.Identity{InstanceID: id, InstanceType: "t3.small"}, Cluster: "test", Policy: ipam.DefaultAWS(),
 					Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}},
-					Cloud:    pace.Cloud(c, pace.NewSet(pace.Options{Peers: true})), Rand: r,
+					Cloud:    pace.Cloud(c, pace.Options{Peers: true}), Rand: r,
 				})
 				if err != nil {
 					t.Error(err)
@@ -121,7 +121,7 @@ func TestFirstAddressesGoFirst(t *testing.T) {
 // own needs it.
 func TestPodNeedsWhatYielded(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.NewSet(pace.Options{Peers: true})) }
+		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }
 		n.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})
 		n.start()
 		n.add(0, 5*time.Second)

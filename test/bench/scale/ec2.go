@@ -40,7 +40,7 @@ const (
 // have so many free addresses, they are not those of the primary ENIs.
 func newEC2(o Order, free []int) (*ec2, error) {
 	e := &ec2{Cloud: cloudsim.New(o.Limits.options()), delay: o.Limits.Delay, attached: map[string]time.Time{}}
-	e.paced = pace.Cloud(e, pace.NewSet(pace.Options{Observer: e}))
+	e.paced = pace.Cloud(e, pace.Options{Observer: e})
 	if err := e.AddSubnet(primaries, zone, "10.0.0.0/8", 0, nil); err != nil {
 		return nil, err
 	}
