@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
@@ -83,16 +83,12 @@ func TestCloudRepeats(t *testing.T) {
 
 // TestCloudCountsAsEC2: a method makes as many calls as it takes with EC2.
 func TestCloudCountsAsEC2(t *testing.T) {
-	sim := cloudsim.New(cloudsim.Options{PageSize: 100})
-	if err := sim.AddSubnet("subnet-1", "a", "10.0.0.0/20", 0, nil); err != nil {
-		t.Fatal(err)
-	}
+	sim := cloudfake.New(cloudfake.Options{PageSize: 100})
+	sim.AddSubnet("subnet-1", "a", "10.0.0.0/20", nil)
 	var ids []string
 	for i := range 450 {
 		ids = append(ids, fmt.Sprintf("i-%d", i))
-		if err := sim.AddInstance(ids[i], "m5.large", "subnet-1"); err != nil {
-			t.Fatal(err)
-		}
+		sim.AddInstance(ids[i], "m5.large", "subnet-1")
 	}
 	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
@@ -112,7 +108,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 	}
 	expect("of 450 instances", pace.DescribeENIs.Action, 5) // 200, 200 and 50 IDs in pages of 100
 	sim.ResetStats()
-	enis, err = api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudsim.VPC})
+	enis, err = api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudfake.VPC})
 	if err != nil || len(enis) != 450 {
 		t.Fatalf("%d ENIs: %v", len(enis), err)
 	}
