@@ -176,11 +176,11 @@ func (c *Cloud) AddRouteTable(id string, subnets ...string) {
 	c.routes = append(c.routes, cloud.RouteTable{ID: id, Subnets: subnets})
 }
 
-// AddSecurityGroup adds a security group.
-func (c *Cloud) AddSecurityGroup(id string, tags map[string]string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.groups[id] = maps.Clone(tags)
+// must ends a program that sets up a cloud which cannot be.
+func must(ok bool, format string, args ...any) {
+	if !ok {
+		panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // a mistake in a test or benchmark
+	}
 }
 
 // AddInstance starts an instance with its primary ENI. It counts as no call, as
@@ -188,9 +188,8 @@ func (c *Cloud) AddSecurityGroup(id string, tags map[string]string) {
 func (c *Cloud) AddInstance(id, instanceType, subnetID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, ok := c.limitsOf(instanceType); !ok {
-		panic(fmt.Sprintf("instance %s: no instance type %q", id, instanceType))
-	}
+	_, ok := c.limitsOf(instanceType)
+	must(ok, "instance %s: no instance type %q", id, instanceType)
 	e := c.newENI(c.subnets[subnetID])
 	e.Groups = []string{Group}
 	in := &instance{Instance: cloud.Instance{
@@ -280,9 +279,7 @@ func (c *Cloud) limitsOf(instanceType string) (cloud.Limits, bool) {
 func (c *Cloud) newENI(s *subnet) *eni {
 	c.seq++
 	addr, ok := s.take()
-	if !ok {
-		panic("subnet " + s.ID + " is full")
-	}
+	must(ok, "subnet %s is full", s.ID)
 	e := &eni{seq: c.seq, ENI: cloud.ENI{
 		ID: fmt.Sprintf("eni-%04d", c.seq), Type: cloud.InterfaceOrdinary, Status: "available",
 		MAC:   net.HardwareAddr{2, 0, byte(c.seq >> 24), byte(c.seq >> 16), byte(c.seq >> 8), byte(c.seq)},

@@ -45,6 +45,10 @@ func TestCloudRepeats(t *testing.T) {
 	refused := &cloud.Error{Class: cloud.Throttled, Code: "RequestLimitExceeded"}
 	lost := &cloud.Error{Class: cloud.Transient}
 	gone := &cloud.Error{Class: cloud.Gone, Code: "InvalidNetworkInterfaceID.NotFound"}
+	denied := &cloud.Error{Class: cloud.Permission, Code: "RequestExpired"}
+	useless := &pace.Reply{Err: lost, Answered: true}
+	unsent := &pace.Reply{Err: lost, Unsent: true}
+	curable := &pace.Reply{Err: denied, Cure: func() {}}
 	create := func(token string) func(cloud.API) error {
 		return func(api cloud.API) error {
 			_, err := api.CreateENI(context.Background(), cloud.CreateENI{ClientToken: token})
@@ -67,6 +71,10 @@ func TestCloudRepeats(t *testing.T) {
 		{"attach, a plain error", attach, []error{errors.New("odd")}, 1, cloud.Transient},
 		{"delete, lost, then gone", del, []error{lost, gone}, 2, cloud.Unknown},
 		{"delete, gone", del, []error{gone}, 1, cloud.Gone},
+		{"delete, not sent, then gone", del, []error{unsent, gone}, 2, cloud.Gone},
+		{"create, the answer of no use", create("t"), []error{useless}, 1, cloud.Transient},
+		{"attach, refused for what is cured", attach, []error{curable}, 2, cloud.Unknown},
+		{"attach, not cured", attach, []error{curable, curable}, 2, cloud.Permission},
 		{"delete, lost, then throttled", del, []error{lost, refused, refused, refused, refused, refused, refused}, 1 + pace.ThrottledTries, cloud.Transient},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
