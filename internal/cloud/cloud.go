@@ -63,14 +63,13 @@ type Attachment struct {
 
 // Subnet is one subnet with the free address count that the cloud last gave.
 type Subnet struct {
-	ID     string
-	VPCID  string
-	Zone   string
-	CIDR   netip.Prefix
-	IPv6   []netip.Prefix
-	Free   int // AvailableIpAddressCount
-	Tags   map[string]string
-	Public bool
+	ID    string
+	VPCID string
+	Zone  string
+	CIDR  netip.Prefix
+	IPv6  []netip.Prefix
+	Free  int // AvailableIpAddressCount
+	Tags  map[string]string
 }
 
 // RouteTable is a route table of a VPC with the subnets that use it. A subnet

@@ -192,12 +192,11 @@ func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachm
 func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	defer r.in("subnetSet", sdk.ToString(s.SubnetId))()
 	out := cloud.Subnet{
-		ID:     r.text("subnetId", s.SubnetId),
-		VPCID:  sdk.ToString(s.VpcId),
-		Zone:   sdk.ToString(s.AvailabilityZone),
-		Free:   r.number("availableIpAddressCount", s.AvailableIpAddressCount),
-		Tags:   tagsOf(s.Tags),
-		Public: sdk.ToBool(s.MapPublicIpOnLaunch),
+		ID:    r.text("subnetId", s.SubnetId),
+		VPCID: sdk.ToString(s.VpcId),
+		Zone:  sdk.ToString(s.AvailabilityZone),
+		Free:  r.number("availableIpAddressCount", s.AvailableIpAddressCount),
+		Tags:  tagsOf(s.Tags),
 	}
 	if s.CidrBlock != nil {
 		out.CIDR = r.ipv4Prefix("cidrBlock", s.CidrBlock)

@@ -199,13 +199,13 @@ func TestSubnets(t *testing.T) {
 	item := `<item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><cidrBlock>10.0.1.0/24</cidrBlock>
 <ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
 <item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
-<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone><mapPublicIpOnLaunch>true</mapPublicIpOnLaunch></item>`
+<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item>`
 	s := serve(t, map[string][]answer{op: {ok(op, "<subnetSet>"+item+"</subnetSet>"), ok(op, "<subnetSet>"+strings.Replace(item, "251", "-1", 1)+"</subnetSet>")}})
 	c := client(t, s)
 	got, err := c.Subnets(t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
 	want := []cloud.Subnet{{
 		ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
-		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251, Public: true,
+		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
 	}}
 	if d := cmp.Diff(want, got, sameValues); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
