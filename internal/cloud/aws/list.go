@@ -102,7 +102,11 @@ func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token str
 	if err != nil {
 		return nil, "", err
 	}
-	return page(pace.DescribeSubnets, got.Subnets, got.NextToken, (*reading).subnet)
+	return page(pace.DescribeSubnets, got.Subnets, got.NextToken, func(r *reading, n *types.Subnet) cloud.Subnet {
+		s := r.subnet(n)
+		r.listedSubnet(f, s)
+		return s
+	})
 }
 
 // SecurityGroupPage implements pace.Calls.
@@ -131,7 +135,10 @@ func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]clo
 	if err != nil {
 		return nil, "", err
 	}
-	return page(pace.DescribeRouteTables, got.RouteTables, got.NextToken, (*reading).routeTable)
+	return page(pace.DescribeRouteTables, got.RouteTables, got.NextToken, func(r *reading, t *types.RouteTable) cloud.RouteTable {
+		r.as("routeTableSet["+sdk.ToString(t.RouteTableId)+"].vpcId", sdk.ToString(t.VpcId), vpcID)
+		return r.routeTable(t)
+	})
 }
 
 // InstancePage implements pace.Calls, without ENIs. Instances that do not exist are left out.

@@ -19,6 +19,9 @@ const filterValues = 200
 // gives no ENI as many.
 const mostAtOnce = 1000
 
+// MaxPages is the most pages that a listing has: a cloud that has more is no EC2.
+const MaxPages = 1000
+
 // Calls is a cloud that sends each call once, as it is asked: what Cloud makes
 // a cloud.API of. A listing is asked for page by page: with the token that the
 // page before gave as next, empty for the first; next is empty for the last. A
@@ -83,7 +86,8 @@ func try(ctx context.Context, p *paced, c Call, call func(context.Context) error
 // pages makes the calls of a listing.
 func pages[T any](ctx context.Context, p *paced, c Call, page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
 	var out []T
-	for token := ""; ; {
+	token, before := "", map[string]bool{}
+	for range MaxPages {
 		var next string
 		list, err := do(ctx, p, c, func(ctx context.Context) (list []T, err error) {
 			list, next, err = page(ctx, token)
@@ -94,11 +98,13 @@ func pages[T any](ctx context.Context, p *paced, c Call, page func(ctx context.C
 			return nil, err
 		case next == "":
 			return append(out, list...), nil
-		case next == token:
-			return nil, malformed(c, "nextToken %q: expected another than that of the page before", next)
+		case before[next]:
+			return nil, malformed(c, "nextToken %q: expected another than those of the pages before", next)
 		}
+		before[next] = true
 		out, token = append(out, list...), next
 	}
+	return nil, malformed(c, "nextToken: more than %d pages", MaxPages)
 }
 
 // chunks are the values of a filter in parts that EC2 accepts, one empty one for none.
@@ -126,8 +132,6 @@ func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error)
 			Class: cloud.Gone, Op: DescribeInstances.Action, Code: "InvalidInstanceID.NotFound",
 			Message: fmt.Sprintf("The instance ID '%s' does not exist", id),
 		}
-	case len(list) > 1 || list[0].ID != id:
-		return cloud.Instance{}, malformed(DescribeInstances, "instancesSet: expected %s alone", id)
 	}
 	if list[0].ENIs, err = p.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
 		return cloud.Instance{}, err
@@ -146,7 +150,7 @@ func (p *paced) Instances(ctx context.Context, ids []string) (out []cloud.Instan
 		}
 		out = append(out, got...)
 	}
-	return out, nil
+	return checkInstances(ids, out)
 }
 
 // Limits implements cloud.API.
@@ -168,7 +172,7 @@ func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, e
 			out = append(out, got...)
 		}
 	}
-	return out, nil
+	return distinctENIs(out)
 }
 
 // Subnets implements cloud.API.
@@ -183,7 +187,7 @@ func (p *paced) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.
 		}
 		out = append(out, got...)
 	}
-	return out, nil
+	return checkOnce(DescribeSubnets, "subnetSet", out, func(s *cloud.Subnet) string { return s.ID })
 }
 
 // SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
@@ -197,9 +201,13 @@ func (p *paced) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 
 // RouteTables implements cloud.API.
 func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTable, error) {
-	return pages(ctx, p, DescribeRouteTables, func(ctx context.Context, token string) ([]cloud.RouteTable, string, error) {
+	out, err := pages(ctx, p, DescribeRouteTables, func(ctx context.Context, token string) ([]cloud.RouteTable, string, error) {
 		return p.calls.RouteTablePage(ctx, vpcID, token)
 	})
+	if err != nil {
+		return nil, err
+	}
+	return checkRouteTables(out)
 }
 
 // wrong is an error for a request that makes no sense; nothing was sent.
