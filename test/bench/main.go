@@ -123,6 +123,7 @@ var groups = []group{
 	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"limiter-refused", "filling 400 nodes while calls are refused at random, against none", nothing, refusals},
 	{"limiter-foreign", "filling 100 nodes beside a client that never backs off", nothing, neighbours},
+	{"limiter-peers", "four daemons in node mode beside such a client, and while calls are refused at random", nothing, companies},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},

@@ -76,6 +76,12 @@ var budgets = []figure{
 	{"foreign-client-4", budget{1.5, false, "a share in proportion to the calls"}},
 	{"foreign-client-5-5", budget{1.5, false, "a share in proportion to the calls"}},
 	{"foreign-client-8", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-4", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-5-5", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-8", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-refused-1", budget{1.25, false, "none refused, at 99 % of the rate"}},
+	{"peers-refused-5", budget{1.25, false, "none refused, at 95 % of the rate"}},
+	{"peers-refused-10", budget{1.25, false, "none refused, at 90 % of the rate"}},
 	{"operator-memory-2000", budget{300, false, ""}},
 	{"operator-memory-10000", budget{1024, false, ""}},
 
