@@ -280,13 +280,13 @@ func companies(ctx context.Context, b *bench) (results []Result, err error) {
 		name string
 		rate float64
 	}{{"peers-foreign-4", 4}, {"peers-foreign-5-5", 5.5}, {"peers-foreign-8", 8}} {
-		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
+		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
 		if err != nil {
 			return nil, err
 		}
 		results = append(results, ratio(n.name, "s", took, share))
 	}
-	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 20, Size: 100}}
+	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
 	_, calm, _, err := run(plain)
 	if err != nil {
 		return nil, err
