@@ -88,7 +88,21 @@ var budgets = []figure{
 	{"pool-requests-writes", budget{1, false, "a creation and an answer"}},
 	{"pool-requests-cpu", budget{1.3, false, "1,000 requests instead of 5,000"}}, // linear but for noise
 	{"pool-carve", budget{1.5, false, "1,000 blocks taken instead of 1,000,000"}},
+
+	{"vpc-cni-30-adds", budget{1, false, amazon}},
+	{"vpc-cni-burst", budget{1, false, amazon}},
+	{"vpc-cni-burst-failed", budget{0, false, amazon}},
+	{"vpc-cni-cold-calls", budget{1, false, amazon}},
+	{"vpc-cni-cold-pod", budget{1, false, amazon}},
+	{"vpc-cni-five-first", budget{1, false, amazon}},
+	{"vpc-cni-five-warm", budget{1, false, amazon}},
+	{"vpc-cni-five-each-first", budget{1, false, amazon}},
+	{"vpc-cni-outage", budget{1, false, amazon}},
+	{"vpc-cni-surplus-30s", budget{1, false, amazon}},
+	{"vpc-cni-lost-attach", budget{1, false, amazon}},
 }
+
+const amazon = "the Amazon VPC CNI"
 
 // ratio makes a Result of two sets of measurements taken in turn.
 func ratio(name, unit string, value, reference []float64) Result {
