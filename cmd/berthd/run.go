@@ -117,7 +117,7 @@ func (n *node) identify(ctx context.Context) error {
 	}
 	n.aws = aws.Options{
 		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
-		Observer: n.metrics.Cloud, Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout, Peers: true,
+		Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
 	}
 	n.meta = aws.NewMetadata(n.aws)
 	err := n.until(ctx, "the instance metadata service", func() (err error) {

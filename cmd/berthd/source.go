@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/source"
 	enisource "github.com/berthnet/berth/internal/source/eni"
@@ -46,8 +47,9 @@ func (n *node) newSource(ctx context.Context) (supply, error) {
 	if err != nil {
 		return nil, err
 	}
+	ec2 := pace.Cloud(client, pace.Options{Peers: true, Observer: n.metrics.Cloud, Logger: n.log})
 	return enisource.New(enisource.Config{
-		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: client, Datapath: n.network,
+		Identity: n.id, Cluster: n.cfg.ClusterName, Cloud: ec2, Datapath: n.network,
 		Policy: n.cfg.Policy(), Cooling: n.cfg.CoolingPeriod,
 		Subnets: n.cfg.Subnets, SubnetTags: n.cfg.SubnetTags, Groups: n.cfg.SecurityGroups, KeepENIs: !n.cfg.DeleteOnTermination,
 		Store: files, Intents: files.Intents(), Clock: n.clock, Logger: n.log, Observer: n.metrics.Cloud.Reconciler(),

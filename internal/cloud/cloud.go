@@ -63,14 +63,13 @@ type Attachment struct {
 
 // Subnet is one subnet with the free address count that the cloud last gave.
 type Subnet struct {
-	ID     string
-	VPCID  string
-	Zone   string
-	CIDR   netip.Prefix
-	IPv6   []netip.Prefix
-	Free   int // AvailableIpAddressCount
-	Tags   map[string]string
-	Public bool
+	ID    string
+	VPCID string
+	Zone  string
+	CIDR  netip.Prefix
+	IPv6  []netip.Prefix
+	Free  int // AvailableIpAddressCount
+	Tags  map[string]string
 }
 
 // RouteTable is a route table of a VPC with the subnets that use it. A subnet
@@ -130,8 +129,6 @@ type CreateENI struct {
 	ClientToken string
 	Addresses   int // secondary IPv4 addresses to assign at creation; 0 with Prefixes set
 	Prefixes    int // IPv4 /28 prefixes to assign at creation
-	IPv6        int // IPv6 addresses
-	IPv6Prefix  int // IPv6 /80 prefixes
 }
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
@@ -154,7 +151,7 @@ type SubnetFilter struct {
 
 // API is what Berth asks of a cloud. Every error is (or wraps) an *Error, so
 // that ClassOf tells what to do about it. Listings are complete: pages are
-// followed. None of the calls retries what is not idempotent on its own.
+// followed. What is not idempotent is not made again when its reply was lost.
 type API interface {
 	// Instance describes one instance with its attached ENIs. An instance
 	// that does not exist is an error of class Gone.
@@ -174,8 +171,11 @@ type API interface {
 	// RouteTables lists the route tables of a VPC, with their subnets but without
 	// their routes.
 	RouteTables(ctx context.Context, vpcID string) ([]RouteTable, error)
-	// VPCCIDRs lists the IPv4 and IPv6 blocks associated with a VPC.
-	VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error)
+	Changes
+}
+
+// Changes are the calls of an API that change something.
+type Changes interface {
 	// CreateENI creates a detached ENI with its addresses and tags in one call.
 	CreateENI(ctx context.Context, req CreateENI) (ENI, error)
 	// AttachENI attaches an ENI at a device index and returns the attachment
@@ -197,10 +197,6 @@ type API interface {
 	UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error
 	// UnassignPrefixes takes IPv4 prefixes off an ENI.
 	UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error
-	// AssignIPv6 assigns n IPv6 addresses of the cloud's choice.
-	AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error)
-	// UnassignIPv6 takes IPv6 addresses off an ENI.
-	UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
 }

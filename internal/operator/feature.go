@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/operator/addresspool"
@@ -61,13 +62,13 @@ func watches(features []feature) ([]*watched.Kind, error) {
 // setupENIs makes what works for nodes with ENIs.
 func setupENIs(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 	cfg, m, log := env.cfg, env.metrics, env.log
-	ec2, err := aws.New(ctx, aws.Options{
-		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint,
-		Ceilings: cfg.EC2Limits, Observer: m, Logger: log, UserAgent: "berth-operator",
+	client, err := aws.New(ctx, aws.Options{
+		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
 	})
 	if err != nil {
 		return part{}, err
 	}
+	ec2 := pace.Cloud(client, pace.Options{Ceilings: cfg.EC2Limits, Observer: m, Logger: log})
 	fl, err := fleet.New(fleet.Config{
 		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
 		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,

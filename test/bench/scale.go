@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/test/bench/scale"
 )
 
@@ -126,7 +126,7 @@ func singleEvents(ctx context.Context, b *bench) (results []Result, err error) {
 // The EC2 side of the fills at 100 nodes: each call takes 100 ms, and all
 // actions share one bucket.
 var (
-	tight     = scale.Limits{Delay: 100 * time.Millisecond, Shared: &cloudsim.Bucket{Rate: 4, Size: 20}}
+	tight     = scale.Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
 	published = scale.Limits{Delay: 100 * time.Millisecond, Published: true}
 )
 
@@ -244,7 +244,7 @@ func neighbours(ctx context.Context, b *bench) (results []Result, err error) {
 		var took, share []float64
 		for seed := range uint64(turns) {
 			out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Fill, Nodes: small, Limits: scale.Limits{
-				Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 5, Size: 20}, Foreign: n.rate, Seed: seed,
+				Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}, Foreign: n.rate, Seed: seed,
 			}})
 			if err != nil {
 				return nil, err
@@ -280,13 +280,13 @@ func companies(ctx context.Context, b *bench) (results []Result, err error) {
 		name string
 		rate float64
 	}{{"peers-foreign-4", 4}, {"peers-foreign-5-5", 5.5}, {"peers-foreign-8", 8}} {
-		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
+		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
 		if err != nil {
 			return nil, err
 		}
 		results = append(results, ratio(n.name, "s", took, share))
 	}
-	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 20, Size: 100}}
+	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
 	_, calm, _, err := run(plain)
 	if err != nil {
 		return nil, err

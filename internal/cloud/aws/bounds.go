@@ -18,7 +18,6 @@ const (
 	maxRefusal  = 1 << 20  // bytes of an answer that is an error
 	maxElements = 1_000_000
 	maxDepth    = 100
-	maxPages    = 1000 // of one listing
 )
 
 // boundAnswers is a change of an SDK's stack that bounds how many bytes of an

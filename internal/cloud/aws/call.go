@@ -4,34 +4,49 @@ import (
 	"context"
 	"errors"
 
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/smithy-go"
 
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// invoke makes one EC2 call by the rules of the package comment. The error is
-// always a *cloud.Error. Credentials that EC2 calls expired are fetched again, once.
+// invoke sends one EC2 call. Its error is a *pace.Reply; credentials that EC2
+// calls expired are its Cure.
 func invoke[In, Out any](ctx context.Context, c *Client, what pace.Call,
 	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
-) (out Out, err error) {
-	renewed := false
-	err = c.pace.Do(ctx, what, func(ctx context.Context) pace.Reply {
-		got, err := call(ctx, in)
-		if err == nil {
-			out = got
-			return pace.Reply{}
-		}
-		r := pace.Reply{Err: fail(what.Action, err), Code: localCode(err)}
-		r.Unsent = r.Code == pace.CodeCredentials
-		if expired[r.Err.Code] && !renewed {
+) (Out, error) {
+	out, err := call(ctx, in)
+	if err == nil {
+		return out, nil
+	}
+	r := &pace.Reply{Err: fail(what.Action, err), Code: localCode(err)}
+	r.Unsent = r.Code == pace.CodeCredentials
+	if expired[r.Err.Code] {
+		r.Cure = func() {
 			c.logger.Info("EC2 refused the credentials, fetching new ones", "op", what.Action, "code", r.Err.Code)
-			renewed, r.Again = true, true
 			c.creds.forget()
 		}
-		return r
-	})
-	return out, err
+	}
+	return out, r
+}
+
+// page reads a page of a listing: each element by one, and the token of the next page.
+func page[In, Out any](op pace.Call, list []In, next *string, one func(*reading, *In) Out) (out []Out, token string, err error) {
+	var r reading
+	for i := range list {
+		out = append(out, one(&r, &list[i]))
+	}
+	if r.err != nil {
+		return nil, "", useless(op, r.err)
+	}
+	return out, sdk.ToString(next), nil
+}
+
+// useless is the error of a call that had its effect, for what is wrong with its
+// answer.
+func useless(op pace.Call, err error) error {
+	return &pace.Reply{Err: fail(op.Action, err), Answered: true}
 }
 
 // localCode is the code for an Observer of an error that has none of EC2's.

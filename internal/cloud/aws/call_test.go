@@ -32,8 +32,8 @@ var (
 // TestRepeats says for each kind of call and trouble how many requests are
 // sent, and what comes out.
 func TestRepeats(t *testing.T) {
-	describe := func(ctx context.Context, c *Client) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
-	assign := func(ctx context.Context, c *Client) error {
+	describe := func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, cloud.ENIFilter{}); return err }
+	assign := func(ctx context.Context, c cloud.API) error {
 		// A connection that was used before, as usual: net/http must not repeat either.
 		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
 			return err
@@ -41,14 +41,17 @@ func TestRepeats(t *testing.T) {
 		_, err := c.AssignAddresses(ctx, "eni-1", 1)
 		return err
 	}
-	attachENI := func(ctx context.Context, c *Client) error { _, err := c.AttachENI(ctx, "eni-1", "i-1", 1); return err }
-	detach := func(ctx context.Context, c *Client) error { return c.DetachENI(ctx, "eni-attach-1") }
-	del := func(ctx context.Context, c *Client) error { return c.DeleteENI(ctx, "eni-1") }
+	attachENI := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AttachENI(ctx, "eni-1", "i-1", 1)
+		return err
+	}
+	detach := func(ctx context.Context, c cloud.API) error { return c.DetachENI(ctx, "eni-attach-1") }
+	del := func(ctx context.Context, c cloud.API) error { return c.DeleteENI(ctx, "eni-1") }
 	gone := refusal(400, "InvalidNetworkInterfaceID.NotFound", "gone")
 
 	tests := []struct {
 		name    string
-		call    func(context.Context, *Client) error
+		call    func(context.Context, cloud.API) error
 		action  string
 		answers []answer
 		sent    int
@@ -77,7 +80,7 @@ func TestRepeats(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := serve(t, map[string][]answer{tt.action: tt.answers, "DescribeSubnets": {ok("DescribeSubnets", "<subnetSet/>")}})
 			var seen record
-			err := tt.call(t.Context(), client(t, s, func(o *Options) { o.Observer = &seen }))
+			err := tt.call(t.Context(), client(t, s, func(o *setup) { o.Pace.Observer = &seen }))
 			if tt.want == cloud.Unknown && err != nil {
 				t.Fatalf("got %v", err)
 			}
@@ -132,7 +135,7 @@ func TestExpiredCredentials(t *testing.T) {
 	old := refusal(400, "RequestExpired", "Request has expired.")
 	t.Run("renewed", func(t *testing.T) {
 		s := serve(t, map[string][]answer{pace.Assign.Action: {old, ok(pace.Assign.Action, oneAddress)}})
-		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
+		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
 		if _, err := c.AssignAddresses(t.Context(), "eni-1", 1); err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +145,7 @@ func TestExpiredCredentials(t *testing.T) {
 	})
 	t.Run("still expired", func(t *testing.T) {
 		s := serve(t, map[string][]answer{pace.Assign.Action: {old}})
-		c := client(t, s, func(o *Options) { o.Credentials = &rotating{} })
+		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
 		_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
 		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(pace.Assign.Action)) != 2 {
 			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
@@ -170,8 +173,8 @@ func TestNoCredentials(t *testing.T) {
 			t.Cleanup(imds.Close)
 			s := serve(t, nil)
 			var seen record
-			c := client(t, s, func(o *Options) {
-				o.Credentials, o.IMDSEndpoint, o.HTTPClient, o.Observer = nil, imds.URL, calm, &seen
+			c := client(t, s, func(o *setup) {
+				o.Credentials, o.IMDSEndpoint, o.HTTPClient, o.Pace.Observer = nil, imds.URL, calm, &seen
 			})
 			_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
 			if cloud.ClassOf(err) != tt.want {
@@ -216,8 +219,8 @@ func TestBlackHole(t *testing.T) {
 	t.Cleanup(hole.Close)
 	t.Cleanup(func() { close(release) })
 	var seen record
-	c := client(t, &server{Server: hole}, func(o *Options) {
-		o.CallTimeout, o.Clock, o.Observer = 100*time.Millisecond, clock.Real{}, &seen
+	c := client(t, &server{Server: hole}, func(o *setup) {
+		o.Pace.CallTimeout, o.Pace.Clock, o.Pace.Observer = 100*time.Millisecond, clock.Real{}, &seen
 	})
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
 	if cloud.ClassOf(err) != cloud.Transient || err == nil || !strings.Contains(err.Error(), "no reply within 100ms") {
@@ -245,9 +248,9 @@ func TestOutageAndRecovery(t *testing.T) {
 // limiter's queue, where the call had no effect for sure.
 func TestCanceled(t *testing.T) {
 	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
-	c := client(t, s, func(o *Options) {
-		o.Clock = clock.NewFake(time.Unix(1e9, 0))
-		o.Ceilings = map[string]pace.Limit{describeENIs: {Rate: 1, Burst: 1}}
+	c := client(t, s, func(o *setup) {
+		o.Pace.Clock = clock.NewFake(time.Unix(1e9, 0))
+		o.Pace.Ceilings = map[string]pace.Limit{describeENIs: {Rate: 1, Burst: 1}}
 	})
 	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
 		t.Fatal(err)

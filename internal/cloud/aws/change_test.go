@@ -17,92 +17,80 @@ func TestRequests(t *testing.T) {
 	tests := []struct {
 		action string
 		answer string
-		call   func(context.Context, *Client) (any, error)
+		call   func(context.Context, cloud.API) (any, error)
 		want   string // the parameters without Action, Version and generated ones
 		out    string
 	}{
 		{
 			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
-			func(ctx context.Context, c *Client) (any, error) {
+			func(ctx context.Context, c cloud.API) (any, error) {
 				e, err := c.CreateENI(ctx, cloud.CreateENI{
 					SubnetID: "subnet-1", Groups: []string{"sg-1"}, Description: "d", ClientToken: "t",
-					Tags: map[string]string{"b": "2", "a": "1"}, Addresses: 9, IPv6: 2,
+					Tags: map[string]string{"b": "2", "a": "1"}, Addresses: 9,
 				})
 				return e.ID, err
 			},
-			"ClientToken=t Description=d Ipv6AddressCount=2 SecondaryPrivateIpAddressCount=9 SecurityGroupId.1=sg-1 SubnetId=subnet-1 " +
+			"ClientToken=t Description=d SecondaryPrivateIpAddressCount=9 SecurityGroupId.1=sg-1 SubnetId=subnet-1 " +
 				"TagSpecification.1.ResourceType=network-interface TagSpecification.1.Tag.1.Key=a TagSpecification.1.Tag.1.Value=1 " +
 				"TagSpecification.1.Tag.2.Key=b TagSpecification.1.Tag.2.Value=2", "eni-1",
 		},
 		{
 			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
-			func(ctx context.Context, c *Client) (any, error) {
-				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Prefixes: 2, IPv6Prefix: 1})
+			func(ctx context.Context, c cloud.API) (any, error) {
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Prefixes: 2})
 				return e.ID, err
 			},
-			"ClientToken=t Ipv4PrefixCount=2 Ipv6PrefixCount=1 SubnetId=subnet-1", "eni-1",
+			"ClientToken=t Ipv4PrefixCount=2 SubnetId=subnet-1", "eni-1",
 		},
 		{
 			attach, "<attachmentId>eni-attach-1</attachmentId>",
-			func(ctx context.Context, c *Client) (any, error) { return c.AttachENI(ctx, "eni-1", "i-1", 2) },
+			func(ctx context.Context, c cloud.API) (any, error) { return c.AttachENI(ctx, "eni-1", "i-1", 2) },
 			"DeviceIndex=2 InstanceId=i-1 NetworkCardIndex=0 NetworkInterfaceId=eni-1", "eni-attach-1",
 		},
 		{
 			"DetachNetworkInterface", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) { return nil, c.DetachENI(ctx, "eni-attach-1") },
+			func(ctx context.Context, c cloud.API) (any, error) { return nil, c.DetachENI(ctx, "eni-attach-1") },
 			"AttachmentId=eni-attach-1", "<nil>",
 		},
 		{
 			"DeleteNetworkInterface", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) { return nil, c.DeleteENI(ctx, "eni-1") },
+			func(ctx context.Context, c cloud.API) (any, error) { return nil, c.DeleteENI(ctx, "eni-1") },
 			"NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
 			"ModifyNetworkInterfaceAttribute", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) {
+			func(ctx context.Context, c cloud.API) (any, error) {
 				return nil, c.SetDeleteOnTermination(ctx, "eni-1", "eni-attach-1", true)
 			},
 			"Attachment.AttachmentId=eni-attach-1 Attachment.DeleteOnTermination=true NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
 			pace.Assign.Action, "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item><item><privateIpAddress>10.0.0.8</privateIpAddress></item></assignedPrivateIpAddressesSet>",
-			func(ctx context.Context, c *Client) (any, error) { return c.AssignAddresses(ctx, "eni-1", 2) },
+			func(ctx context.Context, c cloud.API) (any, error) { return c.AssignAddresses(ctx, "eni-1", 2) },
 			"NetworkInterfaceId=eni-1 SecondaryPrivateIpAddressCount=2", "[10.0.0.9 10.0.0.8]",
 		},
 		{
 			pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>",
-			func(ctx context.Context, c *Client) (any, error) { return c.AssignPrefixes(ctx, "eni-1", 1) },
+			func(ctx context.Context, c cloud.API) (any, error) { return c.AssignPrefixes(ctx, "eni-1", 1) },
 			"Ipv4PrefixCount=1 NetworkInterfaceId=eni-1", "[10.0.0.16/28]",
 		},
 		{
 			"UnassignPrivateIpAddresses", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) {
+			func(ctx context.Context, c cloud.API) (any, error) {
 				return nil, c.UnassignAddresses(ctx, "eni-1", addrs)
 			},
 			"NetworkInterfaceId=eni-1 PrivateIpAddress.1=10.0.0.5 PrivateIpAddress.2=10.0.0.6", "<nil>",
 		},
 		{
 			"UnassignPrivateIpAddresses", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) {
+			func(ctx context.Context, c cloud.API) (any, error) {
 				return nil, c.UnassignPrefixes(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")})
 			},
 			"Ipv4Prefix.1=10.0.0.16/28 NetworkInterfaceId=eni-1", "<nil>",
 		},
 		{
-			"AssignIpv6Addresses", "<assignedIpv6Addresses><item>2001:db8::1</item></assignedIpv6Addresses>",
-			func(ctx context.Context, c *Client) (any, error) { return c.AssignIPv6(ctx, "eni-1", 1) },
-			"Ipv6AddressCount=1 NetworkInterfaceId=eni-1", "[2001:db8::1]",
-		},
-		{
-			"UnassignIpv6Addresses", "<networkInterfaceId>eni-1</networkInterfaceId>",
-			func(ctx context.Context, c *Client) (any, error) {
-				return nil, c.UnassignIPv6(ctx, "eni-1", []netip.Addr{netip.MustParseAddr("2001:db8::1")})
-			},
-			"Ipv6Addresses.1=2001:db8::1 NetworkInterfaceId=eni-1", "<nil>",
-		},
-		{
 			"CreateTags", "<return>true</return>",
-			func(ctx context.Context, c *Client) (any, error) {
+			func(ctx context.Context, c cloud.API) (any, error) {
 				return nil, c.Tag(ctx, "eni-1", map[string]string{"k": "v"})
 			},
 			"ResourceId.1=eni-1 Tag.1.Key=k Tag.1.Value=v", "<nil>",
@@ -157,12 +145,12 @@ func TestNonsense(t *testing.T) {
 	bugs := map[string]func() error{
 		"no addresses":  func() error { _, err := c.AssignAddresses(ctx, "eni-1", 0); return err },
 		"fewer than no": func() error { _, err := c.AssignPrefixes(ctx, "eni-1", -1); return err },
-		"too many":      func() error { _, err := c.AssignIPv6(ctx, "eni-1", 1<<33+1); return err },
+		"too many":      func() error { _, err := c.AssignAddresses(ctx, "eni-1", 1<<33+1); return err },
 		"both kinds": func() error {
 			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Addresses: 1, Prefixes: 1})
 			return err
 		},
-		"negative": func() error { _, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", IPv6: -1}); return err },
+		"negative": func() error { _, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Prefixes: -1}); return err },
 	}
 	for name, call := range bugs {
 		if err := call(); cloud.ClassOf(err) != cloud.Bug {
@@ -172,7 +160,6 @@ func TestNonsense(t *testing.T) {
 	nothing := map[string]func() error{
 		"unassign no address": func() error { return c.UnassignAddresses(ctx, "eni-1", nil) },
 		"unassign no prefix":  func() error { return c.UnassignPrefixes(ctx, "eni-1", nil) },
-		"unassign no IPv6":    func() error { return c.UnassignIPv6(ctx, "eni-1", nil) },
 		"no tags":             func() error { return c.Tag(ctx, "eni-1", nil) },
 	}
 	for name, call := range nothing {

@@ -6,37 +6,25 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"sync"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	smithymw "github.com/aws/smithy-go/middleware"
-	"golang.org/x/sync/singleflight"
 
-	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// Client is the EC2 API for one process. It is safe for concurrent use, and
-// meant to be the only one: its pace.Set sees all calls that the process makes.
+// Client sends calls to the EC2 API, each once; pace.Cloud makes a cloud.API of
+// it. It is safe for concurrent use.
 type Client struct {
-	api      *ec2.Client
-	creds    *credentials
-	pace     *pace.Set
-	clock    clock.Clock
-	logger   *slog.Logger
-	fallback func(string) (cloud.Limits, bool)
-
-	mu    sync.Mutex // guards types
-	types map[string]knownLimits
-
-	asking singleflight.Group // DescribeInstanceTypes calls under way, by type
+	api    *ec2.Client
+	creds  *credentials
+	logger *slog.Logger
 }
 
-var _ cloud.API = (*Client)(nil)
+var _ pace.Calls = (*Client)(nil)
 
 // New returns a client. It sends nothing to EC2; when no region is configured
 // it asks the metadata service. Errors name the option that is missing or wrong.
@@ -52,16 +40,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 		return nil, err
 	}
 	creds := newCredentials(cfg.Credentials)
-	c := &Client{
-		creds: creds,
-		pace: pace.NewSet(pace.Options{
-			CallTimeout: o.CallTimeout, Ceilings: o.Ceilings, Peers: o.Peers, Observer: o.Observer, Logger: o.Logger, Clock: o.Clock,
-		}),
-		clock:    o.Clock,
-		logger:   o.Logger,
-		fallback: o.Fallback,
-		types:    make(map[string]knownLimits),
-	}
+	c := &Client{creds: creds, logger: o.Logger}
 	c.api = ec2.NewFromConfig(cfg, func(e *ec2.Options) {
 		e.Credentials = creds
 		e.Retryer = sdk.NopRetryer{}

@@ -192,12 +192,11 @@ func (r *reading) attachment(a *types.NetworkInterfaceAttachment) *cloud.Attachm
 func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	defer r.in("subnetSet", sdk.ToString(s.SubnetId))()
 	out := cloud.Subnet{
-		ID:     r.text("subnetId", s.SubnetId),
-		VPCID:  sdk.ToString(s.VpcId),
-		Zone:   sdk.ToString(s.AvailabilityZone),
-		Free:   r.number("availableIpAddressCount", s.AvailableIpAddressCount),
-		Tags:   tagsOf(s.Tags),
-		Public: sdk.ToBool(s.MapPublicIpOnLaunch),
+		ID:    r.text("subnetId", s.SubnetId),
+		VPCID: sdk.ToString(s.VpcId),
+		Zone:  sdk.ToString(s.AvailabilityZone),
+		Free:  r.number("availableIpAddressCount", s.AvailableIpAddressCount),
+		Tags:  tagsOf(s.Tags),
 	}
 	if s.CidrBlock != nil {
 		out.CIDR = r.ipv4Prefix("cidrBlock", s.CidrBlock)
@@ -212,38 +211,6 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	for _, a := range s.Ipv6CidrBlockAssociationSet {
 		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.SubnetCidrBlockStateCodeAssociated {
 			out.IPv6 = append(out.IPv6, r.ipv6Prefix("ipv6CidrBlock", a.Ipv6CidrBlock))
-		}
-	}
-	return out
-}
-
-// isVPCBlock tells whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
-// IPv6 from /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger one would have
-// pods reach the world beyond the VPC with addresses that are not translated.
-func isVPCBlock(p netip.Prefix) bool {
-	if p.Addr().Is4() {
-		return p.Bits() >= 16 && p.Bits() <= 28
-	}
-	return p.Bits() >= 44 && p.Bits() <= 60
-}
-
-// vpcCIDRs reads the associated blocks of an element of vpcSet.
-func (r *reading) vpcCIDRs(v *types.Vpc) []netip.Prefix {
-	defer r.in("vpcSet", sdk.ToString(v.VpcId))()
-	var out []netip.Prefix
-	for _, a := range v.CidrBlockAssociationSet {
-		if a.CidrBlockState != nil && a.CidrBlockState.State == types.VpcCidrBlockStateCodeAssociated {
-			out = append(out, r.ipv4Prefix("cidrBlock", a.CidrBlock))
-		}
-	}
-	for _, a := range v.Ipv6CidrBlockAssociationSet {
-		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.VpcCidrBlockStateCodeAssociated {
-			out = append(out, r.ipv6Prefix("ipv6CidrBlock", a.Ipv6CidrBlock))
-		}
-	}
-	for _, p := range out {
-		if p.IsValid() && !isVPCBlock(p) {
-			r.bad("cidrBlock", p.String(), "a size that a VPC can have")
 		}
 	}
 	return out
@@ -313,4 +280,20 @@ func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 		r.bad("networkInfo", fmt.Sprintf("%d interfaces, %d addresses", l.MaxENIs, l.IPv4PerENI), "at least one of each")
 	}
 	return l
+}
+
+// routeTable reads an element of routeTableSet.
+func (r *reading) routeTable(t *types.RouteTable) cloud.RouteTable {
+	defer r.in("routeTableSet", sdk.ToString(t.RouteTableId))()
+	out := cloud.RouteTable{ID: r.text("routeTableId", t.RouteTableId)}
+	for _, a := range t.Associations {
+		if a.AssociationState != nil && a.AssociationState.State != types.RouteTableAssociationStateCodeAssociated {
+			continue
+		}
+		out.Main = out.Main || sdk.ToBool(a.Main)
+		if id := sdk.ToString(a.SubnetId); id != "" {
+			out.Subnets = append(out.Subnets, id)
+		}
+	}
+	return out
 }

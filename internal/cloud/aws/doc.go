@@ -1,8 +1,8 @@
-// Package aws implements cloud.API with the EC2 API and cloud.Metadata with the
+// Package aws implements pace.Calls with the EC2 API and cloud.Metadata with the
 // instance metadata service, through the official SDK.
 //
-// The SDK signs, sends and parses; what to do about a failure is decided here,
-// by package pace, because it depends on whether a call may be repeated:
+// The SDK signs, sends and parses; what to do about a failure is decided by
+// package pace, because it depends on whether a call may be repeated:
 //
 //	throttled        no effect; the limiter slows down and the call is made again
 //	transient        repeated when the call is idempotent, else reported: its

@@ -15,6 +15,9 @@ import (
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // hasty is a clock on which waiting takes no real time: it moves on by what
@@ -156,25 +159,32 @@ var static = sdkcreds.NewStaticCredentialsProvider("AKIDEXAMPLE", "secret", "")
 // the SDK gives up after half a second, which a busy machine may need.
 var calm = &http.Client{}
 
+// setup is how a client is made, and paced as in production.
+type setup struct {
+	Options
+	Pace pace.Options
+}
+
 // client returns a client of the server, on a hasty clock.
-func client(t *testing.T, s *server, change ...func(*Options)) *Client {
+func client(t *testing.T, s *server, change ...func(*setup)) cloud.API {
 	t.Helper()
-	o := Options{
-		Region:      "eu-west-1",
-		EC2Endpoint: s.URL,
-		Credentials: static,
-		Logger:      slog.New(slog.DiscardHandler),
-		Clock:       newHasty(),
-		CallTimeout: time.Minute, // a busy machine's silence is none of EC2's
+	o := setup{
+		Options{Region: "eu-west-1", EC2Endpoint: s.URL, Credentials: static, Logger: slog.New(slog.DiscardHandler)},
+		pace.Options{Clock: newHasty(), CallTimeout: time.Minute}, // a busy machine's silence is none of EC2's
 	}
+	return o.client(t, change...)
+}
+
+func (o setup) client(t testing.TB, change ...func(*setup)) cloud.API {
+	t.Helper()
 	for _, f := range change {
 		f(&o)
 	}
-	c, err := New(t.Context(), o)
+	c, err := New(t.Context(), o.Options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return pace.Cloud(c, o.Pace)
 }
 
 // rotating hands out a new key each time, "KEY1" first.

@@ -18,7 +18,7 @@ import (
 
 // hostile plays an EC2 whose answers are made by a function, which gets the
 // number of the call from 1.
-func hostile(t *testing.T, answer func(w http.ResponseWriter, call int64)) (*Client, *atomic.Int64) {
+func hostile(t *testing.T, answer func(w http.ResponseWriter, call int64), change ...func(*setup)) (cloud.API, *atomic.Int64) {
 	t.Helper()
 	var calls atomic.Int64
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -27,7 +27,7 @@ func hostile(t *testing.T, answer func(w http.ResponseWriter, call int64)) (*Cli
 		answer(w, calls.Add(1))
 	}))
 	t.Cleanup(h.Close)
-	return client(t, &server{Server: h}), &calls
+	return client(t, &server{Server: h}, change...), &calls
 }
 
 // doubtful fails unless err is of class Transient and says what is wrong.
@@ -48,12 +48,12 @@ func TestListingsEnd(t *testing.T) {
 	}{
 		{"the same page for ever", func(int64) string { return "a" }, 2, "nextToken"},
 		{"two pages in turn", func(call int64) string { return string(rune('a' + call%2)) }, 3, "nextToken"},
-		{"ever new pages", func(call int64) string { return fmt.Sprint("page-", call) }, maxPages, "pages"},
+		{"ever new pages", func(call int64) string { return fmt.Sprint("page-", call) }, pace.MaxPages, "pages"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, calls := hostile(t, func(w http.ResponseWriter, call int64) {
 				next := "<nextToken>" + tt.token(call) + "</nextToken>"
-				if call > 2*maxPages { // a client that goes on for ever
+				if call > 2*pace.MaxPages { // a client that goes on for ever
 					next = ""
 				}
 				_, _ = io.WriteString(w, ok(describeENIs, next).body)
@@ -150,8 +150,7 @@ func TestAnswersByteByByte(t *testing.T) {
 			}
 			<-time.After(time.Millisecond)
 		}
-	})
-	c.pace = pace.NewSet(pace.Options{CallTimeout: 200 * time.Millisecond, Clock: newHasty()})
+	}, func(o *setup) { o.Pace.CallTimeout = 200 * time.Millisecond })
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{VPCID: "vpc-1"})
 	doubtful(t, err, "")
 }
@@ -184,9 +183,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 	// The credentials of the instance's role too.
 	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler), Clock: newHasty()}
-	if c, err = New(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	c = setup{o, pace.Options{Clock: newHasty()}}.client(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // the SDK would try for ten seconds
 	defer cancel()
 	if _, err = c.ENIs(ctx, cloud.ENIFilter{}); err == nil {
@@ -278,22 +275,22 @@ func TestListingsAreComparedWithWhatCanBe(t *testing.T) {
 			"</maximumNetworkInterfaces><ipv4AddressesPerInterface>" + addresses + "</ipv4AddressesPerInterface></networkInfo></item></instanceTypeSet>"
 	}
 
-	listENIs := func(f cloud.ENIFilter) func(context.Context, *Client) error {
-		return func(ctx context.Context, c *Client) error { _, err := c.ENIs(ctx, f); return err }
+	listENIs := func(f cloud.ENIFilter) func(context.Context, cloud.API) error {
+		return func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, f); return err }
 	}
-	listSubnets := func(f cloud.SubnetFilter) func(context.Context, *Client) error {
-		return func(ctx context.Context, c *Client) error { _, err := c.Subnets(ctx, f); return err }
+	listSubnets := func(f cloud.SubnetFilter) func(context.Context, cloud.API) error {
+		return func(ctx context.Context, c cloud.API) error { _, err := c.Subnets(ctx, f); return err }
 	}
-	two := func(ctx context.Context, c *Client) error {
+	two := func(ctx context.Context, c cloud.API) error {
 		_, err := c.Instances(ctx, []string{"i-1", "i-2"})
 		return err
 	}
-	routes := func(ctx context.Context, c *Client) error { _, err := c.RouteTables(ctx, "vpc-1"); return err }
-	describe := func(ctx context.Context, c *Client) error { _, err := c.describeType(ctx, "x"); return err }
+	routes := func(ctx context.Context, c cloud.API) error { _, err := c.RouteTables(ctx, "vpc-1"); return err }
+	describe := func(ctx context.Context, c cloud.API) error { _, err := c.Limits(ctx, "x"); return err }
 	home := cloud.SubnetFilter{VPCID: "vpc-1", Zone: "a"}
 	for _, tt := range []struct {
 		name, action, answer string
-		call                 func(context.Context, *Client) error
+		call                 func(context.Context, cloud.API) error
 		says                 string // empty: it fits
 	}{
 		{"ENIs", describeENIs, enis(eni("eni-1", "i-1"), eni("eni-2", "i-2")), listENIs(cloud.ENIFilter{VPCID: "vpc-1"}), ""},

@@ -12,8 +12,8 @@ import (
 
 	sdkcreds "github.com/aws/aws-sdk-go-v2/credentials"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/vpclab"
 	"github.com/berthnet/berth/internal/vpclab/spec"
 	"github.com/berthnet/berth/internal/vpclab/vpc"
@@ -40,7 +40,7 @@ func labSpec() spec.Spec {
 }
 
 // labClient serves a lab and returns a client of it on the real clock.
-func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab, *Client) {
+func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*vpclab.Lab, cloud.API) {
 	t.Helper()
 	lab, err := vpclab.Serve(s)
 	if err != nil {
@@ -48,18 +48,11 @@ func labClient(t *testing.T, s spec.Spec, change ...func(*Options)) (*vpclab.Lab
 	}
 	t.Cleanup(lab.Close)
 	key := lab.Credentials()
-	o := Options{
+	o := setup{Options{
 		Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL, Logger: slog.New(slog.DiscardHandler),
-		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""), CallTimeout: time.Minute,
-	}
-	for _, f := range change {
-		f(&o)
-	}
-	c, err := New(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lab, c
+		Credentials: sdkcreds.NewStaticCredentialsProvider(key.AccessKeyID, key.SecretAccessKey, ""),
+	}, pace.Options{CallTimeout: time.Minute}}
+	return lab, o.client(t, change...)
 }
 
 func must[T any](t *testing.T) func(v T, err error) T {
@@ -106,10 +99,6 @@ func TestLabLife(t *testing.T) {
 	if l := must[cloud.Limits](t)(c.Limits(ctx, node.Type)); l != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}) {
 		t.Errorf("limits %+v", l)
 	}
-	blocks := must[[]netip.Prefix](t)(c.VPCCIDRs(ctx, node.VPCID))
-	if len(blocks) != 2 || blocks[0].String() != "10.0.0.0/16" || blocks[1].String() != "2001:db8::/56" {
-		t.Errorf("blocks %v", blocks)
-	}
 	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{VPCID: node.VPCID, Zone: node.Zone, Tags: map[string]string{"for": "pods"}}))
 	if len(subnets) != 1 || subnets[0].ID != node.SubnetID || subnets[0].CIDR.String() != "10.0.0.0/22" || len(subnets[0].IPv6) != 1 {
 		t.Fatalf("subnets %+v", subnets)
@@ -131,14 +120,14 @@ func TestLabLife(t *testing.T) {
 
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	req := cloud.CreateENI{
-		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2, IPv6: 1,
+		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2,
 		Tags: map[string]string{cloud.TagCreatedAt: made.Format(time.RFC3339), "owner": "*"},
 	}
 	eni := must[cloud.ENI](t)(c.CreateENI(ctx, req))
 	if again := must[cloud.ENI](t)(c.CreateENI(ctx, req)); again.ID != eni.ID {
 		t.Errorf("the same token made %s, then %s", eni.ID, again.ID)
 	}
-	if !eni.CreatedAt.Equal(made) || eni.Tags["owner"] != "*" || len(eni.Addresses) != 2 || len(eni.IPv6) != 1 || !eni.Primary.IsValid() || len(eni.MAC) != 6 {
+	if !eni.CreatedAt.Equal(made) || eni.Tags["owner"] != "*" || len(eni.Addresses) != 2 || !eni.Primary.IsValid() || len(eni.MAC) != 6 {
 		t.Errorf("made %+v", eni)
 	}
 	detached := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Status: "available", VPCID: node.VPCID, Tags: map[string]string{"owner": "*"}}))
@@ -180,15 +169,11 @@ func TestLabLife(t *testing.T) {
 	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
 		t.Errorf("assigned %v", prefixes)
 	}
-	v6 := must[[]netip.Addr](t)(c.AssignIPv6(ctx, eni.ID, 2))
 	list = must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{IDs: []string{eni.ID}}))
-	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) || len(list[0].IPv6) != 3 {
+	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) {
 		t.Errorf("now %+v", list[0])
 	}
 	if err := c.UnassignPrefixes(ctx, eni.ID, prefixes); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.UnassignIPv6(ctx, eni.ID, v6); err != nil {
 		t.Fatal(err)
 	}
 
@@ -226,7 +211,6 @@ func TestLabRefusals(t *testing.T) {
 	_, tooMany := c.AssignAddresses(ctx, primary.ID, 4)
 	_, xenPrefix := c.AssignPrefixes(ctx, xen.ENIs[0].ID, 1)
 	_, instanceGone := c.Instance(ctx, noInstance)
-	_, vpcGone := c.VPCCIDRs(ctx, "vpc-00000000000000000")
 	_, attachGone := c.AttachENI(ctx, noENI, id, 2)
 	_, attachNowhere := c.AttachENI(ctx, inTiny.ID, noInstance, 2)
 	_, indexTaken := c.AttachENI(ctx, inTiny.ID, id, 1)
@@ -261,7 +245,6 @@ func TestLabRefusals(t *testing.T) {
 		{"addresses of the ENI", tooMany, cloud.LimitReached, "PrivateIpAddressLimitExceeded"},
 		{"prefix on Xen", xenPrefix, cloud.Bug, "UnsupportedOperation"},
 		{"no such instance", instanceGone, cloud.Gone, "InvalidInstanceID.NotFound"},
-		{"no such VPC", vpcGone, cloud.Gone, "InvalidVpcID.NotFound"},
 		{"attach no ENI", attachGone, cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"attach to no instance", attachNowhere, cloud.Gone, "InvalidInstanceID.NotFound"},
 		{"device index taken", indexTaken, cloud.Conflict, "InvalidParameterValue"},
@@ -321,7 +304,7 @@ func TestLabThrottled(t *testing.T) {
 	s := labSpec()
 	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
 	var seen record
-	lab, c := labClient(t, s, func(o *Options) { o.Observer = &seen })
+	lab, c := labClient(t, s, func(o *setup) { o.Pace.Observer = &seen })
 	const callers, each = 10, 16
 	errs := make(chan error, callers)
 	for range callers {
@@ -366,29 +349,28 @@ func TestLabRoleCredentials(t *testing.T) {
 	t.Cleanup(lab.Close)
 	lab.Cloud.SetCredentialTTL(5 * time.Second)
 	o := Options{
-		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), Clock: clock.Real{},
-		HTTPClient: calm, CallTimeout: time.Minute,
+		EC2Endpoint: lab.EC2URL, IMDSEndpoint: lab.IMDSURL("node"), Logger: slog.New(slog.DiscardHandler), HTTPClient: calm,
 	}
 	id := must[cloud.Identity](t)(NewMetadata(o).Identity(t.Context()))
-	c := must[*Client](t)(New(t.Context(), o))
+	c := setup{o, pace.Options{CallTimeout: time.Minute}}.client(t)
 	node := must[cloud.Instance](t)(c.Instance(t.Context(), id.InstanceID))
 	if id.PrimaryIPv4 != node.Primary || id.PrimaryMAC.String() != node.ENIs[0].MAC.String() || id.SubnetID != node.SubnetID ||
 		id.VPCID != node.VPCID || id.Zone != node.Zone || id.Region != lab.Cloud.Region() || id.InstanceType != node.Type || len(id.VPCCIDRs) != 2 {
 		t.Errorf("metadata say %+v, EC2 says %+v", id, node)
 	}
 
-	lab.Cloud.Deny("DescribeVpcs")
-	_, err = c.VPCCIDRs(t.Context(), id.VPCID)
+	lab.Cloud.Deny("DescribeRouteTables")
+	_, err = c.RouteTables(t.Context(), id.VPCID)
 	if cloud.ClassOf(err) != cloud.Permission || !strings.Contains(err.Error(), "UnauthorizedOperation") {
 		t.Errorf("got %v, want class permission", err)
 	}
-	lab.Cloud.Allow("DescribeVpcs")
+	lab.Cloud.Allow("DescribeRouteTables")
 
 	// Calls go on for longer than any one set of credentials lives. The lab
 	// issues by the wall clock, so this takes real seconds.
 	end := time.Now().Add(8 * time.Second)
 	for time.Now().Before(end) {
-		if _, err := c.VPCCIDRs(t.Context(), id.VPCID); err != nil {
+		if _, err := c.RouteTables(t.Context(), id.VPCID); err != nil {
 			t.Fatalf("after the credentials expired: %v", err)
 		}
 		select {
@@ -400,7 +382,7 @@ func TestLabRoleCredentials(t *testing.T) {
 
 // TestLabOutage: EC2 goes away and comes back.
 func TestLabOutage(t *testing.T) {
-	lab, c := labClient(t, labSpec(), func(o *Options) { o.Clock = newHasty() })
+	lab, c := labClient(t, labSpec(), func(o *setup) { o.Pace.Clock = newHasty() })
 	ctx := t.Context()
 	lab.Cloud.Outage(true)
 	if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); cloud.ClassOf(err) != cloud.Transient {

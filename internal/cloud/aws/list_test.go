@@ -199,43 +199,19 @@ func TestSubnets(t *testing.T) {
 	item := `<item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><cidrBlock>10.0.1.0/24</cidrBlock>
 <ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
 <item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
-<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone><mapPublicIpOnLaunch>true</mapPublicIpOnLaunch></item>`
+<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item>`
 	s := serve(t, map[string][]answer{op: {ok(op, "<subnetSet>"+item+"</subnetSet>"), ok(op, "<subnetSet>"+strings.Replace(item, "251", "-1", 1)+"</subnetSet>")}})
 	c := client(t, s)
 	got, err := c.Subnets(t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
 	want := []cloud.Subnet{{
 		ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
-		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251, Public: true,
+		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
 	}}
 	if d := cmp.Diff(want, got, sameValues); d != "" || err != nil {
 		t.Errorf("%v %s", err, d)
 	}
 	if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{}); err == nil || !strings.Contains(err.Error(), "subnetSet[subnet-1].availableIpAddressCount") {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestVPCCIDRs(t *testing.T) {
-	const op = "DescribeVpcs"
-	state := "<cidrBlockState><state>associated</state></cidrBlockState>"
-	vpc := `<vpcSet><item><vpcId>vpc-1</vpcId><cidrBlock>10.0.0.0/16</cidrBlock><cidrBlockAssociationSet>
-<item><cidrBlock>10.0.0.0/16</cidrBlock>` + state + `</item><item><cidrBlock>100.64.0.0/16</cidrBlock>` + state + `</item>
-<item><cidrBlock>10.9.0.0/16</cidrBlock><cidrBlockState><state>failed</state></cidrBlockState></item></cidrBlockAssociationSet>
-<ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/56</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet></item></vpcSet>`
-	s := serve(t, map[string][]answer{op: {ok(op, vpc), ok(op, strings.ReplaceAll(vpc, "associated", "failed")), ok(op, strings.Replace(vpc, "vpc-1", "vpc-2", 1)),
-		ok(op, strings.ReplaceAll(vpc, "10.0.0.0/16", "0.0.0.0/0")), ok(op, strings.ReplaceAll(vpc, "2001:db8::/56", "2000::/3")), ok(op, "<vpcSet/>")}})
-	c := client(t, s)
-	got, err := c.VPCCIDRs(t.Context(), "vpc-1")
-	if want := "[10.0.0.0/16 100.64.0.0/16 2001:db8::/56]"; err != nil || fmt.Sprint(got) != want {
-		t.Errorf("got %v, %v; want %s", got, err, want)
-	}
-	for _, what := range []string{"without blocks", "with another VPC", "with all IPv4", "with all IPv6"} {
-		if got, err := c.VPCCIDRs(t.Context(), "vpc-1"); cloud.ClassOf(err) != cloud.Transient {
-			t.Errorf("an answer %s gave %v, %v", what, got, err)
-		}
-	}
-	if _, err := c.VPCCIDRs(t.Context(), "vpc-1"); cloud.ClassOf(err) != cloud.Gone {
-		t.Errorf("got %v, want class gone", err)
 	}
 }
 

@@ -242,3 +242,13 @@ func (r *metadataReading) prefixes(path string, need presence) []netip.Prefix {
 	}
 	return out
 }
+
+// isVPCBlock tells whether a VPC can have a CIDR block: of IPv4 from /16 to /28, of
+// IPv6 from /44 to /60 (VPC user guide, "VPC CIDR blocks"). A larger one would have
+// pods reach the world beyond the VPC with addresses that are not translated.
+func isVPCBlock(p netip.Prefix) bool {
+	if p.Addr().Is4() {
+		return p.Bits() >= 16 && p.Bits() <= 28
+	}
+	return p.Bits() >= 44 && p.Bits() <= 60
+}

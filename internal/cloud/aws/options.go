@@ -14,17 +14,11 @@ import (
 	"github.com/aws/smithy-go/logging"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/limits"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/version"
 )
 
-// The defaults of Options.
-const (
-	DefaultCallTimeout     = pace.DefaultCallTimeout
-	DefaultMetadataTimeout = 30 * time.Second
-)
+// DefaultMetadataTimeout is the MetadataTimeout of Options that name none.
+const DefaultMetadataTimeout = 30 * time.Second
 
 // Options configure New and NewMetadata. The zero value is right for an EC2
 // instance, or a pod with an IAM role.
@@ -45,27 +39,14 @@ type Options struct {
 	// HTTPClient sends the calls to EC2 and to the metadata service; the
 	// SDK's own with short connection time-outs when nil.
 	HTTPClient sdk.HTTPClient
-	// CallTimeout bounds the time that one call takes on the wire and in its
-	// repetitions, waiting for the limiter not counted; DefaultCallTimeout when 0.
-	CallTimeout time.Duration
 	// MetadataTimeout bounds how long Identity waits for a metadata service
 	// that does not answer; DefaultMetadataTimeout when 0.
 	MetadataTimeout time.Duration
-	// Ceilings limit the calls of an action, by its EC2 name such as
-	// "AssignPrivateIpAddresses", besides what the limiter learns.
-	Ceilings map[string]pace.Limit
-	// Peers: each node has a client of its own, see pace.Options.
-	Peers bool
-	// Fallback tells the limits of an instance type when EC2 does not;
-	// the table of package limits when nil.
-	Fallback func(instanceType string) (cloud.Limits, bool)
-	// Observer is told of every call; may be nil.
-	Observer pace.Observer
 	// Logger is never nil after defaults; slog.Default when not set.
 	Logger *slog.Logger
 	// UserAgent is the program's name in the User-Agent header; "berth" when empty.
 	UserAgent string
-	// Clock is the machine's when nil.
+	// Clock is that of Metadata; the machine's when nil.
 	Clock clock.Clock
 }
 
@@ -77,12 +58,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MetadataTimeout <= 0 {
 		o.MetadataTimeout = DefaultMetadataTimeout
-	}
-	if o.Fallback == nil {
-		o.Fallback = func(instanceType string) (cloud.Limits, bool) {
-			l, ok := limits.Lookup(instanceType)
-			return cloud.Limits(l), ok
-		}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()

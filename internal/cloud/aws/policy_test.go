@@ -13,9 +13,8 @@ import (
 )
 
 // notInNodeMode are what the client can do and node mode does not ask for: its
-// pods get IPv4 addresses, the metadata service tells it the VPC's CIDRs, and
-// its security groups are given by ID.
-var notInNodeMode = []string{"ec2:AssignIpv6Addresses", "ec2:DescribeSecurityGroups", "ec2:DescribeVpcs", "ec2:UnassignIpv6Addresses"}
+// security groups are given by ID.
+var notInNodeMode = []string{"ec2:DescribeSecurityGroups"}
 
 // The IAM policy that docs/install.md hands out allows what node mode calls and
 // nothing else. TestPolicySuffices in internal/source/eni runs a node with it.

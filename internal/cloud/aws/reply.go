@@ -3,13 +3,10 @@ package aws
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
-	sdk "github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/ec2"
-
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // A reply is compared with its request here; with what else is known of the
@@ -31,7 +28,7 @@ type reply[T comparable] struct {
 
 // assigned returns what a reply says was assigned, if that is what was asked
 // for. EC2 assigns all or nothing. Err is what of it could not be read.
-func assigned[T comparable](op string, q asked, r reply[T], err error) ([]T, error) {
+func assigned[T comparable](op pace.Call, q asked, r reply[T], err error) ([]T, error) {
 	switch {
 	case err != nil:
 	case r.eni != nil && *r.eni != q.eni:
@@ -42,7 +39,7 @@ func assigned[T comparable](op string, q asked, r reply[T], err error) ([]T, err
 		err = &badAnswer{fmt.Errorf("assigned %v: expected each once", r.got)}
 	}
 	if err != nil {
-		return nil, fail(op, err)
+		return nil, useless(op, err)
 	}
 	return r.got, nil
 }
@@ -54,23 +51,6 @@ func twice[T comparable](list []T) bool {
 		}
 	}
 	return false
-}
-
-// unassigned judges the one reply that says what was taken off an ENI.
-func unassigned(op, eni string, addrs []netip.Addr, got *ec2.UnassignIpv6AddressesOutput) error {
-	if id := sdk.ToString(got.NetworkInterfaceId); id != "" && id != eni {
-		return fail(op, &badAnswer{fmt.Errorf("networkInterfaceId %q: expected %s", id, eni)})
-	}
-	var r reading
-	for _, s := range got.UnassignedIpv6Addresses {
-		if a := r.ipv6("unassignedIpv6Addresses", &s); !slices.Contains(addrs, a) {
-			r.bad("unassignedIpv6Addresses", s, fmt.Sprintf("one of %v", addrs))
-		}
-	}
-	if r.err != nil {
-		return fail(op, r.err)
-	}
-	return nil
 }
 
 // scope is what a listing of ENIs was asked for.
@@ -146,6 +126,3 @@ func (r *reading) tagged(tags, asked map[string]string) {
 		}
 	}
 }
-
-// twice refuses a listing that says two things of one.
-func (r *reading) twice(set, id string) { r.bad(set, id, "each once") }

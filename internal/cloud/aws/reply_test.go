@@ -16,16 +16,16 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		return "<assignedPrivateIpAddressesSet>" + strings.Join(items, "") + "</assignedPrivateIpAddressesSet>"
 	}
 	const prefix = "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>"
-	two := func(ctx context.Context, c *Client) error { _, err := c.AssignAddresses(ctx, "eni-1", 2); return err }
-	prefixes := func(ctx context.Context, c *Client) error { _, err := c.AssignPrefixes(ctx, "eni-1", 1); return err }
-	list := func(f cloud.ENIFilter) func(context.Context, *Client) error {
-		return func(ctx context.Context, c *Client) error { _, err := c.ENIs(ctx, f); return err }
+	two := func(ctx context.Context, c cloud.API) error { _, err := c.AssignAddresses(ctx, "eni-1", 2); return err }
+	prefixes := func(ctx context.Context, c cloud.API) error { _, err := c.AssignPrefixes(ctx, "eni-1", 1); return err }
+	list := func(f cloud.ENIFilter) func(context.Context, cloud.API) error {
+		return func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, f); return err }
 	}
 	const eni = "<networkInterfaceSet><item><networkInterfaceId>eni-2</networkInterfaceId><attachment><attachmentId>a</attachmentId>" +
 		"<instanceId>i-2</instanceId><deviceIndex>0</deviceIndex></attachment></item></networkInterfaceSet>"
 	for _, tt := range []struct {
 		name, action, answer string
-		call                 func(context.Context, *Client) error
+		call                 func(context.Context, cloud.API) error
 		says                 string // empty: it fits
 	}{
 		{"as asked", pace.Assign.Action, "<networkInterfaceId>eni-1</networkInterfaceId>" + set(address("10.0.0.5"), address("10.0.0.6")), two, ""},

@@ -6,125 +6,133 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // CreateENI implements cloud.API.
-func (c *Cloud) CreateENI(ctx context.Context, q cloud.CreateENI) (out cloud.ENI, err error) {
-	err = c.change(ctx, "CreateENI", "", q.Addresses+q.Prefixes, func() error {
-		const op = "CreateNetworkInterface"
-		request := fmt.Sprintf("%+v", q)
-		if t, ok := c.tokens[q.ClientToken]; ok && q.ClientToken != "" {
-			e, there := c.enis[t.eni]
+func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI, err error) {
+	q := call{"CreateENI", pace.CreateENI, "", r.Addresses + r.Prefixes}
+	err = c.change(ctx, q, func() error {
+		request := fmt.Sprintf("%+v", r)
+		if t, ok := c.tokens[r.ClientToken]; ok && r.ClientToken != "" {
+			e := c.enis[t.eni]
 			switch {
 			case t.request != request:
-				return refuse(op, cloud.Bug, "IdempotentParameterMismatch", "token used with other parameters")
-			case !there:
-				return refuse(op, cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "%s is deleted", t.eni)
+				return q.refuse(cloud.Bug, "IdempotentParameterMismatch", "token %s was used with other parameters", r.ClientToken)
+			case e == nil:
+				return q.refuse(cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "%s is deleted", t.eni)
 			}
-			out = clone(e.ENI)
+			out = clone(e)
 			return nil
 		}
-		s, ok := c.subnets[q.SubnetID]
-		if !ok {
-			return refuse(op, cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", q.SubnetID)
+		s := c.subnets[r.SubnetID]
+		switch {
+		case s == nil:
+			return q.refuse(cloud.Gone, "InvalidSubnetID.NotFound", "no subnet %s", r.SubnetID)
+		case r.Addresses < 0 || r.Prefixes < 0 || r.Addresses > 0 && r.Prefixes > 0:
+			return q.refuse(cloud.Bug, "InvalidParameterCombination", "expected addresses or prefixes, not both")
+		case s.left < 1+r.Addresses+prefixSize*r.Prefixes:
+			return q.full(s)
 		}
-		if s.free() < 1+q.Addresses {
-			return refuse(op, cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "%d free", s.free())
+		for _, g := range r.Groups {
+			if _, ok := c.groups[g]; !ok {
+				return q.refuse(cloud.Gone, "InvalidGroup.NotFound", "no security group %s", g)
+			}
 		}
-		e := c.newENI(s, s.take())
-		e.Groups, e.Tags, e.Description = slices.Clone(q.Groups), maps.Clone(q.Tags), q.Description
-		if err := c.assign(op, e, q.Addresses, q.Prefixes); err != nil {
+		e := c.newENI(s)
+		if err := c.assign(q, e, r.Addresses, r.Prefixes); err != nil {
 			c.remove(e)
 			return err
 		}
-		c.tokens[q.ClientToken] = token{request, e.ID}
-		out = clone(e.ENI)
+		e.Groups, e.Description = slices.Clone(r.Groups), r.Description
+		e.tag(r.Tags)
+		c.detached[e.ID] = e
+		if r.ClientToken != "" {
+			c.tokens[r.ClientToken] = token{request, e.ID}
+		}
+		out = clone(e)
 		return nil
 	})
 	return out, err
 }
 
-// assign gives an ENI addresses and prefixes, all or nothing.
-func (c *Cloud) assign(op string, e *eni, addrs, prefixes int) error {
+func (q call) full(s *subnet) error {
+	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
+}
+
+// assign gives an ENI addresses and prefixes, all or nothing. c.mu is held.
+func (c *Cloud) assign(q call, e *eni, addrs, prefixes int) error {
 	s := c.subnets[e.SubnetID]
-	if s.free() < addrs {
-		return refuse(op, cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "%d free", s.free())
+	if s.left < addrs {
+		return q.full(s)
 	}
-	var got []netip.Prefix
+	var blocks []netip.Prefix
 	for range prefixes {
 		p, ok := s.takePrefix()
 		if !ok {
-			for _, p := range got {
-				s.mark(p, false)
+			for _, p := range blocks {
+				s.givePrefix(p)
 			}
-			return refuse(op, cloud.SubnetFull, "InsufficientCidrBlocks", "no free /28")
+			return q.refuse(cloud.SubnetFull, "InsufficientCidrBlocks", "subnet %s has no %d free /28 blocks", s.ID, prefixes)
 		}
-		got = append(got, p)
+		blocks = append(blocks, p)
 	}
-	e.Prefixes = append(e.Prefixes, got...)
+	e.Prefixes = append(e.Prefixes, blocks...)
 	for range addrs {
-		e.Addresses = append(e.Addresses, s.take())
+		a, _ := s.take()
+		e.Addresses = append(e.Addresses, a)
 	}
 	return nil
 }
 
-func (c *Cloud) remove(e *eni) {
-	s := c.subnets[e.SubnetID]
-	delete(s.used, e.Primary)
-	for _, a := range e.Addresses {
-		delete(s.used, a)
+// tag adds tags. The map is replaced, never changed: callers have it.
+func (e *eni) tag(tags map[string]string) {
+	all := make(map[string]string, len(e.Tags)+len(tags))
+	maps.Copy(all, e.Tags)
+	maps.Copy(all, tags)
+	e.Tags = all
+	if at, err := time.Parse(time.RFC3339, all[cloud.TagCreatedAt]); err == nil {
+		e.CreatedAt = at
 	}
-	for _, p := range e.Prefixes {
-		s.mark(p, false)
-	}
-	delete(c.enis, e.ID)
 }
 
-func (c *Cloud) find(op, id string) (*eni, error) {
-	e, ok := c.enis[id]
-	if !ok {
-		return nil, refuse(op, cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "no interface %s", id)
-	}
-	return e, nil
-}
-
-func (c *Cloud) limits(e *eni) cloud.Limits {
-	return c.types[c.instances[e.Attachment.InstanceID].Type]
+// changeENI is change for calls that name an ENI.
+func (c *Cloud) changeENI(ctx context.Context, q call, work func(e *eni) error) error {
+	return c.change(ctx, q, func() error {
+		e := c.enis[q.eni]
+		if e == nil {
+			return q.refuse(cloud.Gone, "InvalidNetworkInterfaceID.NotFound", "no interface %s", q.eni)
+		}
+		return work(e)
+	})
 }
 
 // AttachENI implements cloud.API.
-func (c *Cloud) AttachENI(ctx context.Context, id, instance string, index int) (attachment string, err error) {
-	err = c.change(ctx, "AttachENI", id, 0, func() error {
-		const op = "AttachNetworkInterface"
-		e, err := c.find(op, id)
-		if err != nil {
-			return err
-		}
-		in, ok := c.instances[instance]
-		if !ok {
-			return refuse(op, cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", instance)
+func (c *Cloud) AttachENI(ctx context.Context, id, instanceID string, index int) (attachment string, err error) {
+	q := call{"AttachENI", pace.AttachENI, id, 0}
+	err = c.changeENI(ctx, q, func(e *eni) error {
+		in := c.instances[instanceID]
+		if in == nil {
+			return q.refuse(cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", instanceID)
 		}
 		if e.Attachment != nil {
-			return refuse(op, cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
+			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
 		}
-		n := 0
-		for _, o := range c.enis {
-			if !on(o.ENI, instance) {
-				continue
-			}
-			if n++; o.Attachment.DeviceIndex == index {
-				return refuse(op, cloud.Conflict, "InvalidParameterValue", "device index %d is taken", index)
+		for _, o := range in.enis {
+			if o.Attachment.DeviceIndex == index {
+				return q.refuse(cloud.Conflict, "InvalidParameterValue", "device index %d is taken", index)
 			}
 		}
-		if n >= c.types[in.Type].MaxENIs {
-			return refuse(op, cloud.LimitReached, "AttachmentLimitExceeded", "%d interfaces", n)
+		if l, _ := c.limitsOf(in.Type); len(in.enis) >= l.MaxENIs {
+			return q.refuse(cloud.LimitReached, "AttachmentLimitExceeded", "%s has %d interfaces", instanceID, len(in.enis))
 		}
 		c.seq++
-		attachment = fmt.Sprintf("attach-%04d", c.seq)
-		e.Status, e.settled = "in-use", c.clock.Now().Add(c.attach)
-		e.Attachment = &cloud.Attachment{ID: attachment, InstanceID: instance, DeviceIndex: index, Status: "attaching"}
+		attachment = fmt.Sprintf("eni-attach-%08x", c.seq)
+		c.attach(e, in, cloud.Attachment{ID: attachment, DeviceIndex: index, Status: "attaching"})
+		c.changing(e)
 		return nil
 	})
 	return attachment, err
@@ -132,32 +140,29 @@ func (c *Cloud) AttachENI(ctx context.Context, id, instance string, index int) (
 
 // DetachENI implements cloud.API.
 func (c *Cloud) DetachENI(ctx context.Context, attachment string) error {
-	return c.change(ctx, "DetachENI", attachment, 0, func() error {
-		for _, e := range c.enis {
-			if e.Attachment == nil || e.Attachment.ID != attachment {
-				continue
-			}
-			if e.Attachment.DeviceIndex == 0 {
-				return refuse("DetachNetworkInterface", cloud.Bug, "OperationNotPermitted", "the primary interface stays")
-			}
-			a := *e.Attachment
-			a.Status = "detaching"
-			e.Attachment, e.settled = &a, c.clock.Now().Add(c.attach)
+	q := call{"DetachENI", pace.DetachENI, attachment, 0}
+	return c.change(ctx, q, func() error {
+		e := c.attached[attachment]
+		switch {
+		case e == nil:
+			return q.refuse(cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
+		case e.Attachment.DeviceIndex == 0:
+			return q.refuse(cloud.Bug, "OperationNotPermitted", "the primary interface stays")
+		case e.Attachment.Status == "detaching":
 			return nil
 		}
-		return refuse("DetachNetworkInterface", cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
+		e.Attachment.Status = "detaching"
+		c.changing(e)
+		return nil
 	})
 }
 
 // DeleteENI implements cloud.API.
 func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
-	return c.change(ctx, "DeleteENI", id, 0, func() error {
-		e, err := c.find("DeleteNetworkInterface", id)
-		if err != nil {
-			return err
-		}
+	q := call{"DeleteENI", pace.DeleteENI, id, 0}
+	return c.changeENI(ctx, q, func(e *eni) error {
 		if e.Attachment != nil {
-			return refuse("DeleteNetworkInterface", cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
+			return q.refuse(cloud.Conflict, "InvalidNetworkInterface.InUse", "%s is attached", id)
 		}
 		c.remove(e)
 		return nil
@@ -166,136 +171,79 @@ func (c *Cloud) DeleteENI(ctx context.Context, id string) error {
 
 // SetDeleteOnTermination implements cloud.API.
 func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment string, on bool) error {
-	return c.change(ctx, "SetDeleteOnTermination", id, 0, func() error {
-		e, err := c.find("ModifyNetworkInterfaceAttribute", id)
-		if err != nil {
-			return err
-		}
+	q := call{"SetDeleteOnTermination", pace.ModifyENI, id, 0}
+	return c.changeENI(ctx, q, func(e *eni) error {
 		if e.Attachment == nil || e.Attachment.ID != attachment {
-			return refuse("ModifyNetworkInterfaceAttribute", cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
+			return q.refuse(cloud.Gone, "InvalidAttachmentID.NotFound", "no attachment %s", attachment)
 		}
-		a := *e.Attachment
-		a.DeleteOnTermination = on
-		e.Attachment = &a
+		e.Attachment.DeleteOnTermination = on
 		return nil
 	})
 }
 
 // AssignAddresses implements cloud.API.
 func (c *Cloud) AssignAddresses(ctx context.Context, id string, n int) (out []netip.Addr, err error) {
-	err = c.change(ctx, "AssignAddresses", id, n, func() error {
-		e, err := c.more(id, n, 0)
-		if err == nil {
-			out = slices.Clone(e.Addresses[len(e.Addresses)-n:])
-		}
-		return err
-	})
+	err = c.more(ctx, call{"AssignAddresses", pace.Assign, id, n}, n, 0, func(e *eni) { out = slices.Clone(e.Addresses[len(e.Addresses)-n:]) })
 	return out, err
 }
 
 // AssignPrefixes implements cloud.API.
 func (c *Cloud) AssignPrefixes(ctx context.Context, id string, n int) (out []netip.Prefix, err error) {
-	err = c.change(ctx, "AssignPrefixes", id, n, func() error {
-		e, err := c.more(id, 0, n)
-		if err == nil {
-			out = slices.Clone(e.Prefixes[len(e.Prefixes)-n:])
-		}
-		return err
-	})
+	err = c.more(ctx, call{"AssignPrefixes", pace.Assign, id, n}, 0, n, func(e *eni) { out = slices.Clone(e.Prefixes[len(e.Prefixes)-n:]) })
 	return out, err
 }
 
-func (c *Cloud) more(id string, addrs, prefixes int) (*eni, error) {
-	const op = "AssignPrivateIpAddresses"
-	e, err := c.find(op, id)
-	if err != nil {
-		return nil, err
-	}
-	if e.Attachment != nil && 1+len(e.Addresses)+len(e.Prefixes)+addrs+prefixes > c.limits(e).IPv4PerENI {
-		return nil, refuse(op, cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d", id, len(e.Addresses))
-	}
-	return e, c.assign(op, e, addrs, prefixes)
+func (c *Cloud) more(ctx context.Context, q call, addrs, prefixes int, done func(*eni)) error {
+	return c.changeENI(ctx, q, func(e *eni) error {
+		if q.n < 1 {
+			return q.refuse(cloud.Bug, "InvalidParameterValue", "%d addresses asked for: expected at least 1", q.n)
+		}
+		if e.Attachment != nil {
+			l, _ := c.limitsOf(c.instances[e.Attachment.InstanceID].Type)
+			if has := 1 + len(e.Addresses) + len(e.Prefixes); has+q.n > l.IPv4PerENI {
+				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d of %d", q.eni, has, l.IPv4PerENI)
+			}
+		}
+		err := c.assign(q, e, addrs, prefixes)
+		if err == nil {
+			done(e)
+		}
+		return err
+	})
 }
 
 // UnassignAddresses implements cloud.API.
 func (c *Cloud) UnassignAddresses(ctx context.Context, id string, addrs []netip.Addr) error {
-	return c.change(ctx, "UnassignAddresses", id, len(addrs), func() error {
-		e, err := c.find("UnassignPrivateIpAddresses", id)
-		if err != nil {
-			return err
-		}
-		for _, a := range addrs {
-			if !slices.Contains(e.Addresses, a) {
-				return refuse("UnassignPrivateIpAddresses", cloud.Bug, "InvalidParameterValue", "%v is not of %s", a, id)
-			}
-		}
-		e.Addresses = slices.DeleteFunc(e.Addresses, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
-		for _, a := range addrs {
-			delete(c.subnets[e.SubnetID].used, a)
-		}
-		return nil
+	q := call{"UnassignAddresses", pace.Unassign, id, len(addrs)}
+	return c.changeENI(ctx, q, func(e *eni) (err error) {
+		e.Addresses, err = without(q, e.Addresses, addrs, c.subnets[e.SubnetID].give)
+		return err
 	})
 }
 
 // UnassignPrefixes implements cloud.API.
 func (c *Cloud) UnassignPrefixes(ctx context.Context, id string, prefixes []netip.Prefix) error {
-	return c.change(ctx, "UnassignPrefixes", id, len(prefixes), func() error {
-		e, err := c.find("UnassignPrivateIpAddresses", id)
-		if err != nil {
-			return err
-		}
-		for _, p := range prefixes {
-			if !slices.Contains(e.Prefixes, p) {
-				return refuse("UnassignPrivateIpAddresses", cloud.Bug, "InvalidParameterValue", "%v is not of %s", p, id)
-			}
-			c.subnets[e.SubnetID].mark(p, false)
-		}
-		e.Prefixes = slices.DeleteFunc(e.Prefixes, func(p netip.Prefix) bool { return slices.Contains(prefixes, p) })
-		return nil
+	q := call{"UnassignPrefixes", pace.Unassign, id, len(prefixes)}
+	return c.changeENI(ctx, q, func(e *eni) (err error) {
+		e.Prefixes, err = without(q, e.Prefixes, prefixes, c.subnets[e.SubnetID].givePrefix)
+		return err
 	})
 }
 
-// AssignIPv6 implements cloud.API.
-func (c *Cloud) AssignIPv6(ctx context.Context, id string, n int) (out []netip.Addr, err error) {
-	err = c.change(ctx, "AssignIPv6", id, n, func() error {
-		e, err := c.find("AssignIpv6Addresses", id)
-		if err != nil {
-			return err
-		}
-		for range n {
-			c.seq++
-			a := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 14: byte(c.seq >> 8), 15: byte(c.seq)})
-			e.IPv6 = append(e.IPv6, a)
-			out = append(out, a)
-		}
-		return nil
-	})
-	return out, err
+// without is have less gone, which is given back; or have and an error when some
+// of gone is not in it.
+func without[T comparable](q call, have, gone []T, give func(T)) ([]T, error) {
+	left := slices.DeleteFunc(slices.Clone(have), func(v T) bool { return slices.Contains(gone, v) })
+	if len(left)+len(gone) != len(have) {
+		return have, q.refuse(cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", gone, q.eni)
+	}
+	for _, v := range gone {
+		give(v)
+	}
+	return left, nil
 }
 
-// UnassignIPv6 implements cloud.API.
-func (c *Cloud) UnassignIPv6(ctx context.Context, id string, addrs []netip.Addr) error {
-	return c.change(ctx, "UnassignIPv6", id, len(addrs), func() error {
-		e, err := c.find("UnassignIpv6Addresses", id)
-		if err != nil {
-			return err
-		}
-		e.IPv6 = slices.DeleteFunc(e.IPv6, func(a netip.Addr) bool { return slices.Contains(addrs, a) })
-		return nil
-	})
-}
-
-// Tag implements cloud.API.
+// Tag implements cloud.API for ENIs.
 func (c *Cloud) Tag(ctx context.Context, id string, tags map[string]string) error {
-	return c.change(ctx, "Tag", id, 0, func() error {
-		e, err := c.find("CreateTags", id)
-		if err != nil {
-			return err
-		}
-		if e.Tags == nil {
-			e.Tags = map[string]string{}
-		}
-		maps.Copy(e.Tags, tags)
-		return nil
-	})
+	return c.changeENI(ctx, call{"Tag", pace.Tag, id, 0}, func(e *eni) error { e.tag(tags); return nil })
 }

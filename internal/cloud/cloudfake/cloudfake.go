@@ -1,12 +1,17 @@
-// Package cloudfake is a cloud.API in memory: the books of a small VPC with
-// EC2's rules for addresses, attachments and client tokens, for tests that need
-// no HTTP. It counts calls, fails them on demand, delays them by its clock, and
-// lets listings trail the truth.
+// Package cloudfake is an EC2 in memory: the books of one VPC with EC2's rules for
+// addresses, attachments and client tokens, in which no call costs more than what
+// it changes or returns, also for very many nodes. Before the books are a delay
+// for every call and token buckets that the client is not told of; faults that
+// tests inject; and listings that trail behind the truth. It is a cloud.API that
+// answers at once, and for pace.Cloud one that is called page by page. It
+// measures what CPU time it takes itself, so that a benchmark can leave that out.
 package cloudfake
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"slices"
@@ -15,39 +20,82 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// Cloud is the VPC. Make it with New, then add subnets and instances.
-type Cloud struct {
-	clock clock.Clock
+// VPC is the ID of the one VPC, Group that of its first security group.
+const (
+	VPC   = "vpc-1"
+	Group = "sg-1"
+)
 
-	mu        sync.Mutex // guards all below
-	lag       time.Duration
-	attach    time.Duration // how long attaching and detaching take
-	latency   map[string]time.Duration
-	types     map[string]cloud.Limits
-	instances map[string]cloud.Instance // without ENIs
-	subnets   map[string]*subnet
-	groups    map[string]map[string]string // tags of the security groups
-	routes    []cloud.RouteTable           // besides the main one, which has no subnet by name
-	enis      map[string]*eni
-	tokens    map[string]token
-	past      []past // what listings show while they trail
-	calls     []Call
-	faults    []*Fault
-	seq       int
+// Options say how the cloud behaves. The zero value answers at once and
+// refuses nothing.
+type Options struct {
+	Clock      clock.Clock   // the machine's when nil
+	Latency    time.Duration // from a call to its effect and reply
+	AttachTime time.Duration // from the reply to the end of attaching or detaching
+	// Shared is a bucket for the calls of all actions.
+	Shared *Bucket
+	// Buckets are those of single actions, by EC2's name; "Describe" stands for
+	// every action whose name begins so, and "" for all others not named.
+	Buckets map[string]Bucket
+	// Refused is the share of calls that are refused for their rate whatever it
+	// is, at random, but in the same places for a Seed.
+	Refused float64
+	Seed    uint64
+	// PageSize is the most ENIs in one listing; 1000 when 0.
+	PageSize int
 }
 
-type subnet struct {
-	cloud.Subnet
-	next       netip.Addr
-	used       map[netip.Addr]bool
-	fragmented bool
+// Cloud is the VPC. Make it with New, then add subnets and instances. It is
+// safe for concurrent use.
+type Cloud struct {
+	options Options
+	clock   clock.Clock
+
+	mu        sync.Mutex // guards all below, and options
+	shared    *bucket
+	buckets   map[string]*bucket
+	stats     map[string]Stats
+	busy      time.Duration // CPU time of the work done
+	types     map[string]cloud.Limits
+	instances map[string]*instance
+	subnets   map[string]*subnet
+	groups    map[string]map[string]string // tags of security groups
+	routes    []cloud.RouteTable           // the first is the main one, which no subnet names
+	enis      map[string]*eni
+	attached  map[string]*eni // by attachment ID
+	detached  map[string]*eni // by ID
+	order     []*eni          // by seq; deleted ones until there are too many
+	settling  []change        // attachments and detachments that are not over, the next one first
+	tokens    map[string]token
+	seq       int
+	dice      *rand.Rand               // for Options.Refused
+	latency   map[string]time.Duration // by method, where it is not that of the options
+	faults    []*Fault
+	calls     []Call
+	past      past
+}
+
+type instance struct {
+	cloud.Instance // without ENIs
+	enis           []*eni
 }
 
 type eni struct {
 	cloud.ENI
+	seq     int
+	deleted bool
 	settled time.Time // when attaching or detaching is over
+}
+
+// change is the end of an attachment or detachment; it counts if the ENI still
+// says the same time.
+type change struct {
+	at time.Time
+	*eni
 }
 
 type token struct {
@@ -55,57 +103,63 @@ type token struct {
 	eni     string
 }
 
-type past struct {
-	at   time.Time
-	enis []cloud.ENI
+var (
+	_ cloud.API  = (*Cloud)(nil)
+	_ pace.Calls = (*Cloud)(nil)
+)
+
+// New returns a VPC without subnets.
+func New(o Options) *Cloud {
+	if o.Clock == nil {
+		o.Clock = clock.Real{}
+	}
+	if o.PageSize <= 0 {
+		o.PageSize = 1000
+	}
+	c := &Cloud{
+		options: o, clock: o.Clock, buckets: map[string]*bucket{}, stats: map[string]Stats{}, types: map[string]cloud.Limits{},
+		instances: map[string]*instance{}, subnets: map[string]*subnet{}, groups: map[string]map[string]string{Group: {}},
+		enis: map[string]*eni{}, attached: map[string]*eni{}, detached: map[string]*eni{}, tokens: map[string]token{},
+		dice: rand.New(rand.NewPCG(o.Seed, 2)), latency: map[string]time.Duration{}, routes: []cloud.RouteTable{{ID: "rtb-main", Main: true}},
+	}
+	c.shared = newBucket(o.Shared, o.Clock.Now())
+	return c
 }
 
-// Call is one call that was made.
-type Call struct {
-	Op  string // the method's name
-	ENI string
-	N   int // addresses or prefixes asked for
-	At  time.Time
-	Err error
-}
-
-// Fault makes calls fail. It is spent after Times calls, 0 meaning never.
-type Fault struct {
-	Op    string // the method's name; empty: any
-	ENI   string // the one that the call names; empty: any
-	Times int
-	Err   error
-	// After lets the call take effect before it fails: a lost reply.
-	After bool
-	hits  int
-}
-
-// New returns an empty VPC, "vpc-1", with the security group "sg-1", that knows the instance types t3.small,
-// m5.xlarge, c5.large and m5.4xlarge.
-func New(c clock.Clock) *Cloud {
-	return &Cloud{
-		clock: c, latency: map[string]time.Duration{}, instances: map[string]cloud.Instance{},
-		subnets: map[string]*subnet{}, groups: map[string]map[string]string{"sg-1": {}}, enis: map[string]*eni{}, tokens: map[string]token{},
-		types: map[string]cloud.Limits{
-			"t3.small":   {MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true},
-			"c5.large":   {MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true},
-			"m5.xlarge":  {MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true},
-			"m5.4xlarge": {MaxENIs: 8, IPv4PerENI: 30, IPv6PerENI: 30, Prefixes: true},
-		},
+// SetLatency delays each call of a method; an empty name means all others.
+func (c *Cloud) SetLatency(method string, d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if method == "" {
+		c.options.Latency = d
+	} else {
+		c.latency[method] = d
 	}
 }
 
-// SetLag makes listings show what was true d ago.
-func (c *Cloud) SetLag(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.lag = d }
-
 // SetAttachTime sets how long attaching and detaching take after the call.
-func (c *Cloud) SetAttachTime(d time.Duration) { c.mu.Lock(); defer c.mu.Unlock(); c.attach = d }
-
-// SetLatency delays each call of an operation; an empty one means all others.
-func (c *Cloud) SetLatency(op string, d time.Duration) {
+func (c *Cloud) SetAttachTime(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.latency[op] = d
+	c.options.AttachTime = d
+}
+
+// AddSubnet adds a subnet with an IPv4 CIDR of /28 or larger.
+func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
+	p := netip.MustParsePrefix(cidr)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subnets[id] = newSubnet(cloud.Subnet{ID: id, VPCID: VPC, Zone: zone, CIDR: p, Tags: maps.Clone(tags)})
+}
+
+// RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
+func (c *Cloud) RemoveSubnet(id string) { c.mu.Lock(); defer c.mu.Unlock(); delete(c.subnets, id) }
+
+// SetFree leaves a subnet with so many free addresses at most.
+func (c *Cloud) SetFree(id string, most int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.subnets[id].left = min(c.subnets[id].left, most)
 }
 
 // SetFragmented tells whether a subnet has no free prefix left.
@@ -115,29 +169,6 @@ func (c *Cloud) SetFragmented(id string, on bool) {
 	c.subnets[id].fragmented = on
 }
 
-// Inject adds a fault.
-func (c *Cloud) Inject(f Fault) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.faults = append(c.faults, &f)
-}
-
-// ClearFaults ends all faults.
-func (c *Cloud) ClearFaults() { c.mu.Lock(); defer c.mu.Unlock(); c.faults = nil }
-
-// AddSubnet adds a subnet. EC2 reserves its first four addresses and the last.
-func (c *Cloud) AddSubnet(id, zone, cidr string, tags map[string]string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	p := netip.MustParsePrefix(cidr)
-	s := &subnet{Subnet: cloud.Subnet{ID: id, VPCID: "vpc-1", Zone: zone, CIDR: p, Tags: tags}, used: map[netip.Addr]bool{}}
-	s.next = p.Addr()
-	for range 4 {
-		s.next = s.next.Next()
-	}
-	c.subnets[id] = s
-}
-
 // AddRouteTable adds a route table with some subnets; all others have the main one.
 func (c *Cloud) AddRouteTable(id string, subnets ...string) {
 	c.mu.Lock()
@@ -145,27 +176,27 @@ func (c *Cloud) AddRouteTable(id string, subnets ...string) {
 	c.routes = append(c.routes, cloud.RouteTable{ID: id, Subnets: subnets})
 }
 
-// RemoveSubnet deletes a subnet, as EC2 lets one that is empty.
-func (c *Cloud) RemoveSubnet(id string) { c.mu.Lock(); defer c.mu.Unlock(); delete(c.subnets, id) }
-
-// AddSecurityGroup adds a security group.
-func (c *Cloud) AddSecurityGroup(id string, tags map[string]string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.groups[id] = maps.Clone(tags)
+// must ends a program that sets up a cloud which cannot be.
+func must(ok bool, format string, args ...any) {
+	if !ok {
+		panic(fmt.Sprintf(format, args...)) //nolint:forbidigo // a mistake in a test or benchmark
+	}
 }
 
-// AddInstance starts an instance with its primary ENI.
-func (c *Cloud) AddInstance(id, itype, subnetID string) {
+// AddInstance starts an instance with its primary ENI. It counts as no call, as
+// all that follows.
+func (c *Cloud) AddInstance(id, instanceType, subnetID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.subnets[subnetID]
-	addr := s.take()
-	c.instances[id] = cloud.Instance{ID: id, Type: itype, State: "running", Zone: s.Zone, VPCID: "vpc-1", SubnetID: subnetID, Primary: addr}
-	e := c.newENI(s, addr)
-	e.Groups = []string{"sg-1"}
-	e.Status = "in-use"
-	e.Attachment = &cloud.Attachment{ID: "attach-" + e.ID, InstanceID: id, Status: "attached", DeleteOnTermination: true}
+	_, ok := c.limitsOf(instanceType)
+	must(ok, "instance %s: no instance type %q", id, instanceType)
+	e := c.newENI(c.subnets[subnetID])
+	e.Groups = []string{Group}
+	in := &instance{Instance: cloud.Instance{
+		ID: id, Type: instanceType, State: "running", Zone: e.Zone, VPCID: VPC, SubnetID: subnetID, Primary: e.Primary,
+	}}
+	c.instances[id] = in
+	c.attach(e, in, cloud.Attachment{ID: "attach-" + e.ID, Status: "attached", DeleteOnTermination: true})
 	c.remember()
 }
 
@@ -174,33 +205,16 @@ func (c *Cloud) AddInstance(id, itype, subnetID string) {
 func (c *Cloud) AddENI(instance string, index int, kind cloud.InterfaceType, tags map[string]string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.subnets[c.instances[instance].SubnetID]
-	e := c.newENI(s, s.take())
-	e.Type, e.Tags, e.Status = kind, tags, "in-use"
+	in := c.instances[instance]
+	e := c.newENI(c.subnets[in.SubnetID])
+	e.Type = kind
+	e.tag(tags)
 	if of := tags["berth.dev/instance-id"]; of != "" {
 		e.Description = "Berth (" + of + ")"
 	}
-	e.Attachment = &cloud.Attachment{ID: "attach-" + e.ID, InstanceID: instance, DeviceIndex: index, Status: "attached"}
+	c.attach(e, in, cloud.Attachment{ID: "attach-" + e.ID, DeviceIndex: index, Status: "attached"})
 	c.remember()
 	return e.ID
-}
-
-// Terminate ends an instance; its ENIs go, or are left detached, by DeleteOnTermination.
-func (c *Cloud) Terminate(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.enis {
-		if e.Attachment == nil || e.Attachment.InstanceID != id {
-			continue
-		}
-		if e.Attachment.DeleteOnTermination {
-			c.remove(e)
-		} else {
-			e.Attachment, e.Status = nil, "available"
-		}
-	}
-	delete(c.instances, id)
-	c.remember()
 }
 
 // Steal takes an address off an ENI behind everyone's back.
@@ -212,180 +226,144 @@ func (c *Cloud) Steal(id string, addr netip.Addr) {
 	c.remember()
 }
 
-// Calls lists the calls so far.
-func (c *Cloud) Calls() []Call { c.mu.Lock(); defer c.mu.Unlock(); return slices.Clone(c.calls) }
-
-// ResetCalls forgets the calls so far.
-func (c *Cloud) ResetCalls() { c.mu.Lock(); defer c.mu.Unlock(); c.calls = nil }
-
-// Count counts the calls of the named operations so far.
-func (c *Cloud) Count(ops ...string) int {
-	n := 0
-	for _, call := range c.Calls() {
-		if slices.Contains(ops, call.Op) {
-			n++
+// Terminate ends an instance. Its ENIs go, or are left detached, by DeleteOnTermination.
+func (c *Cloud) Terminate(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in := c.instances[id]
+	if in == nil {
+		return
+	}
+	delete(c.instances, id)
+	for _, e := range in.enis {
+		delete(c.attached, e.Attachment.ID)
+		keep := !e.Attachment.DeleteOnTermination
+		e.Attachment, e.Status, e.settled = nil, "available", time.Time{}
+		if keep {
+			c.detached[e.ID] = e
+		} else {
+			c.remove(e)
 		}
 	}
-	return n
+	c.remember()
 }
 
-// Truth lists all ENIs as they are, without lag, by ID.
+// Truth lists all ENIs in the order of creation. It counts as no call.
 func (c *Cloud) Truth() []cloud.ENI {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.snapshot()
-}
-
-func (c *Cloud) newENI(s *subnet, addr netip.Addr) *eni {
-	c.seq++
-	e := &eni{ENI: cloud.ENI{
-		ID: fmt.Sprintf("eni-%04d", c.seq), MAC: net.HardwareAddr{2, 0, 0, 0, byte(c.seq >> 8), byte(c.seq)},
-		Type: cloud.InterfaceOrdinary, Status: "available", VPCID: "vpc-1", SubnetID: s.ID, Zone: s.Zone, Primary: addr,
-	}}
-	c.enis[e.ID] = e
-	return e
-}
-
-// settle ends attachments and detachments whose time has come.
-func (c *Cloud) settle() {
-	now := c.clock.Now()
-	for _, id := range slices.Sorted(maps.Keys(c.enis)) {
-		e := c.enis[id]
-		if e.Attachment == nil || e.settled.After(now) {
-			continue
-		}
-		switch e.Attachment.Status {
-		case "attaching":
-			e.Attachment = &cloud.Attachment{ID: e.Attachment.ID, InstanceID: e.Attachment.InstanceID, DeviceIndex: e.Attachment.DeviceIndex,
-				Status: "attached", DeleteOnTermination: e.Attachment.DeleteOnTermination}
-		case "detaching":
-			e.Attachment, e.Status = nil, "available"
-		}
-	}
-}
-
-// remember keeps what listings show until lag has passed.
-func (c *Cloud) remember() {
-	now := c.clock.Now()
-	c.past = append(c.past, past{at: now, enis: c.snapshot()})
-	for len(c.past) > 1 && !c.past[1].at.After(now.Add(-c.lag)) {
-		c.past = c.past[1:]
-	}
-}
-
-// listing is what a describe call shows now.
-func (c *Cloud) listing() []cloud.ENI {
 	c.settle()
-	if c.lag == 0 || len(c.past) == 0 {
-		return c.snapshot()
-	}
-	seen := c.past[0]
-	for _, p := range c.past {
-		if !p.at.After(c.clock.Now().Add(-c.lag)) {
-			seen = p
+	out := make([]cloud.ENI, 0, len(c.enis))
+	for _, e := range c.order {
+		if !e.deleted {
+			out = append(out, clone(e))
 		}
-	}
-	if seen.at.Equal(c.past[len(c.past)-1].at) {
-		return c.snapshot()
-	}
-	return cloneAll(seen.enis)
-}
-
-func (c *Cloud) snapshot() []cloud.ENI {
-	c.settle()
-	var out []cloud.ENI
-	for _, id := range slices.Sorted(maps.Keys(c.enis)) {
-		out = append(out, c.enis[id].ENI)
-	}
-	return cloneAll(out)
-}
-
-func cloneAll(list []cloud.ENI) []cloud.ENI {
-	out := make([]cloud.ENI, len(list))
-	for i, e := range list {
-		out[i] = clone(e)
 	}
 	return out
 }
 
-func clone(e cloud.ENI) cloud.ENI {
-	e.Groups, e.Tags = slices.Clone(e.Groups), maps.Clone(e.Tags)
-	e.Addresses, e.Prefixes = slices.Clone(e.Addresses), slices.Clone(e.Prefixes)
-	e.IPv6, e.IPv6Prefixes = slices.Clone(e.IPv6), slices.Clone(e.IPv6Prefixes)
-	if e.Attachment != nil {
-		a := *e.Attachment
-		e.Attachment = &a
+// limitsOf is the table's entry for a type. c.mu is held.
+func (c *Cloud) limitsOf(instanceType string) (cloud.Limits, bool) {
+	if l, ok := c.types[instanceType]; ok {
+		return l, true
 	}
+	l, ok := limits.Lookup(instanceType)
+	if ok {
+		c.types[instanceType] = cloud.Limits(l)
+	}
+	return cloud.Limits(l), ok
+}
+
+// newENI makes a detached ENI with an address of a subnet, which has to have one.
+// c.mu is held.
+func (c *Cloud) newENI(s *subnet) *eni {
+	c.seq++
+	addr, ok := s.take()
+	must(ok, "subnet %s is full", s.ID)
+	e := &eni{seq: c.seq, ENI: cloud.ENI{
+		ID: fmt.Sprintf("eni-%04d", c.seq), Type: cloud.InterfaceOrdinary, Status: "available",
+		MAC:   net.HardwareAddr{2, 0, byte(c.seq >> 24), byte(c.seq >> 16), byte(c.seq >> 8), byte(c.seq)},
+		VPCID: VPC, SubnetID: s.ID, Zone: s.Zone, Primary: addr,
+	}}
+	c.enis[e.ID] = e
+	c.order = append(c.order, e)
 	return e
 }
 
-// take finds a free address: the next never used one, so that a reuse, when it
-// comes, is the longest ago; zero when the subnet is full.
-func (s *subnet) take() netip.Addr {
-	for range 2 {
-		for ; s.CIDR.Contains(s.next.Next()); s.next = s.next.Next() { // the last is reserved
-			if !s.used[s.next] {
-				a := s.next
-				s.used[a] = true
-				s.next = s.next.Next()
-				return a
-			}
-		}
-		s.next = s.first()
+// remove deletes a detached ENI. c.mu is held.
+func (c *Cloud) remove(e *eni) {
+	s := c.subnets[e.SubnetID]
+	s.give(e.Primary)
+	for _, a := range e.Addresses {
+		s.give(a)
 	}
-	return netip.Addr{}
+	for _, p := range e.Prefixes {
+		s.givePrefix(p)
+	}
+	delete(c.enis, e.ID)
+	delete(c.detached, e.ID)
+	e.deleted = true
+	if len(c.order) > 2*len(c.enis)+1000 {
+		c.order = slices.DeleteFunc(c.order, func(e *eni) bool { return e.deleted })
+	}
 }
 
-func (s *subnet) first() netip.Addr {
-	a := s.CIDR.Addr()
-	for range 4 {
-		a = a.Next()
-	}
-	return a
+// attach puts an ENI on an instance. c.mu is held.
+func (c *Cloud) attach(e *eni, in *instance, a cloud.Attachment) {
+	a.InstanceID = in.ID
+	e.Attachment, e.Status = &a, "in-use"
+	in.enis = append(in.enis, e)
+	c.attached[a.ID] = e
+	delete(c.detached, e.ID)
 }
 
-// takePrefix finds a free aligned /28, the highest first, clear of reserved addresses.
-func (s *subnet) takePrefix() (netip.Prefix, bool) {
-	if s.fragmented {
-		return netip.Prefix{}, false
+// settle ends attachments and detachments whose time has come. c.mu is held.
+func (c *Cloud) settle() {
+	if len(c.settling) == 0 {
+		return
 	}
-	var found netip.Prefix
-	for p := netip.PrefixFrom(s.CIDR.Addr(), 28); s.CIDR.Contains(p.Addr()); p = netip.PrefixFrom(after(p), 28) {
-		if p.Addr() != s.CIDR.Addr() && s.CIDR.Contains(after(p)) && s.clear(p) {
-			found = p
-		}
-	}
-	if found.IsValid() {
-		s.mark(found, true)
-	}
-	return found, found.IsValid()
-}
-
-func after(p netip.Prefix) netip.Addr {
-	a := p.Addr()
-	for range 16 {
-		a = a.Next()
-	}
-	return a
-}
-
-func (s *subnet) clear(p netip.Prefix) bool {
-	for a := p.Addr(); p.Contains(a); a = a.Next() {
-		if s.used[a] {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *subnet) mark(p netip.Prefix, on bool) {
-	for a := p.Addr(); p.Contains(a); a = a.Next() {
-		if on {
-			s.used[a] = true
-		} else {
-			delete(s.used, a)
+	now := c.clock.Now()
+	for len(c.settling) > 0 && !c.settling[0].at.After(now) {
+		at, e := c.settling[0].at, c.settling[0].eni
+		c.settling[0] = change{}
+		c.settling = c.settling[1:]
+		switch {
+		case e.Attachment == nil || !e.settled.Equal(at):
+		case e.Attachment.Status == "attaching":
+			e.Attachment.Status = "attached"
+		case e.Attachment.Status == "detaching":
+			c.detach(e)
 		}
 	}
 }
 
-func (s *subnet) free() int { return 1<<(32-s.CIDR.Bits()) - 5 - len(s.used) }
+// detach takes an ENI off its instance. c.mu is held.
+func (c *Cloud) detach(e *eni) {
+	if in := c.instances[e.Attachment.InstanceID]; in != nil {
+		in.enis = slices.DeleteFunc(in.enis, func(o *eni) bool { return o == e })
+	}
+	delete(c.attached, e.Attachment.ID)
+	e.Attachment, e.Status = nil, "available"
+	c.detached[e.ID] = e
+}
+
+// changing notes that an ENI is attaching or detaching now. c.mu is held.
+func (c *Cloud) changing(e *eni) {
+	e.settled = c.clock.Now().Add(c.options.AttachTime)
+	i, _ := slices.BinarySearchFunc(c.settling, e.settled, func(s change, at time.Time) int { return cmp.Or(s.at.Compare(at), -1) })
+	c.settling = slices.Insert(c.settling, i, change{e.settled, e})
+	c.settle()
+}
+
+// clone copies an ENI for a caller. The tags are shared: they are replaced,
+// never changed.
+func clone(e *eni) cloud.ENI {
+	out := e.ENI
+	out.MAC, out.Groups = slices.Clone(e.MAC), slices.Clone(e.Groups)
+	out.Addresses, out.Prefixes = slices.Clone(e.Addresses), slices.Clone(e.Prefixes)
+	if e.Attachment != nil {
+		a := *e.Attachment
+		out.Attachment = &a
+	}
+	return out
+}

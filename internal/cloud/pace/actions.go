@@ -23,7 +23,6 @@ var (
 	DescribeSubnets        = Call{Action: "DescribeSubnets", Idempotent: true}
 	DescribeSecurityGroups = Call{Action: "DescribeSecurityGroups", Idempotent: true}
 	DescribeRouteTables    = Call{Action: "DescribeRouteTables", Idempotent: true}
-	DescribeVPCs           = Call{Action: "DescribeVpcs", Idempotent: true}
 	CreateENI              = Call{Action: "CreateNetworkInterface", Idempotent: true, Begins: true}
 	AttachENI              = Call{Action: "AttachNetworkInterface"}
 	DetachENI              = Call{Action: "DetachNetworkInterface", Idempotent: true, GoneIsDone: true}
@@ -31,8 +30,6 @@ var (
 	ModifyENI              = Call{Action: "ModifyNetworkInterfaceAttribute", Idempotent: true}
 	Assign                 = Call{Action: "AssignPrivateIpAddresses"}
 	Unassign               = Call{Action: "UnassignPrivateIpAddresses", Idempotent: true}
-	AssignIPv6             = Call{Action: "AssignIpv6Addresses"}
-	UnassignIPv6           = Call{Action: "UnassignIpv6Addresses", Idempotent: true}
 	Tag                    = Call{Action: "CreateTags", Idempotent: true}
 )
 
@@ -40,8 +37,8 @@ var (
 func Actions() []string {
 	var names []string
 	for _, c := range []Call{
-		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables, DescribeVPCs,
-		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, AssignIPv6, UnassignIPv6, Tag,
+		DescribeInstances, DescribeTypes, DescribeENIs, DescribeSubnets, DescribeSecurityGroups, DescribeRouteTables,
+		CreateENI, AttachENI, DetachENI, DeleteENI, ModifyENI, Assign, Unassign, Tag,
 	} {
 		names = append(names, c.Action)
 	}

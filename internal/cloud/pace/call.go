@@ -17,7 +17,8 @@ const (
 	maxBackoff     = 5 * time.Second
 )
 
-// Reply is what came of sending a call one time.
+// Reply is what came of sending a call one time. As the error of Calls it tells
+// of a call that failed what a *cloud.Error does not.
 type Reply struct {
 	Err *cloud.Error // nil for success
 	// Code stands for an error without a code of the cloud's, for an Observer:
@@ -25,9 +26,19 @@ type Reply struct {
 	Code string
 	// Unsent: the call had no effect for sure, though Err is Transient.
 	Unsent bool
-	// Again: the call had no effect, and what it was refused for has been cured.
-	Again bool
+	// Answered: the call had its effect, and Err is that its answer is of no use.
+	// It is not made again.
+	Answered bool
+	// Cure: the call had no effect, and what it was refused for is over after
+	// Cure, which is tried once.
+	Cure func()
 }
+
+// Error is that of Err, which is not nil.
+func (r *Reply) Error() string { return r.Err.Error() }
+
+// Unwrap gives Err.
+func (r *Reply) Unwrap() error { return r.Err }
 
 // Do makes one call: it waits for its turn, has it sent, and makes it again as
 // its outcome and kind allow. Send is given a context that ends with the
@@ -40,6 +51,8 @@ func (s *Set) Do(ctx context.Context, c Call, send func(context.Context) Reply) 
 		switch {
 		case r.Err == nil, a.lostReply && c.GoneIsDone && r.Err.Class == cloud.Gone:
 			return nil
+		case r.Answered:
+			return r.Err
 		case a.retry(ctx, r):
 			continue
 		}
@@ -61,6 +74,7 @@ type attempt struct {
 	left      time.Duration // of the call's time-out
 	transient int
 	throttled int
+	cured     bool
 	lostReply bool // some attempt may have taken effect although a later one was answered
 }
 
@@ -85,7 +99,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 	r := send(callCtx)
 	took := s.clock.Now().Sub(start)
 	a.left -= took
-	if r.Err != nil && r.Err.Code == "" && callCtx.Err() != nil && ctx.Err() == nil {
+	if r.Err != nil && r.Err.Code == "" && !r.Answered && callCtx.Err() != nil && ctx.Err() == nil {
 		e := *r.Err
 		e.Err = fmt.Errorf("%w (%w)", context.Cause(callCtx), e.Err)
 		r.Err = &e
@@ -98,7 +112,7 @@ func (a *attempt) once(ctx context.Context, send func(context.Context) Reply) Re
 // outcome is what a reply says about the rate that is granted: only an answer says something.
 func (r Reply) outcome() outcome {
 	switch {
-	case r.Err == nil:
+	case r.Err == nil, r.Answered:
 		return passed
 	case r.Err.Class == cloud.Throttled:
 		return refused
@@ -111,7 +125,7 @@ func (r Reply) outcome() outcome {
 // code is that of a reply for an Observer.
 func (r Reply) code() string {
 	switch {
-	case r.Err == nil:
+	case r.Err == nil, r.Answered:
 		return CodeOK
 	case r.Err.Code != "":
 		return r.Err.Code
@@ -123,11 +137,16 @@ func (r Reply) code() string {
 
 // retry tells whether the call is to be made again, and waits until then.
 func (a *attempt) retry(ctx context.Context, r Reply) bool {
+	cured := r.Cure != nil && !a.cured
+	if cured {
+		r.Cure()
+		a.cured = true
+	}
 	if ctx.Err() != nil {
 		return false
 	}
 	switch {
-	case r.Again:
+	case cured:
 		return true
 	case r.Err.Class == cloud.Throttled:
 		a.throttled++

@@ -2,12 +2,11 @@ package pace
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
-
-	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -16,27 +15,46 @@ import (
 // (EC2 API Reference, "Filter").
 const filterValues = 200
 
-// Pager is a cloud.API that lists ENIs by pages, as EC2 does: next is empty
-// for the last one, else the token of the page that follows.
-type Pager interface {
+// mostAtOnce is the most addresses, or prefixes, that one call asks for; EC2
+// gives no ENI as many.
+const mostAtOnce = 1000
+
+// MaxPages is the most pages that a listing has: a cloud that has more is no EC2.
+const MaxPages = 1000
+
+// Calls is a cloud that sends each call once, as it is asked: what Cloud makes
+// a cloud.API of. A listing is asked for page by page: with the token that the
+// page before gave as next, empty for the first; next is empty for the last. A
+// list of IDs has at most 200. Every error is (or wraps) a *cloud.Error; one that
+// is a *Reply tells more.
+type Calls interface {
+	InstancePage(ctx context.Context, ids []string, token string) (page []cloud.Instance, next string, err error)
 	ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error)
+	SubnetPage(ctx context.Context, f cloud.SubnetFilter, token string) (page []cloud.Subnet, next string, err error)
+	SecurityGroupPage(ctx context.Context, vpcID string, tags map[string]string, token string) (page []string, next string, err error)
+	RouteTablePage(ctx context.Context, vpcID, token string) (page []cloud.RouteTable, next string, err error)
+	Limits(ctx context.Context, instanceType string) (cloud.Limits, error)
+	cloud.Changes
 }
 
-// Cloud puts a Set before a cloud that is called directly, such as one in
-// memory: its calls wait, are counted and repeated as those of a client of EC2
-// are. A method of cloud.API becomes as many calls as it takes with EC2: one a
-// page where api is a Pager, one for 200 IDs, two for an instance with its ENIs.
-func Cloud(api cloud.API, s *Set) cloud.API {
-	return &paced{api: api, set: s, types: make(map[string]cloud.Limits)}
+// Cloud makes a cloud.API of single calls: each waits for its turn, is counted
+// and made again as the Options and its kind say. A method becomes as many calls
+// as it takes with EC2: one a page and for 200 IDs, two for an instance with its
+// ENIs, none for what makes no sense or nothing. What the cloud says of an
+// instance type is asked once.
+func Cloud(calls Calls, o Options) cloud.API {
+	p := &paced{calls: calls, set: NewSet(o)}
+	p.types = instanceTypes{options: p.set.options, known: make(map[string]knownLimits)}
+	p.types.ask = func(ctx context.Context, instanceType string) (cloud.Limits, error) {
+		return do(ctx, p, DescribeTypes, func(ctx context.Context) (cloud.Limits, error) { return calls.Limits(ctx, instanceType) })
+	}
+	return p
 }
 
 type paced struct {
-	api    cloud.API
-	set    *Set
-	asking singleflight.Group // DescribeInstanceTypes calls under way, by type
-
-	mu    sync.Mutex // guards types
-	types map[string]cloud.Limits
+	calls Calls
+	set   *Set
+	types instanceTypes
 }
 
 // do makes a call whose outcome is a value.
@@ -46,6 +64,9 @@ func do[T any](ctx context.Context, p *paced, c Call, call func(context.Context)
 		if err == nil {
 			out = got
 			return Reply{}
+		}
+		if r, ok := errors.AsType[*Reply](err); ok {
+			return *r
 		}
 		e, ok := errors.AsType[*cloud.Error](err)
 		if !ok {
@@ -62,188 +83,222 @@ func try(ctx context.Context, p *paced, c Call, call func(context.Context) error
 	return err
 }
 
-// Instance implements cloud.API.
-func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error) {
-	in, err := do(ctx, p, DescribeInstances, func(ctx context.Context) (cloud.Instance, error) { return p.api.Instance(ctx, id) })
-	if err != nil {
-		return cloud.Instance{}, err
-	}
-	if in.ENIs, err = p.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
-		return cloud.Instance{}, err
-	}
-	return in, nil
-}
-
-// Instances implements cloud.API.
-func (p *paced) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
-	var out []cloud.Instance
-	for part := range slices.Chunk(ids, filterValues) {
-		got, err := do(ctx, p, DescribeInstances, func(ctx context.Context) ([]cloud.Instance, error) { return p.api.Instances(ctx, part) })
-		if err != nil {
+// pages makes the calls of a listing.
+func pages[T any](ctx context.Context, p *paced, c Call, page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
+	var out []T
+	token, before := "", map[string]bool{}
+	for range MaxPages {
+		var next string
+		list, err := do(ctx, p, c, func(ctx context.Context) (list []T, err error) {
+			list, next, err = page(ctx, token)
+			return list, err
+		})
+		switch {
+		case err != nil:
 			return nil, err
+		case next == "":
+			return append(out, list...), nil
+		case before[next]:
+			return nil, malformed(c, "nextToken %q: expected another than those of the pages before", next)
 		}
-		out = append(out, got...)
+		before[next] = true
+		out, token = append(out, list...), next
 	}
-	return out, nil
+	return nil, malformed(c, "nextToken: more than %d pages", MaxPages)
 }
 
-// Limits implements cloud.API. What the cloud said of a type is remembered.
-func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
-	if l, ok := p.known(instanceType); ok {
-		return l, nil
-	}
-	got, err, _ := p.asking.Do(instanceType, func() (any, error) {
-		if l, ok := p.known(instanceType); ok {
-			return l, nil
-		}
-		l, err := do(context.WithoutCancel(ctx), p, DescribeTypes, func(ctx context.Context) (cloud.Limits, error) { return p.api.Limits(ctx, instanceType) })
-		if err == nil {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.types[instanceType] = l
-		}
-		return l, err
-	})
-	if err != nil {
-		return cloud.Limits{}, err
-	}
-	return got.(cloud.Limits), nil
-}
-
-func (p *paced) known(instanceType string) (cloud.Limits, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, ok := p.types[instanceType]
-	return l, ok
-}
-
-// ENIs implements cloud.API.
-func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
-	var out []cloud.ENI
-	for _, ids := range parts(f.IDs) {
-		for _, instances := range parts(f.InstanceIDs) {
-			f.IDs, f.InstanceIDs = ids, instances
-			got, err := p.enis(ctx, f)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, got...)
-		}
-	}
-	return out, nil
-}
-
-// parts are the values of a filter in chunks, one empty chunk for none.
-func parts(values []string) [][]string {
+// chunks are the values of a filter in parts that EC2 accepts, one empty one for none.
+func chunks(values []string) [][]string {
 	if len(values) == 0 {
 		return [][]string{nil}
 	}
 	return slices.Collect(slices.Chunk(values, filterValues))
 }
 
-func (p *paced) enis(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
-	pager, ok := p.api.(Pager)
-	if !ok {
-		return do(ctx, p, DescribeENIs, func(ctx context.Context) ([]cloud.ENI, error) { return p.api.ENIs(ctx, f) })
+// malformed is an answer that EC2 would not give.
+func malformed(c Call, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Transient, Op: c.Action, Err: fmt.Errorf("malformed answer: "+format, args...)}
+}
+
+// Instance implements cloud.API. Two calls make it up, since with EC2 only the
+// listing of interfaces has their tags.
+func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error) {
+	list, err := p.Instances(ctx, []string{id})
+	switch {
+	case err != nil:
+		return cloud.Instance{}, err
+	case len(list) == 0:
+		return cloud.Instance{}, &cloud.Error{
+			Class: cloud.Gone, Op: DescribeInstances.Action, Code: "InvalidInstanceID.NotFound",
+			Message: fmt.Sprintf("The instance ID '%s' does not exist", id),
+		}
 	}
-	var out []cloud.ENI
-	for token, more := "", true; more; more = token != "" {
-		page, err := do(ctx, p, DescribeENIs, func(ctx context.Context) (list []cloud.ENI, err error) {
-			var next string
-			if list, next, err = pager.ENIPage(ctx, f, token); err == nil {
-				token = next
-			}
-			return list, err
+	if list[0].ENIs, err = p.ENIs(ctx, cloud.ENIFilter{InstanceID: id}); err != nil {
+		return cloud.Instance{}, err
+	}
+	return list[0], nil
+}
+
+// Instances implements cloud.API.
+func (p *paced) Instances(ctx context.Context, ids []string) (out []cloud.Instance, err error) {
+	for part := range slices.Chunk(ids, filterValues) {
+		got, err := pages(ctx, p, DescribeInstances, func(ctx context.Context, token string) ([]cloud.Instance, string, error) {
+			return p.calls.InstancePage(ctx, part, token)
 		})
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, page...)
+		out = append(out, got...)
 	}
-	return out, nil
+	return checkInstances(ids, out)
+}
+
+// Limits implements cloud.API.
+func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
+	return p.types.Limits(ctx, instanceType)
+}
+
+// ENIs implements cloud.API.
+func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, err error) {
+	for _, ids := range chunks(f.IDs) {
+		for _, instances := range chunks(f.InstanceIDs) {
+			f.IDs, f.InstanceIDs = ids, instances
+			got, err := pages(ctx, p, DescribeENIs, func(ctx context.Context, token string) ([]cloud.ENI, string, error) {
+				return p.calls.ENIPage(ctx, f, token)
+			})
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, got...)
+		}
+	}
+	return distinctENIs(out)
 }
 
 // Subnets implements cloud.API.
-func (p *paced) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Subnet, error) {
-	return do(ctx, p, DescribeSubnets, func(ctx context.Context) ([]cloud.Subnet, error) { return p.api.Subnets(ctx, f) })
+func (p *paced) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
+	for _, ids := range chunks(f.IDs) {
+		f.IDs = ids
+		got, err := pages(ctx, p, DescribeSubnets, func(ctx context.Context, token string) ([]cloud.Subnet, string, error) {
+			return p.calls.SubnetPage(ctx, f, token)
+		})
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, got...)
+	}
+	return checkOnce(DescribeSubnets, "subnetSet", out, func(s *cloud.Subnet) string { return s.ID })
 }
 
-// SecurityGroups implements cloud.API.
+// SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
 func (p *paced) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error) {
-	return do(ctx, p, DescribeSecurityGroups, func(ctx context.Context) ([]string, error) { return p.api.SecurityGroups(ctx, vpcID, tags) })
+	out, err := pages(ctx, p, DescribeSecurityGroups, func(ctx context.Context, token string) ([]string, string, error) {
+		return p.calls.SecurityGroupPage(ctx, vpcID, tags, token)
+	})
+	slices.Sort(out)
+	return out, err
 }
 
 // RouteTables implements cloud.API.
 func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTable, error) {
-	return do(ctx, p, DescribeRouteTables, func(ctx context.Context) ([]cloud.RouteTable, error) { return p.api.RouteTables(ctx, vpcID) })
+	out, err := pages(ctx, p, DescribeRouteTables, func(ctx context.Context, token string) ([]cloud.RouteTable, string, error) {
+		return p.calls.RouteTablePage(ctx, vpcID, token)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return checkRouteTables(out)
 }
 
-// VPCCIDRs implements cloud.API.
-func (p *paced) VPCCIDRs(ctx context.Context, vpcID string) ([]netip.Prefix, error) {
-	return do(ctx, p, DescribeVPCs, func(ctx context.Context) ([]netip.Prefix, error) { return p.api.VPCCIDRs(ctx, vpcID) })
+// wrong is an error for a request that makes no sense; nothing was sent.
+func wrong(c Call, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Bug, Op: c.Action, Message: fmt.Sprintf(format, args...)}
 }
 
-// CreateENI implements cloud.API. Without a client token it is not repeated
-// when its reply is lost.
+// CreateENI implements cloud.API. Without a client token in the request it
+// makes one up, so that its own repetitions create one ENI only. A token that
+// was used for a different request is an error of class Bug.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
-	c := CreateENI
-	c.Idempotent = req.ClientToken != ""
-	return do(ctx, p, c, func(ctx context.Context) (cloud.ENI, error) { return p.api.CreateENI(ctx, req) })
+	for _, n := range []int{req.Addresses, req.Prefixes} {
+		if n < 0 || n > mostAtOnce {
+			return cloud.ENI{}, wrong(CreateENI, "%d addresses and %d prefixes asked for: expected 0 to %d", req.Addresses, req.Prefixes, mostAtOnce)
+		}
+	}
+	if req.Addresses > 0 && req.Prefixes > 0 {
+		return cloud.ENI{}, wrong(CreateENI, "addresses and prefixes asked for: EC2 gives one kind in a call")
+	}
+	if req.ClientToken == "" {
+		req.ClientToken = rand.Text()
+	}
+	return do(ctx, p, CreateENI, func(ctx context.Context) (cloud.ENI, error) { return p.calls.CreateENI(ctx, req) })
 }
 
-// AttachENI implements cloud.API.
+// AttachENI implements cloud.API. A taken device index is an error of class
+// Conflict, an instance without room one of class LimitReached.
 func (p *paced) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
-	return do(ctx, p, AttachENI, func(ctx context.Context) (string, error) { return p.api.AttachENI(ctx, eniID, instanceID, deviceIndex) })
+	return do(ctx, p, AttachENI, func(ctx context.Context) (string, error) {
+		return p.calls.AttachENI(ctx, eniID, instanceID, deviceIndex)
+	})
 }
 
 // DetachENI implements cloud.API.
 func (p *paced) DetachENI(ctx context.Context, attachmentID string) error {
-	return try(ctx, p, DetachENI, func(ctx context.Context) error { return p.api.DetachENI(ctx, attachmentID) })
+	return try(ctx, p, DetachENI, func(ctx context.Context) error { return p.calls.DetachENI(ctx, attachmentID) })
 }
 
-// DeleteENI implements cloud.API.
+// DeleteENI implements cloud.API. An ENI that is still attached or detaching
+// is an error of class Conflict.
 func (p *paced) DeleteENI(ctx context.Context, eniID string) error {
-	return try(ctx, p, DeleteENI, func(ctx context.Context) error { return p.api.DeleteENI(ctx, eniID) })
+	return try(ctx, p, DeleteENI, func(ctx context.Context) error { return p.calls.DeleteENI(ctx, eniID) })
 }
 
 // SetDeleteOnTermination implements cloud.API.
 func (p *paced) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error {
 	return try(ctx, p, ModifyENI, func(ctx context.Context) error {
-		return p.api.SetDeleteOnTermination(ctx, eniID, attachmentID, on)
+		return p.calls.SetDeleteOnTermination(ctx, eniID, attachmentID, on)
 	})
+}
+
+// assign makes a call for n addresses or prefixes; EC2 would take other numbers
+// for something else.
+func assign[T any](ctx context.Context, p *paced, n int, call func(context.Context) ([]T, error)) ([]T, error) {
+	if n < 1 || n > mostAtOnce {
+		return nil, wrong(Assign, "%d addresses or prefixes asked for: expected 1 to %d", n, mostAtOnce)
+	}
+	return do(ctx, p, Assign, call)
 }
 
 // AssignAddresses implements cloud.API.
 func (p *paced) AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	return do(ctx, p, Assign, func(ctx context.Context) ([]netip.Addr, error) { return p.api.AssignAddresses(ctx, eniID, n) })
+	return assign(ctx, p, n, func(ctx context.Context) ([]netip.Addr, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
 }
 
 // AssignPrefixes implements cloud.API.
 func (p *paced) AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error) {
-	return do(ctx, p, Assign, func(ctx context.Context) ([]netip.Prefix, error) { return p.api.AssignPrefixes(ctx, eniID, n) })
+	return assign(ctx, p, n, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignPrefixes(ctx, eniID, n) })
 }
 
-// UnassignAddresses implements cloud.API.
+// UnassignAddresses implements cloud.API. An address that is not on the ENI is
+// an error of class Gone, and none is taken off then.
 func (p *paced) UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.api.UnassignAddresses(ctx, eniID, addrs) })
+	if len(addrs) == 0 {
+		return nil
+	}
+	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignAddresses(ctx, eniID, addrs) })
 }
 
-// UnassignPrefixes implements cloud.API.
+// UnassignPrefixes is UnassignAddresses for prefixes.
 func (p *paced) UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error {
-	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.api.UnassignPrefixes(ctx, eniID, prefixes) })
-}
-
-// AssignIPv6 implements cloud.API.
-func (p *paced) AssignIPv6(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	return do(ctx, p, AssignIPv6, func(ctx context.Context) ([]netip.Addr, error) { return p.api.AssignIPv6(ctx, eniID, n) })
-}
-
-// UnassignIPv6 implements cloud.API.
-func (p *paced) UnassignIPv6(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	return try(ctx, p, UnassignIPv6, func(ctx context.Context) error { return p.api.UnassignIPv6(ctx, eniID, addrs) })
+	if len(prefixes) == 0 {
+		return nil
+	}
+	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignPrefixes(ctx, eniID, prefixes) })
 }
 
 // Tag implements cloud.API.
 func (p *paced) Tag(ctx context.Context, resourceID string, tags map[string]string) error {
-	return try(ctx, p, Tag, func(ctx context.Context) error { return p.api.Tag(ctx, resourceID, tags) })
+	if len(tags) == 0 {
+		return nil
+	}
+	return try(ctx, p, Tag, func(ctx context.Context) error { return p.calls.Tag(ctx, resourceID, tags) })
 }

@@ -9,13 +9,13 @@ import (
 	"testing/synctest"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // answers is a cloud whose calls end as a script says, then well.
 type answers struct {
-	cloud.API
+	pace.Calls
 	script []error
 	calls  int
 }
@@ -45,6 +45,10 @@ func TestCloudRepeats(t *testing.T) {
 	refused := &cloud.Error{Class: cloud.Throttled, Code: "RequestLimitExceeded"}
 	lost := &cloud.Error{Class: cloud.Transient}
 	gone := &cloud.Error{Class: cloud.Gone, Code: "InvalidNetworkInterfaceID.NotFound"}
+	denied := &cloud.Error{Class: cloud.Permission, Code: "RequestExpired"}
+	useless := &pace.Reply{Err: lost, Answered: true}
+	unsent := &pace.Reply{Err: lost, Unsent: true}
+	curable := &pace.Reply{Err: denied, Cure: func() {}}
 	create := func(token string) func(cloud.API) error {
 		return func(api cloud.API) error {
 			_, err := api.CreateENI(context.Background(), cloud.CreateENI{ClientToken: token})
@@ -61,18 +65,22 @@ func TestCloudRepeats(t *testing.T) {
 		want   cloud.Class
 	}{
 		{"create with a token, lost", create("t"), []error{lost, lost}, 3, cloud.Unknown},
-		{"create without a token, lost", create(""), []error{lost}, 1, cloud.Transient},
+		{"create without a token, lost", create(""), []error{lost}, 2, cloud.Unknown}, // it is given one
 		{"create, throttled", create(""), []error{refused, refused}, 3, cloud.Unknown},
 		{"attach, throttled, then lost", attach, []error{refused, lost}, 2, cloud.Transient},
 		{"attach, a plain error", attach, []error{errors.New("odd")}, 1, cloud.Transient},
 		{"delete, lost, then gone", del, []error{lost, gone}, 2, cloud.Unknown},
 		{"delete, gone", del, []error{gone}, 1, cloud.Gone},
+		{"delete, not sent, then gone", del, []error{unsent, gone}, 2, cloud.Gone},
+		{"create, the answer of no use", create("t"), []error{useless}, 1, cloud.Transient},
+		{"attach, refused for what is cured", attach, []error{curable}, 2, cloud.Unknown},
+		{"attach, not cured", attach, []error{curable, curable}, 2, cloud.Permission},
 		{"delete, lost, then throttled", del, []error{lost, refused, refused, refused, refused, refused, refused}, 1 + pace.ThrottledTries, cloud.Transient},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := &answers{script: tt.script}
-				err := tt.call(pace.Cloud(a, pace.NewSet(pace.Options{})))
+				err := tt.call(pace.Cloud(a, pace.Options{}))
 				if got := cloud.ClassOf(err); a.calls != tt.calls || got != tt.want || (err == nil) != (tt.want == cloud.Unknown) {
 					t.Errorf("%d calls, class %v (%v); want %d, %v", a.calls, got, err, tt.calls, tt.want)
 				}
@@ -83,18 +91,14 @@ func TestCloudRepeats(t *testing.T) {
 
 // TestCloudCountsAsEC2: a method makes as many calls as it takes with EC2.
 func TestCloudCountsAsEC2(t *testing.T) {
-	sim := cloudsim.New(cloudsim.Options{PageSize: 100})
-	if err := sim.AddSubnet("subnet-1", "a", "10.0.0.0/20", 0, nil); err != nil {
-		t.Fatal(err)
-	}
+	sim := cloudfake.New(cloudfake.Options{PageSize: 100})
+	sim.AddSubnet("subnet-1", "a", "10.0.0.0/20", nil)
 	var ids []string
 	for i := range 450 {
 		ids = append(ids, fmt.Sprintf("i-%d", i))
-		if err := sim.AddInstance(ids[i], "m5.large", "subnet-1"); err != nil {
-			t.Fatal(err)
-		}
+		sim.AddInstance(ids[i], "m5.large", "subnet-1")
 	}
-	api, ctx := pace.Cloud(sim, pace.NewSet(pace.Options{})), t.Context()
+	api, ctx := pace.Cloud(sim, pace.Options{}), t.Context()
 	expect := func(what, action string, calls int) {
 		t.Helper()
 		if got := sim.Total(action).Calls; got != calls {
@@ -112,7 +116,7 @@ func TestCloudCountsAsEC2(t *testing.T) {
 	}
 	expect("of 450 instances", pace.DescribeENIs.Action, 5) // 200, 200 and 50 IDs in pages of 100
 	sim.ResetStats()
-	enis, err = api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudsim.VPC})
+	enis, err = api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudfake.VPC})
 	if err != nil || len(enis) != 450 {
 		t.Fatalf("%d ENIs: %v", len(enis), err)
 	}

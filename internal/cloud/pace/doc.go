@@ -1,6 +1,6 @@
-// Package pace decides when the calls of one process to a cloud may be sent,
-// and how often each is repeated. It stands between the callers of a cloud.API
-// and what sends the calls: the client of EC2, or a cloud in memory.
+// Package pace makes a cloud.API of what sends single calls: the client of EC2, or
+// a cloud in memory. It decides as which calls, such as the pages of a listing, a
+// method is made (Cloud), when each may be sent, and how often (Set).
 //
 // # Limits
 //

@@ -21,20 +21,20 @@ type Set struct {
 	options Options
 	clock   clock.Clock
 
-	mu      sync.Mutex // guards all below; never held across a wait
-	actions map[string]*action
-	order   []*action // the same, in the order of first use
-	account *pacer    // of all calls together, in the state shared
-	shared  bool      // the state; else apart
-	belief  float64   // in the state shared; see shared.go
-	last    interval  // since the last refusal
-	rate    float64   // of a shared bucket, as measured between refusals; 0 when it never was
-	ticket  uint64    // the last one given out
-	seq     uint64    // of permits, in the order of sending
-	begun   int       // waiters of priority Begun
-	turns   int       // permits given in the state shared
-	spareAt time.Time // when calls that nobody waits for may go; see spare.go
-	alarm   *alarm    // nil when no turn depends on time
+	mu       sync.Mutex // guards all below; never held across a wait
+	actions  map[string]*action
+	order    []*action // the same, in the order of first use
+	account  *pacer    // of all calls together, in the state shared
+	shared   bool      // the state; else apart
+	evidence float64   // that refusals are shared, in points; see shared.go
+	last     interval  // since the last refusal
+	rate     float64   // of a shared bucket, as measured between refusals; 0 when it never was
+	ticket   uint64    // the last one given out
+	seq      uint64    // of permits, in the order of sending
+	begun    int       // waiters of priority Begun
+	turns    int       // permits given in the state shared
+	spareAt  time.Time // when calls that nobody waits for may go; see spare.go
+	alarm    *alarm    // nil when no turn depends on time
 }
 
 // action is the limiter of one API action.

@@ -5,32 +5,34 @@ import (
 	"time"
 )
 
-// The belief that refusals are shared between actions.
+// Evidence that one bucket serves all actions, in points. Between two refusals
+// that a pacer took notice of, such a bucket went from empty to empty.
 const (
-	sharedAt = 2.0  // the state becomes shared when belief reaches this,
-	apartAt  = 0.0  // and apart when it falls to this
-	mostSure = 3.0  // bounds of belief, so that a change at EC2's side is noticed
-	inDoubt  = 1.2  // what it is then: one refusal that fits, and the state is shared again
-	echo     = 1.0  // gained when another action is refused right after one,
-	near     = 2.0  // within so many seconds,
-	silence  = -0.2 // when it is not: the state shared has to prove itself now and then
-	odd      = -0.5 // when one bucket would not have refused the call, or earlier
-	toomuch  = -1.5 // when more calls pass than one bucket would let
+	sharedAt     = 2.0 // points from which on the state is shared,
+	apartAt      = 0.0 // and at which it is apart again
+	mostEvidence = 3.0 // points, for and against, so that a change at EC2's side is noticed
+	afterApart   = 1.2 // points left when the state is apart again: one refusal that fits, and it is shared
 
-	unknownRate = 50.0 // assumed of a shared bucket: more than most grant
-	tolerance   = 1.25 // by which a rate measured once is wrong,
-	spare       = 2    // besides so many calls
-	jitter      = 25 * time.Millisecond
+	// Points for a refusal, and for calls that pass.
+	soonRefused  = 1.0  // of another action than the one before, soon after that
+	laterRefused = -0.2 // else: the state shared has to prove itself now and then
+	wrongNumber  = -0.5 // after more or fewer passed calls than one bucket grants in the time
+	moreThanRate = -1.5 // once more calls have passed than one bucket can grant
+
+	soon          = 2.0                   // seconds
+	unknownRate   = 50.0                  // calls per second, of a shared bucket that was not measured: more than most grant
+	rateError     = 0.25                  // the part of a measured rate by which it may be wrong,
+	countError    = 2                     // and calls besides
+	shortInterval = 25 * time.Millisecond // calls that are sent within it may overtake each other
 )
 
-// interval is the time since a refusal that a pacer took notice of. If there
-// is one bucket for all actions, it was empty then.
+// interval is the time since a refusal that a pacer took notice of.
 type interval struct {
-	action  *action // that was refused; nil when none was
-	seq     uint64
-	sent    time.Time
-	passed  int  // calls of all actions sent since, and not refused
-	toomuch bool // for one bucket
+	action   *action // that was refused; nil when none was
+	seq      uint64
+	sent     time.Time
+	passed   int  // calls of all actions sent since, and not refused
+	exceeded bool // they are more than one bucket can grant
 }
 
 // refuse puts a refusal down to the action or to the account, and learns from
@@ -46,8 +48,8 @@ func (s *Set) refuse(p permit, now time.Time) {
 		s.yield(p.own.pacer, now)
 	}
 	if noticed {
-		s.hear(p)
-		s.decide(now)
+		s.endInterval(p)
+		s.updateState(now)
 	}
 }
 
@@ -64,60 +66,60 @@ func (s *Set) pass(p permit, now time.Time) {
 	if rate == 0 {
 		rate = unknownRate
 	}
-	if !l.toomuch && float64(l.passed) > spare+tolerance*rate*since(l.sent, p.sent) {
-		l.toomuch = true
-		s.believe(toomuch)
-		s.decide(now)
+	if !l.exceeded && float64(l.passed) > countError+(1+rateError)*rate*seconds(l.sent, p.sent) {
+		l.exceeded = true
+		s.addEvidence(moreThanRate)
+		s.updateState(now)
 	}
 }
 
-// hear learns from a refusal. If all actions share a bucket, it was empty at
-// the last refusal, whatever the action, and is empty now: what passed in
+// endInterval learns from a refusal. If all actions share a bucket, it was empty
+// at the last refusal, whatever the action, and is empty now: what passed in
 // between is what flowed into it, and that much every time.
-func (s *Set) hear(p permit) {
-	l, took := s.last, since(s.last.sent, p.sent)
-	got := float64(l.passed) / took
-	fits := s.rate == 0 || math.Abs(float64(l.passed)-s.rate*took) <= spare+(tolerance-1)*s.rate*took
+func (s *Set) endInterval(p permit) {
+	l, took := s.last, seconds(s.last.sent, p.sent)
+	fits := s.rate == 0 || math.Abs(float64(l.passed)-s.rate*took) <= countError+rateError*s.rate*took
 	switch {
-	case l.action == nil || l.toomuch:
+	case l.action == nil || l.exceeded:
 	case !fits:
-		s.believe(odd)
-	case l.action != p.action && took < near:
-		s.believe(echo)
+		s.addEvidence(wrongNumber)
+	case l.action != p.action && took < soon:
+		s.addEvidence(soonRefused)
 	case l.action == p.action || !s.shared:
-		s.believe(silence)
+		s.addEvidence(laterRefused)
 	}
-	if l.action != nil && l.passed > spare && took > jitter.Seconds() {
+	if l.action != nil && l.passed > countError && took > shortInterval.Seconds() {
+		measured := float64(l.passed) / took
 		if s.rate == 0 {
-			s.rate = got
+			s.rate = measured
 		}
-		s.rate += (got - s.rate) / 2
+		s.rate += (measured - s.rate) / 2
 	}
 	if p.seq > l.seq {
 		s.last = interval{action: p.action, seq: p.seq, sent: p.sent}
 	}
 }
 
-// since is the seconds between the sending of two calls, which may have
-// overtaken each other.
-func since(a, b time.Time) float64 { return max(jitter, b.Sub(a)).Seconds() }
+// seconds are those between the sending of two calls, which may have overtaken
+// each other.
+func seconds(a, b time.Time) float64 { return max(shortInterval, b.Sub(a)).Seconds() }
 
-func (s *Set) believe(more float64) {
-	s.belief = max(-mostSure, min(mostSure, s.belief+more))
+func (s *Set) addEvidence(points float64) {
+	s.evidence = max(-mostEvidence, min(mostEvidence, s.evidence+points))
 }
 
-// decide changes the state if the belief says so. What the actions' pacers
-// knew is of no use then.
-func (s *Set) decide(now time.Time) {
+// updateState changes the state if the evidence says so. What the actions'
+// pacers knew is of no use then.
+func (s *Set) updateState(now time.Time) {
 	switch {
-	case !s.shared && s.belief >= sharedAt:
+	case !s.shared && s.evidence >= sharedAt:
 		s.shared = true
 		s.account.resume(now)
 		for _, a := range s.order {
 			a.pacer = newPacer(now, a.ceiling, s.options.Peers)
 		}
-	case s.shared && s.belief <= apartAt:
-		s.shared, s.belief = false, inDoubt
+	case s.shared && s.evidence <= apartAt:
+		s.shared, s.evidence = false, afterApart
 		for _, a := range s.order {
 			a.pacer = newPacer(now, a.ceiling, s.options.Peers)
 			a.pacer.search(now, s.account.rate)

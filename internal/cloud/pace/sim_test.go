@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
@@ -22,13 +22,13 @@ const latency = 100 * time.Millisecond
 type joins struct {
 	nodes  int
 	over   time.Duration // in which they come, evenly
-	shared *cloudsim.Bucket
-	own    map[string]cloudsim.Bucket
+	shared *cloudfake.Bucket
+	own    map[string]cloudfake.Bucket
 	also   func(ctx context.Context, api cloud.API) // runs beside
 
-	untilBeside bool                      // also ends by itself
-	change      func(sim *cloudsim.Cloud) // of the limits,
-	after       time.Duration             // so long after the first join
+	untilBeside bool                       // also ends by itself
+	change      func(sim *cloudfake.Cloud) // of the limits,
+	after       time.Duration              // so long after the first join
 }
 
 // result is what came of joins.
@@ -41,11 +41,9 @@ type result struct {
 
 func (j joins) run(t *testing.T) (r result) {
 	synctest.Test(t, func(t *testing.T) {
-		sim := cloudsim.New(cloudsim.Options{Latency: latency, Shared: j.shared, Buckets: j.own})
-		if err := sim.AddSubnet("subnet-1", "a", "10.0.0.0/16", 0, nil); err != nil {
-			t.Fatal(err)
-		}
-		api := pace.Cloud(inTurn{sim}, pace.NewSet(pace.Options{}))
+		sim := cloudfake.New(cloudfake.Options{Latency: latency, Shared: j.shared, Buckets: j.own})
+		sim.AddSubnet("subnet-1", "a", "10.0.0.0/16", nil)
+		api := pace.Cloud(inTurn{sim}, pace.Options{})
 		ctx, cancel := context.WithCancel(t.Context())
 		beside := make(chan struct{})
 		go func() {
@@ -62,9 +60,7 @@ func (j joins) run(t *testing.T) (r result) {
 		results := make(chan done, j.nodes)
 		for i := range j.nodes {
 			id := fmt.Sprintf("i-%d", i)
-			if err := sim.AddInstance(id, "m5.xlarge", "subnet-1"); err != nil {
-				t.Fatal(err)
-			}
+			sim.AddInstance(id, "m5.xlarge", "subnet-1")
 			go func() {
 				ctx := withTurn(ctx, 1+i)
 				time.Sleep(j.over * time.Duration(i) / time.Duration(j.nodes)) //nolint:forbidigo // bubble time
@@ -103,7 +99,7 @@ func (j joins) run(t *testing.T) (r result) {
 // inTurn is a cloud that many callers call in the same moment, in an order of
 // theirs: who comes first decides who is refused, and what is learned from that,
 // and should not be up to Go's scheduler, which a busy machine upsets.
-type inTurn struct{ *cloudsim.Cloud }
+type inTurn struct{ *cloudfake.Cloud }
 
 // turn is the key of a caller's place in that order, in a context.
 type turn struct{}
@@ -164,7 +160,7 @@ func again[T any](call func() (T, error)) (T, error) {
 }
 
 // bound is how long calls take at least that a bucket limits.
-func bound(calls int, b cloudsim.Bucket) time.Duration {
+func bound(calls int, b cloudfake.Bucket) time.Duration {
 	return time.Duration((float64(calls)-b.Size)/b.Rate*float64(time.Second)) + 3*latency
 }
 
@@ -191,17 +187,17 @@ func TestSharedBucket(t *testing.T) {
 	for _, tt := range []struct {
 		nodes   int
 		over    time.Duration
-		b       cloudsim.Bucket
+		b       cloudfake.Bucket
 		refused float64
 	}{
-		{100, 0, cloudsim.Bucket{Rate: 4, Size: 20}, 0.08},
-		{100, time.Minute, cloudsim.Bucket{Rate: 4, Size: 20}, 0.08},
-		{1000, 0, cloudsim.Bucket{Rate: 4, Size: 20}, 0.05},
-		{1000, 10 * time.Minute, cloudsim.Bucket{Rate: 4, Size: 20}, 0.05},
-		{100, 0, cloudsim.Bucket{Rate: 1, Size: 5}, 0.1},
-		{1000, 0, cloudsim.Bucket{Rate: 10, Size: 100}, 0.05},
-		{1000, 0, cloudsim.Bucket{Rate: 20, Size: 100}, 0.05},
-		{1000, 0, cloudsim.Bucket{Rate: 50, Size: 100}, 0.05},
+		{100, 0, cloudfake.Bucket{Rate: 4, Size: 20}, 0.08},
+		{100, time.Minute, cloudfake.Bucket{Rate: 4, Size: 20}, 0.08},
+		{1000, 0, cloudfake.Bucket{Rate: 4, Size: 20}, 0.05},
+		{1000, 10 * time.Minute, cloudfake.Bucket{Rate: 4, Size: 20}, 0.05},
+		{100, 0, cloudfake.Bucket{Rate: 1, Size: 5}, 0.1},
+		{1000, 0, cloudfake.Bucket{Rate: 10, Size: 100}, 0.05},
+		{1000, 0, cloudfake.Bucket{Rate: 20, Size: 100}, 0.05},
+		{1000, 0, cloudfake.Bucket{Rate: 50, Size: 100}, 0.05},
 	} {
 		t.Run(fmt.Sprintf("%d nodes over %v, %v/s", tt.nodes, tt.over, tt.b.Rate), func(t *testing.T) {
 			joins{nodes: tt.nodes, over: tt.over, shared: &tt.b}.run(t).check(t, bound(3*tt.nodes, tt.b), 0.6, tt.refused)
@@ -210,7 +206,7 @@ func TestSharedBucket(t *testing.T) {
 }
 
 // documented are the buckets that EC2 documents for changes and for listings.
-var documented = map[string]cloudsim.Bucket{"": {Rate: 5, Size: 50}, "Describe": {Rate: 20, Size: 100}}
+var documented = map[string]cloudfake.Bucket{"": {Rate: 5, Size: 50}, "Describe": {Rate: 20, Size: 100}}
 
 // TestOwnBuckets: nodes join, with a bucket for each action.
 func TestOwnBuckets(t *testing.T) {
@@ -227,7 +223,7 @@ func TestOwnBuckets(t *testing.T) {
 // TestLimitsChange: what was learned is no hindrance once EC2 limits calls in
 // another way.
 func TestLimitsChange(t *testing.T) {
-	slow, fast := cloudsim.Bucket{Rate: 4, Size: 20}, cloudsim.Bucket{Rate: 20, Size: 100}
+	slow, fast := cloudfake.Bucket{Rate: 4, Size: 20}, cloudfake.Bucket{Rate: 20, Size: 100}
 	for _, tt := range []struct {
 		name  string
 		joins joins
@@ -235,16 +231,16 @@ func TestLimitsChange(t *testing.T) {
 
 		refused float64 // most of all calls; 0: a twentieth
 	}{
-		{"shared, then apart", joins{nodes: 1000, shared: &slow, after: 2 * time.Minute, change: func(sim *cloudsim.Cloud) {
+		{"shared, then apart", joins{nodes: 1000, shared: &slow, after: 2 * time.Minute, change: func(sim *cloudfake.Cloud) {
 			sim.SetBuckets(nil, documented)
 		}}, bound(1000-500/3, documented[""]), 0},
-		{"apart, then shared", joins{nodes: 1000, own: documented, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+		{"apart, then shared", joins{nodes: 1000, own: documented, after: time.Minute, change: func(sim *cloudfake.Cloud) {
 			sim.SetBuckets(&slow, nil)
 		}}, bound(3*(1000-350), slow), 0.08},
-		{"more", joins{nodes: 1000, shared: &slow, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+		{"more", joins{nodes: 1000, shared: &slow, after: time.Minute, change: func(sim *cloudfake.Cloud) {
 			sim.SetBuckets(&fast, nil)
 		}}, bound(3000-260, fast), 0},
-		{"less", joins{nodes: 1000, shared: &fast, after: time.Minute, change: func(sim *cloudsim.Cloud) {
+		{"less", joins{nodes: 1000, shared: &fast, after: time.Minute, change: func(sim *cloudfake.Cloud) {
 			sim.SetBuckets(&slow, nil)
 		}}, bound(3000-1300, slow), 0},
 	} {
@@ -261,7 +257,7 @@ func TestLimitsChange(t *testing.T) {
 
 // TestUnhurriedJoins: nodes that come slowly wait for nothing but the replies.
 func TestUnhurriedJoins(t *testing.T) {
-	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudsim.Bucket{Rate: 4, Size: 20}}.run(t)
+	r := joins{nodes: 200, over: 200 * time.Second, shared: &cloudfake.Bucket{Rate: 4, Size: 20}}.run(t)
 	if r.wait.Round(time.Millisecond) != 3*latency || r.refused > 0 {
 		t.Errorf("the median node took %v, %.1f %% of calls were refused; want %v and none", r.wait, 100*r.refused, 3*latency)
 	}
@@ -272,11 +268,11 @@ func TestUnhurriedJoins(t *testing.T) {
 func TestTwoQueues(t *testing.T) {
 	for _, tt := range []struct {
 		nodes, assigns int
-		own            map[string]cloudsim.Bucket
+		own            map[string]cloudfake.Bucket
 	}{
-		{500, 500, map[string]cloudsim.Bucket{"": {Rate: 5, Size: 50}}},
-		{200, 1500, map[string]cloudsim.Bucket{"": {Rate: 2, Size: 20}, pace.Assign.Action: {Rate: 20, Size: 100}}},
-		{1000, 300, map[string]cloudsim.Bucket{"": {Rate: 10, Size: 50}, pace.Assign.Action: {Rate: 2, Size: 50}}},
+		{500, 500, map[string]cloudfake.Bucket{"": {Rate: 5, Size: 50}}},
+		{200, 1500, map[string]cloudfake.Bucket{"": {Rate: 2, Size: 20}, pace.Assign.Action: {Rate: 20, Size: 100}}},
+		{1000, 300, map[string]cloudfake.Bucket{"": {Rate: 10, Size: 50}, pace.Assign.Action: {Rate: 2, Size: 50}}},
 	} {
 		t.Run(fmt.Sprintf("%d nodes, %d assignments", tt.nodes, tt.assigns), func(t *testing.T) {
 			var took time.Duration
@@ -323,10 +319,10 @@ func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Durati
 // getting on.
 func TestListingBeside(t *testing.T) {
 	pages := 0
-	shared := cloudsim.Bucket{Rate: 4, Size: 20}
+	shared := cloudfake.Bucket{Rate: 4, Size: 20}
 	r := joins{nodes: 200, shared: &shared, also: func(ctx context.Context, api cloud.API) {
 		for ctx.Err() == nil {
-			if _, err := api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudsim.VPC}); err == nil {
+			if _, err := api.ENIs(ctx, cloud.ENIFilter{VPCID: cloudfake.VPC}); err == nil {
 				pages++
 			}
 		}

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
@@ -257,7 +256,7 @@ type world struct {
 }
 
 func newWorld(t *testing.T, nodes int) *world {
-	w := &world{t: t, cloud: cloudfake.New(clock.Real{})}
+	w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
 	w.cloud.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
 	for i := range nodes {
 		w.add(i)

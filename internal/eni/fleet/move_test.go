@@ -2,16 +2,30 @@ package fleet
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 )
+
+// account is a cloud with an ENI that is none of this world.
+type account struct{ *cloudfake.Cloud }
+
+const ofOthers = "eni-of-others"
+
+func (a account) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+	if id == ofOthers {
+		return nil, nil
+	}
+	return a.Cloud.AssignAddresses(ctx, id, n)
+}
 
 // A move of addresses to another ENI waits behind what other nodes need. When
 // pods come to wait meanwhile, it is given up for what they need, which goes by
@@ -19,8 +33,8 @@ import (
 func TestMoveIsGivenUpForPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
-		set := pace.NewSet(pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
-		p := w.operator(pace.Cloud(w.cloud, set))
+		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
+		p := w.operator(ec2)
 		n := p.set(t, w.objects[0], eni.Settings{InstanceType: "m5.xlarge", Policy: ipam.Policy{WarmIP: 1, MinimumIP: 3}})
 		for range 16 {
 			n.start()
@@ -46,7 +60,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		for range 20 { // more than the burst lets through, all of them worse off
 			others.Go(func() {
 				for ctx.Err() == nil {
-					_ = set.Do(ctx, pace.Assign, func(context.Context) pace.Reply { return pace.Reply{} })
+					_, _ = ec2.AssignAddresses(ctx, ofOthers, 1)
 				}
 			})
 		}

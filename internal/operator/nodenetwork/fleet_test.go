@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/test/harness"
@@ -19,11 +19,12 @@ import (
 // follow use, go back by the handshake, and the object goes with its Node.
 func TestWithFleet(t *testing.T) {
 	harness.KubeClean(t)
-	sim := cloudsim.New(cloudsim.Options{Latency: 5 * time.Millisecond})
-	harness.OK(t, sim.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", 1000, nil))
-	harness.OK(t, sim.AddInstance(instance, "m5.large", "subnet-1"))
+	sim := cloudfake.New(cloudfake.Options{Latency: 5 * time.Millisecond})
+	sim.AddSubnet("subnet-1", "zone-a", "10.0.0.0/16", nil)
+	sim.SetFree("subnet-1", 1000)
+	sim.AddInstance(instance, "m5.large", "subnet-1")
 	f, err := fleet.New(fleet.Config{
-		Cluster: "test", Cloud: pace.Cloud(sim, pace.NewSet(pace.Options{})),
+		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
 		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
@@ -93,7 +92,7 @@ type node struct {
 
 // newNode makes a VPC with one instance; call it in a synctest bubble.
 func newNode(t *testing.T, itype string, p ipam.Policy) *node {
-	c := cloudfake.New(clock.Real{})
+	c := cloudfake.New(cloudfake.Options{})
 	c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 	c.AddInstance(instance, itype, "subnet-1")
 	return &node{

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
@@ -69,7 +70,7 @@ func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leas
 	}
 	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: make(chan struct{}, 1)}
 	n.Source, err = New(Config{
-		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: client, Policy: p, Cooling: time.Second,
+		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: pace.Cloud(client, pace.Options{}), Policy: p, Cooling: time.Second,
 		Datapath: &links{auto: true, set: map[string]eni.ENI{}}, Store: store, Intents: &store.MemoryIntents, Observer: n,
 		Logger:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 		ShrinkDelay: time.Second, ListingInterval: time.Second,

@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
@@ -24,7 +23,7 @@ import (
 // a limiter of its own, on one bucket of the account.
 type herd struct {
 	nodes, pods int
-	bucket      cloudsim.Bucket
+	bucket      cloudfake.Bucket
 }
 
 // came is when the last node had its first address, and all nodes what they keep warm.
@@ -32,10 +31,8 @@ type came struct{ first, warm time.Duration }
 
 func (h herd) run(t *testing.T, seed uint64) (out came) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cloudsim.New(cloudsim.Options{Clock: clock.Real{}, Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second, Shared: &h.bucket})
-		if err := c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", 0, nil); err != nil {
-			t.Fatal(err)
-		}
+		c := cloudfake.New(cloudfake.Options{Clock: clock.Real{}, Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second, Shared: &h.bucket})
+		c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 		begin, dice := time.Now(), rand.New(rand.NewPCG(seed, 1))
 		var mu sync.Mutex
 		var all sync.WaitGroup
@@ -46,15 +43,13 @@ func (h herd) run(t *testing.T, seed uint64) (out came) {
 		}
 		for i := range h.nodes {
 			id, delay, r := fmt.Sprintf("i-%d", i), time.Duration(dice.Int64N(int64(time.Second))), rand.New(rand.NewPCG(seed, uint64(i+2)))
-			if err := c.AddInstance(id, "t3.small", "subnet-1"); err != nil {
-				t.Fatal(err)
-			}
+			c.AddInstance(id, "t3.small", "subnet-1")
 			all.Go(func() {
 				settle(delay)
 				src, err := New(Config{
 					Identity: cloud.Identity{InstanceID: id, InstanceType: "t3.small"}, Cluster: "test", Policy: ipam.DefaultAWS(),
 					Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}},
-					Cloud:    pace.Cloud(c, pace.NewSet(pace.Options{Peers: true})), Rand: r,
+					Cloud:    pace.Cloud(c, pace.Options{Peers: true}), Rand: r,
 				})
 				if err != nil {
 					t.Error(err)
@@ -95,9 +90,9 @@ func settle(d time.Duration) {
 func TestFirstAddressesGoFirst(t *testing.T) {
 	const firstCalls, allCalls = 4, 9 // of a node that is alone
 	for _, h := range []herd{
-		{5, 1, cloudsim.Bucket{Rate: 0.5, Size: 10}},
-		{5, 1, cloudsim.Bucket{Rate: 0.5, Size: 5}},
-		{20, 1, cloudsim.Bucket{Rate: 5, Size: 50}},
+		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 10}},
+		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 5}},
+		{20, 1, cloudfake.Bucket{Rate: 5, Size: 50}},
 	} {
 		const seeds = 9
 		var first, warm []time.Duration
@@ -121,7 +116,7 @@ func TestFirstAddressesGoFirst(t *testing.T) {
 // own needs it.
 func TestPodNeedsWhatYielded(t *testing.T) {
 	bubble(t, "t3.small", ipam.DefaultAWS(), func(t *testing.T, n *node) {
-		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.NewSet(pace.Options{Peers: true})) }
+		n.tune = func(c *eni.Config) { c.Cloud = pace.Cloud(n.cloud, pace.Options{Peers: true}) }
 		n.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Times: 1, Err: throttled})
 		n.start()
 		n.add(0, 5*time.Second)

@@ -9,6 +9,7 @@ import (
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/vpclab"
@@ -67,7 +68,7 @@ func TestPolicyDenies(t *testing.T) {
 	}
 }
 
-func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) *aws.Client {
+func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) cloud.API {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
@@ -75,12 +76,12 @@ func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) *aws.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return pace.Cloud(c, pace.Options{})
 }
 
 // denials makes ENIs of several owners with the credentials of an
 // administrator, and tries each call on each with those of Berth.
-func denials(t *testing.T, lab *vpclab.Lab, admin, berth *aws.Client) {
+func denials(t *testing.T, lab *vpclab.Lab, admin, berth cloud.API) {
 	ctx := t.Context()
 	subnet, ok := lab.Cloud.Snapshot().Subnet("a")
 	if !ok {

@@ -46,10 +46,7 @@ type want struct {
 }
 
 func newCluster(o Order, w want) (*cluster, error) {
-	cloud, err := newEC2(o, w.subnets)
-	if err != nil {
-		return nil, err
-	}
+	cloud := newEC2(o, w.subnets)
 	c := &cluster{
 		ec2: cloud, stopped: make(chan struct{}),
 		filled: make(chan struct{}), set: eni.Settings{InstanceType: instanceType, Policy: w.policy, AnySubnet: true},
@@ -57,6 +54,7 @@ func newCluster(o Order, w want) (*cluster, error) {
 	if len(w.subnets) > 0 {
 		c.set.SubnetTags = forPods
 	}
+	var err error
 	c.fleet, err = fleet.New(fleet.Config{Cluster: clusterName, Cloud: cloud.paced})
 	if err != nil {
 		return nil, err

@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // ec2 is the EC2 in memory of a run, and the limiters before it.
 type ec2 struct {
-	*cloudsim.Cloud
+	*cloudfake.Cloud
 	paced     cloud.API // what Berth calls
 	instances []string
 	waits     atomic.Int64 // nanoseconds for which the limiters held calls back
@@ -38,25 +38,21 @@ const (
 
 // newEC2 has an instance for every node. Where the subnets for new ENIs are to
 // have so many free addresses, they are not those of the primary ENIs.
-func newEC2(o Order, free []int) (*ec2, error) {
-	e := &ec2{Cloud: cloudsim.New(o.Limits.options()), delay: o.Limits.Delay, attached: map[string]time.Time{}}
-	e.paced = pace.Cloud(e, pace.NewSet(pace.Options{Observer: e}))
-	if err := e.AddSubnet(primaries, zone, "10.0.0.0/8", 0, nil); err != nil {
-		return nil, err
-	}
+func newEC2(o Order, free []int) *ec2 {
+	e := &ec2{Cloud: cloudfake.New(o.Limits.options()), delay: o.Limits.Delay, attached: map[string]time.Time{}}
+	e.paced = pace.Cloud(e, pace.Options{Observer: e})
+	e.AddSubnet(primaries, zone, "10.0.0.0/8", nil)
 	for i, n := range free {
-		if err := e.AddSubnet(fmt.Sprintf("subnet-%d", i), zone, fmt.Sprintf("172.16.%d.0/20", 16*i), n, forPods); err != nil {
-			return nil, err
-		}
+		id := fmt.Sprintf("subnet-%d", i)
+		e.AddSubnet(id, zone, fmt.Sprintf("172.16.%d.0/20", 16*i), forPods)
+		e.SetFree(id, n)
 	}
 	for i := range o.Nodes {
 		id := fmt.Sprintf("i-%017x", i)
 		e.instances = append(e.instances, id)
-		if err := e.AddInstance(id, instanceType, primaries); err != nil {
-			return nil, err
-		}
+		e.AddInstance(id, instanceType, primaries)
 	}
-	return e, nil
+	return e
 }
 
 // forPods are the tags of the subnets with so many free addresses, by which the

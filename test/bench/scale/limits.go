@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
@@ -12,7 +12,7 @@ import (
 type Limits struct {
 	Delay time.Duration // of every call
 	// Shared is one bucket for the calls of all actions, describes included.
-	Shared *cloudsim.Bucket
+	Shared *cloudfake.Bucket
 	// Published gives each action a bucket of its own, as EC2 documents them.
 	Published bool
 	// Refused is the share of calls that are refused at random, whatever their rate.
@@ -29,14 +29,14 @@ const foreignAction = "DescribeInstances"
 
 // published are EC2's buckets (EC2 Developer Guide, "Request throttling for the
 // Amazon EC2 API").
-var published = map[string]cloudsim.Bucket{
+var published = map[string]cloudfake.Bucket{
 	"Describe":         {Rate: 20, Size: 100},
 	"":                 {Rate: 5, Size: 50},
 	pace.Assign.Action: {Rate: 5, Size: 100},
 }
 
-func (l Limits) options() cloudsim.Options {
-	o := cloudsim.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
+func (l Limits) options() cloudfake.Options {
+	o := cloudfake.Options{Latency: l.Delay, Shared: l.Shared, Refused: l.Refused, Seed: l.Seed}
 	if l.Published {
 		o.Buckets = published
 	}
@@ -71,7 +71,7 @@ func (l Limits) share(calls map[string]int) time.Duration {
 	return time.Duration(float64(total)/rate*float64(time.Second)) + l.Delay
 }
 
-func publishedFor(action string) cloudsim.Bucket {
+func publishedFor(action string) cloudfake.Bucket {
 	if b, ok := published[action]; ok {
 		return b
 	}
@@ -82,6 +82,6 @@ func publishedFor(action string) cloudsim.Bucket {
 }
 
 // lasts is how long it takes a full bucket to give n tokens.
-func lasts(b cloudsim.Bucket, n int) time.Duration {
+func lasts(b cloudfake.Bucket, n int) time.Duration {
 	return time.Duration(max(0, float64(n)-b.Size) / b.Rate * float64(time.Second))
 }

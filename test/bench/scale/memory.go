@@ -33,6 +33,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 		c.fleet.Kick(n.name)
 	}
 	c.idle(5 * time.Minute)
+	c.ec2.ResetCalls()
 	all := LiveHeap()
 	books, err := booksAlone(ctx, o)
 	if err != nil {
@@ -45,10 +46,7 @@ func runMemory(ctx context.Context, o Order) (Outcome, error) {
 // booksAlone is the heap of an EC2 with the ENIs of runMemory, made without Berth.
 func booksAlone(ctx context.Context, o Order) (uint64, error) {
 	before := LiveHeap()
-	e, err := newEC2(o, nil)
-	if err != nil {
-		return 0, err
-	}
+	e := newEC2(o, nil)
 	for i, id := range e.instances {
 		made, err := e.CreateENI(ctx, cloud.CreateENI{
 			SubnetID: primaries, Addresses: usedByPods + keptFree, ClientToken: fmt.Sprint("berth-token-of-the-same-length", i),
@@ -61,6 +59,7 @@ func booksAlone(ctx context.Context, o Order) (uint64, error) {
 			return 0, fmt.Errorf("make the books of EC2: %w", err)
 		}
 	}
+	e.ResetCalls()
 	size := LiveHeap() - before
 	runtime.KeepAlive(e)
 	return size, nil

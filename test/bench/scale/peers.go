@@ -18,10 +18,7 @@ const callsOfPeer = 500
 // runPeers has as many processes as there are nodes, which draw on the same
 // buckets and do not know of each other, as daemons in node mode do.
 func runPeers(ctx context.Context, o Order) (Outcome, error) {
-	e, err := newEC2(o, nil)
-	if err != nil {
-		return Outcome{}, err
-	}
+	e := newEC2(o, nil)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	if o.Limits.Foreign > 0 {
@@ -32,7 +29,7 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	var all sync.WaitGroup
 	failed, took := make(chan error, o.Nodes*callsOfPeer), make(chan time.Duration, o.Nodes*callsOfPeer)
 	for peer := range o.Nodes {
-		api := pace.Cloud(e, pace.NewSet(pace.Options{Peers: true, Observer: e}))
+		api := pace.Cloud(e, pace.Options{Peers: true, Observer: e})
 		for n := range callsOfPeer {
 			all.Go(func() {
 				q := cloud.CreateENI{SubnetID: primaries, ClientToken: fmt.Sprintf("%d-%d", peer, n)}

@@ -5,11 +5,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/berthnet/berth/internal/cloud/cloudsim"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 )
 
 func TestBound(t *testing.T) {
-	shared := &cloudsim.Bucket{Rate: 4, Size: 20}
+	shared := &cloudfake.Bucket{Rate: 4, Size: 20}
 	for _, c := range []struct {
 		name   string
 		limits Limits
@@ -29,7 +29,7 @@ func TestBound(t *testing.T) {
 
 // TestWorkloads does a small run of each, so that what the bench relies on holds.
 func TestWorkloads(t *testing.T) {
-	tight := Limits{Delay: 100 * time.Millisecond, Shared: &cloudsim.Bucket{Rate: 4, Size: 20}}
+	tight := Limits{Delay: 100 * time.Millisecond, Shared: &cloudfake.Bucket{Rate: 4, Size: 20}}
 	for _, c := range []struct {
 		order Order
 		holds func(Outcome) bool

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -75,8 +76,8 @@ func TestLimitsFallback(t *testing.T) {
 		refusal(403, "UnauthorizedOperation", "no"),
 		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>"),
 	}})
-	time := newHasty()
-	c := client(t, s, func(o *Options) { o.Clock = time })
+	clk := newHasty()
+	c := client(t, s, func(o *setup) { o.Pace.Clock = clk })
 	for range 2 {
 		got, err := c.Limits(t.Context(), "m5.large")
 		if want := (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}); err != nil || got != want {
@@ -86,7 +87,7 @@ func TestLimitsFallback(t *testing.T) {
 	if n := len(s.calls); n != 1 {
 		t.Errorf("EC2 was asked %d times within the time of the fallback, want once", n)
 	}
-	time.advance(fallbackFor)
+	clk.advance(10 * time.Minute)
 	if got, err := c.Limits(t.Context(), "m5.large"); err != nil || got.MaxENIs != 7 {
 		t.Errorf("after the time of the fallback: %+v, %v", got, err)
 	}
@@ -101,8 +102,8 @@ func TestLimitsFallback(t *testing.T) {
 		"type unknown to the table": refusal(403, "UnauthorizedOperation", "no"),
 	} {
 		s := serve(t, map[string][]answer{describeTypes: {a}})
-		c := client(t, s, func(o *Options) {
-			o.Fallback = func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }
+		c := client(t, s, func(o *setup) {
+			o.Pace.Fallback = func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }
 		})
 		got, err := c.Limits(t.Context(), "m5.large")
 		if err == nil || cloud.ClassOf(err) == cloud.Unknown || !strings.Contains(err.Error(), `"m5.large" either: allow ec2:DescribeInstanceTypes`) {

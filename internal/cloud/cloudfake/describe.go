@@ -1,10 +1,9 @@
-package cloudsim
+package cloudfake
 
 import (
 	"cmp"
 	"context"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 
@@ -14,32 +13,30 @@ import (
 
 // Instance implements cloud.API with one DescribeInstances call.
 func (c *Cloud) Instance(ctx context.Context, id string) (out cloud.Instance, err error) {
-	op := pace.DescribeInstances.Action
-	err = c.do(ctx, op, func() error {
+	q := call{"Instance", pace.DescribeInstances, "", 0}
+	err = c.do(ctx, q, func() error {
 		in := c.instances[id]
 		if in == nil {
-			return refuse(op, cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", id)
+			return q.refuse(cloud.Gone, "InvalidInstanceID.NotFound", "no instance %s", id)
 		}
-		out = in.describe()
+		out = in.Instance
+		f := cloud.ENIFilter{InstanceID: id}
+		for _, e := range c.candidates(f) {
+			if matches(e, f) {
+				out.ENIs = append(out.ENIs, clone(e))
+			}
+		}
 		return nil
 	})
 	return out, err
 }
 
-func (in *instance) describe() cloud.Instance {
-	out := in.Instance
-	for _, e := range in.enis {
-		out.ENIs = append(out.ENIs, clone(e))
-	}
-	return out
-}
-
 // Instances implements cloud.API with one DescribeInstances call.
 func (c *Cloud) Instances(ctx context.Context, ids []string) (out []cloud.Instance, err error) {
-	err = c.do(ctx, pace.DescribeInstances.Action, func() error {
+	err = c.do(ctx, call{"Instances", pace.DescribeInstances, "", 0}, func() error {
 		for _, id := range ids {
 			if in := c.instances[id]; in != nil {
-				out = append(out, in.describe())
+				out = append(out, in.Instance)
 			}
 		}
 		return nil
@@ -49,11 +46,11 @@ func (c *Cloud) Instances(ctx context.Context, ids []string) (out []cloud.Instan
 
 // Limits implements cloud.API from the table of package limits.
 func (c *Cloud) Limits(ctx context.Context, instanceType string) (out cloud.Limits, err error) {
-	op := pace.DescribeTypes.Action
-	err = c.do(ctx, op, func() error {
+	q := call{"Limits", pace.DescribeTypes, "", 0}
+	err = c.do(ctx, q, func() error {
 		l, ok := c.limitsOf(instanceType)
 		if !ok {
-			return refuse(op, cloud.Bug, "InvalidInstanceType", "no instance type %q", instanceType)
+			return q.refuse(cloud.Bug, "InvalidInstanceType", "no instance type %q", instanceType)
 		}
 		out = l
 		return nil
@@ -74,17 +71,17 @@ func (c *Cloud) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error
 	return out, nil
 }
 
-// ENIPage implements pace.Pager, in the order of creation. A page costs the
+// ENIPage implements pace.Calls, in the order of creation. A page costs the
 // ENIs that its filter has by ID, by instance or as detached ones; else those
 // that are looked at until the page is full.
 func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (page []cloud.ENI, next string, err error) {
-	op := pace.DescribeENIs.Action
-	err = c.do(ctx, op, func() error {
+	q := call{"ENIs", pace.DescribeENIs, "", 0}
+	err = c.do(ctx, q, func() error {
 		from := 0
 		if token != "" {
 			var err error
 			if from, err = strconv.Atoi(token); err != nil {
-				return refuse(op, cloud.Bug, "InvalidNextToken.Malformed", "token %q: expected one of a page before", token)
+				return q.refuse(cloud.Bug, "InvalidNextToken.Malformed", "token %q: expected one of a page before", token)
 			}
 		}
 		list := c.candidates(f)
@@ -108,6 +105,12 @@ func (c *Cloud) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (p
 // order of creation. c.mu is held.
 func (c *Cloud) candidates(f cloud.ENIFilter) []*eni {
 	var list []*eni
+	if old, ok := c.past.shown(c.clock.Now()); ok {
+		if len(f.IDs) > 0 {
+			old = slices.DeleteFunc(slices.Clone(old), func(e *eni) bool { return !slices.Contains(f.IDs, e.ID) })
+		}
+		return old
+	}
 	switch {
 	case len(f.IDs) > 0:
 		for _, id := range f.IDs {
@@ -155,10 +158,10 @@ func tagged(have, want map[string]string) bool {
 
 // Subnets implements cloud.API, by ID.
 func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
-	err = c.do(ctx, pace.DescribeSubnets.Action, func() error {
+	err = c.do(ctx, call{"Subnets", pace.DescribeSubnets, "", 0}, func() error {
 		for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
 			s := c.subnets[id].Subnet
-			s.Free = c.subnets[id].free()
+			s.Free = c.subnets[id].left
 			if (len(f.IDs) == 0 || slices.Contains(f.IDs, id)) && (f.VPCID == "" || f.VPCID == s.VPCID) &&
 				(f.Zone == "" || f.Zone == s.Zone) && tagged(s.Tags, f.Tags) {
 				out = append(out, s)
@@ -171,7 +174,7 @@ func (c *Cloud) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.
 
 // SecurityGroups implements cloud.API.
 func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) (out []string, err error) {
-	err = c.do(ctx, pace.DescribeSecurityGroups.Action, func() error {
+	err = c.do(ctx, call{"SecurityGroups", pace.DescribeSecurityGroups, "", 0}, func() error {
 		for _, id := range slices.Sorted(maps.Keys(c.groups)) {
 			if vpcID == VPC && tagged(c.groups[id], tags) {
 				out = append(out, id)
@@ -182,28 +185,36 @@ func (c *Cloud) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 	return out, err
 }
 
-// RouteTables implements cloud.API: all subnets have the main one.
+// RouteTables implements cloud.API.
 func (c *Cloud) RouteTables(ctx context.Context, vpcID string) (out []cloud.RouteTable, err error) {
-	err = c.do(ctx, pace.DescribeRouteTables.Action, func() error {
+	err = c.do(ctx, call{"RouteTables", pace.DescribeRouteTables, "", 0}, func() error {
 		if vpcID == VPC {
-			out = []cloud.RouteTable{{ID: "rtb-main", Main: true}}
+			out = slices.Clone(c.routes)
 		}
 		return nil
 	})
 	return out, err
 }
 
-// VPCCIDRs implements cloud.API: the blocks of the subnets.
-func (c *Cloud) VPCCIDRs(ctx context.Context, vpcID string) (out []netip.Prefix, err error) {
-	op := pace.DescribeVPCs.Action
-	err = c.do(ctx, op, func() error {
-		if vpcID != VPC {
-			return refuse(op, cloud.Gone, "InvalidVpcID.NotFound", "no VPC %s", vpcID)
-		}
-		for _, id := range slices.Sorted(maps.Keys(c.subnets)) {
-			out = append(out, c.subnets[id].CIDR)
-		}
-		return nil
-	})
-	return out, err
+// whole is a listing that fits on one page.
+func whole[T any](list []T, err error) ([]T, string, error) { return list, "", err }
+
+// InstancePage implements pace.Calls.
+func (c *Cloud) InstancePage(ctx context.Context, ids []string, _ string) ([]cloud.Instance, string, error) {
+	return whole(c.Instances(ctx, ids))
+}
+
+// SubnetPage implements pace.Calls.
+func (c *Cloud) SubnetPage(ctx context.Context, f cloud.SubnetFilter, _ string) ([]cloud.Subnet, string, error) {
+	return whole(c.Subnets(ctx, f))
+}
+
+// SecurityGroupPage implements pace.Calls.
+func (c *Cloud) SecurityGroupPage(ctx context.Context, vpcID string, tags map[string]string, _ string) ([]string, string, error) {
+	return whole(c.SecurityGroups(ctx, vpcID, tags))
+}
+
+// RouteTablePage implements pace.Calls.
+func (c *Cloud) RouteTablePage(ctx context.Context, vpcID, _ string) ([]cloud.RouteTable, string, error) {
+	return whole(c.RouteTables(ctx, vpcID))
 }

@@ -1,4 +1,4 @@
-package cloudsim
+package cloudfake
 
 import (
 	"fmt"
@@ -15,12 +15,8 @@ import (
 func small(t *testing.T, o Options) *Cloud {
 	t.Helper()
 	c := New(o)
-	if err := c.AddSubnet("subnet-1", "a", "10.0.0.0/28", 0, map[string]string{"for": "pods"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.AddInstance("i-1", "m5.large", "subnet-1"); err != nil {
-		t.Fatal(err)
-	}
+	c.AddSubnet("subnet-1", "a", "10.0.0.0/28", map[string]string{"for": "pods"})
+	c.AddInstance("i-1", "m5.large", "subnet-1")
 	return c
 }
 
@@ -126,7 +122,7 @@ func TestTerminate(t *testing.T) {
 // TestPrefixes: a subnet gives prefixes until it has none, and takes them back.
 func TestPrefixes(t *testing.T) {
 	c, ctx := New(Options{}), t.Context()
-	ok(t, c.AddSubnet("subnet-1", "a", "10.0.0.0/26", 0, map[string]string{"for": "pods"}))
+	c.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
 	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Prefixes: 1})
 	ok(t, err)
 	more, err := c.AssignPrefixes(ctx, e.ID, 1)
@@ -173,7 +169,7 @@ func TestDelays(t *testing.T) {
 		}
 		refused := c.Total().Refused
 		for range 10 {
-			_, _ = c.VPCCIDRs(ctx, VPC)
+			_, _ = c.RouteTables(ctx, VPC)
 		}
 		// 4 at first and 3.4 in the time since the first call, of which 4 calls had theirs.
 		if n := c.Total().Refused - refused; n != 7 {
@@ -186,9 +182,9 @@ func TestDelays(t *testing.T) {
 func TestManyNodes(t *testing.T) {
 	const nodes = 10_000
 	c, ctx := New(Options{}), t.Context()
-	ok(t, c.AddSubnet("subnet-1", "a", "10.0.0.0/8", 0, nil))
+	c.AddSubnet("subnet-1", "a", "10.0.0.0/8", nil)
 	for i := range nodes {
-		ok(t, c.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1"))
+		c.AddInstance(fmt.Sprintf("i-%d", i), "m5.xlarge", "subnet-1")
 	}
 	for i := range nodes {
 		id := fmt.Sprintf("i-%d", i)
@@ -215,6 +211,65 @@ func TestManyNodes(t *testing.T) {
 				t.Fatalf("%v was given twice", a)
 			}
 			seen[a] = true
+		}
+	}
+}
+
+// TestFaultsAndLag: a lost reply has its effect, a refusal has none, and a
+// listing trails while lag is on.
+func TestFaultsAndLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, ctx := small(t, Options{}), t.Context()
+		e := c.AddENI("i-1", 1, cloud.InterfaceOrdinary, nil)
+		c.SetLag(10 * time.Second)
+		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
+		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
+		for _, want := range []cloud.Class{cloud.Transient, cloud.Conflict} {
+			_, err := c.AssignAddresses(ctx, e, 1)
+			class(t, err, want)
+		}
+		for _, want := range []int{0, 1} {
+			in, err := c.Instance(ctx, "i-1")
+			ok(t, err)
+			list, err := c.ENIs(ctx, cloud.ENIFilter{IDs: []string{e}})
+			ok(t, err)
+			if len(list) != 1 || len(list[0].Addresses) != want || len(in.ENIs[1].Addresses) != want || len(c.Truth()[1].Addresses) != 1 {
+				t.Errorf("listed %+v, and %+v of the instance; want %d addresses", list, in.ENIs, want)
+			}
+			time.Sleep(10 * time.Second) //nolint:forbidigo // bubble time
+		}
+		if n := c.Count("AssignAddresses"); n != 2 || c.Calls()[0].Err == nil {
+			t.Errorf("%d calls: %+v", n, c.Calls())
+		}
+	})
+}
+
+// TestSubnet: an address comes again after all others, and a prefix wherever
+// sixteen together are free, the highest first.
+func TestSubnet(t *testing.T) {
+	s := newSubnet(cloud.Subnet{CIDR: netip.MustParsePrefix("10.0.0.0/26")})
+	first, _ := s.take()
+	s.give(first)
+	for range 58 {
+		if a, ok := s.take(); !ok || a == first {
+			t.Fatalf("%v, %v after %v was given back", a, ok, first)
+		}
+	}
+	if a, ok := s.take(); !ok || a != first || s.left != 0 {
+		t.Errorf("%v, %v, %d left; want %v as the last", a, ok, s.left, first)
+	}
+	for i := range 16 {
+		if p, ok := s.takePrefix(); ok {
+			t.Errorf("%v with %d addresses free", p, i)
+		}
+		s.give(s.at(16 + i))
+	}
+	for i := range 16 {
+		s.give(s.at(32 + i))
+	}
+	for _, want := range []string{"10.0.0.32/28", "10.0.0.16/28"} {
+		if p, ok := s.takePrefix(); !ok || p.String() != want {
+			t.Errorf("%v, %v; want %s", p, ok, want)
 		}
 	}
 }

@@ -1,0 +1,61 @@
+package cloudfake
+
+import "time"
+
+// past is what listings show while they trail behind the truth by lag.
+type past struct {
+	lag    time.Duration
+	states []state // by time; the first one is what is shown when none is old enough
+}
+
+// state is all ENIs as they were from a moment on.
+type state struct {
+	at   time.Time
+	enis []*eni // copies, in the order of creation
+}
+
+// SetLag makes listings show what was true d ago.
+func (c *Cloud) SetLag(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.past.lag = d
+	if d == 0 {
+		c.past.states = nil
+	} else if len(c.past.states) == 0 {
+		c.remember()
+	}
+}
+
+// remember notes a change for listings that trail. c.mu is held.
+func (c *Cloud) remember() {
+	if c.past.lag == 0 {
+		return
+	}
+	c.settle()
+	now := c.clock.Now()
+	s := state{at: now}
+	for _, e := range c.order {
+		if !e.deleted {
+			s.enis = append(s.enis, &eni{ENI: clone(e), seq: e.seq})
+		}
+	}
+	p := &c.past
+	p.states = append(p.states, s)
+	for len(p.states) > 1 && !p.states[1].at.After(now.Add(-p.lag)) {
+		p.states = p.states[1:]
+	}
+}
+
+// shown are the ENIs that a listing shows now, if those are not the true ones.
+func (p *past) shown(now time.Time) (enis []*eni, ok bool) {
+	n := 0
+	for i, s := range p.states {
+		if !s.at.After(now.Add(-p.lag)) {
+			n = i
+		}
+	}
+	if n >= len(p.states)-1 {
+		return nil, false
+	}
+	return p.states[n].enis, true
+}

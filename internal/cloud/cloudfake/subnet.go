@@ -1,0 +1,101 @@
+package cloudfake
+
+import (
+	"encoding/binary"
+	"math"
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// subnet hands out addresses, the one after the last, so that a reuse is the
+// longest ago; and prefixes, the highest first.
+type subnet struct {
+	cloud.Subnet
+	blocks     []uint16 // of the addresses of a /28 each, a bit for one that is not free
+	next       int      // the address to look at first, counted from the CIDR's
+	top        int      // no block from this one on is free for a prefix
+	left       int      // free addresses
+	fragmented bool     // no block counts as free for a prefix
+}
+
+const (
+	prefixSize = 16 // addresses of a /28
+	taken      = math.MaxUint16
+)
+
+// newSubnet has all addresses free but the first four and the last, which EC2
+// reserves (VPC User Guide, "Subnet CIDR blocks").
+func newSubnet(s cloud.Subnet) *subnet {
+	size := 1 << (32 - s.CIDR.Bits())
+	out := &subnet{Subnet: s, blocks: make([]uint16, size/prefixSize), next: 4, top: size / prefixSize, left: size - 5}
+	out.blocks[0] |= 0x000f
+	out.blocks[len(out.blocks)-1] |= 0x8000
+	return out
+}
+
+// at is the n-th address of the CIDR, and index its reverse.
+func (s *subnet) at(n int) netip.Addr {
+	b := s.CIDR.Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b)
+}
+
+func (s *subnet) index(a netip.Addr) int {
+	b, first := a.As4(), s.CIDR.Addr().As4()
+	return int(binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(first[:]))
+}
+
+// take gives a free address; false when there is none.
+func (s *subnet) take() (netip.Addr, bool) {
+	if s.left < 1 {
+		return netip.Addr{}, false
+	}
+	for ; ; s.next++ {
+		block, bit := s.next/prefixSize%len(s.blocks), s.next%prefixSize
+		if s.blocks[block] == taken {
+			s.next += prefixSize - 1 - bit
+		} else if s.blocks[block]&(1<<bit) == 0 {
+			s.blocks[block] |= 1 << bit
+			s.next, s.left = s.next+1, s.left-1
+			return s.at(block*prefixSize + bit), true
+		}
+	}
+}
+
+func (s *subnet) give(a netip.Addr) {
+	i := s.index(a)
+	s.blocks[i/prefixSize] &^= 1 << (i % prefixSize)
+	s.left++
+	s.freed(i / prefixSize)
+}
+
+// takePrefix gives a free /28; false when there is none.
+func (s *subnet) takePrefix() (netip.Prefix, bool) {
+	if s.left < prefixSize || s.fragmented {
+		return netip.Prefix{}, false
+	}
+	for s.top > 0 {
+		s.top--
+		if s.blocks[s.top] == 0 {
+			s.blocks[s.top] = taken
+			s.left -= prefixSize
+			return netip.PrefixFrom(s.at(s.top*prefixSize), 28), true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
+func (s *subnet) givePrefix(p netip.Prefix) {
+	block := s.index(p.Addr()) / prefixSize
+	s.blocks[block] = 0
+	s.left += prefixSize
+	s.freed(block)
+}
+
+// freed notes that a block may be free for a prefix now.
+func (s *subnet) freed(block int) {
+	if s.blocks[block] == 0 {
+		s.top = max(s.top, block+1)
+	}
+}
