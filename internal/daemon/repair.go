@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Upkeep is what the daemon asks of the data path besides pods. Network
-// implements it.
+// Upkeep is what the daemon asks of the data path besides pods. VPCNetwork and
+// RoutedNetwork implement it.
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)

@@ -61,7 +61,7 @@ func newRack(t testing.TB) *rack {
 	r.host.route("::/0", "fd20::1", "eth0")
 	r.node = r.host.open()
 	r.pods = &vpc{t: t, node: r.node}
-	r.setup(Config{ExportTable: 119, EnableIPv6: true})
+	r.setup(Config{Uplinks: Routed{ExportTable: 119, IPv6: true}})
 	return r
 }
 
@@ -190,7 +190,7 @@ func TestExportTable(t *testing.T) {
 
 	// Repair puts back what others removed, also of half a block, and nothing
 	// when all is there.
-	want := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4, block6)}}
+	want := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4, block6)}}
 	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) > 0 {
 		t.Errorf("repaired %v, %v", did, err)
 	}
@@ -212,7 +212,7 @@ func TestExportTable(t *testing.T) {
 
 	// Another daemon, with another table: the old one's routes go.
 	n := r.host.open()
-	if err := n.Setup(context.Background(), Config{ExportTable: 120, EnableIPv6: true}); err != nil {
+	if err := n.Setup(context.Background(), Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.SetBlocks(context.Background(), []Block{block("c", single4)}); err != nil {
@@ -230,8 +230,8 @@ func TestExportTable(t *testing.T) {
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
 	ctx := context.Background()
-	pools := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4)}}
-	enis := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4)}}
+	enis := Wanted{Config: v.settings(), ENIs: []ENI{v.eni()}}
 	for _, step := range []struct {
 		want         Wanted
 		enis, blocks int
@@ -263,7 +263,7 @@ func TestChangeOfMode(t *testing.T) {
 
 func TestBlockThatCannotBe(t *testing.T) {
 	r := newRack(t)
-	r.setup(Config{ExportTable: 119})
+	r.setup(Config{Uplinks: Routed{ExportTable: 119}})
 	for want, b := range map[string]Block{
 		"at least one":        {Name: "b"},
 		"without host bits":   block("b", "10.2.0.33/27"),
@@ -278,7 +278,7 @@ func TestBlockThatCannotBe(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	for _, table := range []int{-1, 253, 254, 255, PodTable, ENITableBase + 3} {
-		if err := (Config{ExportTable: table}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
+		if err := (Config{Uplinks: Routed{ExportTable: table}}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
 			t.Errorf("table %d: %v", table, err)
 		}
 	}

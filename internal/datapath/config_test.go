@@ -27,31 +27,35 @@ func addrs(list ...string) []netip.Addr {
 }
 
 func TestConfigValidate(t *testing.T) {
-	good := Config{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	if err := good.Validate(); err != nil {
+	good := VPC{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	if err := (Config{Uplinks: good}).Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if good.IPv6() {
+	if good.ipv6() {
 		t.Error("IPv6 is on without an IPv6 CIDR")
 	}
-	for field, edit := range map[string]func(*Config){
-		"PrimaryMAC":        func(c *Config) { c.PrimaryMAC = nil },
-		"PrimaryIPv4: want": func(c *Config) { c.PrimaryIPv4 = netip.Addr{} },
-		"PrimaryIPv4 2001":  func(c *Config) { c.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
-		"PrimaryIPv6 10":    func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
-		"LocalCIDRs":        func(c *Config) { c.LocalCIDRs = nil },
-		"ExcludeCIDRs":      func(c *Config) { c.ExcludeCIDRs = []netip.Prefix{{}} },
-		"MTU":               func(c *Config) { c.MTU = 70000 },
-		"MarkShift":         func(c *Config) { c.MarkShift = 25 },
+	for field, edit := range map[string]func(*Config, *VPC){
+		"PrimaryMAC":        func(_ *Config, u *VPC) { u.PrimaryMAC = nil },
+		"PrimaryIPv4: want": func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.Addr{} },
+		"PrimaryIPv4 2001":  func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
+		"PrimaryIPv6 10":    func(_ *Config, u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
+		"LocalCIDRs":        func(_ *Config, u *VPC) { u.LocalCIDRs = nil },
+		"ExcludeCIDRs":      func(_ *Config, u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} },
+		"MTU":               func(c *Config, _ *VPC) { c.MTU = 70000 },
+		"MarkShift":         func(_ *Config, u *VPC) { u.MarkShift = 25 },
 	} {
-		c := good
-		edit(&c)
+		c, u := Config{}, good
+		edit(&c, &u)
+		c.Uplinks = u
 		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
 			t.Errorf("error %v does not begin with %q", err, field)
 		}
 	}
+	if err := (Config{}).Validate(); err == nil || !strings.HasPrefix(err.Error(), "Uplinks") {
+		t.Errorf("error %v does not begin with Uplinks", err)
+	}
 	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
-	if err := good.Validate(); err != nil {
+	if err := (Config{Uplinks: good}).Validate(); err != nil {
 		t.Errorf("with external SNAT no source address is needed: %v", err)
 	}
 }
@@ -99,7 +103,7 @@ func TestMarksKeepToTheirBits(t *testing.T) {
 	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkENI != 0 || MarkENI != MaxDeviceIndex {
 		t.Error("the mark's fields overlap")
 	}
-	c := Config{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
+	c := VPC{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
 	for _, r := range nodeRules(c) {
 		if r.Mask != nil && *r.Mask&^uint32(0xff<<24) != 0 {
 			t.Errorf("rule %s reaches beyond its eight bits", describeRule(r))
@@ -146,8 +150,8 @@ func TestDiffEntries(t *testing.T) {
 }
 
 func TestRulesPerFamily(t *testing.T) {
-	c := Config{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	count := func(c Config, family, priority int) (n int) {
+	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	count := func(c VPC, family, priority int) (n int) {
 		for _, r := range nodeRules(c) {
 			if r.Family == family && r.Priority == priority {
 				n++

@@ -147,7 +147,8 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 	fail := func(err error) ([]string, error) {
 		return changed, fmt.Errorf("set up ENI %s: %w", eni.ID, err)
 	}
-	if s.config.pools() {
+	u, ok := s.config.Uplinks.(VPC)
+	if !ok {
 		return fail(fmt.Errorf("ExportTable is set: addresses are of blocks"))
 	}
 	if err := eni.Validate(); err != nil {
@@ -161,16 +162,16 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 		return fail(err)
 	}
 	steps := []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(eniSysctls(s.config, link.Attrs().Name, eni.Primary)) },
+		func() ([]string, error) { return n.setSysctls(eniSysctls(u, link.Attrs().Name, eni.Primary)) },
 	}
 	if !eni.Primary {
 		steps = append(steps,
 			func() ([]string, error) { return n.setENILink(link, s.mtu) },
 			func() ([]string, error) { return n.setENIAddress(eni, link) },
-			func() ([]string, error) { return n.setENILinkLocal(eni, link, s.config) },
-			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
-			func() ([]string, error) { return n.setENIMap(eni, s.config) },
-			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), eniRules(eni, s.config)) },
+			func() ([]string, error) { return n.setENILinkLocal(eni, link, u) },
+			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, u) },
+			func() ([]string, error) { return n.setENIMap(eni, u.MarkShift) },
+			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), u.eniRules(eni)) },
 		)
 	}
 	for _, step := range steps {
@@ -239,12 +240,12 @@ func (n *Node) setENILink(link netlink.Link, mtu int) (changed []string, err err
 }
 
 // eniRoutes are the whole table of an ENI: the router on link, and all by it.
-func eniRoutes(eni ENI, index int, c Config) []netlink.Route {
+func eniRoutes(eni ENI, index int, u VPC) []netlink.Route {
 	var gws []netip.Addr
 	if eni.hasIPv4() {
 		gws = append(gws, eni.gateway4())
 	}
-	if c.IPv6() && eni.hasIPv6() {
+	if u.ipv6() && eni.hasIPv6() {
 		gws = append(gws, eni.gateway6())
 	}
 	var routes []netlink.Route
@@ -261,8 +262,8 @@ func eniRoutes(eni ENI, index int, c Config) []netlink.Route {
 }
 
 // setENIRoutes makes the ENI's table hold eniRoutes and nothing else of ours.
-func (n *Node) setENIRoutes(eni ENI, index int, c Config) (changed []string, err error) {
-	want := eniRoutes(eni, index, c)
+func (n *Node) setENIRoutes(eni ENI, index int, u VPC) (changed []string, err error) {
+	want := eniRoutes(eni, index, u)
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		have, err := n.listRoutes(n.slow, family, eni.table())
 		if err != nil {
@@ -336,7 +337,7 @@ func (n *Node) removeENI(deviceIndex int) error {
 	if err := n.clearENIMap(deviceIndex); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
 	}
-	if _, err := n.setENIRoutes(eni, 0, Config{}); err != nil {
+	if _, err := n.setENIRoutes(eni, 0, VPC{}); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
 	}
 	n.mu.Lock()

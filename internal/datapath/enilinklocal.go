@@ -23,8 +23,8 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 // would cut off the IPv6 of its pods once the router's MAC is forgotten. Another
 // one that is there does as well. Nobody else in a VPC can have it, so that no
 // duplicate is looked for.
-func (n *Node) setENILinkLocal(eni ENI, link netlink.Link, c Config) (changed []string, err error) {
-	if !c.IPv6() || !eni.hasIPv6() {
+func (n *Node) setENILinkLocal(eni ENI, link netlink.Link, u VPC) (changed []string, err error) {
+	if !u.ipv6() || !eni.hasIPv6() {
 		return nil, nil
 	}
 	name := link.Attrs().Name

@@ -11,8 +11,8 @@ import (
 // Wanted is all that should exist on a node.
 type Wanted struct {
 	Config Config
-	ENIs   []ENI
-	Blocks []Block
+	ENIs   []ENI   // of a VPC
+	Blocks []Block // of a Routed
 	Pods   []Pod
 	// Spare names pod links of which no more is known than that they may be in
 	// use: neither they nor their routes are removed.
@@ -52,16 +52,8 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		return repaired, fmt.Errorf("repair: %w", err)
 	}
 	var errs []error
-	for _, eni := range want.ENIs {
-		did, err := n.setENI(eni)
-		repaired = append(repaired, did...)
-		errs = append(errs, err)
-	}
-	if want.Config.pools() {
-		did, err := n.setBlocks(want.Blocks)
-		repaired = append(repaired, did...)
-		errs = append(errs, err)
-	}
+	did, err := want.Config.Uplinks.restore(n, want)
+	repaired, errs = append(repaired, did...), append(errs, err)
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)

@@ -9,7 +9,7 @@ import (
 )
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
-	w := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	w := Wanted{Config: v.settings(), ENIs: []ENI{v.eni()}}
 	for _, p := range pods {
 		w.Pods = append(w.Pods, p.want)
 	}

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -82,7 +83,7 @@ func TestSetupAgainChangesNothing(t *testing.T) {
 	}
 	// A daemon that was restarted: nothing in memory, all in the kernel.
 	again := v.host.open()
-	if err := again.Setup(ctx, v.config); err != nil {
+	if err := again.Setup(ctx, v.settings()); err != nil {
 		t.Fatal(err)
 	}
 	if err := again.SetENI(ctx, v.eni()); err != nil {
@@ -102,7 +103,7 @@ func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
 	v.router.serveTCP(":80")
 	again := v.host.open()
 	v.config.BlockMetadata = true // another ruleset: the table is replaced
-	if err := again.Setup(ctx, v.config); err != nil {
+	if err := again.Setup(ctx, v.settings()); err != nil {
 		t.Fatal(err)
 	}
 	b.seenAs(peer+":80", podB) // the ENI's map outlived it
@@ -117,8 +118,8 @@ func TestSetupConverges(t *testing.T) {
 	v.router.serveTCP(":80")
 	b.seenAs(onPrem+":80", podB)
 	b.seenAs(peer+":80", podB)
-	v.config.ExcludeCIDRs = nil
-	v.config.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
+	v.uplinks.ExcludeCIDRs = nil
+	v.uplinks.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
 	v.setup()
 	b.seenAs(onPrem+":80", nodeAddr)
 	b.seenAs(peer+":80", nodeAddr)
@@ -187,13 +188,14 @@ func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
 
 func TestSetupErrors(t *testing.T) {
 	v := newVPC(t)
-	c := v.config
-	c.PrimaryMAC = []byte{2, 0, 0, 0, 0, 99}
+	stranger := net.HardwareAddr{2, 0, 0, 0, 0, 99}
+	c := v.settings()
+	c.Uplinks = VPC{PrimaryMAC: stranger, PrimaryIPv4: v.uplinks.PrimaryIPv4, LocalCIDRs: v.uplinks.LocalCIDRs}
 	if err := v.node.Setup(ctx, c); !errors.Is(err, ErrNoLink) {
 		t.Errorf("error %v, want ErrNoLink", err)
 	}
 	e := v.eni()
-	e.MAC = c.PrimaryMAC
+	e.MAC = stranger
 	if err := v.node.SetENI(ctx, e); !errors.Is(err, ErrNoLink) {
 		t.Errorf("error %v, want ErrNoLink", err)
 	}
@@ -228,10 +230,10 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	before := theirs()
 	p := v.pod(podA)
 	v.setup()
-	v.config.MarkShift = 16
+	v.uplinks.MarkShift = 16
 	v.setup()
 	v.remove(p)
-	if _, err := v.node.Repair(ctx, Wanted{Config: v.config}); err != nil {
+	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := v.node.RemoveENI(ctx, 1); err != nil {
@@ -294,7 +296,7 @@ func TestENIChangesHands(t *testing.T) {
 }
 
 func TestENILinkSettings(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.MTU = 1400 })
+	v := newVPC(t, func(v *vpc) { v.config.MTU = 1400 })
 	h := v.host
 	l := h.link("eth1").Attrs()
 	if l.MTU != 1400 {

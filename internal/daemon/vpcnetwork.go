@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// VPCNetwork is the data path of a node whose addresses are of ENIs. The source of
+// addresses sets these up through it.
+type VPCNetwork struct {
+	network
+	vpc  datapath.VPC            // guarded by mu
+	enis map[string]datapath.ENI // guarded by mu; by ID
+}
+
+// NewVPCNetwork wraps an open data path. Call Setup before anything else.
+func NewVPCNetwork(node *datapath.Node) *VPCNetwork {
+	return &VPCNetwork{network: network{Node: node}, enis: map[string]datapath.ENI{}}
+}
+
+// Setup is datapath.Node.Setup with these uplinks, remembered.
+func (n *VPCNetwork) Setup(ctx context.Context, config datapath.Config, vpc datapath.VPC) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	config.Uplinks = vpc
+	if err := n.setup(ctx, config); err != nil {
+		return err
+	}
+	n.vpc = vpc
+	return nil
+}
+
+// SetLocalCIDRs changes the VPC's CIDRs, and the data path if they are others.
+func (n *VPCNetwork) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
+	n.mu.Lock()
+	config, next := n.config, n.vpc
+	n.mu.Unlock()
+	if len(cidrs) == 0 || slices.Equal(next.LocalCIDRs, cidrs) {
+		return false, nil
+	}
+	next.LocalCIDRs = cidrs
+	return true, n.Setup(ctx, config, next)
+}
+
+// SetENI makes an ENI fit for pods (datapath.Node.SetENI). It implements the
+// ENI source's Datapath.
+func (n *VPCNetwork) SetENI(ctx context.Context, e eni.ENI) error {
+	want := datapath.ENI{
+		ID: e.ID, MAC: net.HardwareAddr(e.MAC), DeviceIndex: e.DeviceIndex, Primary: e.Primary,
+		PrimaryIPv4: e.PrimaryIPv4, Subnet: e.Subnet,
+		Addresses: slices.Concat(e.Addresses, e.IPv6), Prefixes: slices.Concat(e.Prefixes, e.IPv6Prefixes),
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.Node.SetENI(ctx, want); err != nil {
+		return err
+	}
+	n.enis[e.ID] = want
+	return nil
+}
+
+// RemoveENI removes what SetENI made. It implements the ENI source's Datapath.
+func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e, ok := n.enis[id]
+	if !ok {
+		return nil
+	}
+	if !e.Primary {
+		if err := n.Node.RemoveENI(ctx, e.DeviceIndex); err != nil {
+			return err
+		}
+	}
+	delete(n.enis, id)
+	return nil
+}
+
+// Repair implements Upkeep. It fails with ErrSupplyUnknown while there is state of
+// an ENI that was not set up yet and that mayNeed does not disown.
+func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
+	known := map[int]bool{}
+	for _, e := range n.enis {
+		want.ENIs = append(want.ENIs, e)
+		known[e.DeviceIndex] = !e.Primary
+	}
+	inv, err := n.Inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range inv.ENIs {
+		if !known[e.DeviceIndex] && mayNeed(e.DeviceIndex) {
+			return nil, fmt.Errorf("device index %d: %w", e.DeviceIndex, ErrSupplyUnknown)
+		}
+	}
+	return n.Node.Repair(ctx, want)
+}
