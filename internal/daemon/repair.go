@@ -22,8 +22,8 @@ type Upkeep interface {
 	// is Berth's and not wanted, but for the pod links to spare, and names what
 	// it did. It fails with ErrSupplyUnknown, having done nothing, while the
 	// source has not told which blocks there are, or when there is state of an
-	// ENI that was not set up yet and that mayNeed does not disown.
-	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error)
+	// uplink, by number, that was not set up yet and that mayNeed does not disown.
+	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 }

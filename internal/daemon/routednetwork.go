@@ -90,7 +90,7 @@ func (n *RoutedNetwork) WithdrawBlocks(ctx context.Context) error {
 
 // Repair implements Upkeep. It fails with ErrSupplyUnknown while the source has not
 // told which blocks there are.
-func (n *RoutedNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(deviceIndex int) bool) ([]string, error) {
+func (n *RoutedNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.blocks == nil {

@@ -15,13 +15,13 @@ import (
 // addresses sets these up through it.
 type VPCNetwork struct {
 	network
-	vpc  datapath.VPC            // guarded by mu
-	enis map[string]datapath.ENI // guarded by mu; by ID
+	vpc  datapath.VPC               // guarded by mu
+	enis map[string]datapath.Uplink // guarded by mu; by ID
 }
 
 // NewVPCNetwork wraps an open data path. Call Setup before anything else.
 func NewVPCNetwork(node *datapath.Node) *VPCNetwork {
-	return &VPCNetwork{network: network{Node: node}, enis: map[string]datapath.ENI{}}
+	return &VPCNetwork{network: network{Node: node}, enis: map[string]datapath.Uplink{}}
 }
 
 // Setup is datapath.Node.Setup with these uplinks, remembered.
@@ -48,17 +48,18 @@ func (n *VPCNetwork) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (c
 	return true, n.Setup(ctx, config, next)
 }
 
-// SetENI makes an ENI fit for pods (datapath.Node.SetENI). It implements the
-// ENI source's Datapath.
+// SetENI makes an ENI fit for pods (datapath.Node.SetUplink). An ENI's number is its
+// device index, so that it has the same table and mark after a restart as pods that
+// run were set up with. It implements the ENI source's Datapath.
 func (n *VPCNetwork) SetENI(ctx context.Context, e eni.ENI) error {
-	want := datapath.ENI{
-		ID: e.ID, MAC: net.HardwareAddr(e.MAC), DeviceIndex: e.DeviceIndex, Primary: e.Primary,
+	want := datapath.Uplink{
+		ID: e.ID, MAC: net.HardwareAddr(e.MAC), Number: e.DeviceIndex, Primary: e.Primary,
 		PrimaryIPv4: e.PrimaryIPv4, Subnet: e.Subnet,
 		Addresses: slices.Concat(e.Addresses, e.IPv6), Prefixes: slices.Concat(e.Prefixes, e.IPv6Prefixes),
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.Node.SetENI(ctx, want); err != nil {
+	if err := n.Node.SetUplink(ctx, want); err != nil {
 		return err
 	}
 	n.enis[e.ID] = want
@@ -74,7 +75,7 @@ func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
 		return nil
 	}
 	if !e.Primary {
-		if err := n.Node.RemoveENI(ctx, e.DeviceIndex); err != nil {
+		if err := n.Node.RemoveUplink(ctx, e.Number); err != nil {
 			return err
 		}
 	}
@@ -84,22 +85,22 @@ func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
 
 // Repair implements Upkeep. It fails with ErrSupplyUnknown while there is state of
 // an ENI that was not set up yet and that mayNeed does not disown.
-func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error) {
+func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
 	known := map[int]bool{}
 	for _, e := range n.enis {
-		want.ENIs = append(want.ENIs, e)
-		known[e.DeviceIndex] = !e.Primary
+		want.Uplinks = append(want.Uplinks, e)
+		known[e.Number] = !e.Primary
 	}
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range inv.ENIs {
-		if !known[e.DeviceIndex] && mayNeed(e.DeviceIndex) {
-			return nil, fmt.Errorf("device index %d: %w", e.DeviceIndex, ErrSupplyUnknown)
+	for _, e := range inv.Uplinks {
+		if !known[e.Number] && mayNeed(e.Number) {
+			return nil, fmt.Errorf("uplink %d: %w", e.Number, ErrSupplyUnknown)
 		}
 	}
 	return n.Node.Repair(ctx, want)

@@ -40,7 +40,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(inv.ENIs)
+		return len(inv.Uplinks)
 	}
 	set := eni.ENI{
 		ID: "eni-2", MAC: eni.MAC(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),

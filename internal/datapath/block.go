@@ -189,7 +189,7 @@ func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE
 // ones, and what is in a table that is neither PodTable nor an ENI's. The export
 // table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
-	if r.Table >= ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex {
+	if r.Table >= UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink {
 		return isUnreachable(r)
 	}
 	return true

@@ -231,11 +231,11 @@ func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
 	ctx := context.Background()
 	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4)}}
-	enis := Wanted{Config: v.settings(), ENIs: []ENI{v.eni()}}
+	uplinks := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
 	for _, step := range []struct {
-		want         Wanted
-		enis, blocks int
-	}{{pools, 0, 1}, {enis, 1, 0}, {pools, 0, 1}} {
+		want            Wanted
+		uplinks, blocks int
+	}{{pools, 0, 1}, {uplinks, 1, 0}, {pools, 0, 1}} {
 		n := v.host.open() // as another start of the daemon
 		if err := n.Setup(ctx, step.want.Config); err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestChangeOfMode(t *testing.T) {
 		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
 		v.host.must(err)
 		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
-		if pools := step.blocks > 0; pools && (len(left.ENIs) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
+		if pools := step.blocks > 0; pools && (len(left.Uplinks) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
 			!pools && len(left.Blocks) > 0 {
 			t.Errorf("Setup left %+v\n%s", left, v.host.filter())
 		}
@@ -252,8 +252,8 @@ func TestChangeOfMode(t *testing.T) {
 		}
 		inv, err := n.Inventory(ctx)
 		v.host.must(err)
-		if len(inv.ENIs) != step.enis || len(inv.Blocks) != step.blocks {
-			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.ENIs), len(inv.Blocks), step.enis, step.blocks, inv)
+		if len(inv.Uplinks) != step.uplinks || len(inv.Blocks) != step.blocks {
+			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.Uplinks), len(inv.Blocks), step.uplinks, step.blocks, inv)
 		}
 		if did, err := n.Repair(ctx, step.want); err != nil || len(did) > 0 {
 			t.Errorf("a second repair did %v, %v", did, err)
@@ -277,7 +277,7 @@ func TestBlockThatCannotBe(t *testing.T) {
 	if err := r.host.open().SetBlocks(context.Background(), nil); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("got %v", err)
 	}
-	for _, table := range []int{-1, 253, 254, 255, PodTable, ENITableBase + 3} {
+	for _, table := range []int{-1, 253, 254, 255, PodTable, UplinkTableBase + 3} {
 		if err := (Config{Uplinks: Routed{ExportTable: table}}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
 			t.Errorf("table %d: %v", table, err)
 		}

@@ -251,7 +251,7 @@ func TestModesDoNotMix(t *testing.T) {
 		t.Errorf("routes %v", routes)
 	}
 	r := newRack(t)
-	if err := r.node.SetENI(ctx, v.eni()); err == nil || !strings.Contains(err.Error(), "ExportTable is set") {
+	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "ExportTable is set") {
 		t.Errorf("an ENI on a node of blocks: %v", err)
 	}
 }

@@ -16,7 +16,7 @@ import (
 type claims struct {
 	mu      sync.Mutex
 	links   map[string]*claim // guarded by mu, with what it points to
-	indexes map[int]string    // guarded by mu: of live links
+	numbers map[int]string    // guarded by mu: of live links
 }
 
 type claim struct {
@@ -35,7 +35,7 @@ const (
 )
 
 func newClaims() *claims {
-	return &claims{links: map[string]*claim{}, indexes: map[int]string{}}
+	return &claims{links: map[string]*claim{}, numbers: map[int]string{}}
 }
 
 // acquire waits for the turn of a link and tells its state. Each acquire is
@@ -90,10 +90,10 @@ func (c *claims) set(link string, state claimState, index int, addrs ...netip.Ad
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[link]
-	delete(c.indexes, l.index)
+	delete(c.numbers, l.index)
 	l.state, l.index, l.addrs = state, index, addrs
 	if state == live {
-		c.indexes[index] = link
+		c.numbers[index] = link
 	}
 }
 
@@ -122,7 +122,7 @@ func (c *claims) release(link string) {
 func (c *claims) liveName(index int) (string, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	name, ok := c.indexes[index]
+	name, ok := c.numbers[index]
 	return name, ok
 }
 

@@ -100,7 +100,7 @@ func TestIntervals(t *testing.T) {
 }
 
 func TestMarksKeepToTheirBits(t *testing.T) {
-	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkENI != 0 || MarkENI != MaxDeviceIndex {
+	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink {
 		t.Error("the mark's fields overlap")
 	}
 	c := VPC{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
@@ -112,7 +112,7 @@ func TestMarksKeepToTheirBits(t *testing.T) {
 }
 
 func TestENIValidate(t *testing.T) {
-	good := ENI{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Subnet: prefixes("10.0.0.0/24")[0],
+	good := Uplink{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Number: 1, Subnet: prefixes("10.0.0.0/24")[0],
 		Addresses: addrs(podA), Prefixes: prefixes(eniPrefix, eniPrefix6)}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
@@ -120,15 +120,15 @@ func TestENIValidate(t *testing.T) {
 	if gw := good.gateway4().String(); gw != "10.0.0.1" {
 		t.Errorf("gateway %s, want the subnet's first address", gw)
 	}
-	for field, edit := range map[string]func(*ENI){
-		"MAC":         func(e *ENI) { e.MAC = nil },
-		"DeviceIndex": func(e *ENI) { e.DeviceIndex = 0 },
-		"Device":      func(e *ENI) { e.DeviceIndex = MaxDeviceIndex + 1 },
-		"Gateway,":    func(e *ENI) { e.Subnet = netip.Prefix{} },
-		"GatewayIPv6": func(e *ENI) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
-		"Addresses":   func(e *ENI) { e.Addresses = []netip.Addr{{}} },
-		"Prefixes":    func(e *ENI) { e.Prefixes = prefixes("10.0.0.0/27") },
-		"Prefixes: 1": func(e *ENI) { e.Prefixes = prefixes("10.0.0.5/28") },
+	for field, edit := range map[string]func(*Uplink){
+		"MAC":         func(e *Uplink) { e.MAC = nil },
+		"Number":      func(e *Uplink) { e.Number = 0 },
+		"Number 64":   func(e *Uplink) { e.Number = MaxUplink + 1 },
+		"Gateway,":    func(e *Uplink) { e.Subnet = netip.Prefix{} },
+		"GatewayIPv6": func(e *Uplink) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
+		"Addresses":   func(e *Uplink) { e.Addresses = []netip.Addr{{}} },
+		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },
+		"Prefixes: 1": func(e *Uplink) { e.Prefixes = prefixes("10.0.0.5/28") },
 	} {
 		e := good
 		edit(&e)
@@ -140,11 +140,11 @@ func TestENIValidate(t *testing.T) {
 
 func TestDiffEntries(t *testing.T) {
 	p := prefixes("10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32")
-	have := eniEntries{p[0]: 1, p[1]: 1, p[2]: 2}
-	want := eniEntries{p[1]: 1, p[2]: 1, p[3]: 1}
+	have := uplinkEntries{p[0]: 1, p[1]: 1, p[2]: 2}
+	want := uplinkEntries{p[1]: 1, p[2]: 1, p[3]: 1}
 	add, remove := diffEntries(want, have, 1)
 	// .1 left the ENI, .2 stays, .3 moved here from another, .4 is new
-	if fmt.Sprint(add) != fmt.Sprint(eniEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(eniEntries{p[0]: 1, p[2]: 2}) {
+	if fmt.Sprint(add) != fmt.Sprint(uplinkEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(uplinkEntries{p[0]: 1, p[2]: 2}) {
 		t.Errorf("add %v, remove %v", add, remove)
 	}
 }

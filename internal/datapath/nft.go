@@ -34,7 +34,7 @@ func (n *Node) setTable(c Config, primary string) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	rs, err := buildRuleset(c, primary, entries.indexes())
+	rs, err := buildRuleset(c, primary, entries.numbers())
 	if err != nil {
 		return nil, err
 	}

@@ -56,9 +56,9 @@ func TestPodsReachWhatTheyShould(t *testing.T) {
 
 func TestAddressesOfAnENIWithoutPrefixes(t *testing.T) {
 	v := newVPC(t)
-	e := v.eni()
+	e := v.uplink()
 	e.Prefixes, e.Addresses = nil, addrs(podB, podB6)
-	v.setENI(e)
+	v.setUplink(e)
 	b, c := v.pod(podB, podB6), v.pod(podC)
 	v.router.serveTCP(":80")
 	b.seenAs(peer+":80", podB)

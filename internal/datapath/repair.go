@@ -10,10 +10,10 @@ import (
 
 // Wanted is all that should exist on a node.
 type Wanted struct {
-	Config Config
-	ENIs   []ENI   // of a VPC
-	Blocks []Block // of a Routed
-	Pods   []Pod
+	Config  Config
+	Uplinks []Uplink // of a VPC
+	Blocks  []Block  // of a Routed
+	Pods    []Pod
 	// Spare names pod links of which no more is known than that they may be in
 	// use: neither they nor their routes are removed.
 	Spare []string
@@ -59,7 +59,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
 	}
 	for _, part := range []func() ([]string, error){
-		func() ([]string, error) { return n.removeStrayENIs(want.ENIs, inv) },
+		func() ([]string, error) { return n.removeStrayUplinks(want.Uplinks, inv) },
 		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
 		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
 		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
@@ -72,23 +72,23 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	return repaired, errors.Join(errs...)
 }
 
-func (n *Node) removeStrayENIs(want []ENI, inv Inventory) (did []string, err error) {
+func (n *Node) removeStrayUplinks(want []Uplink, inv Inventory) (did []string, err error) {
 	wanted := map[int]bool{}
 	for _, e := range want {
 		if !e.Primary {
-			wanted[e.DeviceIndex] = true
+			wanted[e.Number] = true
 		}
 	}
 	var errs []error
-	for _, e := range inv.ENIs {
-		if wanted[e.DeviceIndex] || e.DeviceIndex < 1 || e.DeviceIndex > MaxDeviceIndex {
+	for _, e := range inv.Uplinks {
+		if wanted[e.Number] || e.Number < 1 || e.Number > MaxUplink {
 			continue
 		}
-		if err := n.removeENI(e.DeviceIndex); err != nil {
+		if err := n.removeUplink(e.Number); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		did = append(did, fmt.Sprintf("removed ENI %d", e.DeviceIndex))
+		did = append(did, fmt.Sprintf("removed ENI %d", e.Number))
 	}
 	return did, errors.Join(errs...)
 }

@@ -23,9 +23,9 @@ type Routed struct {
 func (u Routed) validate() error {
 	t := u.ExportTable
 	if t < 1 || t > math.MaxInt32 || t >= unix.RT_TABLE_DEFAULT && t <= unix.RT_TABLE_LOCAL ||
-		t >= PodTable && t <= ENITableBase+MaxDeviceIndex {
+		t >= PodTable && t <= UplinkTableBase+MaxUplink {
 		return fmt.Errorf("ExportTable %d: want a routing table that is nobody's: not %d to %d, which the kernel looks up, nor %d to %d, which Berth does",
-			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, ENITableBase+MaxDeviceIndex)
+			t, unix.RT_TABLE_DEFAULT, unix.RT_TABLE_LOCAL, PodTable, UplinkTableBase+MaxUplink)
 	}
 	return nil
 }
@@ -67,18 +67,18 @@ func (u Routed) owns(netlink.Rule) bool { return true }
 
 func (u Routed) addTo(*ruleset, string) {}
 
-func (u Routed) entries(*Node, *nftables.Conn) (eniEntries, error) { return nil, nil }
+func (u Routed) entries(*Node, *nftables.Conn) (uplinkEntries, error) { return nil, nil }
 
 func (u Routed) restore(n *Node, want Wanted) ([]string, error) { return n.setBlocks(want.Blocks) }
 
 func (u Routed) clearOther(n *Node) ([]string, error) {
 	n.mu.Lock()
-	clear(n.enis)
+	clear(n.uplinks)
 	n.mu.Unlock()
-	return n.removeRoutesThat(isENIRoute)
+	return n.removeRoutesThat(isUplinkRoute)
 }
 
-// isENIRoute tells the routes of a secondary ENI's table.
-func isENIRoute(r netlink.Route) bool {
-	return r.Table > ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex && !isUnreachable(r)
+// isUplinkRoute tells the routes of a secondary ENI's table.
+func isUplinkRoute(r netlink.Route) bool {
+	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
 }

@@ -25,9 +25,9 @@ func policyRule(family, priority, table int, mark, mask uint32) netlink.Rule {
 	return *r
 }
 
-func isENIRule(deviceIndex int) func(netlink.Rule) bool {
+func isUplinkRule(number int) func(netlink.Rule) bool {
 	return func(r netlink.Rule) bool {
-		return r.Priority == RuleENI && r.Table == ENITableBase+deviceIndex
+		return r.Priority == RuleUplink && r.Table == UplinkTableBase+number
 	}
 }
 

@@ -46,7 +46,7 @@ var (
 
 // buildRuleset writes the ruleset of a node. primary is the primary link's
 // name; secondary ENIs add to it by their maps and chains.
-func buildRuleset(c Config, primary string, indexes []int) (ruleset, error) {
+func buildRuleset(c Config, primary string, numbers []int) (ruleset, error) {
 	rs := ruleset{table: berthTable(), chains: []chainSpec{antispoofChain()}}
 	if c.MaxConnections > 0 {
 		rs.addConnectionLimit(uint32(c.MaxConnections))
@@ -60,8 +60,8 @@ func buildRuleset(c Config, primary string, indexes []int) (ruleset, error) {
 		return ruleset{}, err
 	}
 	// Chains of ENIs come and go without a change of the rest.
-	for _, i := range indexes {
-		rs.chains = append(rs.chains, eniChain(rs.markShift, i))
+	for _, i := range numbers {
+		rs.chains = append(rs.chains, uplinkChain(rs.markShift, i))
 	}
 	return rs, nil
 }

@@ -14,7 +14,7 @@ import (
 // Setup establishes what a node needs before its first pod: sysctls, the
 // nftables table and the policy rules, reconciled with what is there. Again
 // with the same Config it changes nothing; with another one it converges,
-// ENIs that were set included. State of ENIs and pods from before a restart is
+// uplinks that were set included. State of ENIs and pods from before a restart is
 // kept, but where addresses are of blocks that of ENIs is removed, and the other
 // way round. On failure what was done stays and the old Config remains in force for
 // AddPod; call it again.
@@ -31,8 +31,8 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 		return fmt.Errorf("set up the node: %w", err)
 	}
 	var errs []error
-	for _, eni := range n.knownENIs() { // their rules and chains follow the Config
-		_, err := n.setENI(eni)
+	for _, uplink := range n.knownUplinks() { // their rules and chains follow the Config
+		_, err := n.setUplink(uplink)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -98,11 +98,11 @@ func smallestMTU(links []netlink.Link) int {
 	return cmp.Or(mtu, defaultMTU)
 }
 
-// knownENIs are those that SetENI established, by device index.
-func (n *Node) knownENIs() []ENI {
+// knownUplinks are those that SetUplink established, by number.
+func (n *Node) knownUplinks() []Uplink {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	list := slices.Collect(maps.Values(n.enis))
-	slices.SortFunc(list, func(a, b ENI) int { return a.DeviceIndex - b.DeviceIndex })
+	list := slices.Collect(maps.Values(n.uplinks))
+	slices.SortFunc(list, func(a, b Uplink) int { return a.Number - b.Number })
 	return list
 }

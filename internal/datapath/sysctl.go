@@ -21,7 +21,7 @@ func (s sysctl) String() string { return strings.ReplaceAll(s.path, "/", ".") + 
 func nodeSysctls(u Uplinks, links []string) []sysctl {
 	list := []sysctl{{path: "net/ipv4/ip_forward", value: "1"}}
 	for _, l := range links {
-		list = append(list, eniSysctls(u, l, true)...)
+		list = append(list, uplinkSysctls(u, l, true)...)
 	}
 	if u.ipv6() {
 		list = append(list, sysctl{path: "net/ipv6/conf/all/forwarding", value: "1"})
@@ -29,7 +29,7 @@ func nodeSysctls(u Uplinks, links []string) []sysctl {
 	return list
 }
 
-// eniSysctls: packets of pods arrive and leave by ENIs that the main table
+// uplinkSysctls: packets of pods arrive and leave by ENIs that the main table
 // would not choose. The effective rp_filter is the larger of "all" and the
 // link's, so 2 (loose, RFC 3704 section 2.4) holds whatever "all" is.
 //
@@ -42,7 +42,7 @@ func nodeSysctls(u Uplinks, links []string) []sysctl {
 // for the seconds in which it looks for a duplicate (RFC 4862 section 5.4), of which
 // a VPC has none, it could not ask for the router, and IPv6 connections of the ENI's
 // pods would fail. (It looks still where accept_dad of "all" is not 0.)
-func eniSysctls(u Uplinks, link string, primary bool) []sysctl {
+func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
 	if !u.ipv6() {
 		return list

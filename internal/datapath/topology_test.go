@@ -85,7 +85,7 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	}
 	v.node = h.open()
 	v.setup()
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	return v
 }
 
@@ -112,17 +112,17 @@ func (v *vpc) settings() Config {
 }
 
 // eni is the secondary ENI.
-func (v *vpc) eni() ENI {
-	return ENI{
-		ID: "eni-2", MAC: v.host.link("eth1").Attrs().HardwareAddr, DeviceIndex: 1,
+func (v *vpc) uplink() Uplink {
+	return Uplink{
+		ID: "eni-2", MAC: v.host.link("eth1").Attrs().HardwareAddr, Number: 1,
 		PrimaryIPv4: netip.MustParseAddr(eniAddr), Subnet: netip.MustParsePrefix("10.0.0.0/24"),
 		Prefixes: []netip.Prefix{netip.MustParsePrefix(eniPrefix), netip.MustParsePrefix(eniPrefix6)},
 	}
 }
 
-func (v *vpc) setENI(e ENI) {
+func (v *vpc) setUplink(e Uplink) {
 	v.t.Helper()
-	if err := v.node.SetENI(context.Background(), e); err != nil {
+	if err := v.node.SetUplink(context.Background(), e); err != nil {
 		v.t.Fatal(err)
 	}
 }

@@ -24,7 +24,7 @@ type Uplinks interface {
 	// addTo adds its sets and chains to the nftables table.
 	addTo(rs *ruleset, primary string)
 	// entries are what the maps of addTo have to hold, those in the kernel included.
-	entries(n *Node, conn *nftables.Conn) (eniEntries, error)
+	entries(n *Node, conn *nftables.Conn) (uplinkEntries, error)
 	// restore sets up what a Repair wants.
 	restore(n *Node, want Wanted) (did []string, err error)
 	// clearOther removes the routes of the other implementation, which another

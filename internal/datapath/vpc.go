@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -12,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VPC is a node whose pods have addresses of its ENIs (SetENI). Packets to the VPC
+// VPC is a node whose pods have addresses of its uplinks (SetUplink), which are ENIs. Packets to the VPC
 // leave by the ENI of their source; others are translated to the primary address.
 type VPC struct {
 	// PrimaryMAC finds the primary link.
@@ -114,14 +115,14 @@ func (u VPC) rules(family int) []netlink.Rule {
 	return rules
 }
 
-func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleENI }
+func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink }
 
-// eniRules leads the marks of an ENI to its table.
-func (u VPC) eniRules(eni ENI) []netlink.Rule {
+// uplinkRules leads the marks of an ENI to its table.
+func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
 	var rules []netlink.Rule
 	for _, family := range families(u) {
-		if family == unix.AF_INET && eni.hasIPv4() || family == unix.AF_INET6 && eni.hasIPv6() {
-			rules = append(rules, policyRule(family, RuleENI, eni.table(), u.mark(uint32(eni.DeviceIndex)), u.mark(MarkENI)))
+		if family == unix.AF_INET && uplink.hasIPv4() || family == unix.AF_INET6 && uplink.hasIPv6() {
+			rules = append(rules, policyRule(family, RuleUplink, uplink.table(), u.mark(uint32(uplink.Number)), u.mark(MarkUplink)))
 		}
 	}
 	return rules
@@ -129,14 +130,14 @@ func (u VPC) eniRules(eni ENI) []netlink.Rule {
 
 // entries are those of the kernel, which outlive the daemon, and those of the
 // ENIs set up since, in case the table was taken away.
-func (u VPC) entries(n *Node, conn *nftables.Conn) (eniEntries, error) {
+func (u VPC) entries(n *Node, conn *nftables.Conn) (uplinkEntries, error) {
 	m, err := kernelEntries(conn)
 	if err != nil {
 		return nil, err
 	}
-	for _, eni := range n.knownENIs() {
-		if !eni.Primary {
-			eni.addEntries(m)
+	for _, uplink := range n.knownUplinks() {
+		if !uplink.Primary {
+			maps.Copy(m, uplink.entries())
 		}
 	}
 	return m, nil
@@ -144,8 +145,8 @@ func (u VPC) entries(n *Node, conn *nftables.Conn) (eniEntries, error) {
 
 func (u VPC) restore(n *Node, want Wanted) (did []string, err error) {
 	var errs []error
-	for _, eni := range want.ENIs {
-		done, err := n.setENI(eni)
+	for _, uplink := range want.Uplinks {
+		done, err := n.setUplink(uplink)
 		did, errs = append(did, done...), append(errs, err)
 	}
 	return did, errors.Join(errs...)

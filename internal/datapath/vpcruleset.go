@@ -12,14 +12,14 @@ import (
 // addTo adds what chooses the ENI by which a packet leaves, and its source.
 func (u VPC) addTo(rs *ruleset, primary string) {
 	rs.markShift = u.MarkShift
-	maps := eniMaps()
+	maps := uplinkMaps()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		rs.sets = append(rs.sets, setSpec{directSet(family), intervals(u.direct(family))})
 	}
 	for _, m := range maps {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
-	rs.chains = append(rs.chains, u.fromPodChain(), byENIChain(maps), u.classifyChain(primary), u.snatChain())
+	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
 }
 
 func (u VPC) classifyChain(primary string) chainSpec {
@@ -49,7 +49,7 @@ func (u VPC) fromPodChain() chainSpec {
 	return ch
 }
 
-func byENIChain(maps []eniMap) chainSpec {
+func byUplinkChain(maps []uplinkMap) chainSpec {
 	ch := chainSpec{chain: nftables.Chain{Name: "by_eni"}}
 	for _, m := range maps {
 		match := rule(isFamily(m.family), loadSource(m.family))
@@ -61,11 +61,11 @@ func byENIChain(maps []eniMap) chainSpec {
 	return ch
 }
 
-func eniChainName(deviceIndex int) string { return fmt.Sprintf("eni_%d", deviceIndex) }
+func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
 
-func eniChain(markShift uint, deviceIndex int) chainSpec {
-	return chainSpec{nftables.Chain{Name: eniChainName(deviceIndex)}, []ruleSpec{
-		{"table of the ENI", setMark(uint32(deviceIndex)<<markShift, MarkENI<<markShift)},
+func uplinkChain(markShift uint, number int) chainSpec {
+	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
+		{"table of the ENI", setMark(uint32(number)<<markShift, MarkUplink<<markShift)},
 	}}
 }
 
@@ -111,21 +111,21 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// eniMap is one of the maps from a source address to the chain of its ENI.
+// uplinkMap is one of the maps from a source address to the chain of its ENI.
 // EC2 hands out addresses and prefixes of one length only, so exact lookups of
 // the address and of the masked address do, at the same cost for any number.
-type eniMap struct {
+type uplinkMap struct {
 	set    *nftables.Set
 	family int
 	bits   int // of a prefix map, else 0
 }
 
-func eniMaps() []eniMap {
+func uplinkMaps() []uplinkMap {
 	verdicts := func(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
 		return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
 			DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
 	}
-	return []eniMap{
+	return []uplinkMap{
 		{verdicts(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
 		{verdicts(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
 		{verdicts(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},

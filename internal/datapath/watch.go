@@ -37,7 +37,7 @@ type Event struct {
 }
 
 // Watch reports changes until ctx ends, when the channel is closed. It begins
-// with nothing: what is there already is for SetENI and Repair to find. A
+// with nothing: what is there already is for SetUplink and Repair to find. A
 // reader that is slow loses nothing silently: when the kernel's buffer has
 // overflowed, a Resync tells so. Changes by this Node's own calls may be
 // reported too; a Repair in answer to them finds nothing to do.

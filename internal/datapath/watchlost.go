@@ -49,7 +49,7 @@ func (w *watcher) lostRoute(data []byte) string {
 		}
 		return ""
 	}
-	for _, e := range w.node.knownENIs() {
+	for _, e := range w.node.knownUplinks() {
 		if !e.Primary && e.table() == int(table) {
 			return fmt.Sprintf("route %s of table %d was removed", dst, table)
 		}
@@ -89,7 +89,7 @@ func (w *watcher) strayAddress(m message) string {
 		if a.Attr.Type != unix.IFA_LOCAL || !ok {
 			continue
 		}
-		for _, e := range w.node.knownENIs() {
+		for _, e := range w.node.knownUplinks() {
 			switch {
 			case e.Primary || string(e.MAC) != mac:
 			case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():

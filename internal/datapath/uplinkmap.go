@@ -15,40 +15,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eniEntries is the content of the ENI maps: device index by source address
+// uplinkEntries is the content of the ENI maps: an uplink's number by source address
 // or prefix. A prefix of host length is an address.
-type eniEntries map[netip.Prefix]int
+type uplinkEntries map[netip.Prefix]int
 
-func (e ENI) entries() eniEntries {
-	m := eniEntries{}
-	e.addEntries(m)
+func (e Uplink) entries() uplinkEntries {
+	m := uplinkEntries{}
+	for _, a := range e.Addresses {
+		m[hostPrefix(a)] = e.Number
+	}
+	for _, p := range e.Prefixes {
+		m[p] = e.Number
+	}
 	return m
 }
 
-func (e ENI) addEntries(m eniEntries) {
-	for _, a := range e.Addresses {
-		m[hostPrefix(a)] = e.DeviceIndex
-	}
-	for _, p := range e.Prefixes {
-		m[p] = e.DeviceIndex
-	}
-}
-
-func (m eniEntries) indexes() []int {
+func (m uplinkEntries) numbers() []int {
 	return slices.Compact(slices.Sorted(maps.Values(m)))
 }
 
 // kernelEntries reads the ENI maps; an absent table has no entries.
-func kernelEntries(conn *nftables.Conn) (eniEntries, error) {
+func kernelEntries(conn *nftables.Conn) (uplinkEntries, error) {
 	if there, err := hasTable(conn, nftables.TableFamilyINet); err != nil || !there {
-		return eniEntries{}, err
+		return uplinkEntries{}, err
 	}
 	sets, err := conn.GetSets(berthTable())
 	if err != nil {
 		return nil, fmt.Errorf("list nftables sets: %w", err)
 	}
-	m := eniEntries{}
-	for _, em := range eniMaps() {
+	m := uplinkEntries{}
+	for _, em := range uplinkMaps() {
 		if !slices.ContainsFunc(sets, func(s *nftables.Set) bool { return s.Name == em.set.Name && s.IsMap }) {
 			continue
 		}
@@ -58,22 +54,22 @@ func kernelEntries(conn *nftables.Conn) (eniEntries, error) {
 		}
 		for _, e := range elements {
 			addr, ok := netip.AddrFromSlice(e.Key)
-			index, isENI := verdictIndex(e.Val)
-			if !ok || !isENI {
+			number, isUplink := verdictNumber(e.Val)
+			if !ok || !isUplink {
 				continue
 			}
 			bits := em.bits
 			if bits == 0 {
 				bits = addr.BitLen()
 			}
-			m[netip.PrefixFrom(addr, bits)] = index
+			m[netip.PrefixFrom(addr, bits)] = number
 		}
 	}
 	return m, nil
 }
 
-// verdictIndex reads the device index off "goto eni_N".
-func verdictIndex(val []byte) (int, bool) {
+// verdictNumber reads the number off "goto eni_N".
+func verdictNumber(val []byte) (int, bool) {
 	attrs, err := netlink.UnmarshalAttributes(val)
 	if err != nil {
 		return 0, false
@@ -90,16 +86,16 @@ func verdictIndex(val []byte) (int, bool) {
 }
 
 // add queues the addition of entries, remove their removal.
-func (m eniEntries) add(conn *nftables.Conn) error    { return m.queue(conn.SetAddElements) }
-func (m eniEntries) remove(conn *nftables.Conn) error { return m.queue(conn.SetDeleteElements) }
+func (m uplinkEntries) add(conn *nftables.Conn) error    { return m.queue(conn.SetAddElements) }
+func (m uplinkEntries) remove(conn *nftables.Conn) error { return m.queue(conn.SetDeleteElements) }
 
-func (m eniEntries) queue(send func(*nftables.Set, []nftables.SetElement) error) error {
-	for _, em := range eniMaps() {
+func (m uplinkEntries) queue(send func(*nftables.Set, []nftables.SetElement) error) error {
+	for _, em := range uplinkMaps() {
 		var elements []nftables.SetElement
 		for _, p := range slices.SortedFunc(maps.Keys(m), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
 			if familyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
 				elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice(),
-					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: eniChainName(m[p])}})
+					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p])}})
 			}
 		}
 		for chunk := range slices.Chunk(elements, elementChunk) {
@@ -111,9 +107,9 @@ func (m eniEntries) queue(send func(*nftables.Set, []nftables.SetElement) error)
 	return nil
 }
 
-// setENIMap makes the maps lead exactly the ENI's addresses to its chain. An
+// setUplinkMap makes the maps lead exactly the ENI's addresses to its chain. An
 // address that moved here from another ENI changes hands in one transaction.
-func (n *Node) setENIMap(eni ENI, markShift uint) (changed []string, err error) {
+func (n *Node) setUplinkMap(uplink Uplink, markShift uint) (changed []string, err error) {
 	conn, err := n.nft()
 	if err != nil {
 		return nil, err
@@ -122,8 +118,8 @@ func (n *Node) setENIMap(eni ENI, markShift uint) (changed []string, err error) 
 	if err != nil {
 		return nil, err
 	}
-	add, remove := diffEntries(eni.entries(), have, eni.DeviceIndex)
-	chain := eniChain(markShift, eni.DeviceIndex)
+	add, remove := diffEntries(uplink.entries(), have, uplink.Number)
+	chain := uplinkChain(markShift, uplink.Number)
 	rules, err := conn.GetRules(berthTable(), &chain.chain)
 	s := n.set.Load()
 	fresh := err != nil || len(rules) != 1 || !bytes.Equal(rules[0].UserData, chain.rules[0].userData(s.tag))
@@ -154,24 +150,24 @@ func (n *Node) setENIMap(eni ENI, markShift uint) (changed []string, err error) 
 }
 
 // diffEntries compares what one ENI wants with the whole of the maps.
-func diffEntries(want, have eniEntries, deviceIndex int) (add, remove eniEntries) {
-	add, remove = eniEntries{}, eniEntries{}
+func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntries) {
+	add, remove = uplinkEntries{}, uplinkEntries{}
 	for p, index := range have {
 		wanted := want[p] != 0
-		if wanted && index != deviceIndex || !wanted && index == deviceIndex {
+		if wanted && index != number || !wanted && index == number {
 			remove[p] = index
 		}
 	}
 	for p := range want {
-		if have[p] != deviceIndex {
-			add[p] = deviceIndex
+		if have[p] != number {
+			add[p] = number
 		}
 	}
 	return add, remove
 }
 
-// clearENIMap removes an ENI's entries and its chain.
-func (n *Node) clearENIMap(deviceIndex int) error {
+// clearUplinkMap removes an ENI's entries and its chain.
+func (n *Node) clearUplinkMap(number int) error {
 	conn, err := n.nft()
 	if err != nil {
 		return err
@@ -180,7 +176,7 @@ func (n *Node) clearENIMap(deviceIndex int) error {
 	if err != nil {
 		return err
 	}
-	_, remove := diffEntries(nil, have, deviceIndex)
+	_, remove := diffEntries(nil, have, number)
 	if err := remove.remove(conn); err != nil {
 		return fmt.Errorf("encode map entries: %w", err)
 	}
@@ -189,13 +185,13 @@ func (n *Node) clearENIMap(deviceIndex int) error {
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, ch := range chains {
-		if ch.Table.Name == NftTable && ch.Name == eniChainName(deviceIndex) {
+		if ch.Table.Name == NftTable && ch.Name == uplinkChainName(number) {
 			conn.FlushChain(ch)
 			conn.DelChain(ch)
 		}
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("remove ENI %d from nftables: %w", deviceIndex, err)
+		return fmt.Errorf("remove ENI %d from nftables: %w", number, err)
 	}
 	return nil
 }
