@@ -45,7 +45,7 @@ func (m *routed) newSource(context.Context) (supply, error) {
 	return pool.New(pool.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, Datapath: m.datapath, StateDir: m.cfg.StateDir,
 		Cooling: m.cfg.CoolingPeriod, Watermark: m.cfg.BlockWatermark, ReleaseDelay: m.cfg.BlockReleaseDelay, ClaimInterval: m.cfg.BlockClaimInterval,
-		Clock: m.clock, Logger: m.log, Observer: m.metrics.Pool,
+		Clock: m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
 	})
 }
 

@@ -68,7 +68,7 @@ func (m *vpc) newSource(ctx context.Context) (supply, error) {
 		c := nodenetwork.Config{
 			NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
 			Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: files,
-			Clock: m.clock, Logger: m.log, Observer: m.metrics.NodeNetwork,
+			Clock: m.clock, Logger: m.log, Observer: nodenetwork.NewMetrics(m.metrics.Registry),
 		}
 		if m.cfg.AutoCreateNodeNetwork {
 			c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)

@@ -15,7 +15,6 @@ const (
 	ConditionDataPath   = "DataPathReady"
 	ConditionForwarding = "ForwardingAllowed"
 	ConditionSupply     = "AddressesAvailable"
-	ConditionRouted     = "BlocksRouted"
 	ConditionRecords    = "RecordsIntact"
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
@@ -26,7 +25,6 @@ var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
 	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
 	{ConditionSupply, "an address was usable once and no ADD waits for one"},
-	{ConditionRouted, "with address pools: every block of the node could be routed"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},

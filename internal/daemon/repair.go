@@ -108,7 +108,7 @@ func (d *Daemon) repair(ctx context.Context) {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedENI)
+	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedUplink)
 	if errors.Is(err, ErrSupplyUnknown) {
 		did, err = d.repairPods(ctx)
 	}
@@ -122,13 +122,13 @@ func (d *Daemon) repair(ctx context.Context) {
 	d.lookAtForwarding(ctx)
 }
 
-// mayNeedENI tells whether an ENI with this device index could be in use: by a
-// pod, or because the source has one there or has not listed any yet.
-func (d *Daemon) mayNeedENI(deviceIndex int) bool {
+// mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or
+// because the source has one or has not listed any yet.
+func (d *Daemon) mayNeedUplink(number int) bool {
 	groups := d.Source.Snapshot().Groups
 	return len(groups) == 0 ||
-		slices.ContainsFunc(groups, func(g source.GroupInfo) bool { return g.DeviceIndex == deviceIndex }) ||
-		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.DeviceIndex == deviceIndex })
+		slices.ContainsFunc(groups, func(g source.Group) bool { return g.Uplink == number }) ||
+		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.Uplink == number })
 }
 
 // repairPods puts back what pods miss on the node and removes nothing.

@@ -5,8 +5,11 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -16,9 +19,6 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError()}
-	for _, e := range s.inv.ENIs {
-		out.Groups = append(out.Groups, s.group(e))
-	}
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
@@ -28,16 +28,35 @@ func (s *Source) Snapshot() source.Snapshot {
 		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
 	}
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
-	slices.SortFunc(out.Groups, func(x, y source.GroupInfo) int {
+	var enis detail
+	for _, e := range s.inv.ENIs {
+		enis = append(enis, s.describe(e, out.Addresses))
+	}
+	slices.SortFunc(enis, func(x, y introspect.ENI) int {
 		return cmp.Or(cmp.Compare(x.DeviceIndex, y.DeviceIndex), cmp.Compare(x.ID, y.ID))
 	})
+	for _, e := range enis {
+		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
+	}
+	out.Count, out.Detail = source.Count(out.Addresses), enis
 	return out
 }
 
-func (s *Source) group(e eni.ENI) source.GroupInfo {
+// detail is the ENIs of the node, by device index.
+type detail []introspect.ENI
+
+// Describe implements source.Detail.
+func (d detail) Describe(doc *introspect.Document) { doc.ENIs = append(doc.ENIs, d...) }
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() []prometheus.Metric {
+	return []prometheus.Metric{famENIs.Value(float64(len(d)))}
+}
+
+func (s *Source) describe(e eni.ENI, addresses []source.AddressInfo) introspect.ENI {
 	_, ready := s.programmed[e.ID]
 	slots := max(0, s.inv.Limits.IPv4PerENI-1)
-	g := source.GroupInfo{
+	g := introspect.ENI{
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
 		Ready: ready && e.Serves, Reason: s.down[e.ID], Capacity: slots,
 	}
@@ -50,11 +69,24 @@ func (s *Source) group(e eni.ENI) source.GroupInfo {
 	case !ready && g.Reason == "":
 		g.Reason = "data path not programmed yet"
 	}
+	prefixes := map[netip.Prefix]bool{}
+	for _, a := range addresses {
+		if a.ENI != e.ID {
+			continue
+		}
+		if a.State == source.Used {
+			g.Used++
+		}
+		if a.Prefix.IsValid() {
+			prefixes[a.Prefix] = true
+		}
+	}
+	g.Prefixes = len(prefixes)
 	return g
 }
 
 func address(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	a := source.AddressInfo{Addr: v.Addr, Group: v.Group, Prefix: v.Prefix, Since: v.Since}
+	a := source.AddressInfo{Addr: v.Addr, Origin: attachment.Origin{ENI: v.Group}, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:
 		key := v.Key
@@ -75,7 +107,7 @@ func address(v ipam.AddressView[attachment.Key]) source.AddressInfo {
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
 		if !seen[a] {
-			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Group: e.ID, Prefix: p})
+			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: attachment.Origin{ENI: e.ID}, Prefix: p})
 		}
 	}
 	for _, a := range e.Addresses {
