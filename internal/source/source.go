@@ -51,8 +51,8 @@ type Source interface {
 	// Acquire for a key that already holds a lease returns that lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
 	// Release ends the hold of key: its addresses cool from now on. A key that
-	// holds nothing is no error. The returned moment is when cooling began.
-	Release(key attachment.Key) time.Time
+	// holds nothing is no error.
+	Release(key attachment.Key)
 	// Cancel ends a hold whose addresses never reached a pod: they do not cool
 	// and are handed out again at once, as if never taken.
 	Cancel(key attachment.Key)

@@ -212,7 +212,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -223,7 +223,6 @@ func (s *Source) Release(key attachment.Key) time.Time {
 		signal(s.cooled)
 		s.supply.Kick()
 	}
-	return now
 }
 
 // Cancel implements source.Source.

@@ -227,14 +227,12 @@ func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, e
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
-	if s.ledger.release(key, now) {
+	if s.ledger.release(key, s.clock.Now()) {
 		signal(s.wake)
 	}
-	return now
 }
 
 // Cancel implements source.Source.

@@ -163,7 +163,7 @@ func (s *Source) warm() {
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -172,7 +172,6 @@ func (s *Source) Release(key attachment.Key) time.Time {
 	}
 	delete(s.held, key)
 	s.notify()
-	return now
 }
 
 // Cancel implements source.Source.
