@@ -105,6 +105,10 @@ func (m *vpc) follow(ctx context.Context) {
 		if err != nil {
 			continue // told of at the start; the CIDRs stay as they are
 		}
+		if id.InstanceID != m.id.InstanceID {
+			m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
+			continue
+		}
 		switch changed, err := m.datapath.SetLocalCIDRs(ctx, podCIDRs(id)); {
 		case err != nil:
 			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", id.VPCCIDRs, "err", err)

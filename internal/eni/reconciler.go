@@ -279,7 +279,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: r.priority(a, d)}
+		p := &step{Action: a, priority: r.priority(a, d), tidies: a.Kind == Assign && d.Needed == 0}
 		if hold.is(a) {
 			p.hold, hold = hold, nil
 		}

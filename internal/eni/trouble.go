@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -144,6 +145,9 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	}
 	class, g := cloud.ClassOf(err), gateOf(p.Kind)
 	switch {
+	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled):
+		delete(r.gates, g)   // held says that it waits
+		r.movable = excess{} // what is to be emptied must have rested again
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts or routes is no step: growth goes on with those it has.

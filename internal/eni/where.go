@@ -38,7 +38,7 @@ func (r *Reconciler) subnetsStale(now time.Time) bool {
 
 func (r *Reconciler) subnetUnknown() bool {
 	for _, k := range r.view.enis {
-		if _, ok := r.cfg.Subnets.CIDR(k.SubnetID); !ok && ours(k.ENI, r.cfg.Cluster) {
+		if _, ok := r.cfg.Subnets.CIDRWith(k.SubnetID, k.ENI.Primary); !ok && ours(k.ENI, r.cfg.Cluster) {
 			return true
 		}
 	}
