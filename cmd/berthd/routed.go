@@ -34,12 +34,10 @@ func (m *routed) check() error {
 
 func (m *routed) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
-func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) error {
+func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
 	m.datapath = daemon.NewRoutedNetwork(kernel)
-	return m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
+	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
 }
-
-func (m *routed) network() network { return m.datapath }
 
 func (m *routed) newSource(context.Context) (supply, error) {
 	return pool.New(pool.Config{
@@ -48,8 +46,6 @@ func (m *routed) newSource(context.Context) (supply, error) {
 		Clock: m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
 	})
 }
-
-func (m *routed) follow(context.Context) {}
 
 // end takes the routes of the node's blocks from whoever announces them.
 func (m *routed) end() error {

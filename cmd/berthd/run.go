@@ -46,9 +46,7 @@ type mode interface {
 	// identify finds out who this node is.
 	identify(ctx context.Context) (instanceID string, err error)
 	// setUp makes the data path ready for the source's addresses.
-	setUp(ctx context.Context, kernel *datapath.Node) error
-	// network is the data path that was set up.
-	network() network
+	setUp(ctx context.Context, kernel *datapath.Node) (network, error)
 	// newSource makes the source of addresses.
 	newSource(ctx context.Context) (supply, error)
 	// follow keeps the data path to what changes around the node, until ctx ends.
@@ -58,6 +56,12 @@ type mode interface {
 	// tells are the capabilities by which the runtime tells of pods.
 	tells() []string
 }
+
+// What a mode has nothing to do about.
+func (n *node) check() error           { return nil }
+func (n *node) follow(context.Context) {}
+func (n *node) end() error             { return nil }
+func (n *node) tells() []string        { return nil }
 
 // network is what a daemon asks of the data path.
 type network interface {
@@ -120,10 +124,11 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err != nil {
 		return err
 	}
-	if err := n.until(ctx, "the node's data path", func() error { return m.setUp(ctx, kernel) }); err != nil {
+	var net network
+	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
 		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
-	err = n.runDaemon(ctx, m, instanceID)
+	err = n.runDaemon(ctx, m, instanceID, net)
 	return errors.Join(err, m.end(), kernel.Close())
 }
 
@@ -182,7 +187,7 @@ func (n *node) datapathConfig() datapath.Config {
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
-func (n *node) runDaemon(ctx context.Context, m mode, instanceID string) error {
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net network) error {
 	src, err := m.newSource(ctx)
 	if err != nil {
 		return err
@@ -193,7 +198,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string) error {
 		return err
 	}
 	o := daemon.Options{
-		Source: src, Kernel: m.network(), Upkeep: m.network(), LinksChanged: src.Kick,
+		Source: src, Kernel: net, Upkeep: net, LinksChanged: src.Kick,
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,

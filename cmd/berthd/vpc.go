@@ -27,8 +27,6 @@ type vpc struct {
 	datapath *daemon.VPCNetwork
 }
 
-func (m *vpc) check() error { return nil }
-
 func (m *vpc) identify(ctx context.Context) (string, error) {
 	m.aws = aws.Options{
 		Region: m.cfg.Region, EC2Endpoint: m.cfg.EC2Endpoint, IMDSEndpoint: m.cfg.IMDSEndpoint,
@@ -45,9 +43,9 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	return m.id.InstanceID, err
 }
 
-func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) error {
+func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
 	m.datapath = daemon.NewVPCNetwork(kernel)
-	return m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
+	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
 		LocalCIDRs: podCIDRs(m.id), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
 		MarkShift: uint(m.cfg.MarkShift),
@@ -58,8 +56,6 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) error {
 func podCIDRs(id cloud.Identity) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
 }
-
-func (m *vpc) network() network { return m.datapath }
 
 // newSource: only node mode has a client of EC2.
 func (m *vpc) newSource(ctx context.Context) (supply, error) {
@@ -117,7 +113,3 @@ func (m *vpc) follow(ctx context.Context) {
 		}
 	}
 }
-
-func (m *vpc) end() error { return nil }
-
-func (m *vpc) tells() []string { return nil }

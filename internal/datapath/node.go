@@ -31,7 +31,7 @@ type Node struct {
 	// what the others write in the kernel. No ADD or DEL waits for it.
 	setupMu sync.Mutex
 
-	claims *claims
+	podLinks *podLinks
 
 	mu      sync.Mutex
 	uplinks map[string]Uplink // guarded by mu: by ID, those that SetUplink established
@@ -77,7 +77,7 @@ func Open(opts ...Option) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
-	n := &Node{ns: ns, claims: newClaims(), uplinks: map[string]Uplink{}}
+	n := &Node{ns: ns, podLinks: newPodLinks(), uplinks: map[string]Uplink{}}
 	if n.nsID, err = identify(ns); err == nil {
 		n.main, err = routeHandle(ns)
 	}

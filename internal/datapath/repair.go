@@ -46,7 +46,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	graves := n.claims.detachedLinks()
+	graves := n.podLinks.detachedLinks()
 
 	if repaired, err = n.setup(want.Config); err != nil {
 		return repaired, fmt.Errorf("repair: %w", err)
@@ -68,7 +68,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
-	n.claims.forget(graves, names)
+	n.podLinks.forget(graves, names)
 	return repaired, errors.Join(errs...)
 }
 
@@ -108,18 +108,18 @@ func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory
 			continue
 		}
 		if isLinkName(r.Link) {
-			state, err := n.claims.acquire(ctx, r.Link)
+			state, err := n.podLinks.acquire(ctx, r.Link)
 			if err != nil {
 				return did, errors.Join(append(errs, err)...)
 			}
 			if state == live {
-				n.claims.release(r.Link)
+				n.podLinks.release(r.Link)
 				continue
 			}
 		}
 		err := n.slow.RouteDel(podRoute(r.LinkIndex, r.Addr))
 		if isLinkName(r.Link) {
-			n.claims.release(r.Link)
+			n.podLinks.release(r.Link)
 		}
 		if err != nil && !isGone(err) {
 			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", r.Addr, r.Link, err))
@@ -168,12 +168,12 @@ func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did 
 }
 
 func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int) (did string, err error) {
-	state, err := n.claims.acquire(ctx, p.HostIfName)
+	state, err := n.podLinks.acquire(ctx, p.HostIfName)
 	if err != nil {
 		return "", err
 	}
-	defer n.claims.release(p.HostIfName)
-	if state == detached || n.claims.outdated(p) {
+	defer n.podLinks.release(p.HostIfName)
+	if state == detached || n.podLinks.outdated(p) {
 		return "", nil
 	}
 	whole := link.Index != 0 && link.Up
@@ -181,7 +181,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		whole = whole && routes[a] == link.Index
 	}
 	if whole {
-		n.claims.set(p.HostIfName, live, link.Index, p.Addrs()...)
+		n.podLinks.set(p.HostIfName, live, link.Index, p.Addrs()...)
 		return "", nil
 	}
 	s, err := n.settled()
@@ -192,6 +192,6 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	if err != nil {
 		return "", err
 	}
-	n.claims.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
+	n.podLinks.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
 	return "pod link " + p.HostIfName, nil
 }

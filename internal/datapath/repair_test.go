@@ -147,7 +147,7 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.repair(old)
 	v.has(0, 0)
 	v.repair(v.wanted())
-	if n := len(v.node.claims.links); n != 0 {
+	if n := len(v.node.podLinks.links); n != 0 {
 		t.Errorf("%d detached pods are remembered though nobody wants them", n)
 	}
 	if _, err := v.node.AddPod(ctx, a.want); err != nil {

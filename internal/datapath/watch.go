@@ -180,7 +180,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 	now, index := seen(link), link.Attrs().Index
 	before, known := w.links[index]
-	podName, isLive := w.node.claims.liveName(index)
+	podName, isLive := w.node.podLinks.liveName(index)
 	ours := isPodLink(link)
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
 	if m.kind == unix.RTM_DELLINK {

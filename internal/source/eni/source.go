@@ -198,17 +198,10 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	w := s.wait(req)
 	s.mu.Unlock()
 	s.supply.Kick()
-	select {
-	case a := <-w.Answered(): // at once when an address is warm
-		return a.Lease, nil
-	default:
+	if a, ok := w.Await(ctx); ok {
+		return a.Lease, a.Err
 	}
-	select {
-	case a := <-w.Answered():
-		return a.Lease, nil
-	case <-ctx.Done():
-		return s.giveUp(ctx, w)
-	}
+	return s.giveUp(ctx, w)
 }
 
 // Release implements source.Source.
