@@ -28,9 +28,9 @@ func (s *Source) Snapshot() source.Snapshot {
 		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
 	}
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
-	var enis detail
+	var enis []introspect.ENI
 	for _, e := range s.inv.ENIs {
-		enis = append(enis, s.describe(e, out.Addresses))
+		enis = append(enis, s.describe(e))
 	}
 	slices.SortFunc(enis, func(x, y introspect.ENI) int {
 		return cmp.Or(cmp.Compare(x.DeviceIndex, y.DeviceIndex), cmp.Compare(x.ID, y.ID))
@@ -38,22 +38,42 @@ func (s *Source) Snapshot() source.Snapshot {
 	for _, e := range enis {
 		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
 	}
-	out.Count, out.Detail = source.Count(out.Addresses), enis
+	out.Count, out.Detail = source.Count(out.Addresses), detail{enis, out.Addresses}
 	return out
 }
 
 // detail is the ENIs of the node, by device index.
-type detail []introspect.ENI
+type detail struct {
+	enis      []introspect.ENI // without what is used of them
+	addresses []source.AddressInfo
+}
 
 // Describe implements source.Detail.
-func (d detail) Describe(doc *introspect.Document) { doc.ENIs = append(doc.ENIs, d...) }
+func (d detail) Describe(doc *introspect.Document) {
+	used, prefixes := map[string]int{}, map[string]map[netip.Prefix]bool{}
+	for _, a := range d.addresses {
+		if a.State == source.Used {
+			used[a.ENI]++
+		}
+		if a.Prefix.IsValid() {
+			if prefixes[a.ENI] == nil {
+				prefixes[a.ENI] = map[netip.Prefix]bool{}
+			}
+			prefixes[a.ENI][a.Prefix] = true
+		}
+	}
+	for _, e := range d.enis {
+		e.Used, e.Prefixes = used[e.ID], len(prefixes[e.ID])
+		doc.ENIs = append(doc.ENIs, e)
+	}
+}
 
 // Metrics implements source.Detail.
 func (d detail) Metrics() []prometheus.Metric {
-	return []prometheus.Metric{famENIs.Value(float64(len(d)))}
+	return []prometheus.Metric{famENIs.Value(float64(len(d.enis)))}
 }
 
-func (s *Source) describe(e eni.ENI, addresses []source.AddressInfo) introspect.ENI {
+func (s *Source) describe(e eni.ENI) introspect.ENI {
 	_, ready := s.programmed[e.ID]
 	slots := max(0, s.inv.Limits.IPv4PerENI-1)
 	g := introspect.ENI{
@@ -69,19 +89,6 @@ func (s *Source) describe(e eni.ENI, addresses []source.AddressInfo) introspect.
 	case !ready && g.Reason == "":
 		g.Reason = "data path not programmed yet"
 	}
-	prefixes := map[netip.Prefix]bool{}
-	for _, a := range addresses {
-		if a.ENI != e.ID {
-			continue
-		}
-		if a.State == source.Used {
-			g.Used++
-		}
-		if a.Prefix.IsValid() {
-			prefixes[a.Prefix] = true
-		}
-	}
-	g.Prefixes = len(prefixes)
 	return g
 }
 

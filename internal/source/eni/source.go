@@ -11,7 +11,8 @@
 //	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
 //	firstword.go  the supplier's word comes before the file's after a start
-//	snapshot.go   what introspection sees
+//	snapshot.go   what introspection and metrics see
+//	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
 package eni
 

@@ -11,8 +11,9 @@ import (
 
 // detail is the pools that this node uses, or could, and its blocks, by name.
 type detail struct {
-	pools  []poolInfo
-	blocks []introspect.Block
+	pools     []poolInfo
+	blocks    []introspect.Block // without counts
+	addresses []source.AddressInfo
 }
 
 // poolInfo is one pool as this node has it.
@@ -30,13 +31,13 @@ func (p poolInfo) states() map[source.State]int {
 
 // count counts addresses: those of blocks by the pools, as large blocks do not list
 // every address.
-func (d detail) count(addresses []source.AddressInfo) map[source.State]int {
+func (d detail) count() map[source.State]int {
 	block := map[string]bool{}
 	for _, b := range d.blocks {
 		block[b.Name] = true
 	}
 	count := source.Count(nil)
-	for _, a := range addresses {
+	for _, a := range d.addresses {
 		if !block[a.Block] {
 			count[a.State]++
 		}
@@ -49,12 +50,26 @@ func (d detail) count(addresses []source.AddressInfo) map[source.State]int {
 	return count
 }
 
-// Describe implements source.Detail.
+// Describe implements source.Detail. It counts what is used of a block and what
+// cools; the rest is free, also what the addresses do not list.
 func (d detail) Describe(doc *introspect.Document) {
 	for _, p := range d.pools {
 		doc.Pools = append(doc.Pools, p.Pool)
 	}
-	doc.Blocks = append(doc.Blocks, d.blocks...)
+	used, cooling := map[string]int{}, map[string]int{}
+	for _, a := range d.addresses {
+		switch a.State {
+		case source.Used:
+			used[a.Block]++
+		case source.Cooling:
+			cooling[a.Block]++
+		}
+	}
+	for _, b := range d.blocks {
+		b.Used, b.Cooling = used[b.Name], cooling[b.Name]
+		b.Free = b.Capacity - b.Used - b.Cooling
+		doc.Blocks = append(doc.Blocks, b)
+	}
 }
 
 // Metrics implements source.Detail.

@@ -93,11 +93,12 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 		return source.AddressInfo{Addr: netip.MustParseAddr(a), Origin: attachment.Origin{Block: block}, State: state}
 	}
 	want := map[source.State]int{source.Used: 4, source.Warm: 1001, source.Cooling: 2, source.NotReady: 4, source.Withdrawn: 5}
-	if diff := cmp.Diff(want, d.count([]source.AddressInfo{
+	d.addresses = []source.AddressInfo{
 		of("10.0.0.1", "default-0", source.Used), // one of the three
 		of("10.9.0.1", "", source.Used),          // of no block that the node has
 		of("10.9.0.2", "gone-1", source.Cooling),
-	})); diff != "" {
+	}
+	if diff := cmp.Diff(want, d.count()); diff != "" {
 		t.Error(diff)
 	}
 	got := map[string]float64{}

@@ -31,28 +31,18 @@ func (s *Source) Snapshot() source.Snapshot {
 	out.Addresses = append(out.Addresses, l.outside()...)
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
 	for _, name := range l.blockNames() {
-		b := describeBlock(l.blocks[name], out.Addresses)
+		b := describeBlock(l.blocks[name])
 		d.blocks = append(d.blocks, b)
 		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
 	}
-	out.Count, out.Detail = d.count(out.Addresses), d
+	d.addresses = out.Addresses
+	out.Count, out.Detail = d.count(), d
 	return out
 }
 
-// describeBlock counts what is used and what cools; the rest of a block is free,
-// also what addresses do not list.
-func describeBlock(h *holding, addresses []source.AddressInfo) introspect.Block {
+// describeBlock leaves the counts to the detail.
+func describeBlock(h *holding) introspect.Block {
 	g := introspect.Block{Name: h.name, Pool: h.pool, Prefixes: h.prefixes(), Ready: h.serves(), Capacity: sizeOf(h.first)}
-	for _, a := range addresses {
-		switch {
-		case a.Block != h.name:
-		case a.State == source.Used:
-			g.Used++
-		case a.State == source.Cooling:
-			g.Cooling++
-		}
-	}
-	g.Free = g.Capacity - g.Used - g.Cooling
 	switch {
 	case h.unroutable:
 		g.Reason = h.down
