@@ -21,8 +21,9 @@ type network struct {
 	config datapath.Config // guarded by mu
 }
 
-// setup is datapath.Node.Setup, remembered. n.mu is held.
-func (n *network) setup(ctx context.Context, config datapath.Config) error {
+// setup is datapath.Node.Setup with these uplinks, remembered. n.mu is held.
+func (n *network) setup(ctx context.Context, config datapath.Config, uplinks datapath.Uplinks) error {
+	config.Uplinks = uplinks
 	if err := n.Node.Setup(ctx, config); err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 // source of addresses sets these up through it.
 type RoutedNetwork struct {
 	network
-	routed datapath.Routed   // guarded by mu
 	blocks *[]datapath.Block // guarded by mu; nil while the source has not told which there are
 }
 
@@ -38,17 +37,7 @@ func (n *RoutedNetwork) Setup(ctx context.Context, config datapath.Config, route
 		routed.IPv6 = slices.ContainsFunc(inv.Blocks, func(b datapath.BlockInfo) bool { return b.Prefix.Addr().Is6() }) ||
 			slices.ContainsFunc(inv.Routes, func(r datapath.RouteInfo) bool { return r.Addr.Is6() })
 	}
-	return n.setRouted(ctx, config, routed)
-}
-
-// setRouted is Setup with n.mu held.
-func (n *RoutedNetwork) setRouted(ctx context.Context, config datapath.Config, routed datapath.Routed) error {
-	config.Uplinks = routed
-	if err := n.setup(ctx, config); err != nil {
-		return err
-	}
-	n.routed = routed
-	return nil
+	return n.setup(ctx, config, routed)
 }
 
 // SetBlocks makes the node's blocks these (datapath.Node.SetBlocks), or has the
@@ -61,10 +50,9 @@ func (n *RoutedNetwork) SetBlocks(ctx context.Context, blocks []datapath.Block) 
 		return slices.ContainsFunc(b.Prefixes, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	}
 	var no6 error // why blocks with IPv6, and no others, cannot be routed
-	if !n.routed.IPv6 && slices.ContainsFunc(blocks, has6) {
-		next := n.routed
+	if next, _ := n.config.Uplinks.(datapath.Routed); !next.IPv6 && slices.ContainsFunc(blocks, has6) {
 		next.IPv6 = true
-		no6 = n.setRouted(ctx, n.config, next)
+		no6 = n.setup(ctx, n.config, next)
 	}
 	wanted := slices.Clone(blocks)
 	n.blocks = &wanted

@@ -15,7 +15,6 @@ import (
 // addresses sets these up through it.
 type VPCNetwork struct {
 	network
-	vpc  datapath.VPC               // guarded by mu
 	enis map[string]datapath.Uplink // guarded by mu; by ID
 }
 
@@ -28,19 +27,15 @@ func NewVPCNetwork(node *datapath.Node) *VPCNetwork {
 func (n *VPCNetwork) Setup(ctx context.Context, config datapath.Config, vpc datapath.VPC) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	config.Uplinks = vpc
-	if err := n.setup(ctx, config); err != nil {
-		return err
-	}
-	n.vpc = vpc
-	return nil
+	return n.setup(ctx, config, vpc)
 }
 
 // SetLocalCIDRs changes the VPC's CIDRs, and the data path if they are others.
 func (n *VPCNetwork) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
 	n.mu.Lock()
-	config, next := n.config, n.vpc
+	config := n.config
 	n.mu.Unlock()
+	next, _ := config.Uplinks.(datapath.VPC)
 	if len(cidrs) == 0 || slices.Equal(next.LocalCIDRs, cidrs) {
 		return false, nil
 	}

@@ -21,7 +21,7 @@ func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	if !isLinkName(pod.HostIfName) {
+	if !IsHostLinkName(pod.HostIfName) {
 		return fmt.Errorf("detach pod link: HostIfName %q: want a name that HostLinkName makes", pod.HostIfName)
 	}
 	if _, err := n.podLinks.acquire(ctx, pod.HostIfName); err != nil {
@@ -58,7 +58,7 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 		return err
 	}
 	for _, name := range hostLinks {
-		if !isLinkName(name) {
+		if !IsHostLinkName(name) {
 			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
 		}
 	}

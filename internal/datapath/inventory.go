@@ -112,7 +112,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 }
 
 // isPodLink tells Berth's pod links from others.
-func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && isLinkName(l.Attrs().Name) }
+func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && IsHostLinkName(l.Attrs().Name) }
 
 func linkInfo(a *netlink.LinkAttrs) LinkInfo {
 	return LinkInfo{

@@ -107,7 +107,7 @@ func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory
 		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(want.Spare, r.Link) {
 			continue
 		}
-		if isLinkName(r.Link) {
+		if IsHostLinkName(r.Link) {
 			state, err := n.podLinks.acquire(ctx, r.Link)
 			if err != nil {
 				return did, errors.Join(append(errs, err)...)
@@ -118,7 +118,7 @@ func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory
 			}
 		}
 		err := n.slow.RouteDel(podRoute(r.LinkIndex, r.Addr))
-		if isLinkName(r.Link) {
+		if IsHostLinkName(r.Link) {
 			n.podLinks.release(r.Link)
 		}
 		if err != nil && !isGone(err) {

@@ -217,7 +217,7 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "bridge", "bond", "team", "vrf":
 			continue
 		}
-		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !isLinkName(l.Attrs().Name) {
+		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !IsHostLinkName(l.Attrs().Name) {
 			return l, nil
 		}
 	}
