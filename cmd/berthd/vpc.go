@@ -22,7 +22,7 @@ const metadataTimeout = 5 * time.Second
 type vpc struct {
 	*node
 	aws      aws.Options
-	meta     *aws.Metadata
+	meta     cloud.Metadata
 	id       cloud.Identity
 	datapath *daemon.VPCNetwork
 }
@@ -97,19 +97,29 @@ func (m *vpc) follow(ctx context.Context) {
 			return
 		case <-m.clock.After(m.cfg.ListingInterval):
 		}
-		id, err := m.meta.Identity(ctx)
-		if err != nil {
-			continue // told of at the start; the CIDRs stay as they are
+		cidrs, ok := m.vpcCIDRs(ctx)
+		if !ok {
+			continue // they stay as they are
 		}
-		if id.InstanceID != m.id.InstanceID {
-			m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
-			continue
-		}
-		switch changed, err := m.datapath.SetLocalCIDRs(ctx, podCIDRs(id)); {
+		switch changed, err := m.datapath.SetLocalCIDRs(ctx, cidrs); {
 		case err != nil:
-			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", id.VPCCIDRs, "err", err)
+			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
 		case changed:
-			m.log.Info("the VPC's CIDRs changed", "cidrs", id.VPCCIDRs)
+			m.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
 		}
 	}
+}
+
+// vpcCIDRs asks for podCIDRs again. What is said of another instance says nothing of
+// this one; a metadata service that does not answer was told of at the start.
+func (m *vpc) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
+	id, err := m.meta.Identity(ctx)
+	if err != nil {
+		return nil, false
+	}
+	if id.InstanceID != m.id.InstanceID {
+		m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
+		return nil, false
+	}
+	return podCIDRs(id), true
 }

@@ -202,18 +202,27 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
+	if !k.described { // a reply may name another's: if it is there and ours, a listing brings it back
+		r.forget(k.ID)
+		return nil
+	}
 	err := around(Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
-	delete(r.view.enis, k.ID)
-	delete(r.lookAt, k.ID)
-	delete(r.unsure, k.ID)
-	delete(r.leaving, k.ID)
+	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
 	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
-	r.forgetIntent()
 	return nil
+}
+
+// forget ends all that is known of an ENI that is not attached.
+func (r *Reconciler) forget(id string) {
+	delete(r.view.enis, id)
+	delete(r.lookAt, id)
+	delete(r.unsure, id)
+	delete(r.leaving, id)
+	r.forgetIntent()
 }
 
 func (r *Reconciler) retag(ctx context.Context, k *known) error {
