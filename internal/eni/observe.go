@@ -19,12 +19,18 @@ type unsureAssign struct {
 }
 
 // observe lists everything of this node: the instance's ENIs, and detached
-// ones of ours. EC2 is the authority; the metadata service is never asked.
+// ones of ours. At the start of a node of its own process these are listed by
+// themselves and later: nobody waits for them but new ENIs. EC2 is the authority;
+// the metadata service is never asked.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	l, err := r.heard, error(nil)
-	if !l.since(r.astrayAt, r.quietUntil, start.Add(-r.cfg.ListingInterval)) {
+	switch {
+	case l.since(r.astrayAt, r.quietUntil, start.Add(-r.cfg.ListingInterval)):
+	case r.offUnknown() && !r.astray:
+		l, err = r.own.listOff(call, r.cfg.InstanceID)
+	default:
 		l, err = r.lister.List(call, r.cfg.InstanceID, r.astrayAt)
 	}
 	cancel()
@@ -54,13 +60,17 @@ func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 
 // take draws the conclusions from a listing.
 func (r *Reconciler) take(ctx context.Context, l Listing) error {
+	if l.Of == Off {
+		r.takeOff(ctx, l)
+		return nil
+	}
 	if err := r.present(ctx, l); err != nil || r.vanished {
 		return err
 	}
 	if r.silent {
 		r.view.believe()
 	}
-	r.view.merge(r.here(l.ENIs), l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.view.merge(r.here(l.ENIs), l.At, l.covers)
 	r.doubtListings()
 	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
 	if l.InstanceType != "" {
@@ -80,7 +90,9 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	}
 	first := r.confirmed.IsZero()
 	r.confirmed, r.astray = l.At, false
-	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+	if r.observeAt = r.cfg.Clock.Now(); l.Of == Whole { // else the rest is due
+		r.observeAt = r.observeAt.Add(r.cfg.jitter(r.cfg.ListingInterval))
+	}
 	if first && !r.cfg.NoCollection {
 		r.collectAt = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
@@ -93,6 +105,15 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	r.takeUp(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
 	return nil
+}
+
+// takeOff draws the conclusions from a listing of what is detached.
+func (r *Reconciler) takeOff(ctx context.Context, l Listing) {
+	r.view.merge(r.here(l.ENIs), l.At, l.covers)
+	r.doubtListings()
+	r.heal(gateObserve)
+	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+	_ = r.publish(ctx)
 }
 
 // here leaves out what is on another instance, whatever its device index, or was

@@ -20,7 +20,8 @@ type Reconciler struct {
 	// What follows belongs to the goroutine in Reconcile.
 	view        *view
 	lister      Lister
-	passive     bool // someone else lists for repair
+	own         *ownLister // the lister of a node of its own process; else nil
+	passive     bool       // someone else lists for repair
 	limits      cloud.Limits
 	itype       string
 	typed       bool                 // and that is sure: the cloud said so, or the instance itself
@@ -91,7 +92,8 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
 	if !r.passive {
-		r.lister = &ownLister{cfg: &r.cfg}
+		r.own = &ownLister{cfg: &r.cfg}
+		r.lister = r.own
 		r.typed = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
 	return r, nil
@@ -228,7 +230,7 @@ func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	case r.limitsDue(now) && r.learn(ctx):
 	case r.askDue(now):
 		r.ask(ctx)
-	case !r.resumed:
+	case !r.resumed && !r.offUnknown():
 		r.resume()
 	default:
 		return false
@@ -262,7 +264,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.setDeletions(ctx, d.Actions, now)
 	for _, a := range d.Actions {
 		g := gateOf(a.Kind)
-		if a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() {
+		if r.waits(a, now) {
 			continue
 		}
 		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
@@ -279,7 +281,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: r.priority(a, d), tidies: a.Kind == Assign && d.Needed == 0}
+		p := &step{Action: a, priority: r.priority(a, d), tidies: d.moves(a)}
 		if hold.is(a) {
 			p.hold, hold = hold, nil
 		}
@@ -297,6 +299,10 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// offUnknown tells that it is not known yet what of the node is detached: there
+// may be an ENI already that can be attached in place of a new one.
+func (r *Reconciler) offUnknown() bool { return r.own != nil && !r.own.off }
 
 // judgement is a state and what the plan made of it.
 type judgement struct {
@@ -352,6 +358,13 @@ func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
 	default:
 		return 0
 	}
+}
+
+// waits tells whether an action of the plan is not for now. A new ENI waits until
+// it is known what is detached: that comes next.
+func (r *Reconciler) waits(a Action, now time.Time) bool {
+	g := gateOf(a.Kind)
+	return a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == Create && r.offUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -433,8 +446,8 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	for _, u := range r.unsure {
 		sooner(u.until)
 	}
-	sooner(r.excess.due(r.cfg.ShrinkDelay))
-	sooner(r.movable.due(r.cfg.ShrinkDelay))
+	sooner(r.excess.due(now, r.cfg.ShrinkDelay))
+	sooner(r.movable.due(now, r.cfg.ShrinkDelay))
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)
