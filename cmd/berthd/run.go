@@ -5,33 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
 const (
 	retryPause = 5 * time.Second // between attempts of a step of the start
-
-	withdrawTimeout = 5 * time.Second // for the kernel, at the end
-
-	// metadataTimeout is short because asking is repeated.
-	metadataTimeout = 5 * time.Second
 
 	// pluginMargin is what the plugin's calls may take beyond the wait for an address.
 	pluginMargin = 15 * time.Second
@@ -45,10 +37,42 @@ type node struct {
 	metrics *daemon.Metrics
 	front   *daemon.Front
 	bootID  string
-	aws     aws.Options
-	meta    cloud.Metadata
-	id      cloud.Identity
-	network *daemon.Network
+}
+
+// mode is what follows from where addresses come from: a vpc or a routed.
+type mode interface {
+	// check finds settings that cannot work.
+	check() error
+	// identify finds out who this node is.
+	identify(ctx context.Context) (instanceID string, err error)
+	// setUp makes the data path ready for the source's addresses.
+	setUp(ctx context.Context, kernel *datapath.Node) (network, error)
+	// newSource makes the source of addresses.
+	newSource(ctx context.Context) (supply, error)
+	// follow keeps the data path to what changes around the node, until ctx ends.
+	follow(ctx context.Context)
+	// end leaves the node as another daemon, or nobody, is to find it.
+	end() error
+	// tells are the capabilities by which the runtime tells of pods.
+	tells() []string
+}
+
+// What a mode has nothing to do about.
+func (n *node) check() error           { return nil }
+func (n *node) follow(context.Context) {}
+func (n *node) end() error             { return nil }
+func (n *node) tells() []string        { return nil }
+
+// network is what a daemon asks of the data path.
+type network interface {
+	daemon.Kernel
+	daemon.Upkeep
+}
+
+// supply is a source of addresses that looks again when links changed.
+type supply interface {
+	source.Source
+	Kick()
 }
 
 // run serves until ctx ends.
@@ -58,12 +82,14 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
+	var m mode = &vpc{node: n}
 	if cfg.IPAM == config.IPAMPool {
-		if err := n.datapathConfig().Validate(); err != nil {
-			return fmt.Errorf("--export-table: %w", err)
-		}
+		m = &routed{node: n}
 	}
-	var err error
+	err := m.check()
+	if err != nil {
+		return err
+	}
 	if n.bootID, err = daemon.BootID(); err != nil {
 		return err
 	}
@@ -72,7 +98,7 @@ func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { n.ending(lock) })
-	err = n.serve(ctx)
+	err = n.serve(ctx, m)
 	stop()
 	return errors.Join(err, lock.Release())
 }
@@ -85,60 +111,25 @@ func (n *node) ending(lock *daemon.Lock) {
 }
 
 // serve opens what the node shows to others, waits for what it needs, and runs.
-func (n *node) serve(ctx context.Context) error {
+func (n *node) serve(ctx context.Context, m mode) error {
 	if err := n.listen(); err != nil {
 		return err
 	}
 	defer n.front.Close()
-	if err := n.identify(ctx); err != nil {
+	instanceID, err := m.identify(ctx)
+	if err != nil {
 		return unlessEnded(ctx, err)
 	}
 	kernel, err := datapath.Open()
 	if err != nil {
 		return err
 	}
-	n.network = daemon.NewNetwork(kernel)
-	if err := n.until(ctx, "the node's data path", func() error { return n.network.Setup(ctx, n.datapathConfig()) }); err != nil {
+	var net network
+	if err := n.until(ctx, "the node's data path", func() (err error) { net, err = m.setUp(ctx, kernel); return err }); err != nil {
 		return unlessEnded(ctx, errors.Join(err, kernel.Close()))
 	}
-	err = n.runDaemon(ctx)
-	if n.cfg.WithdrawOnExit {
-		err = errors.Join(err, n.withdraw())
-	}
-	return errors.Join(err, kernel.Close())
-}
-
-// identify finds out who this node is: an instance of the cloud or, where
-// addresses come from pools, the node of its name.
-func (n *node) identify(ctx context.Context) error {
-	if n.cfg.IPAM == config.IPAMPool {
-		n.id = cloud.Identity{InstanceID: n.cfg.NodeName}
-		return nil
-	}
-	n.aws = aws.Options{
-		Region: n.cfg.Region, EC2Endpoint: n.cfg.EC2Endpoint, IMDSEndpoint: n.cfg.IMDSEndpoint,
-		Logger: n.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
-	}
-	n.meta = aws.NewMetadata(n.aws)
-	err := n.until(ctx, "the instance metadata service", func() (err error) {
-		n.id, err = daemon.Identify(ctx, n.meta, n.cfg.StateDir, n.bootID, n.log)
-		return err
-	})
-	if err == nil {
-		n.log.Info("identified", "instance", n.id.InstanceID, "type", n.id.InstanceType, "zone", n.id.Zone, "vpc", n.id.VPCID)
-	}
-	return err
-}
-
-// withdraw takes the routes of the node's blocks from whoever announces them.
-func (n *node) withdraw() error {
-	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
-	defer cancel()
-	if err := n.network.WithdrawBlocks(ctx); err != nil {
-		return fmt.Errorf("withdrawing the routes of the node's blocks: %w", err)
-	}
-	n.log.Info("withdrew the routes of the node's blocks", "table", n.cfg.ExportTable)
-	return nil
+	err = n.runDaemon(ctx, m, instanceID, net)
+	return errors.Join(err, m.end(), kernel.Close())
 }
 
 // listen opens the sockets and answers on them from now on.
@@ -190,37 +181,24 @@ func unlessEnded(ctx context.Context, err error) error {
 	return nil
 }
 
+// datapathConfig is what the data paths of both modes have.
 func (n *node) datapathConfig() datapath.Config {
-	if n.cfg.IPAM == config.IPAMPool {
-		// IPv6 is turned on with the first block that has it.
-		return datapath.Config{ExportTable: n.cfg.ExportTable, BlockMetadata: n.cfg.BlocksMetadata(),
-			MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU}
-	}
-	return datapath.Config{
-		PrimaryMAC: n.id.PrimaryMAC, PrimaryIPv4: n.id.PrimaryIPv4,
-		LocalCIDRs: podCIDRs(n.id), ExcludeCIDRs: n.cfg.ExcludeSNATCIDRs, ExternalSNAT: n.cfg.ExternalSNAT,
-		BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, MarkShift: uint(n.cfg.MarkShift),
-	}
-}
-
-// podCIDRs are the VPC's CIDRs of the family that pods get from ENIs.
-func podCIDRs(id cloud.Identity) []netip.Prefix {
-	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU}
 }
 
 // runDaemon puts the address source and the daemon together and runs them.
-func (n *node) runDaemon(ctx context.Context) error {
-	src, err := n.newSource(ctx)
+func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net network) error {
+	src, err := m.newSource(ctx)
 	if err != nil {
 		return err
 	}
 	store, bad, err := attachment.Open(filepath.Join(n.cfg.StateDir, "attachments"),
-		attachment.Node{InstanceID: n.id.InstanceID, BootID: n.bootID}, n.log)
+		attachment.Node{InstanceID: instanceID, BootID: n.bootID}, n.log)
 	if err != nil {
 		return err
 	}
 	o := daemon.Options{
-		Source: src, Kernel: n.network, Upkeep: n.network, LinksChanged: src.Kick,
+		Source: src, Kernel: net, Upkeep: net, LinksChanged: src.Kick,
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,
@@ -234,55 +212,17 @@ func (n *node) runDaemon(ctx context.Context) error {
 		o.Sandboxes = runtime
 	}
 	if n.cfg.InstallCNI {
-		if o.Install, err = n.installer(); err != nil {
+		if o.Install, err = n.installer(m.tells()); err != nil {
 			return err
 		}
 	}
-	if n.cfg.IPAM != config.IPAMPool {
-		go n.followCIDRs(ctx)
-	}
+	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
-}
-
-// followCIDRs keeps the data path to the VPC's CIDRs, of which one may be
-// associated at any time, until ctx ends.
-func (n *node) followCIDRs(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-n.clock.After(n.cfg.ListingInterval):
-		}
-		cidrs, ok := n.vpcCIDRs(ctx)
-		if !ok {
-			continue // they stay as they are
-		}
-		switch changed, err := n.network.SetLocalCIDRs(ctx, cidrs); {
-		case err != nil:
-			n.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
-		case changed:
-			n.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
-		}
-	}
-}
-
-// vpcCIDRs asks for podCIDRs again. What is said of another instance says nothing of
-// this one; a metadata service that does not answer was told of at the start.
-func (n *node) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
-	id, err := n.meta.Identity(ctx)
-	if err != nil {
-		return nil, false
-	}
-	if id.InstanceID != n.id.InstanceID {
-		n.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", n.id.InstanceID, "other", id.InstanceID)
-		return nil, false
-	}
-	return podCIDRs(id), true
 }
 
 // installer returns what installs the plugin and its configuration, and says
 // what it did and found.
-func (n *node) installer() (func(context.Context) (string, error), error) {
+func (n *node) installer(tells []string) (func(context.Context) (string, error), error) {
 	plugin := n.cfg.CNIPlugin
 	if plugin == "" {
 		self, err := os.Executable()
@@ -295,11 +235,8 @@ func (n *node) installer() (func(context.Context) (string, error), error) {
 		Plugin: plugin, BinDir: n.cfg.CNIBinDir, ConfDir: n.cfg.CNIConfDir, ConfName: n.cfg.CNIConfName,
 		Network: install.Network{
 			CNIVersion: n.cfg.CNIVersion, Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
-			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout),
+			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells,
 		},
-	}
-	if n.cfg.IPAM == config.IPAMPool {
-		o.Network.Tells = []string{cni.PodAnnotations} // a pod may choose its pool by one
 	}
 	return func(context.Context) (string, error) {
 		report, err := install.Install(o)

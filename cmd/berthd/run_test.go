@@ -121,7 +121,7 @@ func (m metadata) Identity(context.Context) (cloud.Identity, error) { return m.i
 // metadata service takes it for meanwhile.
 func TestCIDRsOfAnotherInstance(t *testing.T) {
 	id := cloud.Identity{InstanceID: "i-1", VPCCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}}
-	n := &node{id: id, log: slog.New(slog.DiscardHandler)}
+	n := &vpc{node: &node{log: slog.New(slog.DiscardHandler)}, id: id}
 	id.VPCCIDRs = append(id.VPCCIDRs, netip.MustParsePrefix("100.64.0.0/16"))
 	n.meta = metadata{id: id}
 	if got, ok := n.vpcCIDRs(t.Context()); !ok || len(got) != 2 {

@@ -126,7 +126,7 @@ func (s *Store) Put(r Record) error {
 	if err != nil {
 		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
 	}
-	if err := s.claim(r); err != nil {
+	if err := s.reserve(r); err != nil {
 		return err
 	}
 	err = s.write(recordFile(r.HostLink), data)
@@ -135,7 +135,7 @@ func (s *Store) Put(r Record) error {
 	}
 	if err != nil {
 		s.mu.Lock()
-		s.unclaim(r)
+		s.unreserve(r)
 		s.mu.Unlock()
 		return fmt.Errorf("recording attachment %s: %w", r.Key, err)
 	}
@@ -148,9 +148,9 @@ func (s *Store) Put(r Record) error {
 	return nil
 }
 
-// claim reserves the record's addresses and link before the file is written, so that
+// reserve takes the record's addresses and link before the file is written, so that
 // two attachments cannot both write one.
-func (s *Store) claim(r Record) error {
+func (s *Store) reserve(r Record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if holder, ok := s.byLink[r.HostLink]; ok && holder != r.Key {
@@ -171,8 +171,8 @@ func (s *Store) claim(r Record) error {
 	return nil
 }
 
-// unclaim takes back claims that no indexed record stands behind. s.mu is held.
-func (s *Store) unclaim(r Record) {
+// unreserve takes back what is reserved and no indexed record stands behind. s.mu is held.
+func (s *Store) unreserve(r Record) {
 	old, had := s.records[r.Key]
 	if s.byLink[r.HostLink] == r.Key && !had {
 		delete(s.byLink, r.HostLink)

@@ -62,14 +62,14 @@ func busyNode() introspect.Document {
 		InstanceID: "i-0123456789abcdef0", Node: "node-a", Time: now,
 		Totals: introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, NotReady: 3, Withdrawn: 1, Capacity: 18, Waiting: 1},
 		Allocated: []introspect.Allocated{
-			{Address: addr("10.0.97.30"), Namespace: "default", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Network: "berth", Interface: "eth0", ENI: "eni-a", Since: now.Add(-90 * time.Minute)},
-			{Address: addr("10.0.98.7"), ContainerID: "c0ffee", Network: "berth", Interface: "net1", ENI: "eni-b", DeviceIndex: 1, Since: now.Add(-5 * time.Second)},
+			{Address: addr("10.0.97.30"), Namespace: "default", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e2d3c", Network: "berth", Interface: "eth0", Origin: introspect.Origin{ENI: "eni-a"}, Since: now.Add(-90 * time.Minute)},
+			{Address: addr("10.0.98.7"), ContainerID: "c0ffee", Network: "berth", Interface: "net1", Origin: introspect.Origin{ENI: "eni-b"}, DeviceIndex: 1, Since: now.Add(-5 * time.Second)},
 		},
 		Available: []introspect.Available{
-			{Address: addr("10.0.97.31"), ENI: "eni-a"},
-			{Address: addr("10.0.99.1"), ENI: "eni-b", Prefix: netip.MustParsePrefix("10.0.99.0/28")},
+			{Address: addr("10.0.97.31"), Origin: introspect.Origin{ENI: "eni-a"}},
+			{Address: addr("10.0.99.1"), Origin: introspect.Origin{ENI: "eni-b"}, Prefix: netip.MustParsePrefix("10.0.99.0/28")},
 		},
-		Cooling: []introspect.Cooling{{Address: addr("10.0.97.32"), ENI: "eni-a", Since: now.Add(-12 * time.Second), Until: now.Add(18 * time.Second), RemainingSeconds: 17.6}},
+		Cooling: []introspect.Cooling{{Address: addr("10.0.97.32"), Origin: introspect.Origin{ENI: "eni-a"}, Since: now.Add(-12 * time.Second), Until: now.Add(18 * time.Second), RemainingSeconds: 17.6}},
 		ENIs: []introspect.ENI{
 			{ID: "eni-a", Primary: true, MAC: "0a:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1},
 			{ID: "eni-b", DeviceIndex: 1, MAC: "0a:00:00:00:00:02", Subnet: "subnet-1", Reason: "link not up", Capacity: 9, Used: 1, Prefixes: 1},
@@ -112,13 +112,13 @@ func poolNode() introspect.Document {
 	doc.Totals = introspect.Totals{Allocated: 2, Available: 2, Cooling: 1, Withdrawn: 31, Capacity: 36, Waiting: 2}
 	for i := range doc.Allocated {
 		a := &doc.Allocated[i]
-		a.IPv6, a.ENI, a.DeviceIndex, a.Pool, a.Block = netip.Addr{}, "", 0, "default", fmt.Sprint("default-", i)
+		a.IPv6, a.DeviceIndex, a.Origin = netip.Addr{}, 0, introspect.Origin{Pool: "default", Block: fmt.Sprint("default-", i)}
 	}
 	doc.Available = []introspect.Available{
-		{Address: netip.MustParseAddr("10.0.97.28"), Pool: "default", Block: "default-0"},
-		{Address: netip.MustParseAddr("10.0.97.29"), Pool: "default", Block: "default-0"},
+		{Address: netip.MustParseAddr("10.0.97.28"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
+		{Address: netip.MustParseAddr("10.0.97.29"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
 	}
-	doc.Cooling = []introspect.Cooling{{Address: netip.MustParseAddr("10.0.97.31"), Pool: "default", Block: "default-0", Since: doc.Time.Add(-12 * time.Second), RemainingSeconds: 17.6}}
+	doc.Cooling = []introspect.Cooling{{Address: netip.MustParseAddr("10.0.97.31"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}, Since: doc.Time.Add(-12 * time.Second), RemainingSeconds: 17.6}}
 	doc.Pools = []introspect.Pool{
 		{Name: "default", Blocks: 2, Draining: 1, Used: 2, Cooling: 1, Free: 2},
 		{Name: "web", Waiting: 2, Requests: 1, Failed: "PoolExhausted", Exhausted: true},

@@ -103,6 +103,7 @@ func median(d []time.Duration) time.Duration {
 }
 
 var (
-	_ Upkeep = (*Network)(nil)
+	_ Upkeep = (*VPCNetwork)(nil)
+	_ Upkeep = (*RoutedNetwork)(nil)
 	_ Kernel = (*datapath.Node)(nil)
 )

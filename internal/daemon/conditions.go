@@ -16,7 +16,6 @@ const (
 	ConditionForwarding = "ForwardingAllowed"
 	ConditionARP        = "ARPFiltered"
 	ConditionSupply     = "AddressesAvailable"
-	ConditionRouted     = "BlocksRouted"
 	ConditionRecords    = "RecordsIntact"
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
@@ -28,7 +27,6 @@ var conditionDocs = [][2]string{
 	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
 	{ConditionARP, "ARP requests of pods, which would fill the node's neighbour table, are dropped"},
 	{ConditionSupply, "an address was usable once and no ADD waits for one"},
-	{ConditionRouted, "with address pools: every block of the node could be routed"},
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},

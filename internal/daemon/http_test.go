@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
 // get asks a handler for a path in the name of a host.
@@ -126,7 +127,7 @@ func TestMonitoring(t *testing.T) {
 
 func TestMetricsReferenceIsComplete(t *testing.T) {
 	var b strings.Builder
-	if err := WriteMetricsReference(&b); err != nil {
+	if err := WriteMetricsReference(&b, sourcefake.Reference); err != nil {
 		t.Fatal(err)
 	}
 	d := newNode(t, "10.0.0.5").assemble()

@@ -2,12 +2,17 @@ package daemon
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -19,33 +24,37 @@ type told struct {
 
 func (s told) Snapshot() source.Snapshot { return s.snap }
 
-// A document of a node whose addresses are of pools: blocks in place of ENIs,
-// and every count right although a large block does not list its addresses.
-func TestDocumentOfPools(t *testing.T) {
-	d := newNode(t).assemble()
+// only is what a source has to tell that no other has.
+type only struct{ block introspect.Block }
+
+func (o only) Describe(doc *introspect.Document) { doc.Blocks = append(doc.Blocks, o.block) }
+
+func (o only) Metrics() []prometheus.Metric {
+	return []prometheus.Metric{metric.New("berth_only", "gauge", "help").Value(7)}
+}
+
+// What a source says of itself is in the document, in the metrics and among the
+// conditions, and the daemon knows nothing of it.
+func TestSourceDescribesItself(t *testing.T) {
+	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()
-	small, large := netip.MustParsePrefix("10.2.0.0/30"), netip.MustParsePrefix("10.3.0.0/20")
-	small6 := netip.MustParsePrefix("fd02::/126")
-	at := func(a, block string, state source.State) source.AddressInfo {
-		return source.AddressInfo{Addr: netip.MustParseAddr(a), Group: block, State: state, Since: now}
+	at := func(a string, state source.State, o attachment.Origin) source.AddressInfo {
+		return source.AddressInfo{Addr: netip.MustParseAddr(a), Origin: o, State: state, Since: now}
 	}
+	web, def := attachment.Origin{Pool: "web", Block: "web-0"}, attachment.Origin{Pool: "default", Block: "default-7"}
+	block := introspect.Block{Name: "web-0", Pool: "web", Capacity: 4096, Used: 1, Free: 4095}
 	d.IPAM, d.Source = "pool", told{d.Source, source.Snapshot{
-		Groups: []source.GroupInfo{
-			{ID: "web-0", Pool: "web", Prefixes: []netip.Prefix{large}, Ready: true, Capacity: 4096},
-			{ID: "default-7", Pool: "default", Prefixes: []netip.Prefix{small, small6}, Reason: "it is being deleted", Capacity: 4},
-		},
-		Pools: []source.PoolInfo{
-			{Name: "default", Blocks: 1, Draining: 1, Used: 1, Cooling: 1, Retired: 2},
-			{Name: "web", Blocks: 1, Used: 1, Free: 4095, Waiting: 1, Requests: 1, Failed: "PoolExhausted", Exhausted: true},
-		},
+		Groups: []source.Group{{Name: "web-0", Capacity: 4096}, {Name: "default-7", Capacity: 4}},
 		Addresses: []source.AddressInfo{
-			at("10.2.0.0", "default-7", source.Used), at("10.2.0.1", "default-7", source.Cooling),
-			at("10.2.0.2", "default-7", source.Withdrawn), at("10.2.0.3", "default-7", source.Withdrawn),
-			at("10.3.0.0", "web-0", source.Used), at("10.3.0.9", "web-0", source.Warm),
-			at("10.9.0.1", "gone-1", source.Used), at("10.9.0.2", "", source.Cooling),
+			at("10.2.0.0", source.Used, def), at("10.2.0.1", source.Cooling, def), at("10.2.0.2", source.Withdrawn, def),
+			at("10.3.0.0", source.Used, web), at("10.3.0.9", source.Warm, web), at("10.9.0.2", source.Cooling, attachment.Origin{}),
 		},
-		Waiting: 1,
+		Count:      map[source.State]int{source.Used: 3, source.Warm: 4095, source.Cooling: 2, source.Withdrawn: 2},
+		Waiting:    1,
+		Conditions: []source.Condition{{Type: "BlocksRouted", Reason: "NotRouted", Message: "block web-0: file exists"}},
+		Detail:     only{block},
 	}}
+	d.lookAtSupply(false)
 	doc := d.document()
 	same := func(what string, got, want any) {
 		t.Helper()
@@ -55,19 +64,21 @@ func TestDocumentOfPools(t *testing.T) {
 	}
 	same("totals", doc.Totals, introspect.Totals{Allocated: 3, Available: 4095, Cooling: 2, Withdrawn: 2, Capacity: 4100, Waiting: 1})
 	same("ENIs", doc.ENIs, []introspect.ENI{})
-	same("pools", doc.Pools, []introspect.Pool{
-		{Name: "default", Blocks: 1, Draining: 1, Used: 1, Cooling: 1},
-		{Name: "web", Blocks: 1, Used: 1, Free: 4095, Waiting: 1, Requests: 1, Failed: "PoolExhausted", Exhausted: true},
-	})
-	same("blocks", doc.Blocks, []introspect.Block{
-		{Name: "default-7", Pool: "default", Prefixes: []netip.Prefix{small, small6}, Reason: "it is being deleted", Capacity: 4, Used: 1, Cooling: 1, Free: 2},
-		{Name: "web-0", Pool: "web", Prefixes: []netip.Prefix{large}, Ready: true, Capacity: 4096, Used: 1, Free: 4095},
-	})
-	same("available", doc.Available, []introspect.Available{{Address: netip.MustParseAddr("10.3.0.9"), Pool: "web", Block: "web-0"}})
+	same("pools", doc.Pools, []introspect.Pool{})
+	same("blocks", doc.Blocks, []introspect.Block{block})
+	same("available", doc.Available, []introspect.Available{{Address: netip.MustParseAddr("10.3.0.9"), Origin: introspect.Origin(web)}})
 	left := d.Source.CoolingPeriod()
-	cooling := func(a, pool, block string) introspect.Cooling {
-		return introspect.Cooling{Address: netip.MustParseAddr(a), Pool: pool, Block: block,
+	cooling := func(a string, o attachment.Origin) introspect.Cooling {
+		return introspect.Cooling{Address: netip.MustParseAddr(a), Origin: introspect.Origin(o),
 			Since: now.UTC(), Until: now.Add(left).UTC(), RemainingSeconds: left.Round(time.Millisecond).Seconds()}
 	}
-	same("cooling", doc.Cooling, []introspect.Cooling{cooling("10.2.0.1", "default", "default-7"), cooling("10.9.0.2", "", "")})
+	same("cooling", doc.Cooling, []introspect.Cooling{cooling("10.2.0.1", def), cooling("10.9.0.2", attachment.Origin{})})
+	if c, ok := d.conditions.get("BlocksRouted"); !ok || c.Healthy || c.Reason != "NotRouted" || c.Message != "block web-0: file exists" {
+		t.Errorf("condition %+v", c)
+	}
+	families, err := d.Metrics.Registry.Gather()
+	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "berth_only" })
+	if err != nil || i < 0 || families[i].Metric[0].Gauge.GetValue() != 7 {
+		t.Errorf("the source's own metric is not there: %v", err)
+	}
 }

@@ -3,9 +3,11 @@ package daemon
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/source"
 )
 
 var (
@@ -14,7 +16,6 @@ var (
 	famDel      = metric.New("berth_del_duration_seconds", "histogram", "Time that DEL took in the daemon.")
 
 	famAddresses = metric.New("berth_addresses", "gauge", "Addresses of this node by state: used, warm, cooling, not-ready or withdrawn.", "state")
-	famENIs      = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
 	famWaiting   = metric.New("berth_waiting_adds", "gauge", "ADDs that wait for an address.")
 	famReap      = metric.New("berth_reap_pending", "gauge", "Links of released pods that the kernel still has to remove.")
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
@@ -24,28 +25,22 @@ var (
 	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
 	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
-	famReports    = metric.New("berth_nodenetwork_reports_total", "counter", "Reports on this node's addresses to its NodeNetwork object, in operator mode, by result: success, conflict (the object had changed; another report follows) or error.", "result")
-	famReportTime = metric.New("berth_nodenetwork_report_duration_seconds", "histogram", "Time that these reports took.")
 	famIPAM       = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator) or pool (address pools).", "ipam")
 	famBuild      = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
-	famPoolBlocks    = metric.New("berth_pool_blocks", "gauge", "Blocks of address pools that this node has, by pool and state: held, or draining (deleted, and kept for the pods that have addresses of it).", "pool", "state")
-	famPoolAddresses = metric.New("berth_pool_addresses", "gauge", "Addresses of these blocks, a pair of a dual-stack pool counted once, by pool and state as in berth_addresses.", "pool", "state")
-	famPoolWaiting   = metric.New("berth_pool_waiting_adds", "gauge", "ADDs that wait for an address of a pool.", "pool")
-	famPoolExhausted = metric.New("berth_pool_exhausted", "gauge", "1 while this node asks for a block of the pool and none is free, else 0.", "pool")
-	famBlockTime     = metric.New("berth_block_request_duration_seconds", "histogram", "Time from when this node asked for a block of a pool until it had it.", "pool")
-	famAPICalls      = metric.New("berth_kubernetes_calls_total", "counter", "Requests to the Kubernetes API about blocks, by call (create-request, delete-request, look-for-block, return-block, free-block or renew-block) and result: success or error.", "call", "result")
-	famAPITime       = metric.New("berth_kubernetes_call_duration_seconds", "histogram", "Time that these requests took.", "call")
-
 	families = []metric.Family{
-		famRequests, famAdd, famDel, famAddresses, famENIs, famWaiting, famReap, famCondition, famRepairs,
-		famCalls, famCallTime, famLimiter, famReconciles, famReports, famReportTime,
-		famPoolBlocks, famPoolAddresses, famPoolWaiting, famPoolExhausted, famBlockTime, famAPICalls, famAPITime, famIPAM, famBuild,
+		famRequests, famAdd, famDel, famAddresses, famWaiting, famReap, famCondition, famRepairs,
+		famCalls, famCallTime, famLimiter, famReconciles, famIPAM, famBuild,
 	}
 )
 
-// WriteMetricsReference writes the metrics as the page docs/reference/metrics.md.
-func WriteMetricsReference(w io.Writer) error {
+// WriteMetricsReference writes the metrics, and those of the sources, as the page
+// docs/reference/metrics.md.
+func WriteMetricsReference(w io.Writer, sources ...source.Reference) error {
+	all, conditions := slices.Clone(families), slices.Clone(conditionDocs)
+	for _, s := range sources {
+		all, conditions = append(all, s.Families...), append(conditions, s.Conditions...)
+	}
 	var b strings.Builder
 	b.WriteString(`# Metrics of berthd
 
@@ -55,14 +50,14 @@ Served at /metrics on --metrics-address in the Prometheus text format, besides
 the Go runtime's and the process's own. Durations are in seconds.
 
 `)
-	metric.WriteTable(&b, families)
+	metric.WriteTable(&b, all)
 	b.WriteString(`
 Conditions of berth_condition:
 
 | type | healthy while |
 |---|---|
 `)
-	for _, c := range conditionDocs {
+	for _, c := range conditions {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", c[0], c[1])
 	}
 	_, err := io.WriteString(w, b.String())

@@ -10,11 +10,9 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/version"
 )
-
-// callBuckets are seconds, from below one netlink call to the longest wait for an address.
-var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
 // Metrics are berthd's metrics in a registry of their own.
 type Metrics struct {
@@ -24,9 +22,6 @@ type Metrics struct {
 	add, del *prometheus.HistogramVec
 	repairs  *prometheus.CounterVec
 	Cloud    CloudMetrics
-
-	NodeNetwork NodeNetworkMetrics
-	Pool        PoolMetrics
 }
 
 // NewMetrics makes and registers them. The cloud client counts into them
@@ -34,15 +29,14 @@ type Metrics struct {
 func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
-		requests: famRequests.Counter(), add: famAdd.Histogram(callBuckets), del: famDel.Histogram(callBuckets),
-		repairs: famRepairs.Counter(), Cloud: newCloudMetrics(), NodeNetwork: newNodeNetworkMetrics(), Pool: newPoolMetrics(),
+		requests: famRequests.Counter(), add: famAdd.Histogram(metric.CallBuckets), del: famDel.Histogram(metric.CallBuckets),
+		repairs: famRepairs.Counter(), Cloud: newCloudMetrics(),
 	}
 	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
 	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.Registry.MustRegister(m.Cloud.all()...)
-	m.Registry.MustRegister(m.NodeNetwork.reports, m.NodeNetwork.duration, m.Pool.requests, m.Pool.calls, m.Pool.duration)
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
@@ -114,64 +108,34 @@ func (r *ReconcilerMetrics) Reconciled(time.Duration) {
 	r.failed = ""
 }
 
-// NodeNetworkMetrics count the reports to the node's NodeNetwork.
-type NodeNetworkMetrics struct {
-	reports  *prometheus.CounterVec
-	duration *prometheus.HistogramVec
-}
-
-func newNodeNetworkMetrics() NodeNetworkMetrics {
-	return NodeNetworkMetrics{reports: famReports.Counter(), duration: famReportTime.Histogram(callBuckets)}
-}
-
-// Reported counts one report.
-func (m NodeNetworkMetrics) Reported(result string, took time.Duration) {
-	m.reports.WithLabelValues(result).Inc()
-	m.duration.WithLabelValues().Observe(took.Seconds())
-}
-
 // stateCollector reads gauges from the daemon's state when asked.
 type stateCollector struct{ daemon *Daemon }
 
-var (
-	addressesDesc = famAddresses.Desc()
-	enisDesc      = famENIs.Desc()
-	waitingDesc   = famWaiting.Desc()
-	reapDesc      = famReap.Desc()
-	conditionDesc = famCondition.Desc()
-	ipamDesc      = famIPAM.Desc()
-)
-
-// Describe implements prometheus.Collector.
-func (c *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range append([]*prometheus.Desc{addressesDesc, enisDesc, waitingDesc, reapDesc, conditionDesc, ipamDesc}, poolDescs...) {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector: nothing, as only the source knows its own.
+func (c *stateCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(desc *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
-	}
+	gauge := func(f metric.Family, v float64, labels ...string) { ch <- f.Value(v, labels...) }
 	snap := c.daemon.Source.Snapshot()
-	for state, n := range countAddresses(snap) {
-		gauge(addressesDesc, float64(n), string(state))
+	for state, n := range snap.Count {
+		gauge(famAddresses, float64(n), string(state))
 	}
 	if c.daemon.IPAM != "" {
-		gauge(ipamDesc, 1, c.daemon.IPAM)
+		gauge(famIPAM, 1, c.daemon.IPAM)
 	}
-	if snap.Pools == nil {
-		gauge(enisDesc, float64(len(snap.Groups)))
+	if snap.Detail != nil {
+		for _, m := range snap.Detail.Metrics() {
+			ch <- m
+		}
 	}
-	collectPools(gauge, snap.Pools)
-	gauge(waitingDesc, float64(snap.Waiting))
-	gauge(reapDesc, float64(c.daemon.reaper.count()))
+	gauge(famWaiting, float64(snap.Waiting))
+	gauge(famReap, float64(c.daemon.reaper.count()))
 	for _, cond := range c.daemon.conditions.all() {
 		v := 0.0
 		if cond.Healthy {
 			v = 1
 		}
-		gauge(conditionDesc, v, cond.Type)
+		gauge(famCondition, v, cond.Type)
 	}
 }

@@ -68,12 +68,12 @@ func newSpace(t testing.TB) (path string, h *netlink.Handle) {
 
 // machine is a node with a real kernel: a namespace with a primary link.
 type machine struct {
-	t      testing.TB
-	dir    string
-	path   string
-	net    *netlink.Handle
-	config datapath.Config
-	addrs  []netip.Addr
+	t     testing.TB
+	dir   string
+	path  string
+	net   *netlink.Handle
+	vpc   datapath.VPC
+	addrs []netip.Addr
 }
 
 func newMachine(t testing.TB, pods int) *machine {
@@ -96,7 +96,7 @@ func newMachine(t testing.TB, pods int) *machine {
 			t.Fatal(err)
 		}
 	}
-	m.config = datapath.Config{
+	m.vpc = datapath.VPC{
 		PrimaryMAC: attrs.HardwareAddr, PrimaryIPv4: netip.MustParseAddr("10.0.0.4"),
 		LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")},
 	}
@@ -111,7 +111,7 @@ func newMachine(t testing.TB, pods int) *machine {
 // started is a daemon on a machine.
 type started struct {
 	*Daemon
-	net    *Network
+	net    *VPCNetwork
 	source *sourcefake.Source
 	stop   func()
 }
@@ -131,8 +131,8 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	network := NewNetwork(kernel)
-	if err := network.Setup(context.Background(), m.config); err != nil {
+	network := NewVPCNetwork(kernel)
+	if err := network.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
 		m.t.Fatal(err)
 	}
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)

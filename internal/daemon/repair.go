@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Upkeep is what the daemon asks of the data path besides pods. Network
-// implements it.
+// Upkeep is what the daemon asks of the data path besides pods. VPCNetwork and
+// RoutedNetwork implement it.
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
@@ -22,8 +22,8 @@ type Upkeep interface {
 	// is Berth's and not wanted, but for the pod links to spare, and names what
 	// it did. It fails with ErrSupplyUnknown, having done nothing, while the
 	// source has not told which blocks there are, or when there is state of an
-	// ENI that was not set up yet and that mayNeed does not disown.
-	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error)
+	// uplink, by number, that was not set up yet and that mayNeed does not disown.
+	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
 	// ARPFiltered tells whether the kernel drops pods' ARP requests
@@ -111,7 +111,7 @@ func (d *Daemon) repair(ctx context.Context) {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedENI)
+	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedUplink)
 	if errors.Is(err, ErrSupplyUnknown) {
 		did, err = d.repairPods(ctx)
 	}
@@ -126,13 +126,13 @@ func (d *Daemon) repair(ctx context.Context) {
 	d.lookAtARP()
 }
 
-// mayNeedENI tells whether an ENI with this device index could be in use: by a
-// pod, or because the source has one there or has not listed any yet.
-func (d *Daemon) mayNeedENI(deviceIndex int) bool {
+// mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or
+// because the source has one or has not listed any yet.
+func (d *Daemon) mayNeedUplink(number int) bool {
 	groups := d.Source.Snapshot().Groups
 	return len(groups) == 0 ||
-		slices.ContainsFunc(groups, func(g source.GroupInfo) bool { return g.DeviceIndex == deviceIndex }) ||
-		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.DeviceIndex == deviceIndex })
+		slices.ContainsFunc(groups, func(g source.Group) bool { return g.Uplink == number }) ||
+		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.Uplink == number })
 }
 
 // repairPods puts back what pods miss on the node and removes nothing.

@@ -3,10 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
-
-	"github.com/berthnet/berth/internal/source"
 )
 
 // How often the supply of addresses is looked at, for the condition, the mark
@@ -51,8 +48,8 @@ func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 	}
 	d.markUsable()
 	snap := d.Source.Snapshot()
-	if snap.Pools != nil {
-		d.lookAtBlocks(snap.Groups)
+	for _, c := range snap.Conditions {
+		d.conditions.set(c.Type, c.Healthy, c.Reason, c.Message)
 	}
 	switch {
 	case snap.Waiting == 0:
@@ -63,22 +60,6 @@ func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
 		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
 	}
 	return snap.Waiting > 0
-}
-
-// lookAtBlocks sets the condition of blocks that cannot be routed. Pods get
-// addresses of others meanwhile, so that the node still takes some.
-func (d *Daemon) lookAtBlocks(blocks []source.GroupInfo) {
-	var failed []string
-	for _, b := range blocks {
-		if b.Failed {
-			failed = append(failed, "block "+b.ID+": "+b.Reason)
-		}
-	}
-	if len(failed) > 0 {
-		d.conditions.set(ConditionRouted, false, "NotRouted", strings.Join(failed, "; "))
-		return
-	}
-	d.conditions.set(ConditionRouted, true, "Routed", "")
 }
 
 // install puts plugin and configuration in place, if they are not.

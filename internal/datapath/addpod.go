@@ -33,19 +33,19 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	}
 	pod = pod.complete(s.mtu)
 
-	before, err := n.claims.acquire(ctx, pod.HostIfName)
+	before, err := n.podLinks.acquire(ctx, pod.HostIfName)
 	if err != nil {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
-	defer n.claims.release(pod.HostIfName)
+	defer n.podLinks.release(pod.HostIfName)
 	links, err := n.addPod(ctx, pod)
 	if err != nil {
 		if before == live {
-			n.claims.set(pod.HostIfName, unknown, 0)
+			n.podLinks.set(pod.HostIfName, unknown, 0)
 		}
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
-	n.claims.set(pod.HostIfName, live, links.HostIndex, pod.Addrs()...)
+	n.podLinks.set(pod.HostIfName, live, links.HostIndex, pod.Addrs()...)
 	return links, nil
 }
 

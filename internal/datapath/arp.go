@@ -68,7 +68,7 @@ func arpRuleset() (ruleset, error) {
 			ruleSpec{"pods ask nobody", rule(fromPod(), arpRequest(), count(), drop())})},
 	}
 	var err error
-	rs.tag, err = rs.fingerprint(Config{})
+	rs.tag, err = rs.fingerprint()
 	return rs, err
 }
 

@@ -50,7 +50,7 @@ const besideMetric = blockMetric
 
 // SetBlocks makes the node's blocks exactly these. Each has two routes:
 //
-//   - in Config.ExportTable, which no rule looks up, one by lo, for an external
+//   - in Routed.ExportTable, which no rule looks up, one by lo, for an external
 //     routing daemon to announce;
 //   - in PodTable an unreachable one, so that a packet to an address that no pod
 //     has is refused here instead of going back to the router.
@@ -95,17 +95,21 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	u, ok := s.config.Uplinks.(Routed)
+	if !ok {
+		return nil, errors.New("set up blocks: ExportTable is not set: addresses are of ENIs")
+	}
 	var want []netlink.Route
 	failed := map[string]error{}
 	announced, owner := map[netip.Prefix]bool{}, map[netip.Prefix]string{}
 	for _, b := range blocks {
-		if err := b.validate(s.config); err != nil {
+		if err := b.validate(u); err != nil {
 			failed[b.Name] = fmt.Errorf("set up block %s: %w", b.Name, err)
 			continue
 		}
 		for _, p := range b.Prefixes {
 			announced[p], owner[p] = true, b.Name
-			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, s.config.ExportTable))
+			want = append(want, unreachableRoute(p), exportRoute(p, n.lo, u.ExportTable))
 		}
 	}
 	have, err := n.listBlockRoutes()
@@ -150,18 +154,15 @@ func (n *Node) addBlockRoute(r netlink.Route) error {
 	return err
 }
 
-func (b Block) validate(c Config) error {
+func (b Block) validate(u Routed) error {
 	if len(b.Prefixes) == 0 {
 		return fmt.Errorf("Prefixes: want at least one")
-	}
-	if !c.pools() {
-		return fmt.Errorf("ExportTable is not set: addresses are of ENIs")
 	}
 	for _, p := range b.Prefixes {
 		switch {
 		case !p.IsValid() || p != p.Masked() || p.Addr().Is4In6():
 			return fmt.Errorf("Prefixes: %s is not a CIDR without host bits", p)
-		case p.Addr().Is6() && !c.IPv6():
+		case p.Addr().Is6() && !u.IPv6:
 			return fmt.Errorf("Prefixes: %s: the IPv6 data path is not on", p)
 		}
 	}
@@ -184,16 +185,11 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
-// isENIRoute tells the routes of a secondary ENI's table.
-func isENIRoute(r netlink.Route) bool {
-	return r.Table > ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex && !isUnreachable(r)
-}
-
 // isBlockRoute tells the routes of blocks from Berth's others: the unreachable
 // ones, and what is in a table that is neither PodTable nor an ENI's. The export
 // table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
-	if r.Table >= ENITableBase && r.Table <= ENITableBase+MaxDeviceIndex {
+	if r.Table >= UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink {
 		return isUnreachable(r)
 	}
 	return true
@@ -277,20 +273,9 @@ func (n *Node) removeRoutes(routes []netlink.Route) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-// leaveOtherMode removes the routes of the other way to get addresses: of ENIs
-// where they are of blocks, of blocks where they are of ENIs. Rules and filters
-// follow from the Config.
-func (n *Node) leaveOtherMode(c Config) (changed []string, err error) {
-	others := isBlockRoute
-	if c.pools() {
-		others = isENIRoute
-		n.mu.Lock()
-		clear(n.enis)
-		n.mu.Unlock()
-	} else {
-		n.exported.Store(nil)
-	}
-	have, err := n.listOwnRoutes(others)
+// removeRoutesThat removes Berth's routes of a kind.
+func (n *Node) removeRoutesThat(are func(netlink.Route) bool) ([]string, error) {
+	have, err := n.listOwnRoutes(are)
 	if err != nil {
 		return nil, err
 	}

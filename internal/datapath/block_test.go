@@ -61,7 +61,7 @@ func newRack(t testing.TB) *rack {
 	r.host.route("::/0", "fd20::1", "eth0")
 	r.node = r.host.open()
 	r.pods = &vpc{t: t, node: r.node}
-	r.setup(Config{ExportTable: 119, EnableIPv6: true})
+	r.setup(Config{Uplinks: Routed{ExportTable: 119, IPv6: true}})
 	return r
 }
 
@@ -190,7 +190,7 @@ func TestExportTable(t *testing.T) {
 
 	// Repair puts back what others removed, also of half a block, and nothing
 	// when all is there.
-	want := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4, block6)}}
+	want := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4, block6)}}
 	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) > 0 {
 		t.Errorf("repaired %v, %v", did, err)
 	}
@@ -212,7 +212,7 @@ func TestExportTable(t *testing.T) {
 
 	// Another daemon, with another table: the old one's routes go.
 	n := r.host.open()
-	if err := n.Setup(context.Background(), Config{ExportTable: 120, EnableIPv6: true}); err != nil {
+	if err := n.Setup(context.Background(), Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.SetBlocks(context.Background(), []Block{block("c", single4)}); err != nil {
@@ -230,12 +230,12 @@ func TestExportTable(t *testing.T) {
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
 	ctx := context.Background()
-	pools := Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: []Block{block("b", block4)}}
-	enis := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4)}}
+	uplinks := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
 	for _, step := range []struct {
-		want         Wanted
-		enis, blocks int
-	}{{pools, 0, 1}, {enis, 1, 0}, {pools, 0, 1}} {
+		want            Wanted
+		uplinks, blocks int
+	}{{pools, 0, 1}, {uplinks, 1, 0}, {pools, 0, 1}} {
 		n := v.host.open() // as another start of the daemon
 		if err := n.Setup(ctx, step.want.Config); err != nil {
 			t.Fatal(err)
@@ -243,7 +243,7 @@ func TestChangeOfMode(t *testing.T) {
 		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
 		v.host.must(err)
 		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
-		if pools := step.blocks > 0; pools && (len(left.ENIs) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
+		if pools := step.blocks > 0; pools && (len(left.Uplinks) > 0 || rules || strings.Contains(v.host.filter(), "snat")) ||
 			!pools && len(left.Blocks) > 0 {
 			t.Errorf("Setup left %+v\n%s", left, v.host.filter())
 		}
@@ -252,8 +252,8 @@ func TestChangeOfMode(t *testing.T) {
 		}
 		inv, err := n.Inventory(ctx)
 		v.host.must(err)
-		if len(inv.ENIs) != step.enis || len(inv.Blocks) != step.blocks {
-			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.ENIs), len(inv.Blocks), step.enis, step.blocks, inv)
+		if len(inv.Uplinks) != step.uplinks || len(inv.Blocks) != step.blocks {
+			t.Errorf("%d ENIs and %d blocks in the kernel, want %d and %d: %+v", len(inv.Uplinks), len(inv.Blocks), step.uplinks, step.blocks, inv)
 		}
 		if did, err := n.Repair(ctx, step.want); err != nil || len(did) > 0 {
 			t.Errorf("a second repair did %v, %v", did, err)
@@ -263,7 +263,7 @@ func TestChangeOfMode(t *testing.T) {
 
 func TestBlockThatCannotBe(t *testing.T) {
 	r := newRack(t)
-	r.setup(Config{ExportTable: 119})
+	r.setup(Config{Uplinks: Routed{ExportTable: 119}})
 	for want, b := range map[string]Block{
 		"at least one":        {Name: "b"},
 		"without host bits":   block("b", "10.2.0.33/27"),
@@ -277,8 +277,8 @@ func TestBlockThatCannotBe(t *testing.T) {
 	if err := r.host.open().SetBlocks(context.Background(), nil); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("got %v", err)
 	}
-	for _, table := range []int{-1, 253, 254, 255, PodTable, ENITableBase + 3} {
-		if err := (Config{ExportTable: table}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
+	for _, table := range []int{-1, 253, 254, 255, PodTable, UplinkTableBase + 3} {
+		if err := (Config{Uplinks: Routed{ExportTable: table}}).Validate(); err == nil || !strings.Contains(err.Error(), "ExportTable") {
 			t.Errorf("table %d: %v", table, err)
 		}
 	}

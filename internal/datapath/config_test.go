@@ -27,31 +27,35 @@ func addrs(list ...string) []netip.Addr {
 }
 
 func TestConfigValidate(t *testing.T) {
-	good := Config{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	if err := good.Validate(); err != nil {
+	good := VPC{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	if err := (Config{Uplinks: good}).Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if good.IPv6() {
+	if good.ipv6() {
 		t.Error("IPv6 is on without an IPv6 CIDR")
 	}
-	for field, edit := range map[string]func(*Config){
-		"PrimaryMAC":        func(c *Config) { c.PrimaryMAC = nil },
-		"PrimaryIPv4: want": func(c *Config) { c.PrimaryIPv4 = netip.Addr{} },
-		"PrimaryIPv4 2001":  func(c *Config) { c.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
-		"PrimaryIPv6 10":    func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
-		"LocalCIDRs":        func(c *Config) { c.LocalCIDRs = nil },
-		"ExcludeCIDRs":      func(c *Config) { c.ExcludeCIDRs = []netip.Prefix{{}} },
-		"MTU":               func(c *Config) { c.MTU = 70000 },
-		"MarkShift":         func(c *Config) { c.MarkShift = 25 },
+	for field, edit := range map[string]func(*Config, *VPC){
+		"PrimaryMAC":        func(_ *Config, u *VPC) { u.PrimaryMAC = nil },
+		"PrimaryIPv4: want": func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.Addr{} },
+		"PrimaryIPv4 2001":  func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
+		"PrimaryIPv6 10":    func(_ *Config, u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
+		"LocalCIDRs":        func(_ *Config, u *VPC) { u.LocalCIDRs = nil },
+		"ExcludeCIDRs":      func(_ *Config, u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} },
+		"MTU":               func(c *Config, _ *VPC) { c.MTU = 70000 },
+		"MarkShift":         func(_ *Config, u *VPC) { u.MarkShift = 25 },
 	} {
-		c := good
-		edit(&c)
+		c, u := Config{}, good
+		edit(&c, &u)
+		c.Uplinks = u
 		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
 			t.Errorf("error %v does not begin with %q", err, field)
 		}
 	}
+	if err := (Config{}).Validate(); err == nil || !strings.HasPrefix(err.Error(), "Uplinks") {
+		t.Errorf("error %v does not begin with Uplinks", err)
+	}
 	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
-	if err := good.Validate(); err != nil {
+	if err := (Config{Uplinks: good}).Validate(); err != nil {
 		t.Errorf("with external SNAT no source address is needed: %v", err)
 	}
 }
@@ -96,10 +100,10 @@ func TestIntervals(t *testing.T) {
 }
 
 func TestMarksKeepToTheirBits(t *testing.T) {
-	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkENI != 0 || MarkENI != MaxDeviceIndex {
+	if MarkPrimary&MarkOutside != 0 || (MarkPrimary|MarkOutside)&MarkUplink != 0 || MarkUplink != MaxUplink {
 		t.Error("the mark's fields overlap")
 	}
-	c := Config{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
+	c := VPC{MarkShift: 24, PrimaryIPv4: netip.MustParseAddr(nodeAddr)}
 	for _, r := range nodeRules(c) {
 		if r.Mask != nil && *r.Mask&^uint32(0xff<<24) != 0 {
 			t.Errorf("rule %s reaches beyond its eight bits", describeRule(r))
@@ -108,7 +112,7 @@ func TestMarksKeepToTheirBits(t *testing.T) {
 }
 
 func TestENIValidate(t *testing.T) {
-	good := ENI{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Subnet: prefixes("10.0.0.0/24")[0],
+	good := Uplink{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Number: 1, Subnet: prefixes("10.0.0.0/24")[0],
 		Addresses: addrs(podA), Prefixes: prefixes(eniPrefix, eniPrefix6)}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
@@ -116,15 +120,15 @@ func TestENIValidate(t *testing.T) {
 	if gw := good.gateway4().String(); gw != "10.0.0.1" {
 		t.Errorf("gateway %s, want the subnet's first address", gw)
 	}
-	for field, edit := range map[string]func(*ENI){
-		"MAC":         func(e *ENI) { e.MAC = nil },
-		"DeviceIndex": func(e *ENI) { e.DeviceIndex = 0 },
-		"Device":      func(e *ENI) { e.DeviceIndex = MaxDeviceIndex + 1 },
-		"Gateway,":    func(e *ENI) { e.Subnet = netip.Prefix{} },
-		"GatewayIPv6": func(e *ENI) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
-		"Addresses":   func(e *ENI) { e.Addresses = []netip.Addr{{}} },
-		"Prefixes":    func(e *ENI) { e.Prefixes = prefixes("10.0.0.0/27") },
-		"Prefixes: 1": func(e *ENI) { e.Prefixes = prefixes("10.0.0.5/28") },
+	for field, edit := range map[string]func(*Uplink){
+		"MAC":         func(e *Uplink) { e.MAC = nil },
+		"Number":      func(e *Uplink) { e.Number = 0 },
+		"Number 64":   func(e *Uplink) { e.Number = MaxUplink + 1 },
+		"Gateway,":    func(e *Uplink) { e.Subnet = netip.Prefix{} },
+		"GatewayIPv6": func(e *Uplink) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
+		"Addresses":   func(e *Uplink) { e.Addresses = []netip.Addr{{}} },
+		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },
+		"Prefixes: 1": func(e *Uplink) { e.Prefixes = prefixes("10.0.0.5/28") },
 	} {
 		e := good
 		edit(&e)
@@ -136,18 +140,18 @@ func TestENIValidate(t *testing.T) {
 
 func TestDiffEntries(t *testing.T) {
 	p := prefixes("10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32")
-	have := eniEntries{p[0]: 1, p[1]: 1, p[2]: 2}
-	want := eniEntries{p[1]: 1, p[2]: 1, p[3]: 1}
+	have := uplinkEntries{p[0]: 1, p[1]: 1, p[2]: 2}
+	want := uplinkEntries{p[1]: 1, p[2]: 1, p[3]: 1}
 	add, remove := diffEntries(want, have, 1)
 	// .1 left the ENI, .2 stays, .3 moved here from another, .4 is new
-	if fmt.Sprint(add) != fmt.Sprint(eniEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(eniEntries{p[0]: 1, p[2]: 2}) {
+	if fmt.Sprint(add) != fmt.Sprint(uplinkEntries{p[2]: 1, p[3]: 1}) || fmt.Sprint(remove) != fmt.Sprint(uplinkEntries{p[0]: 1, p[2]: 2}) {
 		t.Errorf("add %v, remove %v", add, remove)
 	}
 }
 
 func TestRulesPerFamily(t *testing.T) {
-	c := Config{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	count := func(c Config, family, priority int) (n int) {
+	c := VPC{PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	count := func(c VPC, family, priority int) (n int) {
 		for _, r := range nodeRules(c) {
 			if r.Family == family && r.Priority == priority {
 				n++

@@ -21,14 +21,14 @@ func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	if !isLinkName(pod.HostIfName) {
+	if !IsHostLinkName(pod.HostIfName) {
 		return fmt.Errorf("detach pod link: HostIfName %q: want a name that HostLinkName makes", pod.HostIfName)
 	}
-	if _, err := n.claims.acquire(ctx, pod.HostIfName); err != nil {
+	if _, err := n.podLinks.acquire(ctx, pod.HostIfName); err != nil {
 		return fmt.Errorf("detach: %w", err)
 	}
-	defer n.claims.release(pod.HostIfName)
-	n.claims.set(pod.HostIfName, detached, 0)
+	defer n.podLinks.release(pod.HostIfName)
+	n.podLinks.set(pod.HostIfName, detached, 0)
 	link, err := n.main.LinkByName(pod.HostIfName)
 	if isNoLink(err) { // and the kernel dropped its routes with it
 		return nil
@@ -58,7 +58,7 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 		return err
 	}
 	for _, name := range hostLinks {
-		if !isLinkName(name) {
+		if !IsHostLinkName(name) {
 			return fmt.Errorf("remove pod links: %q is not a name that HostLinkName makes", name)
 		}
 	}
@@ -69,13 +69,13 @@ func (n *Node) ReapLinks(ctx context.Context, hostLinks []string) error {
 // reap is ReapLinks for names that are known to be Berth's. It names the links
 // that it removed.
 func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err error) {
-	mine, err := n.claims.acquireAll(ctx, links)
+	mine, err := n.podLinks.acquireAll(ctx, links)
 	if err != nil {
 		return nil, fmt.Errorf("remove pod links: %w", err)
 	}
 	defer func() {
 		for _, name := range mine {
-			n.claims.release(name)
+			n.podLinks.release(name)
 		}
 	}()
 	group := int(reapGroupMin + n.reaps.Add(1)%(reapGroupMax-reapGroupMin))

@@ -12,7 +12,7 @@
 //	512   lookup PodTable       one /32 or /128 route a pod; no match falls through
 //	1024  fwmark Primary: main  replies of connections that came in by the primary link
 //	1025  fwmark Outside: main  destinations that will be SNATed
-//	1536  fwmark ENI n: table n pods whose address lives on secondary ENI n
+//	1536  fwmark n: table n     pods whose address lives on the secondary ENI of number n
 //
 // The marks are set on packets from pod links only, by the chain "classify"
 // of the nftables table "berth". It runs after DNAT, so that a service address
@@ -20,7 +20,7 @@
 // address by one hash lookup, filled when the ENI is set up, so that adding a
 // pod touches routes alone.
 //
-// Where addresses are of blocks in place of ENIs (Config.ExportTable) only the
+// Where addresses are of blocks in place of ENIs (Routed, and not VPC) only the
 // rules 0 and 512 remain, without marks or translation: a packet that is not for
 // a pod of this node leaves as the main table says. PodTable then has an
 // unreachable route for each block too, behind those of pods, and the export
@@ -43,11 +43,10 @@ const (
 	// PodTable is the routing table that holds one route for each pod address,
 	// and the unreachable ones of blocks.
 	PodTable = 19000
-	// ENITableBase plus an ENI's device index is the table of a secondary ENI.
-	ENITableBase = 19000
-	// MaxDeviceIndex is the highest device index of an ENI that carries pods:
-	// the mark has six bits for it.
-	MaxDeviceIndex = 63
+	// UplinkTableBase plus an uplink's number is its table.
+	UplinkTableBase = 19000
+	// MaxUplink is the highest number of an uplink: the mark has six bits for it.
+	MaxUplink = 63
 
 	// LinkPrefix begins the name of every pod link on the host side.
 	LinkPrefix = "bth"
@@ -61,10 +60,10 @@ const (
 	RulePod     = 512
 	RulePrimary = 1024
 	RuleOutside = 1025
-	RuleENI     = 1536
+	RuleUplink  = 1536
 )
 
-// Bits of the packet mark, moved left by Config.MarkShift. Only these eight
+// Bits of the packet mark, moved left by VPC.MarkShift. Only these eight
 // bits are ever changed. With no shift they keep clear of kube-proxy (0x4000,
 // 0x8000), the portmap plugin (0x2000), Cilium (0xf00 and the upper half),
 // Calico (the upper half) and Tailscale (0xff0000).
@@ -74,8 +73,8 @@ const (
 	MarkPrimary = 0x80
 	// MarkOutside means: leaves the VPC, is SNATed to the primary address.
 	MarkOutside = 0x40
-	// MarkENI holds the device index of the secondary ENI that owns the source.
-	MarkENI = 0x3f
+	// MarkUplink holds the number of the uplink that has the source.
+	MarkUplink = 0x3f
 )
 
 // Link groups (IFLA_GROUP) of pod links: podGroup from creation on, a number

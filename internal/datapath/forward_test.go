@@ -54,7 +54,7 @@ func TestForwardPolicy(t *testing.T) {
 }
 
 func TestForwardPolicyDoesNotCountItsOwnTable(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.BlockMetadata = true })
+	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true })
 	if found, err := v.node.ForwardPolicy(ctx); err != nil || len(found) != 0 {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -35,7 +35,7 @@ func ip6(next byte, from, to netip.Addr, parts ...[]byte) []byte {
 // tunnel that the node would have to end. Nor does one leave the VPC with the pod's
 // own address that way.
 func TestOddPacketsDoNotReachMetadata(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.BlockMetadata = true; c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true; v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
 	p := v.pod(podB, podB6)
 	var sniffer int

@@ -13,12 +13,12 @@ import (
 
 // Inventory is what Berth owns in the kernel, whoever made it and when.
 type Inventory struct {
-	Links  []LinkInfo  `json:"links"`
-	Routes []RouteInfo `json:"routes"` // of PodTable
-	ENIs   []ENIInfo   `json:"enis"`   // secondary, by device index
-	Rules  []RuleInfo  `json:"rules"`
-	Blocks []BlockInfo `json:"blocks"`
-	Table  bool        `json:"table"` // whether the nftables table exists
+	Links   []LinkInfo   `json:"links"`
+	Routes  []RouteInfo  `json:"routes"`  // of PodTable
+	Uplinks []UplinkInfo `json:"uplinks"` // secondary, by number
+	Rules   []RuleInfo   `json:"rules"`
+	Blocks  []BlockInfo  `json:"blocks"`
+	Table   bool         `json:"table"` // whether the nftables table exists
 }
 
 // LinkInfo is the host end of a pod link.
@@ -42,11 +42,11 @@ type RouteInfo struct {
 	Link      string     `json:"link"` // empty when the link is gone
 }
 
-// ENIInfo is what exists for one device index.
-type ENIInfo struct {
-	DeviceIndex int            `json:"deviceIndex"`
-	Routes      []netip.Prefix `json:"routes"`  // destinations in its table
-	Sources     []netip.Prefix `json:"sources"` // that the maps lead to it
+// UplinkInfo is what exists for one number.
+type UplinkInfo struct {
+	Number  int            `json:"number"`
+	Routes  []netip.Prefix `json:"routes"`  // destinations in its table
+	Sources []netip.Prefix `json:"sources"` // that the maps lead to it
 }
 
 // BlockInfo is one prefix of a block.
@@ -83,9 +83,9 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 			inv.Links = append(inv.Links, linkInfo(l.Attrs()))
 		}
 	}
-	enis := map[int]*ENIInfo{}
+	uplinks := map[int]*UplinkInfo{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := n.inventRoutes(&inv, family, names, enis); err != nil {
+		if err := n.inventRoutes(&inv, family, names, uplinks); err != nil {
 			return inv, err
 		}
 		rules, err := n.listRules(family)
@@ -95,24 +95,24 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 		for _, r := range rules {
 			k := ruleKey(r)
 			inv.Rules = append(inv.Rules, RuleInfo{family == unix.AF_INET6, k.priority, k.table, k.mark, k.mask})
-			if k.priority == RuleENI {
-				eniInfo(enis, k.table-ENITableBase)
+			if k.priority == RuleUplink {
+				uplinkInfo(uplinks, k.table-UplinkTableBase)
 			}
 		}
 	}
-	if err := n.inventFilter(&inv, enis); err != nil {
+	if err := n.inventFilter(&inv, uplinks); err != nil {
 		return inv, err
 	}
-	for _, e := range enis {
+	for _, e := range uplinks {
 		slices.SortFunc(e.Sources, comparePrefix)
-		inv.ENIs = append(inv.ENIs, *e)
+		inv.Uplinks = append(inv.Uplinks, *e)
 	}
 	inv.sort()
 	return inv, nil
 }
 
 // isPodLink tells Berth's pod links from others.
-func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && isLinkName(l.Attrs().Name) }
+func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && IsHostLinkName(l.Attrs().Name) }
 
 func linkInfo(a *netlink.LinkAttrs) LinkInfo {
 	return LinkInfo{
@@ -122,27 +122,27 @@ func linkInfo(a *netlink.LinkAttrs) LinkInfo {
 	}
 }
 
-func eniInfo(enis map[int]*ENIInfo, deviceIndex int) *ENIInfo {
-	if enis[deviceIndex] == nil {
-		enis[deviceIndex] = &ENIInfo{DeviceIndex: deviceIndex}
+func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
+	if uplinks[number] == nil {
+		uplinks[number] = &UplinkInfo{Number: number}
 	}
-	return enis[deviceIndex]
+	return uplinks[number]
 }
 
 // inventRoutes sorts one listing of Berth's routes into tables.
-func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, enis map[int]*ENIInfo) error {
+func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
 	routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
 	if err != nil {
 		return err
 	}
 	for _, r := range routes {
-		switch i := r.Table - ENITableBase; {
+		switch i := r.Table - UplinkTableBase; {
 		case isBlockRoute(r):
 			inv.addBlockRoute(r)
 		case r.Table == PodTable:
 			inv.Routes = append(inv.Routes, RouteInfo{routeDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
-		case i >= 1 && i <= MaxDeviceIndex:
-			e := eniInfo(enis, i)
+		case i >= 1 && i <= MaxUplink:
+			e := uplinkInfo(uplinks, i)
 			e.Routes = append(e.Routes, routeDst(r))
 		}
 	}
@@ -163,7 +163,7 @@ func (inv *Inventory) addBlockRoute(r netlink.Route) {
 	}
 }
 
-func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
+func (n *Node) inventFilter(inv *Inventory, uplinks map[int]*UplinkInfo) error {
 	conn, err := n.nft()
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (n *Node) inventFilter(inv *Inventory, enis map[int]*ENIInfo) error {
 		return err
 	}
 	for p, i := range entries {
-		e := eniInfo(enis, i)
+		e := uplinkInfo(uplinks, i)
 		e.Sources = append(e.Sources, p)
 	}
 	return nil
@@ -186,7 +186,7 @@ func (inv *Inventory) sort() {
 	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
 	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return comparePrefix(a.Prefix, b.Prefix) })
-	slices.SortFunc(inv.ENIs, func(a, b ENIInfo) int { return a.DeviceIndex - b.DeviceIndex })
+	slices.SortFunc(inv.Uplinks, func(a, b UplinkInfo) int { return a.Number - b.Number })
 }
 
 func comparePrefix(a, b netip.Prefix) int {

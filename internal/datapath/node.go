@@ -27,14 +27,14 @@ type Node struct {
 
 	set atomic.Pointer[settled] // what Setup established; nil before
 
-	// setupMu makes Setup, SetENI, RemoveENI, SetBlocks, WithdrawBlocks and Repair take turns: each reads
+	// setupMu makes Setup, SetUplink, RemoveUplink, SetBlocks, WithdrawBlocks and Repair take turns: each reads
 	// what the others write in the kernel. No ADD or DEL waits for it.
 	setupMu sync.Mutex
 
-	claims *claims
+	podLinks *podLinks
 
-	mu   sync.Mutex
-	enis map[string]ENI // guarded by mu: by ID, those that SetENI established
+	mu      sync.Mutex
+	uplinks map[string]Uplink // guarded by mu: by ID, those that SetUplink established
 
 	exported atomic.Pointer[map[netip.Prefix]bool] // what SetBlocks announced
 
@@ -79,7 +79,7 @@ func Open(opts ...Option) (*Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
-	n := &Node{ns: ns, claims: newClaims(), enis: map[string]ENI{}}
+	n := &Node{ns: ns, podLinks: newPodLinks(), uplinks: map[string]Uplink{}}
 	if n.nsID, err = identify(ns); err == nil {
 		n.main, err = routeHandle(ns)
 	}

@@ -39,8 +39,9 @@ const linkHashLen = 12
 
 var nameEncoding = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
-// isLinkName tells whether HostLinkName could have made the name.
-func isLinkName(name string) bool {
+// IsHostLinkName tells whether HostLinkName could have made the name. No pod's
+// link has another.
+func IsHostLinkName(name string) bool {
 	hash, ok := strings.CutPrefix(name, LinkPrefix)
 	return ok && len(hash) == linkHashLen && strings.Trim(hash, "abcdefghijklmnopqrstuvwxyz234567") == ""
 }
@@ -70,7 +71,7 @@ func (p Pod) Validate() error {
 		return fmt.Errorf("Netns: want the path of the pod's network namespace")
 	case !validIfName(p.IfName):
 		return fmt.Errorf("IfName %q: want 1 to 15 characters without '/', ':' and spaces", p.IfName)
-	case !isLinkName(p.HostIfName):
+	case !IsHostLinkName(p.HostIfName):
 		return fmt.Errorf("HostIfName %q: want a name that HostLinkName makes", p.HostIfName)
 	case p.IPv4.IsValid() && !p.IPv4.Is4():
 		return fmt.Errorf("IPv4 %s: not an IPv4 address", p.IPv4)

@@ -13,7 +13,7 @@ func TestHostLinkName(t *testing.T) {
 		{"net", "c", "1eth0"}, {"netc", "1", "eth0"}, // the parts do not run into each other
 	} {
 		name := HostLinkName(key[0], key[1], key[2])
-		if len(name) > 15 || !strings.HasPrefix(name, LinkPrefix) || !isLinkName(name) {
+		if len(name) > 15 || !strings.HasPrefix(name, LinkPrefix) || !IsHostLinkName(name) {
 			t.Errorf("HostLinkName%q = %q: not a link name of Berth's", key, name)
 		}
 		if name != HostLinkName(key[0], key[1], key[2]) {
@@ -25,8 +25,8 @@ func TestHostLinkName(t *testing.T) {
 		seen[name] = key[0] + key[1] + key[2]
 	}
 	for _, name := range []string{"", "bth", "eth0", "bth0", "bthabcdefghijk", "bthABCDEFGHIJKL", "bthabcdefghijk1", "bth-bcdefghijkl"} {
-		if isLinkName(name) {
-			t.Errorf("isLinkName(%q): want false", name)
+		if IsHostLinkName(name) {
+			t.Errorf("IsHostLinkName(%q): want false", name)
 		}
 	}
 }

@@ -56,9 +56,9 @@ func TestPodsReachWhatTheyShould(t *testing.T) {
 
 func TestAddressesOfAnENIWithoutPrefixes(t *testing.T) {
 	v := newVPC(t)
-	e := v.eni()
+	e := v.uplink()
 	e.Prefixes, e.Addresses = nil, addrs(podB, podB6)
-	v.setENI(e)
+	v.setUplink(e)
 	b, c := v.pod(podB, podB6), v.pod(podC)
 	v.router.serveTCP(":80")
 	b.seenAs(peer+":80", podB)
@@ -67,12 +67,12 @@ func TestAddressesOfAnENIWithoutPrefixes(t *testing.T) {
 }
 
 func TestIPv6IsTranslatedWhenAskedFor(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	v := newVPC(t, func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	b := v.pod(podB6)
 	v.router.serveTCP(":80")
 	b.seenAs("["+internet6+"]:80", nodeAddr6)
 	b.seenAs("["+peer6+"]:80", podB6)
-	v.config.LocalCIDRs = prefixes("10.0.0.0/16", "2001:db8::/32")
+	v.uplinks.LocalCIDRs = prefixes("10.0.0.0/16", "2001:db8::/32")
 	v.setup()
 	b.seenAs("["+internet6+"]:80", podB6)
 }
@@ -157,7 +157,7 @@ func TestRepliesLeaveByWhereTheConnectionCameIn(t *testing.T) {
 }
 
 func TestExternalSNAT(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.ExternalSNAT = true; c.PrimaryIPv4 = netip.Addr{} })
+	v := newVPC(t, func(v *vpc) { v.uplinks.ExternalSNAT = true; v.uplinks.PrimaryIPv4 = netip.Addr{} })
 	a, b := v.pod(podA), v.pod(podB)
 	v.router.serveTCP(":80")
 	for _, p := range []*pod{a, b} {
@@ -168,7 +168,7 @@ func TestExternalSNAT(t *testing.T) {
 			t.Errorf("there is a rule %d with external SNAT: %+v", RuleOutside, r)
 		}
 	}
-	v.config.ExternalSNAT, v.config.PrimaryIPv4 = false, netip.MustParseAddr(nodeAddr)
+	v.uplinks.ExternalSNAT, v.uplinks.PrimaryIPv4 = false, netip.MustParseAddr(nodeAddr)
 	v.setup()
 	b.seenAs(internet+":80", nodeAddr)
 }
@@ -178,7 +178,7 @@ func TestMarkShift(t *testing.T) {
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	for _, shift := range []uint{16, 24, 0} {
-		v.config.MarkShift = shift
+		v.uplinks.MarkShift = shift
 		v.setup()
 		b.seenAs(peer+":80", podB)
 		b.seenAs(internet+":80", nodeAddr)
@@ -191,7 +191,7 @@ func TestMarkShift(t *testing.T) {
 }
 
 func TestBlockMetadata(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.BlockMetadata = true })
+	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true })
 	v.router.serveTCP(":80")
 	b := v.pod(podB, podB6)
 	for _, to := range []string{"169.254.169.254:80", "[fd00:ec2::254]:80"} {

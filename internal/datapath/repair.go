@@ -10,10 +10,10 @@ import (
 
 // Wanted is all that should exist on a node.
 type Wanted struct {
-	Config Config
-	ENIs   []ENI
-	Blocks []Block
-	Pods   []Pod
+	Config  Config
+	Uplinks []Uplink // of a VPC
+	Blocks  []Block  // of a Routed
+	Pods    []Pod
 	// Spare names pod links of which no more is known than that they may be in
 	// use: neither they nor their routes are removed.
 	Spare []string
@@ -46,28 +46,20 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	graves := n.claims.detachedLinks()
+	graves := n.podLinks.detachedLinks()
 
 	if repaired, err = n.setup(want.Config); err != nil {
 		return repaired, fmt.Errorf("repair: %w", err)
 	}
 	var errs []error
-	for _, eni := range want.ENIs {
-		did, err := n.setENI(eni)
-		repaired = append(repaired, did...)
-		errs = append(errs, err)
-	}
-	if want.Config.pools() {
-		did, err := n.setBlocks(want.Blocks)
-		repaired = append(repaired, did...)
-		errs = append(errs, err)
-	}
+	did, err := want.Config.Uplinks.restore(n, want)
+	repaired, errs = append(repaired, did...), append(errs, err)
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
 	}
 	for _, part := range []func() ([]string, error){
-		func() ([]string, error) { return n.removeStrayENIs(want.ENIs, inv) },
+		func() ([]string, error) { return n.removeStrayUplinks(want.Uplinks, inv) },
 		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
 		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
 		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
@@ -76,27 +68,27 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
-	n.claims.forget(graves, names)
+	n.podLinks.forget(graves, names)
 	return repaired, errors.Join(errs...)
 }
 
-func (n *Node) removeStrayENIs(want []ENI, inv Inventory) (did []string, err error) {
+func (n *Node) removeStrayUplinks(want []Uplink, inv Inventory) (did []string, err error) {
 	wanted := map[int]bool{}
 	for _, e := range want {
 		if !e.Primary {
-			wanted[e.DeviceIndex] = true
+			wanted[e.Number] = true
 		}
 	}
 	var errs []error
-	for _, e := range inv.ENIs {
-		if wanted[e.DeviceIndex] || e.DeviceIndex < 1 || e.DeviceIndex > MaxDeviceIndex {
+	for _, e := range inv.Uplinks {
+		if wanted[e.Number] || e.Number < 1 || e.Number > MaxUplink {
 			continue
 		}
-		if err := n.removeENI(e.DeviceIndex); err != nil {
+		if err := n.removeUplink(e.Number); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		did = append(did, fmt.Sprintf("removed ENI %d", e.DeviceIndex))
+		did = append(did, fmt.Sprintf("removed ENI %d", e.Number))
 	}
 	return did, errors.Join(errs...)
 }
@@ -115,19 +107,19 @@ func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory
 		if slices.Contains(owner[r.Addr], r.Link) || slices.Contains(want.Spare, r.Link) {
 			continue
 		}
-		if isLinkName(r.Link) {
-			state, err := n.claims.acquire(ctx, r.Link)
+		if IsHostLinkName(r.Link) {
+			state, err := n.podLinks.acquire(ctx, r.Link)
 			if err != nil {
 				return did, errors.Join(append(errs, err)...)
 			}
 			if state == live {
-				n.claims.release(r.Link)
+				n.podLinks.release(r.Link)
 				continue
 			}
 		}
 		err := n.slow.RouteDel(podRoute(r.LinkIndex, r.Addr))
-		if isLinkName(r.Link) {
-			n.claims.release(r.Link)
+		if IsHostLinkName(r.Link) {
+			n.podLinks.release(r.Link)
 		}
 		if err != nil && !isGone(err) {
 			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", r.Addr, r.Link, err))
@@ -176,12 +168,12 @@ func (n *Node) restorePods(ctx context.Context, pods []Pod, inv Inventory) (did 
 }
 
 func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[netip.Addr]int) (did string, err error) {
-	state, err := n.claims.acquire(ctx, p.HostIfName)
+	state, err := n.podLinks.acquire(ctx, p.HostIfName)
 	if err != nil {
 		return "", err
 	}
-	defer n.claims.release(p.HostIfName)
-	if state == detached || n.claims.outdated(p) {
+	defer n.podLinks.release(p.HostIfName)
+	if state == detached || n.podLinks.outdated(p) {
 		return "", nil
 	}
 	whole := link.Index != 0 && link.Up
@@ -189,7 +181,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		whole = whole && routes[a] == link.Index
 	}
 	if whole {
-		n.claims.set(p.HostIfName, live, link.Index, p.Addrs()...)
+		n.podLinks.set(p.HostIfName, live, link.Index, p.Addrs()...)
 		return "", nil
 	}
 	s, err := n.settled()
@@ -200,6 +192,6 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	if err != nil {
 		return "", err
 	}
-	n.claims.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
+	n.podLinks.set(p.HostIfName, live, links.HostIndex, p.Addrs()...)
 	return "pod link " + p.HostIfName, nil
 }

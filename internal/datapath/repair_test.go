@@ -9,7 +9,7 @@ import (
 )
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
-	w := Wanted{Config: v.config, ENIs: []ENI{v.eni()}}
+	w := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
 	for _, p := range pods {
 		w.Pods = append(w.Pods, p.want)
 	}
@@ -113,7 +113,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 
 	v.node = v.host.open() // the daemon starts again
 	w := v.wanted(keep)
-	w.ENIs = nil
+	w.Uplinks = nil
 	did := v.repair(w)
 	for _, part := range []string{"removed link " + stray.want.HostIfName, "removed route " + podC, "removed route " + podB, "removed ENI 1"} {
 		if !strings.Contains(did, part) {
@@ -121,8 +121,8 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 		}
 	}
 	v.has(1, 1)
-	if inv := v.inventory(); len(inv.ENIs) != 0 {
-		t.Errorf("ENIs left: %+v", inv.ENIs)
+	if inv := v.inventory(); len(inv.Uplinks) != 0 {
+		t.Errorf("ENIs left: %+v", inv.Uplinks)
 	}
 	if err := v.node.CheckPod(ctx, keep.want); err != nil {
 		t.Error(err)
@@ -147,7 +147,7 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v.repair(old)
 	v.has(0, 0)
 	v.repair(v.wanted())
-	if n := len(v.node.claims.links); n != 0 {
+	if n := len(v.node.podLinks.links); n != 0 {
 		t.Errorf("%d detached pods are remembered though nobody wants them", n)
 	}
 	if _, err := v.node.AddPod(ctx, a.want); err != nil {
@@ -185,9 +185,9 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	a := v.pod(podA)
 	v.host.run("ip route flush table 19000")
 	w := v.wanted(a)
-	absent := v.eni()
-	absent.ID, absent.DeviceIndex, absent.MAC = "eni-9", 9, []byte{2, 0, 0, 0, 0, 9}
-	w.ENIs = append([]ENI{absent}, w.ENIs...)
+	absent := v.uplink()
+	absent.ID, absent.Number, absent.MAC = "eni-9", 9, []byte{2, 0, 0, 0, 0, 9}
+	w.Uplinks = append([]Uplink{absent}, w.Uplinks...)
 	did, err := v.node.Repair(ctx, w)
 	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
 		t.Errorf("repaired %v, error %v", did, err)

@@ -8,28 +8,10 @@ import (
 )
 
 // nodeRules are the policy rules that do not depend on ENIs.
-func nodeRules(c Config) []netlink.Rule {
+func nodeRules(u Uplinks) []netlink.Rule {
 	var rules []netlink.Rule
-	for _, family := range c.families() {
-		rules = append(rules, policyRule(family, RulePod, PodTable, 0, 0))
-		if c.pools() {
-			continue
-		}
-		rules = append(rules, policyRule(family, RulePrimary, unix.RT_TABLE_MAIN, c.mark(MarkPrimary), c.mark(MarkPrimary)))
-		if c.snat(family).IsValid() {
-			rules = append(rules, policyRule(family, RuleOutside, unix.RT_TABLE_MAIN, c.mark(MarkOutside), c.mark(MarkOutside)))
-		}
-	}
-	return rules
-}
-
-// eniRules leads the marks of an ENI to its table.
-func eniRules(eni ENI, c Config) []netlink.Rule {
-	var rules []netlink.Rule
-	for _, family := range c.families() {
-		if family == unix.AF_INET && eni.hasIPv4() || family == unix.AF_INET6 && eni.hasIPv6() {
-			rules = append(rules, policyRule(family, RuleENI, eni.table(), c.mark(uint32(eni.DeviceIndex)), c.mark(MarkENI)))
-		}
+	for _, family := range families(u) {
+		rules = append(append(rules, policyRule(family, RulePod, PodTable, 0, 0)), u.rules(family)...)
 	}
 	return rules
 }
@@ -43,16 +25,9 @@ func policyRule(family, priority, table int, mark, mask uint32) netlink.Rule {
 	return *r
 }
 
-// ruledBy selects the rules that nodeRules is to be the whole of. A rule of Berth
-// belongs to the node's own or to one ENI; where addresses are of blocks there
-// are no ENIs.
-func ruledBy(c Config) func(netlink.Rule) bool {
-	return func(r netlink.Rule) bool { return c.pools() || r.Priority != RuleENI }
-}
-
-func isENIRule(deviceIndex int) func(netlink.Rule) bool {
+func isUplinkRule(number int) func(netlink.Rule) bool {
 	return func(r netlink.Rule) bool {
-		return r.Priority == RuleENI && r.Table == ENITableBase+deviceIndex
+		return r.Priority == RuleUplink && r.Table == UplinkTableBase+number
 	}
 }
 

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -78,14 +79,14 @@ func TestSetupAgainChangesNothing(t *testing.T) {
 	filter, policy := v.host.filter(), v.host.policy()
 	for range 2 {
 		v.setup()
-		v.setENI(v.eni())
+		v.setUplink(v.uplink())
 	}
 	// A daemon that was restarted: nothing in memory, all in the kernel.
 	again := v.host.open()
-	if err := again.Setup(ctx, v.config); err != nil {
+	if err := again.Setup(ctx, v.settings()); err != nil {
 		t.Fatal(err)
 	}
-	if err := again.SetENI(ctx, v.eni()); err != nil {
+	if err := again.SetUplink(ctx, v.uplink()); err != nil {
 		t.Fatal(err)
 	}
 	if got := v.host.filter(); got != filter {
@@ -102,12 +103,12 @@ func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
 	v.router.serveTCP(":80")
 	again := v.host.open()
 	v.config.BlockMetadata = true // another ruleset: the table is replaced
-	if err := again.Setup(ctx, v.config); err != nil {
+	if err := again.Setup(ctx, v.settings()); err != nil {
 		t.Fatal(err)
 	}
 	b.seenAs(peer+":80", podB) // the ENI's map outlived it
-	if enis := v.inventory().ENIs; len(enis) != 1 || len(enis[0].Sources) != 2 {
-		t.Errorf("ENIs after the restart: %+v", enis)
+	if uplinks := v.inventory().Uplinks; len(uplinks) != 1 || len(uplinks[0].Sources) != 2 {
+		t.Errorf("ENIs after the restart: %+v", uplinks)
 	}
 }
 
@@ -117,13 +118,13 @@ func TestSetupConverges(t *testing.T) {
 	v.router.serveTCP(":80")
 	b.seenAs(onPrem+":80", podB)
 	b.seenAs(peer+":80", podB)
-	v.config.ExcludeCIDRs = nil
-	v.config.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
+	v.uplinks.ExcludeCIDRs = nil
+	v.uplinks.LocalCIDRs = prefixes("10.0.0.0/22", "10.0.1.0/24") // one inside the other; the peer is outside
 	v.setup()
 	b.seenAs(onPrem+":80", nodeAddr)
 	b.seenAs(peer+":80", nodeAddr)
 	for _, r := range v.inventory().Rules {
-		if r.IPv6 && r.Priority != RuleENI {
+		if r.IPv6 && r.Priority != RuleUplink {
 			t.Errorf("IPv6 was switched off and left %+v", r)
 		}
 	}
@@ -132,7 +133,7 @@ func TestSetupConverges(t *testing.T) {
 func TestSetupSetsAndChecksSysctls(t *testing.T) {
 	v := newVPC(t)
 	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1") // as the kernel has it
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	for path, want := range map[string]string{
 		"net/ipv4/ip_forward":             "1",
 		"net/ipv4/conf/eth0/rp_filter":    "2",
@@ -166,7 +167,7 @@ func TestIPv6OfAnENIWaitsForNothing(t *testing.T) {
 	v := newVPC(t)
 	v.host.sysctl("net/ipv6/conf/eth1/accept_dad", "1")
 	v.host.sysctl("net/ipv6/conf/eth1/dad_transmits", "120")
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	v.host.run("ip link set eth1 down")
 	v.host.run("ip link set eth1 up")
 	v.host.ready("eth1")
@@ -187,22 +188,23 @@ func TestStrictReversePathFilterOfTheSystem(t *testing.T) {
 
 func TestSetupErrors(t *testing.T) {
 	v := newVPC(t)
-	c := v.config
-	c.PrimaryMAC = []byte{2, 0, 0, 0, 0, 99}
+	stranger := net.HardwareAddr{2, 0, 0, 0, 0, 99}
+	c := v.settings()
+	c.Uplinks = VPC{PrimaryMAC: stranger, PrimaryIPv4: v.uplinks.PrimaryIPv4, LocalCIDRs: v.uplinks.LocalCIDRs}
 	if err := v.node.Setup(ctx, c); !errors.Is(err, ErrNoLink) {
 		t.Errorf("error %v, want ErrNoLink", err)
 	}
-	e := v.eni()
-	e.MAC = c.PrimaryMAC
-	if err := v.node.SetENI(ctx, e); !errors.Is(err, ErrNoLink) {
+	e := v.uplink()
+	e.MAC = stranger
+	if err := v.node.SetUplink(ctx, e); !errors.Is(err, ErrNoLink) {
 		t.Errorf("error %v, want ErrNoLink", err)
 	}
-	e = v.eni()
+	e = v.uplink()
 	e.ID = "eni-3"
-	if err := v.node.SetENI(ctx, e); err == nil || !strings.Contains(err.Error(), "taken by ENI eni-2") {
+	if err := v.node.SetUplink(ctx, e); err == nil || !strings.Contains(err.Error(), "taken by ENI eni-2") {
 		t.Errorf("error %v, want one that names the other ENI", err)
 	}
-	if err := v.host.open().SetENI(ctx, v.eni()); !errors.Is(err, ErrNotSetUp) {
+	if err := v.host.open().SetUplink(ctx, v.uplink()); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("error %v, want ErrNotSetUp", err)
 	}
 }
@@ -228,13 +230,13 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	before := theirs()
 	p := v.pod(podA)
 	v.setup()
-	v.config.MarkShift = 16
+	v.uplinks.MarkShift = 16
 	v.setup()
 	v.remove(p)
-	if _, err := v.node.Repair(ctx, Wanted{Config: v.config}); err != nil {
+	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.node.RemoveENI(ctx, 1); err != nil {
+	if err := v.node.RemoveUplink(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := theirs(); got != before {
@@ -247,46 +249,46 @@ func TestENIChangesHands(t *testing.T) {
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	policy := v.host.policy()
-	e := v.eni()
+	e := v.uplink()
 	var many []netip.Addr
 	for a := netip.MustParseAddr("10.0.100.1"); len(many) < 700; a = a.Next() { // more than one message takes
 		many = append(many, a)
 	}
 	e.Addresses = many
-	v.setENI(e)
+	v.setUplink(e)
 	// The kernel makes room for many entries on its own time, and meanwhile may
 	// list a map without some of them (Linux: nft_rhash_walk).
-	sources := func() int { return len(v.inventory().ENIs[0].Sources) }
+	sources := func() int { return len(v.inventory().Uplinks[0].Sources) }
 	within(t, "702 sources", func() bool { return sources() == 702 })
 	if got := v.host.policy(); got != policy {
 		t.Errorf("new addresses changed routes or rules: was\n%s\nis\n%s", policy, got)
 	}
 	e.Addresses = nil
-	within(t, "two sources", func() bool { v.setENI(e); return sources() == 2 })
+	within(t, "two sources", func() bool { v.setUplink(e); return sources() == 2 })
 
 	// Another ENI takes over the address.
 	wire(v.host, "eth2", v.router, "r2")
-	other := ENI{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, DeviceIndex: 2,
+	other := Uplink{ID: "eni-3", MAC: v.host.link("eth2").Attrs().HardwareAddr, Number: 2,
 		Subnet: prefixes("10.0.0.0/24")[0], Addresses: addrs("10.0.100.1")}
-	v.setENI(other)
+	v.setUplink(other)
 	e.Addresses = addrs("10.0.100.1")
 	within(t, "the address is the first ENI's", func() bool { // the map may be shrinking still
-		v.setENI(e)
-		return !slices.ContainsFunc(v.inventory().ENIs, func(i ENIInfo) bool {
-			return i.DeviceIndex == 2 && len(i.Sources) != 0 || i.DeviceIndex == 1 && len(i.Sources) != 3
+		v.setUplink(e)
+		return !slices.ContainsFunc(v.inventory().Uplinks, func(i UplinkInfo) bool {
+			return i.Number == 2 && len(i.Sources) != 0 || i.Number == 1 && len(i.Sources) != 3
 		})
 	})
 	b.seenAs(peer+":80", podB)
 
 	for range 2 {
 		for _, i := range []int{1, 2} {
-			if err := v.node.RemoveENI(ctx, i); err != nil {
+			if err := v.node.RemoveUplink(ctx, i); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if enis := v.inventory().ENIs; len(enis) != 0 {
-		t.Errorf("removed ENIs left %+v", enis)
+	if uplinks := v.inventory().Uplinks; len(uplinks) != 0 {
+		t.Errorf("removed ENIs left %+v", uplinks)
 	}
 	if strings.Contains(v.host.filter(), "eni_1") {
 		t.Error("a removed ENI left its chain")
@@ -294,7 +296,7 @@ func TestENIChangesHands(t *testing.T) {
 }
 
 func TestENILinkSettings(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.MTU = 1400 })
+	v := newVPC(t, func(v *vpc) { v.config.MTU = 1400 })
 	h := v.host
 	l := h.link("eth1").Attrs()
 	if l.MTU != 1400 {
@@ -302,7 +304,7 @@ func TestENILinkSettings(t *testing.T) {
 	}
 	h.must(h.nl.LinkSetDown(linkRef(l.Index))) // takes the routes along
 	h.must(h.nl.AddrDel(linkRef(l.Index), &netlink.Addr{IPNet: ipNet(hostPrefix(netip.MustParseAddr(eniAddr)))}))
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	b := v.pod(podB)
 	v.router.serveTCP(":80")
 	b.seenAs(peer+":80", podB)

@@ -15,21 +15,21 @@ type sysctl struct {
 
 func (s sysctl) String() string { return strings.ReplaceAll(s.path, "/", ".") + " = " + s.value }
 
-// nodeSysctls let the node forward. Those of the uplinks come first: while their
+// nodeSysctls let the node forward. Those of the links by which packets leave come first: while their
 // accept_ra is 1, switching forwarding on throws away the default route that a
 // router advertised.
-func nodeSysctls(c Config, uplinks []string) []sysctl {
+func nodeSysctls(u Uplinks, links []string) []sysctl {
 	list := []sysctl{{path: "net/ipv4/ip_forward", value: "1"}}
-	for _, l := range uplinks {
-		list = append(list, eniSysctls(c, l, true)...)
+	for _, l := range links {
+		list = append(list, uplinkSysctls(u, l, true)...)
 	}
-	if c.IPv6() {
+	if u.ipv6() {
 		list = append(list, sysctl{path: "net/ipv6/conf/all/forwarding", value: "1"})
 	}
 	return list
 }
 
-// eniSysctls: packets of pods arrive and leave by ENIs that the main table
+// uplinkSysctls: packets of pods arrive and leave by ENIs that the main table
 // would not choose. The effective rp_filter is the larger of "all" and the
 // link's, so 2 (loose, RFC 3704 section 2.4) holds whatever "all" is.
 //
@@ -42,9 +42,9 @@ func nodeSysctls(c Config, uplinks []string) []sysctl {
 // for the seconds in which it looks for a duplicate (RFC 4862 section 5.4), of which
 // a VPC has none, it could not ask for the router, and IPv6 connections of the ENI's
 // pods would fail. (It looks still where accept_dad of "all" is not 0.)
-func eniSysctls(c Config, link string, primary bool) []sysctl {
+func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 	list := []sysctl{{path: "net/ipv4/conf/" + link + "/rp_filter", value: "2"}}
-	if !c.IPv6() {
+	if !u.ipv6() {
 		return list
 	}
 	of := "net/ipv6/conf/" + link

@@ -18,7 +18,8 @@ type vpc struct {
 	t            testing.TB
 	router, host *space
 	node         *Node
-	config       Config
+	config       Config // Uplinks unset
+	uplinks      VPC
 }
 
 const (
@@ -36,7 +37,7 @@ const (
 	firstPods6 = "2001:db8:0:0:2::/80"
 )
 
-func newVPC(t testing.TB, edit ...func(*Config)) *vpc {
+func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	t.Helper()
 	v := &vpc{t: t, router: newSpace(t, "router"), host: newSpace(t, "node")}
 	wire(v.host, "eth0", v.router, "r0")
@@ -73,18 +74,18 @@ func newVPC(t testing.TB, edit ...func(*Config)) *vpc {
 	h.route("0.0.0.0/0", "10.0.0.1", "eth0")
 	h.route("::/0", "fe80:ec2::1", "eth0")
 
-	v.config = Config{
+	v.uplinks = VPC{
 		PrimaryMAC:   h.link("eth0").Attrs().HardwareAddr,
 		PrimaryIPv4:  netip.MustParseAddr(nodeAddr),
 		LocalCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/48")},
 		ExcludeCIDRs: []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16")},
 	}
 	for _, e := range edit {
-		e(&v.config)
+		e(v)
 	}
 	v.node = h.open()
 	v.setup()
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	return v
 }
 
@@ -98,23 +99,30 @@ func (v *vpc) as(t testing.TB) *vpc {
 
 func (v *vpc) setup() {
 	v.t.Helper()
-	if err := v.node.Setup(context.Background(), v.config); err != nil {
+	if err := v.node.Setup(context.Background(), v.settings()); err != nil {
 		v.t.Fatal(err)
 	}
 }
 
+// settings is the configuration of the node.
+func (v *vpc) settings() Config {
+	c := v.config
+	c.Uplinks = v.uplinks
+	return c
+}
+
 // eni is the secondary ENI.
-func (v *vpc) eni() ENI {
-	return ENI{
-		ID: "eni-2", MAC: v.host.link("eth1").Attrs().HardwareAddr, DeviceIndex: 1,
+func (v *vpc) uplink() Uplink {
+	return Uplink{
+		ID: "eni-2", MAC: v.host.link("eth1").Attrs().HardwareAddr, Number: 1,
 		PrimaryIPv4: netip.MustParseAddr(eniAddr), Subnet: netip.MustParsePrefix("10.0.0.0/24"),
 		Prefixes: []netip.Prefix{netip.MustParsePrefix(eniPrefix), netip.MustParsePrefix(eniPrefix6)},
 	}
 }
 
-func (v *vpc) setENI(e ENI) {
+func (v *vpc) setUplink(e Uplink) {
 	v.t.Helper()
-	if err := v.node.SetENI(context.Background(), e); err != nil {
+	if err := v.node.SetUplink(context.Background(), e); err != nil {
 		v.t.Fatal(err)
 	}
 }

@@ -37,7 +37,7 @@ type Event struct {
 }
 
 // Watch reports changes until ctx ends, when the channel is closed. It begins
-// with nothing: what is there already is for SetENI and Repair to find. A
+// with nothing: what is there already is for SetUplink and Repair to find. A
 // reader that is slow loses nothing silently: when the kernel's buffer has
 // overflowed, a Resync tells so. Changes by this Node's own calls may be
 // reported too; a Repair in answer to them finds nothing to do.
@@ -180,7 +180,7 @@ func (w *watcher) linkMessage(ctx context.Context, m message) {
 	}
 	now, index := seen(link), link.Attrs().Index
 	before, known := w.links[index]
-	podName, isLive := w.node.claims.liveName(index)
+	podName, isLive := w.node.podLinks.liveName(index)
 	ours := isPodLink(link)
 	event := Event{Link: now.name, MAC: link.Attrs().HardwareAddr}
 	if m.kind == unix.RTM_DELLINK {

@@ -13,7 +13,7 @@ import (
 )
 
 // Which changes by others concern Berth. A removal of a route that this Node made
-// itself is told by what the Node still claims.
+// itself is told by what the Node still has as live.
 
 // lostRoute describes a removed route that should be there, else "".
 func (w *watcher) lostRoute(data []byte) string {
@@ -44,12 +44,12 @@ func (w *watcher) lostRoute(data []byte) string {
 		}
 	}
 	if table == PodTable {
-		if name, isLive := w.node.claims.liveName(int(oif)); isLive {
+		if name, isLive := w.node.podLinks.liveName(int(oif)); isLive {
 			return fmt.Sprintf("the route to %s by %s was removed", dst, name)
 		}
 		return ""
 	}
-	for _, e := range w.node.knownENIs() {
+	for _, e := range w.node.knownUplinks() {
 		if !e.Primary && e.table() == int(table) {
 			return fmt.Sprintf("route %s of table %d was removed", dst, table)
 		}
@@ -89,7 +89,7 @@ func (w *watcher) strayAddress(m message) string {
 		if a.Attr.Type != unix.IFA_LOCAL || !ok {
 			continue
 		}
-		for _, e := range w.node.knownENIs() {
+		for _, e := range w.node.knownUplinks() {
 			switch {
 			case e.Primary || string(e.MAC) != mac:
 			case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():

@@ -52,8 +52,7 @@ type Totals struct {
 }
 
 // Allocated is an address that a pod holds. Pod, Namespace and UID are empty
-// outside Kubernetes. Of DeviceIndex, ENI, Block and Pool those are set that
-// the address source knows.
+// outside Kubernetes. DeviceIndex is the number of the uplink, where it has one.
 type Allocated struct {
 	Address     netip.Addr `json:"address"`
 	IPv6        netip.Addr `json:"ipv6,omitzero"` // the other one of a dual-stack pod
@@ -63,33 +62,35 @@ type Allocated struct {
 	ContainerID string     `json:"containerID"`
 	Network     string     `json:"network"`
 	Interface   string     `json:"interface"` // in the sandbox
-	ENI         string     `json:"eni,omitempty"`
-	DeviceIndex int        `json:"deviceIndex"`
-	Pool        string     `json:"pool,omitempty"`
-	Block       string     `json:"block,omitempty"`
-	Since       time.Time  `json:"since"` // of the ADD
+	Origin
+	DeviceIndex int       `json:"deviceIndex"`
+	Since       time.Time `json:"since"` // of the ADD
 }
 
 // Available is an address that the next pod can get. Of a dual-stack block it is
 // the IPv4 one; of a block of more than 256 addresses those that no pod had yet
 // are counted in Totals and Block only.
 type Available struct {
-	Address netip.Addr   `json:"address"`
-	ENI     string       `json:"eni,omitempty"`
-	Prefix  netip.Prefix `json:"prefix,omitzero"` // the delegated prefix that it is of
-	Pool    string       `json:"pool,omitempty"`
-	Block   string       `json:"block,omitempty"`
+	Address netip.Addr `json:"address"`
+	Origin
+	Prefix netip.Prefix `json:"prefix,omitzero"` // the delegated prefix that it is of
+}
+
+// Origin tells where an address is of: an ENI, or a block and its pool as far as
+// the node has it. Of its fields those are set that the address source knows.
+type Origin struct {
+	ENI   string `json:"eni,omitempty"`
+	Pool  string `json:"pool,omitempty"`
+	Block string `json:"block,omitempty"`
 }
 
 // Cooling is an address that is kept from new pods for a while.
 type Cooling struct {
-	Address          netip.Addr `json:"address"`
-	ENI              string     `json:"eni,omitempty"`
-	Pool             string     `json:"pool,omitempty"`   // as the block's, if the node has it
-	Block            string     `json:"block,omitempty"`  // likewise
-	Since            time.Time  `json:"since"`            // of the release
-	Until            time.Time  `json:"until"`            // when it becomes available
-	RemainingSeconds float64    `json:"remainingSeconds"` // until then, at Document.Time; not below 0
+	Address netip.Addr `json:"address"`
+	Origin
+	Since            time.Time `json:"since"`            // of the release
+	Until            time.Time `json:"until"`            // when it becomes available
+	RemainingSeconds float64   `json:"remainingSeconds"` // until then, at Document.Time; not below 0
 }
 
 // ENI is one interface of the node. Capacity counts usable addresses, which

@@ -16,7 +16,6 @@ type Allocator[K comparable] struct {
 	entries map[netip.Addr]*entry[K]
 	holders map[K]*entry[K]
 	groups  map[string]*group[K]
-	orphans [4]int                   // entries without a unit, by state
 	rested  map[netip.Addr]time.Time // when those were released that had cooled before New and are not listed yet
 	ready   indexed[*group[K]]       // groups with an assignable address
 	cooling indexed[*entry[K]]       // by end of cooling
@@ -197,7 +196,6 @@ func (a *Allocator[K]) unplace(e *entry[K]) {
 	}
 	u := e.unit
 	if u == nil {
-		a.orphans[e.state]--
 		return
 	}
 	u.free.set(e, false)
@@ -213,7 +211,6 @@ func (a *Allocator[K]) place(e *entry[K]) {
 	}
 	u := e.unit
 	if u == nil {
-		a.orphans[e.state]++
 		return
 	}
 	if e.state == free {

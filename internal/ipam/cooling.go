@@ -14,9 +14,6 @@ import (
 // DefaultCooling is the period when none is configured.
 const DefaultCooling = 30 * time.Second
 
-// Period tells how long released addresses cool.
-func (a *Allocator[K]) Period() time.Duration { return a.period }
-
 // Cool marks an address as cooling since a moment, as found in a record. An
 // address that is held stays held, one that the cloud does not list cools all
 // the same. One that has cooled by now is free, behind those of which nothing is

@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"fmt"
 	"math"
 	"net/netip"
 	"slices"
@@ -154,20 +153,6 @@ func (a *Allocator[K]) SetReady(id string, ready bool) {
 		g.ready = ready
 		a.fix(g.singles)
 	}
-}
-
-// RemoveGroup forgets a group that was given back. It refuses while an address
-// of it is used or cooling.
-func (a *Allocator[K]) RemoveGroup(id string) error {
-	g, ok := a.groups[id]
-	if !ok {
-		return nil
-	}
-	if g.count[used]+g.count[cooling] > 0 {
-		return fmt.Errorf("remove group %s: %d addresses used, %d cooling", id, g.count[used], g.count[cooling])
-	}
-	a.LoseGroup(id)
-	return nil
 }
 
 // LoseGroup forgets a group that the cloud took away. Its used and cooling

@@ -69,10 +69,6 @@ func (g *group[K]) counts() Counts {
 	return c
 }
 
-// Unlisted counts the addresses that are held, or cool, although the cloud
-// does not list them.
-func (a *Allocator[K]) Unlisted() (held, cool int) { return a.orphans[used], a.orphans[cooling] }
-
 // AddressView is one address as a person may want to see it.
 type AddressView[K comparable] struct {
 	Addr      netip.Addr

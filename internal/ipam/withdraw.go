@@ -98,14 +98,6 @@ func (a *Allocator[K]) Restore(addrs []netip.Addr, prefixes []netip.Prefix) {
 	}
 }
 
-// RestoreGroup ends the withdrawal of a group.
-func (a *Allocator[K]) RestoreGroup(id string) {
-	if g, ok := a.groups[id]; ok {
-		g.withdrawn = false
-		a.fix(g.singles)
-	}
-}
-
 func (g *group[K]) sortedPrefixes() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(g.prefixes))
 	for p := range g.prefixes {

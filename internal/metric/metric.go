@@ -9,6 +9,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// CallBuckets are seconds, from below one netlink call to the longest wait for an address.
+var CallBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
 // Family is one metric.
 type Family struct {
 	Name, Kind, Help string
@@ -38,6 +41,11 @@ func (f Family) Histogram(buckets []float64) *prometheus.HistogramVec {
 // Desc is for a prometheus.Collector that makes the values itself.
 func (f Family) Desc() *prometheus.Desc {
 	return prometheus.NewDesc(f.Name, f.Help, f.Labels, nil)
+}
+
+// Value is one value of a gauge, for a prometheus.Collector that makes it itself.
+func (f Family) Value(v float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstMetric(f.Desc(), prometheus.GaugeValue, v, labels...)
 }
 
 // WriteTable writes the families as a table of Markdown.

@@ -7,7 +7,11 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/metric"
 )
 
 // Lease is one attachment's hold on its addresses, kept in its record.
@@ -47,8 +51,8 @@ type Source interface {
 	// Acquire for a key that already holds a lease returns that lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
 	// Release ends the hold of key: its addresses cool from now on. A key that
-	// holds nothing is no error. The returned moment is when cooling began.
-	Release(key attachment.Key) time.Time
+	// holds nothing is no error.
+	Release(key attachment.Key)
 	// Cancel ends a hold whose addresses never reached a pod: they do not cool
 	// and are handed out again at once, as if never taken.
 	Cancel(key attachment.Key)
@@ -92,36 +96,59 @@ const (
 
 // AddressInfo is one address in a Snapshot.
 type AddressInfo struct {
-	Addr   netip.Addr      `json:"address"`
-	State  State           `json:"state"`
-	Group  string          `json:"group"` // ENI ID or block name
-	Prefix netip.Prefix    `json:"prefix,omitzero"`
-	Key    *attachment.Key `json:"key,omitempty"`  // when used
-	Since  time.Time       `json:"since,omitzero"` // when it entered the state, if known
+	Addr  netip.Addr
+	State State
+	attachment.Origin
+	Prefix netip.Prefix    // the delegated prefix that it is of
+	Key    *attachment.Key // when used
+	Since  time.Time       // when it entered the state, if known
 }
 
-// GroupInfo is one ENI or block in a Snapshot.
-type GroupInfo struct {
-	ID          string `json:"id"`
-	DeviceIndex int    `json:"deviceIndex"`
-	Primary     bool   `json:"primary"`
-	MAC         string `json:"mac,omitempty"`
-	Subnet      string `json:"subnet,omitempty"`
-	Ready       bool   `json:"ready"`
-	Reason      string `json:"reason,omitempty"` // why not ready
-	Failed      bool   `json:"failed,omitempty"` // its data path cannot be set up, though that of others can
-	Capacity    int    `json:"capacity"`         // usable addresses at most
+// Group is addresses that come and go together, such as an ENI or a block.
+type Group struct {
+	Name     string
+	Uplink   int // the number of the uplink that carries them; 0: the node's own
+	Capacity int // usable addresses at most
+}
 
-	// Of a block only: its pool, and its prefixes, IPv4 first.
-	Pool     string         `json:"pool,omitempty"`
-	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
+// Condition is a condition of the node that the source keeps. Reason is a word in
+// CamelCase.
+type Condition struct {
+	Type            string
+	Healthy         bool
+	Reason, Message string
 }
 
 // Snapshot is a source's state at one moment.
 type Snapshot struct {
-	Groups    []GroupInfo   `json:"groups"`
-	Pools     []PoolInfo    `json:"pools,omitempty"` // of the source pool
-	Addresses []AddressInfo `json:"addresses"`
-	Waiting   int           `json:"waiting"`             // Acquires that wait
-	LastError string        `json:"lastError,omitempty"` // the last cloud trouble, empty when healed
+	Groups     []Group
+	Addresses  []AddressInfo
+	Count      map[State]int // of all addresses, listed or not
+	Waiting    int           // Acquires that wait
+	LastError  string        // the last trouble with the supply, empty when healed
+	Conditions []Condition
+	Detail     Detail // nil: nothing more
+}
+
+// Detail is what a source has to tell beyond what all of them do.
+type Detail interface {
+	// Describe adds to the document at /ip-manager what is of this source alone.
+	Describe(doc *introspect.Document)
+	// Metrics are the gauges of this source alone.
+	Metrics() []prometheus.Metric
+}
+
+// Reference is what a source adds to the page of berthd's metrics.
+type Reference struct {
+	Families   []metric.Family
+	Conditions [][2]string // types, and when each is healthy
+}
+
+// Count counts addresses by state. Every state is there.
+func Count(addresses []AddressInfo) map[State]int {
+	count := map[State]int{Used: 0, Warm: 0, Cooling: 0, NotReady: 0, Withdrawn: 0}
+	for _, a := range addresses {
+		count[a.State]++
+	}
+	return count
 }

@@ -173,10 +173,10 @@ func families(ctx context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := n.Setup(ctx, datapath.Config{
+	if err := n.Setup(ctx, datapath.Config{Uplinks: datapath.VPC{
 		PrimaryMAC: primary, ExternalSNAT: true,
 		LocalCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")},
-	}); err != nil {
+	}}); err != nil {
 		return nil, err
 	}
 	var times [2][]float64

@@ -108,7 +108,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.OK(t, err)
 	for what, flush := range map[string]func() error{
 		"routes of pods":   table(datapath.PodTable),
-		"table of the ENI": table(datapath.ENITableBase + 1),
+		"table of the ENI": table(datapath.UplinkTableBase + 1),
 		"rules": rt(func(h *netlink.Handle) error {
 			rules, err := h.RuleList(unix.AF_INET)
 			ours := 0

@@ -170,7 +170,8 @@ func (n *node) try(i int, within time.Duration) (source.Lease, error) {
 func (n *node) del(i int) {
 	l := n.leases[key(i)]
 	delete(n.leases, key(i))
-	n.cooling[l.IPv4] = n.Release(key(i))
+	n.Release(key(i))
+	n.cooling[l.IPv4] = time.Now()
 }
 
 // burst starts pods from..to all at once and waits for them.

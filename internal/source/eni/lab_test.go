@@ -158,7 +158,7 @@ func (n *labNode) agree() bool {
 	}
 	own := n.Snapshot().Addresses
 	for _, a := range own {
-		if books[a.Addr] != a.Group {
+		if books[a.Addr] != a.ENI {
 			return false
 		}
 	}

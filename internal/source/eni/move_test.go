@@ -19,7 +19,7 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		n.wantLayout("48,16")
 		last := -1
 		for i := range 49 {
-			if n.leases[key(i)].DeviceIndex == 1 {
+			if n.leases[key(i)].Uplink == 1 {
 				last = i
 			}
 		}
@@ -41,7 +41,7 @@ func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 		if got := n.cloud.Count(changes...); got != 0 {
 			t.Errorf("%d changes at EC2 within an hour of rest", got)
 		}
-		if l := n.add(100, time.Second); l.DeviceIndex != 0 {
+		if l := n.add(100, time.Second); l.Uplink != 0 {
 			t.Errorf("the next pod got %v", l)
 		}
 	})

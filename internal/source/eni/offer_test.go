@@ -9,8 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -222,4 +226,40 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What only this source has to tell: its ENIs by device index, with what is used
+// of each, in the document and as a gauge.
+func TestSnapshotDescribesENIs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := supplied(t, &memStore{})
+		inv := stock("10.0.0.7", "10.0.1.0/28")
+		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
+		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: eni.MAC{2, 0, 0, 0, 0, 9}})
+		if err := s.Publish(t.Context(), inv); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		lease, err := s.Acquire(t.Context(), source.Request{Key: key(0)})
+		if err != nil || lease.ENI != "eni-1" || lease.Uplink != 1 {
+			t.Fatalf("lease %+v, %v", lease, err)
+		}
+		snap := s.Snapshot()
+		var got introspect.Document
+		snap.Detail.Describe(&got)
+		want := []introspect.ENI{
+			{ID: "eni-0", Primary: true, MAC: "02:00:00:00:00:09", Reason: "its device index is below first-interface-index"},
+			{ID: "eni-1", DeviceIndex: 1, MAC: "02:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 1, Prefixes: 1},
+		}
+		if d := cmp.Diff(want, got.ENIs); d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
+		if g := []source.Group{{Name: "eni-0"}, {Name: "eni-1", Uplink: 1, Capacity: 9}}; !slices.Equal(snap.Groups, g) {
+			t.Errorf("groups %+v, want %+v", snap.Groups, g)
+		}
+		var gauge dto.Metric
+		if err := snap.Detail.Metrics()[0].Write(&gauge); err != nil || gauge.Gauge.GetValue() != 2 {
+			t.Errorf("berth_enis is %v, %v", gauge.Gauge, err)
+		}
+	})
 }

@@ -5,8 +5,11 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -16,9 +19,6 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := source.Snapshot{Waiting: s.waiters.Len(), LastError: s.supply.LastError()}
-	for _, e := range s.inv.ENIs {
-		out.Groups = append(out.Groups, s.group(e))
-	}
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
@@ -28,16 +28,55 @@ func (s *Source) Snapshot() source.Snapshot {
 		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
 	}
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
-	slices.SortFunc(out.Groups, func(x, y source.GroupInfo) int {
+	var enis []introspect.ENI
+	for _, e := range s.inv.ENIs {
+		enis = append(enis, s.describe(e))
+	}
+	slices.SortFunc(enis, func(x, y introspect.ENI) int {
 		return cmp.Or(cmp.Compare(x.DeviceIndex, y.DeviceIndex), cmp.Compare(x.ID, y.ID))
 	})
+	for _, e := range enis {
+		out.Groups = append(out.Groups, source.Group{Name: e.ID, Uplink: e.DeviceIndex, Capacity: e.Capacity})
+	}
+	out.Count, out.Detail = source.Count(out.Addresses), detail{enis, out.Addresses}
 	return out
 }
 
-func (s *Source) group(e eni.ENI) source.GroupInfo {
+// detail is the ENIs of the node, by device index.
+type detail struct {
+	enis      []introspect.ENI // without what is used of them
+	addresses []source.AddressInfo
+}
+
+// Describe implements source.Detail.
+func (d detail) Describe(doc *introspect.Document) {
+	used, prefixes := map[string]int{}, map[string]map[netip.Prefix]bool{}
+	for _, a := range d.addresses {
+		if a.State == source.Used {
+			used[a.ENI]++
+		}
+		if a.Prefix.IsValid() {
+			if prefixes[a.ENI] == nil {
+				prefixes[a.ENI] = map[netip.Prefix]bool{}
+			}
+			prefixes[a.ENI][a.Prefix] = true
+		}
+	}
+	for _, e := range d.enis {
+		e.Used, e.Prefixes = used[e.ID], len(prefixes[e.ID])
+		doc.ENIs = append(doc.ENIs, e)
+	}
+}
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() []prometheus.Metric {
+	return []prometheus.Metric{famENIs.Value(float64(len(d.enis)))}
+}
+
+func (s *Source) describe(e eni.ENI) introspect.ENI {
 	_, ready := s.programmed[e.ID]
 	slots := max(0, s.inv.Limits.IPv4PerENI-1)
-	g := source.GroupInfo{
+	g := introspect.ENI{
 		ID: e.ID, DeviceIndex: e.DeviceIndex, Primary: e.Primary, MAC: e.MAC.String(), Subnet: e.SubnetID,
 		Ready: ready && e.Serves, Reason: s.down[e.ID], Capacity: slots,
 	}
@@ -54,7 +93,7 @@ func (s *Source) group(e eni.ENI) source.GroupInfo {
 }
 
 func address(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	a := source.AddressInfo{Addr: v.Addr, Group: v.Group, Prefix: v.Prefix, Since: v.Since}
+	a := source.AddressInfo{Addr: v.Addr, Origin: attachment.Origin{ENI: v.Group}, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:
 		key := v.Key
@@ -75,7 +114,7 @@ func address(v ipam.AddressView[attachment.Key]) source.AddressInfo {
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
 		if !seen[a] {
-			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Group: e.ID, Prefix: p})
+			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: attachment.Origin{ENI: e.ID}, Prefix: p})
 		}
 	}
 	for _, a := range e.Addresses {

@@ -11,7 +11,8 @@
 //	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
 //	firstword.go  the supplier's word comes before the file's after a start
-//	snapshot.go   what introspection sees
+//	snapshot.go   what introspection and metrics see
+//	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
 package eni
 
@@ -198,21 +199,14 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	w := s.wait(req)
 	s.mu.Unlock()
 	s.supply.Kick()
-	select {
-	case a := <-w.Answered(): // at once when an address is warm
-		return a.Lease, nil
-	default:
+	if a, ok := w.Await(ctx); ok {
+		return a.Lease, a.Err
 	}
-	select {
-	case a := <-w.Answered():
-		return a.Lease, nil
-	case <-ctx.Done():
-		return s.giveUp(ctx, w)
-	}
+	return s.giveUp(ctx, w)
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -223,7 +217,6 @@ func (s *Source) Release(key attachment.Key) time.Time {
 		signal(s.cooled)
 		s.supply.Kick()
 	}
-	return now
 }
 
 // Cancel implements source.Source.

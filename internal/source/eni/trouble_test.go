@@ -150,7 +150,7 @@ func TestEC2OutranksTheFile(t *testing.T) {
 			n.kill()
 			n.settle(5 * time.Minute)
 			first := n.Snapshot().Addresses[0]
-			n.cloud.Steal(first.Group, first.Addr)
+			n.cloud.Steal(first.ENI, first.Addr)
 			n.cloud.SetLatency("", 300*time.Millisecond)
 			if silent {
 				n.cloud.SetLatency("", time.Hour)
@@ -195,7 +195,7 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		n.start()
 		n.settle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
-			if a.Addr == l.IPv4 && (a.State != source.Used || a.Group != "") {
+			if a.Addr == l.IPv4 && (a.State != source.Used || a.ENI != "") {
 				t.Errorf("the lost address shows as %+v", a)
 			}
 		}
@@ -207,7 +207,7 @@ func TestLostAddressStaysHeld(t *testing.T) {
 		n.del(1)
 		n.settle(time.Minute)
 		for _, a := range n.Snapshot().Addresses {
-			if a.Addr == l.IPv4 && a.Group == "" {
+			if a.Addr == l.IPv4 && a.ENI == "" {
 				t.Errorf("after its pod went and it cooled, %v still shows: %+v", l.IPv4, a)
 			}
 		}

@@ -104,7 +104,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 			agree := func() bool {
 				own := map[netip.Addr]string{}
 				for _, a := range n.Snapshot().Addresses {
-					own[a.Addr] = a.Group
+					own[a.Addr] = a.ENI
 				}
 				for _, e := range lab.Cloud.Snapshot().InstanceENIs(n.id) {
 					for _, a := range e.Secondary {

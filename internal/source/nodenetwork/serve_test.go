@@ -19,7 +19,7 @@ func TestServesFromTheObject(t *testing.T) {
 	}
 	m.operator(give(10, 17))
 	l := m.add(1)
-	if l.ENI != eth1 || l.DeviceIndex != 1 || l.IPv4 != address(10) {
+	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
 		t.Errorf("the pod got %+v", l)
 	}
 	if err := m.Ready(); err != nil {

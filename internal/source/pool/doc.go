@@ -22,6 +22,8 @@
 //	commit.go    the file, then the data path, and only then the pods
 //	store.go     the file
 //	snapshot.go  what introspection and metrics see
+//	detail.go    what of it no other source has
+//	metrics.go   the metrics, and what counts requests
 //
 // No ADD or DEL waits for a request that was not made for its pool, and none is
 // made under the lock.

@@ -128,7 +128,7 @@ func (l *ledger) serve(s *stock, now time.Time) {
 		if !ok {
 			return
 		}
-		lease := source.Lease{Pool: s.name, Block: a.Group}
+		lease := source.Lease{Origin: attachment.Origin{Pool: s.name, Block: a.Group}}
 		for _, addr := range l.blocks[a.Group].addresses(a.Addr) {
 			if addr.Is4() {
 				lease.IPv4 = addr

@@ -6,36 +6,43 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
 
 // Snapshot implements source.Source. Of a dual-stack pair the address of the
 // first family stands for both, and of a block of more than 256 addresses only
-// those appear that were ever used; Pools counts them all.
+// those appear that were ever used; the detail's pools count them all.
 func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.ledger
-	out := source.Snapshot{Pools: []source.PoolInfo{}, Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now())}
-	for _, name := range l.blockNames() {
-		out.Groups = append(out.Groups, groupInfo(l.blocks[name]))
-	}
+	out := source.Snapshot{Waiting: l.undecided.Len(), LastError: l.lastError(s.clock.Now()), Conditions: l.conditions()}
+	var d detail
 	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
 		p := l.pools[name]
 		out.Waiting += p.queue.Len()
-		out.Pools = append(out.Pools, l.poolInfo(p))
+		d.pools = append(d.pools, l.poolInfo(p))
 		for v := range p.alloc.Addresses() {
 			out.Addresses = append(out.Addresses, l.addressInfo(v))
 		}
 	}
 	out.Addresses = append(out.Addresses, l.outside()...)
 	slices.SortFunc(out.Addresses, func(x, y source.AddressInfo) int { return x.Addr.Compare(y.Addr) })
+	for _, name := range l.blockNames() {
+		b := describeBlock(l.blocks[name])
+		d.blocks = append(d.blocks, b)
+		out.Groups = append(out.Groups, source.Group{Name: b.Name, Capacity: b.Capacity})
+	}
+	d.addresses = out.Addresses
+	out.Count, out.Detail = d.count(), d
 	return out
 }
 
-func groupInfo(h *holding) source.GroupInfo {
-	g := source.GroupInfo{ID: h.name, Ready: h.serves(), Capacity: sizeOf(h.first), Pool: h.pool, Prefixes: h.prefixes(), Failed: h.unroutable}
+// describeBlock leaves the counts to the detail.
+func describeBlock(h *holding) introspect.Block {
+	g := introspect.Block{Name: h.name, Pool: h.pool, Prefixes: h.prefixes(), Ready: h.serves(), Capacity: sizeOf(h.first)}
 	switch {
 	case h.unroutable:
 		g.Reason = h.down
@@ -57,8 +64,11 @@ func groupInfo(h *holding) source.GroupInfo {
 }
 
 func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	a := source.AddressInfo{Addr: v.Addr, Group: v.Group, Prefix: v.Prefix, Since: v.Since}
+	a := source.AddressInfo{Addr: v.Addr, Origin: attachment.Origin{Block: v.Group}, Prefix: v.Prefix, Since: v.Since}
 	h := l.blocks[v.Group]
+	if h != nil {
+		a.Pool = h.pool
+	}
 	switch {
 	case v.Used:
 		key := v.Key
@@ -79,7 +89,7 @@ func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressI
 func (l *ledger) outside() (out []source.AddressInfo) {
 	for key, h := range l.leases {
 		if h.stock == "" {
-			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Group: h.Block, Key: &key})
+			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Origin: h.Origin, Key: &key})
 		}
 	}
 	for a, since := range l.stray {
@@ -89,8 +99,8 @@ func (l *ledger) outside() (out []source.AddressInfo) {
 }
 
 // poolInfo counts what this node has of a pool.
-func (l *ledger) poolInfo(s *stock) source.PoolInfo {
-	p := source.PoolInfo{Name: s.name, Waiting: s.queue.Len()}
+func (l *ledger) poolInfo(s *stock) poolInfo {
+	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
 	for _, h := range l.blocks {
 		if h.pool != s.name {
 			continue
@@ -106,9 +116,9 @@ func (l *ledger) poolInfo(s *stock) source.PoolInfo {
 		case h.serves():
 			p.Free += c.Free
 		case h.draining || h.returning || h.leaving != stays || h.lost():
-			p.Retired += c.Free
+			p.retired += c.Free
 		default:
-			p.NotReady += c.Free
+			p.notReady += c.Free
 		}
 	}
 	for _, r := range l.requestsOf(s.name) {

@@ -196,17 +196,10 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	w := s.ledger.admit(req, s.clock.Now())
 	s.mu.Unlock()
 	signal(s.wake)
-	select {
-	case a := <-w.Answered(): // at once when an address is warm
+	if a, ok := w.Await(ctx); ok {
 		return a.Lease, a.Err
-	default:
 	}
-	select {
-	case a := <-w.Answered():
-		return a.Lease, a.Err
-	case <-ctx.Done():
-		return s.giveUp(ctx, w)
-	}
+	return s.giveUp(ctx, w)
 }
 
 // giveUp ends a wait whose context ended. An address that came at the same
@@ -227,14 +220,12 @@ func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, e
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
-	if s.ledger.release(key, now) {
+	if s.ledger.release(key, s.clock.Now()) {
 		signal(s.wake)
 	}
-	return now
 }
 
 // Cancel implements source.Source.

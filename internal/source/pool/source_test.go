@@ -37,8 +37,7 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if message := m.fails(12, "pool-exhausted"); !strings.Contains(message, "all 6 blocks of pool default") {
 		t.Errorf("message: %s", message)
 	}
-	snap := m.Snapshot()
-	if p := snap.Pools[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
+	if p := m.pools()[0]; p.Blocks != 6 || p.Used != 12 || p.Failed != v1alpha1.ReasonPoolExhausted {
 		t.Errorf("pool: %+v", p)
 	}
 	if got := m.routes.names(); len(got) != 6 {

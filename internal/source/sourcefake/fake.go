@@ -9,8 +9,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -132,7 +136,7 @@ func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed c
 	if len(s.free) > 0 {
 		a := s.free[0]
 		s.free = s.free[1:]
-		l := source.Lease{ENI: s.eni}
+		l := source.Lease{Origin: attachment.Origin{ENI: s.eni}}
 		if a.Is4() {
 			l.IPv4 = a
 		} else {
@@ -159,7 +163,7 @@ func (s *Source) warm() {
 }
 
 // Release implements source.Source.
-func (s *Source) Release(key attachment.Key) time.Time {
+func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
@@ -168,7 +172,6 @@ func (s *Source) Release(key attachment.Key) time.Time {
 	}
 	delete(s.held, key)
 	s.notify()
-	return now
 }
 
 // Cancel implements source.Source.
@@ -201,9 +204,9 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.warm()
-	snap := source.Snapshot{Waiting: len(s.waiting), Groups: []source.GroupInfo{{ID: s.eni, Primary: true, Ready: true, Capacity: len(s.free) + len(s.cooling) + len(s.held)}}}
+	snap := source.Snapshot{Waiting: len(s.waiting), Groups: []source.Group{{Name: s.eni, Capacity: len(s.free) + len(s.cooling) + len(s.held)}}}
 	add := func(a netip.Addr, st source.State, key *attachment.Key, since time.Time) {
-		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Group: s.eni, Key: key, Since: since})
+		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Origin: attachment.Origin{ENI: s.eni}, Key: key, Since: since})
 	}
 	for _, a := range s.free {
 		add(a, source.Warm, nil, time.Time{})
@@ -217,7 +220,25 @@ func (s *Source) Snapshot() source.Snapshot {
 		}
 	}
 	slices.SortFunc(snap.Addresses, func(a, b source.AddressInfo) int { return a.Addr.Compare(b.Addr) })
+	snap.Count = source.Count(snap.Addresses)
+	snap.Detail = detail{ID: s.eni, Primary: true, Ready: true, Capacity: snap.Groups[0].Capacity, Used: len(s.held)}
 	return snap
+}
+
+var famENIs = metric.New("berth_enis", "gauge", "ENIs of the fake.")
+
+// Reference has the metrics of the fake.
+var Reference = source.Reference{Families: []metric.Family{famENIs}}
+
+// detail is the one ENI that all addresses are of.
+type detail introspect.ENI
+
+// Describe implements source.Detail.
+func (d detail) Describe(doc *introspect.Document) { doc.ENIs = append(doc.ENIs, introspect.ENI(d)) }
+
+// Metrics implements source.Detail.
+func (d detail) Metrics() []prometheus.Metric {
+	return []prometheus.Metric{famENIs.Value(1)}
 }
 
 // Holder returns who holds addr.

@@ -4,13 +4,14 @@ package waiting
 
 import (
 	"container/list"
+	"context"
 
 	"github.com/berthnet/berth/internal/source"
 )
 
 // Queue is the waiters of one supply. The zero value is ready. It is not safe
 // for concurrent use: its owner locks, also around the methods of its waiters
-// other than Answered.
+// other than Answered and Await.
 type Queue struct {
 	list list.List // of *Waiter, the first to come first
 }
@@ -59,6 +60,22 @@ func (q *Queue) All() []*Waiter {
 
 // Answered delivers the answer.
 func (w *Waiter) Answered() <-chan Answer { return w.answer }
+
+// Await returns the answer, or false when ctx ended first. An answer that is there
+// already, as when an address is warm, comes before the end of ctx.
+func (w *Waiter) Await(ctx context.Context) (Answer, bool) {
+	select {
+	case a := <-w.answer:
+		return a, true
+	default:
+	}
+	select {
+	case a := <-w.answer:
+		return a, true
+	case <-ctx.Done():
+		return Answer{}, false
+	}
+}
 
 // Grant ends the wait with a lease.
 func (w *Waiter) Grant(l source.Lease) { w.end(Answer{Lease: l}) }

@@ -248,7 +248,7 @@ func litter() error {
 	if err := netlink.LinkSetUp(l); err != nil {
 		return err
 	}
-	for table, dst := range map[int]string{datapath.PodTable: "10.0.3.99/32", datapath.ENITableBase + 5: "10.0.0.1/32"} {
+	for table, dst := range map[int]string{datapath.PodTable: "10.0.3.99/32", datapath.UplinkTableBase + 5: "10.0.0.1/32"} {
 		_, to, _ := net.ParseCIDR(dst)
 		r := &netlink.Route{Dst: to, LinkIndex: l.Attrs().Index, Table: table, Protocol: datapath.Protocol, Scope: netlink.SCOPE_LINK}
 		if err := netlink.RouteAdd(r); err != nil {
@@ -256,7 +256,7 @@ func litter() error {
 		}
 	}
 	r := netlink.NewRule()
-	r.Family, r.Priority, r.Table, r.Protocol = netlink.FAMILY_V4, datapath.RuleENI, datapath.ENITableBase+6, datapath.Protocol
+	r.Family, r.Priority, r.Table, r.Protocol = netlink.FAMILY_V4, datapath.RuleUplink, datapath.UplinkTableBase+6, datapath.Protocol
 	return netlink.RuleAdd(r)
 }
 

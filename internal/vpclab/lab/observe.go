@@ -78,7 +78,7 @@ func observeKernel() (k kernelState, err error) {
 			}
 			name := fmt.Sprintf("%s fwmark %#x (family %d)", r, r.Mark, family)
 			k.rules[name]++
-			if i := r.Table - datapath.ENITableBase; r.Priority == datapath.RuleENI {
+			if i := r.Table - datapath.UplinkTableBase; r.Priority == datapath.RuleUplink {
 				k.ruleIndex[name] = i
 			}
 		}
@@ -103,7 +103,7 @@ func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
 			ones, _ := r.Dst.Mask.Size()
 			dst = netip.PrefixFrom(a.Unmap(), ones)
 		}
-		switch i := r.Table - datapath.ENITableBase; {
+		switch i := r.Table - datapath.UplinkTableBase; {
 		case r.Type == unix.RTN_UNREACHABLE:
 			k.unreachable[dst] = true
 		case r.Table == site.ExportTable:
@@ -114,7 +114,7 @@ func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
 				continue
 			}
 			k.routes[dst.Addr()] = r.LinkIndex
-		case i > 0 && i <= datapath.MaxDeviceIndex:
+		case i > 0 && i <= datapath.MaxUplink:
 			k.tables[i] = true
 		}
 	}

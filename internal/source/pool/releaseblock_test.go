@@ -73,7 +73,7 @@ func TestDraining(t *testing.T) {
 	if err := m.api.Delete(t.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: a.Block}}); err != nil {
 		t.Fatal(err)
 	}
-	m.until("the daemon drains it", func() bool { return m.Snapshot().Pools[0].Draining == 1 })
+	m.until("the daemon drains it", func() bool { return m.pools()[0].Draining == 1 })
 	if b := m.add(1); b.Block == a.Block {
 		t.Errorf("pod 1 got %v of a draining block", b)
 	}

@@ -11,8 +11,8 @@ import (
 )
 
 // forPods is the secondary ENI with its own address for pods.
-func (v *vpc) forPods() ENI {
-	e := v.eni()
+func (v *vpc) forPods() Uplink {
+	e := v.uplink()
 	e.Addresses = addrs(eniAddr)
 	return e
 }
@@ -50,7 +50,7 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 				v.host.sysctl("net/ipv4/conf/"+l+"/rp_filter", filter)
 			}
 			v.host.run("ip address add " + eniAddr + "/24 dev eth1")
-			v.setENI(v.forPods())
+			v.setUplink(v.forPods())
 			v.linkHas("169.254.1.1/32")
 
 			own, b, a := v.pod(eniAddr), v.pod(podB), v.pod(podA)
@@ -66,7 +66,7 @@ func TestOwnAddressOfAnENIForAPod(t *testing.T) {
 			b.seenAs(eniAddr+":80", podB)
 			v.host.seenAs(eniAddr+":80", nodeAddr)
 			v.router.seenAs(eniAddr+":80", "10.0.0.1") // from outside: rp_filter, and who owns it
-			if did := v.repair(Wanted{Config: v.config, ENIs: []ENI{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
+			if did := v.repair(Wanted{Config: v.settings(), Uplinks: []Uplink{v.forPods()}, Pods: []Pod{own.want, a.want, b.want}}); did != "" {
 				t.Errorf("repaired %q", did)
 			}
 		})
@@ -80,27 +80,27 @@ func TestOwnAddressOfAnENIChangesHands(t *testing.T) {
 	v.host.serveTCP(":81")
 	policy := v.host.run("ip route show table 19001")
 	for range 2 {
-		v.setENI(v.forPods())
+		v.setUplink(v.forPods())
 		v.linkHas("169.254.1.1/32")
 		if got := v.host.run("ip route show table 19001"); got != policy {
 			t.Errorf("the table was\n%sis\n%s", policy, got)
 		}
-		v.setENI(v.eni())
+		v.setUplink(v.uplink())
 		v.linkHas(eniAddr + "/32")
 		a.seenAs(eniAddr+":81", podA) // it is the node's
 	}
 	v.host.run("ip address add 169.254.1.1/16 dev eth1") // not Berth's: its scope is another
-	v.setENI(v.eni())
+	v.setUplink(v.uplink())
 	v.linkHas(eniAddr+"/32", "169.254.1.1/16")
 }
 
 func TestWatchOfAnAddressForPods(t *testing.T) {
 	v := newVPC(t)
 	v.asFabric()
-	v.setENI(v.forPods())
+	v.setUplink(v.forPods())
 	own := v.pod(eniAddr)
 	own.serveTCP(":80")
-	want := Wanted{Config: v.config, ENIs: []ENI{v.forPods()}, Pods: []Pod{own.want}}
+	want := Wanted{Config: v.settings(), Uplinks: []Uplink{v.forPods()}, Pods: []Pod{own.want}}
 	w := v.watch()
 	for _, c := range []struct{ command, says, repaired string }{
 		{"ip address add " + eniAddr + "/24 dev eth1", eniAddr + " of ENI eni-2 was given to its link", "removed address " + eniAddr + "/24 of eth1"},

@@ -265,7 +265,7 @@ func TestInvalidPacketsDoNotLeaveUntranslated(t *testing.T) {
 // Neighbour and listener discovery is not tracked, so not translated, wherever it
 // goes.
 func TestUntrackedPacketsDoNotLeaveUntranslated(t *testing.T) {
-	v := newVPC(t, func(c *Config) { c.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
+	v := newVPC(t, func(v *vpc) { v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
 	b := v.pod(podB6)
 	var sniffer int
@@ -314,7 +314,7 @@ func checksum(protocol uint32, from, to netip.Addr, segment []byte) uint16 {
 
 func TestMaxConnections(t *testing.T) {
 	const most = 5
-	v := newVPC(t, func(c *Config) { c.MaxConnections = most })
+	v := newVPC(t, func(v *vpc) { v.config.MaxConnections = most })
 	for _, family := range []struct{ a, b, to string }{{podA, podB, nodeAddr}, {podA6, podB6, nodeAddr6}} {
 		a, b := v.pod(family.a), v.pod(family.b)
 		var l net.Listener

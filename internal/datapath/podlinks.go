@@ -8,44 +8,44 @@ import (
 	"sync"
 )
 
-// claims is what a Node remembers of pod links by name, and what makes calls
+// podLinks is what a Node remembers of pod links by name, and what makes calls
 // about one link take turns: AddPod, which may take up a link that is there
 // already, DetachPod, ReapLinks, which removes what was detached, and Repair,
 // which must neither bring back what was detached since its caller looked nor
 // remove what was added since.
-type claims struct {
+type podLinks struct {
 	mu      sync.Mutex
-	links   map[string]*claim // guarded by mu, with what it points to
-	indexes map[int]string    // guarded by mu: of live links
+	links   map[string]*podLink // guarded by mu, with what it points to
+	indexes map[int]string      // guarded by mu: of live links
 }
 
-type claim struct {
-	state claimState
+type podLink struct {
+	state linkState
 	index int           // of the link, while live
 	addrs []netip.Addr  // of the pod, while live
 	turn  chan struct{} // not nil while a call is at work; closed when it ends
 }
 
-type claimState int
+type linkState int
 
 const (
-	unknown  claimState = iota
-	live                // added, or wanted and found by Repair
-	detached            // stays so until AddPod succeeds, whatever a late Repair is told
+	unknown  linkState = iota
+	live               // added, or wanted and found by Repair
+	detached           // stays so until AddPod succeeds, whatever a late Repair is told
 )
 
-func newClaims() *claims {
-	return &claims{links: map[string]*claim{}, indexes: map[int]string{}}
+func newPodLinks() *podLinks {
+	return &podLinks{links: map[string]*podLink{}, indexes: map[int]string{}}
 }
 
 // acquire waits for the turn of a link and tells its state. Each acquire is
 // followed by one release.
-func (c *claims) acquire(ctx context.Context, link string) (claimState, error) {
+func (c *podLinks) acquire(ctx context.Context, link string) (linkState, error) {
 	for {
 		c.mu.Lock()
 		l := c.links[link]
 		if l == nil {
-			l = &claim{}
+			l = &podLink{}
 			c.links[link] = l
 		}
 		busy := l.turn
@@ -65,7 +65,7 @@ func (c *claims) acquire(ctx context.Context, link string) (claimState, error) {
 
 // acquireAll takes the turns of many, in one order for all callers so that no
 // two of them wait for each other. It leaves out those that are live.
-func (c *claims) acquireAll(ctx context.Context, links []string) ([]string, error) {
+func (c *podLinks) acquireAll(ctx context.Context, links []string) ([]string, error) {
 	var mine []string
 	for _, link := range slices.Compact(slices.Sorted(slices.Values(links))) {
 		state, err := c.acquire(ctx, link)
@@ -86,7 +86,7 @@ func (c *claims) acquireAll(ctx context.Context, links []string) ([]string, erro
 
 // set changes the state of a link whose turn the caller has; index and addresses
 // are of one that is live.
-func (c *claims) set(link string, state claimState, index int, addrs ...netip.Addr) {
+func (c *podLinks) set(link string, state linkState, index int, addrs ...netip.Addr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[link]
@@ -99,7 +99,7 @@ func (c *claims) set(link string, state claimState, index int, addrs ...netip.Ad
 
 // outdated tells whether a pod is what its live link was made for before: the pod
 // was removed since and added again, with other addresses.
-func (c *claims) outdated(p Pod) bool {
+func (c *podLinks) outdated(p Pod) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[p.HostIfName]
@@ -107,7 +107,7 @@ func (c *claims) outdated(p Pod) bool {
 }
 
 // release ends a turn.
-func (c *claims) release(link string) {
+func (c *podLinks) release(link string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l := c.links[link]
@@ -119,7 +119,7 @@ func (c *claims) release(link string) {
 }
 
 // liveName names the live link with an index.
-func (c *claims) liveName(index int) (string, bool) {
+func (c *podLinks) liveName(index int) (string, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	name, ok := c.indexes[index]
@@ -127,7 +127,7 @@ func (c *claims) liveName(index int) (string, bool) {
 }
 
 // detachedLinks lists what forget may be told later.
-func (c *claims) detachedLinks() []string {
+func (c *podLinks) detachedLinks() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []string
@@ -140,7 +140,7 @@ func (c *claims) detachedLinks() []string {
 }
 
 // forget drops the memory of detached links that nobody wants any more.
-func (c *claims) forget(links []string, wanted map[string]bool) {
+func (c *podLinks) forget(links []string, wanted map[string]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, name := range links {

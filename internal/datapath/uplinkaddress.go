@@ -29,23 +29,23 @@ import (
 var standIn = gateway4
 
 // ownForPods tells whether pods may have the ENI's own address.
-func (e ENI) ownForPods() bool {
+func (e Uplink) ownForPods() bool {
 	return e.PrimaryIPv4.IsValid() && slices.Contains(e.Addresses, e.PrimaryIPv4)
 }
 
 // linkAddress is what a secondary ENI's link should have; zero: nothing.
-func (e ENI) linkAddress() netip.Addr {
+func (e Uplink) linkAddress() netip.Addr {
 	if e.ownForPods() {
 		return standIn
 	}
 	return e.PrimaryIPv4
 }
 
-// setENIAddress gives the link its address, and takes from it what pods may
+// setUplinkAddress gives the link its address, and takes from it what pods may
 // have, whoever put it there. It adds first: with its last address a link loses
 // its routes.
-func (n *Node) setENIAddress(eni ENI, link netlink.Link) (changed []string, err error) {
-	want, name := eni.linkAddress(), link.Attrs().Name
+func (n *Node) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []string, err error) {
+	want, name := uplink.linkAddress(), link.Attrs().Name
 	if !want.IsValid() {
 		return nil, nil
 	}
@@ -66,7 +66,7 @@ func (n *Node) setENIAddress(eni ENI, link netlink.Link) (changed []string, err 
 	for _, a := range have {
 		ip, _ := netip.AddrFromSlice(a.IP.To4())
 		stoodIn := ip == standIn && a.Scope == int(netlink.SCOPE_HOST)
-		if ip == want || ip != eni.PrimaryIPv4 && !stoodIn {
+		if ip == want || ip != uplink.PrimaryIPv4 && !stoodIn {
 			continue
 		}
 		if err := n.slow.AddrDel(link, &a); err != nil && !isGone(err) {

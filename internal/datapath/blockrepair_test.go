@@ -14,7 +14,7 @@ import (
 // repairBlocks repairs a rack and tells what had to be done.
 func (r *rack) repairBlocks(blocks ...Block) []string {
 	r.t.Helper()
-	did, err := r.node.Repair(ctx, Wanted{Config: Config{ExportTable: 119, EnableIPv6: true}, Blocks: blocks})
+	did, err := r.node.Repair(ctx, Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: blocks})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	reach()
 	r.set(block("one", single4, single6))
 	reach()
-	if did := must(t)(r.node.Repair(ctx, Wanted{Config: Config{ExportTable: 119, EnableIPv6: true},
+	if did := must(t)(r.node.Repair(ctx, Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}},
 		Blocks: []Block{block("one", single4, single6)}, Pods: []Pod{p.want}})); len(did) > 0 {
 		t.Errorf("repaired %v", did)
 	}
@@ -230,7 +230,7 @@ func TestMTUOfPoolNodes(t *testing.T) {
 		{"refused alone", "ip -6 route del default via fd20::1", 0, defaultMTU},
 	} {
 		r.host.run(c.before)
-		r.setup(Config{ExportTable: 119, EnableIPv6: true, MTU: c.config})
+		r.setup(Config{Uplinks: Routed{ExportTable: 119, IPv6: true}, MTU: c.config})
 		if got := r.node.set.Load().mtu; got != c.want {
 			t.Errorf("%s: MTU %d, want %d", c.name, got, c.want)
 		}
@@ -251,7 +251,7 @@ func TestModesDoNotMix(t *testing.T) {
 		t.Errorf("routes %v", routes)
 	}
 	r := newRack(t)
-	if err := r.node.SetENI(ctx, v.eni()); err == nil || !strings.Contains(err.Error(), "ExportTable is set") {
+	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "ExportTable is set") {
 		t.Errorf("an ENI on a node of blocks: %v", err)
 	}
 }

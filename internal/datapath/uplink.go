@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ENI is one elastic network interface as the node's kernel should have it.
-type ENI struct {
-	ID  string // names it in errors and to RemoveENI
+// Uplink is one interface by which packets of pods leave a VPC's node, such as an
+// elastic network interface, as the kernel should have it.
+type Uplink struct {
+	ID  string // names it in errors and to RemoveUplink
 	MAC net.HardwareAddr
-	// DeviceIndex is unique on the node, 1 to MaxDeviceIndex on a secondary
-	// ENI. It is the number of its table and its mark.
-	DeviceIndex int
+	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
+	// while the uplink does: its table and its mark follow from it.
+	Number int
 	// Primary ENIs belong to the operating system: only sysctls are set there.
 	Primary bool
 	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
@@ -46,15 +47,15 @@ const (
 var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
 
 // Validate names the first field that cannot work.
-func (e ENI) Validate() error {
+func (e Uplink) Validate() error {
 	if len(e.MAC) != 6 {
 		return fmt.Errorf("MAC %q: want six octets", e.MAC)
 	}
 	if e.Primary {
 		return nil
 	}
-	if e.DeviceIndex < 1 || e.DeviceIndex > MaxDeviceIndex {
-		return fmt.Errorf("DeviceIndex %d: want 1 to %d on a secondary ENI", e.DeviceIndex, MaxDeviceIndex)
+	if e.Number < 1 || e.Number > MaxUplink {
+		return fmt.Errorf("Number %d: want 1 to %d on a secondary ENI", e.Number, MaxUplink)
 	}
 	if e.PrimaryIPv4.IsValid() && !e.PrimaryIPv4.Is4() {
 		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
@@ -85,15 +86,15 @@ func prefixBits(a netip.Addr) int {
 	return prefixBits6
 }
 
-func (e ENI) table() int { return ENITableBase + e.DeviceIndex }
+func (e Uplink) table() int { return UplinkTableBase + e.Number }
 
-func (e ENI) hasIPv4() bool {
+func (e Uplink) hasIPv4() bool {
 	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.Gateway.IsValid() || e.has(netip.Addr.Is4)
 }
 
-func (e ENI) hasIPv6() bool { return e.GatewayIPv6.IsValid() || e.has(isIPv6) }
+func (e Uplink) hasIPv6() bool { return e.GatewayIPv6.IsValid() || e.has(isIPv6) }
 
-func (e ENI) has(family func(netip.Addr) bool) bool {
+func (e Uplink) has(family func(netip.Addr) bool) bool {
 	for _, a := range e.Addresses {
 		if family(a) {
 			return true
@@ -107,70 +108,72 @@ func (e ENI) has(family func(netip.Addr) bool) bool {
 	return false
 }
 
-func (e ENI) gateway4() netip.Addr {
+func (e Uplink) gateway4() netip.Addr {
 	if e.Gateway.IsValid() || !e.Subnet.IsValid() {
 		return e.Gateway
 	}
 	return e.Subnet.Masked().Addr().Next()
 }
 
-func (e ENI) gateway6() netip.Addr {
+func (e Uplink) gateway6() netip.Addr {
 	if e.GatewayIPv6.IsValid() {
 		return e.GatewayIPv6
 	}
 	return vpcGateway6
 }
 
-// SetENI makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
+// SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
 // its table, its rule, and the map from its addresses to its mark. It is
 // idempotent, puts back what is missing, and with changed Addresses changes the
-// map only (and the link's address if PrimaryIPv4 came or went among them). On failure what was done stays; call it again. An address is
-// usable by a pod once this has returned nil for it.
+// map only (and the link's address if PrimaryIPv4 came or went among them). On
+// failure what was done stays; call it again. An address is usable by a pod once
+// this has returned nil for it.
 //
 // Errors: ErrNotSetUp, ErrNoLink until the kernel shows the link.
-func (n *Node) SetENI(ctx context.Context, eni ENI) error {
+func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	_, err := n.setENI(eni)
+	_, err := n.setUplink(uplink)
 	return err
 }
 
-// setENI is SetENI under setupMu. It names what it had to change.
-func (n *Node) setENI(eni ENI) (changed []string, err error) {
+// setUplink is SetUplink under setupMu. It names what it had to change.
+func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	s, err := n.settled()
 	if err != nil {
 		return nil, err
 	}
 	fail := func(err error) ([]string, error) {
-		return changed, fmt.Errorf("set up ENI %s: %w", eni.ID, err)
+		return changed, fmt.Errorf("set up ENI %s: %w", uplink.ID, err)
 	}
-	if s.config.pools() {
+	u, ok := s.config.Uplinks.(VPC)
+	if !ok {
 		return fail(fmt.Errorf("ExportTable is set: addresses are of blocks"))
 	}
-	if err := eni.Validate(); err != nil {
+	if err := uplink.Validate(); err != nil {
 		return fail(err)
 	}
-	if err := n.indexFree(eni); err != nil {
+	if err := n.numberFree(uplink); err != nil {
 		return fail(err)
 	}
-	link, err := n.findENILink(eni)
+	link, err := n.findUplinkLink(uplink)
 	if err != nil {
 		return fail(err)
 	}
 	steps := []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(eniSysctls(s.config, link.Attrs().Name, eni.Primary)) },
+		func() ([]string, error) { return n.setSysctls(uplinkSysctls(u, link.Attrs().Name, uplink.Primary)) },
 	}
-	if !eni.Primary {
+	if !uplink.Primary {
 		steps = append(steps,
-			func() ([]string, error) { return n.setENILink(link, s.mtu) },
-			func() ([]string, error) { return n.setENIAddress(eni, link) },
-			func() ([]string, error) { return n.setENILinkLocal(eni, link, s.config) },
-			func() ([]string, error) { return n.setENIRoutes(eni, link.Attrs().Index, s.config) },
-			func() ([]string, error) { return n.setENIMap(eni, s.config) },
-			func() ([]string, error) { return n.setRules(isENIRule(eni.DeviceIndex), eniRules(eni, s.config)) },
+			func() ([]string, error) { return n.setUplinkLink(link, s.mtu) },
+			func() ([]string, error) { return n.setUplinkAddress(uplink, link) },
+			func() ([]string, error) { return n.setUplinkLinkLocal(uplink, link, u) },
+			func() ([]string, error) { return n.setUplinkRoutes(uplink, link.Attrs().Index, u) },
+			func() ([]string, error) { return n.setUplinkMap(uplink, u.MarkShift) },
+			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
 		)
 	}
 	for _, step := range steps {
@@ -181,29 +184,29 @@ func (n *Node) setENI(eni ENI) (changed []string, err error) {
 		}
 	}
 	n.mu.Lock()
-	n.enis[eni.ID] = eni
+	n.uplinks[uplink.ID] = uplink
 	n.mu.Unlock()
 	return changed, nil
 }
 
-// indexFree refuses a device index that another ENI of this node has.
-func (n *Node) indexFree(eni ENI) error {
+// numberFree refuses a number that another uplink of this node has.
+func (n *Node) numberFree(uplink Uplink) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for id, other := range n.enis {
-		if id != eni.ID && !other.Primary && !eni.Primary && other.DeviceIndex == eni.DeviceIndex {
-			return fmt.Errorf("DeviceIndex %d: taken by ENI %s", eni.DeviceIndex, id)
+	for id, other := range n.uplinks {
+		if id != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
+			return fmt.Errorf("Number %d: taken by ENI %s", uplink.Number, id)
 		}
 	}
 	return nil
 }
 
-func (n *Node) findENILink(eni ENI) (netlink.Link, error) {
+func (n *Node) findUplinkLink(uplink Uplink) (netlink.Link, error) {
 	links, err := whole(n.slow.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	return linkByMAC(links, eni.MAC)
+	return linkByMAC(links, uplink.MAC)
 }
 
 // linkByMAC picks the link of an ENI. VLANs and their like carry the MAC of
@@ -214,14 +217,14 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 		case "vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "bridge", "bond", "team", "vrf":
 			continue
 		}
-		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !isLinkName(l.Attrs().Name) {
+		if bytes.Equal(l.Attrs().HardwareAddr, mac) && !IsHostLinkName(l.Attrs().Name) {
 			return l, nil
 		}
 	}
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (n *Node) setENILink(link netlink.Link, mtu int) (changed []string, err error) {
+func (n *Node) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
 	a := link.Attrs()
 	if a.MTU != mtu {
 		if err := n.slow.LinkSetMTU(link, mtu); err != nil {
@@ -238,33 +241,33 @@ func (n *Node) setENILink(link netlink.Link, mtu int) (changed []string, err err
 	return changed, nil
 }
 
-// eniRoutes are the whole table of an ENI: the router on link, and all by it.
-func eniRoutes(eni ENI, index int, c Config) []netlink.Route {
+// uplinkRoutes are the whole table of an ENI: the router on link, and all by it.
+func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	var gws []netip.Addr
-	if eni.hasIPv4() {
-		gws = append(gws, eni.gateway4())
+	if uplink.hasIPv4() {
+		gws = append(gws, uplink.gateway4())
 	}
-	if c.IPv6() && eni.hasIPv6() {
-		gws = append(gws, eni.gateway6())
+	if u.ipv6() && uplink.hasIPv6() {
+		gws = append(gws, uplink.gateway6())
 	}
 	var routes []netlink.Route
 	for _, gw := range gws {
 		routes = append(routes, netlink.Route{
-			Family: familyOf(gw), LinkIndex: index, Table: eni.table(), Protocol: Protocol,
+			Family: familyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
 			Dst: ipNet(hostPrefix(gw)), Scope: scopeFor(gw, netlink.SCOPE_LINK),
 		}, netlink.Route{
-			Family: familyOf(gw), LinkIndex: index, Table: eni.table(), Protocol: Protocol,
+			Family: familyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
 			Dst: ipNet(netip.PrefixFrom(unspecified(gw), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
 		})
 	}
 	return routes
 }
 
-// setENIRoutes makes the ENI's table hold eniRoutes and nothing else of ours.
-func (n *Node) setENIRoutes(eni ENI, index int, c Config) (changed []string, err error) {
-	want := eniRoutes(eni, index, c)
+// setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
+func (n *Node) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
+	want := uplinkRoutes(uplink, index, u)
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		have, err := n.listRoutes(n.slow, family, eni.table())
+		have, err := n.listRoutes(n.slow, family, uplink.table())
 		if err != nil {
 			return changed, err
 		}
@@ -273,13 +276,13 @@ func (n *Node) setENIRoutes(eni ENI, index int, c Config) (changed []string, err
 			if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
 				return changed, fmt.Errorf("remove route %s: %w", r, err)
 			}
-			changed = append(changed, fmt.Sprintf("removed route %s of table %d", routeDst(r), eni.table()))
+			changed = append(changed, fmt.Sprintf("removed route %s of table %d", routeDst(r), uplink.table()))
 		}
 		for _, r := range missing {
 			if err := n.slow.RouteReplace(&r); err != nil {
 				return changed, fmt.Errorf("add route %s: %w", r, err)
 			}
-			changed = append(changed, fmt.Sprintf("route %s of table %d", routeDst(r), eni.table()))
+			changed = append(changed, fmt.Sprintf("route %s of table %d", routeDst(r), uplink.table()))
 		}
 	}
 	return changed, nil
@@ -311,39 +314,39 @@ func containsFunc[T any](list []T, v T, same func(a, b T) bool) bool {
 	return false
 }
 
-// RemoveENI removes an ENI's rule, map entries and table, so that it can be
-// detached. An unknown index is no error; on failure call it again. The ENI's
+// RemoveUplink removes an ENI's rule, map entries and table, so that it can be
+// detached. An unknown number is no error; on failure call it again. The ENI's
 // link and the address on it go with the detachment.
-func (n *Node) RemoveENI(ctx context.Context, deviceIndex int) error {
+func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	if deviceIndex < 1 || deviceIndex > MaxDeviceIndex {
-		return fmt.Errorf("remove ENI: DeviceIndex %d: want 1 to %d", deviceIndex, MaxDeviceIndex)
+	if number < 1 || number > MaxUplink {
+		return fmt.Errorf("remove ENI: Number %d: want 1 to %d", number, MaxUplink)
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	return n.removeENI(deviceIndex)
+	return n.removeUplink(number)
 }
 
-// removeENI is RemoveENI under setupMu. The rule goes first: without it a
+// removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
 // packet of a leftover pod falls through to main instead of a half table.
-func (n *Node) removeENI(deviceIndex int) error {
-	eni := ENI{DeviceIndex: deviceIndex}
-	if _, err := n.setRules(isENIRule(deviceIndex), nil); err != nil {
-		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+func (n *Node) removeUplink(number int) error {
+	uplink := Uplink{Number: number}
+	if _, err := n.setRules(isUplinkRule(number), nil); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	if err := n.clearENIMap(deviceIndex); err != nil {
-		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+	if err := n.clearUplinkMap(number); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	if _, err := n.setENIRoutes(eni, 0, Config{}); err != nil {
-		return fmt.Errorf("remove ENI %d: %w", deviceIndex, err)
+	if _, err := n.setUplinkRoutes(uplink, 0, VPC{}); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for id, e := range n.enis {
-		if !e.Primary && e.DeviceIndex == deviceIndex {
-			delete(n.enis, id)
+	for id, e := range n.uplinks {
+		if !e.Primary && e.Number == number {
+			delete(n.uplinks, id)
 		}
 	}
 	return nil

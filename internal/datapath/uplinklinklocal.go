@@ -17,14 +17,14 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }
 
-// setENILinkLocal gives the link of a secondary ENI the address that the kernel
+// setUplinkLinkLocal gives the link of a secondary ENI the address that the kernel
 // asks the IPv6 router's MAC from (RFC 4861 section 4.3). The kernel makes one
 // when a link comes up and never again: whoever flushes the link's addresses
 // would cut off the IPv6 of its pods once the router's MAC is forgotten. Another
 // one that is there does as well. Nobody else in a VPC can have it, so that no
 // duplicate is looked for.
-func (n *Node) setENILinkLocal(eni ENI, link netlink.Link, c Config) (changed []string, err error) {
-	if !c.IPv6() || !eni.hasIPv6() {
+func (n *Node) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (changed []string, err error) {
+	if !u.ipv6() || !uplink.hasIPv6() {
 		return nil, nil
 	}
 	name := link.Attrs().Name
@@ -35,7 +35,7 @@ func (n *Node) setENILinkLocal(eni ENI, link netlink.Link, c Config) (changed []
 	if slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() }) {
 		return nil, nil
 	}
-	own := linkLocal(eni.MAC)
+	own := linkLocal(uplink.MAC)
 	switch err := n.slow.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
 	case err == nil:
 		return []string{fmt.Sprintf("address %s of %s", own, name)}, nil

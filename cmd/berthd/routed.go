@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source/pool"
+)
+
+const withdrawTimeout = 5 * time.Second // for the kernel, at the end
+
+// routed is the mode of a node whose addresses are of pools: it knows no cloud, and
+// is the node of its name.
+type routed struct {
+	*node
+	datapath *daemon.RoutedNetwork
+}
+
+// uplinks: IPv6 is turned on with the first block that has it.
+func (m *routed) uplinks() datapath.Routed { return datapath.Routed{ExportTable: m.cfg.ExportTable} }
+
+func (m *routed) check() error {
+	config := m.datapathConfig()
+	config.Uplinks = m.uplinks()
+	if err := config.Validate(); err != nil {
+		return fmt.Errorf("--export-table: %w", err)
+	}
+	return nil
+}
+
+func (m *routed) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
+
+func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
+	m.datapath = daemon.NewRoutedNetwork(kernel)
+	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
+}
+
+func (m *routed) newSource(context.Context) (supply, error) {
+	return pool.New(pool.Config{
+		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, Datapath: m.datapath, StateDir: m.cfg.StateDir,
+		Cooling: m.cfg.CoolingPeriod, Watermark: m.cfg.BlockWatermark, ReleaseDelay: m.cfg.BlockReleaseDelay, ClaimInterval: m.cfg.BlockClaimInterval,
+		Clock: m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
+	})
+}
+
+// end takes the routes of the node's blocks from whoever announces them.
+func (m *routed) end() error {
+	if !m.cfg.WithdrawOnExit {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
+	defer cancel()
+	if err := m.datapath.WithdrawBlocks(ctx); err != nil {
+		return fmt.Errorf("withdrawing the routes of the node's blocks: %w", err)
+	}
+	m.log.Info("withdrew the routes of the node's blocks", "table", m.cfg.ExportTable)
+	return nil
+}
+
+// tells: a pod may choose its pool by an annotation.
+func (m *routed) tells() []string { return []string{cni.PodAnnotations} }

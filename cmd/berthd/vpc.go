@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/aws"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/datapath"
+	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodenetwork"
+)
+
+// metadataTimeout is short because asking is repeated.
+const metadataTimeout = 5 * time.Second
+
+// vpc is the mode of a node whose addresses are of ENIs: an instance of the cloud.
+type vpc struct {
+	*node
+	aws      aws.Options
+	meta     cloud.Metadata
+	id       cloud.Identity
+	datapath *daemon.VPCNetwork
+}
+
+func (m *vpc) identify(ctx context.Context) (string, error) {
+	m.aws = aws.Options{
+		Region: m.cfg.Region, EC2Endpoint: m.cfg.EC2Endpoint, IMDSEndpoint: m.cfg.IMDSEndpoint,
+		Logger: m.log, UserAgent: "berthd", MetadataTimeout: metadataTimeout,
+	}
+	m.meta = aws.NewMetadata(m.aws)
+	err := m.until(ctx, "the instance metadata service", func() (err error) {
+		m.id, err = daemon.Identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
+		return err
+	})
+	if err == nil {
+		m.log.Info("identified", "instance", m.id.InstanceID, "type", m.id.InstanceType, "zone", m.id.Zone, "vpc", m.id.VPCID)
+	}
+	return m.id.InstanceID, err
+}
+
+func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
+	m.datapath = daemon.NewVPCNetwork(kernel)
+	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
+		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
+		LocalCIDRs: podCIDRs(m.id), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,
+		MarkShift: uint(m.cfg.MarkShift),
+	})
+}
+
+// podCIDRs are the VPC's CIDRs of the family that pods get from ENIs.
+func podCIDRs(id cloud.Identity) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
+}
+
+// newSource: only node mode has a client of EC2.
+func (m *vpc) newSource(ctx context.Context) (supply, error) {
+	files := enisource.Files{Dir: m.cfg.StateDir}
+	if m.cfg.IPAM == config.IPAMOperator {
+		c := nodenetwork.Config{
+			NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
+			Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: files,
+			Clock: m.clock, Logger: m.log, Observer: nodenetwork.NewMetrics(m.metrics.Registry),
+		}
+		if m.cfg.AutoCreateNodeNetwork {
+			c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)
+		}
+		return nodenetwork.New(c)
+	}
+	if m.aws.Region == "" {
+		m.aws.Region = m.id.Region
+	}
+	client, err := aws.New(ctx, m.aws)
+	if err != nil {
+		return nil, err
+	}
+	ec2 := pace.Cloud(client, pace.Options{Peers: true, Observer: m.metrics.Cloud, Logger: m.log})
+	return enisource.New(enisource.Config{
+		Identity: m.id, Cluster: m.cfg.ClusterName, Cloud: ec2, Datapath: m.datapath,
+		Policy: m.cfg.Policy(), Cooling: m.cfg.CoolingPeriod,
+		Subnets: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
+		Store: files, Intents: files.Intents(), Clock: m.clock, Logger: m.log, Observer: m.metrics.Cloud.Reconciler(),
+		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
+		SettleTime: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, OrphanInterval: m.cfg.OrphanInterval,
+	})
+}
+
+// follow keeps the data path to the VPC's CIDRs, of which one may be associated at
+// any time.
+func (m *vpc) follow(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.clock.After(m.cfg.ListingInterval):
+		}
+		cidrs, ok := m.vpcCIDRs(ctx)
+		if !ok {
+			continue // they stay as they are
+		}
+		switch changed, err := m.datapath.SetLocalCIDRs(ctx, cidrs); {
+		case err != nil:
+			m.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
+		case changed:
+			m.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
+		}
+	}
+}
+
+// vpcCIDRs asks for podCIDRs again. What is said of another instance says nothing of
+// this one; a metadata service that does not answer was told of at the start.
+func (m *vpc) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
+	id, err := m.meta.Identity(ctx)
+	if err != nil {
+		return nil, false
+	}
+	if id.InstanceID != m.id.InstanceID {
+		m.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", m.id.InstanceID, "other", id.InstanceID)
+		return nil, false
+	}
+	return podCIDRs(id), true
+}

@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
+	m := newMachine(t, 1)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = "ens6", net.HardwareAddr{2, 0, 0, 0, 0, 6}
+	second := netlink.NewVeth(attrs)
+	second.PeerName = "router6"
+	if err := m.net.LinkAdd(second); err != nil {
+		t.Fatal(err)
+	}
+	open := func() *VPCNetwork {
+		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = node.Close() })
+		n := NewVPCNetwork(node)
+		if err := n.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	enis := func(n *VPCNetwork) int {
+		inv, err := n.Inventory(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(inv.Uplinks)
+	}
+	set := eni.ENI{
+		ID: "eni-2", MAC: eni.MAC(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
+		Subnet: netip.MustParsePrefix("10.0.2.0/24"), Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")},
+	}
+	if err := open().SetENI(context.Background(), set); err != nil {
+		t.Fatal(err)
+	}
+
+	n := open() // another daemon, which has not heard of the ENI
+	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrSupplyUnknown) {
+		t.Errorf("err = %v", err)
+	}
+	if enis(n) != 1 {
+		t.Fatal("the repair removed an ENI that may be in use")
+	}
+	if err := n.SetENI(context.Background(), set); err != nil {
+		t.Fatal(err)
+	}
+	if did, err := n.Repair(context.Background(), nil, nil, func(int) bool { return true }); err != nil || len(did) != 0 {
+		t.Errorf("repair of what is as it should be did %v, %v", did, err)
+	}
+	if _, err := open().Repair(context.Background(), nil, nil, func(int) bool { return false }); err != nil {
+		t.Error(err)
+	}
+	if enis(n) != 0 {
+		t.Error("an ENI that nobody may need is left")
+	}
+	if err := n.RemoveENI(context.Background(), "eni-2"); err != nil {
+		t.Errorf("removing what is gone: %v", err)
+	}
+}
+
+func TestVPCGetsAnotherCIDR(t *testing.T) {
+	m := newMachine(t, 1)
+	s := m.start(time.Hour)
+	cidrs := append([]netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}, m.vpc.LocalCIDRs...)
+	for _, want := range []bool{true, false} {
+		if changed, err := s.net.SetLocalCIDRs(context.Background(), cidrs); err != nil || changed != want {
+			t.Errorf("changed %v, %v; want %v", changed, err, want)
+		}
+	}
+	if changed, err := s.net.SetLocalCIDRs(context.Background(), nil); err != nil || changed {
+		t.Errorf("no CIDRs at all were taken over: %v, %v", changed, err)
+	}
+}

@@ -1,0 +1,158 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// VPC is a node whose pods have addresses of its uplinks (SetUplink), which are ENIs. Packets to the VPC
+// leave by the ENI of their source; others are translated to the primary address.
+type VPC struct {
+	// PrimaryMAC finds the primary link.
+	PrimaryMAC net.HardwareAddr
+	// PrimaryIPv4 is the source address of translated IPv4 packets. Needed
+	// unless ExternalSNAT is set or LocalCIDRs has no IPv4.
+	PrimaryIPv4 netip.Addr
+	// PrimaryIPv6, when set, is the source of translated IPv6 packets. Leave it
+	// zero, as is usual, to let pods leave with their own global address.
+	PrimaryIPv6 netip.Addr
+	// LocalCIDRs are the VPC's, of both families. One of IPv6 turns the IPv6
+	// data path on.
+	LocalCIDRs []netip.Prefix
+	// ExcludeCIDRs are outside the VPC but see the pod's own address.
+	ExcludeCIDRs []netip.Prefix
+	// ExternalSNAT leaves translation to a NAT gateway: nothing is translated
+	// and every packet leaves by the ENI of its source.
+	ExternalSNAT bool
+	// MarkShift moves the eight mark bits left, 0 to 24.
+	MarkShift uint
+}
+
+func (u VPC) validate() error {
+	if len(u.PrimaryMAC) != 6 {
+		return fmt.Errorf("PrimaryMAC %q: want six octets", u.PrimaryMAC)
+	}
+	if u.PrimaryIPv4.IsValid() && !u.PrimaryIPv4.Is4() {
+		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", u.PrimaryIPv4)
+	}
+	if u.PrimaryIPv6.IsValid() && !isIPv6(u.PrimaryIPv6) {
+		return fmt.Errorf("PrimaryIPv6 %s: not an IPv6 address", u.PrimaryIPv6)
+	}
+	if len(u.LocalCIDRs) == 0 {
+		return fmt.Errorf("LocalCIDRs: want the CIDRs of the VPC, got none")
+	}
+	for _, f := range []struct {
+		name     string
+		prefixes []netip.Prefix
+	}{{"LocalCIDRs", u.LocalCIDRs}, {"ExcludeCIDRs", u.ExcludeCIDRs}} {
+		if i := slices.IndexFunc(f.prefixes, isNoCIDR); i >= 0 {
+			return fmt.Errorf("%s: %s is not a CIDR", f.name, f.prefixes[i])
+		}
+	}
+	v4 := slices.ContainsFunc(u.LocalCIDRs, func(p netip.Prefix) bool { return p.Addr().Is4() })
+	if v4 && !u.ExternalSNAT && !u.PrimaryIPv4.IsValid() {
+		return fmt.Errorf("PrimaryIPv4: want the source address for SNAT, or ExternalSNAT")
+	}
+	if u.MarkShift > 24 {
+		return fmt.Errorf("MarkShift %d: want 0 to 24", u.MarkShift)
+	}
+	return nil
+}
+
+func isNoCIDR(p netip.Prefix) bool { return !p.IsValid() || p.Addr().Is4In6() }
+
+func (u VPC) ipv6() bool {
+	return u.PrimaryIPv6.IsValid() || slices.ContainsFunc(u.LocalCIDRs, func(p netip.Prefix) bool {
+		return p.Addr().Is6()
+	})
+}
+
+func (u VPC) mark(m uint32) uint32 { return m << u.MarkShift }
+
+// snat is the source of translated packets of a family; zero for no translation.
+func (u VPC) snat(family int) netip.Addr {
+	switch {
+	case u.ExternalSNAT:
+		return netip.Addr{}
+	case family == unix.AF_INET:
+		return u.PrimaryIPv4
+	default:
+		return u.PrimaryIPv6
+	}
+}
+
+// direct are the destinations of one family that see a pod's own address.
+func (u VPC) direct(family int) []netip.Prefix {
+	all := slices.Concat(u.LocalCIDRs, u.ExcludeCIDRs)
+	if family == unix.AF_INET6 {
+		all = append(all, netip.MustParsePrefix("fe80::/10")) // never leaves the link
+	}
+	return disjoint(all, family == unix.AF_INET)
+}
+
+// links is the primary ENI's.
+func (u VPC) links(_ *Node, all []netlink.Link) ([]netlink.Link, error) {
+	primary, err := linkByMAC(all, u.PrimaryMAC)
+	if err != nil {
+		return nil, fmt.Errorf("find the primary link: %w", err)
+	}
+	return []netlink.Link{primary}, nil
+}
+
+func (u VPC) rules(family int) []netlink.Rule {
+	rules := []netlink.Rule{policyRule(family, RulePrimary, unix.RT_TABLE_MAIN, u.mark(MarkPrimary), u.mark(MarkPrimary))}
+	if u.snat(family).IsValid() {
+		rules = append(rules, policyRule(family, RuleOutside, unix.RT_TABLE_MAIN, u.mark(MarkOutside), u.mark(MarkOutside)))
+	}
+	return rules
+}
+
+func (u VPC) owns(r netlink.Rule) bool { return r.Priority != RuleUplink }
+
+// uplinkRules leads the marks of an ENI to its table.
+func (u VPC) uplinkRules(uplink Uplink) []netlink.Rule {
+	var rules []netlink.Rule
+	for _, family := range families(u) {
+		if family == unix.AF_INET && uplink.hasIPv4() || family == unix.AF_INET6 && uplink.hasIPv6() {
+			rules = append(rules, policyRule(family, RuleUplink, uplink.table(), u.mark(uint32(uplink.Number)), u.mark(MarkUplink)))
+		}
+	}
+	return rules
+}
+
+// entries are those of the kernel, which outlive the daemon, and those of the
+// ENIs set up since, in case the table was taken away.
+func (u VPC) entries(n *Node, conn *nftables.Conn) (uplinkEntries, error) {
+	m, err := kernelEntries(conn)
+	if err != nil {
+		return nil, err
+	}
+	for _, uplink := range n.knownUplinks() {
+		if !uplink.Primary {
+			maps.Copy(m, uplink.entries())
+		}
+	}
+	return m, nil
+}
+
+func (u VPC) restore(n *Node, want Wanted) (did []string, err error) {
+	var errs []error
+	for _, uplink := range want.Uplinks {
+		done, err := n.setUplink(uplink)
+		did, errs = append(did, done...), append(errs, err)
+	}
+	return did, errors.Join(errs...)
+}
+
+func (u VPC) clearOther(n *Node) ([]string, error) {
+	n.exported.Store(nil)
+	return n.removeRoutesThat(isBlockRoute)
+}

@@ -1,0 +1,134 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"golang.org/x/sys/unix"
+)
+
+// addTo adds what chooses the ENI by which a packet leaves, and its source.
+func (u VPC) addTo(rs *ruleset, primary string) {
+	rs.markShift = u.MarkShift
+	maps := uplinkMaps()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rs.sets = append(rs.sets, setSpec{directSet(family), intervals(u.direct(family))})
+	}
+	for _, m := range maps {
+		rs.sets = append(rs.sets, setSpec{set: m.set})
+	}
+	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+}
+
+func (u VPC) classifyChain(primary string) chainSpec {
+	return base("classify", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atClassify,
+		ruleSpec{"from a pod", rule(fromPod(), goTo("from_pod"))},
+		ruleSpec{"came in by the primary link", rule(fromLink(primary), isNew(), setCtMark(u.mark(MarkPrimary)))},
+	)
+}
+
+// fromPodChain decides by which table a pod's packet leaves. Only the first
+// direction of a connection is judged by its destination: an answer goes back
+// by where the question came from.
+func (u VPC) fromPodChain() chainSpec {
+	ch := chainSpec{chain: nftables.Chain{Name: "from_pod"}}
+	ch.rules = append(ch.rules, ruleSpec{"answers to what came in by the primary link",
+		rule(direction(reply), ctMarked(u.mark(MarkPrimary)), setMark(u.mark(MarkPrimary), u.mark(MarkPrimary)), accept())})
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if u.snat(family).IsValid() {
+			outside := rule(isFamily(family), loadDestination(family), notIn(directSet(family)))
+			ch.rules = append(ch.rules,
+				ruleSpec{"leaves the VPC",
+					rule(direction(original), outside, setMark(u.mark(MarkOutside), u.mark(MarkOutside)), accept())},
+				ruleSpec{"would leave the VPC untranslated", rule(isUntranslatable(), outside, count(), drop())})
+		}
+	}
+	ch.rules = append(ch.rules, ruleSpec{"by the ENI of the source", goTo("by_eni")})
+	return ch
+}
+
+func byUplinkChain(maps []uplinkMap) chainSpec {
+	ch := chainSpec{chain: nftables.Chain{Name: "by_eni"}}
+	for _, m := range maps {
+		match := rule(isFamily(m.family), loadSource(m.family))
+		if m.bits != 0 {
+			match = rule(match, masked(m.family, m.bits))
+		}
+		ch.rules = append(ch.rules, ruleSpec{"ENI of the source", rule(match, verdictOf(m.set))})
+	}
+	return ch
+}
+
+func uplinkChainName(number int) string { return fmt.Sprintf("eni_%d", number) }
+
+func uplinkChain(markShift uint, number int) chainSpec {
+	return chainSpec{nftables.Chain{Name: uplinkChainName(number)}, []ruleSpec{
+		{"table of the ENI", setMark(uint32(number)<<markShift, MarkUplink<<markShift)},
+	}}
+}
+
+func (u VPC) snatChain() chainSpec {
+	ch := base("snat", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		if to := u.snat(family); to.IsValid() {
+			ch.rules = append(ch.rules, ruleSpec{"to the primary address",
+				rule(isFamily(family), notToPod(), marked(u.mark(MarkOutside)), count(), snatTo(to))})
+		}
+	}
+	return ch
+}
+
+// directSet holds the destinations of a family that see a pod's own address.
+func directSet(family int) *nftables.Set {
+	s := &nftables.Set{Table: berthTable(), ID: 1, Name: "direct4", KeyType: nftables.TypeIPAddr, Interval: true}
+	if family == unix.AF_INET6 {
+		s.ID, s.Name, s.KeyType = 2, "direct6", nftables.TypeIP6Addr
+	}
+	return s
+}
+
+// intervals are disjoint prefixes as the elements of an interval set: each
+// start, and the first address after the end unless that is past the last.
+func intervals(prefixes []netip.Prefix) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, p := range prefixes {
+		out = append(out, nftables.SetElement{Key: p.Addr().AsSlice()})
+		if after := lastAddr(p).Next(); after.IsValid() {
+			out = append(out, nftables.SetElement{Key: after.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return out
+}
+
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// uplinkMap is one of the maps from a source address to the chain of its ENI.
+// EC2 hands out addresses and prefixes of one length only, so exact lookups of
+// the address and of the masked address do, at the same cost for any number.
+type uplinkMap struct {
+	set    *nftables.Set
+	family int
+	bits   int // of a prefix map, else 0
+}
+
+func uplinkMaps() []uplinkMap {
+	verdicts := func(id uint32, name string, key nftables.SetDatatype) *nftables.Set {
+		return &nftables.Set{Table: berthTable(), ID: id, Name: name, IsMap: true, KeyType: key,
+			DataType: nftables.TypeVerdict, KeyByteOrder: binaryutil.BigEndian}
+	}
+	return []uplinkMap{
+		{verdicts(3, "eni_address4", nftables.TypeIPAddr), unix.AF_INET, 0},
+		{verdicts(4, "eni_prefix4", nftables.TypeIPAddr), unix.AF_INET, prefixBits4},
+		{verdicts(5, "eni_address6", nftables.TypeIP6Addr), unix.AF_INET6, 0},
+		{verdicts(6, "eni_prefix6", nftables.TypeIP6Addr), unix.AF_INET6, prefixBits6},
+	}
+}
