@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/ipam"
 )
 
 var _ = failpoint.Register(
@@ -20,7 +20,7 @@ var _ = failpoint.Register(
 )
 
 // around makes a change at the cloud between its two failpoints.
-func around(kind Kind, call func() error) error {
+func around(kind plan.Kind, call func() error) error {
 	if err := failpoint.Hit("eni." + string(kind) + ".before"); err != nil {
 		return err
 	}
@@ -37,13 +37,13 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
-	if p.Kind == FindSubnets {
+	if p.Kind == plan.FindSubnets {
 		return r.findSubnets(ctx)
 	}
-	if p.Kind == FindRoutes {
+	if p.Kind == plan.FindRoutes {
 		return r.findRoutes(ctx)
 	}
-	if p.Kind == Create {
+	if p.Kind == plan.Create {
 		return r.create(ctx, p)
 	}
 	k, ok := r.view.enis[p.ENI]
@@ -51,17 +51,17 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return &cloud.Error{Class: cloud.Gone, Op: string(p.Kind), Message: p.ENI + " is gone"}
 	}
 	switch p.Kind {
-	case Attach:
+	case plan.Attach:
 		return r.attach(ctx, p, k)
-	case Assign:
+	case plan.Assign:
 		return r.assign(ctx, p, k)
-	case Unassign:
+	case plan.Unassign:
 		return r.unassign(ctx, p, k)
-	case Detach:
+	case plan.Detach:
 		return r.detach(ctx, k)
-	case Delete:
+	case plan.Delete:
 		return r.delete(ctx, k)
-	case Retag:
+	case plan.Retag:
 		return r.retag(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
@@ -70,10 +70,10 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if p.hold == nil { // resumed
-		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.weight())
+		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
-	err := around(Create, func() (err error) {
+	err := around(plan.Create, func() (err error) {
 		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
 		return err
 	})
@@ -85,7 +85,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		p.doubtful = made.ID
 		return err
 	}
-	p.hold.end(p.weight())
+	p.hold.end(p.Weight())
 	k := newKnown(made)
 	if len(k.Tags) == 0 { // a reply may leave them out
 		k.Tags = p.intent.Request.Tags
@@ -96,21 +96,11 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	return nil
 }
 
-// weight is how many addresses of the subnet an action takes or gives back. A
-// new ENI takes one for itself.
-func (a Action) weight() int {
-	n := a.Addresses + a.Prefixes*ipam.PrefixAddresses
-	if a.Kind == Create {
-		n++
-	}
-	return n
-}
-
 // attach needs no waiting: the addresses become assignable when the data path
 // reports the link.
 func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	var id string
-	err := around(Attach, func() (err error) {
+	err := around(plan.Attach, func() (err error) {
 		id, err = r.cfg.Cloud.AttachENI(ctx, k.ID, r.cfg.InstanceID, p.Index)
 		return err
 	})
@@ -138,7 +128,7 @@ func (r *Reconciler) published(ctx context.Context) error {
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	var addrs []netip.Addr
 	var prefixes []netip.Prefix
-	err := around(Assign, func() (err error) {
+	err := around(plan.Assign, func() (err error) {
 		if p.Prefixes > 0 {
 			prefixes, err = r.cfg.Cloud.AssignPrefixes(ctx, k.ID, p.Prefixes)
 		} else {
@@ -153,7 +143,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
 		return err
 	}
-	p.hold.end(p.weight())
+	p.hold.end(p.Weight())
 	r.replied = r.cfg.Clock.Now()
 	k.give(addrs, prefixes, r.replied)
 	return r.published(ctx)
@@ -161,7 +151,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 	addrs, prefixes := split(p.things)
-	err := around(Unassign, func() error {
+	err := around(plan.Unassign, func() error {
 		if len(prefixes) > 0 {
 			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
 		}
@@ -171,12 +161,12 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	k.take(p.things, r.cfg.Clock.Now())
-	r.cfg.Subnets.returned(k.SubnetID, p.weight())
+	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
 	return r.published(ctx)
 }
 
 func (r *Reconciler) detach(ctx context.Context, k *known) error {
-	err := around(Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
+	err := around(plan.Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
 	if err != nil {
 		return err
 	}
@@ -189,7 +179,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
-	err := around(Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
+	err := around(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
@@ -198,14 +188,14 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	delete(r.unsure, k.ID)
 	delete(r.leaving, k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
+	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.things())))
 	r.forgetIntent()
 	return nil
 }
 
 func (r *Reconciler) retag(ctx context.Context, k *known) error {
 	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
-	if err := around(Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
+	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
 	k.Tags[TagInstanceID] = r.cfg.InstanceID

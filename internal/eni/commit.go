@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Where several processes may work for one node, what is to leave is recorded
@@ -43,7 +45,7 @@ func (r *Reconciler) takeUp(now time.Time) {
 	}
 	for _, c := range r.cfg.Committed() {
 		k := r.view.enis[c.ENI]
-		if k == nil || k.phase() != Attached || !ours(k.ENI, r.cfg.Cluster) {
+		if k == nil || k.phase() != plan.Attached || !ours(k.ENI, r.cfg.Cluster) {
 			continue
 		}
 		if !c.Prefix.IsValid() {
@@ -60,13 +62,13 @@ func (r *Reconciler) takeUp(now time.Time) {
 
 // unfinishedOf is the step that asks for what should have left an ENI long ago.
 func (r *Reconciler) unfinishedOf(k *known) *step {
-	if k.phase() != Attached {
+	if k.phase() != plan.Attached {
 		return nil
 	}
 	long := func(since time.Time) bool { return r.confirmed.Sub(since) >= r.cfg.Settle }
 	if since, ok := r.leaving[k.ID]; ok {
 		if long(since) {
-			return &step{Action: Action{Kind: Detach, ENI: k.ID}}
+			return &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}
 		}
 		return nil
 	}
@@ -80,12 +82,12 @@ func (r *Reconciler) unfinishedOf(k *known) *step {
 			prefixes = append(prefixes, p)
 		}
 	}
-	p := &step{Action: Action{Kind: Unassign, ENI: k.ID}, things: singles}
-	if p.Addresses = len(singles); p.Addresses == 0 { // one call takes either
-		p.things, p.Prefixes = prefixes, len(prefixes)
+	things := singles
+	if len(things) == 0 { // one call takes either
+		things = prefixes
 	}
-	if len(p.things) == 0 {
+	if len(things) == 0 {
 		return nil
 	}
-	return p
+	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: amountOf(things)}, things: things}
 }

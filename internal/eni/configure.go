@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Configure takes other settings for what follows; what is known of the node
@@ -34,7 +35,7 @@ func (r *Reconciler) Configure(s Settings) error {
 		delete(r.pending, gateGrow)
 		delete(r.gates, gateGrow)
 		p.hold.end(0)
-		if p.Kind == Create {
+		if p.Kind == plan.Create {
 			r.forgetIntent()
 		}
 	}

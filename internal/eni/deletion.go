@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // No pod waits for an ENI's DeleteOnTermination. So the call that sets it yields
@@ -17,7 +18,7 @@ const deletionYields = 2 * time.Minute
 
 // deletion is a call under way that sets an ENI's DeleteOnTermination.
 type deletion struct {
-	action     Action
+	action     plan.Action
 	attachment string
 	on         bool
 	start      time.Time
@@ -37,13 +38,13 @@ func deletionPriority(due, timeout time.Duration) (cloud.Priority, time.Duration
 
 // deletionsOf are the ENIs whose DeleteOnTermination a plan sets: those that it
 // keeps.
-func deletionsOf(actions []Action) (ids []string) {
+func deletionsOf(actions []plan.Action) (ids []string) {
 	leaves := map[string]bool{}
 	for _, a := range actions {
 		switch {
-		case a.Kind == Detach:
+		case a.Kind == plan.Detach:
 			leaves[a.ENI] = true
-		case a.Kind == KeepWithVM && !leaves[a.ENI]: // tidying is the last part of a plan
+		case a.Kind == plan.KeepWithVM && !leaves[a.ENI]: // tidying is the last part of a plan
 			ids = append(ids, a.ENI)
 		}
 	}
@@ -52,7 +53,7 @@ func deletionsOf(actions []Action) (ids []string) {
 
 // setDeletions begins the calls that a plan wants, and gives up those under way
 // that it does not want any more.
-func (r *Reconciler) setDeletions(ctx context.Context, actions []Action, now time.Time) {
+func (r *Reconciler) setDeletions(ctx context.Context, actions []plan.Action, now time.Time) {
 	wanted := map[string]bool{}
 	for _, id := range deletionsOf(actions) {
 		wanted[id] = true
@@ -78,7 +79,7 @@ func (r *Reconciler) setDeletion(ctx context.Context, k *known, now time.Time) {
 	}
 	ctx, drop := context.WithCancel(ctx)
 	d := &deletion{
-		action: Action{Kind: KeepWithVM, ENI: k.ID}, attachment: k.Attachment.ID, on: !r.cfg.KeepENIs,
+		action: plan.Action{Kind: plan.KeepWithVM, ENI: k.ID}, attachment: k.Attachment.ID, on: !r.cfg.KeepENIs,
 		start: now, done: make(chan error, 1), drop: drop,
 	}
 	r.deletions[k.ID] = d
@@ -87,7 +88,7 @@ func (r *Reconciler) setDeletion(ctx context.Context, k *known, now time.Time) {
 	r.cfg.Beside(func() {
 		defer drop()
 		defer ended()
-		d.done <- around(KeepWithVM, func() error { return r.askDeletion(ctx, d, due) })
+		d.done <- around(plan.KeepWithVM, func() error { return r.askDeletion(ctx, d, due) })
 	})
 }
 
@@ -124,13 +125,13 @@ func (r *Reconciler) takeDeletion(ctx context.Context, d *deletion, err error) {
 	if err != nil {
 		class := cloud.ClassOf(err)
 		r.undo(ctx, &step{Action: d.action}, class, now)
-		r.fail(gateRepair, KeepWithVM, err, now, r.waitAfter(gateRepair, class))
+		r.fail(gateRepair, plan.KeepWithVM, err, now, r.waitAfter(gateRepair, class))
 		return
 	}
 	r.cfg.Logger.Info("step done", "step", d.action.String(), "took", now.Sub(d.start).String())
 	r.heal(gateRepair)
 	k := r.view.enis[d.action.ENI]
-	if k == nil || k.phase() != Attached || k.Attachment.ID != d.attachment {
+	if k == nil || k.phase() != plan.Attached || k.Attachment.ID != d.attachment {
 		return
 	}
 	at := *k.Attachment

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 func TestDeletionPriority(t *testing.T) {
@@ -29,13 +30,13 @@ func TestDeletionPriority(t *testing.T) {
 func TestDeletionsOf(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		plan []Action
+		plan []plan.Action
 		want []string
 	}{
 		{"nothing to do", nil, nil},
-		{"after growth, in the order of the plan", []Action{{Kind: Create}, {Kind: KeepWithVM, ENI: "b"}, {Kind: KeepWithVM, ENI: "a"}}, []string{"b", "a"}},
-		{"one that leaves", []Action{{Kind: Detach, ENI: "a"}, {Kind: KeepWithVM, ENI: "a"}, {Kind: KeepWithVM, ENI: "b"}}, []string{"b"}},
-		{"another change", []Action{{Kind: Retag, ENI: "a"}}, nil},
+		{"after growth, in the order of the plan", []plan.Action{{Kind: plan.Create}, {Kind: plan.KeepWithVM, ENI: "b"}, {Kind: plan.KeepWithVM, ENI: "a"}}, []string{"b", "a"}},
+		{"one that leaves", []plan.Action{{Kind: plan.Detach, ENI: "a"}, {Kind: plan.KeepWithVM, ENI: "a"}, {Kind: plan.KeepWithVM, ENI: "b"}}, []string{"b"}},
+		{"another change", []plan.Action{{Kind: plan.Retag, ENI: "a"}}, nil},
 	} {
 		if got := deletionsOf(c.plan); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

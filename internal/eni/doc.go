@@ -4,7 +4,7 @@
 // kernel; what it learns it publishes to a Node, which owns the addresses.
 //
 //	state.go       a node as a plan sees it
-//	plan.go        limits, policy and state to actions: growth; shrink.go: the rest
+//	go        limits, policy and state to actions: growth; shrink.go: the rest
 //	view.go        what is known of the node's ENIs: listings, corrected by replies
 //	reconciler.go  one pass: observe, plan, act; and when to come back
 //	publish.go     what the node is told, and what it remembers for the next start

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // present tells whether a listing has the instance at all. A listing may trail
@@ -71,9 +72,9 @@ func (r *Reconciler) ask(ctx context.Context) {
 	gone := absent || err == nil && (in.State == "terminated" || in.State == "shutting-down")
 	halted := err == nil && (in.State == "stopped" || in.State == "stopping")
 	if gone {
-		r.told(Action{Kind: FindInstance}, nil, start)
+		r.told(plan.Action{Kind: plan.FindInstance}, nil, start)
 	} else {
-		r.told(Action{Kind: FindInstance}, err, start)
+		r.told(plan.Action{Kind: plan.FindInstance}, err, start)
 	}
 	if absent && !r.absentStill(start) {
 		r.uncertain = true
@@ -85,14 +86,14 @@ func (r *Reconciler) ask(ctx context.Context) {
 	switch {
 	case gone:
 		r.vanished = true
-		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
+		r.fail(gateInstance, plan.FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
 			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
 	case err != nil:
-		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
+		r.fail(gateInstance, plan.FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
 		r.uncertain = true // what was asked is not answered
 		return
 	case halted:
-		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
+		r.fail(gateInstance, plan.FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
 			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.haltedRetry(start))
 	default:
 		r.heal(gateInstance)
@@ -160,9 +161,9 @@ func (r *Reconciler) learn(ctx context.Context) bool {
 		}
 	}
 	now := r.cfg.Clock.Now()
-	r.told(Action{Kind: FindLimits}, err, start)
+	r.told(plan.Action{Kind: plan.FindLimits}, err, start)
 	if err != nil {
-		r.fail(gateLimits, FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
+		r.fail(gateLimits, plan.FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
 		return true
 	}
 	r.itype, r.typed, r.limitsOf, r.limits = itype, true, itype, l

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // unsureAssign is an assignment whose reply was lost: it may have taken effect,
@@ -34,7 +35,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 			r.heard = l
 		}
 	}
-	r.told(Action{Kind: Observe}, err, start)
+	r.told(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
 		r.failObserve(err)
 	}
@@ -126,7 +127,7 @@ func (r *Reconciler) look(ctx context.Context, id string) bool {
 	call, cancel := context.WithTimeout(call, r.cfg.CallTimeout)
 	defer cancel()
 	list, at, err := r.lister.Look(call, id)
-	r.told(Action{Kind: Observe, ENI: id}, err, start)
+	r.told(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
 		r.failObserve(err)
 		return true
@@ -152,14 +153,14 @@ func (r *Reconciler) settleLook(id string, start time.Time) {
 			r.lookAt[id] = start.Add(time.Second)
 		}
 	}
-	if known && k.phase() == Detaching {
+	if known && k.phase() == plan.Detaching {
 		r.lookAt[id] = start.Add(k.detachPoll(start))
 	}
-	if since, ok := r.leaving[id]; ok && (!known || k.phase() != Attached || start.Sub(since) >= r.cfg.Lag) {
+	if since, ok := r.leaving[id]; ok && (!known || k.phase() != plan.Attached || start.Sub(since) >= r.cfg.Lag) {
 		if known {
 			k.unsure = false
 		}
-		if !known || k.phase() != Attached || !r.shared() {
+		if !known || k.phase() != plan.Attached || !r.shared() {
 			delete(r.leaving, id) // if it is still attached, publishing it gives it back
 		}
 	}

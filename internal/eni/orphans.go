@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // ENIs that an instance left behind when it vanished in the middle of a change
@@ -41,10 +42,10 @@ func (r *Reconciler) collect(ctx context.Context) {
 	if due := r.orphans.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.collectAt) {
 		r.collectAt = due
 	}
-	r.told(Action{Kind: Collect}, err, start)
+	r.told(plan.Action{Kind: plan.Collect}, err, start)
 	if err != nil {
 		class := cloud.ClassOf(err)
-		r.fail(gateCollect, Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, class))
+		r.fail(gateCollect, plan.Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, class))
 		if class == cloud.Throttled || class == cloud.Transient {
 			r.collectAt = r.gates[gateCollect].until
 		}
@@ -93,7 +94,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 		if c.Pause != nil && c.Pause() {
 			return deleted, true, first
 		}
-		err := around(Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
+		err := around(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
 		switch class := cloud.ClassOf(err); {
 		case err == nil, class == cloud.Gone:
 			deleted++

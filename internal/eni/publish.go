@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
@@ -89,14 +90,14 @@ func (r *Reconciler) inventory() Inventory {
 	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
 	for _, k := range r.view.list() {
 		since, leaving := r.leaving[k.ID]
-		if k.phase() == Detaching {
+		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true
 		}
-		attached := leaving && k.phase() == Attached
+		attached := leaving && k.phase() == plan.Attached
 		if leaving && (r.view.fresh(since, now) || attached && r.shared()) {
 			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
 		}
-		if leaving || !r.ours(k) || k.phase() != Attached {
+		if leaving || !r.ours(k) || k.phase() != plan.Attached {
 			continue
 		}
 		e := ENI{
@@ -139,21 +140,16 @@ func (r *Reconciler) publish(ctx context.Context) error {
 // failed, once a listing that cannot be older than the call still has them.
 func (r *Reconciler) restoreSettled() {
 	for _, k := range r.view.enis {
-		var addrs []netip.Addr
-		var prefixes []netip.Prefix
+		var back []netip.Prefix
 		for p, since := range k.releasing {
 			if r.confirmed.Sub(since) < r.cfg.Settle {
 				continue
 			}
 			delete(k.releasing, p)
-			if p.IsSingleIP() {
-				addrs = append(addrs, p.Addr())
-			} else {
-				prefixes = append(prefixes, p)
-			}
+			back = append(back, p)
 		}
-		if len(addrs)+len(prefixes) > 0 {
-			r.cfg.Node.RestoreAddresses(addrs, prefixes)
+		if len(back) > 0 {
+			r.cfg.Node.RestoreWithdrawn(back)
 		}
 	}
 }

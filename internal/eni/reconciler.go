@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
@@ -56,8 +57,8 @@ type Reconciler struct {
 	abandoned   int                  // ENIs in a row that could not be attached
 	retryAt     time.Time            // when a full subnet is worth another try
 	ways        wayKnown             // of the last plan
-	excess      excess
-	movable     excess               // 1 while an ENI is Movable
+	excess      plan.Lasting
+	movable     plan.Lasting         // 1 while an ENI is Movable
 	judged      *judgement           // of the last plan, while nothing changed since
 	deletions   map[string]*deletion // under way, by ENI
 	gates       map[gate]*backoff
@@ -262,18 +263,18 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.setDeletions(ctx, d.Actions, now)
 	for _, a := range d.Actions {
 		g := gateOf(a.Kind)
-		if a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() {
+		if a.Kind == plan.KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() {
 			continue
 		}
 		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
 			hold.end(0)
-			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
+			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
-		if a.Kind == Create {
+		if a.Kind == plan.Create {
 			ask, wait := r.routesMissing(r.ways, now)
 			if ask {
 				hold.end(0)
-				return &step{Action: Action{Kind: FindRoutes}, priority: cloud.Begun}
+				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
 			}
 			if wait {
 				continue
@@ -293,15 +294,15 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.judged = &judgement{s, d}
 	// A full subnet is asked about again, however little the plan can do.
 	if r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
-		return &step{Action: Action{Kind: FindSubnets}}
+		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
 	}
 	return nil
 }
 
 // judgement is a state and what the plan made of it.
 type judgement struct {
-	state    State
-	decision decision
+	state plan.State
+	plan  plan.Plan
 }
 
 // judge tells what there is to say of the node now.
@@ -312,42 +313,42 @@ func (r *Reconciler) judge(now time.Time) *judgement {
 	s := r.state(now)
 	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
 	r.mark(s.Subnets)
-	return &judgement{s, decide(r.limits, r.cfg.Policy, s)}
+	return &judgement{s, plan.Make(r.limits, r.cfg.Policy, s)}
 }
 
 // decide makes the plan and reserves what its first step of growth takes.
-func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservation) {
+func (r *Reconciler) decide(now time.Time) (s plan.State, d plan.Plan, hold *reservation) {
 	s = r.state(now)
-	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
+	s.Release = r.excess.Allow(plan.Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
 	movable := 0
-	if Movable(r.limits, r.cfg.Policy, s) {
+	if plan.Movable(r.limits, r.cfg.Policy, s) {
 		movable = 1
 	}
-	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
-	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
+	s.Moves = r.movable.Allow(movable, now, r.cfg.ShrinkDelay) > 0
+	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		s.Subnets = list
 		r.ways = r.mark(s.Subnets)
-		d = decide(r.limits, r.cfg.Policy, s)
+		d = plan.Make(r.limits, r.cfg.Policy, s)
 		for _, a := range d.Actions {
 			switch a.Kind {
-			case Create:
+			case plan.Create:
 				return a, a.Subnet
-			case Assign:
+			case plan.Assign:
 				return a, r.view.enis[a.ENI].SubnetID
 			}
 		}
-		return Action{}, ""
+		return plan.Action{}, ""
 	})
 	return s, d, hold
 }
 
 // priority is that of the call that an action makes: what is begun is finished
 // first, then the node that lacks the most begins.
-func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
+func (r *Reconciler) priority(a plan.Action, d plan.Plan) cloud.Priority {
 	switch a.Kind {
-	case Attach, Retag:
+	case plan.Attach, plan.Retag:
 		return cloud.Begun
-	case Assign, Create:
+	case plan.Assign, plan.Create:
 		return min(cloud.Priority(d.Needed), cloud.Begun-1)
 	default:
 		return 0
@@ -359,16 +360,16 @@ func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
 func (r *Reconciler) growthWaits() bool { return len(r.unsure) > 0 || r.pending[gateGrow] != nil }
 
 // state is the view as a plan sees it.
-func (r *Reconciler) state(now time.Time) State {
+func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := State{Waiting: u.Waiting, NoMoreENIs: r.refusedAt.After(now), PrimaryServes: r.cfg.UsePrimaryAddress}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.refusedAt.After(now), PrimaryServes: r.cfg.UsePrimaryAddress}
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.Young = r.passive && e.Phase == Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		e.Young = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s
@@ -377,16 +378,16 @@ func (r *Reconciler) state(now time.Time) State {
 // ours tells whether an ENI may be changed and used.
 func (r *Reconciler) ours(k *known) bool { return !k.double && ours(k.ENI, r.cfg.Cluster) }
 
-func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
-	e := ENIState{
+func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
+	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.ENI), Ours: r.ours(k),
 		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Addresses:     len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing) + k.disputed,
-		Used: u.Used, Cooling: u.Cooling, FreeSingles: u.FreeSingles, FreePrefixes: u.FreePrefixes,
+		Amount:        amountOf(k.things()), Withdrawn: len(k.releasing) + k.disputed,
+		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
-	if _, ok := r.leaving[k.ID]; ok && e.Phase == Attached {
-		e.Phase = Detaching // its detachment may be under way: no supply, and not asked for twice
+	if _, ok := r.leaving[k.ID]; ok && e.Phase == plan.Attached {
+		e.Phase = plan.Detaching // its detachment may be under way: no supply, and not asked for twice
 	}
 	for p := range k.releasing {
 		if p.IsSingleIP() {
@@ -433,8 +434,8 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	for _, u := range r.unsure {
 		sooner(u.until)
 	}
-	sooner(r.excess.due(r.cfg.ShrinkDelay))
-	sooner(r.movable.due(r.cfg.ShrinkDelay))
+	sooner(r.excess.Due(r.cfg.ShrinkDelay))
+	sooner(r.movable.Due(r.cfg.ShrinkDelay))
 	sooner(r.collectAt)
 	sooner(r.refusedAt)
 	sooner(r.retryAt)

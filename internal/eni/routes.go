@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // A pod in a subnet whose routes are not those of the node's own may lack the
@@ -99,7 +100,7 @@ func (b *RouteBook) Refresh(ctx context.Context, vpc string) error {
 // chooses tells whether Berth is to choose among subnets by their routes, and
 // what is compared: the VPC and the primary's subnet. A person who names subnets by ID
 // has chosen, and another VPC has no routes like the instance's.
-func (r *Reconciler) chooses(list []SubnetState) (vpc, home string, ok bool) {
+func (r *Reconciler) chooses(list []plan.Subnet) (vpc, home string, ok bool) {
 	n := 0
 	for _, s := range list {
 		if s.ForNew {
@@ -122,7 +123,7 @@ type wayKnown struct {
 }
 
 // mark notes of subnets that their routes are not the primary's, as far as known.
-func (r *Reconciler) mark(list []SubnetState) wayKnown {
+func (r *Reconciler) mark(list []plan.Subnet) wayKnown {
 	vpc, home, ok := r.chooses(list)
 	if !ok {
 		return wayKnown{}

@@ -14,7 +14,7 @@ func (r *Reconciler) contented() bool {
 	u := r.cfg.Node.Usage()
 	free := 0
 	for _, e := range u.ENIs {
-		free += e.FreeSingles + e.FreePrefixes
+		free += e.Free.Addresses + e.Free.Prefixes
 	}
 	return free >= max(1, u.Waiting)
 }

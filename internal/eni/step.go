@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // step is an action with everything its cloud call takes, so that a throttled
 // one can be made again exactly as it was.
 type step struct {
-	Action
+	plan.Action
 	things   []netip.Prefix // Unassign: what was withdrawn
 	intent   Intent         // Create
 	hold     *reservation   // Create, Assign: what is set apart of the subnet
@@ -30,21 +31,21 @@ type step struct {
 // after all, and now.
 func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 	switch p.Kind {
-	case Unassign:
+	case plan.Unassign:
 		return r.withdraw(ctx, p, now)
-	case Detach:
-		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+	case plan.Detach:
+		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false
 		}
 		r.leaving[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
 			r.stay(ctx, p.ENI)
-			r.fail(gateShrink, Detach, err, now, r.cfg.SlowRetry)
+			r.fail(gateShrink, plan.Detach, err, now, r.cfg.SlowRetry)
 			return false
 		}
-	case Assign:
+	case plan.Assign:
 		p.Subnet = r.view.enis[p.ENI].SubnetID
-	case Create:
+	case plan.Create:
 		groups, err := r.groups(ctx)
 		if err == nil {
 			p.intent = r.intend(p.Action, groups, now)
@@ -53,7 +54,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 			}
 		}
 		if err != nil {
-			r.fail(gateGrow, Create, err, now, r.waitAfter(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			r.fail(gateGrow, plan.Create, err, now, r.waitAfter(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
 			return false
 		}
 	}
@@ -64,25 +65,21 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 // cloud is asked to take them.
 func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	k := r.view.enis[p.ENI]
-	addrs, prefixes := r.cfg.Node.Withdraw(p.ENI, p.Addresses, p.Prefixes)
-	if k != nil { // the cloud takes no ENI's own address
-		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a == k.Primary })
+	p.things = r.cfg.Node.Withdraw(p.ENI, p.Amount)
+	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
+		p.things = slices.DeleteFunc(p.things, func(t netip.Prefix) bool { return t == host(k.Primary) })
 	}
-	if k == nil || len(addrs)+len(prefixes) == 0 {
+	if k == nil || len(p.things) == 0 {
 		return false
 	}
-	for _, a := range addrs {
-		p.things = append(p.things, host(a))
-	}
-	p.things = append(p.things, prefixes...)
-	p.Addresses, p.Prefixes = len(addrs), len(prefixes)
+	p.Amount = amountOf(p.things)
 	for _, t := range p.things {
 		k.releasing[t] = now
 		delete(k.added, t)
 	}
 	if err := r.publish(ctx); err != nil {
 		r.giveBack(p)
-		r.fail(gateShrink, Unassign, err, now, r.cfg.SlowRetry)
+		r.fail(gateShrink, plan.Unassign, err, now, r.cfg.SlowRetry)
 		return false
 	}
 	return true
@@ -91,20 +88,20 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 // renew readies a throttled step for another try: it may have become pointless
 // by what was observed since, and what is about to leave is recorded as of now.
 func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
-	if p.Kind == Create || p.Kind == FindSubnets || p.Kind == FindRoutes {
+	if p.Kind == plan.Create || p.Kind == plan.FindSubnets || p.Kind == plan.FindRoutes {
 		return true
 	}
 	k, ok := r.view.enis[p.ENI]
-	want := Attached
-	if p.Kind == Attach || p.Kind == Delete {
-		want = Detached
+	want := plan.Attached
+	if p.Kind == plan.Attach || p.Kind == plan.Delete {
+		want = plan.Detached
 	}
 	if !ok || k.phase() != want {
 		return false
 	}
 	switch p.Kind {
-	case Detach:
-		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+	case plan.Detach:
+		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing gave it back meanwhile, and pods came
 		}
 		r.leaving[p.ENI] = now
@@ -112,7 +109,7 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			r.stay(ctx, p.ENI)
 			return false
 		}
-	case Unassign:
+	case plan.Unassign:
 		for _, t := range p.things {
 			if _, ok := k.releasing[t]; !ok {
 				return false // a listing showed it gone
@@ -134,7 +131,7 @@ func (r *Reconciler) relent(ctx context.Context) {
 		return
 	}
 	delete(r.pending, gateShrink)
-	if p.Kind == Detach {
+	if p.Kind == plan.Detach {
 		r.stay(ctx, p.ENI)
 	} else {
 		r.giveBack(p)
@@ -151,7 +148,7 @@ func (r *Reconciler) giveBack(p *step) {
 	for _, t := range p.things {
 		delete(k.releasing, t)
 	}
-	r.cfg.Node.RestoreAddresses(split(p.things))
+	r.cfg.Node.RestoreWithdrawn(p.things)
 }
 
 // stay gives an ENI that was about to leave back to the node, by publishing it.
@@ -170,6 +167,23 @@ func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) 
 		}
 	}
 	return addrs, prefixes
+}
+
+// amountOf counts things.
+func amountOf(things []netip.Prefix) (n cloud.Amount) {
+	for _, t := range things {
+		switch single := t.IsSingleIP(); {
+		case single && t.Addr().Is4():
+			n.Addresses++
+		case single:
+			n.IPv6++
+		case t.Addr().Is4():
+			n.Prefixes++
+		default:
+			n.IPv6Prefixes++
+		}
+	}
+	return n
 }
 
 // groups are the security groups of a new ENI: those configured by ID or tags,
@@ -191,7 +205,7 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 }
 
 // intend writes the request for a new ENI: all tags and addresses in the one call.
-func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
+func (r *Reconciler) intend(a plan.Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
@@ -221,7 +235,7 @@ func (r *Reconciler) resume() {
 		return
 	}
 	q := intent.Request
-	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent, priority: cloud.Begun, lost: true}
+	r.pending[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
 }
 
 func (r *Reconciler) forgetIntent() {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // A gate is a group of steps that wait together after a failure, so that
@@ -27,25 +28,25 @@ const (
 	gateInstance gate = "find-instance"
 )
 
-func gateOf(k Kind) gate {
+func gateOf(k plan.Kind) gate {
 	switch k {
-	case Assign, Create, Attach:
+	case plan.Assign, plan.Create, plan.Attach:
 		return gateGrow
-	case Unassign, Detach:
+	case plan.Unassign, plan.Detach:
 		return gateShrink
-	case Delete:
+	case plan.Delete:
 		return gateDelete
-	case Observe:
+	case plan.Observe:
 		return gateObserve
-	case FindSubnets:
+	case plan.FindSubnets:
 		return gateSubnets
-	case FindRoutes:
+	case plan.FindRoutes:
 		return gateRoutes
-	case Collect:
+	case plan.Collect:
 		return gateCollect
-	case FindLimits:
+	case plan.FindLimits:
 		return gateLimits
-	case FindInstance:
+	case plan.FindInstance:
 		return gateInstance
 	default:
 		return gateRepair
@@ -58,7 +59,7 @@ type backoff struct {
 	until    time.Time
 	probe    time.Time // when it may be opened for pods that wait; see Outage
 	failures int       // in a row
-	kind     Kind
+	kind     plan.Kind
 	class    cloud.Class
 	err      error
 }
@@ -69,7 +70,7 @@ func (r *Reconciler) closed(g gate, now time.Time) bool {
 }
 
 // fail closes a gate for wait.
-func (r *Reconciler) fail(g gate, kind Kind, err error, now time.Time, wait time.Duration) {
+func (r *Reconciler) fail(g gate, kind plan.Kind, err error, now time.Time, wait time.Duration) {
 	b := r.gates[g]
 	if b == nil {
 		b = &backoff{}
@@ -87,7 +88,9 @@ func (r *Reconciler) fail(g gate, kind Kind, err error, now time.Time, wait time
 }
 
 // note remembers trouble that leaves another way open: no gate closes.
-func (r *Reconciler) note(g gate, kind Kind, err error, now time.Time) { r.fail(g, kind, err, now, 0) }
+func (r *Reconciler) note(g gate, kind plan.Kind, err error, now time.Time) {
+	r.fail(g, kind, err, now, 0)
+}
 
 // heal forgets a gate's trouble after a success.
 func (r *Reconciler) heal(g gate) {
@@ -96,11 +99,11 @@ func (r *Reconciler) heal(g gate) {
 }
 
 // healUnwanted forgets trouble with steps that nothing asks for any more.
-func (r *Reconciler) healUnwanted(actions []Action, now time.Time) {
+func (r *Reconciler) healUnwanted(actions []plan.Action, now time.Time) {
 	wanted := map[gate]bool{gateGrow: r.starved || r.growthWaits() || r.abandoned > 1 && r.refusedAt.After(now)}
 	for _, a := range actions {
 		wanted[gateOf(a.Kind)] = true
-		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == Create
+		wanted[gateRoutes] = wanted[gateRoutes] || a.Kind == plan.Create
 	}
 	for _, g := range [...]gate{gateGrow, gateRoutes, gateShrink, gateDelete, gateRepair} {
 		if !wanted[g] && !r.closed(g, now) {
@@ -127,7 +130,7 @@ func (r *Reconciler) waitAfter(g gate, class cloud.Class) time.Duration {
 }
 
 func (r *Reconciler) failObserve(err error) {
-	r.fail(gateObserve, Observe, err, r.cfg.Clock.Now(), r.waitAfter(gateObserve, cloud.ClassOf(err)))
+	r.fail(gateObserve, plan.Observe, err, r.cfg.Clock.Now(), r.waitAfter(gateObserve, cloud.ClassOf(err)))
 }
 
 // try makes a step and deals with its failure. It always leaves something
@@ -147,7 +150,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts or routes is no step: growth goes on with those it has.
-		if p.Kind != FindSubnets && p.Kind != FindRoutes {
+		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes {
 			r.pending[g] = p
 		}
 		r.fail(g, p.Kind, err, now, r.waitAfter(g, class))
@@ -156,7 +159,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	default:
 		r.undo(ctx, p, class, now)
 		wait := r.waitAfter(g, class)
-		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == Attach {
+		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == plan.Attach {
 			if w, ok := r.attachRefused(k, class, now); ok {
 				wait = w
 			}
@@ -172,7 +175,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 // held tells, in the middle of a step, that it waits for the cloud's rate limit:
 // it may be minutes before the step succeeds, and that nothing failed is no
 // comfort to who waits for it.
-func (r *Reconciler) held(a Action, op string) {
+func (r *Reconciler) held(a plan.Action, op string) {
 	g := gateOf(a.Kind)
 	b := r.gates[g]
 	if b == nil {
@@ -187,7 +190,7 @@ func (r *Reconciler) held(a Action, op string) {
 	r.cfg.Held()
 }
 
-func (r *Reconciler) told(a Action, err error, start time.Time) {
+func (r *Reconciler) told(a plan.Action, err error, start time.Time) {
 	r.cfg.Observer.Acted(a, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
 }
 
@@ -199,7 +202,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 		id = k.SubnetID
 	}
 	p.hold.end(0)
-	if p.Kind == Create {
+	if p.Kind == plan.Create {
 		r.forgetIntent()
 	}
 	if p.Prefixes > 0 {
@@ -207,7 +210,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 		r.cfg.Subnets.refusedPrefix(id, until)
 		r.retryAt = until
 	} else {
-		r.retryAt = r.cfg.Subnets.refused(id, p.weight(), now)
+		r.retryAt = r.cfg.Subnets.refused(id, p.Weight(), now)
 		r.recount = now
 	}
 	r.note(gateGrow, p.Kind, err, now)
@@ -217,16 +220,16 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 // effect are followed by a look at the ENI before anything is repeated.
 func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	// An index that is taken is one of an ENI that came since the last listing.
-	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == Attach {
+	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
 		r.goAstray(now)
 	}
 	r.uncertain = r.uncertain || r.passive && class == cloud.Conflict
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
-	case Create:
+	case plan.Create:
 		if p.doubtful != "" { // a repeat would get the same answer
 			r.forgetIntent()
-			p.hold.end(p.weight())
+			p.hold.end(p.Weight())
 			r.lookAt[p.doubtful] = now
 			r.unsure[p.doubtful] = unsureAssign{until: now.Add(r.cfg.Lag), made: true}
 			return
@@ -240,19 +243,19 @@ func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now t
 			r.recount = now // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
-	case Attach:
+	case plan.Attach:
 		r.undoAttach(p, class, now)
-	case Assign:
+	case plan.Assign:
 		r.lookAt[p.ENI] = now
 		if lost {
-			p.hold.end(p.weight()) // perhaps; the next count tells
+			p.hold.end(p.Weight()) // perhaps; the next count tells
 			r.doubt(p, now)
 		}
-	case Unassign:
+	case plan.Unassign:
 		r.undoUnassign(p, class, now)
-	case Detach:
+	case plan.Detach:
 		r.undoDetach(ctx, p, class, now)
-	case Delete:
+	case plan.Delete:
 		r.lookAt[p.ENI] = now.Add(time.Second)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // view is what is known of one node's ENIs: the last listing, corrected by the
@@ -114,7 +115,7 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 // a listing says: the reply, but for what only a later listing can know.
 func (k *known) attached(listed cloud.ENI) (*cloud.Attachment, string) {
 	switch {
-	case k.phase() == Detaching && listed.Attachment == nil: // it is over
+	case k.phase() == plan.Detaching && listed.Attachment == nil: // it is over
 		return nil, listed.Status
 	case k.unsure && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
 		k.unsure = false
@@ -184,16 +185,16 @@ func (k *known) take(things []netip.Prefix, now time.Time) {
 }
 
 // phase is where the ENI is on its way in or out.
-func (k *known) phase() Phase { return phaseOf(k.Attachment) }
+func (k *known) phase() plan.Phase { return phaseOf(k.Attachment) }
 
-func phaseOf(a *cloud.Attachment) Phase {
+func phaseOf(a *cloud.Attachment) plan.Phase {
 	switch {
 	case a == nil:
-		return Detached
+		return plan.Detached
 	case a.Status == "detaching" || a.Status == "detached":
-		return Detaching
+		return plan.Detaching
 	default:
-		return Attached
+		return plan.Attached
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 const subnetsAge = time.Minute // older free counts are asked for before growing
@@ -85,29 +85,14 @@ func (r *Reconciler) relevant() map[string]bool {
 	return m
 }
 
-// forNew tells in which subnets new ENIs may be made: those configured by
-// ID or tags, in the instance's zone; without either, the primary's or any.
-// Never in a zone that is configured and not the instance's: what is made there
-// can be attached to nothing here (EC2 User Guide, "Elastic network interfaces").
-func (r *Reconciler) forNew() choice {
-	vpc, zone := r.place()
-	home, own := "", zone
+// forNew tells in which subnets new ENIs may be made.
+func (r *Reconciler) forNew() plan.Candidates {
+	c := plan.Candidates{IDs: r.cfg.SubnetIDs, Tags: r.cfg.SubnetTags, Any: r.cfg.AnySubnet}
+	c.VPC, c.Zone = r.place()
 	if k, ok := r.view.primary(); ok {
-		home, own = k.SubnetID, cmp.Or(k.Zone, zone)
+		c.Primary, c.InstanceZone = k.SubnetID, cmp.Or(k.Zone, c.Zone)
+	} else {
+		c.InstanceZone = c.Zone
 	}
-	return func(s cloud.Subnet) bool {
-		if s.Zone != "" && (zone != "" && s.Zone != zone || own != "" && s.Zone != own) || s.VPCID != "" && vpc != "" && s.VPCID != vpc {
-			return false
-		}
-		switch {
-		case len(r.cfg.SubnetIDs) > 0:
-			return slices.Contains(r.cfg.SubnetIDs, s.ID)
-		case len(r.cfg.SubnetTags) > 0:
-			return selects(cloud.SubnetFilter{Tags: r.cfg.SubnetTags}, s)
-		case r.cfg.AnySubnet:
-			return s.VPCID != "" && s.Zone != ""
-		default:
-			return s.ID == home
-		}
-	}
+	return c
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // member is one node of the fleet.
@@ -37,7 +38,7 @@ type seen struct {
 }
 
 // Acted implements eni.Observer.
-func (s seen) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+func (s seen) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
 	s.to.Acted(s.name, a, class, err, took)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // New ENIs may be meant for another VPC than the instance's (or a person wrote
@@ -42,7 +43,7 @@ func TestNoENIInAnotherZone(t *testing.T) {
 		s.Zone, s.AnySubnet, s.Policy.FirstInterfaceIndex = "zone-b", true, 1
 		o := p.set(t, w.objects[0], s)
 		pass(minute)
-		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != eni.ReasonSubnetFull {
+		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != plan.ReasonSubnetFull {
 			t.Errorf("%d ENIs made: %+v", n, o.last())
 		}
 		s.Zone = ""

@@ -38,7 +38,7 @@ func TestPublish(t *testing.T) {
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
 	harness.Eventually(t, limit, "use is seen", func() error {
 		u := n.Usage()
-		want, kicks := eni.ENIUsage{Used: 2, FreeSingles: 1}, fl.of(fl.kicks, "node-1")
+		want, kicks := eni.ENIUsage{Used: 2, Free: cloud.Amount{Addresses: 1}}, fl.of(fl.kicks, "node-1")
 		if u.Waiting != 5 || u.ENIs["eni-1"] != want || kicks == 0 {
 			return fmt.Errorf("%+v, %d kicks", u, kicks)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
@@ -25,7 +26,7 @@ type killer struct {
 	hits int
 }
 
-func (k *killer) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+func (k *killer) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
 	k.next.Acted(a, class, err, took)
 	if errors.Is(err, failpoint.ErrHit) {
 		k.hits++

@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // The supplier is the authority on what the node owns, and the stored inventory
@@ -48,8 +49,8 @@ type firstWord struct {
 }
 
 // Acted implements eni.Observer.
-func (f *firstWord) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
-	if a.Kind == eni.Observe && err != nil {
+func (f *firstWord) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
+	if a.Kind == plan.Observe && err != nil {
 		f.s.Prove()
 	}
 	if f.next != nil {

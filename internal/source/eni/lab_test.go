@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/vpclab"
@@ -31,10 +32,10 @@ type labNode struct {
 }
 
 // Acted implements eni.Observer.
-func (n *labNode) Acted(a eni.Action, _ cloud.Class, err error, _ time.Duration) {
+func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if a.Kind == eni.Create && err == nil {
+	if a.Kind == plan.Create && err == nil {
 		n.creates++
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -91,7 +92,7 @@ func (r *reconciled) LastError() string { return r.Status().LastError }
 
 // reasons by class of what went wrong at the cloud.
 var reasons = map[cloud.Class]string{
-	cloud.Throttled: "throttled", cloud.SubnetFull: eni.ReasonSubnetFull, cloud.LimitReached: eni.ReasonENILimit,
+	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
 	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
 }
 

@@ -55,16 +55,7 @@ func (s *Source) keepBack(now time.Time) {
 // free makes assignable what was kept and is not in back. s.mu is held.
 func (s *Source) free(back []netip.Prefix) {
 	freed := slices.DeleteFunc(s.kept, func(p netip.Prefix) bool { return slices.Contains(back, p) })
-	var addrs []netip.Addr
-	var prefixes []netip.Prefix
-	for _, p := range freed {
-		if p.IsSingleIP() {
-			addrs = append(addrs, p.Addr())
-		} else {
-			prefixes = append(prefixes, p)
-		}
-	}
-	s.alloc.Restore(addrs, prefixes)
+	s.alloc.Restore(freed)
 	s.kept = slices.Clone(back)
 }
 
