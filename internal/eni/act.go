@@ -114,16 +114,15 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
 	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
-	r.replied, r.abandoned = k.replied, 0
+	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
-	return r.published(ctx)
-}
-
-// published is publish for steps that are done whether or not it is recorded.
-func (r *Reconciler) published(ctx context.Context) error {
-	_ = r.publish(ctx) // logged; the next change or observation records it
+	r.publishLater(ctx)
 	return nil
 }
+
+// publishLater is publish for steps that are done whether or not it is recorded:
+// a failure is logged, and the next change or observation records it.
+func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	var addrs []netip.Addr
@@ -144,9 +143,10 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	p.hold.end(p.Weight())
-	r.replied = r.cfg.Clock.Now()
-	k.give(addrs, prefixes, r.replied)
-	return r.published(ctx)
+	r.confidence.replied = r.cfg.Clock.Now()
+	k.give(addrs, prefixes, r.confidence.replied)
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
@@ -162,7 +162,8 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 	}
 	k.take(p.things, r.cfg.Clock.Now())
 	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
-	return r.published(ctx)
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) detach(ctx context.Context, k *known) error {
@@ -173,9 +174,10 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	at := *k.Attachment
 	at.Status = "detaching"
 	k.Attachment, k.replied, k.unsure = &at, r.cfg.Clock.Now(), false
-	delete(r.leaving, k.ID)
-	r.lookAt[k.ID] = k.replied.Add(time.Second)
-	return r.published(ctx)
+	delete(r.detaching, k.ID)
+	r.lookups.at[k.ID] = k.replied.Add(time.Second)
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
@@ -184,9 +186,8 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 		return err
 	}
 	delete(r.view.enis, k.ID)
-	delete(r.lookAt, k.ID)
-	delete(r.unsure, k.ID)
-	delete(r.leaving, k.ID)
+	r.lookups.forget(k.ID)
+	delete(r.detaching, k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
 	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.things())))
 	r.forgetIntent()

@@ -112,12 +112,12 @@ func doubles(before, now []cloud.ENI) []string {
 // arbitrate takes what is disputed out of the view. Before is what was known of
 // the ENIs before the listing.
 func (v *view) arbitrate(before []cloud.ENI) {
-	clear(v.oddities)
+	clear(v.contradictions)
 	now := make([]cloud.ENI, 0, len(v.enis))
 	for _, k := range v.list() {
 		k.disputed, k.double = 0, false
 		if k.misread != "" {
-			v.oddities[k.misread] = []string{k.ID}
+			v.contradictions[k.misread] = []string{k.ID}
 		}
 		e := k.ENI
 		leaving := func(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
@@ -134,11 +134,11 @@ func (v *view) arbitrate(before []cloud.ENI) {
 		one := func(a netip.Addr) bool { return host(a) == d.thing }
 		k.Addresses, k.IPv6 = without(k.Addresses, one), without(k.IPv6, one)
 		k.Prefixes, k.IPv6Prefixes = without(k.Prefixes, is), without(k.IPv6Prefixes, is)
-		v.oddities[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
 		v.enis[id].double = true
-		v.oddities[id+" is listed with the MAC or primary address of another ENI of the node"] = []string{id}
+		v.contradictions[id+" is listed with the MAC or primary address of another ENI of the node"] = []string{id}
 	}
 }
 
@@ -161,22 +161,22 @@ func (k *known) keepForLife(e *cloud.ENI) {
 	}
 }
 
-// doubtListings tells once of what a listing says that cannot be true, and has
+// checkContradictions tells once of what a listing says that cannot be true, and has
 // the ENIs described again soon.
-func (r *Reconciler) doubtListings() {
+func (r *Reconciler) checkContradictions() {
 	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
-	for what, ids := range r.view.oddities {
-		if !r.odd[what] {
+	for what, ids := range r.view.contradictions {
+		if !r.contradicted[what] {
 			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
 		}
 		for _, id := range ids {
-			if r.lookAt[id].IsZero() {
-				r.lookAt[id] = soon
+			if r.lookups.at[id].IsZero() {
+				r.lookups.at[id] = soon
 			}
 		}
 	}
-	clear(r.odd)
-	for what := range r.view.oddities {
-		r.odd[what] = true
+	clear(r.contradicted)
+	for what := range r.view.contradictions {
+		r.contradicted[what] = true
 	}
 }

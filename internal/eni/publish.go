@@ -30,10 +30,10 @@ func (r *Reconciler) Seed(inv Inventory) {
 		return t
 	}
 	inv.At = past(inv.At)
-	r.replied = inv.At
+	r.confidence.replied = inv.At
 	// An instance may have been given another type since.
-	if r.limits == (cloud.Limits{}) && (!r.typed || inv.InstanceType == r.itype) {
-		r.limits, r.itype = inv.Limits, inv.InstanceType
+	if in := &r.instance; in.limits == (cloud.Limits{}) && (!in.typeKnown || inv.InstanceType == in.typ) {
+		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
 		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
@@ -44,7 +44,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		// last reply is followed by another.
 		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
 			k.replied = visible.Add(-r.cfg.Settle)
-			r.lookAt[e.ID] = visible
+			r.lookups.at[e.ID] = visible
 		}
 	}
 	for _, l := range inv.Leaving {
@@ -54,7 +54,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
 		r.view.enis[l.ENI] = k
-		r.lookAt[l.ENI] = now
+		r.lookups.at[l.ENI] = now
 	}
 	for _, rel := range inv.Releasing {
 		k := r.view.enis[rel.ENI]
@@ -87,9 +87,9 @@ func (e ENI) cloudENI(c Config) cloud.ENI {
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.limits(), At: r.confidence.replied}
 	for _, k := range r.view.list() {
-		since, leaving := r.leaving[k.ID]
+		since, leaving := r.detaching[k.ID]
 		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true
 		}
@@ -124,8 +124,8 @@ func (r *Reconciler) publish(ctx context.Context) error {
 	if r.Ended() {
 		return errors.New("record the inventory: the node was taken away")
 	}
-	if r.silent || r.doubted.Load() {
-		return errors.New("record the inventory: it is in doubt until EC2 was observed")
+	if err := r.confidence.mayPublish(); err != nil {
+		return fmt.Errorf("record the inventory: %w", err)
 	}
 	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
 		if ctx.Err() == nil { // else it is the end of the program: the next one records it
@@ -142,7 +142,7 @@ func (r *Reconciler) restoreSettled() {
 	for _, k := range r.view.enis {
 		var back []netip.Prefix
 		for p, since := range k.releasing {
-			if r.confirmed.Sub(since) < r.cfg.Settle {
+			if r.confidence.confirmed.Sub(since) < r.cfg.Settle {
 				continue
 			}
 			delete(k.releasing, p)

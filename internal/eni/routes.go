@@ -112,41 +112,41 @@ func (r *Reconciler) chooses(list []plan.Subnet) (vpc, home string, ok bool) {
 		return "", "", false
 	}
 	vpc, _ = r.place()
-	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.vpc)
+	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.instance.vpc)
 }
 
-// wayKnown is what a plan knew of the subnets' routes.
-type wayKnown struct {
+// routesKnown is what a plan knew of the subnets' routes.
+type routesKnown struct {
 	matters bool // there is a choice to make by them
 	known   bool // they were asked for once
 	fresh   bool // and not old
 }
 
 // mark notes of subnets that their routes are not the primary's, as far as known.
-func (r *Reconciler) mark(list []plan.Subnet) wayKnown {
+func (r *Reconciler) mark(list []plan.Subnet) routesKnown {
 	vpc, home, ok := r.chooses(list)
 	if !ok {
-		return wayKnown{}
+		return routesKnown{}
 	}
 	routes, fresh := r.cfg.Routes.known(vpc)
 	for i := range list {
 		list[i].Apart = routes.table(list[i].ID) != routes.table(home)
 	}
-	return wayKnown{true, !routes.at.IsZero(), fresh}
+	return routesKnown{true, !routes.at.IsZero(), fresh}
 }
 
 // routesMissing tells whether to ask for route tables before an ENI is made by
 // a plan that knew so much of them, and whether to wait with it.
-func (r *Reconciler) routesMissing(w wayKnown, now time.Time) (ask, wait bool) {
+func (r *Reconciler) routesMissing(w routesKnown, now time.Time) (ask, wait bool) {
 	if !w.matters || w.fresh {
 		return false, false
 	}
-	if !r.closed(gateRoutes, now) {
+	if !r.retries.closed(gateRoutes, now) {
 		return true, false
 	}
 	// Older ones do, and who may not ask goes on as if all were alike.
-	b := r.gates[gateRoutes]
-	hopeless := b.class == cloud.Permission || b.class == cloud.Bug || b.failures >= routesTries
+	b := r.retries.failed[gateRoutes]
+	hopeless := b.permanent() || b.failures >= routesTries
 	return false, !w.known && !hopeless
 }
 

@@ -41,32 +41,30 @@ func (r *Reconciler) Status() Status {
 // report renews the status from the gates: growth's trouble matters most to pods.
 func (r *Reconciler) report() {
 	now := r.cfg.Clock.Now()
-	s := Status{Confirmed: !r.confirmed.IsZero(), Vanished: r.vanished}
-	if r.typed {
-		s.InstanceType = r.itype
+	s := Status{Confirmed: !r.confidence.confirmed.IsZero(), Vanished: r.instance.vanished}
+	if r.instance.typeKnown {
+		s.InstanceType = r.instance.typ
 	}
-	for _, g := range [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubnets, gateRoutes, gateShrink, gateDelete, gateRepair, gateCollect} {
-		if b := r.gates[g]; b != nil {
-			s.Class, s.Err, s.Kind = b.class, b.err, b.kind
-			s.Grows = g == gateGrow || g == gateSubnets || g == gateLimits || g == gateInstance
-			s.LastError = fmt.Sprintf("%s: %v", b.kind, b.err)
-			if hint := advice(b.class, b.kind); hint != "" {
-				s.LastError += " (" + hint + ")"
-			}
-			s.NextTry = b.until
-			if !s.NextTry.After(now) {
-				s.NextTry = now.Add(r.wake(now))
-			}
-			break
+	if b := r.retries.worst(); b != nil {
+		g := gateOfKind[b.kind]
+		s.Class, s.Err, s.Kind = b.class, b.err, b.kind
+		s.Grows = g == gateGrow || g == gateSubnets || g == gateLimits || g == gateInstance
+		s.LastError = fmt.Sprintf("%s: %v", b.kind, b.err)
+		if hint := advice(b.class, b.kind); hint != "" {
+			s.LastError += " (" + hint + ")"
+		}
+		s.NextTry = b.until
+		if !s.NextTry.After(now) {
+			s.NextTry = now.Add(r.wake(now))
 		}
 	}
 	if s.Confirmed {
-		j := r.judge(now)
-		d := j.plan
+		e := r.evaluate(now)
+		d := e.plan
 		s.Available, s.Used = d.Available, d.Used
 		if r.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
-			s.Shortage, s.Explanation = plan.Shortage(r.limits, r.cfg.Policy, j.state)
+			s.Shortage, s.Explanation = plan.Shortage(r.limits(), r.cfg.Policy, e.state)
 		}
 	}
 	r.mu.Lock()

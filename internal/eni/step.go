@@ -37,10 +37,10 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false
 		}
-		r.leaving[p.ENI] = now
+		r.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
-			r.stay(ctx, p.ENI)
-			r.fail(gateShrink, plan.Detach, err, now, r.cfg.SlowRetry)
+			r.cancelDetach(ctx, p.ENI)
+			r.retries.fail(plan.Detach, err, now, r.cfg.SlowRetry)
 			return false
 		}
 	case plan.Assign:
@@ -54,7 +54,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 			}
 		}
 		if err != nil {
-			r.fail(gateGrow, plan.Create, err, now, r.waitAfter(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			r.retries.fail(plan.Create, err, now, r.retries.wait(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
 			return false
 		}
 	}
@@ -78,8 +78,8 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 		delete(k.added, t)
 	}
 	if err := r.publish(ctx); err != nil {
-		r.giveBack(p)
-		r.fail(gateShrink, plan.Unassign, err, now, r.cfg.SlowRetry)
+		r.restoreWithdrawn(p)
+		r.retries.fail(plan.Unassign, err, now, r.cfg.SlowRetry)
 		return false
 	}
 	return true
@@ -104,9 +104,9 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing gave it back meanwhile, and pods came
 		}
-		r.leaving[p.ENI] = now
+		r.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil && r.shared() {
-			r.stay(ctx, p.ENI)
+			r.cancelDetach(ctx, p.ENI)
 			return false
 		}
 	case plan.Unassign:
@@ -117,30 +117,30 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			k.releasing[t] = now
 		}
 		if err := r.publish(ctx); err != nil && r.shared() {
-			r.giveBack(p)
+			r.restoreWithdrawn(p)
 			return false
 		}
 	}
 	return true
 }
 
-// relent ends a throttled step that would take what pods wait for by now.
-func (r *Reconciler) relent(ctx context.Context) {
-	p := r.pending[gateShrink]
+// cancelShrink ends a throttled step that would take what pods wait for by now.
+func (r *Reconciler) cancelShrink(ctx context.Context) {
+	p := r.retries.throttled[gateShrink]
 	if p == nil || r.shared() || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	delete(r.pending, gateShrink)
+	delete(r.retries.throttled, gateShrink)
 	if p.Kind == plan.Detach {
-		r.stay(ctx, p.ENI)
+		r.cancelDetach(ctx, p.ENI)
 	} else {
-		r.giveBack(p)
+		r.restoreWithdrawn(p)
 	}
 }
 
-// giveBack undoes withdraw, when the cloud surely took nothing. What is recorded
+// restoreWithdrawn undoes withdraw, when the cloud surely took nothing. What is recorded
 // for others to see is taken up again by the next plan.
-func (r *Reconciler) giveBack(p *step) {
+func (r *Reconciler) restoreWithdrawn(p *step) {
 	k := r.view.enis[p.ENI]
 	if k == nil {
 		return
@@ -151,9 +151,9 @@ func (r *Reconciler) giveBack(p *step) {
 	r.cfg.Node.RestoreWithdrawn(p.things)
 }
 
-// stay gives an ENI that was about to leave back to the node, by publishing it.
-func (r *Reconciler) stay(ctx context.Context, id string) {
-	delete(r.leaving, id)
+// cancelDetach gives an ENI that was about to leave back to the node, by publishing it.
+func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
+	delete(r.detaching, id)
 	_ = r.publish(ctx)
 }
 
@@ -235,7 +235,7 @@ func (r *Reconciler) resume() {
 		return
 	}
 	q := intent.Request
-	r.pending[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
+	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
 }
 
 func (r *Reconciler) forgetIntent() {

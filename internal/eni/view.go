@@ -18,32 +18,40 @@ type view struct {
 	settle  time.Duration
 	enis    map[string]*known
 	deleted map[string]time.Time // ENIs that a reply said were deleted
-	// oddities are what listings say that cannot be true, with the ENIs concerned.
-	oddities map[string][]string
+	// contradictions are what listings say that cannot be true, with the ENIs concerned.
+	contradictions map[string][]string
 }
 
 // known is one ENI.
 type known struct {
 	cloud.ENI
-	replied     time.Time                  // when a reply last changed its attachment or being
-	refusals    int                        // how often it was surely not attached, for what may be wrong with it
-	lost        time.Time                  // when a reply to attaching it was last lost
-	unsure      bool                       // attaching or detaching was asked for and the reply was lost
-	added       map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed     map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	releasing   map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed    int                        // addresses and prefixes listed for it that another may have
-	misread     string                     // what the last listing said of it that cannot be true
-	deletionDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	double      bool                       // listed with another's MAC or primary address: left alone
+	replied        time.Time                  // when a reply last changed its attachment or being
+	refusals       int                        // how often it was surely not attached, for what may be wrong with it
+	lost           time.Time                  // when a reply to attaching it was last lost
+	unsure         bool                       // attaching or detaching was asked for and the reply was lost
+	added          map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed        map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing      map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed       int                        // addresses and prefixes listed for it that another may have
+	misread        string                     // what the last listing said of it that cannot be true
+	terminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
+	double         bool                       // listed with another's MAC or primary address: left alone
 }
 
 func newView(settle time.Duration) *view {
-	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, oddities: map[string][]string{}}
+	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, contradictions: map[string][]string{}}
 }
 
 func newKnown(e cloud.ENI) *known {
 	return &known{ENI: e, added: map[netip.Prefix]time.Time{}, removed: map[netip.Prefix]time.Time{}, releasing: map[netip.Prefix]time.Time{}}
+}
+
+// trustListings makes listings the truth again over every reply so far.
+func (v *view) trustListings() {
+	for _, k := range v.enis {
+		clear(k.added)
+		k.replied = time.Time{}
+	}
 }
 
 // fresh tells whether a reply at t still outranks a listing.
@@ -151,6 +159,9 @@ func (k *known) prefixes(listed []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(out, func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
 	return out
 }
+
+// isReleasing tells whether an address or prefix is on its way back.
+func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
 // things are the ENI's IPv4 addresses and prefixes for pods.
 func (k *known) things() []netip.Prefix {

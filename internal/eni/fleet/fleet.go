@@ -1,7 +1,7 @@
 // Package fleet works for the ENIs of many nodes in one process: one
 // eni.Reconciler a node, and what they share. It knows no Kubernetes.
 //
-//	fleet.go        what the operator calls: Set, Remove, Kick, Doubt, Suspect
+//	fleet.go        what the operator calls: Set, Remove, Kick, Invalidate, CheckInstance
 //	config.go       what a Fleet needs to know
 //	run.go          when which node is worked for, and what is done for all now and then
 //	member.go       one node: its reconciler and what is to be told to it
@@ -105,24 +105,24 @@ func (f *Fleet) Kick(name string) {
 	}
 }
 
-// Doubt says that what was published for a node may not be what the cloud has:
+// Invalidate says that what was published for a node may not be what the cloud has:
 // someone else wrote it. Nothing is published before the cloud was observed.
-func (f *Fleet) Doubt(name string) {
+func (f *Fleet) Invalidate(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
-		m.rec.Doubt()
+		m.rec.Invalidate()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
 }
 
-// Suspect says that a node's instance may have been stopped, or may run again:
+// CheckInstance says that a node's instance may have been stopped, or may run again:
 // the cloud is asked for its state, once.
-func (f *Fleet) Suspect(name string) {
+func (f *Fleet) CheckInstance(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
-		m.rec.Suspect()
+		m.rec.CheckInstance()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
 }

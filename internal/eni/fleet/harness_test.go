@@ -140,7 +140,7 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	}
 	if w.seen != w.version {
 		w.seen = w.version
-		w.fleet().Doubt(w.name)
+		w.fleet().Invalidate(w.name)
 		return errConflict
 	}
 	w.version++

@@ -164,7 +164,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		calls.Store(0)
 		state.Store("stopped")
 		for _, o := range w.objects {
-			p.Suspect(o.name)
+			p.CheckInstance(o.name)
 		}
 		pass(5 * time.Second)
 		all("stopped", 2, fmt.Sprint(cloud.Conflict))
@@ -172,7 +172,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		all("stopped for 5 min", 12, fmt.Sprint(cloud.Conflict))
 		state.Store("running")
 		for _, o := range w.objects {
-			p.Suspect(o.name)
+			p.CheckInstance(o.name)
 		}
 		pass(5 * time.Second)
 		all("run again", 2, fmt.Sprint(cloud.Unknown))

@@ -170,7 +170,7 @@ func simulate(t *testing.T, r *rand.Rand) {
 				t.Error(err)
 			}
 		case n < 96:
-			p.Doubt(anyObject().name)
+			p.Invalidate(anyObject().name)
 		}
 	}
 	w.cloud.ClearFaults()

@@ -18,7 +18,7 @@ const (
 	Unassign     Kind = "unassign"      // free addresses or prefixes off an ENI
 	Detach       Kind = "detach"        // an ENI nobody needs
 	Delete       Kind = "delete"        // a detached ENI of ours
-	KeepWithVM   Kind = "set-deletion"  // reconcile DeleteOnTermination
+	SetDeletion  Kind = "set-deletion"  // reconcile DeleteOnTermination
 	Retag        Kind = "tag"           // an adopted ENI that names another instance
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets

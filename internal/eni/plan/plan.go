@@ -14,7 +14,7 @@ type Plan struct {
 	Available  int  // addresses for pods, used ones included
 	Used       int  // of those; cooling ones too
 	Needed     int  // addresses that the policy wants beyond Available
-	Starved    bool // the node lacks addresses that its ENIs have room for and its subnets do not
+	Exhausted  bool // the node lacks addresses that its ENIs have room for and its subnets do not
 	AtCapacity bool // nothing can give the node what it would have without limits
 }
 
@@ -37,7 +37,7 @@ func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	d := Plan{Available: b.tally.total, Used: b.tally.Used + b.tally.Cooling, Needed: max(0, b.demand.Want-b.tally.total)}
 	if b.need > 0 {
 		b.grow()
-		d.Starved = len(b.actions) == 0 && b.hasRoom()
+		d.Exhausted = len(b.actions) == 0 && b.hasRoom()
 	} else {
 		b.shrink()
 	}

@@ -303,7 +303,7 @@ func TestRepairs(t *testing.T) {
 	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeletion = 1, true })
 	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENI{p, e, foreign}},
-		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: KeepWithVM, ENI: "eni-1"})
+		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeletion, ENI: "eni-1"})
 }
 
 func BenchmarkPlan(b *testing.B) {

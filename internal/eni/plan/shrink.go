@@ -89,7 +89,7 @@ func (b *planner) tidy() {
 			b.do(Action{Kind: Retag, ENI: e.ID})
 		}
 		if e.WrongDeletion {
-			b.do(Action{Kind: KeepWithVM, ENI: e.ID})
+			b.do(Action{Kind: SetDeletion, ENI: e.ID})
 		}
 	}
 }

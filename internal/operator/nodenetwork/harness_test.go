@@ -52,21 +52,21 @@ const limit = 3 * time.Minute
 
 // script is a fleet that does nothing by itself: tests play it.
 type script struct {
-	mu       sync.Mutex // guards all below
-	settings map[string]eni.Settings
-	seeds    map[string]eni.Inventory
-	nodes    map[string]fleet.Node
-	sets     map[string]int
-	kicks    map[string]int
-	doubts   map[string]int
-	suspects map[string]int
-	says     map[string]cloud.Instance // what the cloud does of instances
+	mu          sync.Mutex // guards all below
+	settings    map[string]eni.Settings
+	seeds       map[string]eni.Inventory
+	nodes       map[string]fleet.Node
+	sets        map[string]int
+	kicks       map[string]int
+	invalidated map[string]int
+	checked     map[string]int
+	says        map[string]cloud.Instance // what the cloud does of instances
 }
 
 func newScript() *script {
 	return &script{
 		settings: map[string]eni.Settings{}, seeds: map[string]eni.Inventory{}, nodes: map[string]fleet.Node{},
-		sets: map[string]int{}, kicks: map[string]int{}, doubts: map[string]int{}, suspects: map[string]int{},
+		sets: map[string]int{}, kicks: map[string]int{}, invalidated: map[string]int{}, checked: map[string]int{},
 		says: map[string]cloud.Instance{},
 	}
 }
@@ -99,10 +99,10 @@ func (s *script) Describe(_ context.Context, id string) (cloud.Instance, error) 
 	return in, nil
 }
 
-func (s *script) Kick(name string)  { s.count(s.kicks, name) }
-func (s *script) Doubt(name string) { s.count(s.doubts, name) }
+func (s *script) Kick(name string)       { s.count(s.kicks, name) }
+func (s *script) Invalidate(name string) { s.count(s.invalidated, name) }
 
-func (s *script) Suspect(name string) { s.count(s.suspects, name) }
+func (s *script) CheckInstance(name string) { s.count(s.checked, name) }
 
 func (s *script) count(m map[string]int, name string) {
 	s.mu.Lock()

@@ -165,7 +165,7 @@ func (n *node) refresh(ctx context.Context) error {
 func (n *node) act(ctx context.Context, c change) {
 	if c.foreign {
 		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
-		n.c.fleet.Doubt(n.name)
+		n.c.fleet.Invalidate(n.name)
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
 	if c.usage {

@@ -25,8 +25,8 @@ func (r *Reconciler) unfinished(ctx context.Context, now time.Time) *step {
 		r.restoreSettled()
 		return nil
 	}
-	r.takeUp(now)
-	if r.closed(gateShrink, now) || r.pending[gateShrink] != nil {
+	r.adoptCommitted(now)
+	if r.retries.closed(gateShrink, now) || r.retries.throttled[gateShrink] != nil {
 		return nil
 	}
 	for _, k := range r.view.list() {
@@ -38,8 +38,8 @@ func (r *Reconciler) unfinished(ctx context.Context, now time.Time) *step {
 	return nil
 }
 
-// takeUp makes what others recorded this process's own.
-func (r *Reconciler) takeUp(now time.Time) {
+// adoptCommitted makes what others recorded this process's own.
+func (r *Reconciler) adoptCommitted(now time.Time) {
 	if !r.shared() {
 		return
 	}
@@ -49,8 +49,8 @@ func (r *Reconciler) takeUp(now time.Time) {
 			continue
 		}
 		if !c.Prefix.IsValid() {
-			if _, known := r.leaving[c.ENI]; !known && !primary(k.ENI) {
-				r.leaving[c.ENI] = now
+			if _, known := r.detaching[c.ENI]; !known && !primary(k.ENI) {
+				r.detaching[c.ENI] = now
 			}
 			continue
 		}
@@ -65,8 +65,8 @@ func (r *Reconciler) unfinishedOf(k *known) *step {
 	if k.phase() != plan.Attached {
 		return nil
 	}
-	long := func(since time.Time) bool { return r.confirmed.Sub(since) >= r.cfg.Settle }
-	if since, ok := r.leaving[k.ID]; ok {
+	long := func(since time.Time) bool { return r.confidence.confirmed.Sub(since) >= r.cfg.Settle }
+	if since, ok := r.detaching[k.ID]; ok {
 		if long(since) {
 			return &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}
 		}

@@ -16,6 +16,30 @@ const (
 	attachRetry = 2 * time.Second // between them, doubling
 )
 
+// attachments is what refused attachments tell of the instance.
+type attachments struct {
+	fullUntil time.Time // until when no ENI is attached: the cloud said the instance is full
+	abandoned int       // ENIs in a row that could not be attached
+}
+
+// full tells whether no further ENI is to be attached now.
+func (a *attachments) full(now time.Time) bool { return a.fullUntil.After(now) }
+
+// stuck tells whether several ENIs could not be attached, and none is tried now.
+func (a *attachments) stuck(now time.Time) bool { return a.abandoned > 1 && a.full(now) }
+
+// abandon counts an ENI that is given up, and tells for how long no other is to
+// be attached: after the second, as it is not this ENI alone.
+func (a *attachments) abandon(retry time.Duration) (pause time.Duration) {
+	if a.abandoned++; a.abandoned < 2 {
+		return 0
+	}
+	return min(retry<<min(a.abandoned, 10), 30*time.Minute)
+}
+
+// due is when the instance may have room again.
+func (a *attachments) due(now time.Time) time.Time { return earliest(now, a.fullUntil) }
+
 // attachRefused takes a failed attachment, and tells how long to wait before
 // the next try if the refusal is about this ENI. Those of limits, permissions
 // and trouble on the way are not: another ENI would fare no better. Nor is a
@@ -27,8 +51,8 @@ func (r *Reconciler) attachRefused(k *known, class cloud.Class, now time.Time) (
 	k.refusals++
 	if k.refusals == attachTries {
 		r.cfg.Logger.Warn("ENI cannot be attached: it is given up and deleted", "eni", k.ID, "tries", k.refusals)
-		if r.abandoned++; r.abandoned > 1 { // it is not this ENI alone: no further one for a while
-			r.refusedAt = now.Add(r.cfg.jitter(min(r.cfg.SlowRetry<<min(r.abandoned, 10), 30*time.Minute)))
+		if pause := r.attachments.abandon(r.cfg.SlowRetry); pause > 0 {
+			r.attachments.fullUntil = now.Add(r.cfg.jitter(pause))
 		}
 	}
 	return r.cfg.jitter(attachRetry << min(k.refusals-1, attachTries)), true
