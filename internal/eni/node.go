@@ -20,6 +20,9 @@ type Node interface {
 	// addresses are given back. It must be durable, if it is to be, on return;
 	// an error is logged, and fails the step that needed it recorded.
 	Publish(ctx context.Context, inv Inventory) error
+	// ObserveFailed says that the cloud could not be observed: what was published
+	// before, or stored, is all that is known. It must be quick.
+	ObserveFailed(err error)
 	// Withdraw takes up to so many free addresses and prefixes of an ENI out of
 	// use and returns those, addresses as prefixes of full length. Fewer, or none
 	// yet, is no error: the reconciler comes back.

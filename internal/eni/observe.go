@@ -27,7 +27,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	}
 	r.acted(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
-		r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
+		r.observeFailed(err)
 	}
 	return true
 }
@@ -39,8 +39,14 @@ func (r *Reconciler) Observed(ctx context.Context, l Listing) {
 		return
 	}
 	if err := r.take(ctx, l); err != nil {
-		r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
+		r.observeFailed(err)
 	}
+}
+
+// observeFailed has the next observation wait, and tells the node.
+func (r *Reconciler) observeFailed(err error) {
+	r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
+	r.cfg.Node.ObserveFailed(err)
 }
 
 // take draws the conclusions from a listing.
@@ -100,7 +106,7 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	list, at, err := r.lister.Look(call, id)
 	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
-		r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
+		r.observeFailed(err)
 		return true
 	}
 	r.retries.succeed(gateObserve)

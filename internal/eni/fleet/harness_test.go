@@ -195,6 +195,9 @@ func (w *writer) Committed() (out []eni.Release) {
 	return out
 }
 
+// ObserveFailed implements eni.Node.
+func (*writer) ObserveFailed(error) {}
+
 // Withdraw implements eni.Node.
 func (w *writer) Withdraw(id string, want cloud.Amount) (out []netip.Prefix) {
 	w.mu.Lock()

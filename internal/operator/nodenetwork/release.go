@@ -29,6 +29,9 @@ const patience = 2 * time.Minute
 // ENI's own address, which EC2 does not unassign. n.mu is held.
 func (n *node) keeps(p netip.Prefix) bool { return n.leaves(p) || n.primaries[p] }
 
+// ObserveFailed implements fleet.Node: the daemon goes on with what was published.
+func (*node) ObserveFailed(error) {}
+
 // Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
 // and makes candidates of what is still missing.
 func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {

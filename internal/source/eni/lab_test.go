@@ -69,13 +69,12 @@ func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leas
 		t.Fatal(err)
 	}
 	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: make(chan struct{}, 1)}
-	n.Source, err = New(Config{
+	n.Source, err = newTuned(Config{
 		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: client, Policy: p, Cooling: time.Second,
 		Datapath: &links{auto: true, set: map[string]eni.ENI{}}, Store: store, Intents: &store.MemoryIntents, Observer: n,
 		Logger:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 		ShrinkDelay: time.Second, ListingInterval: time.Second,
-		Tune: func(c *eni.Config) { c.Settle, c.Lag, c.SlowRetry = 2*time.Second, time.Second, time.Second },
-	})
+	}, func(c *eni.Config) { c.Settle, c.Lag, c.SlowRetry = 2*time.Second, time.Second, time.Second })
 	if err != nil {
 		t.Fatal(err)
 	}

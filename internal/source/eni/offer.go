@@ -33,7 +33,7 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	s.served, s.unproven = true, false
+	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	if err == nil {
 		s.free(back)

@@ -10,7 +10,7 @@
 //	offer.go      what a supplier calls that asks for addresses back by name
 //	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
-//	firstword.go  the supplier's word comes before the file's after a start
+//	confirmation.go  the supplier's word comes before the file's after a start
 //	snapshot.go   what introspection sees
 //	store.go      the files that outlive the daemon
 package eni
@@ -29,6 +29,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
@@ -82,18 +83,18 @@ type Source struct {
 
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
 
-	mu         sync.Mutex // guards all below; memory only, no call is made under it
-	alloc      *ipam.Allocator[attachment.Key]
-	leases     map[attachment.Key]hold
-	waiters    waiting.Queue
-	inv        eni.Inventory
-	published  map[string]eni.ENI // what there is for pods, by ID
-	programmed map[string]eni.ENI // what the data path has
-	down       map[string]string  // why an ENI's data path is not ready
-	usable     bool               // an address was assignable once
-	served     bool               // the inventory came from the supplier or the file
-	unproven   bool               // it came from the file, and the supplier still has a moment to correct it
-	kept       []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
+	mu          sync.Mutex // guards all below; memory only, no call is made under it
+	alloc       *ipam.Allocator[attachment.Key]
+	leases      map[attachment.Key]hold
+	waiters     waiting.Queue
+	inv         eni.Inventory
+	published   map[string]eni.ENI // what there is for pods, by ID
+	programmed  map[string]eni.ENI // what the data path has
+	down        map[string]string  // why an ENI's data path is not ready
+	usable      bool               // an address was assignable once
+	served      bool               // the inventory came from the supplier or the file
+	unconfirmed bool               // it came from the file, and the supplier still has a moment to correct it
+	kept        []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -148,7 +149,7 @@ func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.programENIs(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
-	wg.Go(func() { s.trustFile(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.clock, s.ServeUnconfirmed) })
 	err := s.supply.Run(ctx)
 	wg.Wait()
 	return err

@@ -27,7 +27,7 @@ func (s *Source) Publish(_ context.Context, inv eni.Inventory) error {
 	err := s.save(func() { s.inv = inv })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.served, s.unproven = true, false
+	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	s.serve(s.clock.Now())
 	signal(s.program)
@@ -68,7 +68,7 @@ func (s *Source) load() {
 	s.supply.Seed(inv)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.inv, s.usable, s.served, s.unproven = inv, inv.Usable, true, true
+	s.inv, s.usable, s.served, s.unconfirmed = inv, inv.Usable, true, true
 	s.adopt(inv)
 	for _, r := range inv.Releasing {
 		s.alloc.WithdrawThese([]netip.Prefix{r.Prefix})

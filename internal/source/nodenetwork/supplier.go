@@ -56,7 +56,7 @@ func (silent) Reported(string, time.Duration) {}
 // core is the owner of the addresses.
 type core interface {
 	Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error)
-	Prove()
+	ServeUnconfirmed()
 	Uses() (uses []enisource.Use, waiting int)
 	Room() (free, waiting int)
 }
@@ -180,16 +180,16 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 	switch {
 	case !listed:
 		if apiErr != nil {
-			s.core.Prove() // as when EC2 does not answer in node mode
+			s.core.ServeUnconfirmed() // as when EC2 does not answer in node mode
 		}
 		return time.Time{}
 	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
-		s.core.Prove()
+		s.core.ServeUnconfirmed()
 		return s.own(ctx, o)
 	}
 	s.owned()
 	if !reported(o) {
-		s.core.Prove()
+		s.core.ServeUnconfirmed()
 		s.sayOnce(&s.told.ownership, "the operator has not reported on this node yet")
 		return s.report(ctx, o, nil, nil)
 	}

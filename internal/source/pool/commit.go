@@ -54,7 +54,7 @@ func (s *Source) toCommit() (want, withdrawn []blockFacts, trusted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.ledger
-	if l.unproven || !l.word.blocks && !l.filed {
+	if l.unconfirmed || !l.word.blocks && !l.filed {
 		return nil, nil, false
 	}
 	return l.wanted(), l.withdrawnNow(), true
@@ -159,5 +159,5 @@ func (s *Source) load() {
 	for _, b := range blocks {
 		l.setBlock(b, false, now)
 	}
-	l.filed, l.unproven = true, true
+	l.filed, l.unconfirmed = true, true
 }

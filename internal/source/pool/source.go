@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -135,7 +136,7 @@ func (s *Source) Run(ctx context.Context) error {
 	s.follow(ctx, &wg)
 	wg.Go(func() { s.commitBlocks(ctx) })
 	wg.Go(func() { s.claim(ctx) })
-	wg.Go(func() { s.trustFile(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.clock, s.serveUnconfirmed) })
 	s.loop(ctx)
 	wg.Wait()
 	return ctx.Err()

@@ -104,6 +104,9 @@ func (n *node) leave(count int) {
 	}
 }
 
+// ObserveFailed implements eni.Node.
+func (*node) ObserveFailed(error) {}
+
 // Withdraw implements eni.Node.
 func (n *node) Withdraw(id string, want cloud.Amount) (out []netip.Prefix) {
 	n.mu.Lock()
