@@ -171,7 +171,25 @@ func TestDaemonWritesItsOwnNode(t *testing.T) {
 		forbidden(t, edit(t, daemon, "node-1", func(n *v1alpha1.NodeNetwork) { n.Spec.IPAM.Available = available }), why)
 		forbidden(t, edit(t, daemon, "node-1", func(n *v1alpha1.NodeNetwork) { n.Labels = map[string]string{"a": "b"} }), why)
 	})
-	t.Run("deletes its own", func(t *testing.T) {
+	t.Run("deletes its own once the operator says that it is of no use, and not before", func(t *testing.T) {
+		const why = "only once the operator says in the condition Degraded that its instance is another's or gone"
+		says := func(kind string, status metav1.ConditionStatus, reason string) {
+			t.Helper()
+			harness.OK(t, editStatus(t, admin, "node-1", func(n *v1alpha1.NodeNetwork) {
+				n.Status.Conditions = []metav1.Condition{{Type: kind, Status: status, Reason: reason, LastTransitionTime: metav1.Now()}}
+			}))
+		}
+		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-1")), why)
+		forbidden(t, daemon.DeleteAllOf(t.Context(), &v1alpha1.NodeNetwork{}, client.MatchingFields{"metadata.name": "node-1"}), why)
+		says("Degraded", "True", "NotProved")
+		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-1")), why)
+		says("Degraded", "False", "InstanceGone")
+		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-1")), why)
+		says("Ready", "False", "InstanceGone")
+		forbidden(t, daemon.Delete(t.Context(), nodeNetwork("node-1")), why)
+		says("Degraded", "True", "AnotherInstance")
+		harness.OK(t, daemon.Delete(t.Context(), nodeNetwork("node-1"), client.DryRunAll))
+		says("Degraded", "True", "InstanceGone")
 		harness.OK(t, daemon.Delete(t.Context(), nodeNetwork("node-1")))
 	})
 }

@@ -349,7 +349,8 @@ func TestOperatorWritesItsOwnFields(t *testing.T) {
 	t.Run("releases", func(t *testing.T) {
 		harness.OK(t, operator.Delete(t.Context(), request))
 		harness.OK(t, operator.Delete(t.Context(), block))
-		harness.OK(t, change(t, operator, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
+		harness.OK(t, change(t, operator, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = []string{"example.com/mine"} }))
+		harness.OK(t, change(t, admin, block, func(b *v1alpha1.AddressBlock) { b.Finalizers = nil }))
 		harness.OK(t, change(t, operator, pool, func(p *v1alpha1.AddressPool) { p.Finalizers = nil }))
 	})
 }

@@ -279,24 +279,31 @@ type IPAMStatus struct {
 
 	// InstanceID is the instance that this report is of.
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
 }
 
 // UsedAddress says who has an address.
+//
+// Its texts are of one byte a character, so that what bounds their lengths bounds
+// the size of the object.
 type UsedAddress struct {
 	// Owner is the pod, as namespace/name. Empty for an address that cools.
 	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	Owner string `json:"owner,omitempty"`
 
 	// UID is the pod's UID, where the runtime told it.
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	UID string `json:"uid,omitempty"`
 
 	// Resource is the ID of the ENI.
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	Resource string `json:"resource,omitempty"`
 

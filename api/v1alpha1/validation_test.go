@@ -73,14 +73,21 @@ var badStatuses = []struct{ name, status, at, why string }{
 	{"more addresses than there are", "{ipam: {usedCount: 1, used: " + owners(4097, 0) + "}}", "status.ipam.used", "Too many"},
 	{"a long UID", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.uid", "Too long"},
 	{"a long ENI", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("a", 65) + "}}}}", "status.ipam.used.10.0.0.1.resource", "Too long"},
+	{"owners of 1.2 MB in 400000 characters", "{ipam: {usedCount: 1, used: " + ownersOf(1200, 250, "\U0001F980") + "}}", "status.ipam.used.10.0.0.0.owner", "should match '^[!-~]*$'"},
+	{"a UID of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {uid: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.uid", "should match '^[!-~]*$'"},
+	{"an ENI of 256 bytes", "{ipam: {usedCount: 1, used: {10.0.0.1: {resource: " + strings.Repeat("\U0001F980", 64) + "}}}}", "status.ipam.used.10.0.0.1.resource", "should match '^[!-~]*$'"},
+	{"an instance of 256 bytes", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("\U0001F980", 64) + "}}", "status.ipam.instanceID", "should match '^[!-~]*$'"},
+	{"a line in an owner", "{ipam: {usedCount: 1, used: {10.0.0.1: {owner: \"a/b\\nc\"}}}}", "status.ipam.used.10.0.0.1.owner", "should match '^[!-~]*$'"},
 	{"a long instance", "{ipam: {usedCount: 1, instanceID: " + strings.Repeat("a", 65) + "}}", "status.ipam.instanceID", "Too long"},
 }
 
 // owners is a map of so many used addresses, each with an owner of so many characters.
-func owners(count, size int) string {
+func owners(count, size int) string { return ownersOf(count, size, "a") }
+
+func ownersOf(count, size int, character string) string {
 	used := make(map[string]any, count)
 	for i := range count {
-		used[fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)] = map[string]string{"owner": strings.Repeat("a", size)}
+		used[fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)] = map[string]string{"owner": strings.Repeat(character, size)}
 	}
 	text, err := json.Marshal(used)
 	if err != nil {

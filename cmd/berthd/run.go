@@ -257,6 +257,10 @@ func (n *node) followCIDRs(ctx context.Context) {
 		if err != nil {
 			continue // told of at the start; the CIDRs stay as they are
 		}
+		if id.InstanceID != n.id.InstanceID {
+			n.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", n.id.InstanceID, "other", id.InstanceID)
+			continue
+		}
 		switch changed, err := n.network.SetLocalCIDRs(ctx, podCIDRs(id)); {
 		case err != nil:
 			n.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", id.VPCCIDRs, "err", err)

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // When a released address has cooled its record goes. That it was in use lately
@@ -99,7 +100,7 @@ func (s *Store) AddFreed(list []Freed) error {
 // sense, is as good as none: the next AddFreed replaces it.
 func (s *Store) loadFreed() {
 	var c freedContent
-	data, err := os.ReadFile(filepath.Join(s.dir, freedFile))
+	data, err := statefile.Read(filepath.Join(s.dir, freedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}

@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // The names of the files in a store's directory.
@@ -69,7 +71,7 @@ func (s *Store) load() ([]Quarantined, error) {
 // loadFile reads one file and indexes it, sets it aside or quarantines it. The
 // error is of the file system.
 func (s *Store) loadFile(name string) (*Quarantined, error) {
-	data, err := os.ReadFile(filepath.Join(s.dir, name))
+	data, err := statefile.Read(filepath.Join(s.dir, name))
 	if err != nil {
 		return nil, err
 	}

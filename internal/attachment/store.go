@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // Node is who writes records: the instance, and the boot of its kernel.
@@ -115,7 +117,8 @@ func (s *Store) CoolingRecords() []Cooling {
 }
 
 // Put writes a record, atomically replacing the one of the same key, and
-// stamps it with the node's identity. It refuses an address or host link that
+// stamps it with the node's identity. Without space for another file the one that
+// is there is overwritten. It refuses an address or host link that
 // another attachment holds.
 func (s *Store) Put(r Record) error {
 	r.Version, r.InstanceID, r.BootID = Version, s.node.InstanceID, s.node.BootID
@@ -126,7 +129,11 @@ func (s *Store) Put(r Record) error {
 	if err := s.claim(r); err != nil {
 		return err
 	}
-	if err := s.write(recordFile(r.HostLink), data); err != nil {
+	err = s.write(recordFile(r.HostLink), data)
+	if _, had := s.Get(r.Key); had && IsNoSpace(err) && s.overwrite(recordFile(r.HostLink), data) == nil {
+		err = nil
+	}
+	if err != nil {
 		s.mu.Lock()
 		s.unclaim(r)
 		s.mu.Unlock()
@@ -252,7 +259,7 @@ func (s *Store) drop(r Record) {
 // describe is gone too when the kernel crashes.
 func (s *Store) write(name string, data []byte) error {
 	tmp := filepath.Join(s.dir, fmt.Sprintf("%s%d", tmpPrefix, s.seq.Add(1)))
-	err := os.WriteFile(tmp, data, 0o600)
+	err := statefile.Create(tmp, data, 0o600)
 	if err == nil {
 		err = os.Rename(tmp, filepath.Join(s.dir, name))
 	}

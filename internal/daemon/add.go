@@ -34,7 +34,9 @@ type addRequest struct {
 // add again gives the same answer. An add that fails, or whose caller left,
 // leaves nothing.
 func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, error) {
-	unlock, err := d.locks.lock(ctx, req.key.ContainerID)
+	patience, leave := d.crowd.enter(ctx)
+	defer leave()
+	unlock, err := d.locks.lock(patience, req.key.ContainerID)
 	if err != nil {
 		return attachment.Record{}, err
 	}
@@ -52,10 +54,10 @@ func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, er
 		}
 	}
 	link := hostLinkName(req.key)
-	if err := d.reaper.await(ctx, link, ns); err != nil {
+	if err := d.reaper.await(patience, link, ns); err != nil {
 		return attachment.Record{}, err
 	}
-	lease, err := d.acquire(ctx, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
+	lease, err := d.acquire(patience, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
 	if err != nil {
 		return attachment.Record{}, err
 	}
@@ -144,6 +146,10 @@ const replyMargin = 500 * time.Millisecond
 // setUp takes a lease to a ready attachment or, failing that, undoes all of
 // it, the lease included. A panic leaves the record for the next start or DEL.
 func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	if err := d.begin(rec); err != nil {
+		d.Source.Cancel(rec.Key)
+		return attachment.Record{}, err
+	}
 	ready, err := d.trySetUp(ctx, rec)
 	if err == nil {
 		err = context.Cause(ctx) // nobody will hear of it: the runtime would not use it
@@ -169,13 +175,19 @@ func (d *Daemon) giveUp(ctx context.Context, rec attachment.Record, cause error)
 	return d.undo(ctx, rec)
 }
 
-func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+// begin records what is about to be set up. Without a record the kernel is left
+// alone: a link of this name may be another attachment's.
+func (d *Daemon) begin(rec attachment.Record) error {
 	if err := failpoint.Hit("daemon.add.leased"); err != nil {
-		return rec, err
+		return err
 	}
 	if err := d.Store.Put(rec); err != nil {
-		return rec, recordFailure(err)
+		return recordFailure(err)
 	}
+	return nil
+}
+
+func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	// A cooling record that is still there has cooled, or the source would not
 	// have given the address away. The attachment's record outranks it.
 	for _, a := range rec.Lease.Addrs() {

@@ -1,12 +1,22 @@
 package daemon
 
 import (
-	"io"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
 	"net"
+	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/rpc/unary"
 	"github.com/berthnet/berth/internal/web"
 )
 
@@ -29,8 +39,7 @@ func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 	}
 	open := 0
 	for _, c := range silent {
-		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
-		if _, err := io.ReadAll(c); err != nil { // not its end
+		if isOpen(t, c) {
 			open++
 		}
 	}
@@ -43,5 +52,123 @@ func TestSilentConnectionsGiveWayToThePlugin(t *testing.T) {
 func TestListenersLeaveDescriptors(t *testing.T) {
 	if n := pluginConnections + 2*web.Connections; n > 1024/2 {
 		t.Errorf("the listeners take up to %d connections", n)
+	}
+}
+
+// isOpen tells whether the other side has not closed a connection on which it says
+// nothing.
+func isOpen(t *testing.T, c net.Conn) (open bool) {
+	t.Helper()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			open = errors.Is(err, unix.EAGAIN)
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return open
+}
+
+// held opens connections of the plugin and sends the same on each, until the test
+// ends.
+func held(t *testing.T, r *running, many int, frames []byte) {
+	t.Helper()
+	for range many {
+		c, err := net.Dial("unix", r.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		if _, err := c.Write(frames); err != nil && !errors.Is(err, unix.EPIPE) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// callAlone makes a call as the plugin does: on a connection of its own.
+func callAlone(ctx context.Context, r *running, verb string, message proto.Message) error {
+	data, err := proto.Marshal(message)
+	if err != nil {
+		return err
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", r.socket)
+	if err != nil {
+		return err
+	}
+	_, err = unary.Call(ctx, conn, "/"+rpc.Node_ServiceDesc.ServiceName+"/"+verb, data)
+	return err
+}
+
+// However many ADDs wait for an address, a DEL and a STATUS get through. An ADD
+// too many is told so at once, and so is none that need not wait.
+func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	r := n.restart(nil)
+	defer n.tick()()
+	mustAdd(t, r, "first", n.newNetns("first"))
+	ns := n.newNetns("waiting")
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	refused := make(chan error, 2*pluginConnections)
+	for i := range cap(refused) {
+		wg.Go(func() { refused <- callAlone(ctx, r, "Add", addOf(fmt.Sprint("waiting-", i), ns)) })
+	}
+	for range cap(refused) - maxWaiting {
+		if err := <-refused; err == nil || !strings.Contains(err.Error(), "no free address") {
+			t.Fatalf("an ADD too many: %v", err)
+		}
+	}
+	waitFor(t, func() bool { return r.source.Waiting() == maxWaiting })
+	if err := callAlone(within(t), r, "Status", &rpc.StatusRequest{}); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	again := addOf("first", "/run/netns/first")
+	if err := callAlone(within(t), r, "Add", again); err != nil {
+		t.Errorf("an ADD that need not wait: %v", err)
+	}
+	if err := callAlone(within(t), r, "Del", delOf("first")); err != nil {
+		t.Errorf("DEL: %v", err)
+	}
+}
+
+// Who begins a connection or a call and does not go on does not keep the plugin
+// out for longer than its STATUS waits.
+func TestCallsThatAreBegunOnlyGiveWay(t *testing.T) {
+	var preface, call bytes.Buffer
+	preface.WriteString(http2.ClientPreface)
+	framer := http2.NewFramer(&preface, nil)
+	if err := framer.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	call.Write(preface.Bytes())
+	framer = http2.NewFramer(&call, nil)
+	var block bytes.Buffer
+	headers := hpack.NewEncoder(&block)
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/" + rpc.Node_ServiceDesc.ServiceName + "/Status"},
+		{":authority", "localhost"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		if err := headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
+		t.Fatal(err)
+	}
+	for what, frames := range map[string][]byte{
+		"one byte": []byte("P"), "preface": preface.Bytes(), "a call without its message": call.Bytes(),
+		"not HTTP/2": []byte("GET /ip-manager HTTP/1.1\r\n\r\n"),
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // each waits for pluginOpening
+			r := newNode(t, "10.0.0.5").restart(nil)
+			held(t, r, pluginConnections+10, frames)
+			if err := callAlone(within(t), r, "Status", &rpc.StatusRequest{}); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -74,6 +74,7 @@ type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
 	waits      *waits
+	crowd      crowd
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions
@@ -125,7 +126,8 @@ func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // podOf is a record as the data path wants it.
 func podOf(r attachment.Record) datapath.Pod {
 	return datapath.Pod{
-		Netns: r.Netns.Path, IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
+		Netns: r.Netns.Path, NetnsID: datapath.NetnsID{Dev: r.Netns.Dev, Inode: r.Netns.Inode},
+		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
 		HostMAC: parseMAC(r.HostMAC), PodMAC: parseMAC(r.PodMAC),
 	}

@@ -25,11 +25,11 @@ func (d *Daemon) del(ctx context.Context, key attachment.Key) error {
 	rec, ok := d.Store.Get(key)
 	switch {
 	case !ok:
-		return d.delQuarantined(ctx, key)
+		return d.unlessHeldBack(key, d.delQuarantined(ctx, key))
 	case rec.State == attachment.Pending:
 		return d.undo(ctx, rec)
 	default:
-		return d.release(ctx, rec, "DEL")
+		return d.unlessHeldBack(key, d.release(ctx, rec, "DEL"))
 	}
 }
 
@@ -38,6 +38,7 @@ func (d *Daemon) del(ctx context.Context, key attachment.Key) error {
 // cools is on disk before the pod loses its routes: a crash in between is
 // finished at the next start, with the address still held back. The link is
 // removed behind the reply; should the daemon end first, the next start finds it.
+// Without space for what cools the outcome is heldBack.
 func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -51,10 +52,13 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 		return err
 	}
 	released := d.Clock.Boot()
+	var unrecorded error
 	for _, a := range rec.Lease.Addrs() {
 		if err := d.cooling.put(kctx, attachment.Cooling{
 			Addr: a, ENI: rec.Lease.ENI, Key: rec.Key, HostLink: rec.HostLink, ReleasedBoot: released,
-		}); err != nil {
+		}); attachment.IsNoSpace(err) {
+			unrecorded = err
+		} else if err != nil {
 			return recordFailure(err)
 		}
 	}
@@ -68,6 +72,9 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 		return err
 	}
 	d.reaper.add(rec.HostLink, rec.Netns)
+	if unrecorded != nil {
+		return recordFailure(&heldBack{unrecorded})
+	}
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}

@@ -48,6 +48,7 @@ type Front struct {
 	web    sync.WaitGroup
 	stop   context.CancelFunc // ends the web servers
 
+	early  crowd         // ADDs that wait for the daemon
 	ready  chan struct{} // closed when daemon is set
 	daemon *Daemon
 
@@ -63,6 +64,10 @@ const (
 	pluginStreams     = 64               // calls at a time on one connection
 	handshakeTimeout  = 10 * time.Second // for a connection's first frames
 	pluginIdle        = time.Minute      // without a call
+	// pluginOpening is how long a connection may take from its first byte to its
+	// call's last before it gives way to others: less than the plugin waits for a
+	// STATUS. It sends them at once.
+	pluginOpening = time.Second
 )
 
 // NewFront serves at once, until Close.
@@ -72,7 +77,7 @@ func NewFront(o FrontOptions) *Front {
 		grpc.UnaryInterceptor(f.intercept),
 		grpc.MaxRecvMsgSize(16<<20), // a GC lists every attachment of the node
 		grpc.StaticConnWindowSize(1<<20), grpc.StaticStreamWindowSize(1<<20),
-		grpc.MaxConcurrentStreams(pluginStreams), grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.MaxConcurrentStreams(pluginStreams), grpc.ConnectionTimeout(handshakeTimeout), grpc.Creds(newKnownConns()),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: pluginIdle}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	)
@@ -81,7 +86,7 @@ func NewFront(o FrontOptions) *Front {
 	f.setHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	grpc_health_v1.RegisterHealthServer(f.server, f.checks)
 	go func() {
-		limits := listener.Limits{Total: pluginConnections, WorkOnRead: true}
+		limits := listener.Limits{Total: pluginConnections, Opening: pluginOpening}
 		if err := f.server.Serve(listener.Limit(o.Plugin, limits)); err != nil {
 			f.failed <- fmt.Errorf("serving the plugin: %w", err)
 		}
@@ -149,6 +154,7 @@ const startWait = 10 * time.Second
 
 // intercept is around every call: health checks pass, all else waits for the daemon.
 func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	defer atWork(ctx)()
 	verb := verbOf(info.FullMethod)
 	if verb == "" {
 		return handle(ctx, req)
@@ -159,6 +165,12 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	if verb == "Status" {
 		return f.statusWhileStarting()
 	}
+	patience := ctx
+	if verb == "Add" {
+		var leave func()
+		patience, leave = f.early.enter(ctx)
+		defer leave()
+	}
 	wait := startWait
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)-replyMargin)
@@ -166,8 +178,8 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	select {
 	case <-f.ready:
 		return f.daemon.observe(ctx, verb, req, handle)
-	case <-ctx.Done():
-		return nil, failureOf(context.Cause(ctx)).GRPCStatus().Err()
+	case <-patience.Done():
+		return nil, failureOf(context.Cause(patience)).GRPCStatus().Err()
 	case <-f.Clock.After(wait):
 		e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
 		f.Metrics.called(verb, "failure", e.Reason, wait)

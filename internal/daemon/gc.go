@@ -47,5 +47,5 @@ func (d *Daemon) releaseIf(ctx context.Context, seen attachment.Record, why stri
 	if rec.State == attachment.Pending {
 		return true, d.undo(ctx, rec)
 	}
-	return true, d.release(ctx, rec, why)
+	return true, d.unlessHeldBack(rec.Key, d.release(ctx, rec, why))
 }

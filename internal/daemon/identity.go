@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // identityFile remembers who the node is, for a start without metadata service.
@@ -26,8 +27,9 @@ type savedIdentity struct {
 }
 
 // Identify asks the metadata service who this node is. When that does not
-// answer, the answer to an earlier daemon counts, if the kernel was not booted
-// since: an instance cannot change its identity while it runs.
+// answer, or names another instance, the answer to an earlier daemon counts, if
+// the kernel was not booted since: an instance cannot change its identity while it
+// runs, and one that is not this node's has other ENIs and other records.
 func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
 	path := filepath.Join(stateDir, identityFile)
 	known, isKnown := readIdentity(path, bootID)
@@ -39,6 +41,10 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 	}
 	id, err := meta.Identity(askCtx)
 	switch {
+	case err == nil && isKnown && id.InstanceID != known.InstanceID:
+		log.Error("the metadata service names another instance than before in this boot, which cannot be; going on as before. Should the node be the other one, remove the file",
+			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
+		return known, nil
 	case err == nil:
 		return id, writeIdentity(path, savedIdentity{bootID, id})
 	case isKnown && ctx.Err() == nil:
@@ -49,7 +55,7 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 }
 
 func readIdentity(path, bootID string) (cloud.Identity, bool) {
-	data, err := os.ReadFile(path)
+	data, err := statefile.Read(path)
 	if err != nil {
 		return cloud.Identity{}, false
 	}
@@ -63,7 +69,7 @@ func readIdentity(path, bootID string) (cloud.Identity, bool) {
 func writeIdentity(path string, saved savedIdentity) error {
 	data, err := json.Marshal(saved)
 	if err == nil {
-		err = os.WriteFile(path+".new", data, 0o600)
+		err = statefile.Create(path+".new", data, 0o600)
 	}
 	if err == nil {
 		err = os.Rename(path+".new", path)

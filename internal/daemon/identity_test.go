@@ -49,9 +49,20 @@ func TestIdentify(t *testing.T) {
 	if _, err := ask(away, "boot-2"); err == nil {
 		t.Error("an identity of another boot was used")
 	}
-	id.InstanceID = "i-2"
-	if got, err := ask(metadata{id: id}, "boot-1"); err != nil || got.InstanceID != "i-2" {
+	id.Zone = "eu-west-1b"
+	if got, err := ask(metadata{id: id}, "boot-1"); err != nil || got.Zone != "eu-west-1b" {
 		t.Errorf("the metadata service does not outrank memory: %+v, %v", got, err)
+	}
+	other := id
+	other.InstanceID = "i-2"
+	if got, err := ask(metadata{id: other}, "boot-1"); err != nil || got.InstanceID != "i-1" {
+		t.Errorf("another instance within a boot: %+v, %v; want i-1", got, err)
+	}
+	if got, err := ask(away, "boot-1"); err != nil || got.InstanceID != "i-1" {
+		t.Errorf("another instance within a boot was remembered: %+v, %v", got, err)
+	}
+	if got, err := ask(metadata{id: other}, "boot-2"); err != nil || got.InstanceID != "i-2" {
+		t.Errorf("another instance after a boot, as of an image: %+v, %v; want i-2", got, err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)

@@ -65,6 +65,7 @@ func (d *Daemon) releaseNameless(ctx context.Context, q attachment.Quarantined) 
 }
 
 // releaseQuarantined removes what a damaged record stood for. Its addresses cool.
+// Without space for that the outcome is heldBack.
 func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantined) error {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
@@ -72,8 +73,11 @@ func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantine
 		return d.releaseNameless(kctx, q)
 	}
 	released := d.Clock.Boot()
+	var unrecorded error
 	for _, a := range q.Addresses {
-		if err := d.cooling.put(kctx, attachment.Cooling{Addr: a, HostLink: q.HostLink, ReleasedBoot: released}); err != nil {
+		if err := d.cooling.put(kctx, attachment.Cooling{Addr: a, HostLink: q.HostLink, ReleasedBoot: released}); attachment.IsNoSpace(err) {
+			unrecorded = err
+		} else if err != nil {
 			return recordFailure(err)
 		}
 	}
@@ -84,6 +88,9 @@ func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantine
 			}
 		}
 		d.reaper.add(q.HostLink, attachment.Netns{})
+	}
+	if unrecorded != nil {
+		return recordFailure(&heldBack{unrecorded})
 	}
 	if err := d.Store.Discard(q); err != nil {
 		return recordFailure(err)

@@ -407,3 +407,55 @@ func shmDir(t testing.TB) string {
 	})
 	return dir
 }
+
+// What is at the path of a pod's namespace may change at any time: between the
+// look at it and the set-up, and while the pod runs. Its address stays its own.
+func TestPathOfANetnsThatChanges(t *testing.T) {
+	m := newMachine(t, 2)
+	s := m.start(time.Hour)
+	ctx := context.Background()
+	path := filepath.Join(t.TempDir(), "netns")
+	lead := func(to string) {
+		_ = os.Remove(path)
+		if err := os.Symlink(to, path); err != nil {
+			t.Error(err)
+		}
+	}
+	own := mustSpace(t)
+	other, inOther := newSpace(t)
+	untouched := func(when string) {
+		t.Helper()
+		if _, err := inOther.LinkByName("eth0"); err == nil {
+			t.Errorf("%s: another pod's namespace got the link", when)
+		}
+	}
+	kernel := s.Kernel
+	s.Kernel = &interceptedKernel{Kernel: kernel, before: func() { lead(other) }}
+	lead(own)
+	_, err := s.add(ctx, addRequest{key: keyFor("a"), netns: path})
+	if err == nil || failureOf(err).Reason != "netns-missing" {
+		t.Errorf("ADD: %v", err)
+	}
+	untouched("ADD")
+
+	s.Kernel = kernel
+	lead(own)
+	rec, err := s.add(ctx, addRequest{key: keyFor("a"), netns: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lead(other)
+	link, err := m.net.LinkByName(rec.HostLink)
+	if err == nil {
+		err = m.net.LinkDel(link)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.repair(ctx)
+	untouched("repair")
+	if err := s.del(ctx, keyFor("a")); err != nil {
+		t.Error(err)
+	}
+	untouched("DEL")
+}

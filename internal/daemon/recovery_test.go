@@ -110,7 +110,10 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 				}
 				rec := recordOf("a", lease)
 				rec.Netns = n.netns[ns]
-				if _, err := d.trySetUp(within(t), rec); !errors.Is(err, failpoint.ErrHit) {
+				if err = d.begin(rec); err == nil {
+					_, err = d.trySetUp(within(t), rec)
+				}
+				if !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})

@@ -2,10 +2,11 @@ package daemon
 
 import (
 	"encoding/json"
-	"os"
 	"path/filepath"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // status is nil unless the node cannot take pods at all: as long as the data
@@ -50,7 +51,7 @@ func (d *Daemon) markUsable() {
 	}
 	data, err := json.Marshal(usableFile{d.Store.Node().InstanceID})
 	if err == nil {
-		err = os.WriteFile(filepath.Join(d.StateDir, usableMark), data, 0o600)
+		err = statefile.Create(filepath.Join(d.StateDir, usableMark), data, 0o600)
 	}
 	if err != nil {
 		d.Log.Warn("remembering that an address was usable", "err", err)
@@ -59,7 +60,7 @@ func (d *Daemon) markUsable() {
 
 // readUsable takes up what an earlier daemon remembered.
 func (d *Daemon) readUsable() {
-	data, err := os.ReadFile(filepath.Join(d.StateDir, usableMark))
+	data, err := statefile.Read(filepath.Join(d.StateDir, usableMark))
 	if err != nil {
 		return
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/attachment"
 )
 
 // writableInterval is how often it is looked whether records can be written,
@@ -31,12 +33,12 @@ func (d *Daemon) lookAtRecords() {
 	err := d.Store.Probe()
 	var message string
 	if err != nil {
-		message = fmt.Sprintf("no pod can be made or removed: %s", err)
+		message = fmt.Sprintf("no pod can be made: %s", err)
 	}
 	switch {
 	case err == nil:
 		d.conditions.set(ConditionWritable, true, "Writable", "")
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+	case attachment.IsNoSpace(err):
 		d.conditions.set(ConditionWritable, false, "NoSpace", message)
 	case errors.Is(err, unix.EROFS):
 		d.conditions.set(ConditionWritable, false, "ReadOnly", message)

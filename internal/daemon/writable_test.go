@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
@@ -21,14 +24,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		t.Fatal("this test mounts a file system and needs root")
 	}
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
-	if err := unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(n.dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	n.onSmallDisk()
 	r := n.restart(nil)
 	defer n.tick()()
 	recovered := func() bool { n.clock.Advance(writableInterval / 10); return r.writable() == nil }
@@ -38,13 +34,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		reason     string
 		begin, end func() error
 	}{
-		{"NoSpace", func() error {
-			err := os.WriteFile(filepath.Join(n.dir, "filler"), make([]byte, 64<<10), 0o600)
-			if err == nil {
-				t.Error("the folder is not full")
-			}
-			return nil
-		}, func() error { return os.Remove(filepath.Join(n.dir, "filler")) }},
+		{"NoSpace", n.fill, n.empty},
 		{"ReadOnly", func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") },
 			func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT, "") }},
 	} {
@@ -72,4 +62,89 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	waitFor(t, recovered)
 	mustAdd(t, r, "a", ns)
 	mustDel(t, r, "before")
+}
+
+// onSmallDisk gives the node's folder a file system of its own.
+func (n *node) onSmallDisk() {
+	n.t.Helper()
+	if err := unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if err := unix.Unmount(n.dir, unix.MNT_DETACH); err != nil {
+			n.t.Error(err)
+		}
+	})
+}
+
+func (n *node) filler() string { return filepath.Join(n.dir, "filler") }
+
+// fill leaves no space on the small disk.
+func (n *node) fill() error {
+	if err := os.WriteFile(n.filler(), make([]byte, 64<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("the folder is not full: %w", err)
+	}
+	return nil
+}
+
+func (n *node) empty() error { return os.Remove(n.filler()) }
+
+// TestPodsAreRemovedOnAFullDisk: a DEL, and a GC, succeed where no record can be
+// written, also for a damaged record. The address is given to nobody, over a restart
+// too, until there is space again and it has cooled.
+func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
+	n.onSmallDisk()
+	r := n.restart(nil)
+	for _, c := range []string{"a", "b", "damaged"} {
+		mustAdd(t, r, c, n.newNetns(c))
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	damaged := filepath.Join(n.dir, "attachments", "attachment-"+hostLinkName(keyFor("damaged"))+".json")
+	if err := os.Truncate(damaged, 200); err != nil {
+		t.Fatal(err)
+	}
+	r = n.restart(nil)
+	if err := n.fill(); err != nil {
+		t.Fatal(err)
+	}
+	stop := n.tick()
+	removed := func() {
+		t.Helper()
+		mustDel(t, r, "a")
+		mustDel(t, r, "damaged")
+		if _, err := r.client.GC(within(t), &rpc.GCRequest{Network: "berth"}, grpc.WaitForReady(true)); err != nil {
+			t.Errorf("GC: %v", err)
+		}
+		waitFor(t, func() bool { return r.reaper.count() == 0 })
+		n.wantKernel(t, 0, 0)
+		if doc := r.document(); doc.Totals.Available != 0 {
+			t.Errorf("totals %+v: an address of a removed pod is free", doc.Totals)
+		}
+	}
+	removed()
+	removed() // again is no error
+	_, err := r.client.Add(within(t), addOf("a", n.newNetns("new")))
+	wantFailure(t, err, CodeRecord)
+	stop()
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	r = n.restart(nil)
+	stop = n.tick()
+	removed()
+	stop()
+	if err := n.empty(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		n.clock.Advance(sweepInterval)
+		return len(r.Store.Records()) == 0 && len(r.quarantinedList()) == 0
+	})
+	waitFor(t, func() bool {
+		n.clock.Advance(30 * time.Second)
+		return r.document().Totals.Available == 3
+	})
 }

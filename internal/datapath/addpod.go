@@ -51,7 +51,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 
 // addPod is AddPod for a complete pod, with the turn of its link.
 func (n *Node) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
-	ns, err := n.openPodNetns(pod.Netns)
+	ns, err := n.openPodNetns(pod)
 	if err != nil {
 		return PodLinks{}, err
 	}

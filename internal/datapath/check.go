@@ -34,7 +34,7 @@ func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
 	if err := pod.Validate(); err != nil {
 		return fmt.Errorf("check pod link: %w", err)
 	}
-	ns, err := n.openPodNetns(pod.Netns)
+	ns, err := n.openPodNetns(pod)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", pod.HostIfName, err)
 	}

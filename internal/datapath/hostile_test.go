@@ -355,3 +355,25 @@ func TestMaxConnections(t *testing.T) {
 		}
 	}
 }
+
+// What goes to a link-local address stays on a link; a router that passes it on
+// asks for the address, and notes that it did.
+func TestPodsDoNotFillTheNeighbourTableByDestinations(t *testing.T) {
+	const many = 400
+	v := newVPC(t)
+	v.host.serveTCP(":81")
+	b := v.pod(podB, podB6)
+	v.host.ready(b.want.HostIfName)
+	before := v.neighbours(b, unix.AF_INET6)
+	var packets [][]byte
+	to := netip.MustParseAddr("fe80::1:0")
+	for range many {
+		to = to.Next()
+		packets = append(packets, udp(netip.MustParseAddr(podB6), to), icmp6(neighbourAdvertisement, b.links.PodMAC, netip.MustParseAddr(podB6), to, to))
+	}
+	b.frames(unix.ETH_P_IPV6, packets...)
+	b.seenAs("["+nodeAddr6+"]:81", podB6) // came after them
+	if n := v.neighbours(b, unix.AF_INET6) - before; n > 0 {
+		t.Errorf("a pod's packets to %d link-local addresses left %d neighbours, want none", many, n)
+	}
+}

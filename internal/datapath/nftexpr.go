@@ -209,6 +209,20 @@ func linkLocalSource() exprs {
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: netip.MustParseAddr("fe80::").AsSlice()}})
 }
 
+// toLinkLocal: ip6 daddr fe80::/10.
+func toLinkLocal() exprs {
+	return rule(isFamily(unix.AF_INET6), loadDestination(unix.AF_INET6), masked(unix.AF_INET6, 10),
+		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: netip.MustParseAddr("fe80::").AsSlice()}})
+}
+
+// notToNode: fib daddr . iif type != local.
+func notToNode() exprs {
+	return exprs{
+		&expr.Fib{Register: reg, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(unix.RTN_LOCAL)},
+	}
+}
+
 // icmpv6: icmpv6 type.
 func icmpv6(kind byte) exprs {
 	return rule(loadICMPv6Type(), exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{kind}}})

@@ -19,7 +19,7 @@ import (
 // methods are safe for concurrent use; calls about one pod take turns.
 type Node struct {
 	ns   netns.NsHandle
-	nsID nsID
+	nsID NetnsID
 	lo   int                      // index of the loopback link
 	main *netlink.Handle          // ADD, DEL and everything short
 	slow *netlink.Handle          // listings and set-up, so that an ADD never queues behind them

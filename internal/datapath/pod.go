@@ -12,6 +12,7 @@ import (
 // Pod is one attachment as the kernel should have it.
 type Pod struct {
 	Netns      string     // path of the pod's network namespace
+	NetnsID    NetnsID    // what must be there; zero takes what is
 	IfName     string     // in the pod, such as "eth0"
 	HostIfName string     // on the node; see HostLinkName
 	MTU        int        // bytes; 0 takes the node's

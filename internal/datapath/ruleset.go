@@ -91,7 +91,8 @@ func base(name string, kind nftables.ChainType, hook *nftables.ChainHook, at *nf
 // take any of 2^64: each would be a peer of its own to whatever counts peers or
 // connections by address, and each answer to it an entry of the neighbour table.
 // So would a source of zeros, which the comparison passes for DHCP and for the
-// search for duplicates.
+// search for duplicates. A packet to a link-local address that is not the node's own
+// would be passed on to the pod's own link, for an entry each.
 func antispoofChain() chainSpec {
 	return base("antispoof", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, atAntispoof,
 		ruleSpec{"not from a pod", rule(notFromPod(), accept())},
@@ -99,6 +100,7 @@ func antispoofChain() chainSpec {
 		ruleSpec{"pods are no routers", rule(icmpv6(redirect), count(), drop())},
 		ruleSpec{"the node's loopback is not for pods", rule(toLoopback(), count(), drop())},
 		ruleSpec{"solicitations fill the neighbour table", rule(solicitation(), atMost(solicitRate, solicitBurst), count(), drop())},
+		ruleSpec{"link-local addresses are on one link", rule(toLinkLocal(), notToNode(), count(), drop())},
 		ruleSpec{"IPv6 neighbour discovery", rule(linkLocalSource(), neighbourDiscovery(), accept())},
 		ruleSpec{"link-local sources are for neighbour discovery", rule(linkLocalSource(), count(), drop())},
 		ruleSpec{"no source", rule(sourceIs(netip.IPv4Unspecified()), count(), drop())},

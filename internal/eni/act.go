@@ -37,6 +37,11 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
+	if p.tidies && r.passive {
+		var done func()
+		ctx, done = r.recallable(ctx)
+		defer done()
+	}
 	if p.Kind == plan.FindSubnets {
 		return r.findSubnets(ctx)
 	}
@@ -82,6 +87,10 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
 	if err := r.view.fitsCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
+		p.doubtful = made.ID
+		return err
+	}
+	if err := r.cfg.fitsOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).things(), host(made.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -140,6 +149,10 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
 	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
+		return err
+	}
+	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
+	if err := r.cfg.fitsOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.things()); err != nil {
 		return err
 	}
 	p.hold.end(p.Weight())

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // An address belongs to one ENI, and an ENI keeps its MAC and primary address
@@ -92,21 +93,34 @@ func losers(before []cloud.ENI, group []claim) []dispute {
 	return out
 }
 
-// doubles finds ENIs whose MAC or primary address another has too, the one that
-// was known with it before excepted.
+// doubles finds ENIs whose MAC, primary address or place on the instance another
+// has too, the one that was known with it before excepted.
 func doubles(before, now []cloud.ENI) []string {
-	same := func(x, y cloud.ENI) bool {
-		return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) || x.Primary.IsValid() && x.Primary == y.Primary
-	}
 	var out []string
 	for _, e := range now {
-		twice := slices.ContainsFunc(now, func(o cloud.ENI) bool { return o.ID != e.ID && same(e, o) })
-		known := slices.ContainsFunc(before, func(o cloud.ENI) bool { return o.ID == e.ID && same(e, o) })
-		if twice && !known {
+		if slices.ContainsFunc(unique, func(same sameness) bool {
+			twice := slices.ContainsFunc(now, func(o cloud.ENI) bool { return o.ID != e.ID && same(e, o) })
+			return twice && !slices.ContainsFunc(before, func(o cloud.ENI) bool { return o.ID == e.ID && same(e, o) })
+		}) {
 			out = append(out, e.ID)
 		}
 	}
 	return out
+}
+
+// sameness tells whether two ENIs have one thing of which each has its own.
+type sameness func(x, y cloud.ENI) bool
+
+// unique are the things of which each ENI of a node has its own.
+var unique = []sameness{
+	func(x, y cloud.ENI) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
+	func(x, y cloud.ENI) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
+	func(x, y cloud.ENI) bool { return samePlace(x.Attachment, y.Attachment) },
+}
+
+// samePlace tells whether two that are attached have one device index.
+func samePlace(x, y *cloud.Attachment) bool {
+	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
 }
 
 // arbitrate takes what is disputed out of the view. Before is what was known of
@@ -138,7 +152,7 @@ func (v *view) arbitrate(before []cloud.ENI) {
 	}
 	for _, id := range doubles(before, now) {
 		v.enis[id].double = true
-		v.contradictions[id+" is listed with the MAC or primary address of another ENI of the node"] = []string{id}
+		v.contradictions[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
 	}
 }
 

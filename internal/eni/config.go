@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -31,6 +32,9 @@ type Config struct {
 	Security *GroupBook  // likewise
 	Routes   *RouteBook  // likewise
 	Outage   *Outage     // likewise
+	// Elsewhere names the ENI of another node of the process that has some of an
+	// IPv4 address or prefix of a subnet; empty: none has. Nil: there is no other node.
+	Elsewhere func(subnetID string, thing netip.Prefix) (eniID string)
 	// Committed lists what was recorded as about to leave, by this process or
 	// another that works for the same node, and did not leave yet: addresses and
 	// prefixes, and ENIs without a prefix. None of it is ever given back to the
@@ -84,6 +88,9 @@ func (c *Config) withDefaults() error {
 	}
 	if c.Observer == nil {
 		c.Observer = silent{}
+	}
+	if c.Elsewhere == nil {
+		c.Elsewhere = func(string, netip.Prefix) string { return "" }
 	}
 	if c.Held == nil {
 		c.Held = func() {}

@@ -27,7 +27,7 @@ func (r *Reconciler) Configure(s Settings) error {
 	// What was surely refused need not be asked for as it was.
 	if p := r.retries.throttled[gateGrow]; p != nil && !p.lost {
 		delete(r.retries.throttled, gateGrow)
-		delete(r.retries.failed, gateGrow)
+		r.retries.forget(gateGrow)
 		p.hold.end(0)
 		if p.Kind == plan.Create {
 			r.forgetIntent()

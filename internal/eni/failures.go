@@ -2,6 +2,7 @@ package eni
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -23,6 +24,9 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	}
 	class, g := cloud.ClassOf(err), gateOfKind[p.Kind]
 	switch {
+	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled):
+		r.retries.forget(g) // it says that the step waits
+		r.surplus.rest()
 	case class == cloud.Throttled:
 		// Neither another step nor another ENI: the same call, later. Asking
 		// for free counts or routes is no step: growth goes on with those it has.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -94,7 +95,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
 	var first error
 	for _, e := range old {
-		if alive[e.Tags[TagInstanceID]] {
+		if slices.ContainsFunc(instances(e), func(id string) bool { return alive[id] }) {
 			continue
 		}
 		if c.Pause != nil && c.Pause() {
@@ -114,10 +115,22 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 }
 
 // orphanable tells whether an ENI may be looked at as an orphan: detached, with
-// all that Berth writes on an ENI of an instance that is not known to exist.
+// all that Berth writes on an ENI, of instances that are not known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
-	owner := e.Tags[TagInstanceID]
-	return ours(e, c.Cluster) && e.Attachment == nil && owner != "" && e.Description == Description(owner) && !c.Alive(owner)
+	of := instances(e)
+	return ours(e, c.Cluster) && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
+}
+
+// instances are those that have to be gone before a detached ENI is an orphan:
+// the one that it was made for, by its description, and the one that had it
+// last, by its tag; another if somebody attached the ENI there. Nil if it does not say both.
+func instances(e cloud.ENI) []string {
+	last := e.Tags[TagInstanceID]
+	first, end := strings.CutSuffix(strings.TrimPrefix(e.Description, descriptionStart), ")")
+	if !end || first == "" || last == "" || e.Description != Description(first) {
+		return nil
+	}
+	return []string{first, last}
 }
 
 // Sightings are detached ENIs with when a process first saw them so.
@@ -151,8 +164,10 @@ func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 func (c Collector) alive(ctx context.Context, enis []cloud.ENI) (map[string]bool, error) {
 	var ids []string
 	for _, e := range enis {
-		if id := e.Tags[TagInstanceID]; !slices.Contains(ids, id) {
-			ids = append(ids, id)
+		for _, id := range instances(e) {
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
 		}
 	}
 	list, err := c.Cloud.Instances(ctx, ids)

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// leftovers is a cloud with detached ENIs and no instance.
+// leftovers is a cloud with detached ENIs and two instances, of which one has ended.
 type leftovers struct {
 	cloud.API
 	enis map[string]cloud.ENI
@@ -20,7 +20,14 @@ func (l *leftovers) ENIs(context.Context, cloud.ENIFilter) ([]cloud.ENI, error) 
 	return slices.Collect(maps.Values(l.enis)), nil
 }
 
-func (l *leftovers) Instances(context.Context, []string) ([]cloud.Instance, error) { return nil, nil }
+func (l *leftovers) Instances(_ context.Context, ids []string) (out []cloud.Instance, _ error) {
+	for _, in := range []cloud.Instance{{ID: "i-asleep", State: "stopped"}, {ID: "i-ended", State: "terminated"}} {
+		if slices.Contains(ids, in.ID) {
+			out = append(out, in)
+		}
+	}
+	return out, nil
+}
 
 func (l *leftovers) DeleteENI(_ context.Context, id string) error {
 	delete(l.enis, id)
@@ -43,18 +50,24 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 		return e
 	}
 	cl := &leftovers{enis: map[string]cloud.ENI{
-		"orphan":               one(func(*cloud.ENI) {}),
-		"without an age":       one(func(e *cloud.ENI) { e.CreatedAt = time.Time{}; delete(e.Tags, TagCreatedAt) }),
-		"no description":       one(func(e *cloud.ENI) { e.Description = "" }),
-		"another description":  one(func(e *cloud.ENI) { e.Description = "database" }),
-		"of another instance":  one(func(e *cloud.ENI) { e.Description = Description("i-other") }),
-		"another owner":        one(func(e *cloud.ENI) { e.Tags[TagOwner] = "somebody" }),
-		"another's in capital": one(func(e *cloud.ENI) { e.Tags[TagOwner] = "Berth" }),
-		"another cluster":      one(func(e *cloud.ENI) { e.Tags[TagCluster] = "other" }),
-		"unmanaged":            one(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "true" }),
-		"no instance":          one(func(e *cloud.ENI) { delete(e.Tags, TagInstanceID) }),
-		"of a living instance": one(func(e *cloud.ENI) { e.Tags[TagInstanceID], e.Description = "i-alive", Description("i-alive") }),
-		"no orphan any more":   one(func(*cloud.ENI) {}),
+		"orphan":                one(func(*cloud.ENI) {}),
+		"without an age":        one(func(e *cloud.ENI) { e.CreatedAt = time.Time{}; delete(e.Tags, TagCreatedAt) }),
+		"no description":        one(func(e *cloud.ENI) { e.Description = "" }),
+		"another description":   one(func(e *cloud.ENI) { e.Description = "database" }),
+		"adopted":               one(func(e *cloud.ENI) { e.Description = Description("i-ended") }),
+		"made for one of ours":  one(func(e *cloud.ENI) { e.Description = Description("i-alive") }),
+		"made for one asleep":   one(func(e *cloud.ENI) { e.Description = Description("i-asleep") }),
+		"adopted by one alive":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-alive" }),
+		"adopted by one asleep": one(func(e *cloud.ENI) { e.Tags[TagInstanceID] = "i-asleep" }),
+		"half a description":    one(func(e *cloud.ENI) { e.Description = "Berth (i-gone" }),
+		"an empty description":  one(func(e *cloud.ENI) { e.Description = Description("") }),
+		"another owner":         one(func(e *cloud.ENI) { e.Tags[TagOwner] = "somebody" }),
+		"another's in capital":  one(func(e *cloud.ENI) { e.Tags[TagOwner] = "Berth" }),
+		"another cluster":       one(func(e *cloud.ENI) { e.Tags[TagCluster] = "other" }),
+		"unmanaged":             one(func(e *cloud.ENI) { e.Tags[TagUnmanaged] = "true" }),
+		"no instance":           one(func(e *cloud.ENI) { delete(e.Tags, TagInstanceID) }),
+		"of a living instance":  one(func(e *cloud.ENI) { e.Tags[TagInstanceID], e.Description = "i-alive", Description("i-alive") }),
+		"no orphan any more":    one(func(*cloud.ENI) {}),
 	}}
 	for id, e := range cl.enis {
 		e.ID = id
@@ -86,10 +99,10 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	if n := look(14 * time.Minute); n != 0 {
 		t.Fatalf("%d deleted before they are old enough", n)
 	}
-	if n := look(15 * time.Minute); n != 2 || len(cl.enis) != 10 {
+	if n := look(15 * time.Minute); n != 3 || len(cl.enis) != 15 {
 		t.Errorf("%d deleted, left are %v", n, slices.Sorted(maps.Keys(cl.enis)))
 	}
-	for _, id := range []string{"orphan", "without an age"} {
+	for _, id := range []string{"orphan", "without an age", "adopted"} {
 		if _, ok := cl.enis[id]; ok {
 			t.Errorf("the ENI %q is left", id)
 		}

@@ -108,7 +108,7 @@ func (r *Reconciler) inventory() Inventory {
 		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.ENI.Primary.IsValid() {
 			e.Addresses = append([]netip.Addr{k.ENI.Primary}, k.Addresses...)
 		}
-		e.Subnet, _ = r.cfg.Subnets.CIDR(k.SubnetID)
+		e.Subnet, _ = r.cfg.Subnets.CIDRWith(k.SubnetID, k.ENI.Primary)
 		inv.ENIs = append(inv.ENIs, e)
 		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 			for _, p := range sortedKeys(m) {

@@ -255,7 +255,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: priority(a, e.plan)}
+		p := &step{Action: a, priority: priority(a, e.plan), tidies: a.Kind == plan.Assign && e.plan.Needed == 0}
 		if hold.is(a) {
 			p.hold, hold = hold, nil
 		}

@@ -96,6 +96,16 @@ func (v *view) fitsCreated(e cloud.ENI, q cloud.CreateENI, instance string, subn
 	return fitsFree(op, e.ID, things, subnet, others)
 }
 
+// fitsOthers refuses things of a subnet that another node of the process has.
+func (c *Config) fitsOthers(op, to, subnet string, things []netip.Prefix) error {
+	for _, t := range things {
+		if other := c.Elsewhere(subnet, t); other != "" {
+			return unfit(op, "%v for %s is of %s, which is another node's", brief(t), to, other)
+		}
+	}
+	return nil
+}
+
 // fitsAttached judges the ID of an attachment.
 func (v *view) fitsAttached(k *known, attachment string) error {
 	for _, o := range v.list() {

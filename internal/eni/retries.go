@@ -139,6 +139,9 @@ func (t *retries) succeed(g gate) {
 	t.cfg.Outage.answered(t, g, t.cfg.Clock.Now())
 }
 
+// forget drops a gate's trouble, without anything that succeeded.
+func (t *retries) forget(g gate) { delete(t.failed, g) }
+
 // forgetUnwanted forgets trouble with steps that nothing asks for any more:
 // neither these actions, nor growth that waits for something else.
 func (t *retries) forgetUnwanted(actions []plan.Action, growing bool, now time.Time) {

@@ -17,7 +17,8 @@ import (
 // A pod in a subnet whose routes are not those of the node's own may lack the
 // way that the others have: a peered network, a NAT gateway. So where a new
 // ENI may be made in several subnets, those with the route table of the
-// primary's subnet come first; the others only when these are full.
+// primary's subnet come first; the others only when none of these has all that
+// is asked for.
 
 // routesAge is how long route tables are remembered.
 const routesAge = 5 * time.Minute

@@ -11,12 +11,17 @@ import (
 // that waits until its data path is ready: what it still wants can wait for
 // nodes that have none.
 func (r *Reconciler) supplied() bool {
+	waiting, free := r.demand()
+	return free >= max(1, waiting)
+}
+
+// demand is how many pods wait for addresses, and at least how many are free.
+func (r *Reconciler) demand() (waiting, free int) {
 	u := r.cfg.Node.Usage()
-	free := 0
 	for _, e := range u.ENIs {
 		free += e.Free.Addresses + e.Free.Prefixes
 	}
-	return free >= max(1, u.Waiting)
+	return u.Waiting, free
 }
 
 // sparing is a context for the calls of one step: of a supplied node that has a
@@ -26,19 +31,34 @@ func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done fu
 	if r.passive || !r.supplied() {
 		return ctx, func() {}
 	}
-	called, over := make(chan struct{}), make(chan struct{})
+	needed, done := r.until(func() bool { return !r.supplied() })
+	return cloud.WithSpare(ctx, needed), done
+}
+
+// recallable is a context for a call that no pod needs, of a node whose calls wait with
+// those of other nodes: it is given up when more pods come to wait than there are free
+// addresses, as nothing else is done for the node before the call has ended. It must be ended with done.
+func (r *Reconciler) recallable(ctx context.Context) (call context.Context, done func()) {
+	recalled, done := r.until(func() bool { waiting, free := r.demand(); return waiting > free })
+	return cloud.WithRecall(ctx, recalled), done
+}
+
+// until closes came once something is so that Kick tells of. One watch at a time; it must be
+// ended with done.
+func (r *Reconciler) until(so func() bool) (came <-chan struct{}, done func()) {
+	c, over := make(chan struct{}), make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		for r.supplied() {
+		for !so() {
 			select {
 			case <-over:
 				return
 			case <-r.needed:
 			}
 		}
-		close(called)
+		close(c)
 	})
-	return cloud.WithSpare(ctx, called), func() {
+	return c, func() {
 		close(over)
 		watch.Wait() // else it might take the news that the next step's watch is for
 	}

@@ -22,6 +22,7 @@ type step struct {
 	intent   Intent         // Create
 	hold     *reservation   // Create, Assign: what is set apart of the subnet
 	priority cloud.Priority // of its call
+	tidies   bool           // Assign: no pod needs it, it is a move's
 	lost     bool           // Create: it was made, and the reply was lost
 	doubtful string         // Create: the ENI that a reply named which does not fit
 }

@@ -53,6 +53,9 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 		e := b.entry(s.ID)
 		listed[s.ID] = true
 		if !e.asOf.After(now) { // an answer that a later one overtook says nothing
+			if e.CIDR.IsValid() { // which a subnet has for life
+				s.CIDR = e.CIDR
+			}
 			e.Subnet, e.asOf = s, now
 			e.Free = max(0, s.Free-(e.taken-before[s.ID])) // it may be of before; the next one tells
 		}
@@ -86,6 +89,21 @@ func (b *SubnetBook) CIDR(id string) (netip.Prefix, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
+	if !ok || !e.CIDR.IsValid() {
+		return netip.Prefix{}, false
+	}
+	return e.CIDR, true
+}
+
+// CIDRWith is CIDR for an ENI of the subnet with an address. A block without it
+// cannot be the subnet's: it is forgotten, until a description tells another.
+func (b *SubnetBook) CIDRWith(id string, a netip.Addr) (netip.Prefix, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e, ok := b.all[id]
+	if ok && a.IsValid() && e.CIDR.IsValid() && !e.CIDR.Contains(a) {
+		e.CIDR = netip.Prefix{}
+	}
 	if !ok || !e.CIDR.IsValid() {
 		return netip.Prefix{}, false
 	}

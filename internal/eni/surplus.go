@@ -25,6 +25,9 @@ func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, now time.T
 	s.Moves = u.movable.Allow(movable, now, u.delay) > 0
 }
 
+// rest has an ENI that could be emptied last anew.
+func (u *surplus) rest() { u.movable = plan.Lasting{} }
+
 // due is when excess will have lasted.
 func (u *surplus) due(now time.Time) time.Time {
 	return earliest(now, u.excess.Due(u.delay), u.movable.Due(u.delay))

@@ -35,7 +35,7 @@ type known struct {
 	disputed       int                        // addresses and prefixes listed for it that another may have
 	misread        string                     // what the last listing said of it that cannot be true
 	terminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	double         bool                       // listed with another's MAC or primary address: left alone
+	double         bool                       // listed with another's MAC, primary address or device index: left alone
 }
 
 func newView(settle time.Duration) *view {
@@ -132,6 +132,10 @@ func (k *known) attached(listed cloud.ENI) (*cloud.Attachment, string) {
 		a := *listed.Attachment
 		a.Status = k.Attachment.Status
 		return &a, listed.Status
+	case samePlace(k.Attachment, listed.Attachment): // a reply may name another's
+		a := *k.Attachment
+		a.ID = listed.Attachment.ID
+		return &a, k.Status
 	default:
 		return k.Attachment, k.Status
 	}
@@ -226,7 +230,7 @@ func (v *view) list() []*known {
 // primary finds the ENI that came with the instance.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
-		if primary(k.ENI) {
+		if primary(k.ENI) && !k.double {
 			return k, true
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // Interval is how often the daemon renews its heartbeat.
@@ -35,7 +37,7 @@ func Path(socket string) string { return filepath.Join(filepath.Dir(socket), "he
 func Beat(socket string, boot time.Duration) error {
 	path := Path(socket)
 	tmp := path + ".new"
-	if err := os.WriteFile(tmp, []byte(strconv.FormatInt(int64(boot), 10)+"\n"), 0o644); err != nil {
+	if err := statefile.Create(tmp, []byte(strconv.FormatInt(int64(boot), 10)+"\n"), 0o644); err != nil {
 		return fmt.Errorf("writing the heartbeat: %w", err)
 	}
 	if err := os.Rename(tmp, path); err != nil {
@@ -56,7 +58,7 @@ func Stop(socket string) error {
 // Recent tells whether the last heartbeat is younger than Grace. A missing or
 // unreadable one is not, nor is one from a future that this boot has not seen.
 func Recent(socket string, boot time.Duration) bool {
-	data, err := os.ReadFile(Path(socket))
+	data, err := statefile.Read(Path(socket))
 	if err != nil {
 		return false
 	}

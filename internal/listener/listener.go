@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,9 +24,10 @@ type Limits struct {
 	// to 127.0.0.1 can come from elsewhere: from a pod, where the kernel's
 	// route_localnet is on (ip-sysctl).
 	LocalOnly bool
-	// WorkOnRead makes a connection work from its first byte on, also one that
-	// the server has not read yet, for servers that do not call Working.
-	WorkOnRead bool
+	// Opening is how long a connection counts as at work from its first byte on,
+	// also one that the server has not read yet: a server that has much to do
+	// comes late to call Working. 0: not at all.
+	Opening time.Duration
 }
 
 // Limited is a listener that keeps limits. Where there is no room for a new
@@ -51,7 +53,8 @@ type Conn struct {
 	peer netip.Addr // invalid for a unix socket's
 
 	first   sync.Once // byte read
-	working bool      // guarded by of.mu
+	working bool      // guarded by of.mu, as is
+	opening bool      // that the first byte came within Limits.Opening
 }
 
 // Limit returns l with limits.
@@ -160,10 +163,12 @@ func (l *Limited) Close() error {
 
 // Working says whether the connection is at work: a request was read and is
 // being answered. Until then it gives way to newer ones.
-func (c *Conn) Working(yes bool) {
+func (c *Conn) Working(yes bool) { c.set(&c.working, yes) }
+
+func (c *Conn) set(what *bool, yes bool) {
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
-	c.working = yes
+	*what = yes
 	if !yes {
 		c.of.room.Signal()
 	}
@@ -172,7 +177,7 @@ func (c *Conn) Working(yes bool) {
 // idle tells whether the connection may give way. of.mu is held. A server that
 // has much to do reads late: who asked is not taken for one who is silent.
 func (c *Conn) idle() bool {
-	return !c.working && !(c.of.limits.WorkOnRead && hasInput(c.Conn))
+	return !c.working && !c.opening && !(c.of.limits.Opening > 0 && hasInput(c.Conn))
 }
 
 // hasInput tells whether there is a byte to be read. It does not wait, and takes
@@ -196,8 +201,11 @@ func hasInput(c net.Conn) (yes bool) {
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && c.of.limits.WorkOnRead {
-		c.first.Do(func() { c.Working(true) })
+	if n > 0 && c.of.limits.Opening > 0 {
+		c.first.Do(func() {
+			c.set(&c.opening, true)
+			time.AfterFunc(c.of.limits.Opening, func() { c.set(&c.opening, false) })
+		})
 	}
 	return n, err
 }

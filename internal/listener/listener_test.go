@@ -136,7 +136,7 @@ func TestTheTotalTakesFromThePeerThatHasMost(t *testing.T) {
 
 func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := open(t, Limits{Total: 2, WorkOnRead: true})
+		d := open(t, Limits{Total: 2, Opening: time.Hour})
 		var working []*client
 		for range 2 {
 			c := d.connect("10.0.0.1")
@@ -154,6 +154,31 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
+	})
+}
+
+func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, Limits{Total: 2, Opening: time.Second})
+		var begun []*client
+		for range 2 {
+			c := d.connect("10.0.0.1")
+			go func() { _, _ = c.server.Read(make([]byte, 1)) }()
+			_, _ = c.Write([]byte("x"))
+			begun = append(begun, c)
+		}
+		synctest.Wait()
+		begun[0].server.Working(true)
+		late := d.connect("10.0.0.2")
+		if late.server != nil {
+			t.Fatal("taken up before the time for opening was over")
+		}
+		time.Sleep(time.Second)
+		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
+			t.Errorf("%s is taken up", c.peer)
+		}
+		expect(t, "what is at work", begun[0].open(), true)
+		expect(t, "what was only opened", begun[1].open(), false)
 	})
 }
 
@@ -199,7 +224,7 @@ func TestWhoAskedDoesNotGiveWayUnread(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := Limit(inner, Limits{Total: 3, WorkOnRead: true})
+	l := Limit(inner, Limits{Total: 3, Opening: time.Hour})
 	defer l.Close()
 	connect := func(say string) (far, near net.Conn) {
 		t.Helper()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/xml"
 	"fmt"
-	"io"
 
 	sdkmw "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/smithy-go/middleware"
@@ -37,20 +36,17 @@ func checkAnswers(s *middleware.Stack) error {
 			if !ok || r.StatusCode < 200 || r.StatusCode > 299 || r.Body == nil {
 				return out, meta, nil
 			}
-			body := bufio.NewReaderSize(r.Body, peekSize)
+			head := bufio.NewReaderSize(r.Body, peekSize)
 			want := sdkmw.GetOperationName(ctx) + "Response"
-			head, perr := body.Peek(1)
+			first, perr := head.Peek(1)
 			if perr == nil {
 				// One read's worth is enough; it need not fill the buffer.
-				head, _ = body.Peek(body.Buffered())
+				first, _ = head.Peek(head.Buffered())
 			}
-			if root := rootElement(head); root != want {
+			if root := rootElement(first); root != want {
 				return out, meta, &badAnswer{fmt.Errorf("root element %q, expected %q", root, want)}
 			}
-			r.Body = struct {
-				io.Reader
-				io.Closer
-			}{body, r.Body}
+			r.Body = body{&shallow{from: head}, r.Body}
 			return out, meta, nil
 		}), middleware.After)
 }

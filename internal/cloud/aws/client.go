@@ -12,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	smithymw "github.com/aws/smithy-go/middleware"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -78,6 +79,7 @@ func load(ctx context.Context, o Options) (sdk.Config, error) {
 	opts := []func(*config.LoadOptions) error{
 		config.WithHTTPClient(o.HTTPClient),
 		config.WithLogger(o.sdkLogger()),
+		config.WithAPIOptions([]func(*smithymw.Stack) error{boundAnswers(maxAnswer, maxRefusal)}),
 	}
 	if o.Region != "" {
 		opts = append(opts, config.WithRegion(o.Region))

@@ -201,6 +201,13 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	}
 	if s.CidrBlock != nil {
 		out.CIDR = r.ipv4Prefix("cidrBlock", s.CidrBlock)
+		switch {
+		case !out.CIDR.IsValid():
+		case !isVPCBlock(out.CIDR): // as large or small as a VPC's
+			r.bad("cidrBlock", out.CIDR.String(), "a size that a subnet can have")
+		case out.Free > 1<<(32-out.CIDR.Bits()):
+			r.bad("availableIpAddressCount", fmt.Sprint(out.Free), "no more than "+out.CIDR.String()+" has")
+		}
 	}
 	for _, a := range s.Ipv6CidrBlockAssociationSet {
 		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.SubnetCidrBlockStateCodeAssociated {
@@ -268,6 +275,18 @@ func (r *reading) instance(i *types.Instance) cloud.Instance {
 	return out
 }
 
+// maxLimit is more than any limit of an instance type: the largest known is 64
+// (package limits).
+const maxLimit = 1024
+
+// some is number for what there is little of.
+func (r *reading) some(field string, n *int32) int {
+	if sdk.ToInt32(n) > maxLimit {
+		r.bad(field, fmt.Sprint(*n), fmt.Sprintf("at most %d", maxLimit))
+	}
+	return r.number(field, n)
+}
+
 // limits reads an element of instanceTypeSet.
 func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 	defer r.in("instanceTypeSet", string(t.InstanceType))()
@@ -277,11 +296,11 @@ func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 		return cloud.Limits{}
 	}
 	l := cloud.Limits{
-		IPv4PerENI: r.number("ipv4AddressesPerInterface", n.Ipv4AddressesPerInterface),
+		IPv4PerENI: r.some("ipv4AddressesPerInterface", n.Ipv4AddressesPerInterface),
 		Prefixes:   t.Hypervisor == types.InstanceTypeHypervisorNitro || sdk.ToBool(t.BareMetal),
 	}
 	if sdk.ToBool(n.Ipv6Supported) {
-		l.IPv6PerENI = r.number("ipv6AddressesPerInterface", n.Ipv6AddressesPerInterface)
+		l.IPv6PerENI = r.some("ipv6AddressesPerInterface", n.Ipv6AddressesPerInterface)
 	}
 	max := n.MaximumNetworkInterfaces
 	for _, c := range n.NetworkCards {
@@ -289,7 +308,7 @@ func (r *reading) limits(t *types.InstanceTypeInfo) cloud.Limits {
 			max = c.MaximumNetworkInterfaces
 		}
 	}
-	l.MaxENIs = r.number("maximumNetworkInterfaces", max)
+	l.MaxENIs = r.some("maximumNetworkInterfaces", max)
 	if l.MaxENIs == 0 || l.IPv4PerENI == 0 {
 		r.bad("networkInfo", fmt.Sprintf("%d interfaces, %d addresses", l.MaxENIs, l.IPv4PerENI), "at least one of each")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -61,11 +62,12 @@ func (f filters) chunks(name string, ids []string) []filters {
 	return out
 }
 
-// pages follows the pages of a listing. Page makes the call for a token and
-// returns the next one.
+// pages follows the pages of a listing, of which there are no more than maxPages.
+// Page makes the call for a token and returns the next one.
 func pages(op string, page func(token *string) (next *string, err error)) error {
 	var token *string
-	for {
+	before := map[string]bool{}
+	for range maxPages {
 		next, err := page(token)
 		if err != nil {
 			return err
@@ -73,11 +75,13 @@ func pages(op string, page func(token *string) (next *string, err error)) error 
 		if sdk.ToString(next) == "" {
 			return nil
 		}
-		if sdk.ToString(next) == sdk.ToString(token) {
-			return fail(op, &badAnswer{fmt.Errorf("nextToken %q: expected another than that of the page before", *next)})
+		if before[*next] {
+			return fail(op, &badAnswer{fmt.Errorf("nextToken %q: expected another than those of the pages before", *next)})
 		}
+		before[*next] = true
 		token = next
 	}
+	return fail(op, &badAnswer{fmt.Errorf("nextToken: more than %d pages", maxPages)})
 }
 
 // ENIs implements cloud.API. Interfaces in f.IDs that do not exist are left out.
@@ -97,6 +101,7 @@ func (c *Client) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, erro
 func (c *Client) enis(ctx context.Context, asked scope, chunks []filters) ([]cloud.ENI, error) {
 	op := pace.DescribeENIs
 	var out []cloud.ENI
+	seen := map[string]int{}
 	for _, f := range chunks {
 		err := pages(op.Action, func(token *string) (*string, error) {
 			got, err := invoke(ctx, c, op, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
@@ -109,7 +114,12 @@ func (c *Client) enis(ctx context.Context, asked scope, chunks []filters) ([]clo
 			for i := range got.NetworkInterfaces {
 				e := r.eni(&got.NetworkInterfaces[i])
 				r.listed(asked, e)
-				out = append(out, e)
+				if at, ok := seen[e.ID]; !ok {
+					seen[e.ID] = len(out)
+					out = append(out, e)
+				} else if !reflect.DeepEqual(out[at], e) {
+					r.twice("networkInterfaceSet", e.ID)
+				}
 			}
 			if r.err != nil {
 				return nil, fail(op.Action, r.err)
@@ -131,6 +141,7 @@ func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Sub
 	base.add("availability-zone", f.Zone)
 	base.tags(f.Tags)
 	var out []cloud.Subnet
+	asked, seen := f, map[string]bool{}
 	for _, f := range base.chunks("subnet-id", f.IDs) {
 		err := pages(op.Action, func(token *string) (*string, error) {
 			got, err := invoke(ctx, c, op, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
@@ -141,7 +152,13 @@ func (c *Client) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Sub
 			}
 			var r reading
 			for i := range got.Subnets {
-				out = append(out, r.subnet(&got.Subnets[i]))
+				s := r.subnet(&got.Subnets[i])
+				r.listedSubnet(asked, s)
+				if seen[s.ID] {
+					r.twice("subnetSet", s.ID)
+				}
+				seen[s.ID] = true
+				out = append(out, s)
 			}
 			if r.err != nil {
 				return nil, fail(op.Action, r.err)
@@ -255,6 +272,7 @@ func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance,
 		return nil, nil
 	}
 	var out []cloud.Instance
+	asked, seen := set(ids), map[string]bool{}
 	for _, f := range filters(nil).chunks("instance-id", ids) {
 		err := pages(op.Action, func(token *string) (*string, error) {
 			got, err := invoke(ctx, c, op, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
@@ -266,6 +284,19 @@ func (c *Client) Instances(ctx context.Context, ids []string) ([]cloud.Instance,
 			list, err := instancesIn(op.Action, got)
 			if err != nil {
 				return nil, err
+			}
+			var r reading
+			for _, in := range list {
+				if !asked[in.ID] {
+					r.bad("instancesSet", in.ID, "one of those asked for")
+				}
+				if seen[in.ID] {
+					r.twice("instancesSet", in.ID)
+				}
+				seen[in.ID] = true
+			}
+			if r.err != nil {
+				return nil, fail(op.Action, r.err)
 			}
 			out = append(out, list...)
 			return got.NextToken, nil

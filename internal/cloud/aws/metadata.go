@@ -2,12 +2,12 @@ package aws
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,7 +24,7 @@ import (
 const (
 	metadataPause    = 250 * time.Millisecond
 	metadataMaxPause = 2 * time.Second
-	metadataMax      = 64 << 10 // bytes read of one answer; the longest real ones are a few hundred
+	metadataMax      = 64 << 10 // bytes of one answer; the longest real ones are a few hundred
 )
 
 // Metadata is the instance metadata service, in version 2 with tokens; the
@@ -49,7 +49,7 @@ func NewMetadata(o Options) *Metadata {
 			// Attempts are repeated here, where a service that is coming up is
 			// told from one that refuses.
 			Retryer:    sdk.NopRetryer{},
-			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent())},
+			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent()), boundAnswers(metadataMax, metadataMax)},
 		}),
 		clock:   o.Clock,
 		timeout: o.MetadataTimeout,
@@ -77,6 +77,9 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	id.SubnetID = r.text(nic + "subnet-id")
 	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
 	id.PrimaryIPv6 = r.firstIPv6(nic + "ipv6s")
+	if has := func(p netip.Prefix) bool { return p.Contains(id.PrimaryIPv4) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
+		r.bad(nic+"vpc-ipv4-cidr-blocks", fmt.Sprint(id.VPCCIDRs), "one with the instance's "+id.PrimaryIPv4.String())
+	}
 	if r.err != nil {
 		return cloud.Identity{}, r.err
 	}
@@ -174,10 +177,7 @@ func (m *Metadata) once(ctx context.Context, path string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = out.Content.Close() }()
-	body, err := io.ReadAll(io.LimitReader(out.Content, metadataMax+1))
-	if err == nil && len(body) > metadataMax {
-		err = errors.New("answer is too long")
-	}
+	body, err := io.ReadAll(out.Content)
 	return strings.TrimSpace(string(body)), err
 }
 

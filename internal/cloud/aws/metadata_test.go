@@ -206,6 +206,7 @@ func TestIdentityErrors(t *testing.T) {
 		{"a log-in page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, newPatient(), "instance-id", cloud.Transient},
 		{"no blocks", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", " ")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"host bits", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.0.0.1/16")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"blocks of another VPC", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.9.0.0/16")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"all IPv4", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"all IPv6", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, newPatient(), nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
 		{"not IPv6", &metadataServer{paths: with(nic+"ipv6s", "10.0.0.1")}, newPatient(), nic + "ipv6s", cloud.Transient},

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -72,7 +73,7 @@ func (o Options) withDefaults() Options {
 	if o.HTTPClient == nil {
 		o.HTTPClient = awshttp.NewBuildableClient().
 			WithDialerOptions(func(d *net.Dialer) { d.Timeout = 5 * time.Second }).
-			WithTransportOptions(func(t *http.Transport) { t.TLSHandshakeTimeout = 5 * time.Second })
+			WithTransportOptions(func(t *http.Transport) { t.TLSHandshakeTimeout, t.Proxy = 5*time.Second, direct })
 	}
 	if o.MetadataTimeout <= 0 {
 		o.MetadataTimeout = DefaultMetadataTimeout
@@ -93,6 +94,16 @@ func (o Options) withDefaults() Options {
 		o.Clock = clock.Real{}
 	}
 	return o
+}
+
+// direct is the proxy that the environment names, and refuses redirects, which the
+// SDK's client follows and EC2 and the metadata service do not use: who answers
+// for one of them would have Berth, with what it sends, ask in other places.
+func direct(r *http.Request) (*url.URL, error) {
+	if r.Response != nil {
+		return nil, fmt.Errorf("redirected to %s, which is not followed", r.URL.Host)
+	}
+	return http.ProxyFromEnvironment(r)
 }
 
 // sdkLogger carries the SDK's own few messages into the log.

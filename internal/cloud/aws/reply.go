@@ -76,25 +76,29 @@ func unassigned(op, eni string, addrs []netip.Addr, got *ec2.UnassignIpv6Address
 // scope is what a listing of ENIs was asked for.
 type scope struct {
 	ids, instances map[string]bool // nil: any
+	vpc            string          // empty: any
+	detached       bool            // alone
 	tags           map[string]string
 }
 
-func newScope(f cloud.ENIFilter) scope {
-	set := func(list []string) map[string]bool {
-		if len(list) == 0 {
-			return nil
-		}
-		m := make(map[string]bool, len(list))
-		for _, v := range list {
-			m[v] = true
-		}
-		return m
+// set is nil for an empty list.
+func set(list []string) map[string]bool {
+	if len(list) == 0 {
+		return nil
 	}
+	m := make(map[string]bool, len(list))
+	for _, v := range list {
+		m[v] = true
+	}
+	return m
+}
+
+func newScope(f cloud.ENIFilter) scope {
 	instances := f.InstanceIDs
 	if f.InstanceID != "" {
 		instances = []string{f.InstanceID}
 	}
-	return scope{set(f.IDs), set(instances), f.Tags}
+	return scope{set(f.IDs), set(instances), f.VPCID, f.Status == "available", f.Tags}
 }
 
 // listed refuses an element of a listing that its filter does not let through.
@@ -110,9 +114,38 @@ func (r *reading) listed(s scope, e cloud.ENI) {
 	if s.instances != nil && !s.instances[instance] {
 		r.bad("attachment.instanceId", instance, "one of those asked for")
 	}
-	for _, k := range slices.Sorted(maps.Keys(s.tags)) {
-		if e.Tags[k] != s.tags[k] {
-			r.bad("tagSet["+k+"]", e.Tags[k], s.tags[k])
+	if s.detached && e.Attachment != nil {
+		r.bad("attachment.instanceId", instance, "a detached ENI, as asked for")
+	}
+	r.as("vpcId", e.VPCID, s.vpc)
+	r.tagged(e.Tags, s.tags)
+}
+
+// listedSubnet is listed for subnets.
+func (r *reading) listedSubnet(f cloud.SubnetFilter, s cloud.Subnet) {
+	defer r.in("subnetSet", s.ID)()
+	if len(f.IDs) > 0 && !slices.Contains(f.IDs, s.ID) {
+		r.bad("subnetId", s.ID, "one of those asked for")
+	}
+	r.as("vpcId", s.VPCID, f.VPCID)
+	r.as("availabilityZone", s.Zone, f.Zone)
+	r.tagged(s.Tags, f.Tags)
+}
+
+// as refuses a property that is told, and not the one that was asked for.
+func (r *reading) as(field, told, asked string) {
+	if told != "" && asked != "" && told != asked {
+		r.bad(field, told, asked)
+	}
+}
+
+func (r *reading) tagged(tags, asked map[string]string) {
+	for _, k := range slices.Sorted(maps.Keys(asked)) {
+		if tags[k] != asked[k] {
+			r.bad("tagSet["+k+"]", tags[k], asked[k])
 		}
 	}
 }
+
+// twice refuses a listing that says two things of one.
+func (r *reading) twice(set, id string) { r.bad(set, id, "each once") }

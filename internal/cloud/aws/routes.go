@@ -20,6 +20,7 @@ func (c *Client) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTa
 	var f filters
 	f.add("vpc-id", vpcID)
 	var out []cloud.RouteTable
+	main, of := "", map[string]string{}
 	err := pages(op.Action, func(token *string) (*string, error) {
 		got, err := invoke(ctx, c, op, c.api.DescribeRouteTables, &ec2.DescribeRouteTablesInput{
 			Filters: f, MaxResults: sdk.Int32(routePage), NextToken: token,
@@ -29,7 +30,20 @@ func (c *Client) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTa
 		}
 		var r reading
 		for i := range got.RouteTables {
-			out = append(out, r.routeTable(&got.RouteTables[i]))
+			t := r.routeTable(&got.RouteTables[i])
+			r.as("routeTableSet["+t.ID+"].vpcId", sdk.ToString(got.RouteTables[i].VpcId), vpcID)
+			if t.Main && main != "" {
+				r.bad("routeTableSet", t.ID, "one main table, which is "+main)
+			} else if t.Main {
+				main = t.ID
+			}
+			for _, s := range t.Subnets {
+				if of[s] != "" {
+					r.bad("routeTableSet["+t.ID+"].associationSet", s, "each subnet in one table")
+				}
+				of[s] = t.ID
+			}
+			out = append(out, t)
 		}
 		if r.err != nil {
 			return nil, fail(op.Action, r.err)

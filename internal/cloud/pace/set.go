@@ -65,13 +65,13 @@ func NewSet(o Options) *Set {
 
 // acquire waits for the turn of a call. A ticket of 0 joins behind all calls of
 // the same priority; a call that was refused passes the ticket it had and keeps its
-// place. When ctx ends first, the queue is as if the call had never joined.
+// place. When ctx ends first, or the call is recalled, the queue is as if the call had never joined.
 // Waited is how long the call was held back, 0 when it was not.
 func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t uint64, waited time.Duration, err error) {
 	if ctx.Err() != nil {
 		return permit{}, ticket, 0, context.Cause(ctx)
 	}
-	needed := cloud.Spare(ctx)
+	needed, recalled := cloud.Spare(ctx), cloud.Recalled(ctx)
 	w := s.join(c, cloud.PriorityOf(ctx), needed != nil, ticket)
 	select {
 	case <-w.ready:
@@ -90,6 +90,9 @@ func (s *Set) acquire(ctx context.Context, c Call, ticket uint64) (p permit, t u
 		case <-ctx.Done():
 			s.leave(w)
 			return permit{}, w.ticket, s.clock.Now().Sub(w.since), context.Cause(ctx)
+		case <-recalled:
+			s.leave(w)
+			return permit{}, w.ticket, s.clock.Now().Sub(w.since), cloud.ErrRecalled
 		case <-needed:
 			needed = nil
 			s.need(w)

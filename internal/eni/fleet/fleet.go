@@ -5,6 +5,7 @@
 //	config.go       what a Fleet needs to know
 //	run.go          when which node is worked for, and what is done for all now and then
 //	member.go       one node: its reconciler and what is to be told to it
+//	holders.go      which node has which address
 //	observatory.go  the cloud observed for all nodes together
 //	gather.go       many questions in one call
 package fleet
@@ -28,6 +29,7 @@ type Fleet struct {
 	groups  *eni.GroupBook
 	routes  *eni.RouteBook
 	outage  *eni.Outage
+	holders *holders
 	sky     *observatory
 	wake    chan struct{} // something is due sooner than the scheduler knows
 	work    sync.WaitGroup
@@ -50,8 +52,10 @@ func New(cfg Config) (*Fleet, error) {
 		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
+	f.holders = newHolders()
 	f.outage = eni.NewOutage(f.kickAll)
 	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
+	f.sky.had = f.holders.had
 	return f, nil
 }
 
@@ -101,6 +105,7 @@ func (f *Fleet) Kick(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
+		m.rec.Kick()
 		f.sooner(m, f.cfg.Clock.Now().Add(burstWindow))
 	}
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -29,7 +30,10 @@ type member struct {
 }
 
 // side is a Node that can be exchanged between passes.
-type side struct{ Node }
+type side struct {
+	Node
+	holders *holders // told of what is published
+}
 
 // seen passes what a node's reconciler does on to the fleet's observer.
 type seen struct {
@@ -46,7 +50,7 @@ func (s seen) Acted(a plan.Action, class cloud.Class, err error, took time.Durat
 func (seen) Reconciled(time.Duration) {}
 
 func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) (*member, error) {
-	m := &member{name: name, instance: instanceID, node: &side{n}, index: -1}
+	m := &member{name: name, instance: instanceID, node: &side{n, f.holders}, index: -1}
 	if s.VPCID != "" {
 		m.places.vpcs = []string{s.VPCID}
 	}
@@ -56,6 +60,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}
+	c.Elsewhere = func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) }
 	c.Committed = func() []eni.Release { return m.node.Committed() }
 	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
 	c.Held = func() { m.node.Reconciled(m.rec.Status()) }
@@ -67,6 +72,9 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		return nil, err
 	}
 	m.rec.Seed(seed)
+	if seed.InstanceID == instanceID {
+		f.holders.set(seed)
+	}
 	f.mu.Lock()
 	since := f.ended[instanceID]
 	f.mu.Unlock()

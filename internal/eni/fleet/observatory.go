@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -26,7 +27,8 @@ type observatory struct {
 	log     *slog.Logger
 	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
 	subnets *eni.SubnetBook
-	known   func() map[string]places // the instances of the fleet's nodes
+	known   func() map[string]places           // the instances of the fleet's nodes
+	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have something for pods
 
 	attached  gatherer[[]cloud.ENI]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
@@ -189,7 +191,17 @@ func (o *observatory) listAll(ctx context.Context) (all []cloud.ENI, vpcs map[st
 		}
 		all = append(all, list...)
 	}
-	return all, vpcs, nil
+	return o.undisputed(all), vpcs, nil
+}
+
+// undisputed is a listing without what it gives to ENIs of several nodes.
+func (o *observatory) undisputed(list []cloud.ENI) []cloud.ENI {
+	owner := func(e cloud.ENI) string { id, _ := o.owner(e); return id }
+	list, lost := eni.Undisputed(list, owner, o.had)
+	if len(lost) > 0 {
+		o.log.Warn("EC2 lists addresses for ENIs of several nodes; who did not have them does without", "addresses", lost)
+	}
+	return list
 }
 
 // parts are a full listing of some VPCs by node. A node whose ENIs may be
@@ -264,7 +276,7 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 		asked[id] = true
 	}
 	out := make(map[string][]cloud.ENI, len(ids))
-	for _, e := range list {
+	for _, e := range o.undisputed(list) {
 		if a := e.Attachment; a != nil && asked[a.InstanceID] {
 			out[a.InstanceID] = append(out[a.InstanceID], e)
 		}

@@ -158,6 +158,9 @@ func (f *Fleet) remove(name string) {
 func (f *Fleet) finish(m *member) {
 	m.rec.Close()
 	f.ended[m.instance] = f.cfg.Clock.Now()
+	if !f.has(m.instance) {
+		f.holders.drop(m.instance)
+	}
 	if f.leaving[m.instance] != m {
 		return
 	}
@@ -168,6 +171,16 @@ func (f *Fleet) finish(m *member) {
 			f.sooner(next, f.cfg.Clock.Now())
 		}
 	}
+}
+
+// has tells whether a node of the fleet is of an instance. f.mu is held.
+func (f *Fleet) has(instance string) bool {
+	for _, m := range f.members {
+		if m.instance == instance {
+			return true
+		}
+	}
+	return false
 }
 
 // repair makes a full listing now and then and has every node look at its part

@@ -242,23 +242,52 @@ func (b *planner) subnet(id string) *Subnet {
 }
 
 // subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, then one that has prefixes if those are wanted, then the most free addresses,
+// primary's, unless only others have all that is asked for, then one that has prefixes
+// if those are wanted, then the most free addresses,
 // then the lowest ID. An ENI takes
 // one address for itself, so two must be free, or one if that is for pods.
 func (b *planner) subnetForNew() *Subnet {
 	var best *Subnet
+	apart := b.onlyApart()
 	for i := range b.subnets {
 		sn := &b.subnets[i]
-		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best)) {
+		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best, apart)) {
 			best = sn
 		}
 	}
 	return best
 }
 
-func (b *planner) better(x, y *Subnet) bool {
+// onlyApart tells whether a new ENI gets all that is asked for only in subnets whose routes are
+// not the primary's. The last addresses of another would cost the
+// node one of the few ENIs that it may have.
+func (b *planner) onlyApart() bool {
+	apart := false
+	for i := range b.subnets {
+		if sn := &b.subnets[i]; sn.ForNew && b.suffices(sn) {
+			if !sn.Apart {
+				return false
+			}
+			apart = true
+		}
+	}
+	return apart
+}
+
+// suffices tells whether a new ENI in a subnet gets all that it has room for of what is asked.
+func (b *planner) suffices(sn *Subnet) bool {
+	need, free, unit := b.need-b.bonus, sn.Free-1, b.demand.Unit
+	if sn.NoPrefix {
+		unit = 1
+	}
+	return free >= unit*min((need+unit-1)/unit, b.slots)
+}
+
+// better tells whether x is the better subnet for a new ENI; apart, whether that
+// is to be one with other routes.
+func (b *planner) better(x, y *Subnet, apart bool) bool {
 	if x.Apart != y.Apart {
-		return y.Apart
+		return x.Apart == apart
 	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {

@@ -186,6 +186,27 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(7)})
+	s.Subnets[1].Free = 14 // not for all that an ENI is to have, which would take up an index
+	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
+		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
+		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
+	s.Subnets[2].Free = 14 // nor has the other
+	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
+		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},
+		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(8)})
+	s.Subnets[2].Free = 5000
+	prefixes := ipam.Policy{PrefixDelegation: true, WarmIP: 1} // 21 addresses are two prefixes
+	for _, c := range []struct {
+		home Subnet
+		want []Action
+	}{
+		{Subnet{ID: "s2", Free: 33, ForNew: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Amount: blocks(2)}}},
+		{Subnet{ID: "s2", Free: 32, ForNew: true}, []Action{{Kind: Create, Subnet: "s3", Index: 1, Amount: blocks(2)}}},
+		{Subnet{ID: "s2", Free: 32, ForNew: true, NoPrefix: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)}, {Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)}}},
+	} {
+		s.Subnets[1] = c.home
+		mustPlan(t, m5xlarge, prefixes, s, c.want...)
+	}
 	s.Subnets = []Subnet{{ID: "s2", Free: 1, ForNew: true}}
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 var _ = failpoint.Register("inventory.save.before", "inventory.save.after", "intent.save.before", "intent.save.after")
@@ -26,7 +27,7 @@ const (
 
 // Load implements InventoryStore. A file that makes no sense is an error.
 func (f Files) Load() (eni.Inventory, bool, error) {
-	data, err := os.ReadFile(filepath.Join(f.Dir, inventoryFile))
+	data, err := statefile.Read(filepath.Join(f.Dir, inventoryFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return eni.Inventory{}, false, nil
 	}
@@ -49,7 +50,7 @@ func (f Files) Intents() eni.Intents { return intents{f} }
 type intents struct{ f Files }
 
 func (i intents) Load() (eni.Intent, bool, error) {
-	data, err := os.ReadFile(filepath.Join(i.f.Dir, intentFile))
+	data, err := statefile.Read(filepath.Join(i.f.Dir, intentFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return eni.Intent{}, false, nil
 	}
@@ -86,7 +87,7 @@ func (f Files) replace(name, point string, v any) error {
 	if err := os.MkdirAll(f.Dir, 0o700); err != nil {
 		return fmt.Errorf("make the state directory: %w", err)
 	}
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+	if err := statefile.Create(tmp, data, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	if err := os.Rename(tmp, filepath.Join(f.Dir, name)); err != nil {

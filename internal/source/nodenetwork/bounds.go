@@ -12,10 +12,14 @@ const (
 	ownersTotal = 400_000
 )
 
-// cut is the beginning of a text, of at most so many bytes and whole characters.
+// cut is the beginning of a text, of at most so many characters of one byte each.
+// No others are in names and UIDs that Kubernetes gives, nor does the definition take any.
 func cut(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:max(0, most)], "")
+	text = strings.Map(func(r rune) rune {
+		if r < '!' || r > '~' {
+			return '?'
+		}
+		return r
+	}, text)
+	return text[:min(len(text), max(0, most))]
 }

@@ -114,6 +114,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 func killedAt(t *testing.T, failpoints string) {
 	m := newMortal(t)
 	m.put("i-0ddd") // it is to find the object of another
+	m.operator(ofNoUse)
 	m.Launch(failpoints)
 	m.see("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	m.operator(give(10, 16))

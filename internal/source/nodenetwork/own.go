@@ -34,6 +34,9 @@ const (
 // instance, if that is the daemon's to do. It returns when to come back; zero:
 // when woken.
 //
+// The policies let a daemon delete only what the operator says is of no use: of
+// an instance that is not the Node's, or is gone. Until then it is tried again.
+//
 // Replacing is safe. The name is this node's, so the other instance has lost
 // it: it was replaced by this one and is gone or on its way. What the operator
 // made for it at EC2 is found by its tags, not by this object. The Node, which
@@ -143,7 +146,9 @@ func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 		return errors.New("somebody changed the object that was to be replaced; looking again")
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
-		s.heard(err)
+		if !notAllowed(err) {
+			s.heard(err)
+		}
 		return wrap("delete", s.cfg.NodeName, err)
 	}
 	s.owner.replaced = s.clock.Now()

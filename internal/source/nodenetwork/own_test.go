@@ -24,6 +24,11 @@ func (m *machine) put(id string) *v1alpha1.NodeNetwork {
 	return o
 }
 
+// ofNoUse is what the operator says of an object whose instance is not the Node's.
+func ofNoUse(o *v1alpha1.NodeNetwork) {
+	o.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: "True", Reason: "AnotherInstance", LastTransitionTime: metav1.Now()}}
+}
+
 func (m *machine) putNode(providerID string) *corev1.Node {
 	m.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
@@ -91,6 +96,8 @@ func TestStaleObjectIsReplaced(t *testing.T) {
 	old := m.put("i-0ddd")
 	m.operator(give(10, 12))
 	m.start()
+	m.readySays("only once the operator says in the condition Degraded that its instance is another's or gone")
+	m.operator(ofNoUse)
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	if o.UID == old.UID || len(o.Spec.IPAM.Available) > 0 {
 		t.Errorf("the object was changed, not replaced: %+v", o)
@@ -138,6 +145,7 @@ func TestObjectIsDeleted(t *testing.T) {
 func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m := newMachine(t)
 	m.put("i-0ddd")
+	m.operator(ofNoUse)
 	m.start()
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	if err := m.api.Delete(t.Context(), o); err != nil {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // file keeps the node's blocks in a directory, as JSON, replaced atomically.
@@ -40,7 +42,7 @@ func sameOnFile(x, y blockFacts) bool { return x.same(y) && x.draining == y.drai
 // load reads the file, or returns false without one. A file that makes no sense
 // is an error.
 func (f file) load() (node string, blocks []blockFacts, ok bool, err error) {
-	data, err := os.ReadFile(filepath.Join(f.dir, blocksFile))
+	data, err := statefile.Read(filepath.Join(f.dir, blocksFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil, false, nil
 	}
@@ -86,7 +88,7 @@ func (f file) save(node string, blocks []blockFacts) error {
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return fmt.Errorf("make the state directory: %w", err)
 	}
-	if err := os.WriteFile(tmp, data, 0o600); err != nil {
+	if err := statefile.Create(tmp, data, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", blocksFile, err)
 	}
 	if err := os.Rename(tmp, filepath.Join(f.dir, blocksFile)); err != nil {

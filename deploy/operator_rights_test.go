@@ -1,0 +1,169 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/fstest"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/test/harness"
+)
+
+// asOperator is a client with the operator's token, which may do what the roles
+// of a mode give it and its policies leave.
+func asOperator(t *testing.T, mode, kind string) client.Client {
+	t.Helper()
+	harness.KubeClean(t)
+	admin := harness.KubeClient(t)
+	all := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-everything"}}
+	harness.OK(t, client.IgnoreNotFound(admin.Delete(t.Context(), all)))
+	files := fstest.MapFS{}
+	for _, name := range []string{"rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml", "admission.yaml"} {
+		files[name] = &fstest.MapFile{Data: readFile(t, mode+"/"+name)}
+	}
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
+	t.Cleanup(func() {
+		for _, name := range []string{"berthd", "berth-operator"} {
+			harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}})))
+		}
+	})
+	operator := account(t, "berth-operator", "node-1")
+	harness.Eventually(t, limit, "roles and policies hold", func() error {
+		if err := operator.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
+		}
+		return errors.Join(operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),
+			byPolicy(operator.Create(t.Context(), lease("probe"), client.DryRunAll)))
+	})
+	return operator
+}
+
+func lease(name string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name}}
+}
+
+// event is one about an object without a namespace.
+func event(namespace, kind, reporter string) *eventsv1.Event {
+	return &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-" + reporter},
+		EventTime:  metav1.NowMicro(), ReportingController: reporter, ReportingInstance: reporter + "-0",
+		Action: "Report", Reason: "Tested", Type: "Normal", Regarding: corev1.ObjectReference{Kind: kind, Name: "node-1"},
+	}
+}
+
+// patch is a merge patch as a thief of the token may send it.
+func patch(t *testing.T, as client.Client, o client.Object, body string, sub ...string) error {
+	t.Helper()
+	o, p := o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))
+	if len(sub) > 0 {
+		return as.Status().Patch(t.Context(), o, p)
+	}
+	return as.Patch(t.Context(), o, p)
+}
+
+// The operator's token writes one Lease, events of its own about its own kind, and of
+// its objects' metadata what it needs: nothing that has an object kept or deleted by others.
+func TestOperatorTokenReachesNoFurther(t *testing.T) {
+	type try struct {
+		name, why string
+		do        func() error
+	}
+	const (
+		again    = `{"series":{"count":2,"lastObservedTime":"2026-01-01T00:00:00.000000Z"}}`
+		leases   = "may create the Lease berth-operator only, and this is another"
+		metadata = "may not change finalizers"
+		denied   = "cannot" // by roles
+		owned    = `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone","uid":"gone"}]}}`
+	)
+	admin := harness.KubeClient(t)
+	check := func(t *testing.T, operator client.Client, mode, kind string, more []try) {
+		t.Helper()
+		theirs := event("default", kind, "kubelet")
+		harness.OK(t, admin.Create(t.Context(), theirs))
+		mine := event("default", kind, "berth-operator")
+		harness.OK(t, operator.Create(t.Context(), mine))
+		harness.OK(t, patch(t, operator, mine, again))
+		own := lease("berth-operator")
+		harness.OK(t, client.IgnoreNotFound(admin.Delete(t.Context(), own)))
+		harness.OK(t, operator.Create(t.Context(), own))
+		harness.OK(t, operator.Update(t.Context(), own))
+		harness.OK(t, admin.Delete(t.Context(), own))
+		for _, c := range append(more,
+			try{"another's Lease", leases, func() error { return operator.Create(t.Context(), lease("another")) }},
+			try{"a Lease of another namespace", denied, func() error {
+				l := lease("berth-operator")
+				l.Namespace = "default"
+				return operator.Create(t.Context(), l)
+			}},
+			try{"an event of another namespace", denied, func() error { return operator.Create(t.Context(), event("kube-system", kind, "berth-operator")) }},
+			try{"an event in another's name", "its own events", func() error { return operator.Create(t.Context(), event("default", kind, "scheduler")) }},
+			try{"an event about another's object", "its own events", func() error { return operator.Create(t.Context(), event("default", "Pod", "berth-operator")) }},
+			try{"another's event", "its own events", func() error { return patch(t, operator, theirs, again) }},
+			try{"another's event kept", "its own events", func() error { return patch(t, operator, theirs, `{"metadata":{"finalizers":["a/b"]}}`) }},
+			try{"secrets", denied, func() error { return operator.List(t.Context(), &corev1.SecretList{}) }},
+		) {
+			if err := c.do(); !apierrors.IsForbidden(err) {
+				t.Errorf("%s, %s: %v, want it forbidden", mode, c.name, err)
+			} else {
+				forbidden(t, err, c.why)
+			}
+		}
+	}
+	t.Run("operator-mode", func(t *testing.T) {
+		operator := asOperator(t, "operator-mode", "Node")
+		n := nodeNetwork("node-1")
+		n.Finalizers, n.Labels = []string{"example.com/mine"}, map[string]string{"a": "b"}
+		harness.OK(t, admin.Create(t.Context(), n))
+		t.Cleanup(func() { harness.OK(t, patchAs(admin, n, `{"metadata":{"finalizers":null}}`)) })
+		harness.OK(t, patch(t, operator, n, `{"spec":{"ipam":{"available":{"10.0.0.4":{"resource":"eni-1"}}}}}`))
+		harness.OK(t, patch(t, operator, n, `{"status":{"eni":{"count":1}}}`, "status"))
+		check(t, operator, "operator-mode", "Node", []try{
+			{"a finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
+			{"another's finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":null}}`) }},
+			{"an owner", metadata, func() error { return patch(t, operator, n, owned) }},
+			{"a label", metadata, func() error { return patch(t, operator, n, `{"metadata":{"labels":{"a":"c"}}}`) }},
+			{"an annotation", metadata, func() error { return patch(t, operator, n, `{"metadata":{"annotations":{"a":"c"}}}`) }},
+		})
+	})
+	t.Run("pool-mode", func(t *testing.T) {
+		operator := asOperator(t, "pool-mode", "AddressPool")
+		pool, block := addressPool("default", "10.0.0.0/16"), addressBlock("default", 1, "node-1")
+		harness.OK(t, admin.Create(t.Context(), pool))
+		harness.OK(t, operator.Create(t.Context(), block))
+		t.Cleanup(func() { harness.OK(t, patchAs(admin, block, `{"metadata":{"finalizers":null}}`)) })
+		harness.OK(t, patch(t, operator, pool, `{"metadata":{"finalizers":["berth.dev/blocks"]}}`))
+		harness.OK(t, patch(t, operator, pool, `{"metadata":{"finalizers":null}}`))
+		harness.OK(t, patch(t, operator, block, `{"metadata":{"finalizers":["example.com/mine"]}}`))
+		more := []try{
+			{"a pool's subnets", "spec is a person's", func() error {
+				return patch(t, operator, pool, `{"spec":{"subnets":[{"ipv4":"10.0.0.0/16"},{"ipv4":"10.1.0.0/16"}]}}`)
+			}},
+			{"an end of a pool", denied, func() error { return operator.Delete(t.Context(), pool) }},
+			{"another's finalizer", metadata, func() error { return patch(t, operator, block, `{"metadata":{"finalizers":null}}`) }},
+		}
+		for _, o := range []client.Object{pool, block} {
+			more = append(more,
+				try{o.GetName() + ": a finalizer", metadata, func() error { return patch(t, operator, o, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
+				try{o.GetName() + ": an owner", metadata, func() error { return patch(t, operator, o, owned) }},
+				try{o.GetName() + ": a label", metadata, func() error { return patch(t, operator, o, `{"metadata":{"labels":{"a":"c"}}}`) }},
+				try{o.GetName() + ": an annotation", metadata, func() error { return patch(t, operator, o, `{"metadata":{"annotations":{"a":"c"}}}`) }},
+			)
+		}
+		check(t, operator, "pool-mode", "AddressPool", more)
+	})
+}
+
+// patchAs is patch for what outlives a test's context.
+func patchAs(as client.Client, o client.Object, body string) error {
+	return client.IgnoreNotFound(as.Patch(context.Background(), o.DeepCopyObject().(client.Object), client.RawPatch(types.MergePatchType, []byte(body))))
+}

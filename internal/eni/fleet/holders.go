@@ -1,0 +1,115 @@
+package fleet
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+)
+
+// holders are what the nodes of the fleet have of each subnet: two never have the
+// same, whatever EC2 answers one of them.
+type holders struct {
+	mu   sync.Mutex           // guards all below; memory only
+	of   map[holding]holder   // who has what
+	held map[string][]holding // by instance
+}
+
+// holding is an address or prefix of a subnet. VPCs may have the same addresses.
+type holding struct {
+	subnet string
+	thing  netip.Prefix
+}
+
+type holder struct{ instance, eni string }
+
+func newHolders() *holders {
+	return &holders{of: map[holding]holder{}, held: map[string][]holding{}}
+}
+
+// set takes what an instance has. What it is giving back may be another's already.
+func (h *holders) set(inv eni.Inventory) {
+	leaving := map[netip.Prefix]bool{}
+	for _, r := range inv.Releasing {
+		leaving[r.Prefix] = true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.forget(inv.InstanceID)
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		things := slices.Clone(e.Prefixes)
+		for _, a := range append([]netip.Addr{e.PrimaryIPv4}, e.Addresses...) {
+			things = append(things, netip.PrefixFrom(a, a.BitLen()))
+		}
+		for _, t := range things {
+			if at := (holding{e.SubnetID, t}); t.IsValid() && !leaving[t] {
+				h.of[at] = holder{inv.InstanceID, e.ID}
+				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
+			}
+		}
+	}
+}
+
+// drop forgets what an instance has.
+func (h *holders) drop(instance string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.forget(instance)
+}
+
+// forget is drop with h.mu held.
+func (h *holders) forget(instance string) {
+	for _, at := range h.held[instance] {
+		if h.of[at].instance == instance {
+			delete(h.of, at)
+		}
+	}
+	delete(h.held, instance)
+}
+
+// other names the ENI of another instance that has some of an IPv4 address or
+// delegated prefix; empty: none has.
+func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, t := range overlapping(thing) {
+		if has, ok := h.of[holding{subnet, t}]; ok && has.instance != instance {
+			return has.eni
+		}
+	}
+	return ""
+}
+
+// overlapping are the addresses and delegated prefixes that have some of thing,
+// which is one of them.
+func overlapping(thing netip.Prefix) []netip.Prefix {
+	around := netip.PrefixFrom(thing.Addr(), prefixLength).Masked()
+	out := []netip.Prefix{thing, around}
+	if thing != around {
+		return out
+	}
+	for a := thing.Addr(); thing.Contains(a); a = a.Next() {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return out
+}
+
+// prefixLength is that of delegated IPv4 prefixes (EC2 User Guide, "Prefix delegation").
+const prefixLength = 28
+
+// had tells whether a node is known to have a thing by an ENI.
+func (h *holders) had(e cloud.ENI, thing netip.Prefix) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.of[holding{e.SubnetID, thing}].eni == e.ID
+}
+
+// Publish implements Node: what is published is the node's own.
+func (s *side) Publish(ctx context.Context, inv eni.Inventory) error {
+	s.holders.set(inv)
+	return s.Node.Publish(ctx, inv)
+}

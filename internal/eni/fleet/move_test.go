@@ -1,0 +1,99 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// A move of addresses to another ENI waits behind what other nodes need. When
+// pods come to wait meanwhile, it is given up for what they need, which goes by
+// its own priority, and made once the node has been at rest again.
+func TestMoveIsGivenUpForPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		set := pace.NewSet(pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
+		p := w.operator(pace.Cloud(w.cloud, set))
+		n := p.set(t, w.objects[0], eni.Settings{InstanceType: "m5.xlarge", Policy: ipam.Policy{WarmIP: 1, MinimumIP: 3}})
+		for range 16 {
+			n.start()
+		}
+		p.Kick(n.name)
+		pass(minute)
+		n.endOn(0)
+		p.Kick(n.name)
+		pass(5 * minute)
+		layout := func() (primary, second int) {
+			for _, e := range w.cloud.Truth() {
+				if e.Attachment.DeviceIndex == 0 {
+					primary = len(e.Addresses)
+				} else {
+					second = len(e.Addresses)
+				}
+			}
+			return primary, second
+		}
+
+		ctx, quiet := context.WithCancel(cloud.WithPriority(t.Context(), 2))
+		var others sync.WaitGroup
+		for range 20 { // more than the burst lets through, all of them worse off
+			others.Go(func() {
+				for ctx.Err() == nil {
+					_ = set.Do(ctx, pace.Assign, func(context.Context) pace.Reply { return pace.Reply{} })
+				}
+			})
+		}
+		n.endOn(1)
+		p.Kick(n.name)
+		pass(80 * time.Second)
+		before := w.cloud.Count("AssignAddresses")
+		if primary, second := layout(); primary != 1 || second != 2 {
+			t.Fatalf("%d and %d addresses, want 1 and 2: the move waits", primary, second)
+		}
+		for range 8 {
+			n.start()
+		}
+		p.Kick(n.name)
+		pass(25 * time.Second) // at one call in ten seconds
+		if with, without := n.pods(); with != 8 || without != 0 {
+			t.Errorf("%d pods have an address, %d wait", with, without)
+		}
+		if calls := w.cloud.Count("AssignAddresses") - before; calls != 1 {
+			t.Errorf("%d calls, want one for the pods", calls)
+		}
+		if s := n.last(); s.LastError != "" {
+			t.Errorf("status: %+v", s)
+		}
+		quiet()
+		others.Wait()
+		n.endOn(0)
+		n.endOn(1)
+		p.Kick(n.name)
+		pass(10 * minute)
+		if primary, second := layout(); primary != 3 || second != 0 {
+			t.Errorf("at rest: %d and %d addresses", primary, second)
+		}
+		p.stop()
+		w.agree()
+	})
+}
+
+// endOn ends the pods on the ENI at a device index.
+func (o *object) endOn(index int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, e := range o.inv.ENIs {
+		for _, a := range e.Addresses {
+			if e.DeviceIndex == index {
+				delete(o.used, a)
+			}
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package statefile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestOnlyRegularFilesAreRead(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, err := range map[string]error{
+		"fifo": unix.Mkfifo(at("fifo"), 0o600), "device": os.Symlink("/dev/zero", at("device")), "folder": os.Mkdir(at("folder"), 0o700),
+		"file": os.WriteFile(at("file"), []byte("x"), 0o600), "large": os.WriteFile(at("large"), nil, 0o600), "grows": os.Truncate(at("large"), Largest+1),
+	} {
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	for name, says := range map[string]string{
+		"fifo": "expected a regular file", "device": "too many levels", "folder": "expected a regular file", "large": "larger than", "file": "",
+	} {
+		data, err := Read(at(name))
+		if says == "" && (err != nil || string(data) != "x") || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: %q, %v, want an error that says %q", name, data, err, says)
+		}
+	}
+	if _, err := Read(at("missing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing: %v", err)
+	}
+	if _, err := Read("/dev/zero"); err == nil {
+		t.Error("a device was read")
+	}
+}
+
+func TestCreateReplacesWhatIsThere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	for range 2 {
+		if err := Create(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Create(path, []byte("y"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := Read(path); err != nil || string(data) != "y" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
