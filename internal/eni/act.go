@@ -21,13 +21,7 @@ var _ = failpoint.Register(
 
 // around makes a change at the cloud between its two failpoints.
 func around(kind plan.Kind, call func() error) error {
-	if err := failpoint.Hit("eni." + string(kind) + ".before"); err != nil {
-		return err
-	}
-	if err := call(); err != nil {
-		return err
-	}
-	return failpoint.Hit("eni." + string(kind) + ".after")
+	return failpoint.Around("eni."+string(kind), call)
 }
 
 // act makes a step's one change at the cloud and takes its reply for the truth.

@@ -8,14 +8,15 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
 // called by one goroutine at a time; Kick, Status and Seed by any.
 type Reconciler struct {
 	cfg    Config
-	kick   chan struct{}
-	needed chan struct{} // by Kick too, for the watch of a step
+	kick   retry.Signal
+	needed retry.Signal // by Kick too, for the watch of a step
 
 	// What follows belongs to the goroutine in Reconcile.
 	view    *view
@@ -53,7 +54,7 @@ func New(cfg Config) (*Reconciler, error) {
 	}
 	passive := cfg.Lister != nil
 	r := &Reconciler{
-		cfg: cfg, kick: make(chan struct{}, 1), needed: make(chan struct{}, 1), view: newView(cfg.Settle), lister: cfg.Lister, passive: passive,
+		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle), lister: cfg.Lister, passive: passive,
 		detaching: map[string]time.Time{}, contradicted: map[string]bool{}, terminations: terminations{},
 	}
 	r.confidence.viewStale = true
@@ -75,12 +76,8 @@ func New(cfg Config) (*Reconciler, error) {
 // Kick says that something may have to be done now: pods wait or went, a
 // withdrawal was confirmed. It never blocks.
 func (r *Reconciler) Kick() {
-	for _, c := range [...]chan struct{}{r.kick, r.needed} {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
+	r.kick.Set()
+	r.needed.Set()
 }
 
 // Run reconciles whenever kicked and whenever something is due, until ctx ends.

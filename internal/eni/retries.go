@@ -6,6 +6,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // A gate is a group of steps that wait together after a failure, so that
@@ -105,15 +106,15 @@ func (t *retries) backOff(kind plan.Kind, err error, now time.Time) {
 func (t *retries) wait(g gate, class cloud.Class) time.Duration {
 	n := 0
 	if b := t.failed[g]; b != nil {
-		n = min(b.failures, 10)
+		n = b.failures
 	}
 	switch class {
 	case cloud.Permission, cloud.Bug:
 		return t.cfg.jitter(t.cfg.SlowRetry)
 	case cloud.Throttled:
-		return t.cfg.jitter(min(10*time.Second, 250*time.Millisecond<<n))
+		return t.cfg.jitter(retry.Delay(250*time.Millisecond, 10*time.Second, n))
 	default:
-		return t.cfg.jitter(min(30*time.Second, 500*time.Millisecond<<n))
+		return t.cfg.jitter(retry.Delay(500*time.Millisecond, 30*time.Second, n))
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Fleet is the ENI allocator for all nodes. All methods may be called
@@ -31,7 +32,7 @@ type Fleet struct {
 	outage  *eni.Outage
 	holders *holders
 	sky     *observatory
-	wake    chan struct{} // something is due sooner than the scheduler knows
+	wake    retry.Signal // something is due sooner than the scheduler knows
 	work    sync.WaitGroup
 
 	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
@@ -49,7 +50,7 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	f := &Fleet{
-		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
+		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: retry.NewSignal(),
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.holders = newHolders()

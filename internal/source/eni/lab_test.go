@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/vpclab"
 	"github.com/berthnet/berth/internal/vpclab/spec"
@@ -25,7 +26,7 @@ type labNode struct {
 	*Source
 	lab     *vpclab.Lab
 	id      string
-	passes  chan struct{} // a reconciliation ended
+	passes  retry.Signal // a reconciliation ended
 	stop    func()
 	mu      sync.Mutex // guards creates
 	creates int
@@ -41,7 +42,7 @@ func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration
 }
 
 // Reconciled implements eni.Observer.
-func (n *labNode) Reconciled(time.Duration) { signal(n.passes) }
+func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
 
 func labSpec() spec.Spec {
 	s := spec.Default()
@@ -68,7 +69,7 @@ func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leas
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: make(chan struct{}, 1)}
+	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: retry.NewSignal()}
 	n.Source, err = newTuned(Config{
 		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: client, Policy: p, Cooling: time.Second,
 		Datapath: &links{auto: true, set: map[string]eni.ENI{}}, Store: store, Intents: &store.MemoryIntents, Observer: n,

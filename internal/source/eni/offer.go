@@ -39,7 +39,7 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 		s.free(back)
 	}
 	s.serve(now)
-	signal(s.program)
+	s.program.Set()
 	return withdrawn, err
 }
 

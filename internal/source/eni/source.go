@@ -28,6 +28,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/internal/source/waiting"
@@ -78,8 +79,8 @@ type Source struct {
 	log    *slog.Logger
 	supply Supplier
 
-	program chan struct{} // wakes the goroutine that programs ENIs
-	cooled  chan struct{} // wakes the one that watches cooling
+	program retry.Signal // wakes the goroutine that programs ENIs
+	cooled  retry.Signal // wakes the one that watches cooling
 
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
 
@@ -138,7 +139,7 @@ func (o *Options) withDefaults() error {
 func newSource(o Options) *Source {
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
-		program: make(chan struct{}, 1), cooled: make(chan struct{}, 1),
+		program: retry.NewSignal(), cooled: retry.NewSignal(),
 		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
 	}
@@ -156,14 +157,7 @@ func (s *Source) Run(ctx context.Context) error {
 }
 
 // Kick says that links changed: ENIs that are not ready are tried again now.
-func (s *Source) Kick() { signal(s.program) }
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) Kick() { s.program.Set() }
 
 // Restore implements source.Source.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
@@ -186,7 +180,7 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	defer s.mu.Unlock()
 	s.alloc.Cool(addr, since, s.clock.Now())
 	s.usable = true
-	signal(s.cooled)
+	s.cooled.Set()
 }
 
 // Acquire implements source.Source.
@@ -221,7 +215,7 @@ func (s *Source) Release(key attachment.Key) time.Time {
 		delete(s.leases, key)
 		s.freed(a)
 		s.serve(now) // without a cooling period it is free at once
-		signal(s.cooled)
+		s.cooled.Set()
 		s.supply.Kick()
 	}
 	return now
@@ -270,7 +264,7 @@ func (s *Source) watchCooling(ctx context.Context) {
 			s.mu.Lock()
 			now := s.clock.Now()
 			if s.alloc.Expire(now) > 0 {
-				signal(s.program) // one may be an ENI's own address
+				s.program.Set() // one may be an ENI's own address
 				s.serve(now)
 				s.supply.Kick()
 			}

@@ -30,7 +30,7 @@ func (s *Source) Publish(_ context.Context, inv eni.Inventory) error {
 	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	s.serve(s.clock.Now())
-	signal(s.program)
+	s.program.Set()
 	return err
 }
 
@@ -73,7 +73,7 @@ func (s *Source) load() {
 	for _, r := range inv.Releasing {
 		s.alloc.WithdrawThese([]netip.Prefix{r.Prefix})
 	}
-	signal(s.program)
+	s.program.Set()
 }
 
 // adopt takes an inventory into the allocator. What is gone is gone at once;

@@ -73,7 +73,7 @@ func (s *Source) heard(what string) func(error) {
 			after = len(l.word.trouble)
 			if err != nil && what == blocksResource && l.unconfirmed {
 				l.unconfirmed = false // the API server is away: the file is all there is
-				signal(s.commit)
+				s.commit.Set()
 			}
 		})
 		switch {
@@ -91,7 +91,7 @@ func (s *Source) heard(what string) func(error) {
 // its time to correct them.
 func (s *Source) serveUnconfirmed() {
 	s.change(func(l *ledger, _ time.Time) { l.unconfirmed = false })
-	signal(s.commit)
+	s.commit.Set()
 }
 
 func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
@@ -99,7 +99,7 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 		Heard: s.heard(blocksResource),
 		Put: func(o *v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) { s.putBlock(l, o, now) })
-			signal(s.commit)
+			s.commit.Set()
 		},
 		Gone: func(o *v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) {
@@ -107,7 +107,7 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 					s.loseBlock(l, o.Name, now)
 				}
 			})
-			signal(s.commit)
+			s.commit.Set()
 		},
 		All: func(list []*v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) {
@@ -125,7 +125,7 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 				}
 				l.word.blocks, l.unconfirmed = true, false
 			})
-			signal(s.commit)
+			s.commit.Set()
 		},
 	}
 }
