@@ -61,7 +61,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	case plan.Delete:
 		return r.delete(ctx, k)
 	case plan.Retag:
-		return r.retag(ctx, k)
+		return r.tag(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
 	}
@@ -80,11 +80,11 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		return err
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
-	if err := r.view.fitsCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
+	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
-	if err := r.cfg.fitsOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).things(), host(made.Primary))); err != nil {
+	if err := r.cfg.checkOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).held(), host(made.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -94,7 +94,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		k.Tags = p.intent.Request.Tags
 	}
 	k.replied = r.cfg.Clock.Now()
-	k.give(made.Addresses, made.Prefixes, k.replied)
+	k.assigned(made.Addresses, made.Prefixes, k.replied)
 	r.view.enis[made.ID] = k
 	return nil
 }
@@ -110,13 +110,13 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
-	if err := r.view.fitsAttached(k, id); err != nil {
+	if err := r.view.checkAttached(k, id); err != nil {
 		return err
 	}
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
+	k.Status, k.replied, k.attachUnresolved = "in-use", r.cfg.Clock.Now(), false
 	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
 	r.publishLater(ctx)
@@ -142,22 +142,22 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
-	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
+	if err := r.view.checkAssigned(k, addrs, prefixes, subnet); err != nil {
 		return err
 	}
 	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
-	if err := r.cfg.fitsOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.things()); err != nil {
+	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.held()); err != nil {
 		return err
 	}
 	p.hold.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
-	k.give(addrs, prefixes, r.confidence.replied)
+	k.assigned(addrs, prefixes, r.confidence.replied)
 	r.publishLater(ctx)
 	return nil
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	addrs, prefixes := split(p.things)
+	addrs, prefixes := split(p.withdrawn)
 	err := around(plan.Unassign, func() error {
 		if len(prefixes) > 0 {
 			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
@@ -167,7 +167,7 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
-	k.take(p.things, r.cfg.Clock.Now())
+	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
 	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
 	r.publishLater(ctx)
 	return nil
@@ -180,7 +180,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	}
 	at := *k.Attachment
 	at.Status = "detaching"
-	k.Attachment, k.replied, k.unsure = &at, r.cfg.Clock.Now(), false
+	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
 	delete(r.detaching, k.ID)
 	r.lookups.at[k.ID] = k.replied.Add(time.Second)
 	r.publishLater(ctx)
@@ -196,12 +196,12 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	r.lookups.forget(k.ID)
 	delete(r.detaching, k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.things())))
+	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held())))
 	r.forgetIntent()
 	return nil
 }
 
-func (r *Reconciler) retag(ctx context.Context, k *known) error {
+func (r *Reconciler) tag(ctx context.Context, k *known) error {
 	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
 	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err

@@ -40,8 +40,8 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 				v.merge([]cloud.ENI{one, two, three}, unix(0), all)
 				v.merge(tt.listed, unix(1), all)
 				for id, k := range v.enis {
-					if k.double != (id == tt.double) {
-						t.Errorf("%s is double: %v", id, k.double)
+					if k.ambiguous != (id == tt.double) {
+						t.Errorf("%s is double: %v", id, k.ambiguous)
 					}
 				}
 				if k, ok := v.primary(); !ok || k.ID != tt.primary {

@@ -45,7 +45,7 @@ func (a *attachments) due(now time.Time) time.Time { return earliest(now, a.full
 // and trouble on the way are not: another ENI would fare no better. Nor is a
 // conflict soon after a lost reply: it may say that the ENI is attached.
 func (r *Reconciler) attachRefused(k *known, class cloud.Class, now time.Time) (wait time.Duration, ok bool) {
-	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && r.view.fresh(k.lost, now) {
+	if class != cloud.Bug && class != cloud.Conflict || class == cloud.Conflict && r.view.fresh(k.attachReplyLost, now) {
 		return 0, false
 	}
 	k.refusals++

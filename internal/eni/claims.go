@@ -43,7 +43,7 @@ func claims(enis []cloud.ENI) []claim {
 
 // held are an ENI's addresses and prefixes for pods, IPv6 included.
 func held(e cloud.ENI) []netip.Prefix {
-	return ENI{Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes}.things()
+	return ENI{Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes}.held()
 }
 
 // dispute is a claim that is not believed, as others have the thing too.
@@ -129,9 +129,9 @@ func (v *view) arbitrate(before []cloud.ENI) {
 	clear(v.contradictions)
 	now := make([]cloud.ENI, 0, len(v.enis))
 	for _, k := range v.list() {
-		k.disputed, k.double = 0, false
-		if k.misread != "" {
-			v.contradictions[k.misread] = []string{k.ID}
+		k.disputed, k.ambiguous = 0, false
+		if k.contradiction != "" {
+			v.contradictions[k.contradiction] = []string{k.ID}
 		}
 		e := k.ENI
 		leaving := func(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
@@ -151,7 +151,7 @@ func (v *view) arbitrate(before []cloud.ENI) {
 		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
-		v.enis[id].double = true
+		v.enis[id].ambiguous = true
 		v.contradictions[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
 	}
 }
@@ -164,13 +164,13 @@ func without[T any](list []T, gone func(T) bool) []T {
 // keepForLife has a listing of an ENI that is known change neither its MAC nor
 // its primary address.
 func (k *known) keepForLife(e *cloud.ENI) {
-	k.misread = ""
+	k.contradiction = ""
 	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
-		k.misread = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
+		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
 		e.MAC = k.MAC
 	}
 	if k.Primary.IsValid() && e.Primary.IsValid() && k.Primary != e.Primary {
-		k.misread = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
+		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
 		e.Primary = k.Primary
 	}
 }

@@ -17,10 +17,10 @@ import (
 // shared tells whether others may work for the node.
 func (r *Reconciler) shared() bool { return r.cfg.Committed != nil }
 
-// unfinished deals with what was to leave and is there still, according to a
+// overdueRelease deals with what was to leave and is there still, according to a
 // listing that cannot be older than the call: it is the node's again, or, if
 // others may work for the node, asked of the cloud once more by the step returned.
-func (r *Reconciler) unfinished(ctx context.Context, now time.Time) *step {
+func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
 	if !r.shared() {
 		r.restoreSettled()
 		return nil
@@ -30,8 +30,8 @@ func (r *Reconciler) unfinished(ctx context.Context, now time.Time) *step {
 		return nil
 	}
 	for _, k := range r.view.list() {
-		p := r.unfinishedOf(k)
-		if p != nil && r.renew(ctx, p, now) {
+		p := r.overdueReleaseOf(k)
+		if p != nil && r.revalidate(ctx, p, now) {
 			return p
 		}
 	}
@@ -54,14 +54,14 @@ func (r *Reconciler) adoptCommitted(now time.Time) {
 			}
 			continue
 		}
-		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.things(), c.Prefix) {
+		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.held(), c.Prefix) {
 			k.releasing[c.Prefix] = now
 		}
 	}
 }
 
-// unfinishedOf is the step that asks for what should have left an ENI long ago.
-func (r *Reconciler) unfinishedOf(k *known) *step {
+// overdueReleaseOf is the step that asks for what should have left an ENI long ago.
+func (r *Reconciler) overdueReleaseOf(k *known) *step {
 	if k.phase() != plan.Attached {
 		return nil
 	}
@@ -89,5 +89,5 @@ func (r *Reconciler) unfinishedOf(k *known) *step {
 	if len(things) == 0 {
 		return nil
 	}
-	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: amountOf(things)}, things: things}
+	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: amountOf(things)}, withdrawn: things}
 }

@@ -37,7 +37,7 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	case class == cloud.SubnetFull && g == gateGrow:
 		r.subnetFull(p, err, now)
 	default:
-		r.undo(ctx, p, class, now)
+		r.afterFailure(ctx, p, class, now)
 		wait := r.retries.wait(g, class)
 		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == plan.Attach {
 			if w, ok := r.attachRefused(k, class, now); ok {
@@ -87,9 +87,9 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	r.retries.fail(p.Kind, err, now, 0) // another way is open: no gate closes
 }
 
-// undo deals with what a failed step leaves open. Calls that may have taken
+// afterFailure deals with what a failed step leaves open. Calls that may have taken
 // effect are followed by a look at the ENI before anything is repeated.
-func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now time.Time) {
+func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	// An index that is taken is one of an ENI that came since the last listing.
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
 		r.confidence.markStale(now)
@@ -115,7 +115,7 @@ func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now t
 		}
 		r.forgetIntent()
 	case plan.Attach:
-		r.undoAttach(p, class, now)
+		r.afterAttach(p, class, now)
 	case plan.Assign:
 		r.lookups.at[p.ENI] = now
 		if lost {
@@ -123,20 +123,20 @@ func (r *Reconciler) undo(ctx context.Context, p *step, class cloud.Class, now t
 			r.leaveUnresolved(p, now)
 		}
 	case plan.Unassign:
-		r.undoUnassign(p, class, now)
+		r.afterUnassign(p, class, now)
 	case plan.Detach:
-		r.undoDetach(ctx, p, class, now)
+		r.afterDetach(ctx, p, class, now)
 	case plan.Delete:
 		r.lookups.at[p.ENI] = now.Add(time.Second)
 	}
 }
 
-func (r *Reconciler) undoAttach(p *step, class cloud.Class, now time.Time) {
+func (r *Reconciler) afterAttach(p *step, class cloud.Class, now time.Time) {
 	r.lookups.at[p.ENI] = now
 	if k, ok := r.view.enis[p.ENI]; ok {
-		k.unsure = true
+		k.attachUnresolved = true
 		if class == cloud.Transient || class == cloud.Unknown {
-			k.lost = now
+			k.attachReplyLost = now
 		}
 	}
 	if class == cloud.LimitReached {
@@ -151,34 +151,34 @@ func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
 		return
 	}
 	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
-	for _, t := range k.things() {
+	for _, t := range k.held() {
 		u.before[t] = true
 	}
 	r.lookups.unresolved[p.ENI] = u
 }
 
-// undoUnassign keeps what was withdrawn out of use while the call may have
+// afterUnassign keeps what was withdrawn out of use while the call may have
 // taken effect: until now, whenever it was made. A denied one surely has not.
-func (r *Reconciler) undoUnassign(p *step, class cloud.Class, now time.Time) {
+func (r *Reconciler) afterUnassign(p *step, class cloud.Class, now time.Time) {
 	if class == cloud.Permission && !r.shared() {
 		r.restoreWithdrawn(p)
 		return
 	}
 	if k, ok := r.view.enis[p.ENI]; ok {
-		for _, t := range p.things {
+		for _, t := range p.withdrawn {
 			k.releasing[t] = now
 		}
 	}
 	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
 }
 
-func (r *Reconciler) undoDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
+func (r *Reconciler) afterDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
 	if (class == cloud.Permission || class == cloud.Bug) && !r.shared() {
 		r.cancelDetach(ctx, p.ENI)
 		return
 	}
 	if k, ok := r.view.enis[p.ENI]; ok {
-		k.unsure = true
+		k.attachUnresolved = true
 	}
 	r.detaching[p.ENI] = now
 	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)

@@ -123,7 +123,7 @@ func (inv Inventory) validate() error {
 		if e.DeviceIndex < 0 {
 			return fmt.Errorf("enis: %s: deviceIndex %d: want a number from 0", e.ID, e.DeviceIndex)
 		}
-		for _, p := range e.things() {
+		for _, p := range e.held() {
 			if !p.IsValid() || p != p.Masked() {
 				return fmt.Errorf("enis: %s: %v is no address or aligned prefix", e.ID, p)
 			}
@@ -149,8 +149,8 @@ func (inv Inventory) validate() error {
 	return nil
 }
 
-// things are all that the ENI holds for pods, addresses as prefixes of full length.
-func (e ENI) things() []netip.Prefix {
+// held are all that the ENI holds for pods, addresses as prefixes of full length.
+func (e ENI) held() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(e.Addresses)+len(e.Prefixes)+len(e.IPv6)+len(e.IPv6Prefixes))
 	for _, a := range slices.Concat(e.Addresses, e.IPv6) {
 		out = append(out, host(a))

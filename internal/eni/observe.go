@@ -57,7 +57,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	if r.confidence.publishHeld {
 		r.view.trustListings()
 	}
-	r.view.merge(r.here(l.ENIs), l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.view.merge(r.ofInstance(l.ENIs), l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
 	r.checkContradictions()
 	r.instance.zone, r.instance.vpc = cmp.Or(l.Zone, r.instance.zone), cmp.Or(l.VPCID, r.instance.vpc)
 	if l.InstanceType != "" {
@@ -88,9 +88,9 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	return nil
 }
 
-// here leaves out what is on another instance: it is not for this node to know,
+// ofInstance leaves out what is on another instance: it is not for this node to know,
 // whatever its device index.
-func (r *Reconciler) here(list []cloud.ENI) []cloud.ENI {
+func (r *Reconciler) ofInstance(list []cloud.ENI) []cloud.ENI {
 	return without(list, func(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.InstanceID != r.cfg.InstanceID })
 }
 
@@ -111,7 +111,7 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	}
 	r.retries.succeed(gateObserve)
 	delete(r.lookups.at, id)
-	list = without(r.here(list), func(e cloud.ENI) bool { return e.ID != id })
+	list = without(r.ofInstance(list), func(e cloud.ENI) bool { return e.ID != id })
 	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
 	r.checkContradictions()
 	r.settle(id, at)
@@ -126,7 +126,7 @@ func (r *Reconciler) settle(id string, at time.Time) {
 	attached := k != nil && k.phase() == plan.Attached
 	if since, ok := r.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
 		if k != nil {
-			k.unsure = false
+			k.attachUnresolved = false
 		}
 		if !attached || !r.shared() {
 			delete(r.detaching, id) // if it is still attached, publishing it gives it back

@@ -61,7 +61,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.things(), rel.Prefix) { // until a listing settles it, however long ago that was
+		if slices.Contains(k.held(), rel.Prefix) { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)

@@ -158,7 +158,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 		return mayObserve && !r.confidence.observeNotBefore.After(now) && r.observe(ctx)
 	}
 	if p := r.retries.again(now); p != nil {
-		if !r.renew(ctx, p, now) {
+		if !r.revalidate(ctx, p, now) {
 			p.hold.end(0)
 			return true
 		}
@@ -226,7 +226,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	if !r.limitsKnown() || r.instance.stopped {
 		return nil
 	}
-	if p := r.unfinished(ctx, now); p != nil {
+	if p := r.overdueRelease(ctx, now); p != nil {
 		return p
 	}
 	e, hold := r.decide(now)
@@ -253,7 +253,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			}
 		}
 		p := &step{Action: a, priority: priority(a, e.plan), tidies: a.Kind == plan.Assign && e.plan.Needed == 0}
-		if hold.is(a) {
+		if hold.isFor(a) {
 			p.hold, hold = hold, nil
 		}
 		if r.prepare(ctx, p, now) {
@@ -284,8 +284,8 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 		return r.evaluation
 	}
 	s := r.state(now)
-	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
-	routes := r.mark(s.Subnets)
+	s.Subnets = r.cfg.Subnets.States(now, r.ownSubnets(), r.forNew())
+	routes := r.markRoutes(s.Subnets)
 	return &evaluation{s, plan.Make(r.limits(), r.cfg.Policy, s), routes}
 }
 
@@ -293,9 +293,9 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 func (r *Reconciler) decide(now time.Time) (e *evaluation, hold *reservation) {
 	e = &evaluation{state: r.state(now)}
 	r.surplus.allow(r.limits(), r.cfg.Policy, &e.state, now)
-	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
+	hold = r.cfg.Subnets.choose(now, r.ownSubnets(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		e.state.Subnets = list
-		e.routes = r.mark(list)
+		e.routes = r.markRoutes(list)
 		e.plan = plan.Make(r.limits(), r.cfg.Policy, e.state)
 		for _, a := range e.plan.Actions {
 			switch a.Kind {
@@ -339,21 +339,21 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.Young = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		e.JustMade = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s
 }
 
 // ours tells whether an ENI may be changed and used.
-func (r *Reconciler) ours(k *known) bool { return !k.double && ours(k.ENI, r.cfg.Cluster) }
+func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && ours(k.ENI, r.cfg.Cluster) }
 
 func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.ENI), Ours: r.ours(k),
 		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Amount:        amountOf(without(k.things(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
+		Amount:        amountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
 	if _, ok := r.detaching[k.ID]; ok && e.Phase == plan.Attached {

@@ -98,10 +98,10 @@ func (b *RouteBook) Refresh(ctx context.Context, vpc string) error {
 	return err
 }
 
-// chooses tells whether Berth is to choose among subnets by their routes, and
+// routesMatter tells whether Berth is to choose among subnets by their routes, and
 // what is compared: the VPC and the primary's subnet. A person who names subnets by ID
 // has chosen, and another VPC has no routes like the instance's.
-func (r *Reconciler) chooses(list []plan.Subnet) (vpc, home string, ok bool) {
+func (r *Reconciler) routesMatter(list []plan.Subnet) (vpc, home string, ok bool) {
 	n := 0
 	for _, s := range list {
 		if s.ForNew {
@@ -112,7 +112,7 @@ func (r *Reconciler) chooses(list []plan.Subnet) (vpc, home string, ok bool) {
 	if !found || n < 2 || len(r.cfg.SubnetIDs) > 0 {
 		return "", "", false
 	}
-	vpc, _ = r.place()
+	vpc, _ = r.vpcAndZone()
 	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.instance.vpc)
 }
 
@@ -123,15 +123,15 @@ type routesKnown struct {
 	fresh   bool // and not old
 }
 
-// mark notes of subnets that their routes are not the primary's, as far as known.
-func (r *Reconciler) mark(list []plan.Subnet) routesKnown {
-	vpc, home, ok := r.chooses(list)
+// markRoutes notes of subnets that their routes are not the primary's, as far as known.
+func (r *Reconciler) markRoutes(list []plan.Subnet) routesKnown {
+	vpc, home, ok := r.routesMatter(list)
 	if !ok {
 		return routesKnown{}
 	}
 	routes, fresh := r.cfg.Routes.known(vpc)
 	for i := range list {
-		list[i].Apart = routes.table(list[i].ID) != routes.table(home)
+		list[i].OtherRoutes = routes.table(list[i].ID) != routes.table(home)
 	}
 	return routesKnown{true, !routes.at.IsZero(), fresh}
 }
@@ -153,6 +153,6 @@ func (r *Reconciler) routesMissing(w routesKnown, now time.Time) (ask, wait bool
 
 // findRoutes asks for the route tables of the VPC of new ENIs.
 func (r *Reconciler) findRoutes(ctx context.Context) error {
-	vpc, _ := r.place()
+	vpc, _ := r.vpcAndZone()
 	return r.cfg.Routes.Refresh(ctx, vpc)
 }

@@ -18,13 +18,13 @@ import (
 // one can be made again exactly as it was.
 type step struct {
 	plan.Action
-	things   []netip.Prefix // Unassign: what was withdrawn
-	intent   Intent         // Create
-	hold     *reservation   // Create, Assign: what is set apart of the subnet
-	priority cloud.Priority // of its call
-	tidies   bool           // Assign: no pod needs it, it is a move's
-	lost     bool           // Create: it was made, and the reply was lost
-	doubtful string         // Create: the ENI that a reply named which does not fit
+	withdrawn []netip.Prefix // Unassign: what was withdrawn
+	intent    Intent         // Create
+	hold      *reservation   // Create, Assign: what is set apart of the subnet
+	priority  cloud.Priority // of its call
+	tidies    bool           // Assign: no pod needs it, it is a move's
+	lost      bool           // Create: it was made, and the reply was lost
+	doubtful  string         // Create: the ENI that a reply named which does not fit
 }
 
 // prepare readies a step: what leaves is withdrawn from the node first, what is
@@ -49,7 +49,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 	case plan.Create:
 		groups, err := r.groups(ctx)
 		if err == nil {
-			p.intent = r.intend(p.Action, groups, now)
+			p.intent = r.newIntent(p.Action, groups, now)
 			if err = r.cfg.Intents.Save(p.intent); err != nil {
 				err = fmt.Errorf("record the intent to %v: %w", p.Action, err)
 			}
@@ -66,15 +66,15 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 // cloud is asked to take them.
 func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	k := r.view.enis[p.ENI]
-	p.things = r.cfg.Node.Withdraw(p.ENI, p.Amount)
+	p.withdrawn = r.cfg.Node.Withdraw(p.ENI, p.Amount)
 	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
-		p.things = slices.DeleteFunc(p.things, func(t netip.Prefix) bool { return t == host(k.Primary) })
+		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == host(k.Primary) })
 	}
-	if k == nil || len(p.things) == 0 {
+	if k == nil || len(p.withdrawn) == 0 {
 		return false
 	}
-	p.Amount = amountOf(p.things)
-	for _, t := range p.things {
+	p.Amount = amountOf(p.withdrawn)
+	for _, t := range p.withdrawn {
 		k.releasing[t] = now
 		delete(k.added, t)
 	}
@@ -86,9 +86,9 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 	return true
 }
 
-// renew readies a throttled step for another try: it may have become pointless
+// revalidate readies a throttled step for another try: it may have become pointless
 // by what was observed since, and what is about to leave is recorded as of now.
-func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
+func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) bool {
 	if p.Kind == plan.Create || p.Kind == plan.FindSubnets || p.Kind == plan.FindRoutes {
 		return true
 	}
@@ -111,7 +111,7 @@ func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
 			return false
 		}
 	case plan.Unassign:
-		for _, t := range p.things {
+		for _, t := range p.withdrawn {
 			if _, ok := k.releasing[t]; !ok {
 				return false // a listing showed it gone
 			}
@@ -146,10 +146,10 @@ func (r *Reconciler) restoreWithdrawn(p *step) {
 	if k == nil {
 		return
 	}
-	for _, t := range p.things {
+	for _, t := range p.withdrawn {
 		delete(k.releasing, t)
 	}
-	r.cfg.Node.RestoreWithdrawn(p.things)
+	r.cfg.Node.RestoreWithdrawn(p.withdrawn)
 }
 
 // cancelDetach gives an ENI that was about to leave back to the node, by publishing it.
@@ -196,7 +196,7 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 	if len(r.cfg.GroupTags) > 0 {
 		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
 		defer cancel()
-		vpc, _ := r.place()
+		vpc, _ := r.vpcAndZone()
 		return r.cfg.Security.Find(ctx, vpc, r.cfg.GroupTags)
 	}
 	if k, ok := r.view.primary(); ok {
@@ -205,8 +205,8 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 	return nil, nil
 }
 
-// intend writes the request for a new ENI: all tags and addresses in the one call.
-func (r *Reconciler) intend(a plan.Action, groups []string, now time.Time) Intent {
+// newIntent writes the request for a new ENI: all tags and addresses in the one call.
+func (r *Reconciler) newIntent(a plan.Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),

@@ -69,7 +69,7 @@ func (r *Reconciler) findSubnets(ctx context.Context) error {
 	now := r.cfg.Clock.Now()
 	q := SubnetQuery{IDs: slices.Clone(r.cfg.SubnetIDs), Tags: r.cfg.SubnetTags, Since: r.counts.since(now)}
 	q.Any = r.cfg.AnySubnet && len(r.cfg.SubnetIDs) == 0 && len(r.cfg.SubnetTags) == 0
-	q.VPCID, q.Zone = r.place()
+	q.VPCID, q.Zone = r.vpcAndZone()
 	for _, k := range r.view.list() {
 		if k.SubnetID != "" && !slices.Contains(q.IDs, k.SubnetID) {
 			q.IDs = append(q.IDs, k.SubnetID)
@@ -82,8 +82,8 @@ func (r *Reconciler) findSubnets(ctx context.Context) error {
 	return err
 }
 
-// place is the VPC and zone where subnets and security groups are looked for.
-func (r *Reconciler) place() (vpc, zone string) {
+// vpcAndZone are the VPC and zone where subnets and security groups are looked for.
+func (r *Reconciler) vpcAndZone() (vpc, zone string) {
 	vpc, zone = cmp.Or(r.cfg.VPCID, r.instance.vpc), cmp.Or(r.cfg.Zone, r.instance.zone)
 	if k, ok := r.view.primary(); ok {
 		vpc, zone = cmp.Or(vpc, k.VPCID), cmp.Or(zone, k.Zone)
@@ -91,8 +91,8 @@ func (r *Reconciler) place() (vpc, zone string) {
 	return vpc, zone
 }
 
-// relevant are the subnets of the node's ENIs.
-func (r *Reconciler) relevant() map[string]bool {
+// ownSubnets are the subnets of the node's ENIs.
+func (r *Reconciler) ownSubnets() map[string]bool {
 	m := make(map[string]bool, len(r.view.enis))
 	for _, k := range r.view.enis {
 		m[k.SubnetID] = true
@@ -103,7 +103,7 @@ func (r *Reconciler) relevant() map[string]bool {
 // forNew tells in which subnets new ENIs may be made.
 func (r *Reconciler) forNew() plan.Candidates {
 	c := plan.Candidates{IDs: r.cfg.SubnetIDs, Tags: r.cfg.SubnetTags, Any: r.cfg.AnySubnet}
-	c.VPC, c.Zone = r.place()
+	c.VPC, c.Zone = r.vpcAndZone()
 	c.InstanceZone = c.Zone
 	if k, ok := r.view.primary(); ok {
 		c.Primary, c.InstanceZone = k.SubnetID, cmp.Or(k.Zone, c.Zone)

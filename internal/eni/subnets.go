@@ -182,8 +182,8 @@ func (b *SubnetBook) hold(subnet string, n int) *reservation {
 	return &reservation{book: b, subnet: subnet, n: n}
 }
 
-// is tells whether the reservation is for an action.
-func (h *reservation) is(a plan.Action) bool { return h != nil && h.action == a }
+// isFor tells whether the reservation is for an action.
+func (h *reservation) isFor(a plan.Action) bool { return h != nil && h.action == a }
 
 // end ends it with how many addresses the call took. Only the first end counts.
 func (h *reservation) end(took int) {

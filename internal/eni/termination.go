@@ -125,7 +125,7 @@ func (r *Reconciler) takeTermination(ctx context.Context, c *terminationCall, er
 	r.acted(c.action, err, c.start)
 	now := r.cfg.Clock.Now()
 	if err != nil {
-		r.undo(ctx, &step{Action: c.action}, cloud.ClassOf(err), now)
+		r.afterFailure(ctx, &step{Action: c.action}, cloud.ClassOf(err), now)
 		r.retries.backOff(plan.SetDeletion, err, now)
 		return
 	}

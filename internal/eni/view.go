@@ -25,17 +25,17 @@ type view struct {
 // known is one ENI.
 type known struct {
 	cloud.ENI
-	replied        time.Time                  // when a reply last changed its attachment or being
-	refusals       int                        // how often it was surely not attached, for what may be wrong with it
-	lost           time.Time                  // when a reply to attaching it was last lost
-	unsure         bool                       // attaching or detaching was asked for and the reply was lost
-	added          map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed        map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	releasing      map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed       int                        // addresses and prefixes listed for it that another may have
-	misread        string                     // what the last listing said of it that cannot be true
-	terminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	double         bool                       // listed with another's MAC, primary address or device index: left alone
+	replied          time.Time                  // when a reply last changed its attachment or being
+	refusals         int                        // how often it was surely not attached, for what may be wrong with it
+	attachReplyLost  time.Time                  // when a reply to attaching it was last lost
+	attachUnresolved bool                       // attaching or detaching was asked for and the reply was lost
+	added            map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed          map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing        map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed         int                        // addresses and prefixes listed for it that another may have
+	contradiction    string                     // what the last listing said of it that cannot be true
+	terminationDue   time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
+	ambiguous        bool                       // listed with another's MAC, primary address or device index: left alone
 }
 
 func newView(settle time.Duration) *view {
@@ -108,7 +108,7 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 	}
 	k.ENI = e
 	held := map[netip.Prefix]bool{}
-	for _, p := range k.things() {
+	for _, p := range k.held() {
 		held[p] = true
 	}
 	for p := range k.releasing {
@@ -125,8 +125,8 @@ func (k *known) attached(listed cloud.ENI) (*cloud.Attachment, string) {
 	switch {
 	case k.phase() == plan.Detaching && listed.Attachment == nil: // it is over
 		return nil, listed.Status
-	case k.unsure && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
-		k.unsure = false
+	case k.attachUnresolved && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
+		k.attachUnresolved = false
 		return listed.Attachment, listed.Status
 	case k.Attachment != nil && k.Attachment.ID == "" && listed.Attachment != nil: // as stored, without the ID
 		a := *listed.Attachment
@@ -167,8 +167,8 @@ func (k *known) prefixes(listed []netip.Prefix) []netip.Prefix {
 // isReleasing tells whether an address or prefix is on its way back.
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// things are the ENI's IPv4 addresses and prefixes for pods.
-func (k *known) things() []netip.Prefix {
+// held are the ENI's IPv4 addresses and prefixes for pods.
+func (k *known) held() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(k.Addresses)+len(k.Prefixes))
 	for _, a := range k.Addresses {
 		out = append(out, host(a))
@@ -176,8 +176,8 @@ func (k *known) things() []netip.Prefix {
 	return append(out, k.Prefixes...)
 }
 
-// give records what a reply assigned.
-func (k *known) give(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
+// assigned records what a reply assigned.
+func (k *known) assigned(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
 	for _, a := range addrs {
 		prefixes = append(prefixes, host(a))
 	}
@@ -189,8 +189,8 @@ func (k *known) give(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time)
 	k.Addresses, k.Prefixes = k.addresses(k.Addresses), k.prefixes(k.Prefixes)
 }
 
-// take records what a reply unassigned.
-func (k *known) take(things []netip.Prefix, now time.Time) {
+// unassigned records what a reply unassigned.
+func (k *known) unassigned(things []netip.Prefix, now time.Time) {
 	for _, p := range things {
 		k.removed[p] = now
 		delete(k.added, p)
@@ -230,7 +230,7 @@ func (v *view) list() []*known {
 // primary finds the ENI that came with the instance.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
-		if primary(k.ENI) && !k.double {
+		if primary(k.ENI) && !k.ambiguous {
 			return k, true
 		}
 	}

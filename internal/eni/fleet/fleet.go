@@ -25,15 +25,15 @@ import (
 // Fleet is the ENI allocator for all nodes. All methods may be called
 // concurrently.
 type Fleet struct {
-	cfg     Config
-	subnets *eni.SubnetBook
-	groups  *eni.GroupBook
-	routes  *eni.RouteBook
-	outage  *eni.Outage
-	holders *holders
-	sky     *observatory
-	wake    retry.Signal // something is due sooner than the scheduler knows
-	work    sync.WaitGroup
+	cfg         Config
+	subnets     *eni.SubnetBook
+	groups      *eni.GroupBook
+	routes      *eni.RouteBook
+	outage      *eni.Outage
+	holders     *holders
+	observatory *observatory
+	wake        retry.Signal // something is due sooner than the scheduler knows
+	work        sync.WaitGroup
 
 	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
 	ctx     context.Context
@@ -55,8 +55,8 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f.holders = newHolders()
 	f.outage = eni.NewOutage(f.kickAll)
-	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
-	f.sky.had = f.holders.had
+	f.observatory = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
+	f.observatory.had = f.holders.had
 	return f, nil
 }
 
@@ -142,7 +142,7 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 		return cloud.Instance{}, ctx.Err()
 	case <-f.began:
 	}
-	in, err := f.sky.Instance(ctx, instanceID)
+	in, err := f.observatory.Instance(ctx, instanceID)
 	if err != nil {
 		return in, fmt.Errorf("describe instance %s: %w", instanceID, err)
 	}

@@ -191,9 +191,9 @@ func (f *Fleet) repair(ctx context.Context) {
 		wait := retry.Jitter(f.cfg.ListingInterval)
 		if f.empty() {
 			wait = time.Second
-		} else if young := f.cfg.Clock.Now().Sub(f.sky.lastAt()); young < f.cfg.ListingInterval/2 {
+		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
 			wait -= young // the first node that joined asked for one
-		} else if err := f.sky.list(ctx); err != nil {
+		} else if err := f.observatory.list(ctx); err != nil {
 			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "error", err)
 			wait = retry.Jitter(listRetry)
 		} else {

@@ -248,7 +248,7 @@ func (b *planner) subnet(id string) *Subnet {
 // one address for itself, so two must be free, or one if that is for pods.
 func (b *planner) subnetForNew() *Subnet {
 	var best *Subnet
-	apart := b.onlyApart()
+	apart := b.onlyOtherRoutes()
 	for i := range b.subnets {
 		sn := &b.subnets[i]
 		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best, apart)) {
@@ -258,14 +258,14 @@ func (b *planner) subnetForNew() *Subnet {
 	return best
 }
 
-// onlyApart tells whether a new ENI gets all that is asked for only in subnets whose routes are
+// onlyOtherRoutes tells whether a new ENI gets all that is asked for only in subnets whose routes are
 // not the primary's. The last addresses of another would cost the
 // node one of the few ENIs that it may have.
-func (b *planner) onlyApart() bool {
+func (b *planner) onlyOtherRoutes() bool {
 	apart := false
 	for i := range b.subnets {
 		if sn := &b.subnets[i]; sn.ForNew && b.suffices(sn) {
-			if !sn.Apart {
+			if !sn.OtherRoutes {
 				return false
 			}
 			apart = true
@@ -286,8 +286,8 @@ func (b *planner) suffices(sn *Subnet) bool {
 // better tells whether x is the better subnet for a new ENI; apart, whether that
 // is to be one with other routes.
 func (b *planner) better(x, y *Subnet, apart bool) bool {
-	if x.Apart != y.Apart {
-		return x.Apart == apart
+	if x.OtherRoutes != y.OtherRoutes {
+		return x.OtherRoutes == apart
 	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {

@@ -178,7 +178,7 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
-	s.Subnets[2].Apart = true // s3: other routes, though more free addresses
+	s.Subnets[2].OtherRoutes = true // s3: other routes, though more free addresses
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})

@@ -34,7 +34,7 @@ type ENI struct {
 	Free          cloud.Amount // could be withdrawn now
 
 	Refused       bool // detached, and cannot be attached
-	Young         bool // detached, and made by someone else a moment ago
+	JustMade      bool // detached, and made by someone else a moment ago
 	PrimaryServes bool // its primary address is for pods too
 	WrongDeletion bool // DeleteOnTermination is not as configured
 	WrongTags     bool // carries another instance's ID
@@ -51,11 +51,11 @@ func (e ENI) total() int {
 
 // Subnet is one subnet as a plan sees it.
 type Subnet struct {
-	ID       string
-	Free     int  // addresses that can be had; Unlimited when not known
-	NoPrefix bool // had no free aligned prefix a while ago
-	ForNew   bool // new ENIs may be made here
-	Apart    bool // its route table is not that of the primary's subnet
+	ID          string
+	Free        int  // addresses that can be had; Unlimited when not known
+	NoPrefix    bool // had no free aligned prefix a while ago
+	ForNew      bool // new ENIs may be made here
+	OtherRoutes bool // its route table is not that of the primary's subnet
 }
 
 // Unlimited is the free count of a subnet that is not known yet: asking tells.
