@@ -46,7 +46,7 @@ type node struct {
 	front   *daemon.Front
 	bootID  string
 	aws     aws.Options
-	meta    *aws.Metadata
+	meta    cloud.Metadata
 	id      cloud.Identity
 	network *daemon.Network
 }
@@ -253,21 +253,31 @@ func (n *node) followCIDRs(ctx context.Context) {
 			return
 		case <-n.clock.After(n.cfg.ListingInterval):
 		}
-		id, err := n.meta.Identity(ctx)
-		if err != nil {
-			continue // told of at the start; the CIDRs stay as they are
+		cidrs, ok := n.vpcCIDRs(ctx)
+		if !ok {
+			continue // they stay as they are
 		}
-		if id.InstanceID != n.id.InstanceID {
-			n.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", n.id.InstanceID, "other", id.InstanceID)
-			continue
-		}
-		switch changed, err := n.network.SetLocalCIDRs(ctx, podCIDRs(id)); {
+		switch changed, err := n.network.SetLocalCIDRs(ctx, cidrs); {
 		case err != nil:
-			n.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", id.VPCCIDRs, "err", err)
+			n.log.Warn("taking over the VPC's CIDRs, will try again", "cidrs", cidrs, "err", err)
 		case changed:
-			n.log.Info("the VPC's CIDRs changed", "cidrs", id.VPCCIDRs)
+			n.log.Info("the VPC's CIDRs changed", "cidrs", cidrs)
 		}
 	}
+}
+
+// vpcCIDRs asks for podCIDRs again. What is said of another instance says nothing of
+// this one; a metadata service that does not answer was told of at the start.
+func (n *node) vpcCIDRs(ctx context.Context) (_ []netip.Prefix, ok bool) {
+	id, err := n.meta.Identity(ctx)
+	if err != nil {
+		return nil, false
+	}
+	if id.InstanceID != n.id.InstanceID {
+		n.log.Error("the metadata service names another instance, whose VPC is not looked at", "instance", n.id.InstanceID, "other", id.InstanceID)
+		return nil, false
+	}
+	return podCIDRs(id), true
 }
 
 // installer returns what installs the plugin and its configuration, and says

@@ -188,17 +188,26 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
+	if !k.described { // a reply may name another's: if it is there and ours, a listing brings it back
+		r.forget(k.ID)
+		return nil
+	}
 	err := around(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
-	delete(r.view.enis, k.ID)
-	r.lookups.forget(k.ID)
-	delete(r.detaching, k.ID)
+	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
 	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held())))
-	r.forgetIntent()
 	return nil
+}
+
+// forget ends all that is known of an ENI that is not attached.
+func (r *Reconciler) forget(id string) {
+	delete(r.view.enis, id)
+	r.lookups.forget(id)
+	delete(r.detaching, id)
+	r.forgetIntent()
 }
 
 func (r *Reconciler) tag(ctx context.Context, k *known) error {

@@ -1,6 +1,7 @@
 package eni
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -78,5 +79,23 @@ func TestAttachmentsThatRepliesName(t *testing.T) {
 				t.Errorf("got %+v, want %s", got, tt.want)
 			}
 		})
+	}
+}
+
+// What is on another instance, or was made for one, is not this node's.
+func TestENIsOfOtherInstances(t *testing.T) {
+	mine, others, adopted := eniOf(1, "10.0.0.4"), eniOf(2, "10.0.0.5"), at(eniOf(3, "10.0.0.6"), 1, "a-3")
+	mine.Tags = map[string]string{TagInstanceID: "i-1"}
+	others.Tags = map[string]string{TagInstanceID: "i-2"}
+	adopted.Tags = map[string]string{TagInstanceID: "i-2"}
+	away := at(eniOf(4, "10.0.0.7"), 1, "a-4")
+	away.Attachment.InstanceID = "i-2"
+	r := &Reconciler{cfg: Config{InstanceID: "i-1"}}
+	var got []string
+	for _, e := range r.ofInstance([]cloud.ENI{mine, others, adopted, away, eniOf(5, "10.0.0.8")}) {
+		got = append(got, e.ID)
+	}
+	if want := []string{"eni-1", "eni-3", "eni-5"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -88,10 +88,16 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	return nil
 }
 
-// ofInstance leaves out what is on another instance: it is not for this node to know,
-// whatever its device index.
+// ofInstance leaves out what is on another instance, whatever its device index, or was
+// made for another and is on none: it is not for this node to know.
 func (r *Reconciler) ofInstance(list []cloud.ENI) []cloud.ENI {
-	return without(list, func(e cloud.ENI) bool { return e.Attachment != nil && e.Attachment.InstanceID != r.cfg.InstanceID })
+	return without(list, func(e cloud.ENI) bool {
+		if e.Attachment != nil {
+			return e.Attachment.InstanceID != r.cfg.InstanceID
+		}
+		made := e.Tags[TagInstanceID]
+		return made != "" && made != r.cfg.InstanceID
+	})
 }
 
 // lookUp describes one ENI.

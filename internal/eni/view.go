@@ -25,6 +25,7 @@ type view struct {
 // known is one ENI.
 type known struct {
 	cloud.ENI
+	described        bool                       // a listing had it; else it is as a reply, or what was stored, told
 	replied          time.Time                  // when a reply last changed its attachment or being
 	refusals         int                        // how often it was surely not attached, for what may be wrong with it
 	attachReplyLost  time.Time                  // when a reply to attaching it was last lost
@@ -72,7 +73,8 @@ func (v *view) merge(listed []cloud.ENI, now time.Time, scope func(*known) bool)
 		}
 		k, ok := v.enis[e.ID]
 		if !ok {
-			v.enis[e.ID] = newKnown(e)
+			k = newKnown(e)
+			k.described, v.enis[e.ID] = true, k
 			continue
 		}
 		k.merge(e, v, now)
@@ -100,6 +102,7 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 	for _, m := range []map[netip.Prefix]time.Time{k.added, k.removed} {
 		maps.DeleteFunc(m, func(_ netip.Prefix, t time.Time) bool { return old(t) })
 	}
+	k.described = true
 	k.keepForLife(&e)
 	e.Addresses = k.addresses(e.Addresses)
 	e.Prefixes = k.prefixes(e.Prefixes)

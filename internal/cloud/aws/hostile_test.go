@@ -148,7 +148,7 @@ func TestAnswersByteByByte(t *testing.T) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				return
 			}
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 	})
 	c.pace = pace.NewSet(pace.Options{CallTimeout: 200 * time.Millisecond, Clock: newHasty()})
@@ -219,6 +219,31 @@ func TestMetadataAnswersAreBounded(t *testing.T) {
 	if _, err := m.once(ctx, "instance-id"); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("got %v, want one that says how many bytes an answer may have", err)
 	}
+}
+
+// A metadata service that answers byte by byte is given up in time.
+func TestMetadataByteByByte(t *testing.T) {
+	clearAWS(t)
+	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
+		if r.URL.Path == "/latest/api/token" {
+			_, _ = io.WriteString(w, "token")
+			return
+		}
+		for r.Context().Err() == nil {
+			if _, err := io.WriteString(w, "i"); err != nil {
+				return
+			}
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				return
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+	}))
+	t.Cleanup(h.Close)
+	m := NewMetadata(Options{IMDSEndpoint: h.URL, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), MetadataTimeout: time.Second / 2})
+	_, err := m.Identity(t.Context())
+	doubtful(t, err, "instance-id")
 }
 
 // What a listing says is compared with what was asked for and what can be.

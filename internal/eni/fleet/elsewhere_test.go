@@ -203,3 +203,53 @@ func TestAddressesOfAnEndedNode(t *testing.T) {
 		p.stop()
 	})
 }
+
+// renamer is a cloud that answers a creation with the ID of another instance's ENI.
+type renamer struct {
+	*cloudfake.Cloud
+	id   string
+	lies atomic.Int32
+}
+
+func (r *renamer) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
+	e, err := r.Cloud.CreateENI(ctx, q)
+	if err == nil && r.lies.Add(1) <= 3 {
+		e.ID = r.id
+	}
+	return e, err
+}
+
+// An ENI that a reply calls by the name of another node's is not deleted, and the
+// one that was made is found.
+func TestCreationsNamedAsAnotherNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 2)
+		cloud := &renamer{Cloud: w.cloud}
+		cloud.lies.Store(100)
+		p := w.operator(cloud)
+		s := settings(0, 4)
+		first := p.set(t, w.objects[0], s)
+		first.start()
+		pass(20 * time.Second)
+		for _, e := range w.cloud.Truth() {
+			if e.Attachment.DeviceIndex > 0 {
+				cloud.id = e.ID
+			}
+		}
+		cloud.lies.Store(0)
+		second := p.set(t, w.objects[1], s)
+		second.start()
+		pass(20 * minute)
+		if with, _ := second.pods(); with != 1 || cloud.lies.Load() < 3 {
+			t.Errorf("%d pods have addresses after %d creations", with, cloud.lies.Load())
+		}
+		for _, c := range w.cloud.Calls() {
+			if c.ENI == cloud.id && c.Op == "DeleteENI" {
+				t.Errorf("%s of %s, which is %s's: %v", c.Op, c.ENI, first.name, c.Err)
+			}
+		}
+		w.kept()
+		w.agree()
+		p.stop()
+	})
+}

@@ -103,6 +103,12 @@ func (s store[T]) Replace(list []any, _ string) error {
 
 func (s store[T]) Resync() error { return nil }
 
+// Read lists once the objects of a kind of berth.dev that a field selector selects.
+func (c *Client) Read(ctx context.Context, resource, fields string, into runtime.Object) error {
+	_, err := c.Objects(resource, fields, func() runtime.Object { return into }).List(ctx, metav1.ListOptions{})
+	return err
+}
+
 // Objects lists the objects of a kind of berth.dev that a field selector
 // (empty: all) selects. list makes an empty list of them.
 func (c *Client) Objects(resource, fields string, list func() runtime.Object) Lister {

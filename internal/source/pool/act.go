@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -193,8 +194,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// createRequest asks for a block. One of the name that is there already is this
-// node's: from an attempt whose reply was lost, or not in the watch yet.
+// createRequest asks for a block. One of the name that is there already is from an
+// attempt whose reply was lost, or not in the watch yet, if it is this node's.
 func (s *Source) createRequest(ctx context.Context, a action) error {
 	o := &v1alpha1.BlockRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "BlockRequest"},
@@ -212,11 +213,31 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 	}
 	return failpoint.Around("pool.request", func() error {
 		err := s.api.Create(ctx, requestsResource, o, &v1alpha1.BlockRequest{})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
+		if apierrors.IsAlreadyExists(err) {
+			return s.heedTaken(ctx, a.pool, a.name)
+		}
+		if err != nil {
 			return fmt.Errorf("create BlockRequest %s: %w", a.name, err)
 		}
 		return nil
 	})
+}
+
+// heedTaken has another name used in place of one that is there already, if that
+// is a request of another node's.
+func (s *Source) heedTaken(ctx context.Context, pool, name string) error {
+	list := &v1alpha1.BlockRequestList{}
+	err := s.api.Read(ctx, requestsResource, only("metadata.name", name), list)
+	if err != nil {
+		return fmt.Errorf("look whose BlockRequest %s is: %w", name, err)
+	}
+	for i := range list.Items {
+		if of := list.Items[i].Spec.NodeName; of != s.cfg.NodeName {
+			s.change(func(l *ledger, _ time.Time) { l.avoid(pool, name, rand.Text()) })
+			return fmt.Errorf("BlockRequest %s, a name that only this node uses, is another node's, %s: another name is used", name, of)
+		}
+	}
+	return nil
 }
 
 // freeBlock removes the finalizer, if the object is still the one that was

@@ -30,10 +30,12 @@ var (
 // partial is the metadata of an object.
 type partial = metav1.PartialObjectMetadata
 
+// only is a field selector.
+func only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
+
 // follow keeps the ledger told of what the API server has, until ctx ends.
 func (s *Source) follow(ctx context.Context, wg *sync.WaitGroup) {
 	node := s.cfg.NodeName
-	only := func(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
 	wg.Go(func() {
 		kubeapi.Follow(ctx, blocksResource, s.api.Objects(blocksResource, only("nodeName", node),
 			func() runtime.Object { return &v1alpha1.AddressBlockList{} }), s.heedBlocks())

@@ -25,6 +25,7 @@ type ledger struct {
 	blocks   map[string]*holding
 	requests map[string]*request // by name
 	asked    map[string]bool     // names of requests that are being made, or were and are not seen yet
+	salts    map[slot]string     // of the names of requests in place of those that others took
 	leases   map[attachment.Key]hold
 	byAddr   map[netip.Addr]attachment.Key // of both families
 	stray    map[netip.Addr]time.Time      // cooling since, of no block at hand
@@ -83,7 +84,7 @@ func newLedger(p policy) *ledger {
 	return &ledger{
 		policy: p,
 		world:  world{namespaces: map[string]string{}, pools: map[string]*stock{}},
-		blocks: map[string]*holding{}, requests: map[string]*request{}, asked: map[string]bool{},
+		blocks: map[string]*holding{}, requests: map[string]*request{}, asked: map[string]bool{}, salts: map[slot]string{},
 		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
 		chosen: map[string]string{},
 		word:   word{trouble: map[string]error{}},

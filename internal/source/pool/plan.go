@@ -172,12 +172,12 @@ func (l *ledger) planRequests(s *stock, have supply, node string, now time.Time)
 // would be one too many.
 func (l *ledger) ask(pool, node string, used map[int]bool, n int) (todo []action) {
 	for _, again := range []bool{true, false} {
-		for slot := 0; slot < maxOutstanding && n > 0; slot++ {
-			name := requestName(pool, node, slot)
-			if used[slot] || l.asked[name] != again {
+		for i := 0; i < maxOutstanding && n > 0; i++ {
+			name := l.nameFor(slot{pool, i}, node)
+			if used[i] || l.asked[name] != again {
 				continue
 			}
-			used[slot], l.asked[name] = true, true
+			used[i], l.asked[name] = true, true
 			todo = append(todo, action{kind: createRequest, name: name, pool: pool})
 			n--
 		}

@@ -18,7 +18,9 @@ import (
 )
 
 // A request has one of a few names that only this node uses for this pool, so
-// that a create whose reply was lost is not a second request.
+// that a create whose reply was lost is not a second request. Who has the token
+// of another node can make requests of these names too: then this node uses
+// another name, which nobody can know before.
 
 // nodeHash tells nodes apart in names that have no room for theirs.
 func nodeHash(node string) string {
@@ -29,6 +31,28 @@ func nodeHash(node string) string {
 // requestName names the request of a node for a pool in a slot.
 func requestName(pool, node string, slot int) string {
 	return fmt.Sprintf("%s-%s-%d", pool, nodeHash(node), slot)
+}
+
+// slot is one of the places for requests that a node has for a pool.
+type slot struct {
+	pool   string
+	number int
+}
+
+// nameFor is the name of the request in a slot: the usual one, unless another
+// node took that.
+func (l *ledger) nameFor(at slot, node string) string {
+	if salt, ok := l.salts[at]; ok {
+		node += "/" + salt
+	}
+	return requestName(at.pool, node, at.number)
+}
+
+// avoid has the next request in the slot of a name that another node took have
+// one that is made with salt.
+func (l *ledger) avoid(pool, name, salt string) {
+	delete(l.asked, name)
+	l.salts[slot{pool, slotOf(name)}] = salt
 }
 
 // slotOf is the slot of a request's name, or -1.
