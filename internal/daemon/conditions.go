@@ -14,6 +14,7 @@ import (
 const (
 	ConditionDataPath   = "DataPathReady"
 	ConditionForwarding = "ForwardingAllowed"
+	ConditionARP        = "ARPFiltered"
 	ConditionSupply     = "AddressesAvailable"
 	ConditionRouted     = "BlocksRouted"
 	ConditionRecords    = "RecordsIntact"
@@ -25,6 +26,7 @@ const (
 var conditionDocs = [][2]string{
 	{ConditionDataPath, "the node's own kernel state is set up"},
 	{ConditionForwarding, "nothing else on the node drops forwarded packets by default"},
+	{ConditionARP, "ARP requests of pods, which would fill the node's neighbour table, are dropped"},
 	{ConditionSupply, "an address was usable once and no ADD waits for one"},
 	{ConditionRouted, "with address pools: every block of the node could be routed"},
 	{ConditionRecords, "all attachment records could be read"},

@@ -114,16 +114,16 @@ func TestADDsThatWaitLeaveRoomForOthers(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	refused := make(chan error, 2*pluginConnections)
-	for i := range cap(refused) {
-		wg.Go(func() { refused <- callAlone(ctx, r, "Add", addOf(fmt.Sprint("waiting-", i), ns)) })
+	for i := range maxWaiting {
+		wg.Go(func() { _ = callAlone(ctx, r, "Add", addOf(fmt.Sprint("waiting-", i), ns)) })
 	}
-	for range cap(refused) - maxWaiting {
-		if err := <-refused; err == nil || !strings.Contains(err.Error(), "no free address") {
+	waitFor(t, func() bool { return r.source.Waiting() == maxWaiting })
+	patience := within(t)
+	for range pluginConnections - maxWaiting {
+		if err := callAlone(patience, r, "Add", addOf("late", ns)); err == nil || !strings.Contains(err.Error(), "no free address") {
 			t.Fatalf("an ADD too many: %v", err)
 		}
 	}
-	waitFor(t, func() bool { return r.source.Waiting() == maxWaiting })
 	if err := callAlone(within(t), r, "Status", &rpc.StatusRequest{}); err != nil {
 		t.Errorf("STATUS: %v", err)
 	}

@@ -67,7 +67,7 @@ const (
 	// pluginOpening is how long a connection may take from its first byte to its
 	// call's last before it gives way to others: less than the plugin waits for a
 	// STATUS. It sends them at once.
-	pluginOpening = time.Second
+	pluginOpening = 2 * time.Second
 )
 
 // NewFront serves at once, until Close.

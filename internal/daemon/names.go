@@ -40,8 +40,8 @@ func checkKey(key attachment.Key) error {
 		return badRequest("CNI_CONTAINERID is empty")
 	case utils.ValidateContainerID(key.ContainerID) != nil:
 		return badRequest("CNI_CONTAINERID is %q, expected letters, digits, '_', '.' and '-'", key.ContainerID)
-	case key.IfName == "" || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/:"):
-		return badRequest("CNI_IFNAME is %q, expected 1 to %d characters without '/', ':' and spaces", key.IfName, maxLinkName)
+	case key.IfName == "" || key.IfName == "." || key.IfName == ".." || strings.ContainsAny(key.IfName, "/:%"): // of % the kernel makes a number
+		return badRequest("CNI_IFNAME is %q, expected 1 to %d characters without '/', ':', '%%' and spaces", key.IfName, maxLinkName)
 	}
 	return nil
 }

@@ -33,6 +33,7 @@ func TestNamesAreBounded(t *testing.T) {
 		`CNI_CONTAINERID is "a\u009b"`:      func(a *rpc.AddRequest) { a.Attachment.ContainerId = "a\u009b" },
 		`CNI_CONTAINERID is "a/b"`:          func(a *rpc.AddRequest) { a.Attachment.ContainerId = "a/b" },
 		`CNI_IFNAME is "e\x1bth"`:           func(a *rpc.AddRequest) { a.Attachment.IfName = "e\x1bth" },
+		`CNI_IFNAME is "eth%d"`:             func(a *rpc.AddRequest) { a.Attachment.IfName = "eth%d" },
 		`CNI_IFNAME is ".."`:                func(a *rpc.AddRequest) { a.Attachment.IfName = ".." },
 		`name of the network is "berth\x00`: func(a *rpc.AddRequest) { a.Attachment.Network = "berth\x00" },
 		`CNI_NETNS is "/run/\x1bnetns"`:     func(a *rpc.AddRequest) { a.Netns = "/run/\x1bnetns" },

@@ -26,6 +26,9 @@ type Upkeep interface {
 	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(deviceIndex int) bool) ([]string, error)
 	// ForwardPolicy finds packet filters that drop pods' packets by default.
 	ForwardPolicy(ctx context.Context) ([]datapath.Finding, error)
+	// ARPFiltered tells whether the kernel drops pods' ARP requests
+	// (datapath.Node.ARPFiltered).
+	ARPFiltered() bool
 }
 
 // repairDebounce gathers the events of one disturbance.
@@ -120,6 +123,7 @@ func (d *Daemon) repair(ctx context.Context) {
 		d.Log.Warn("repairing kernel state, will try again", "err", err)
 	}
 	d.lookAtForwarding(ctx)
+	d.lookAtARP()
 }
 
 // mayNeedENI tells whether an ENI with this device index could be in use: by a
@@ -190,4 +194,17 @@ func (d *Daemon) lookAtForwarding(ctx context.Context) {
 		messages = append(messages, f.Message)
 	}
 	d.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
+}
+
+// lookAtARP keeps the condition about pods' ARP requests. Pods have no use for
+// them, so nothing else shows on a kernel that cannot drop them.
+func (d *Daemon) lookAtARP() {
+	switch {
+	case d.Upkeep == nil:
+	case d.Upkeep.ARPFiltered():
+		d.conditions.set(ConditionARP, true, "Dropped", "")
+	default:
+		d.conditions.set(ConditionARP, false, "NotSupported", "this kernel has no nftables tables of family arp (CONFIG_NF_TABLES_ARP): "+
+			"a pod that asks by ARP without end can fill the neighbour table that all of the node use")
+	}
 }

@@ -29,6 +29,7 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return fmt.Errorf("recovering the node's state: %w", err)
 	}
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
+	d.lookAtARP()
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
 			cancel(fmt.Errorf("the address source ended: %w", err))

@@ -15,8 +15,12 @@ import (
 // claims, in a neighbour table that all namespaces of the kernel share. Answers
 // pass: the kernel notes none that it did not ask for.
 
+// ARPFiltered tells whether the last Setup or Repair could put the table of family
+// arp in place, which a kernel without CONFIG_NF_TABLES_ARP does not take.
+func (n *Node) ARPFiltered() bool { return !n.withoutARP.Load() }
+
 // setARPTable puts the table of family arp in place. A kernel without that family
-// (CONFIG_NF_TABLES_ARP) does without.
+// does without.
 func (n *Node) setARPTable() (changed []string, err error) {
 	conn, err := n.nft()
 	if err != nil {
@@ -24,10 +28,12 @@ func (n *Node) setARPTable() (changed []string, err error) {
 	}
 	rs, err := arpRuleset()
 	if err != nil || rs.inKernel(conn) {
+		n.withoutARP.Store(false)
 		return nil, err
 	}
 	rs.replace(conn)
 	err = conn.Flush()
+	n.withoutARP.Store(isWithoutARP(err))
 	if isWithoutARP(err) {
 		return nil, nil
 	}

@@ -40,6 +40,8 @@ type Node struct {
 
 	reaps  atomic.Uint32 // batches of ReapLinks, gives each a link group
 	closed atomic.Bool
+
+	withoutARP atomic.Bool // the kernel has no nftables family arp
 }
 
 // settled is the outcome of Setup that later calls need.

@@ -252,7 +252,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: priority(a, e.plan), tidies: a.Kind == plan.Assign && e.plan.Needed == 0}
+		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a)}
 		if hold.isFor(a) {
 			p.hold, hold = hold, nil
 		}

@@ -26,9 +26,13 @@ type Limits struct {
 	LocalOnly bool
 	// Opening is how long a connection counts as at work from its first byte on,
 	// also one that the server has not read yet: a server that has much to do
-	// comes late to call Working. 0: not at all.
+	// comes late to call Working. Until the first byte it is firstByte. 0: not at
+	// all.
 	Opening time.Duration
 }
+
+// firstByte is the time between connecting and writing, on a busy machine.
+const firstByte = 50 * time.Millisecond
 
 // Limited is a listener that keeps limits. Where there is no room for a new
 // connection, the oldest of those that are not at work gives way: one that a
@@ -52,9 +56,10 @@ type Conn struct {
 	of   *Limited
 	peer netip.Addr // invalid for a unix socket's
 
-	first   sync.Once // byte read
-	working bool      // guarded by of.mu, as is
-	opening bool      // that the first byte came within Limits.Opening
+	first   sync.Once   // byte read
+	working bool        // guarded by of.mu, as is
+	opening bool        // as Limits.Opening has it
+	opened  *time.Timer // ends opening
 }
 
 // Limit returns l with limits.
@@ -109,6 +114,10 @@ func (l *Limited) admit(c *Conn) (yields *Conn, ok bool) {
 		return yields, false
 	}
 	l.conns = append(l.conns, c)
+	if l.limits.Opening > 0 {
+		c.opening = true
+		c.opened = time.AfterFunc(firstByte, func() { c.set(&c.opening, false) })
+	}
 	return yields, true
 }
 
@@ -204,7 +213,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if n > 0 && c.of.limits.Opening > 0 {
 		c.first.Do(func() {
 			c.set(&c.opening, true)
-			time.AfterFunc(c.of.limits.Opening, func() { c.set(&c.opening, false) })
+			c.opened.Reset(c.of.limits.Opening)
 		})
 	}
 	return n, err

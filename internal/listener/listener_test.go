@@ -173,7 +173,7 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 		if late.server != nil {
 			t.Fatal("taken up before the time for opening was over")
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // in a synctest bubble
 		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,7 +51,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	mine := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}
 	harness.Eventually(t, limit, "the daemon may not delete its own object, in which a person's settings are", func() error {
 		if err := thief.Delete(t.Context(), mine.DeepCopy()); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
-			return fmt.Errorf("not refused by a policy: %v", err)
+			return errors.Join(errors.New("not refused by a policy"), err)
 		}
 		return nil
 	})

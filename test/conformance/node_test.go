@@ -219,6 +219,7 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 			`berth_condition{type="DataPathReady"}`:      1,
 			`berth_condition{type="AddressesAvailable"}`: 1,
 			`berth_condition{type="ForwardingAllowed"}`:  1,
+			`berth_condition{type="ARPFiltered"}`:        1,
 			`berth_condition{type="PluginInstalled"}`:    1,
 		})
 		for _, family := range []string{

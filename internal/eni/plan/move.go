@@ -40,6 +40,9 @@ func (b *planner) shift(gone, given map[string]bool) (excess int) {
 	return excess
 }
 
+// Moves tells whether an action is part of a move: no pod needs what it assigns.
+func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
+
 // move finds the ENI with the highest index that can be emptied, and what is to be
 // assigned to the others for that.
 func (b *planner) move() (from ENI, assign []Action) {

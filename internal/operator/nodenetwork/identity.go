@@ -94,11 +94,22 @@ func (i Identity) judge(name, instanceID string, k *corev1.Node, in *cloud.Insta
 	if of != "" || strings.EqualFold(in.DNSName, name) || i.NodeTag != "" && in.Tags[i.NodeTag] == name {
 		return refusal{}, true
 	}
+	return refusal{reasonNotProved, i.unproved(name, instanceID, in)}, true
+}
+
+// unproved says what is missing where neither the Node nor EC2 says that an
+// instance is the Node's, and what to do.
+func (i Identity) unproved(name, instanceID string, in *cloud.Instance) string {
 	message := fmt.Sprintf("nothing says that %s is this Node's: it has no spec.providerID, and the instance's private DNS name is %s", instanceID, cmp.Or(in.DNSName, "empty"))
+	if first, _, more := strings.Cut(in.DNSName, "."); more && strings.EqualFold(first, name) {
+		message += fmt.Sprintf(" (%s is only the first part of that, which instances of other VPCs may have too)", name)
+	}
+	tag := fmt.Sprintf("the key that --instance-node-tag of berth-operator has, which is not set, and the value %s", name)
 	if i.NodeTag != "" {
 		message += fmt.Sprintf(", its tag %s %s", i.NodeTag, cmp.Or(in.Tags[i.NodeTag], "empty"))
+		tag = fmt.Sprintf("%s=%s (--instance-node-tag of berth-operator)", i.NodeTag, name)
 	}
-	return refusal{reasonNotProved, message + ": run a cloud controller manager, give the kubelet --provider-id, or tag the instance (--instance-node-tag)"}, true
+	return fmt.Sprintf("%s: run a cloud controller manager, give the kubelet --provider-id, or tag %s with %s", message, instanceID, tag)
 }
 
 func (i Identity) clusterTag() string {

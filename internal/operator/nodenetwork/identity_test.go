@@ -3,6 +3,7 @@ package nodenetwork
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -216,4 +217,35 @@ func oldest(t *testing.T, names ...string) string {
 		}
 	}
 	return first.Name
+}
+
+// A Node that nothing proves to be of its instance says what to do, with the
+// names that are to be written, and why its own name is no proof where it is short.
+func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
+	const short = "ip-10-0-0-7 is only the first part of that, which instances of other VPCs may have too"
+	for _, tt := range []struct {
+		what, name string
+		id         Identity
+		in         cloud.Instance
+		want       []string
+		not        string
+	}{
+		{"a short name", "ip-10-0-0-7", Identity{}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
+			[]string{short, "tag i-0aa with the key that --instance-node-tag of berth-operator has, which is not set, and the value ip-10-0-0-7"}, ""},
+		{"a short name in capitals, and a tag that is missing", "IP-10-0-0-7", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal"},
+			[]string{"is only the first part", "its tag node empty", "tag i-0aa with node=IP-10-0-0-7 (--instance-node-tag of berth-operator)"}, "not set"},
+		{"a name of its own", "db-1", Identity{NodeTag: "node"}, cloud.Instance{DNSName: "ip-10-0-0-7.lab-1.compute.internal", Tags: map[string]string{"node": "db-2"}},
+			[]string{"private DNS name is ip-10-0-0-7.lab-1.compute.internal", "its tag node db-2", "tag i-0aa with node=db-1"}, "first part"},
+		{"no DNS name", "db-1", Identity{}, cloud.Instance{}, []string{"private DNS name is empty", "cloud controller manager", "--provider-id"}, "first part"},
+	} {
+		why, _ := tt.id.judge(tt.name, "i-0aa", &corev1.Node{}, &tt.in)
+		if why.reason != reasonNotProved || tt.not != "" && strings.Contains(why.message, tt.not) {
+			t.Errorf("%s: %+v", tt.what, why)
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(why.message, part) {
+				t.Errorf("%s: %q lacks %q", tt.what, why.message, part)
+			}
+		}
+	}
 }

@@ -62,6 +62,10 @@ func TestMistakesNameTheField(t *testing.T) {
 		{"code: InternalError", "status: 500", "faults[0].code: expected the error code"},
 		{"probability: 0.1", "probability: 2", "faults[0].probability: 2; expected 0 to 1"},
 		{"v1: false", "v1: no way", "imds.v1: expected bool"},
+		{`actions: ["ec2:Describe*"]`, `actions: ["ec2:DescribeVpcs", "Describe*"]`, `roles[0].actions[1]: "Describe*"; expected an EC2 action or a pattern such as "ec2:Describe*", or "*"`},
+		{`actions: ["ec2:Describe*"]`, `actions: ["EC2:Describe*", "s3:GetObject"]`, `roles[0].actions[1]: "s3:GetObject"; expected an EC2 action`},
+		{`actions: ["ec2:Describe*"]`, `actions: ["ec2:"]`, `roles[0].actions[0]: "ec2:"; expected an EC2 action`},
+		{"roles:", `accessKeys: [{id: a, secret: b, actions: ["AttachNetworkInterface"]}]` + "\nroles:", `accessKeys[0].actions[0]: "AttachNetworkInterface"; expected an EC2 action`},
 		{"roles:", "seed: 1\nseed: 2\nroles:", `"seed" already set`},
 	} {
 		_, err := Parse([]byte(strings.Replace(good, tc.old, tc.new, 1)))

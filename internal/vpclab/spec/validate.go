@@ -69,17 +69,29 @@ func (v *validator) top(s Spec) {
 			v.fail(fmt.Sprintf("roles[%d].name", i), "%q; expected a name of its own", r.Name)
 		}
 		v.roles[r.Name] = true
+		v.actions(fmt.Sprintf("roles[%d].actions", i), r.Actions)
 		v.policy(fmt.Sprintf("roles[%d].policy", i), r.Policy)
 	}
 	for i, k := range s.AccessKeys {
 		if k.ID == "" || k.Secret == "" {
 			v.fail(fmt.Sprintf("accessKeys[%d]", i), "expected id and secret")
 		}
+		v.actions(fmt.Sprintf("accessKeys[%d].actions", i), k.Actions)
 		v.policy(fmt.Sprintf("accessKeys[%d].policy", i), k.Policy)
 	}
 	for action, l := range s.RateLimits {
 		if l.Bucket < 1 || l.Refill < 0 {
 			v.fail("rateLimits."+action, "bucket %v, refill %v; expected a bucket of at least 1 and no negative refill", l.Bucket, l.Refill)
+		}
+	}
+}
+
+// actions checks what is allowed on everything: a pattern without the service, or
+// with another than the lab has, would match nothing.
+func (v *validator) actions(path string, patterns []string) {
+	for i, p := range patterns {
+		if service, action, _ := strings.Cut(p, ":"); p != "*" && (!strings.EqualFold(service, "ec2") || action == "") {
+			v.fail(fmt.Sprintf("%s[%d]", path, i), `%q; expected an EC2 action or a pattern such as "ec2:Describe*", or "*"`, p)
 		}
 	}
 }

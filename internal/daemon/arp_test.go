@@ -1,0 +1,40 @@
+package daemon
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/clock"
+)
+
+// arpless is a kernel that may lack nftables' family arp.
+type arpless struct {
+	Upkeep
+	lacks bool
+}
+
+func (a *arpless) ARPFiltered() bool { return !a.lacks }
+
+// A kernel that cannot drop pods' ARP requests is told of, once, in log and
+// conditions, and so is that it can.
+func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
+	var log bytes.Buffer
+	kernel := &arpless{lacks: true}
+	d := &Daemon{Options: Options{Upkeep: kernel}, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
+	for range 3 {
+		d.lookAtARP()
+	}
+	if c, ok := d.conditions.get(ConditionARP); !ok || c.Healthy || !strings.Contains(c.Message, "CONFIG_NF_TABLES_ARP") {
+		t.Errorf("condition %+v", c)
+	}
+	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
+		t.Errorf("told %d times:\n%s", n, log.String())
+	}
+	kernel.lacks = false // its module was loaded
+	d.lookAtARP()
+	if c, _ := d.conditions.get(ConditionARP); !c.Healthy {
+		t.Errorf("condition %+v", c)
+	}
+}
