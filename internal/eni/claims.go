@@ -43,7 +43,7 @@ func claims(enis []cloud.ENI) []claim {
 
 // held are an ENI's addresses and prefixes for pods, IPv6 included.
 func held(e cloud.ENI) []netip.Prefix {
-	return ENI{Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes}.held()
+	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
 }
 
 // dispute is a claim that is not believed, as others have the thing too.

@@ -151,11 +151,16 @@ func (inv Inventory) validate() error {
 
 // held are all that the ENI holds for pods, addresses as prefixes of full length.
 func (e ENI) held() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(e.Addresses)+len(e.Prefixes)+len(e.IPv6)+len(e.IPv6Prefixes))
-	for _, a := range slices.Concat(e.Addresses, e.IPv6) {
-		out = append(out, host(a))
+	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
+}
+
+// hosts are addresses as prefixes.
+func hosts(addrs []netip.Addr) []netip.Prefix {
+	out := make([]netip.Prefix, len(addrs))
+	for i, a := range addrs {
+		out[i] = host(a)
 	}
-	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
+	return out
 }
 
 // host is an address as a prefix.

@@ -26,11 +26,7 @@ func badReply(op, format string, args ...any) error {
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
 func (v *view) checkAssigned(k *known, addrs []netip.Addr, prefixes []netip.Prefix, subnet netip.Prefix) error {
 	const op = "AssignPrivateIpAddresses"
-	things := slices.Clone(prefixes)
-	for _, a := range addrs {
-		things = append(things, host(a))
-	}
-	return checkFree(op, k.ID, things, subnet, v.list())
+	return checkFree(op, k.ID, slices.Concat(prefixes, hosts(addrs)), subnet, v.list())
 }
 
 // checkFree refuses things that are not of the subnet, or that one of others has.

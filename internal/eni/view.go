@@ -171,20 +171,11 @@ func (k *known) prefixes(listed []netip.Prefix) []netip.Prefix {
 func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
 // held are the ENI's IPv4 addresses and prefixes for pods.
-func (k *known) held() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(k.Addresses)+len(k.Prefixes))
-	for _, a := range k.Addresses {
-		out = append(out, host(a))
-	}
-	return append(out, k.Prefixes...)
-}
+func (k *known) held() []netip.Prefix { return slices.Concat(hosts(k.Addresses), k.Prefixes) }
 
 // assigned records what a reply assigned.
 func (k *known) assigned(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
-	for _, a := range addrs {
-		prefixes = append(prefixes, host(a))
-	}
-	for _, p := range prefixes {
+	for _, p := range slices.Concat(hosts(addrs), prefixes) {
 		k.added[p] = now
 		delete(k.removed, p)
 		delete(k.releasing, p)
