@@ -83,14 +83,15 @@ bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
+		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules

@@ -11,12 +11,31 @@ import (
 
 // Listing is what the cloud showed of one node at one moment.
 type Listing struct {
-	At    time.Time   // when the call began that showed it
-	ENIs  []cloud.ENI // on the instance; with Whole, detached ones of ours that carry its ID too
-	Whole bool
+	At   time.Time   // when the call began that showed it
+	ENIs []cloud.ENI // those that it is Of
+	Of   Part
 
 	InstanceType string // empty when the listing does not tell, as those below
 	VPCID, Zone  string
+}
+
+// Part is which of a node's ENIs a listing has.
+type Part int
+
+// The parts.
+const (
+	OnInstance Part = 1 << iota
+	Detached        // detached ones of ours that carry the instance's ID
+
+	Whole = OnInstance | Detached
+)
+
+// covers tells whether the listing would have an ENI, if that were as it was.
+func (l Listing) covers(k *known) bool {
+	if k.Attachment == nil {
+		return l.Of&Detached != 0
+	}
+	return l.Of&OnInstance != 0
 }
 
 // since tells whether there is a listing, and it is no older than any of some times.
@@ -51,38 +70,17 @@ type Lister interface {
 
 // ownLister makes a call for everything: there is one node.
 type ownLister struct {
-	cfg   *Config
-	first cloud.Instance // as described, if it was; its type and place never change
-	begun Listing        // the first part of the first listing, while the second fails
-	done  bool           // a listing was whole
+	cfg            *Config
+	first          cloud.Instance // as described, if it was; its type and place never change
+	listedDetached bool           // what is detached was listed once
 }
 
-// List implements Lister. The instance itself is described only while nobody
-// told its type, and when a listing lacks its primary ENI: it may not exist.
-func (o *ownLister) List(ctx context.Context, instanceID string, since time.Time) (Listing, error) {
-	l, err := o.attached(ctx, instanceID, since)
-	if err != nil {
-		return Listing{}, err
-	}
-	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
-	detached, err := o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine})
-	if err != nil {
-		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
-	}
-	o.begun, o.done = Listing{}, true
-	l.ENIs = append(l.ENIs, detached...)
-	l.InstanceType, l.VPCID, l.Zone = o.first.Type, o.first.VPCID, o.first.Zone
-	return l, nil
-}
-
-// attached lists the ENIs on an instance. At a cold start, where many nodes may
-// ask at once, an answer is not asked for again because the next call failed.
-func (o *ownLister) attached(ctx context.Context, instanceID string, since time.Time) (l Listing, err error) {
-	now := o.cfg.Clock.Now()
-	if !o.done && o.begun.since(since, now.Add(-o.cfg.ListingInterval)) {
-		return o.begun, nil
-	}
-	l = Listing{At: now, Whole: true}
+// List implements Lister. At a cold start, where many nodes may ask at once, it
+// lists what is on the instance only, until the reconciler has called listDetached. The
+// instance itself is described only while nobody told its type, and when a listing
+// lacks its primary ENI: it may not exist.
+func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l Listing, err error) {
+	l = Listing{At: o.cfg.Clock.Now(), Of: OnInstance}
 	ask := o.cfg.InstanceType == "" && o.first.ID != instanceID
 	if !ask {
 		if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
@@ -97,7 +95,26 @@ func (o *ownLister) attached(ctx context.Context, instanceID string, since time.
 		}
 		o.first, l.ENIs = in, in.ENIs
 	}
-	o.begun = l
+	if o.listedDetached {
+		off, err := o.listDetached(ctx, instanceID)
+		if err != nil {
+			return Listing{}, err
+		}
+		l.ENIs, l.Of = append(l.ENIs, off.ENIs...), Whole
+	}
+	l.InstanceType, l.VPCID, l.Zone = o.first.Type, o.first.VPCID, o.first.Zone
+	return l, nil
+}
+
+// listDetached lists the detached ENIs of ours that carry the instance's ID.
+func (o *ownLister) listDetached(ctx context.Context, instanceID string) (Listing, error) {
+	l := Listing{At: o.cfg.Clock.Now(), Of: Detached}
+	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
+	var err error
+	if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine}); err != nil {
+		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
+	}
+	o.listedDetached = true
 	return l, nil
 }
 

@@ -10,12 +10,18 @@ import (
 )
 
 // observe lists everything of this node: the instance's ENIs, and detached
-// ones of ours. EC2 is the authority; the metadata service is never asked.
+// ones of ours. At the start of a node of its own process these are listed by
+// themselves and later: nobody waits for them but new ENIs. EC2 is the authority;
+// the metadata service is never asked.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
 	l, err := r.firstListing, error(nil)
-	if !l.since(r.confidence.staleSince, r.confidence.observeNotBefore, start.Add(-r.cfg.ListingInterval)) {
+	switch {
+	case l.since(r.confidence.staleSince, r.confidence.observeNotBefore, start.Add(-r.cfg.ListingInterval)):
+	case r.detachedUnknown() && !r.confidence.viewStale:
+		l, err = r.own.listDetached(call, r.cfg.InstanceID)
+	default:
 		l, err = r.lister.List(call, r.cfg.InstanceID, r.confidence.staleSince)
 	}
 	cancel()
@@ -51,13 +57,17 @@ func (r *Reconciler) observeFailed(err error) {
 
 // take draws the conclusions from a listing.
 func (r *Reconciler) take(ctx context.Context, l Listing) error {
+	if l.Of == Detached {
+		r.takeDetached(ctx, l)
+		return nil
+	}
 	if err := r.present(ctx, l); err != nil || r.instance.vanished {
 		return err
 	}
 	if r.confidence.publishHeld {
 		r.view.trustListings()
 	}
-	r.view.merge(r.ofInstance(l.ENIs), l.At, func(k *known) bool { return l.Whole || k.Attachment != nil })
+	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
 	r.checkContradictions()
 	r.instance.zone, r.instance.vpc = cmp.Or(l.Zone, r.instance.zone), cmp.Or(l.VPCID, r.instance.vpc)
 	if l.InstanceType != "" {
@@ -73,7 +83,11 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	if r.limitsDue(l.At) && r.confidence.confirmed.IsZero() {
 		r.findLimits(ctx)
 	}
-	first := r.confidence.observed(l.At, r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval)))
+	next := r.cfg.Clock.Now()
+	if l.Of == Whole { // else the rest is due
+		next = next.Add(r.cfg.jitter(r.cfg.ListingInterval))
+	}
+	first := r.confidence.observed(l.At, next)
 	if first && !r.cfg.NoCollection {
 		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
@@ -86,6 +100,15 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	r.adoptCommitted(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
 	return nil
+}
+
+// takeDetached draws the conclusions from a listing of what is detached.
+func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
+	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
+	r.checkContradictions()
+	r.retries.succeed(gateObserve)
+	r.confidence.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+	_ = r.publish(ctx)
 }
 
 // ofInstance leaves out what is on another instance, whatever its device index, or was

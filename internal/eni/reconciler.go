@@ -21,7 +21,8 @@ type Reconciler struct {
 	// What follows belongs to the goroutine in Reconcile.
 	view    *view
 	lister  Lister
-	passive bool // someone else lists for repair
+	own     *ownLister // the lister of a node of its own process; else nil
+	passive bool       // someone else lists for repair
 
 	confidence   confidence
 	lookups      lookups
@@ -67,7 +68,8 @@ func New(cfg Config) (*Reconciler, error) {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
 	if !passive {
-		r.lister = &ownLister{cfg: &r.cfg}
+		r.own = &ownLister{cfg: &r.cfg}
+		r.lister = r.own
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
 	return r, nil
@@ -212,7 +214,7 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 		r.findLimits(ctx)
 	case r.instance.askDue(now, r.retries.closed(gateInstance, now)):
 		r.askInstance(ctx)
-	case !r.resumed:
+	case !r.resumed && !r.detachedUnknown():
 		r.resume()
 	default:
 		return false
@@ -235,7 +237,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	r.setTerminations(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		g := gateOfKind[a.Kind]
-		if a.Kind == plan.SetDeletion || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() {
+		if r.waits(a, now) {
 			continue
 		}
 		if g == gateGrow && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
@@ -270,6 +272,10 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	}
 	return nil
 }
+
+// detachedUnknown tells that it is not known yet what of the node is detached: there
+// may be an ENI already that can be attached in place of a new one.
+func (r *Reconciler) detachedUnknown() bool { return r.own != nil && !r.own.listedDetached }
 
 // evaluation is a state and what the plan made of it.
 type evaluation struct {
@@ -321,6 +327,13 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	default:
 		return 0
 	}
+}
+
+// waits tells whether an action of the plan is not for now. A new ENI waits until
+// it is known what is detached: that comes next.
+func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
+	g := gateOfKind[a.Kind]
+	return a.Kind == plan.SetDeletion || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved

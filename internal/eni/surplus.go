@@ -30,5 +30,5 @@ func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
 // due is when excess will have lasted.
 func (u *surplus) due(now time.Time) time.Time {
-	return earliest(now, u.excess.Due(u.delay), u.movable.Due(u.delay))
+	return earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay))
 }

@@ -5,7 +5,8 @@
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
 // against a plugin that does nothing, against the bare netlink calls, or against
-// Berth itself on a node with few pods; and the operator with thousands of nodes,
+// Berth itself on a node with few pods; Berth against the Amazon VPC CNI in a lab of
+// the same specification; and the operator with thousands of nodes,
 // against itself with few, or against the time that EC2's limits force, or with
 // nodes that ask for blocks of an address pool. Value and reference of what
 // depends on the machine alternate run by run; medians are reported.
@@ -44,7 +45,8 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&b.binDir, "bin-dir", "bin", "where berth, berthd, berth-operator and null are")
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
-		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+hugeGroup+"). Other figures stay in the file as they are")
+		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures stay in the file as they are")
+	flag.StringVar(&b.peerDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, a package or a name a line, and measure nothing")
@@ -109,8 +111,14 @@ type group struct {
 // prefixes stand for all groups whose names begin with them and a hyphen.
 var prefixes = []string{"scale", "limiter", "pools"}
 
-// hugeGroup is measured only when it is asked for.
-const hugeGroup = "huge-operator"
+// These groups take long, or build much that nothing else needs.
+const (
+	hugeGroup = "huge-operator"
+	peerGroup = "amazon-vpc-cni"
+)
+
+// onDemand are measured only when they are asked for.
+var onDemand = []string{hugeGroup, peerGroup}
 
 var groups = []group{
 	{"size", "the plugin's size, and the memory of an idle daemon", aLab, sizes},
@@ -123,6 +131,7 @@ var groups = []group{
 	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"limiter-refused", "filling 400 nodes while calls are refused at random, against none", nothing, refusals},
 	{"limiter-foreign", "filling 100 nodes beside a client that never backs off", nothing, neighbours},
+	{"limiter-peers", "four daemons in node mode beside such a client, and while calls are refused at random", nothing, companies},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
@@ -131,6 +140,7 @@ var groups = []group{
 	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", aControlPlane, blockRequests},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", aSite, poolAdds},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", aControlPlane, hugeOperator},
+	{peerGroup, "the same work as by the Amazon VPC CNI, beside it: 20 minutes", aPeer, besideThePeer},
 }
 
 func groupNames() []string {
@@ -144,7 +154,7 @@ func groupNames() []string {
 // choose picks groups by name, in the order of groups.
 func choose(only string) ([]group, error) {
 	if only == "" {
-		return slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return g.name == hugeGroup }), nil
+		return slices.DeleteFunc(slices.Clone(groups), func(g group) bool { return slices.Contains(onDemand, g.name) }), nil
 	}
 	wanted := map[string]bool{}
 	for name := range strings.SplitSeq(only, ",") {

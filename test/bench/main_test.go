@@ -16,12 +16,13 @@ func TestChoose(t *testing.T) {
 		has   []string
 		hasNo []string
 	}{
-		{"", []string{"size", "scale-join"}, []string{hugeGroup}},
+		{"", []string{"size", "scale-join"}, onDemand},
 		{"scale", []string{"scale-join", "scale-operator"}, []string{"size", "limiter-fill", hugeGroup}},
 		{"limiter", []string{"limiter-fill", "limiter-throttled"}, []string{"scale-join", "exec"}},
 		{"pools", []string{"pools-book", "pools-requests", "pools-add"}, []string{"scale-join", "exec"}},
 		{"exec,limiter-fill", []string{"exec", "limiter-fill"}, []string{"limiter-throttled"}},
-		{hugeGroup, []string{hugeGroup}, []string{"size"}},
+		{hugeGroup, []string{hugeGroup}, []string{"size", peerGroup}},
+		{peerGroup, []string{peerGroup}, []string{"size", hugeGroup}},
 	} {
 		chosen, err := choose(c.only)
 		if err != nil {

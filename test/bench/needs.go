@@ -7,6 +7,8 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+
+	"github.com/berthnet/berth/test/bench/vpccni"
 )
 
 // need is what must be running for a group, besides the bench itself.
@@ -17,12 +19,14 @@ const (
 	aLab               // a VPC with three nodes
 	aSite              // a lab in pool mode with one node
 	aControlPlane      // its programs: the group raises it itself
+	aPeer              // what both are run with: the group raises it itself
 )
 
 // What groups need and is built elsewhere than from a package of this module.
 const (
 	referencePlugins = "reference-plugins"
 	controlPlane     = "control-plane"
+	amazonVPCCNI     = "amazon-vpc-cni"
 )
 
 // parts are what must be there before the bench starts: packages whose
@@ -31,6 +35,7 @@ var parts = map[need][]string{
 	aLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
 	aSite:         {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
 	aControlPlane: {"./cmd/berth-operator", controlPlane},
+	aPeer:         {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 }
 
 // needed are the parts of groups, each once.
@@ -59,6 +64,11 @@ func (b *bench) check(chosen []group) error {
 				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 			}
 			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
+		case amazonVPCCNI:
+			if b.peerDir == "" {
+				return errors.New("-amazon-vpc-cni-dir is empty: expected the directory that holds " + vpccni.Daemon + " and " + vpccni.Plugin)
+			}
+			programs = append(programs, filepath.Join(b.peerDir, vpccni.Daemon), filepath.Join(b.peerDir, vpccni.Plugin))
 		default:
 			programs = append(programs, filepath.Join(b.binDir, path.Base(part)))
 		}

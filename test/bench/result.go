@@ -76,13 +76,33 @@ var budgets = []figure{
 	{"foreign-client-4", budget{1.5, false, "a share in proportion to the calls"}},
 	{"foreign-client-5-5", budget{1.5, false, "a share in proportion to the calls"}},
 	{"foreign-client-8", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-4", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-5-5", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-foreign-8", budget{1.5, false, "a share in proportion to the calls"}},
+	{"peers-refused-1", budget{1.25, false, "none refused, at 99 % of the rate"}},
+	{"peers-refused-5", budget{1.25, false, "none refused, at 95 % of the rate"}},
+	{"peers-refused-10", budget{1.25, false, "none refused, at 90 % of the rate"}},
 	{"operator-memory-2000", budget{300, false, ""}},
 	{"operator-memory-10000", budget{1024, false, ""}},
 
 	{"pool-requests-writes", budget{1, false, "a creation and an answer"}},
 	{"pool-requests-cpu", budget{1.3, false, "1,000 requests instead of 5,000"}}, // linear but for noise
 	{"pool-carve", budget{1.5, false, "1,000 blocks taken instead of 1,000,000"}},
+
+	{"vpc-cni-30-adds", budget{1, false, amazon}},
+	{"vpc-cni-burst", budget{1, false, amazon}},
+	{"vpc-cni-burst-failed", budget{0, false, amazon}},
+	{"vpc-cni-cold-calls", budget{1, false, amazon}},
+	{"vpc-cni-cold-pod", budget{1, false, amazon}},
+	{"vpc-cni-five-first", budget{1, false, amazon}},
+	{"vpc-cni-five-warm", budget{1, false, amazon}},
+	{"vpc-cni-five-each-first", budget{1, false, amazon}},
+	{"vpc-cni-outage", budget{1, false, amazon}},
+	{"vpc-cni-surplus-30s", budget{1, false, amazon}},
+	{"vpc-cni-lost-attach", budget{1, false, amazon}},
 }
+
+const amazon = "the Amazon VPC CNI"
 
 // ratio makes a Result of two sets of measurements taken in turn.
 func ratio(name, unit string, value, reference []float64) Result {

@@ -256,6 +256,53 @@ func neighbours(ctx context.Context, b *bench) (results []Result, err error) {
 	return results, nil
 }
 
+// peers is how many daemons in node mode draw on the same buckets.
+const peers = 4
+
+// companies measures daemons in node mode, which do not know of each other:
+// beside a client that never backs off, against what a share in proportion takes;
+// and while calls are refused at random, when half of all calls have passed,
+// against the share that is not refused of how fast that is without. (The last
+// call is that of the peer with the smallest share, which the order decides.)
+func companies(ctx context.Context, b *bench) (results []Result, err error) {
+	run := func(l scale.Limits) (last, half, bound []float64, err error) {
+		for seed := range uint64(turns) {
+			l.Seed = seed
+			out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Peers, Nodes: peers, Limits: l})
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			last, half, bound = append(last, out.Last.Seconds()), append(half, out.Median.Seconds()), append(bound, out.Bound.Seconds())
+		}
+		return last, half, bound, nil
+	}
+	for _, n := range []struct {
+		name string
+		rate float64
+	}{{"peers-foreign-4", 4}, {"peers-foreign-5-5", 5.5}, {"peers-foreign-8", 8}} {
+		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, ratio(n.name, "s", took, share))
+	}
+	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudsim.Bucket{Rate: 20, Size: 100}}
+	_, calm, _, err := run(plain)
+	if err != nil {
+		return nil, err
+	}
+	for _, percent := range []int{1, 5, 10} {
+		l := plain
+		l.Refused = float64(percent) / 100
+		_, half, _, err := run(l)
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, ratio(fmt.Sprintf("peers-refused-%d", percent), "s", half, []float64{median(calm) / (1 - l.Refused)}))
+	}
+	return results, nil
+}
+
 // memories measures what the allocator keeps of its nodes.
 func memories(ctx context.Context, b *bench) (results []Result, err error) {
 	for _, n := range []int{large, huge} {

@@ -37,6 +37,7 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 // address pools with one, and a namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
+	peerDir        string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
 	profiled       int

@@ -25,8 +25,9 @@ type Options struct {
 	// Ceilings limit the calls of an action, by its EC2 name, besides what is learned.
 	Ceilings map[string]Limit
 	// Peers: many processes like this one, such as the daemons of all nodes, draw
-	// on the same buckets. Each then takes every refusal for its own and yields.
-	// A single process holds its share beside clients that do not yield.
+	// on the same buckets. They tell each other's refusals from those of clients
+	// that do not yield by keeping quiet at the same times; see the package's
+	// documentation. Their clocks should agree within 0.1 s, and not differ by more than 0.5 s.
 	Peers bool
 	// Observer is told of every call; may be nil.
 	Observer Observer

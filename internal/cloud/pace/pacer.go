@@ -74,8 +74,8 @@ const (
 // not yield. Then single refusals are borne, the rate goes back
 // to what it was before the cut, and the next trial is far off. The rate stays below
 // overdrive times the granted one, which bounds the calls that are wasted. Among
-// peers, which all yield, that would be a race that nobody wins: they
-// take every refusal for their own.
+// peers that would be a race that nobody wins, and their trials are held
+// together instead; see listen.go.
 //
 // Saved-up credit is spent carefully: only so many calls are in flight, more
 // with each that passes, so that no burst is refused as a whole. Credit that
@@ -90,7 +90,7 @@ type pacer struct {
 	held    time.Time // nothing is sent before
 	ceiling Limit
 
-	peers bool // others like this one draw from the same buckets
+	peers *listener // nil when no other processes like this one draw from the same buckets
 
 	granted float64 // the rate that EC2 grants, as measured at the last cut
 	before  float64 // the rate before that; 0 when the cut was undone
@@ -122,12 +122,13 @@ const (
 // grant is a pacer's part of the right to send one call, to be handed back
 // with what came of it. The zero grant is of no pacer.
 type grant struct {
-	pacer  *pacer
-	epoch  int
-	at     time.Time // when it was given
-	nth    int       // grants of the epoch before it
-	queued bool      // the pacer was what held calls back
-	stored bool      // drawn from saved-up credit
+	pacer   *pacer
+	epoch   int
+	at      time.Time // when it was given
+	nth     int       // grants of the epoch before it
+	queued  bool      // the pacer was what held calls back
+	stored  bool      // drawn from saved-up credit
+	listens bool      // sent while peers kept quiet
 }
 
 // whenAnswered is the delay of a call that waits for the answers of others.
@@ -136,7 +137,10 @@ const whenAnswered = time.Hour
 // newPacer returns a pacer that has not seen a call yet. A zero ceiling sets no
 // limit; peers is Options.Peers.
 func newPacer(now time.Time, ceiling Limit, peers bool) *pacer {
-	p := &pacer{peers: peers, rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
+	p := &pacer{rate: startRate, burst: startBurst, window: startWindow, at: now, since: now, ceiling: ceiling}
+	if peers {
+		p.peers = &listener{}
+	}
 	if ceiling.Rate > 0 {
 		p.rate = min(p.rate, ceiling.Rate)
 	}
@@ -166,14 +170,21 @@ func (p *pacer) delay(now time.Time) time.Duration {
 	if p.credit >= 1-1e-9 {
 		return 0
 	}
-	wait := time.Duration(math.Ceil((1 - p.credit) / p.rate * float64(time.Second)))
-	return max(wait, time.Microsecond)
+	for missing, t := 1-p.credit, p.at; ; {
+		rate, until := p.current(t)
+		at := t.Add(time.Duration(math.Ceil(missing / rate * float64(time.Second))))
+		if !at.After(until) {
+			return max(at.Sub(now), time.Microsecond)
+		}
+		missing, t = missing-rate*until.Sub(t).Seconds(), until
+	}
 }
 
 // take draws one grant; delay should have been 0 at now.
 func (p *pacer) take(now time.Time) grant {
 	p.accrue(now)
 	got := grant{pacer: p, epoch: p.epoch, at: now, nth: p.sent, queued: p.credit < 2, stored: !p.busy}
+	got.listens = p.peers != nil && p.phase != open && p.peers.listens(now)
 	p.credit--
 	p.inflight++
 	p.sent++
@@ -199,16 +210,32 @@ func (g grant) lost() {
 }
 
 func (p *pacer) accrue(now time.Time) {
-	dt := now.Sub(p.at).Seconds()
-	if dt <= 0 {
-		return
+	full := max(2, p.burst, storeTime*p.rate)
+	for p.at.Before(now) {
+		rate, until := p.current(p.at)
+		if until.After(now) || p.credit > full {
+			until = now
+		}
+		dt := until.Sub(p.at).Seconds()
+		p.at = until
+		p.credit += dt * rate
+		if p.peers != nil {
+			p.peers.spared += dt * (1 - rate/p.rate)
+		}
 	}
-	p.at = now
-	p.credit += dt * p.rate
 	if p.credit > max(2, storeTime*p.rate) {
 		p.busy = false
 	}
 	p.credit = min(p.burst, p.credit)
+}
+
+// current is the rate at t, and until when.
+func (p *pacer) current(t time.Time) (rate float64, until time.Time) {
+	if p.peers == nil || p.phase == open {
+		return p.rate, t.Add(whenAnswered)
+	}
+	share, until := p.peers.share(t)
+	return min(p.rate, share*max(p.rate, p.before)), until
 }
 
 // pass reports that the call was not refused for its rate.
@@ -218,6 +245,7 @@ func (g grant) pass(now time.Time) {
 		return
 	}
 	p.inflight--
+	p.hear(g, false, now)
 	if g.epoch != p.epoch {
 		return
 	}
@@ -235,6 +263,8 @@ func (g grant) pass(now time.Time) {
 	switch {
 	case p.phase == searching:
 		p.rate += searchStep
+	case p.bears():
+		p.rate += p.growth() + gain*p.peers.borne()*p.rate
 	case p.others > 0 && p.rate < p.before:
 		p.rate += recovery * p.rate
 	case p.others > 0:
@@ -248,7 +278,11 @@ func (g grant) pass(now time.Time) {
 }
 
 func (p *pacer) growth() float64 {
-	return min(probe*p.rate, probeSlope/p.rate+probeShare)
+	high := probeSlope/p.rate + probeShare
+	if p.peers != nil {
+		high += probePeers * p.rate
+	}
+	return min(probe*p.rate, high)
 }
 
 // refuse reports that the call was throttled, and tells whether that says
@@ -257,6 +291,7 @@ func (p *pacer) growth() float64 {
 func (g grant) refuse(now time.Time) bool {
 	p := g.pacer
 	p.inflight--
+	p.hear(g, true, now)
 	if g.epoch != p.epoch {
 		return false
 	}
@@ -270,16 +305,18 @@ func (g grant) refuse(now time.Time) bool {
 	}
 	switch {
 	case p.phase == open || !p.busy:
-		if p.score > -exhausted && !p.peers {
+		if p.score > -exhausted && p.peers == nil {
 			return false
 		}
 		if p.phase == open {
 			p.phase, p.rate = searching, searchRate
 		}
 		p.burst = max(1, p.burst/2)
+	case p.bear(now):
+		return false
 	case p.passed+p.missed < p.enough():
 		return false
-	case p.passed == 0:
+	case p.passed == 0 || p.silenced():
 		p.strikes++
 		if !known {
 			p.rate /= 2
@@ -301,7 +338,7 @@ func (g grant) refuse(now time.Time) bool {
 
 // tried tells whether the time after a cut that tells whether it helped is not over.
 func (p *pacer) tried() bool {
-	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && !p.peers
+	return p.phase == settled && p.before > 0 && p.passed+p.missed <= trial && p.peers == nil
 }
 
 // unexplained tells whether a call was refused although a bucket that grants
@@ -344,12 +381,20 @@ func (p *pacer) cut(took time.Duration) {
 		return
 	}
 	p.others = max(0, p.others-1)
-	p.phase, p.granted = settled, float64(p.passed)/took.Seconds()
+	seconds := took.Seconds()
+	if p.peers != nil {
+		seconds = max(listenShare*seconds, seconds-p.peers.spared)
+	}
+	p.phase, p.granted = settled, float64(p.passed)/seconds
 	p.before = max(keep*p.before, p.rate)
 	if p.passed+p.missed >= trial {
 		p.before = min(p.before, overdrive*p.granted)
 	}
 	p.rate = keep * min(p.rate, p.granted)
+	if p.peers != nil {
+		p.peers.cut, _ = period(p.at)
+		p.peers.floor = p.rate
+	}
 }
 
 // stop has the queue stand still, and what was learned begin anew.
@@ -361,6 +406,9 @@ func (p *pacer) stop(now time.Time) {
 	// still is left there: it may be too small to hold it.
 	p.credit, p.at = 1, p.held
 	p.window = startWindow
+	if p.peers != nil {
+		p.peers.spared = 0
+	}
 }
 
 // resume has a pacer that was out of use go on with what it knew, after a refusal.

@@ -131,7 +131,7 @@ func (o *observatory) take(instanceID string) (eni.Listing, bool) {
 		return eni.Listing{}, false
 	}
 	delete(o.listed, instanceID)
-	return eni.Listing{At: o.at, ENIs: enis, Whole: true}, true
+	return eni.Listing{At: o.at, ENIs: enis, Of: eni.Whole}, true
 }
 
 // lastAt is as of when the last full listing was.

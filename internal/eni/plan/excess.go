@@ -2,38 +2,62 @@ package plan
 
 import "time"
 
-// Lasting remembers how much of a node's excess has persisted, so that what a
-// short dip in pods freed is not given back and asked for again.
+// Lasting remembers how much of a node's excess has persisted, and for how long, so
+// that what a short dip in pods freed is not given back and asked for again.
 type Lasting struct {
-	since time.Time // zero: none
-	floor int       // the least since then
+	levels  []level // in order of both: pods end one after the other, and each adds
+	allowed int     // what was answered last
+}
+
+// level is an excess of at least n that has been there since a moment.
+type level struct {
+	since time.Time
+	n     int
 }
 
 // Allow is told the excess at now and answers how much of it has lasted for
-// delay. When there is more by now, that begins to count from now.
+// delay. What the excess falls by, up to what was answered before, is what was
+// given back of it; else the latest of it is no more.
 func (e *Lasting) Allow(n int, now time.Time, delay time.Duration) int {
-	if n <= 0 {
-		*e = Lasting{}
-		return 0
+	given := min(e.allowed, max(0, e.top()-n))
+	kept := e.levels[:0]
+	since := now
+	for _, l := range e.levels {
+		switch l.n -= given; {
+		case l.n <= 0:
+		case l.n < n:
+			kept = append(kept, l)
+		case l.since.Before(since):
+			since = l.since // of the first level that has all of it
+		}
 	}
-	if e.since.IsZero() {
-		*e = Lasting{since: now, floor: n}
+	e.levels, e.allowed = kept, 0
+	if n > 0 {
+		e.levels = append(e.levels, level{since, n})
 	}
-	e.floor = min(e.floor, n)
-	if now.Sub(e.since) < delay {
-		return 0
+	for _, l := range e.levels {
+		if now.Sub(l.since) >= delay {
+			e.allowed = l.n
+		}
 	}
-	lasted := e.floor
-	if n > lasted {
-		*e = Lasting{since: now, floor: n}
-	}
-	return lasted
+	return e.allowed
 }
 
-// Due is when the excess will have lasted for delay; zero without excess.
-func (e *Lasting) Due(delay time.Duration) time.Time {
-	if e.since.IsZero() {
-		return time.Time{}
+// top is the excess as it was told last.
+func (e *Lasting) top() int {
+	if len(e.levels) == 0 {
+		return 0
 	}
-	return e.since.Add(delay)
+	return e.levels[len(e.levels)-1].n
+}
+
+// Due is when more of the excess will have lasted for delay than at now; zero
+// without such.
+func (e *Lasting) Due(now time.Time, delay time.Duration) time.Time {
+	for _, l := range e.levels {
+		if at := l.since.Add(delay); at.After(now) {
+			return at
+		}
+	}
+	return time.Time{}
 }

@@ -1,6 +1,39 @@
 package plan
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
+
+// Each part of an excess goes when it has lasted for the delay, whenever the
+// others came: pods that end one after the other do not hold each other up.
+func TestExcessLastsByParts(t *testing.T) {
+	const delay = time.Minute
+	type moment struct{ second, n, want int }
+	for name, moments := range map[string][]moment{
+		"at once":         {{0, 20, 0}, {59, 20, 0}, {60, 20, 20}, {61, 0, 0}},
+		"in steps":        {{0, 1, 0}, {1, 9, 0}, {2, 20, 0}, {60, 20, 1}, {61, 20, 9}, {62, 20, 20}},
+		"a dip":           {{0, 20, 0}, {30, 5, 0}, {31, 20, 0}, {60, 20, 5}, {90, 20, 5}, {91, 20, 20}},
+		"a dip to a step": {{0, 5, 0}, {10, 20, 0}, {20, 5, 0}, {60, 5, 5}},
+		"between steps":   {{0, 5, 0}, {10, 20, 0}, {20, 9, 0}, {60, 9, 5}, {70, 9, 9}},
+		"none meanwhile":  {{0, 20, 0}, {30, 0, 0}, {31, 20, 0}, {90, 20, 0}, {91, 20, 20}},
+		"partly given":    {{0, 20, 0}, {60, 20, 20}, {61, 11, 11}, {62, 12, 11}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e Lasting
+			begin := time.Unix(1e9, 0)
+			for _, m := range moments {
+				now := begin.Add(time.Duration(m.second) * time.Second)
+				if got := e.Allow(m.n, now, delay); got != m.want {
+					t.Errorf("after %d s, with %d in excess: %d have lasted, want %d", m.second, m.n, got, m.want)
+				}
+				if due := e.Due(now, delay); !due.IsZero() && !due.After(now) {
+					t.Errorf("after %d s: due at %v", m.second, due)
+				}
+			}
+		})
+	}
+}
 
 func TestExcessMustPersist(t *testing.T) {
 	var e Lasting
@@ -9,7 +42,7 @@ func TestExcessMustPersist(t *testing.T) {
 	}
 	for _, step := range []struct{ seconds, excess, want int }{
 		{0, 5, 0}, {30, 2, 0}, {59, 9, 0}, // the least within the time is what persisted
-		{60, 9, 2}, {61, 7, 0}, {119, 7, 0}, {120, 7, 7}, {121, 0, 0}, {122, 4, 0}, {182, 4, 4}, {183, 4, 4},
+		{60, 9, 2}, {61, 7, 0}, {118, 7, 0}, {119, 7, 7}, {120, 7, 7}, {121, 0, 0}, {122, 4, 0}, {182, 4, 4}, {183, 4, 4},
 	} {
 		if got := at(step.seconds, step.excess); got != step.want {
 			t.Errorf("at %d s with %d in excess: %d may go, want %d", step.seconds, step.excess, got, step.want)

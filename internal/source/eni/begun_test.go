@@ -90,3 +90,29 @@ func lostAttach(t *testing.T) (tried int) {
 	})
 	return tried
 }
+
+// A node that lost its files, intent included, takes the ENI that it left
+// detached before it makes another, although it asks for such ENIs last at a start.
+func TestDetachedENIOfALostNodeIsTaken(t *testing.T) {
+	bubble(t, "t3.small", ipam.Policy{WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
+		n.start()
+		n.settle(time.Second)
+		n.cloud.Inject(cloudfake.Fault{Op: "AttachENI", Err: cloudfake.Err(cloud.Throttled, "")})
+		n.burst(0, 3, time.Minute)
+		n.settle(10 * time.Second)
+		if got := n.cloud.Count("CreateENI"); got != 1 {
+			t.Fatalf("%d ENIs made, want the one that cannot be attached yet", got)
+		}
+		n.kill()
+		n.store = &memStore{}
+		n.cloud.ClearFaults()
+		n.cloud.ResetCalls()
+		n.start()
+		n.burst(3, 5, time.Minute)
+		n.settle(time.Minute)
+		if got := n.cloud.Count("CreateENI"); got != 0 {
+			t.Errorf("%d ENIs made beside the detached one", got)
+		}
+		n.check()
+	})
+}

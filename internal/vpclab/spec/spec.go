@@ -174,6 +174,9 @@ type Quotas struct {
 type RateLimit struct {
 	Bucket float64 `json:"bucket"`
 	Refill float64 `json:"refill"`
+	// Shared: all actions of the pattern take from one bucket; else each has its
+	// own.
+	Shared bool `json:"shared,omitempty"`
 }
 
 // Fault is trouble that calls of an action meet.

@@ -299,6 +299,20 @@ func TestClosestRateLimitHolds(t *testing.T) {
 	}
 }
 
+// A shared limit is one bucket for all that its pattern covers; others keep theirs.
+func TestSharedRateLimit(t *testing.T) {
+	s := spec.Default()
+	s.RateLimits = map[string]spec.RateLimit{"*": {Bucket: 3, Refill: 1, Shared: true}, "DescribeTags": {Bucket: 1, Refill: 1}}
+	c := newCloud(t, s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
+	for i, want := range []bool{true, true, true, false, true, false} {
+		action := []string{"DescribeSubnets", "DescribeVpcs", "CreateTags", "DescribeInstances", "DescribeTags", "DescribeTags"}[i]
+		err := c.Admit(vpc.Call{Action: action, Principal: vpc.Principal{Policy: iam.Allow("*")}}).Err
+		if (err == nil) != want {
+			t.Errorf("call %d, %s: %v, want admitted %v", i+1, action, err, want)
+		}
+	}
+}
+
 // A snapshot is a copy: nothing done to it reaches the cloud.
 func TestSnapshotIsACopy(t *testing.T) {
 	c := newCloud(t, spec.Default())

@@ -62,7 +62,7 @@ func (g *gate) takeToken(call Call, now time.Time) bool {
 // limitOf finds the bucket of a call: one set for its action, else for the
 // longest pattern that covers it (of equally long ones the last by name), else
 // the documented one. Each action has a bucket of its own even where a pattern
-// sets the limit.
+// sets the limit, unless that says that it is shared.
 func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 	var best []string
 	for p := range g.limits {
@@ -71,7 +71,11 @@ func (g *gate) limitOf(call Call) (l spec.RateLimit, name string, ok bool) {
 		}
 	}
 	if len(best) > 0 {
-		return g.limits[slices.MaxFunc(best, func(a, b string) int { return narrower(a, b, call.Action) })], call.Action, true
+		pattern := slices.MaxFunc(best, func(a, b string) int { return narrower(a, b, call.Action) })
+		if l = g.limits[pattern]; l.Shared {
+			return l, pattern, true
+		}
+		return l, call.Action, true
 	}
 	if !g.throttle {
 		return l, "", false
@@ -101,7 +105,7 @@ func narrower(a, b, action string) int {
 }
 
 // SetRateLimit sets the token bucket of an action (name or pattern) and fills
-// it; calls that share a pattern have a bucket an action.
+// it; calls that share a pattern have a bucket an action, unless it is Shared.
 func (c *Cloud) SetRateLimit(action string, l spec.RateLimit) {
 	c.read(func() {
 		if c.gate.limits == nil {

@@ -51,6 +51,8 @@ const (
 	// ThrottledCreate and ThrottledAssign: the first such call is throttled once.
 	ThrottledCreate Workload = "throttled-create"
 	ThrottledAssign Workload = "throttled-assign"
+	// Peers: every node has a process of its own, which makes 500 calls.
+	Peers Workload = "peers"
 )
 
 // Outcome is what a run measured. Fields that its workload does not have are zero.
@@ -61,7 +63,7 @@ type Outcome struct {
 	Events int           // that CPU and Bytes are of
 	Repair time.Duration // CPU of a minute in which nothing happens but the listing for repair
 
-	Last, Median time.Duration // when nodes had their addresses, from the start
+	Last, Median time.Duration // when nodes had their addresses, or calls of Peers passed, from the start
 	Bound        time.Duration // what the limits alone force for the calls that were made
 	Calls        map[string]int
 	Throttled    int           // calls refused by the limits

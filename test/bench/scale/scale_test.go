@@ -54,6 +54,9 @@ func TestWorkloads(t *testing.T) {
 		}},
 		{Order{Workload: ThrottledCreate, Nodes: 1, Limits: Limits{Delay: time.Second}}, func(o Outcome) bool { return o.ENIs == 1 && o.Last < 8*time.Second }},
 		{Order{Workload: ThrottledAssign, Nodes: 1, Limits: Limits{Delay: time.Second}}, func(o Outcome) bool { return o.ENIs == 0 && o.Last < 7*time.Second }},
+		{Order{Workload: Peers, Nodes: 2, Limits: tight}, func(o Outcome) bool {
+			return o.ENIs == 2*callsOfPeer && o.Last >= o.Bound && o.Last < 2*o.Bound && o.Median < o.Last && o.Throttled < callsOfPeer
+		}},
 		{Order{Workload: Memory, Nodes: 200}, func(o Outcome) bool { return o.Heap > 0 && o.Heap < 64<<20 }},
 	} {
 		t.Run(string(c.order.Workload), func(t *testing.T) {

@@ -18,6 +18,7 @@ var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	Memory:          runMemory,
 	ThrottledCreate: runThrottled,
 	ThrottledAssign: runThrottled,
+	Peers:           runPeers,
 }
 
 // onPrimary has nodes keep 8 addresses free on the ENI that they have.
