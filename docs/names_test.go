@@ -29,7 +29,7 @@ func pages(t *testing.T) map[string]string {
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
 	"build-arg": "docker", "server-side": "kubectl", "tags": "git", "always": "git", "output": "aws",
-	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "help": "all",
+	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 }
 
 // variables of the environment that are no settings of a program.
