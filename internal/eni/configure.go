@@ -2,9 +2,10 @@ package eni
 
 import (
 	"fmt"
-	"github.com/berthnet/berth/internal/eni/plan"
 	"reflect"
 	"time"
+
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Configure takes other settings for what follows; what is known of the node

@@ -73,7 +73,7 @@ func TestInstanceIsMissed(t *testing.T) {
 	}{
 		{1, true, false}, {2, false, false}, {3, false, false}, {7, false, true}, {8, true, true}, {9, true, false}, {10, false, false},
 	} {
-		got := false
+		var got bool
 		if s.there {
 			got = i.listed()
 		} else {

@@ -178,6 +178,11 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	if p := r.plan(ctx, now); p != nil {
 		return r.try(ctx, p)
 	}
+	return r.tidy(ctx, now, mayObserve)
+}
+
+// tidy is the end of next: what keeps nobody waiting.
+func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
 	if !r.passive && !r.confidence.observeAt.After(now) && mayObserve {
 		return r.observe(ctx)
 	}

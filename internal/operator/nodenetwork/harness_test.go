@@ -352,10 +352,3 @@ func inventory(enis ...[]string) eni.Inventory {
 	}
 	return inv
 }
-
-func addrs(texts ...string) (out []netip.Addr) {
-	for _, text := range texts {
-		out = append(out, netip.MustParseAddr(text))
-	}
-	return out
-}
