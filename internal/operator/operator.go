@@ -3,6 +3,7 @@
 // them, or both (design: docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
+//	feature.go   what it may work for: each feature's watches and set-up
 //	reach.go     waiting for the Kubernetes API
 //	lease.go     leading, of several operators
 //	log.go       what of controller-runtime's log is no error
@@ -14,27 +15,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
-	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/eni/fleet"
-	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/metrics"
-	"github.com/berthnet/berth/internal/operator/nodenetwork"
+	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -61,7 +55,12 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		return err
 	}
 	defer f.close()
-	api, err := newAPIServer(cfg)
+	features := featuresOf(cfg)
+	kinds, err := watches(features)
+	if err != nil {
+		return err
+	}
+	api, err := newAPIServer(cfg.Kubeconfig, kinds)
 	if err != nil {
 		return err
 	}
@@ -72,11 +71,11 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		log.Info("ended")
 		return nil
 	}
-	mgr, err := newManager(ctx, api, cfg, log)
+	mgr, err := newManager(ctx, api, kinds, cfg, log)
 	if err != nil {
 		return err
 	}
-	if err := assemble(ctx, mgr, f, cfg, log); err != nil {
+	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, metrics.New(), log}); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -87,12 +86,12 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 }
 
 // newManager connects the parts to the Kubernetes API.
-func newManager(ctx context.Context, api *apiServer, cfg config.Operator, log *slog.Logger) (_ manager.Manager, err error) {
+func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger) (_ manager.Manager, err error) {
 	grace, warmup := endTimeout, true
 	o := manager.Options{
 		Scheme:                        api.scheme,
-		MapperProvider:                api.kinds,
-		Cache:                         cache.Options{ByObject: watched(cfg), DefaultTransform: cache.TransformStripManagedFields()},
+		MapperProvider:                api.mapping,
+		Cache:                         cache.Options{ByObject: watched.ByObject(kinds), DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:                       metricsserver.Options{BindAddress: "0"}, // front serves them
 		HealthProbeBindAddress:        "0",
 		LeaderElection:                cfg.LeaderElect,
@@ -117,95 +116,24 @@ func newManager(ctx context.Context, api *apiServer, cfg config.Operator, log *s
 	return mgr, nil
 }
 
-// watched is what is kept in memory of each kind for what the operator works for.
-func watched(cfg config.Operator) map[client.Object]cache.ByObject {
-	kinds := map[string]map[client.Object]cache.ByObject{}
-	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
-		kinds[config.IPAMOperator] = nodenetwork.CacheByObject()
-	}
-	if slices.Contains(cfg.IPAM, config.IPAMPool) {
-		kinds[config.IPAMPool] = addresspool.CacheByObject()
-	}
-	all := map[reflect.Type]client.Object{}
-	out := map[client.Object]cache.ByObject{}
-	for _, ipam := range []string{config.IPAMOperator, config.IPAMPool} { // of a Node the second keeps what both need
-		for o, by := range kinds[ipam] {
-			if before, ok := all[reflect.TypeOf(o)]; ok {
-				delete(out, before)
-			}
-			all[reflect.TypeOf(o)], out[o] = o, by
-		}
-	}
-	return out
-}
-
-// assemble makes the parts that the operator works with.
-func assemble(ctx context.Context, mgr manager.Manager, f *front, cfg config.Operator, log *slog.Logger) error {
-	m := metrics.New()
+// assemble makes the parts of the features that the operator works for.
+func assemble(ctx context.Context, mgr manager.Manager, f *front, features []feature, kinds []*watched.Kind, env environment) error {
 	state := metrics.State{}
 	var alive []check
-	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
-		fl, networks, err := assembleENIs(ctx, mgr, cfg, m, log)
+	for _, ft := range features {
+		p, err := ft.setup(ctx, mgr, env)
 		if err != nil {
 			return err
 		}
-		state.Totals, state.Subnets = networks.Totals, fl.Subnets
-		alive = append(alive, answers("the fleet", func() {
-			fl.Kick("") // no node's name; what it locks, all work for nodes needs
-			fl.Subnets()
-		}))
-	}
-	if slices.Contains(cfg.IPAM, config.IPAMPool) {
-		pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
-			Clock: clock.Real{}, Logger: log, Grace: cfg.BlockClaimGrace, DownAfter: cfg.DownNodeRelease,
-			Sweep: cfg.OrphanInterval, RequestServed: m.BlockServed, MaxPods: cfg.NodeMaxPods, RequestRefused: m.BlockRefused,
-		})
-		if err != nil {
-			return err
-		}
-		state.Pools = pools.Usage
-		alive = append(alive, answers("the book of blocks", func() { pools.Usage() }))
+		p.report(&state)
+		alive = append(alive, p.alive)
 	}
 	r := ctrlmetrics.Registry
-	if err := errors.Join(m.Register(r), r.Register(state)); err != nil {
+	if err := errors.Join(env.metrics.Register(r), r.Register(state)); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	f.watch(cachesFilled(mgr.GetCache(), watched(cfg)), all(alive))
+	f.watch(cachesFilled(mgr.GetCache(), kinds), all(alive))
 	return nil
-}
-
-// assembleENIs makes the parts that work for nodes with ENIs.
-func assembleENIs(ctx context.Context, mgr manager.Manager, cfg config.Operator, m *metrics.Metrics, log *slog.Logger) (*fleet.Fleet, *nodenetwork.Controller, error) {
-	ec2, err := aws.New(ctx, aws.Options{
-		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint,
-		Ceilings: cfg.EC2Limits, Observer: m, Logger: log, UserAgent: "berth-operator",
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	fl, err := fleet.New(fleet.Config{
-		Cluster: cfg.ClusterName, Cloud: ec2, Observer: m, Clock: clock.Real{}, Logger: log,
-		ListingInterval: cfg.ListingInterval, ShrinkDelay: cfg.ShrinkDelay, Settle: cfg.SettleTime,
-		CollectInterval: cfg.OrphanInterval, OrphanAge: cfg.OrphanAge,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	networks, err := nodenetwork.Setup(mgr, nodenetwork.Options{
-		Fleet: fl, Clock: clock.Real{}, Logger: log,
-		Identity: nodenetwork.Identity{
-			NodeTag: cfg.InstanceNodeTag, ClusterTag: cfg.InstanceClusterTag.Key, ClusterValue: cfg.InstanceClusterTag.Value,
-		},
-		Grace: cfg.NodeGoneGrace, Settle: cfg.SettleTime, DemandServed: m.DemandServed,
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	// A runnable that does not say otherwise runs while leading only.
-	if err := mgr.Add(manager.RunnableFunc(fl.Run)); err != nil {
-		return nil, nil, fmt.Errorf("adding the fleet: %w", err)
-	}
-	return fl, networks, nil
 }
 
 // all is a check that fails with the first of some that does.
@@ -222,15 +150,15 @@ func all(checks []check) check {
 
 // cachesFilled is a check whether all that is watched was read once; one that
 // stands by is ready then to take over.
-func cachesFilled(c cache.Cache, kinds map[client.Object]cache.ByObject) check {
+func cachesFilled(c cache.Cache, kinds []*watched.Kind) check {
 	return func(ctx context.Context) error {
-		for o := range kinds {
-			informer, err := c.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		for _, k := range kinds {
+			informer, err := c.GetInformer(ctx, k.Object, cache.BlockUntilSynced(false))
 			if err != nil {
-				return fmt.Errorf("starting: watching %T: %w", o, err)
+				return fmt.Errorf("starting: watching %T: %w", k.Object, err)
 			}
 			if !informer.HasSynced() {
-				return fmt.Errorf("starting: %T objects are not read yet", o)
+				return fmt.Errorf("starting: %T objects are not read yet", k.Object)
 			}
 		}
 		return nil

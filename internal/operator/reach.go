@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,7 +20,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -44,17 +42,17 @@ type apiServer struct {
 	mapper meta.RESTMapper // knows, after await, all kinds that are watched
 	client client.Reader
 	clock  clock.Clock
-	reads  []client.ObjectList // of what is watched
+	kinds  []*watched.Kind
 }
 
 // newAPIServer sends nothing yet.
-func newAPIServer(cfg config.Operator) (*apiServer, error) {
-	a := &apiServer{scheme: runtime.NewScheme(), clock: clock.Real{}, reads: listsOf(cfg)}
+func newAPIServer(kubeconfig string, kinds []*watched.Kind) (*apiServer, error) {
+	a := &apiServer{scheme: runtime.NewScheme(), clock: clock.Real{}, kinds: kinds}
 	err := errors.Join(clientscheme.AddToScheme(a.scheme), v1alpha1.AddToScheme(a.scheme))
 	if err != nil {
 		return nil, err
 	}
-	if a.config, err = restConfig(cfg.Kubeconfig); err != nil {
+	if a.config, err = restConfig(kubeconfig); err != nil {
 		return nil, err
 	}
 	if a.http, err = rest.HTTPClientFor(a.config); err != nil {
@@ -122,27 +120,17 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error
 	return nil
 }
 
-// listsOf are the kinds that the operator watches for what it works for.
-func listsOf(cfg config.Operator) []client.ObjectList {
-	lists := []client.ObjectList{&corev1.NodeList{}}
-	if slices.Contains(cfg.IPAM, config.IPAMOperator) {
-		lists = append(lists, &v1alpha1.NodeNetworkList{}, &corev1.PodList{})
-	}
-	if slices.Contains(cfg.IPAM, config.IPAMPool) {
-		lists = append(lists, &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{})
-	}
-	return lists
+// mapping is the mapper for a manager.Manager, which has not to ask again.
+func (a *apiServer) mapping(*rest.Config, *http.Client) (meta.RESTMapper, error) {
+	return a.mapper, nil
 }
-
-// kinds is the mapper for a manager.Manager, which has not to ask again.
-func (a *apiServer) kinds(*rest.Config, *http.Client) (meta.RESTMapper, error) { return a.mapper, nil }
 
 // read reads of each kind that is watched one object at most.
 func (a *apiServer) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	for _, list := range a.reads {
-		if err := a.client.List(ctx, list, client.Limit(1)); err != nil {
+	for _, k := range a.kinds {
+		if err := a.client.List(ctx, k.List(), client.Limit(1)); err != nil {
 			return err
 		}
 	}

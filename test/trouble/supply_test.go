@@ -323,12 +323,13 @@ func TestOrphans(t *testing.T) {
 		"another cluster's":                leave("other", eni.Owner, gone, eni.Description(gone)),
 		"another owner's":                  leave(n.Cluster, "somebody", gone, eni.Description(gone)),
 		"somebody's":                       leave(n.Cluster, eni.Owner, gone, "a database's"),
-		"another one's by its description": leave(n.Cluster, eni.Owner, gone, eni.Description(unknown)),
+		"another one's by its description": leave(n.Cluster, eni.Owner, gone, eni.Description(n.InstanceID)),
 	}
 	orphan := leave(n.Cluster, eni.Owner, gone, eni.Description(gone))
 	never := leave(n.Cluster, eni.Owner, unknown, eni.Description(unknown))
+	adopted := leave(n.Cluster, eni.Owner, gone, eni.Description(unknown)) // attached to another instance by hand, and then adopted
 	harness.Eventually(t, patience, "the orphans are removed", func() error {
-		for _, id := range []string{orphan, never} {
+		for _, id := range []string{orphan, never, adopted} {
 			if _, ok := l.Books().ENI(id); ok {
 				return fmt.Errorf("%s is there", id)
 			}

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // lookAgain is when a request is looked at that its node's pods did not account
@@ -120,7 +121,7 @@ func (c *Controller) podsOf(ctx context.Context, node string, p *v1alpha1.Addres
 	}
 	for i := range pods.Items {
 		o := &pods.Items[i]
-		namespace := namespaceMeta(o.Namespace)
+		namespace := watched.Namespace(o.Namespace)
 		err := c.client.Get(ctx, client.ObjectKeyFromObject(namespace), namespace)
 		if client.IgnoreNotFound(err) != nil {
 			return 0, fmt.Errorf("read Namespace %s from the cache: %w", o.Namespace, err)
@@ -140,12 +141,6 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 		return given == p.Name
 	}
 	return ofPod == p.Name && slices.Contains(p.Spec.PodNamespaces, namespace)
-}
-
-func namespaceMeta(name string) *metav1.PartialObjectMetadata {
-	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	return o
 }
 
 // namespaces has the requests looked at that were refused when namespaces had

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // sign is what this operator saw itself of a node whose Node is missing. A time
@@ -63,13 +64,12 @@ func (s *sign) left(now time.Time, grace time.Duration) time.Duration {
 // Only an administrator's word that it is switched off counts (Kubernetes
 // documentation, "Non-graceful node shutdown handling").
 func fenced(n *corev1.Node, now time.Time, after time.Duration) (left time.Duration, known bool) {
-	if after <= 0 || len(outOfService(n)) == 0 {
+	if after <= 0 || !watched.OutOfService(n) {
 		return 0, false
 	}
-	for _, c := range readiness(n) {
-		if c.Status != corev1.ConditionTrue {
-			return c.LastTransitionTime.Add(after).Sub(now), true
-		}
+	c := watched.Readiness(n)
+	if c == nil || c.Status == corev1.ConditionTrue {
+		return 0, false
 	}
-	return 0, false
+	return c.LastTransitionTime.Add(after).Sub(now), true
 }

@@ -105,7 +105,7 @@ type Controller struct {
 }
 
 // Setup adds the controllers to mgr, whose cache must have been made with
-// CacheByObject. They work while mgr leads.
+// Watches. They work while mgr leads.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Clock == nil {
 		o.Clock = clock.Real{}

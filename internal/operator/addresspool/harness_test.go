@@ -32,6 +32,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -90,7 +91,7 @@ func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, ma
 		return nil, nil, err
 	}
 	mgr, err := manager.New(cfg, ctrl.Options{
-		Scheme: scheme, Cache: cache.Options{ByObject: CacheByObject()},
+		Scheme: scheme, Cache: cache.Options{ByObject: watched.ByObject(Watches())},
 		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
 	})
 	if err != nil {

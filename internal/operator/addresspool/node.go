@@ -17,15 +17,16 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // nodeEvents passes on what lookAtNode looks at. Nodes change all the time.
 func nodeEvents() builder.ForOption {
 	state := func(n *corev1.Node) (ready corev1.ConditionStatus, fenced bool) {
-		for _, c := range readiness(n) {
+		if c := watched.Readiness(n); c != nil {
 			ready = c.Status
 		}
-		return ready, len(outOfService(n)) > 0
+		return ready, watched.OutOfService(n)
 	}
 	return builder.WithPredicates(predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {

@@ -4,71 +4,30 @@ import (
 	"bytes"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// CacheByObject is what of each kind the process keeps in memory, for
-// cache.Options of the ctrl.Manager that Setup gets: all NodeNetworks without
-// their bookkeeping, of Nodes what tells whether they live, and only the pods
-// that wait for an address.
-func CacheByObject() map[client.Object]cache.ByObject {
-	return map[client.Object]cache.ByObject{
-		&v1alpha1.NodeNetwork{}: {Transform: trimObject},
-		&corev1.Node{}:          {Transform: trimObject},
-		&corev1.Pod{}:           {Transform: trimObject, Field: waitingPods()},
+// Watches are the kinds that the process keeps in memory for Setup: all
+// NodeNetworks without their bookkeeping, Nodes, and the pods that wait for an address.
+func Watches() []*watched.Kind {
+	return []*watched.Kind{
+		watched.Nodes,
+		{Object: &v1alpha1.NodeNetwork{}, List: func() client.ObjectList { return &v1alpha1.NodeNetworkList{} }, Cache: cache.ByObject{Transform: trimObject}},
+		watched.WaitingPods,
 	}
-}
-
-// waitingPods selects pods that are bound to a node, are to have an address of
-// their own and have none yet. The API server filters, so that of 100,000 pods
-// only those few are ever sent.
-func waitingPods() fields.Selector {
-	return fields.AndSelectors(
-		fields.OneTermNotEqualSelector("spec.nodeName", ""),
-		fields.OneTermEqualSelector("spec.hostNetwork", "false"),
-		fields.OneTermEqualSelector("status.phase", string(corev1.PodPending)),
-		fields.OneTermEqualSelector("status.podIP", ""),
-	)
 }
 
 // trimObject is a cache.TransformFunc: it takes off what nobody here reads.
 func trimObject(in any) (any, error) {
-	switch o := in.(type) {
-	case *v1alpha1.NodeNetwork:
+	if o, ok := in.(*v1alpha1.NodeNetwork); ok {
 		trim(o)
-	case *corev1.Node:
-		o.ObjectMeta = bare(o.ObjectMeta)
-		o.Spec = corev1.NodeSpec{ProviderID: o.Spec.ProviderID}
-		o.Status = corev1.NodeStatus{Conditions: readyCondition(o)}
-	case *corev1.Pod:
-		o.ObjectMeta = bare(o.ObjectMeta)
-		o.Spec = corev1.PodSpec{NodeName: o.Spec.NodeName}
-		o.Status = corev1.PodStatus{}
 	}
 	return in, nil
-}
-
-// bare is what the caches need of metadata.
-func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
-		CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
-	}
-}
-
-func readyCondition(n *corev1.Node) []corev1.NodeCondition {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
-		}
-	}
-	return nil
 }
 
 // trim makes a NodeNetwork small: names of pods are for people, the IDs of ENIs

@@ -82,7 +82,7 @@ type Controller struct {
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
-// CacheByObject. It works while mgr leads.
+// Watches. It works while mgr leads.
 func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Fleet == nil {
 		return nil, errors.New("controller of NodeNetworks: Fleet: want one")

@@ -37,6 +37,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/published"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
@@ -153,7 +154,7 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator 
 		cfg.Wrap(w)
 	}
 	mgr, err := manager.New(cfg, ctrl.Options{
-		Scheme: scheme, Cache: cache.Options{ByObject: CacheByObject()},
+		Scheme: scheme, Cache: cache.Options{ByObject: watched.ByObject(Watches())},
 		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
 	})
 	harness.OK(t, err)

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // An object that outlived its node is deleted (document 003, "Node
@@ -32,18 +33,9 @@ func nodeEvents() builder.WatchesOption {
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			x, okX := e.ObjectOld.(*corev1.Node)
 			y, okY := e.ObjectNew.(*corev1.Node)
-			return okX && okY && (ready(x) != ready(y) || x.UID != y.UID || x.Spec.ProviderID != y.Spec.ProviderID)
+			return okX && okY && (watched.Ready(x) != watched.Ready(y) || x.UID != y.UID || x.Spec.ProviderID != y.Spec.ProviderID)
 		},
 	})
-}
-
-func ready(n *corev1.Node) bool {
-	for _, c := range n.Status.Conditions {
-		if c.Type == corev1.NodeReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // outlived deletes the object if its node is gone, and tells when to look
@@ -56,8 +48,8 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	}
 	gone := err != nil
 	n.mu.Lock()
-	turned := !gone && readyCondition(k) != nil && n.turned(ready(k))
-	o, since := n.obj, n.goneSince(gone, !gone && ready(k) && isOf(k, n.instanceID), c.now())
+	turned := !gone && watched.Readiness(k) != nil && n.turned(watched.Ready(k))
+	o, since := n.obj, n.goneSince(gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), c.now())
 	n.mu.Unlock()
 	if turned {
 		c.fleet.CheckInstance(n.name)

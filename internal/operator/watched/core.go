@@ -1,0 +1,129 @@
+package watched
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// Nodes are all, with what tells whose instance one is, whether it lives, and
+// how many pods it may have.
+var Nodes = &Kind{
+	Object: &corev1.Node{}, List: func() client.ObjectList { return &corev1.NodeList{} },
+	Cache: cache.ByObject{Transform: trimNode},
+}
+
+// WaitingPods are the pods that are bound to a node, are to have an address of
+// their own and have none yet; of each, its node. The API server filters, so
+// that of 100,000 pods only those few are ever sent.
+var WaitingPods = &Kind{
+	Object: &corev1.Pod{}, List: func() client.ObjectList { return &corev1.PodList{} },
+	Cache: cache.ByObject{
+		Transform: trimPod,
+		Field: fields.AndSelectors(
+			fields.OneTermNotEqualSelector("spec.nodeName", ""),
+			fields.OneTermEqualSelector("spec.hostNetwork", "false"),
+			fields.OneTermEqualSelector("status.phase", string(corev1.PodPending)),
+			fields.OneTermEqualSelector("status.podIP", ""),
+		),
+	},
+}
+
+// Namespaces are the names of all, with Berth's annotations.
+var Namespaces = &Kind{
+	Object: Namespace(""), List: namespaces,
+	Cache: cache.ByObject{Transform: trimNamespace},
+}
+
+// Namespace is the metadata of a namespace, to read it from the cache.
+func Namespace(name string) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	return o
+}
+
+func namespaces() client.ObjectList {
+	l := &metav1.PartialObjectMetadataList{}
+	l.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
+	return l
+}
+
+// bare is what tells objects apart, and their ages.
+func bare(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
+	}
+}
+
+func trimNode(in any) (any, error) {
+	n, ok := in.(*corev1.Node)
+	if !ok {
+		return in, nil
+	}
+	status := corev1.NodeStatus{}
+	if c := Readiness(n); c != nil {
+		status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime}}
+	}
+	if pods, ok := n.Status.Allocatable[corev1.ResourcePods]; ok {
+		status.Allocatable = corev1.ResourceList{corev1.ResourcePods: pods}
+	}
+	spec := corev1.NodeSpec{ProviderID: n.Spec.ProviderID}
+	if OutOfService(n) {
+		spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeOutOfService}}
+	}
+	n.ObjectMeta, n.Spec, n.Status = bare(n.ObjectMeta), spec, status
+	return n, nil
+}
+
+func trimPod(in any) (any, error) {
+	if p, ok := in.(*corev1.Pod); ok {
+		p.ObjectMeta = bare(p.ObjectMeta)
+		p.Spec = corev1.PodSpec{NodeName: p.Spec.NodeName}
+		p.Status = corev1.PodStatus{}
+	}
+	return in, nil
+}
+
+func trimNamespace(in any) (any, error) {
+	if o, ok := in.(*metav1.PartialObjectMetadata); ok {
+		pool, named := o.Annotations[v1alpha1.AnnotationPool]
+		o.ObjectMeta = metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}
+		if named {
+			o.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		}
+	}
+	return in, nil
+}
+
+// Readiness is a Node's condition Ready; nil before anybody wrote one.
+func Readiness(n *corev1.Node) *corev1.NodeCondition {
+	for i := range n.Status.Conditions {
+		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady {
+			return c
+		}
+	}
+	return nil
+}
+
+// Ready tells whether a Node's condition Ready is true.
+func Ready(n *corev1.Node) bool {
+	c := Readiness(n)
+	return c != nil && c.Status == corev1.ConditionTrue
+}
+
+// OutOfService tells whether somebody said, by the taint
+// node.kubernetes.io/out-of-service, that the Node is shut down and runs no
+// pods (Kubernetes documentation, "Node Shutdowns").
+func OutOfService(n *corev1.Node) bool {
+	for _, t := range n.Spec.Taints {
+		if t.Key == corev1.TaintNodeOutOfService {
+			return true
+		}
+	}
+	return false
+}

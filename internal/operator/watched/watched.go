@@ -1,0 +1,58 @@
+// Package watched is what berth-operator keeps in memory of the objects of a
+// cluster. Each feature lists the kinds that it watches; one kind is watched
+// once, whoever needs it. What several features need of Nodes, Pods and
+// Namespaces is here; kinds of Berth's own are with their feature.
+//
+//	watched.go  a kind, and those of all features together
+//	core.go     Nodes, Pods and Namespaces
+package watched
+
+import (
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Kind is one kind of object.
+type Kind struct {
+	// Object is an empty object of the kind.
+	Object client.Object
+	// List makes an empty list of them, by which is seen whether they can be read.
+	List func() client.ObjectList
+	// Cache says which objects are kept, and what of them.
+	Cache cache.ByObject
+}
+
+// name tells kinds apart, also those of which only the metadata is read.
+func (k *Kind) name() string {
+	return fmt.Sprintf("%T %s", k.Object, k.Object.GetObjectKind().GroupVersionKind().Kind)
+}
+
+// Set is each of some kinds once. The error names one that comes with two
+// declarations: the objects kept for one feature would lack what another reads.
+func Set(kinds ...*Kind) ([]*Kind, error) {
+	var set []*Kind
+	byName := map[string]*Kind{}
+	for _, k := range kinds {
+		name := k.name()
+		switch byName[name] {
+		case nil:
+			byName[name] = k
+			set = append(set, k)
+		case k:
+		default:
+			return nil, fmt.Errorf("%s is declared twice for the cache: want one declaration for all features", name)
+		}
+	}
+	return set, nil
+}
+
+// ByObject is for cache.Options.
+func ByObject(kinds []*Kind) map[client.Object]cache.ByObject {
+	out := make(map[client.Object]cache.ByObject, len(kinds))
+	for _, k := range kinds {
+		out[k.Object] = k.Cache
+	}
+	return out
+}
