@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // literals are the string literals of the packages whose messages people get
@@ -143,8 +143,8 @@ func TestEveryReasonIsExplained(t *testing.T) {
 			reasons[camel(class.String())] = "cloud.Class"
 		}
 	}
-	for _, shortage := range []string{eni.ReasonCooling, eni.ReasonENILimit, eni.ReasonMaxPods, eni.ReasonSubnetFull} {
-		reasons[camel(shortage)] = "eni.Shortage"
+	for _, shortage := range []string{plan.ReasonCooling, plan.ReasonENILimit, plan.ReasonMaxPods, plan.ReasonSubnetFull} {
+		reasons[camel(shortage)] = "plan.Shortage"
 	}
 	for reason, where := range reasons {
 		if !strings.Contains(page, "`"+reason+"`") {

@@ -17,8 +17,11 @@ internal/ipam/a_test.go             os                                  -
 internal/pool/a.go                  os                                  pure
 internal/source/pool/b.go           os                                  -
 internal/operator/pool/a.go         os                                  -
-internal/eni/plan.go                log/slog                            pure
-internal/eni/plan_policy.go         os                                  pure
+internal/eni/plan/a.go              log/slog                            plan
+internal/eni/plan/b.go              $berth/internal/clock               plan
+internal/eni/plan/c.go              $berth/internal/cloud/aws           plan
+internal/eni/plan/d.go              $berth/internal/cloud               -
+internal/eni/plan/a_test.go         os                                  -
 internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes

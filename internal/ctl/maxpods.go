@@ -8,7 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/limits"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -75,7 +75,7 @@ func capacityOf(instanceType string, prefixes bool) (capacity, error) {
 		return capacity{}, err
 	}
 	perENI := l.IPv4PerENI - 1
-	maxPods := eni.MaxPods(l)
+	maxPods := plan.MaxPods(l)
 	if prefixes {
 		if !l.Prefixes {
 			return capacity{}, fmt.Errorf("%s has no prefixes: it is not a Nitro instance type", instanceType)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -108,8 +108,8 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 // settle lets pods come one by one to a node of unlimited subnets, and the
 // planner act after each, until there is nothing left to do.
 func settle(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
-	s := eni.State{ENIs: []eni.ENIState{{ID: "0", Phase: eni.Attached, Primary: true, Ours: true}}}
-	s.Subnets = []eni.SubnetState{{Free: eni.Unlimited, ForNew: true}}
+	s := plan.State{ENIs: []plan.ENI{{ID: "0", Phase: plan.Attached, Primary: true, Ours: true}}}
+	s.Subnets = []plan.Subnet{{Free: plan.Unlimited, ForNew: true}}
 	var n warmNode
 	grow(l, policy, &s)
 	for range pods {
@@ -123,7 +123,7 @@ func settle(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 		}
 	}
 	for _, e := range s.ENIs {
-		total := addresses(e)
+		total := plan.Count(e.Amount)
 		n.ENIs = append(n.ENIs, warmENI{DeviceIndex: e.Index, Addresses: total, Prefixes: e.Prefixes, Used: e.Used})
 		n.Addresses += total
 		n.SubnetIPs += total + 1 // the primary address
@@ -131,12 +131,10 @@ func settle(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 	return n
 }
 
-func addresses(e eni.ENIState) int { return e.Addresses + e.Prefixes*ipam.PrefixAddresses }
-
 // place gives a pod an address, if one is free.
-func place(policy ipam.Policy, s *eni.State) bool {
+func place(policy ipam.Policy, s *plan.State) bool {
 	for i := range s.ENIs {
-		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < addresses(*e) {
+		if e := &s.ENIs[i]; e.Index >= policy.FirstInterfaceIndex && e.Used < plan.Count(e.Amount) {
 			e.Used++
 			return true
 		}
@@ -149,16 +147,16 @@ const maxPlans = 1000
 
 // grow does what the planner says until it says no more, and tells whether it
 // said anything. A plan only ever adds here, since nothing may be released.
-func grow(l cloud.Limits, policy ipam.Policy, s *eni.State) (grew bool) {
+func grow(l cloud.Limits, policy ipam.Policy, s *plan.State) (grew bool) {
 	for range maxPlans {
-		plan := eni.Plan(l, policy, *s)
-		if len(plan) == 0 {
+		actions := plan.Make(l, policy, *s).Actions
+		if len(actions) == 0 {
 			return grew
 		}
 		grew = true
-		for _, a := range plan {
-			if a.Kind == eni.Create {
-				s.ENIs = append(s.ENIs, eni.ENIState{ID: strconv.Itoa(len(s.ENIs)), Index: a.Index, Phase: eni.Attached, Ours: true, Addresses: a.Addresses, Prefixes: a.Prefixes})
+		for _, a := range actions {
+			if a.Kind == plan.Create {
+				s.ENIs = append(s.ENIs, plan.ENI{ID: strconv.Itoa(len(s.ENIs)), Index: a.Index, Phase: plan.Attached, Ours: true, Amount: a.Amount})
 				continue
 			}
 			for i := range s.ENIs {

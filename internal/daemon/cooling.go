@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // coolingSlack keeps a cooling record a little longer than the source keeps
@@ -24,8 +25,8 @@ type coolingRecords struct {
 	period func() time.Duration
 	clock  clock.Clock
 	log    *slog.Logger
-	locks  *keyLocks     // by address: held while its record is written or removed
-	wake   chan struct{} // capacity 1: the queue grew
+	locks  *keyLocks    // by address: held while its record is written or removed
+	wake   retry.Signal // capacity 1: the queue grew
 
 	mu    sync.Mutex // guards queue
 	queue []cooled   // by released
@@ -54,7 +55,7 @@ func (c *coolingRecords) add(released time.Duration, addrs ...netip.Addr) {
 	}
 	slices.SortStableFunc(c.queue, func(a, b cooled) int { return int(a.released - b.released) })
 	c.mu.Unlock()
-	signal(c.wake)
+	c.wake.Set()
 }
 
 // run removes records as they fall due, until ctx ends.

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -82,7 +83,7 @@ type Daemon struct {
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
 
-	recordFailed chan struct{} // capacity 1: a call failed for a record that could not be written
+	recordFailed retry.Signal // capacity 1: a call failed for a record that could not be written
 
 	mu          sync.Mutex                   // guards below, memory only
 	usable      bool                         // an address was usable once on this instance
@@ -106,11 +107,11 @@ func New(o Options) *Daemon {
 		quarantined: o.Quarantined,
 		netnsGone:   map[attachment.Key]time.Time{},
 
-		recordFailed: make(chan struct{}, 1),
+		recordFailed: retry.NewSignal(),
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,
-		locks: newKeyLocks(), wake: make(chan struct{}, 1),
+		locks: newKeyLocks(), wake: retry.NewSignal(),
 	}
 	d.draining, d.drain = context.WithCancelCause(context.Background())
 	d.Metrics.Registry.MustRegister(&stateCollector{d})

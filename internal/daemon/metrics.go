@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -95,7 +95,7 @@ type ReconcilerMetrics struct {
 func (c CloudMetrics) Reconciler() *ReconcilerMetrics { return &ReconcilerMetrics{metrics: c} }
 
 // Acted implements eni.Observer.
-func (r *ReconcilerMetrics) Acted(_ eni.Action, class cloud.Class, err error, _ time.Duration) {
+func (r *ReconcilerMetrics) Acted(_ plan.Action, class cloud.Class, err error, _ time.Duration) {
 	if err != nil {
 		r.failed = class.String()
 	}

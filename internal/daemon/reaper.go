@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Removing a link waits for the kernel (some 20 ms), and links removed
@@ -26,8 +27,8 @@ type reaper struct {
 	remove func(ctx context.Context, links []string) error
 	clock  clock.Clock
 	log    *slog.Logger
-	wake   chan struct{} // capacity 1: there are links
-	hurry  chan struct{} // capacity 1: somebody waits for a link
+	wake   retry.Signal // capacity 1: there are links
+	hurry  retry.Signal // capacity 1: somebody waits for a link
 
 	mu      sync.Mutex // guards pending
 	pending map[string]*reaping
@@ -45,7 +46,7 @@ type reaping struct {
 func newReaper(remove func(context.Context, []string) error, clk clock.Clock, log *slog.Logger) *reaper {
 	return &reaper{
 		remove: remove, clock: clk, log: log,
-		wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1),
+		wake: retry.NewSignal(), hurry: retry.NewSignal(),
 		pending: map[string]*reaping{},
 	}
 }
@@ -57,7 +58,7 @@ func (r *reaper) add(link string, ns attachment.Netns) {
 		r.pending[link] = &reaping{link: link, netns: ns, since: r.clock.Now(), done: make(chan struct{})}
 	}
 	r.mu.Unlock()
-	signal(r.wake)
+	r.wake.Set()
 }
 
 // await returns once no queued link has this name or an end in this
@@ -68,7 +69,7 @@ func (r *reaper) await(ctx context.Context, link string, ns attachment.Netns) er
 		if p == nil {
 			return nil
 		}
-		signal(r.hurry)
+		r.hurry.Set()
 		select {
 		case <-p.done:
 		case <-ctx.Done():
@@ -179,13 +180,5 @@ func (r *reaper) settle(links []string, err error) {
 			delete(r.pending, link)
 			close(p.done)
 		}
-	}
-}
-
-// signal wakes the receiver of a channel of capacity 1, who may be awake.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }

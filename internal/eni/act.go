@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/ipam"
 )
 
 var _ = failpoint.Register(
@@ -20,14 +20,8 @@ var _ = failpoint.Register(
 )
 
 // around makes a change at the cloud between its two failpoints.
-func around(kind Kind, call func() error) error {
-	if err := failpoint.Hit("eni." + string(kind) + ".before"); err != nil {
-		return err
-	}
-	if err := call(); err != nil {
-		return err
-	}
-	return failpoint.Hit("eni." + string(kind) + ".after")
+func around(kind plan.Kind, call func() error) error {
+	return failpoint.Around("eni."+string(kind), call)
 }
 
 // act makes a step's one change at the cloud and takes its reply for the truth.
@@ -42,13 +36,13 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		ctx, done = r.recallable(ctx)
 		defer done()
 	}
-	if p.Kind == FindSubnets {
+	if p.Kind == plan.FindSubnets {
 		return r.findSubnets(ctx)
 	}
-	if p.Kind == FindRoutes {
+	if p.Kind == plan.FindRoutes {
 		return r.findRoutes(ctx)
 	}
-	if p.Kind == Create {
+	if p.Kind == plan.Create {
 		return r.create(ctx, p)
 	}
 	k, ok := r.view.enis[p.ENI]
@@ -56,18 +50,18 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		return &cloud.Error{Class: cloud.Gone, Op: string(p.Kind), Message: p.ENI + " is gone"}
 	}
 	switch p.Kind {
-	case Attach:
+	case plan.Attach:
 		return r.attach(ctx, p, k)
-	case Assign:
+	case plan.Assign:
 		return r.assign(ctx, p, k)
-	case Unassign:
+	case plan.Unassign:
 		return r.unassign(ctx, p, k)
-	case Detach:
+	case plan.Detach:
 		return r.detach(ctx, k)
-	case Delete:
+	case plan.Delete:
 		return r.delete(ctx, k)
-	case Retag:
-		return r.retag(ctx, k)
+	case plan.Retag:
+		return r.tag(ctx, k)
 	default:
 		return fmt.Errorf("no such step: %v", p.Action)
 	}
@@ -75,10 +69,10 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if p.hold == nil { // resumed
-		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.weight())
+		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
-	err := around(Create, func() (err error) {
+	err := around(plan.Create, func() (err error) {
 		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
 		return err
 	})
@@ -86,68 +80,57 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		return err
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
-	if err := r.view.fitsCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
+	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
-	if err := r.cfg.fitsOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).things(), host(made.Primary))); err != nil {
+	if err := r.cfg.checkOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).held(), host(made.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
-	p.hold.end(p.weight())
+	p.hold.end(p.Weight())
 	k := newKnown(made)
 	if len(k.Tags) == 0 { // a reply may leave them out
 		k.Tags = p.intent.Request.Tags
 	}
 	k.replied = r.cfg.Clock.Now()
-	k.give(made.Addresses, made.Prefixes, k.replied)
+	k.assigned(made.Addresses, made.Prefixes, k.replied)
 	r.view.enis[made.ID] = k
 	return nil
-}
-
-// weight is how many addresses of the subnet an action takes or gives back. A
-// new ENI takes one for itself.
-func (a Action) weight() int {
-	n := a.Addresses + a.Prefixes*ipam.PrefixAddresses
-	if a.Kind == Create {
-		n++
-	}
-	return n
 }
 
 // attach needs no waiting: the addresses become assignable when the data path
 // reports the link.
 func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	var id string
-	err := around(Attach, func() (err error) {
+	err := around(plan.Attach, func() (err error) {
 		id, err = r.cfg.Cloud.AttachENI(ctx, k.ID, r.cfg.InstanceID, p.Index)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := r.view.fitsAttached(k, id); err != nil {
+	if err := r.view.checkAttached(k, id); err != nil {
 		return err
 	}
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.Status, k.replied, k.unsure = "in-use", r.cfg.Clock.Now(), false
-	r.replied, r.abandoned = k.replied, 0
+	k.Status, k.replied, k.attachUnresolved = "in-use", r.cfg.Clock.Now(), false
+	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
-	return r.published(ctx)
-}
-
-// published is publish for steps that are done whether or not it is recorded.
-func (r *Reconciler) published(ctx context.Context) error {
-	_ = r.publish(ctx) // logged; the next change or observation records it
+	r.publishLater(ctx)
 	return nil
 }
+
+// publishLater is publish for steps that are done whether or not it is recorded:
+// a failure is logged, and the next change or observation records it.
+func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	var addrs []netip.Addr
 	var prefixes []netip.Prefix
-	err := around(Assign, func() (err error) {
+	err := around(plan.Assign, func() (err error) {
 		if p.Prefixes > 0 {
 			prefixes, err = r.cfg.Cloud.AssignPrefixes(ctx, k.ID, p.Prefixes)
 		} else {
@@ -159,22 +142,23 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
-	if err := r.view.fitsAssigned(k, addrs, prefixes, subnet); err != nil {
+	if err := r.view.checkAssigned(k, addrs, prefixes, subnet); err != nil {
 		return err
 	}
 	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
-	if err := r.cfg.fitsOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.things()); err != nil {
+	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.held()); err != nil {
 		return err
 	}
-	p.hold.end(p.weight())
-	r.replied = r.cfg.Clock.Now()
-	k.give(addrs, prefixes, r.replied)
-	return r.published(ctx)
+	p.hold.end(p.Weight())
+	r.confidence.replied = r.cfg.Clock.Now()
+	k.assigned(addrs, prefixes, r.confidence.replied)
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	addrs, prefixes := split(p.things)
-	err := around(Unassign, func() error {
+	addrs, prefixes := split(p.withdrawn)
+	err := around(plan.Unassign, func() error {
 		if len(prefixes) > 0 {
 			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
 		}
@@ -183,22 +167,24 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
-	k.take(p.things, r.cfg.Clock.Now())
-	r.cfg.Subnets.returned(k.SubnetID, p.weight())
-	return r.published(ctx)
+	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
+	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) detach(ctx context.Context, k *known) error {
-	err := around(Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
+	err := around(plan.Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
 	if err != nil {
 		return err
 	}
 	at := *k.Attachment
 	at.Status = "detaching"
-	k.Attachment, k.replied, k.unsure = &at, r.cfg.Clock.Now(), false
-	delete(r.leaving, k.ID)
-	r.lookAt[k.ID] = k.replied.Add(time.Second)
-	return r.published(ctx)
+	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
+	delete(r.detaching, k.ID)
+	r.lookups.at[k.ID] = k.replied.Add(time.Second)
+	r.publishLater(ctx)
+	return nil
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
@@ -206,28 +192,27 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 		r.forget(k.ID)
 		return nil
 	}
-	err := around(Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
+	err := around(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+len(k.Addresses)+len(k.Prefixes)*ipam.PrefixAddresses)
+	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held())))
 	return nil
 }
 
 // forget ends all that is known of an ENI that is not attached.
 func (r *Reconciler) forget(id string) {
 	delete(r.view.enis, id)
-	delete(r.lookAt, id)
-	delete(r.unsure, id)
-	delete(r.leaving, id)
+	r.lookups.forget(id)
+	delete(r.detaching, id)
 	r.forgetIntent()
 }
 
-func (r *Reconciler) retag(ctx context.Context, k *known) error {
+func (r *Reconciler) tag(ctx context.Context, k *known) error {
 	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
-	if err := around(Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
+	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
 	k.Tags[TagInstanceID] = r.cfg.InstanceID

@@ -41,8 +41,8 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 				v.merge([]cloud.ENI{one, two, three}, unix(0), all)
 				v.merge(tt.listed, unix(1), all)
 				for id, k := range v.enis {
-					if k.double != (id == tt.double) {
-						t.Errorf("%s is double: %v", id, k.double)
+					if k.ambiguous != (id == tt.double) {
+						t.Errorf("%s is double: %v", id, k.ambiguous)
 					}
 				}
 				if k, ok := v.primary(); !ok || k.ID != tt.primary {
@@ -92,7 +92,7 @@ func TestENIsOfOtherInstances(t *testing.T) {
 	away.Attachment.InstanceID = "i-2"
 	r := &Reconciler{cfg: Config{InstanceID: "i-1"}}
 	var got []string
-	for _, e := range r.here([]cloud.ENI{mine, others, adopted, away, eniOf(5, "10.0.0.8")}) {
+	for _, e := range r.ofInstance([]cloud.ENI{mine, others, adopted, away, eniOf(5, "10.0.0.8")}) {
 		got = append(got, e.ID)
 	}
 	if want := []string{"eni-1", "eni-3", "eni-5"}; !slices.Equal(got, want) {

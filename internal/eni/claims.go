@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // An address belongs to one ENI, and an ENI keeps its MAC and primary address
@@ -42,7 +43,7 @@ func claims(enis []cloud.ENI) []claim {
 
 // held are an ENI's addresses and prefixes for pods, IPv6 included.
 func held(e cloud.ENI) []netip.Prefix {
-	return ENI{Addresses: e.Addresses, Prefixes: e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes}.things()
+	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
 }
 
 // dispute is a claim that is not believed, as others have the thing too.
@@ -119,18 +120,18 @@ var unique = []sameness{
 
 // samePlace tells whether two that are attached have one device index.
 func samePlace(x, y *cloud.Attachment) bool {
-	return phaseOf(x) == Attached && phaseOf(y) == Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
+	return phaseOf(x) == plan.Attached && phaseOf(y) == plan.Attached && x.NetworkCard == y.NetworkCard && x.DeviceIndex == y.DeviceIndex
 }
 
 // arbitrate takes what is disputed out of the view. Before is what was known of
 // the ENIs before the listing.
 func (v *view) arbitrate(before []cloud.ENI) {
-	clear(v.oddities)
+	clear(v.contradictions)
 	now := make([]cloud.ENI, 0, len(v.enis))
 	for _, k := range v.list() {
-		k.disputed, k.double = 0, false
-		if k.misread != "" {
-			v.oddities[k.misread] = []string{k.ID}
+		k.disputed, k.ambiguous = 0, false
+		if k.contradiction != "" {
+			v.contradictions[k.contradiction] = []string{k.ID}
 		}
 		e := k.ENI
 		leaving := func(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
@@ -147,11 +148,11 @@ func (v *view) arbitrate(before []cloud.ENI) {
 		one := func(a netip.Addr) bool { return host(a) == d.thing }
 		k.Addresses, k.IPv6 = without(k.Addresses, one), without(k.IPv6, one)
 		k.Prefixes, k.IPv6Prefixes = without(k.Prefixes, is), without(k.IPv6Prefixes, is)
-		v.oddities[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
+		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
-		v.enis[id].double = true
-		v.oddities[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
+		v.enis[id].ambiguous = true
+		v.contradictions[id+" is listed with the MAC, primary address or device index of another ENI of the node"] = []string{id}
 	}
 }
 
@@ -163,33 +164,33 @@ func without[T any](list []T, gone func(T) bool) []T {
 // keepForLife has a listing of an ENI that is known change neither its MAC nor
 // its primary address.
 func (k *known) keepForLife(e *cloud.ENI) {
-	k.misread = ""
+	k.contradiction = ""
 	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
-		k.misread = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
+		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
 		e.MAC = k.MAC
 	}
 	if k.Primary.IsValid() && e.Primary.IsValid() && k.Primary != e.Primary {
-		k.misread = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
+		k.contradiction = fmt.Sprintf("%s is listed with the primary address %v, and has %v", k.ID, e.Primary, k.Primary)
 		e.Primary = k.Primary
 	}
 }
 
-// doubtListings tells once of what a listing says that cannot be true, and has
+// checkContradictions tells once of what a listing says that cannot be true, and has
 // the ENIs described again soon.
-func (r *Reconciler) doubtListings() {
+func (r *Reconciler) checkContradictions() {
 	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
-	for what, ids := range r.view.oddities {
-		if !r.odd[what] {
+	for what, ids := range r.view.contradictions {
+		if !r.contradicted[what] {
 			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
 		}
 		for _, id := range ids {
-			if r.lookAt[id].IsZero() {
-				r.lookAt[id] = soon
+			if r.lookups.at[id].IsZero() {
+				r.lookups.at[id] = soon
 			}
 		}
 	}
-	clear(r.odd)
-	for what := range r.view.oddities {
-		r.odd[what] = true
+	clear(r.contradicted)
+	for what := range r.view.contradictions {
+		r.contradicted[what] = true
 	}
 }

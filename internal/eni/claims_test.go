@@ -74,11 +74,11 @@ func TestListingChangesNoENIsIdentity(t *testing.T) {
 	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.Addresses, []netip.Addr{was.Addresses[0]}) {
 		t.Errorf("got %+v", k.ENI)
 	}
-	if len(v.oddities) != 1 {
-		t.Errorf("oddities %v, want what was listed", v.oddities)
+	if len(v.contradictions) != 1 {
+		t.Errorf("oddities %v, want what was listed", v.contradictions)
 	}
 	v.merge([]cloud.ENI{was}, unix(2), func(*known) bool { return true })
-	if len(v.oddities) > 0 {
-		t.Errorf("it is listed as it is, and still: %v", v.oddities)
+	if len(v.contradictions) > 0 {
+		t.Errorf("it is listed as it is, and still: %v", v.contradictions)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Config is what a Reconciler needs to know. Zero durations take the defaults
@@ -132,5 +133,5 @@ func (c *Config) withDefaults() error {
 // jitter spreads d over half to one and a half of it, so that nodes that
 // started together do not call together.
 func (c *Config) jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(c.Rand.Int64N(int64(d)+1))
+	return retry.Seeded(c.Rand, d)
 }

@@ -1,24 +1,44 @@
 // Package eni keeps one node's network interfaces as its warm-pool policy
-// wants them: observe what the cloud says, plan (pure), act. berthd runs it
-// for its own node, the operator for every node. It knows no Kubernetes and no
-// kernel; what it learns it publishes to a Node, which owns the addresses.
+// wants them: observe what the cloud says, plan, act. berthd runs it for its
+// own node, the operator for every node. It knows no Kubernetes and no kernel;
+// what it learns it publishes to a Node, which owns the addresses.
 //
-//	state.go       a node as a plan sees it
-//	plan.go        limits, policy and state to actions: growth; shrink.go: the rest
-//	view.go        what is known of the node's ENIs: listings, corrected by replies
-//	reconciler.go  one pass: observe, plan, act; and when to come back
-//	publish.go     what the node is told, and what it remembers for the next start
-//	observe.go     what follows from a listing of the node's ENIs
-//	instance.go    whether the instance is there, and what its type allows
-//	lister.go      who makes the listings: a node for itself, or a process for many
-//	subnets.go     free addresses of subnets, and what is set apart of them
-//	where.go       in which subnets new ENIs may be made, and how old counts may be
-//	groups.go      security groups by tags
-//	configure.go   other settings, and doubt, while it works
-//	step.go        what is recorded and withdrawn before the cloud is asked
-//	act.go         the changes at the cloud, each between two failpoints
-//	deletion.go    the change that no pass waits for: DeleteOnTermination
-//	trouble.go     what is done about each class of error
-//	excess.go      how long excess must persist
-//	orphans.go     ENIs left behind by instances that are no more
+// The loop:
+//
+//	reconciler.go      one pass: observe, plan, act, in this order of precedence
+//	timers.go          when the next pass is due
+//	plan/              what to do next, as a function of values
+//	step.go            what is recorded and withdrawn before the cloud is asked
+//	act.go             the changes at the cloud, each between two failpoints
+//	failures.go        what is done about each class of error
+//	observe.go         what follows from a listing of the node's ENIs
+//	publish.go         what the node is told, and what it remembers for the next start
+//	configure.go       other settings, and what other goroutines say meanwhile
+//	status.go          how the node does
+//
+// What it knows, each with the time at which it is due:
+//
+//	view.go            the node's ENIs: listings, corrected by replies
+//	claims.go          ... and which ENI has what is listed for several
+//	reply.go           ... and whether a reply can be true
+//	confidence.go      whether a plan may be made on the view, and published
+//	lookups.go         ENIs that are to be described singly
+//	instance.go        whether the instance exists and runs, and what its type allows
+//	presence.go        ... and how the cloud is asked for that
+//	retries.go         what waits after failures, and until when
+//	probe.go           ... and is tried before its time for a pod that came to wait
+//	outage.go          ... or because another node had an answer
+//	surplus.go         how long there has been more than the policy keeps
+//	attachrefusals.go  ENIs that the cloud refuses to attach
+//	subnetcounts.go    how old free counts may be
+//	termination.go     DeleteOnTermination, which no pass waits for
+//	committed.go       what is to leave where several processes may work for a node
+//	orphans.go         ENIs left behind by instances that are no more
+//
+// What nodes of a process share:
+//
+//	lister.go          who makes the listings: a node for itself, or a process for many
+//	subnets.go         free addresses of subnets, and what is set apart of them
+//	routes.go          which subnets have the same routes
+//	groups.go          security groups by tags
 package eni

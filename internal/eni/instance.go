@@ -1,171 +1,137 @@
 package eni
 
 import (
-	"context"
-	"fmt"
-	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// present tells whether a listing has the instance at all. A listing may trail
-// a new instance, so one without it says nothing; after two the instance is
-// asked for.
-func (r *Reconciler) present(ctx context.Context, l Listing) error {
-	if !r.passive {
-		return nil
+// instance is what is known of the instance itself: whether it exists and runs,
+// where it is, and what its type allows. An answer of the cloud may be of a
+// part of it that trails the others, so nothing follows from one that does not
+// know the instance: it is asked again after a while.
+type instance struct {
+	lag time.Duration // how long an answer may trail the truth
+
+	typ       string
+	typeKnown bool         // the cloud told the type, or the instance itself
+	limits    cloud.Limits // of the type, as of limitsOf
+	limitsOf  string       // the type whose limits the cloud told
+	zone, vpc string       // as the cloud says
+
+	missing      int       // listings in a row without its primary ENI
+	missingSince time.Time // as of when the first of them was
+	unknownSince time.Time // since when the cloud does not know it when asked; zero: it does
+	vanished     bool      // the cloud says that it is no more
+	stopped      bool      // ... that it does not run
+	uncertain    bool      // it may be stopped, or run again
+	suspectedAt  time.Time // when somebody last said so
+	askAt        time.Time // when it is asked for once more, as the last answer may trail; zero: it is not
+
+	suspected atomic.Bool // see Reconciler.CheckInstance
+}
+
+// applySuspicion takes up what CheckInstance said, and tells whether there was
+// something: what the last answer was matters no more.
+func (i *instance) applySuspicion(now time.Time) bool {
+	if !i.suspected.Swap(false) {
+		return false
 	}
-	if slices.ContainsFunc(l.ENIs, primary) {
-		if !r.absentAt.IsZero() {
-			r.absentAt, r.askAt = time.Time{}, time.Time{}
-		}
-		if r.missing > 0 || r.vanished {
-			r.missing, r.vanished = 0, false
-			r.heal(gateInstance)
-		}
-		return nil
+	i.uncertain, i.suspectedAt = true, now
+	return true
+}
+
+// listed takes a listing with the instance's primary ENI, and tells whether the
+// instance was missed before.
+func (i *instance) listed() (missed bool) {
+	if !i.unknownSince.IsZero() {
+		i.unknownSince, i.askAt = time.Time{}, time.Time{}
 	}
-	if r.missing++; r.vanished {
-		return nil
+	missed = i.missing > 0 || i.vanished
+	i.missing, i.vanished = 0, false
+	return missed
+}
+
+// unlisted takes a listing without it as of a moment, and tells whether the
+// instance is to be asked for. A listing may trail a new instance, so the first
+// says nothing.
+func (i *instance) unlisted(at time.Time) (ask bool) {
+	if i.missing++; i.missing == 1 {
+		i.missingSince = at
 	}
-	if r.missing == 1 {
-		r.missedAt = l.At
-	}
-	r.goAstray(r.cfg.Clock.Now())
-	if r.missing < 2 || l.At.Sub(r.missedAt) < r.cfg.Lag {
-		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
-	}
-	if !r.askAt.After(r.cfg.Clock.Now()) {
-		r.ask(ctx)
-	}
-	if b := r.gates[gateInstance]; b != nil {
-		return b.err
-	}
-	if !r.absentAt.IsZero() {
-		return &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: fmt.Sprintf("instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", r.cfg.InstanceID)}
-	}
-	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
+	return i.missing > 1 && at.Sub(i.missingSince) >= i.lag
 }
 
 // askDue tells whether the instance is to be asked for now: somebody doubts that
-// it runs, or the last answer may have trailed what happened.
-func (r *Reconciler) askDue(now time.Time) bool {
-	if !r.askAt.IsZero() {
-		return !r.askAt.After(now)
+// it runs, or the last answer may have trailed what happened. Waits: a failure
+// was not long ago.
+func (i *instance) askDue(now time.Time, waits bool) bool {
+	if !i.askAt.IsZero() {
+		return !i.askAt.After(now)
 	}
-	return (r.uncertain || r.stopped) && !r.closed(gateInstance, now)
+	return (i.uncertain || i.stopped) && !waits
 }
 
-// ask finds out whether the instance is there and runs. Nothing is changed
-// while it does not. An answer without it may be of a part of EC2 that trails
-// the others, so nothing follows from one: it is asked for again after Lag. So
-// may one that tells of no change right after somebody said that there was one.
-func (r *Reconciler) ask(ctx context.Context) {
-	start := r.cfg.Clock.Now()
-	r.askAt = time.Time{}
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	in, err := r.lister.Instance(call, r.cfg.InstanceID)
-	cancel()
-	absent := cloud.ClassOf(err) == cloud.Gone
-	gone := absent || err == nil && (in.State == "terminated" || in.State == "shutting-down")
-	halted := err == nil && (in.State == "stopped" || in.State == "stopping")
-	if gone {
-		r.told(Action{Kind: FindInstance}, nil, start)
-	} else {
-		r.told(Action{Kind: FindInstance}, err, start)
-	}
-	if absent && !r.absentStill(start) {
-		r.uncertain = true
-		return
-	}
-	if !absent && err == nil {
-		r.absentAt = time.Time{}
-	}
+// An instanceState is what an answer of the cloud tells of the instance.
+type instanceState int
+
+const (
+	instanceUnanswered instanceState = iota // an error: nothing follows
+	instanceUnknown                         // the cloud does not know it, and is asked once more
+	instanceGone
+	instanceStopped
+	instanceRuns
+)
+
+// answered takes the cloud's answer to a question that was asked at asked.
+func (i *instance) answered(in cloud.Instance, err error, asked time.Time) instanceState {
+	state := instanceRuns
+	i.askAt = time.Time{}
 	switch {
-	case gone:
-		r.vanished = true
-		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
-			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
+	case cloud.ClassOf(err) == cloud.Gone:
+		state = instanceGone
+		if i.unknownSince.IsZero() {
+			i.unknownSince = asked
+		}
+		if i.askAt = i.unknownSince.Add(i.lag); i.askAt.After(asked) {
+			state = instanceUnknown
+		}
 	case err != nil:
-		r.fail(gateInstance, FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start, r.waitAfter(gateInstance, cloud.ClassOf(err)))
-		r.uncertain = true // what was asked is not answered
-		return
-	case halted:
-		r.fail(gateInstance, FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
-			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.haltedRetry(start))
-	default:
-		r.heal(gateInstance)
+		state = instanceUnanswered
+	case in.State == "terminated" || in.State == "shutting-down":
+		state = instanceGone
+	case in.State == "stopped" || in.State == "stopping":
+		state = instanceStopped
 	}
-	if err == nil && in.Type != "" {
-		r.itype, r.typed = in.Type, true // a stopped instance may have been given another
+	if state == instanceUnknown || state == instanceUnanswered {
+		i.uncertain = true // what was asked is not answered
+		return state
 	}
+	if err == nil {
+		i.unknownSince = time.Time{}
+		if in.Type != "" {
+			i.typ, i.typeKnown = in.Type, true // a stopped instance may have been given another
+		}
+	}
+	i.vanished = i.vanished || state == instanceGone
+	halted := state == instanceStopped
 	// An answer that nothing has changed, so soon after somebody said that
 	// something has, may trail what happened.
-	if visible := r.suspectedAt.Add(r.cfg.Lag); halted == r.stopped && !gone && start.Before(visible) {
-		r.askAt = visible
+	if visible := i.suspectedAt.Add(i.lag); halted == i.stopped && state != instanceGone && asked.Before(visible) {
+		i.askAt = visible
 	}
-	r.uncertain, r.stopped = false, halted
+	i.uncertain, i.stopped = false, halted
+	return state
 }
 
-// absentStill notes that the cloud did not know the instance at now, and tells
-// whether that is so for long enough to believe it.
-func (r *Reconciler) absentStill(now time.Time) bool {
-	if r.absentAt.IsZero() {
-		r.absentAt = now
-	}
-	r.askAt = r.absentAt.Add(r.cfg.Lag)
-	return !r.askAt.After(now)
+// limitsKnown tells whether what the type allows was asked.
+func (i *instance) limitsKnown() bool { return i.limitsOf != "" && i.limitsOf == i.typ }
+
+// learned takes the limits of a type.
+func (i *instance) learned(typ string, l cloud.Limits) {
+	i.typ, i.typeKnown, i.limitsOf, i.limits = typ, true, typ, l
 }
 
-// haltedRetry is when a stopped instance is asked for again, should nobody say
-// that it runs: nodes of one process do so in the same moment, by shared calls.
-func (r *Reconciler) haltedRetry(now time.Time) time.Duration {
-	if !r.passive {
-		return r.cfg.jitter(r.cfg.SlowRetry)
-	}
-	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
-}
-
-// limitsKnown tells whether what the instance type allows is known.
-func (r *Reconciler) limitsKnown() bool {
-	return r.cfg.Limits != cloud.Limits{} || r.limitsOf != "" && r.limitsOf == r.itype
-}
-
-func (r *Reconciler) limitsDue(now time.Time) bool {
-	return !r.limitsKnown() && !r.closed(gateLimits, now)
-}
-
-// learn asks what the instance type allows, and first for the type, unless the
-// cloud has told that: who asks for ENIs does not decide how many there may be.
-func (r *Reconciler) learn(ctx context.Context) bool {
-	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
-	defer cancel()
-	itype := r.itype
-	var err error
-	if !r.typed || itype == "" {
-		var in cloud.Instance
-		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
-			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
-		} else {
-			r.itype, r.typed = in.Type, in.Type != ""
-		}
-		itype = in.Type
-	}
-	var l cloud.Limits
-	if err == nil {
-		if l, err = r.cfg.Cloud.Limits(call, itype); err != nil {
-			err = fmt.Errorf("limits of instance type %q: %w", itype, err)
-		}
-	}
-	now := r.cfg.Clock.Now()
-	r.told(Action{Kind: FindLimits}, err, start)
-	if err != nil {
-		r.fail(gateLimits, FindLimits, err, now, r.waitAfter(gateLimits, cloud.ClassOf(err)))
-		return true
-	}
-	r.itype, r.typed, r.limitsOf, r.limits = itype, true, itype, l
-	r.heal(gateLimits)
-	return true
-}
+// due is when the instance is asked for once more.
+func (i *instance) due(now time.Time) time.Time { return earliest(now, i.askAt) }

@@ -123,7 +123,7 @@ func (inv Inventory) validate() error {
 		if e.DeviceIndex < 0 {
 			return fmt.Errorf("enis: %s: deviceIndex %d: want a number from 0", e.ID, e.DeviceIndex)
 		}
-		for _, p := range e.things() {
+		for _, p := range e.held() {
 			if !p.IsValid() || p != p.Masked() {
 				return fmt.Errorf("enis: %s: %v is no address or aligned prefix", e.ID, p)
 			}
@@ -149,13 +149,18 @@ func (inv Inventory) validate() error {
 	return nil
 }
 
-// things are all that the ENI holds for pods, addresses as prefixes of full length.
-func (e ENI) things() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(e.Addresses)+len(e.Prefixes)+len(e.IPv6)+len(e.IPv6Prefixes))
-	for _, a := range slices.Concat(e.Addresses, e.IPv6) {
-		out = append(out, host(a))
+// held are all that the ENI holds for pods, addresses as prefixes of full length.
+func (e ENI) held() []netip.Prefix {
+	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
+}
+
+// hosts are addresses as prefixes.
+func hosts(addrs []netip.Addr) []netip.Prefix {
+	out := make([]netip.Prefix, len(addrs))
+	for i, a := range addrs {
+		out[i] = host(a)
 	}
-	return append(append(out, e.Prefixes...), e.IPv6Prefixes...)
+	return out
 }
 
 // host is an address as a prefix.

@@ -25,15 +25,15 @@ type Part int
 // The parts.
 const (
 	OnInstance Part = 1 << iota
-	Off             // detached ones of ours that carry the instance's ID
+	Detached        // detached ones of ours that carry the instance's ID
 
-	Whole = OnInstance | Off
+	Whole = OnInstance | Detached
 )
 
 // covers tells whether the listing would have an ENI, if that were as it was.
 func (l Listing) covers(k *known) bool {
 	if k.Attachment == nil {
-		return l.Of&Off != 0
+		return l.Of&Detached != 0
 	}
 	return l.Of&OnInstance != 0
 }
@@ -70,13 +70,13 @@ type Lister interface {
 
 // ownLister makes a call for everything: there is one node.
 type ownLister struct {
-	cfg   *Config
-	first cloud.Instance // as described, if it was; its type and place never change
-	off   bool           // what is detached was listed once
+	cfg            *Config
+	first          cloud.Instance // as described, if it was; its type and place never change
+	listedDetached bool           // what is detached was listed once
 }
 
 // List implements Lister. At a cold start, where many nodes may ask at once, it
-// lists what is on the instance only, until the reconciler has called listOff. The
+// lists what is on the instance only, until the reconciler has called listDetached. The
 // instance itself is described only while nobody told its type, and when a listing
 // lacks its primary ENI: it may not exist.
 func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l Listing, err error) {
@@ -95,8 +95,8 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 		}
 		o.first, l.ENIs = in, in.ENIs
 	}
-	if o.off {
-		off, err := o.listOff(ctx, instanceID)
+	if o.listedDetached {
+		off, err := o.listDetached(ctx, instanceID)
 		if err != nil {
 			return Listing{}, err
 		}
@@ -106,15 +106,15 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 	return l, nil
 }
 
-// listOff lists the detached ENIs of ours that carry the instance's ID.
-func (o *ownLister) listOff(ctx context.Context, instanceID string) (Listing, error) {
-	l := Listing{At: o.cfg.Clock.Now(), Of: Off}
+// listDetached lists the detached ENIs of ours that carry the instance's ID.
+func (o *ownLister) listDetached(ctx context.Context, instanceID string) (Listing, error) {
+	l := Listing{At: o.cfg.Clock.Now(), Of: Detached}
 	mine := map[string]string{TagCluster: o.cfg.Cluster, TagInstanceID: instanceID}
 	var err error
 	if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: mine}); err != nil {
 		return Listing{}, fmt.Errorf("list detached ENIs of %s: %w", instanceID, err)
 	}
-	o.off = true
+	o.listedDetached = true
 	return l, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Node is the side that owns the addresses: the node's own allocator in node
@@ -19,16 +20,19 @@ type Node interface {
 	// addresses are given back. It must be durable, if it is to be, on return;
 	// an error is logged, and fails the step that needed it recorded.
 	Publish(ctx context.Context, inv Inventory) error
+	// ObserveFailed says that the cloud could not be observed: what was published
+	// before, or stored, is all that is known. It must be quick.
+	ObserveFailed(err error)
 	// Withdraw takes up to so many free addresses and prefixes of an ENI out of
-	// use and returns those. Fewer, or none yet, is no error: the reconciler
-	// comes back.
-	Withdraw(eni string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix)
-	// RestoreAddresses ends Withdraw, as the cloud still has them assigned.
-	RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix)
+	// use and returns those, addresses as prefixes of full length. Fewer, or none
+	// yet, is no error: the reconciler comes back.
+	Withdraw(eni string, want cloud.Amount) []netip.Prefix
+	// RestoreWithdrawn ends Withdraw, as the cloud still has them assigned.
+	RestoreWithdrawn(withdrawn []netip.Prefix)
 	// WithdrawENI takes a whole ENI out of use and tells whether it could: not
 	// while one of its addresses is used or cooling. An inventory without it
 	// follows; one with it, later, means that it stays after all.
-	WithdrawENI(ctx context.Context, eni string) bool
+	WithdrawENI(eni string) bool
 }
 
 // Usage is what pods are doing with the published addresses.
@@ -40,8 +44,7 @@ type Usage struct {
 // ENIUsage is one ENI's part of it.
 type ENIUsage struct {
 	Used, Cooling int
-	FreeSingles   int // could be withdrawn now
-	FreePrefixes  int // could be withdrawn now
+	Free          cloud.Amount // could be withdrawn now
 }
 
 // Observer is told of everything the reconciler does, for metrics. Its methods
@@ -49,15 +52,15 @@ type ENIUsage struct {
 type Observer interface {
 	// Acted is called after each action or observation. The action names its
 	// subnet, also for Assign. The class is Unknown when err is nil.
-	Acted(a Action, class cloud.Class, err error, took time.Duration)
+	Acted(a plan.Action, class cloud.Class, err error, took time.Duration)
 	// Reconciled is called after each pass.
 	Reconciled(took time.Duration)
 }
 
 type silent struct{}
 
-func (silent) Acted(Action, cloud.Class, error, time.Duration) {}
-func (silent) Reconciled(time.Duration)                        {}
+func (silent) Acted(plan.Action, cloud.Class, error, time.Duration) {}
+func (silent) Reconciled(time.Duration)                             {}
 
 // Intent is an ENI creation that was decided on. The client token makes a
 // repeat of the same request return the ENI that the first one made, so it is

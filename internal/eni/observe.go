@@ -3,20 +3,11 @@ package eni
 import (
 	"cmp"
 	"context"
-	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
-
-// unsureAssign is an assignment whose reply was lost: it may have taken effect,
-// and a listing may trail that by Lag.
-type unsureAssign struct {
-	before map[netip.Prefix]bool
-	until  time.Time
-	made   bool // the ENI is new, and a listing may not have it yet
-}
 
 // observe lists everything of this node: the instance's ENIs, and detached
 // ones of ours. At the start of a node of its own process these are listed by
@@ -25,24 +16,24 @@ type unsureAssign struct {
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	l, err := r.heard, error(nil)
+	l, err := r.firstListing, error(nil)
 	switch {
-	case l.since(r.astrayAt, r.quietUntil, start.Add(-r.cfg.ListingInterval)):
-	case r.offUnknown() && !r.astray:
-		l, err = r.own.listOff(call, r.cfg.InstanceID)
+	case l.since(r.confidence.staleSince, r.confidence.observeNotBefore, start.Add(-r.cfg.ListingInterval)):
+	case r.detachedUnknown() && !r.confidence.viewStale:
+		l, err = r.own.listDetached(call, r.cfg.InstanceID)
 	default:
-		l, err = r.lister.List(call, r.cfg.InstanceID, r.astrayAt)
+		l, err = r.lister.List(call, r.cfg.InstanceID, r.confidence.staleSince)
 	}
 	cancel()
-	r.heard = Listing{}
+	r.firstListing = Listing{}
 	if err == nil {
-		if err = r.take(ctx, l); err != nil && r.confirmed.IsZero() && !r.passive {
-			r.heard = l
+		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && !r.passive {
+			r.firstListing = l
 		}
 	}
-	r.told(Action{Kind: Observe}, err, start)
+	r.acted(plan.Action{Kind: plan.Observe}, err, start)
 	if err != nil {
-		r.failObserve(err)
+		r.observeFailed(err)
 	}
 	return true
 }
@@ -50,75 +41,79 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 // Observed takes a listing that was made for many nodes, in the goroutine that
 // reconciles. One that is older than what is known is ignored.
 func (r *Reconciler) Observed(ctx context.Context, l Listing) {
-	if r.Ended() || l.At.Before(r.confirmed) || l.At.Before(r.astrayAt) || r.quietUntil.After(l.At) {
+	if r.Ended() || r.confidence.outdated(l.At) {
 		return
 	}
 	if err := r.take(ctx, l); err != nil {
-		r.failObserve(err)
+		r.observeFailed(err)
 	}
+}
+
+// observeFailed has the next observation wait, and tells the node.
+func (r *Reconciler) observeFailed(err error) {
+	r.retries.backOff(plan.Observe, err, r.cfg.Clock.Now())
+	r.cfg.Node.ObserveFailed(err)
 }
 
 // take draws the conclusions from a listing.
 func (r *Reconciler) take(ctx context.Context, l Listing) error {
-	if l.Of == Off {
-		r.takeOff(ctx, l)
+	if l.Of == Detached {
+		r.takeDetached(ctx, l)
 		return nil
 	}
-	if err := r.present(ctx, l); err != nil || r.vanished {
+	if err := r.present(ctx, l); err != nil || r.instance.vanished {
 		return err
 	}
-	if r.silent {
-		r.view.believe()
+	if r.confidence.publishHeld {
+		r.view.trustListings()
 	}
-	r.view.merge(r.here(l.ENIs), l.At, l.covers)
-	r.doubtListings()
-	r.zone, r.vpc = cmp.Or(l.Zone, r.zone), cmp.Or(l.VPCID, r.vpc)
+	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
+	r.checkContradictions()
+	r.instance.zone, r.instance.vpc = cmp.Or(l.Zone, r.instance.zone), cmp.Or(l.VPCID, r.instance.vpc)
 	if l.InstanceType != "" {
-		r.itype, r.typed = l.InstanceType, true
+		r.instance.typ, r.instance.typeKnown = l.InstanceType, true
 	}
-	if r.subnetUnknown() && !r.closed(gateSubnets, r.cfg.Clock.Now()) {
+	if r.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
 		if err := r.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err
 		}
 	}
-	if r.silent {
-		r.silent, r.quietUntil = false, time.Time{}
+	r.confidence.releasePublish()
+	r.retries.succeed(gateObserve)
+	if r.limitsDue(l.At) && r.confidence.confirmed.IsZero() {
+		r.findLimits(ctx)
 	}
-	r.heal(gateObserve)
-	if r.limitsDue(l.At) && r.confirmed.IsZero() {
-		r.learn(ctx)
+	next := r.cfg.Clock.Now()
+	if l.Of == Whole { // else the rest is due
+		next = next.Add(r.cfg.jitter(r.cfg.ListingInterval))
 	}
-	first := r.confirmed.IsZero()
-	r.confirmed, r.astray = l.At, false
-	if r.observeAt = r.cfg.Clock.Now(); l.Of == Whole { // else the rest is due
-		r.observeAt = r.observeAt.Add(r.cfg.jitter(r.cfg.ListingInterval))
-	}
+	first := r.confidence.observed(l.At, next)
 	if first && !r.cfg.NoCollection {
-		r.collectAt = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
+		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
 	for _, k := range r.view.list() {
-		if at, ok := r.lookAt[k.ID]; ok && !at.After(l.At) {
-			delete(r.lookAt, k.ID)
+		if at, ok := r.lookups.at[k.ID]; ok && !at.After(l.At) {
+			delete(r.lookups.at, k.ID)
 		}
-		r.settleLook(k.ID, l.At)
+		r.settle(k.ID, l.At)
 	}
-	r.takeUp(r.cfg.Clock.Now())
+	r.adoptCommitted(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
 	return nil
 }
 
-// takeOff draws the conclusions from a listing of what is detached.
-func (r *Reconciler) takeOff(ctx context.Context, l Listing) {
-	r.view.merge(r.here(l.ENIs), l.At, l.covers)
-	r.doubtListings()
-	r.heal(gateObserve)
-	r.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+// takeDetached draws the conclusions from a listing of what is detached.
+func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
+	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
+	r.checkContradictions()
+	r.retries.succeed(gateObserve)
+	r.confidence.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
 	_ = r.publish(ctx)
 }
 
-// here leaves out what is on another instance, whatever its device index, or was
+// ofInstance leaves out what is on another instance, whatever its device index, or was
 // made for another and is on none: it is not for this node to know.
-func (r *Reconciler) here(list []cloud.ENI) []cloud.ENI {
+func (r *Reconciler) ofInstance(list []cloud.ENI) []cloud.ENI {
 	return without(list, func(e cloud.ENI) bool {
 		if e.Attachment != nil {
 			return e.Attachment.InstanceID != r.cfg.InstanceID
@@ -128,84 +123,51 @@ func (r *Reconciler) here(list []cloud.ENI) []cloud.ENI {
 	})
 }
 
-// lookDue finds an ENI that is to be described singly now, the longest due
-// first: any, or one whose doubt keeps growth waiting.
-func (r *Reconciler) lookDue(now time.Time, urgent bool) (string, bool) {
-	var best string
-	for id, at := range r.lookAt {
-		if _, doubt := r.unsure[id]; urgent && !doubt {
-			continue
-		}
-		if !at.After(now) && (best == "" || at.Before(r.lookAt[best]) || at.Equal(r.lookAt[best]) && id < best) {
-			best = id
-		}
-	}
-	return best, best != ""
-}
-
-// look describes one ENI: to see a detachment end, or what a lost reply did.
-func (r *Reconciler) look(ctx context.Context, id string) bool {
+// lookUp describes one ENI.
+func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	start := r.cfg.Clock.Now()
 	call := ctx
-	if _, doubt := r.unsure[id]; doubt {
+	if r.lookups.blocksGrowth(id) {
 		call = cloud.WithPriority(ctx, cloud.Begun)
 	}
 	call, cancel := context.WithTimeout(call, r.cfg.CallTimeout)
 	defer cancel()
 	list, at, err := r.lister.Look(call, id)
-	r.told(Action{Kind: Observe, ENI: id}, err, start)
+	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
-		r.failObserve(err)
+		r.observeFailed(err)
 		return true
 	}
-	r.heal(gateObserve)
-	delete(r.lookAt, id)
-	list = without(r.here(list), func(e cloud.ENI) bool { return e.ID != id })
+	r.retries.succeed(gateObserve)
+	delete(r.lookups.at, id)
+	list = without(r.ofInstance(list), func(e cloud.ENI) bool { return e.ID != id })
 	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
-	r.doubtListings()
-	r.settleLook(id, at)
+	r.checkContradictions()
+	r.settle(id, at)
 	_ = r.publish(ctx)
 	return true
 }
 
-// settleLook draws the conclusions for one ENI from a listing that began at start.
-func (r *Reconciler) settleLook(id string, start time.Time) {
-	k, known := r.view.enis[id]
-	if u, ok := r.unsure[id]; ok {
-		effect := known && slices.ContainsFunc(k.things(), func(p netip.Prefix) bool { return !u.before[p] })
-		if effect || !known && !u.made || !start.Before(u.until) {
-			delete(r.unsure, id)
-		} else {
-			r.lookAt[id] = start.Add(time.Second)
+// settle draws the conclusions for one ENI from a listing as of a moment.
+func (r *Reconciler) settle(id string, at time.Time) {
+	k := r.view.enis[id]
+	r.lookups.seen(id, k, at)
+	attached := k != nil && k.phase() == plan.Attached
+	if since, ok := r.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
+		if k != nil {
+			k.attachUnresolved = false
+		}
+		if !attached || !r.shared() {
+			delete(r.detaching, id) // if it is still attached, publishing it gives it back
 		}
 	}
-	if known && k.phase() == Detaching {
-		r.lookAt[id] = start.Add(k.detachPoll(start))
-	}
-	if since, ok := r.leaving[id]; ok && (!known || k.phase() != Attached || start.Sub(since) >= r.cfg.Lag) {
-		if known {
-			k.unsure = false
-		}
-		if !known || k.phase() != Attached || !r.shared() {
-			delete(r.leaving, id) // if it is still attached, publishing it gives it back
-		}
-	}
-}
-
-// detachPoll is how long after a look at a detaching ENI the next follows:
-// detaching takes seconds, but may hang for hours.
-func (k *known) detachPoll(now time.Time) time.Duration {
-	if k.replied.IsZero() { // someone else's doing
-		return 10 * time.Second
-	}
-	return min(time.Minute, max(2*time.Second, now.Sub(k.replied)/4))
 }
 
 // VPCs are where the node's ENIs are: the instance's VPC, and that configured
 // for new ones if it is another; none while the instance's is not known. It is
 // called from the goroutine that reconciles.
 func (r *Reconciler) VPCs() []string {
-	own := r.vpc
+	own := r.instance.vpc
 	if k, ok := r.view.primary(); ok {
 		own = cmp.Or(k.VPCID, own)
 	}

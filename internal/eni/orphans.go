@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // ENIs that an instance left behind when it vanished in the middle of a change
@@ -21,15 +22,22 @@ import (
 // addresses of this node took precedence.
 const collectPause = 10 * time.Second
 
-func (r *Reconciler) collectDue(now time.Time) bool {
-	return !r.cfg.NoCollection && !r.collectAt.IsZero() && !r.collectAt.After(now) && !r.closed(gateCollect, now)
+// orphans is when a node looks for them, and what it has seen.
+type orphans struct {
+	at   time.Time // zero: never
+	seen Sightings // detached ENIs of others
 }
+
+func (o *orphans) collectDue(now time.Time) bool { return !o.at.IsZero() && !o.at.After(now) }
+
+// due is when to look next.
+func (o *orphans) due(now time.Time) time.Time { return earliest(now, o.at) }
 
 func (r *Reconciler) collect(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	r.collectAt = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
+	r.orphans.at = start.Add(r.cfg.jitter(r.cfg.CollectInterval))
 	c := Collector{
-		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans,
+		Cloud: r.cfg.Cloud, Cluster: r.cfg.Cluster, MinAge: r.cfg.OrphanAge, Seen: r.orphans.seen,
 		Alive: func(id string) bool { return id == r.cfg.InstanceID },
 		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
 	}
@@ -37,21 +45,20 @@ func (r *Reconciler) collect(ctx context.Context) {
 	defer cancel()
 	n, paused, err := c.Collect(call, start)
 	if paused {
-		r.collectAt = start.Add(collectPause)
+		r.orphans.at = start.Add(collectPause)
 	}
-	if due := r.orphans.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.collectAt) {
-		r.collectAt = due
+	if due := r.orphans.seen.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.orphans.at) {
+		r.orphans.at = due
 	}
-	r.told(Action{Kind: Collect}, err, start)
+	r.acted(plan.Action{Kind: plan.Collect}, err, start)
 	if err != nil {
-		class := cloud.ClassOf(err)
-		r.fail(gateCollect, Collect, err, r.cfg.Clock.Now(), r.waitAfter(gateCollect, class))
-		if class == cloud.Throttled || class == cloud.Transient {
-			r.collectAt = r.gates[gateCollect].until
+		r.retries.backOff(plan.Collect, err, r.cfg.Clock.Now())
+		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
+			r.orphans.at, _ = r.retries.until(gateCollect)
 		}
 		return
 	}
-	r.heal(gateCollect)
+	r.retries.succeed(gateCollect)
 	if n > 0 {
 		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", n)
 	}
@@ -94,7 +101,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 		if c.Pause != nil && c.Pause() {
 			return deleted, true, first
 		}
-		err := around(Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
+		err := around(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
 		switch class := cloud.ClassOf(err); {
 		case err == nil, class == cloud.Gone:
 			deleted++

@@ -24,7 +24,7 @@ type Outage struct {
 	over func()
 
 	mu     sync.Mutex         // guards all below; memory only
-	prober *Reconciler        // whose turn it is; nil: nobody's
+	prober *retries           // the node whose turn it is; nil: nobody's
 	last   time.Time          // when the last turn began, or ended
 	ended  map[gate]time.Time // when a probe last had an answer
 }
@@ -39,8 +39,8 @@ func NewOutage(over func()) *Outage {
 	return &Outage{over: over, ended: map[gate]time.Time{}}
 }
 
-// take gives r the turn to probe, if nobody has it and the last is long enough ago.
-func (o *Outage) take(r *Reconciler, now time.Time) bool {
+// take gives a node the turn to probe, if nobody has it and the last is long enough ago.
+func (o *Outage) take(t *retries, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	wait := probeGap
@@ -50,23 +50,23 @@ func (o *Outage) take(r *Reconciler, now time.Time) bool {
 	if !o.last.IsZero() && now.Before(o.last.Add(wait)) {
 		return false
 	}
-	o.prober, o.last = r, now
+	o.prober, o.last = t, now
 	return true
 }
 
-// leave ends the turn of r, if it has it.
-func (o *Outage) leave(r *Reconciler, now time.Time) {
+// leave ends the turn of a node, if it has it.
+func (o *Outage) leave(t *retries, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.prober == r {
+	if o.prober == t {
 		o.prober, o.last = nil, now
 	}
 }
 
-// answered notes what came of a call behind a gate, if r has the turn.
-func (o *Outage) answered(r *Reconciler, g gate, now time.Time) {
+// answered notes what came of a call behind a gate, if the node has the turn.
+func (o *Outage) answered(t *retries, g gate, now time.Time) {
 	o.mu.Lock()
-	mine := o.prober == r
+	mine := o.prober == t
 	if mine {
 		o.ended[g] = now
 	}
@@ -86,30 +86,30 @@ func (o *Outage) endedAfter(g gate, failed time.Time) bool {
 // away tells whether an error may be one of a cloud that is away.
 func away(class cloud.Class) bool { return class == cloud.Transient || class == cloud.Unknown }
 
-// heedOutage opens the gates that calls closed which a probe has shown to be
+// probeOutage opens the gates that calls closed which a probe has shown to be
 // answered again, and, if it is this node's turn to probe, all of them.
-func (r *Reconciler) heedOutage(now time.Time) {
+func (t *retries) probeOutage(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {
-		b := r.gates[g]
+		b := t.failed[g]
 		switch {
 		case b == nil || !b.until.After(now) || !away(b.class):
-		case r.cfg.Outage.endedAfter(g, b.at):
+		case t.cfg.Outage.endedAfter(g, b.at):
 			b.until = now
 		default:
 			shut = append(shut, b)
 		}
 	}
 	due := func(b *backoff) bool { return !b.probe.After(now) }
-	if !slices.ContainsFunc(shut, due) || r.cfg.Node.Usage().Waiting == 0 {
+	if !slices.ContainsFunc(shut, due) || t.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	mine := r.cfg.Outage.take(r, now)
+	mine := t.cfg.Outage.take(t, now)
 	for _, b := range shut {
 		if mine {
 			b.until = now
 		} else if due(b) {
-			b.probe = now.Add(r.cfg.jitter(probeAway))
+			b.probe = now.Add(t.cfg.jitter(probeAway))
 		}
 	}
 }

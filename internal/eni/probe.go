@@ -1,17 +1,13 @@
 package eni
 
-import (
-	"time"
-
-	"github.com/berthnet/berth/internal/cloud"
-)
+import "time"
 
 // probePause is between two probes of a node for pods that come to wait.
 const probePause = 10 * time.Second
 
-// probe is when what only a person can mend, and may have mended by now, is
+// podProbe is when what only a person can mend, and may have mended by now, is
 // tried before its time because a pod came to wait.
-type probe struct {
+type podProbe struct {
 	waiting int       // pods that waited when this was last looked at
 	last    time.Time // when the last one was
 	at      time.Time // when the next is; zero: none is due
@@ -19,7 +15,7 @@ type probe struct {
 
 // next tells whether to probe now, when so many pods wait: at once when there
 // are more than before, and not twice within the pause.
-func (p *probe) next(waiting int, now time.Time) bool {
+func (p *podProbe) next(waiting int, now time.Time) bool {
 	if waiting > p.waiting && p.at.IsZero() {
 		p.at = now
 		if again := p.last.Add(probePause); !p.last.IsZero() && again.After(now) {
@@ -40,20 +36,20 @@ func (p *probe) next(waiting int, now time.Time) bool {
 // probed are the gates that keep pods waiting.
 var probed = [...]gate{gateGrow, gateSubnets, gateLimits, gateObserve, gateInstance}
 
-// heedWaiters opens the gates that are closed for long until somebody mends
+// probeForPods opens the gates that are closed for long until somebody mends
 // what is wrong, such as a permission that lacks, if a pod came to wait since.
-func (r *Reconciler) heedWaiters(now time.Time) {
+func (t *retries) probeForPods(now time.Time) {
 	var shut []*backoff
 	for _, g := range probed {
-		if b := r.gates[g]; b != nil && b.until.After(now) && (b.class == cloud.Permission || b.class == cloud.Bug) {
+		if b := t.failed[g]; b != nil && b.until.After(now) && b.permanent() {
 			shut = append(shut, b)
 		}
 	}
 	if len(shut) == 0 {
-		r.probe.at = time.Time{}
+		t.podProbe.at = time.Time{}
 		return
 	}
-	if !r.probe.next(r.cfg.Node.Usage().Waiting, now) {
+	if !t.podProbe.next(t.cfg.Node.Usage().Waiting, now) {
 		return
 	}
 	for _, b := range shut {

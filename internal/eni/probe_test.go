@@ -3,7 +3,7 @@ package eni
 import "testing"
 
 func TestProbesArePaced(t *testing.T) {
-	var p probe
+	var p podProbe
 	for _, step := range []struct {
 		seconds, waiting int
 		want             bool

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
@@ -29,10 +30,10 @@ func (r *Reconciler) Seed(inv Inventory) {
 		return t
 	}
 	inv.At = past(inv.At)
-	r.replied = inv.At
+	r.confidence.replied = inv.At
 	// An instance may have been given another type since.
-	if r.limits == (cloud.Limits{}) && (!r.typed || inv.InstanceType == r.itype) {
-		r.limits, r.itype = inv.Limits, inv.InstanceType
+	if in := &r.instance; in.limits == (cloud.Limits{}) && (!in.typeKnown || inv.InstanceType == in.typ) {
+		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
 		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
@@ -43,7 +44,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		// last reply is followed by another.
 		if visible := inv.At.Add(r.cfg.Lag); now.Before(visible) {
 			k.replied = visible.Add(-r.cfg.Settle)
-			r.lookAt[e.ID] = visible
+			r.lookups.at[e.ID] = visible
 		}
 	}
 	for _, l := range inv.Leaving {
@@ -53,14 +54,14 @@ func (r *Reconciler) Seed(inv Inventory) {
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
 		r.view.enis[l.ENI] = k
-		r.lookAt[l.ENI] = now
+		r.lookups.at[l.ENI] = now
 	}
 	for _, rel := range inv.Releasing {
 		k := r.view.enis[rel.ENI]
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.things(), rel.Prefix) { // until a listing settles it, however long ago that was
+		if slices.Contains(k.held(), rel.Prefix) { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)
@@ -86,17 +87,17 @@ func (e ENI) cloudENI(c Config) cloud.ENI {
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.itype, Limits: r.limits, At: r.replied}
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.limits(), At: r.confidence.replied}
 	for _, k := range r.view.list() {
-		since, leaving := r.leaving[k.ID]
-		if k.phase() == Detaching {
+		since, leaving := r.detaching[k.ID]
+		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true
 		}
-		attached := leaving && k.phase() == Attached
+		attached := leaving && k.phase() == plan.Attached
 		if leaving && (r.view.fresh(since, now) || attached && r.shared()) {
 			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
 		}
-		if leaving || !r.ours(k) || k.phase() != Attached {
+		if leaving || !r.ours(k) || k.phase() != plan.Attached {
 			continue
 		}
 		e := ENI{
@@ -123,8 +124,8 @@ func (r *Reconciler) publish(ctx context.Context) error {
 	if r.Ended() {
 		return errors.New("record the inventory: the node was taken away")
 	}
-	if r.silent || r.doubted.Load() {
-		return errors.New("record the inventory: it is in doubt until EC2 was observed")
+	if err := r.confidence.mayPublish(); err != nil {
+		return fmt.Errorf("record the inventory: %w", err)
 	}
 	if err := r.cfg.Node.Publish(ctx, r.inventory()); err != nil {
 		if ctx.Err() == nil { // else it is the end of the program: the next one records it
@@ -139,21 +140,16 @@ func (r *Reconciler) publish(ctx context.Context) error {
 // failed, once a listing that cannot be older than the call still has them.
 func (r *Reconciler) restoreSettled() {
 	for _, k := range r.view.enis {
-		var addrs []netip.Addr
-		var prefixes []netip.Prefix
+		var back []netip.Prefix
 		for p, since := range k.releasing {
-			if r.confirmed.Sub(since) < r.cfg.Settle {
+			if r.confidence.confirmed.Sub(since) < r.cfg.Settle {
 				continue
 			}
 			delete(k.releasing, p)
-			if p.IsSingleIP() {
-				addrs = append(addrs, p.Addr())
-			} else {
-				prefixes = append(prefixes, p)
-			}
+			back = append(back, p)
 		}
-		if len(addrs)+len(prefixes) > 0 {
-			r.cfg.Node.RestoreAddresses(addrs, prefixes)
+		if len(back) > 0 {
+			r.cfg.Node.RestoreWithdrawn(back)
 		}
 	}
 }

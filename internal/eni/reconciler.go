@@ -4,72 +4,44 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Reconciler brings one node's ENIs to its policy. Reconcile (or Run) is
 // called by one goroutine at a time; Kick, Status and Seed by any.
 type Reconciler struct {
 	cfg    Config
-	kick   chan struct{}
-	roused chan struct{} // by Kick too, for who watches a step
+	kick   retry.Signal
+	needed retry.Signal // by Kick too, for the watch of a step
 
 	// What follows belongs to the goroutine in Reconcile.
-	view        *view
-	lister      Lister
-	own         *ownLister // the lister of a node of its own process; else nil
-	passive     bool       // someone else lists for repair
-	limits      cloud.Limits
-	itype       string
-	typed       bool                 // and that is sure: the cloud said so, or the instance itself
-	limitsOf    string               // the instance type of limits, once the cloud said
-	zone, vpc   string               // as the cloud says
-	replied     time.Time            // when a reply last gave the node something
-	confirmed   time.Time            // last full observation
-	heard       Listing              // the first of node mode, while what it takes besides fails
-	observeAt   time.Time            // when the next is due
-	lookAt      map[string]time.Time // ENIs to describe singly, and when
-	collectAt   time.Time
-	orphans     Sightings      // detached ENIs of others
-	pending     map[gate]*step // throttled steps: each comes next of its kind, as it was
-	astray      bool           // the cloud contradicted the view: nothing is planned before it was observed
-	astrayAt    time.Time      // since when
-	silent      bool           // in doubt: nothing is published before it was observed
-	quietUntil  time.Time      // in doubt: not observed before
-	missing     int            // listings in a row without the instance
-	missedAt    time.Time      // the first of them
-	vanished    bool           // the cloud says that the instance is no more
-	uncertain   bool           // the instance may be stopped
-	suspectedAt time.Time      // when somebody last said so
-	askAt       time.Time      // when the instance is asked for once more, as the last answer may trail; zero: it may not
-	absentAt    time.Time      // since when the cloud does not know the instance when asked; zero: it does
-	stopped     bool           // it is
-	unsure      map[string]unsureAssign
-	odd         map[string]bool      // what was told of listings that cannot be true
-	leaving     map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
-	subnetsAt   time.Time            // as of when free counts are known
-	recount     time.Time            // free counts must be newer
-	starved     bool                 // the node would grow if its subnets had room
-	refusedAt   time.Time            // until when no ENI is attached: the cloud said the instance is full
-	abandoned   int                  // ENIs in a row that could not be attached
-	retryAt     time.Time            // when a full subnet is worth another try
-	ways        wayKnown             // of the last plan
-	excess      excess
-	movable     excess               // 1 while an ENI is Movable
-	judged      *judgement           // of the last plan, while nothing changed since
-	deletions   map[string]*deletion // under way, by ENI
-	gates       map[gate]*backoff
-	probe       probe // of gates, for pods that wait
-	resumed     bool  // a stored intent was looked for
+	view    *view
+	lister  Lister
+	own     *ownLister // the lister of a node of its own process; else nil
+	passive bool       // someone else lists for repair
 
-	doubted   atomic.Bool     // see Doubt
-	suspected atomic.Bool     // see Suspect
-	life      context.Context // ends with End or Close
-	kill      context.CancelFunc
-	work      sync.WaitGroup // of Beside, where Run is used
+	confidence   confidence
+	lookups      lookups
+	instance     instance
+	retries      retries
+	counts       subnetCounts
+	attachments  attachments
+	surplus      surplus
+	orphans      orphans
+	detaching    map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
+	terminations terminations
+	evaluation   *evaluation     // of the last plan, while nothing changed since
+	firstListing Listing         // of node mode, while what it takes besides fails
+	contradicted map[string]bool // what was logged of listings that cannot be true
+	resumed      bool            // a stored intent was looked for
+
+	life context.Context // ends with End or Close
+	kill context.CancelFunc
+	work sync.WaitGroup // of Beside, where Run is used
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -81,20 +53,24 @@ func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
+	passive := cfg.Lister != nil
 	r := &Reconciler{
-		cfg: cfg, kick: make(chan struct{}, 1), roused: make(chan struct{}, 1), view: newView(cfg.Settle), limits: cfg.Limits, itype: cfg.InstanceType,
-		lookAt: map[string]time.Time{}, leaving: map[string]time.Time{}, unsure: map[string]unsureAssign{}, odd: map[string]bool{}, gates: map[gate]*backoff{},
-		pending: map[gate]*step{}, orphans: Sightings{}, astray: true, lister: cfg.Lister, passive: cfg.Lister != nil,
-		deletions: map[string]*deletion{},
+		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle), lister: cfg.Lister, passive: passive,
+		detaching: map[string]time.Time{}, contradicted: map[string]bool{}, terminations: terminations{},
 	}
+	r.confidence.viewStale = true
+	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
+	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
+	r.instance.lag, r.instance.limits, r.instance.typ = cfg.Lag, cfg.Limits, cfg.InstanceType
+	r.counts.shared, r.surplus.delay, r.orphans.seen = passive, cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Beside == nil {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
-	if !r.passive {
+	if !passive {
 		r.own = &ownLister{cfg: &r.cfg}
 		r.lister = r.own
-		r.typed = cfg.InstanceType != "" // of this very instance, as its metadata service says
+		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
 	return r, nil
 }
@@ -102,12 +78,8 @@ func New(cfg Config) (*Reconciler, error) {
 // Kick says that something may have to be done now: pods wait or went, a
 // withdrawal was confirmed. It never blocks.
 func (r *Reconciler) Kick() {
-	for _, c := range [...]chan struct{}{r.kick, r.roused} {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
+	r.kick.Set()
+	r.needed.Set()
 }
 
 // Run reconciles whenever kicked and whenever something is due, until ctx ends.
@@ -166,7 +138,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	}
 	r.report()
 	now := r.cfg.Clock.Now()
-	r.cfg.Outage.leave(r, now)
+	r.cfg.Outage.leave(&r.retries, now)
 	r.cfg.Observer.Reconciled(now.Sub(start))
 	return r.wake(now)
 }
@@ -177,60 +149,77 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 // and keeps nobody waiting, also while EC2 refuses it.
 func (r *Reconciler) next(ctx context.Context) bool {
 	now := r.cfg.Clock.Now()
-	r.judged = nil
-	r.heedDoubt(now)
-	r.heedSuspicion(now)
-	r.heedWaiters(now)
-	r.heedOutage(now)
-	r.takeDeletions(ctx)
-	if r.vanished {
+	r.evaluation = nil
+	r.takeNews(ctx, now)
+	if r.instance.vanished {
 		return false
 	}
-	r.relent(ctx)
-	blind, listing := r.closed(gateObserve, now), !r.passive && !r.observeAt.After(now)
-	if r.silent {
-		return !blind && !r.quietUntil.After(now) && r.observe(ctx)
+	r.cancelShrink(ctx)
+	mayObserve := !r.retries.closed(gateObserve, now)
+	if r.confidence.publishHeld {
+		return mayObserve && !r.confidence.observeNotBefore.After(now) && r.observe(ctx)
 	}
-	if p := r.again(now); p != nil {
-		if !r.renew(ctx, p, now) {
+	if p := r.retries.again(now); p != nil {
+		if !r.revalidate(ctx, p, now) {
 			p.hold.end(0)
 			return true
 		}
 		return r.try(ctx, p)
 	}
-	if r.astray {
-		return !blind && r.observe(ctx)
+	if r.confidence.viewStale {
+		return mayObserve && r.observe(ctx)
 	}
-	if id, ok := r.lookDue(now, true); ok && !blind {
-		return r.look(ctx, id)
+	if id, ok := r.lookups.next(now, true); ok && mayObserve {
+		return r.lookUp(ctx, id)
 	}
-	if r.acquaint(ctx, now) {
+	if r.learnPrerequisites(ctx, now) {
 		return true
 	}
 	if p := r.plan(ctx, now); p != nil {
 		return r.try(ctx, p)
 	}
-	if listing && !blind {
+	return r.tidy(ctx, now, mayObserve)
+}
+
+// tidy is the end of next: what keeps nobody waiting.
+func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
+	if !r.passive && !r.confidence.observeAt.After(now) && mayObserve {
 		return r.observe(ctx)
 	}
-	if id, ok := r.lookDue(now, false); ok && !blind {
-		return r.look(ctx, id)
+	if id, ok := r.lookups.next(now, false); ok && mayObserve {
+		return r.lookUp(ctx, id)
 	}
-	if r.collectDue(now) {
+	if !r.cfg.NoCollection && r.orphans.collectDue(now) && !r.retries.closed(gateCollect, now) {
 		r.collect(ctx)
 		return true
 	}
 	return false
 }
 
-// acquaint does what must be known before anything is planned, and tells
+// takeNews takes up what other goroutines said since the last step.
+func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
+	if r.confidence.applyInvalidation(now, r.cfg.Lag) {
+		if p := r.retries.throttled[gateShrink]; p != nil && !p.lost { // someone must say so again
+			delete(r.retries.throttled, gateShrink)
+		}
+	}
+	if r.instance.applySuspicion(now) {
+		r.retries.open(gateInstance, now)
+	}
+	r.retries.probeForPods(now)
+	r.retries.probeOutage(now)
+	r.takeTerminations(ctx)
+}
+
+// learnPrerequisites does what must be known before anything is planned, and tells
 // whether something was: limits, the instance's state, what the last process began.
-func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
+func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool {
 	switch {
-	case r.limitsDue(now) && r.learn(ctx):
-	case r.askDue(now):
-		r.ask(ctx)
-	case !r.resumed && !r.offUnknown():
+	case r.limitsDue(now):
+		r.findLimits(ctx)
+	case r.instance.askDue(now, r.retries.closed(gateInstance, now)):
+		r.askInstance(ctx)
+	case !r.resumed && !r.detachedUnknown():
 		r.resume()
 	default:
 		return false
@@ -238,51 +227,40 @@ func (r *Reconciler) acquaint(ctx context.Context, now time.Time) bool {
 	return true
 }
 
-// again takes the throttled step whose time has come, growth first.
-func (r *Reconciler) again(now time.Time) *step {
-	for _, g := range [...]gate{gateGrow, gateShrink, gateDelete, gateRepair} {
-		if p := r.pending[g]; p != nil && !r.closed(g, now) {
-			delete(r.pending, g)
-			return p
-		}
-	}
-	return nil
-}
-
 // plan picks the first step of the current plan whose way is open. What a step
 // of growth takes of a subnet is set apart in the moment in which it is chosen.
 func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
-	if !r.limitsKnown() || r.stopped {
+	if !r.limitsKnown() || r.instance.stopped {
 		return nil
 	}
-	if p := r.unfinished(ctx, now); p != nil {
+	if p := r.overdueRelease(ctx, now); p != nil {
 		return p
 	}
-	s, d, hold := r.decide(now)
-	r.starved = d.Starved
-	r.healUnwanted(d.Actions, now)
-	r.setDeletions(ctx, d.Actions, now)
-	for _, a := range d.Actions {
-		g := gateOf(a.Kind)
+	e, hold := r.decide(now)
+	r.counts.exhausted = e.plan.Exhausted
+	r.retries.forgetUnwanted(e.plan.Actions, r.counts.exhausted || r.growthWaits() || r.attachments.stuck(now), now)
+	r.setTerminations(ctx, e.plan.Actions, now)
+	for _, a := range e.plan.Actions {
+		g := gateOfKind[a.Kind]
 		if r.waits(a, now) {
 			continue
 		}
-		if g == gateGrow && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
+		if g == gateGrow && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
 			hold.end(0)
-			return &step{Action: Action{Kind: FindSubnets}, priority: cloud.Begun}
+			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
-		if a.Kind == Create {
-			ask, wait := r.routesMissing(r.ways, now)
+		if a.Kind == plan.Create {
+			ask, wait := r.routesMissing(e.routes, now)
 			if ask {
 				hold.end(0)
-				return &step{Action: Action{Kind: FindRoutes}, priority: cloud.Begun}
+				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
 			}
 			if wait {
 				continue
 			}
 		}
-		p := &step{Action: a, priority: r.priority(a, d), tidies: d.moves(a)}
-		if hold.is(a) {
+		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a)}
+		if hold.isFor(a) {
 			p.hold, hold = hold, nil
 		}
 		if r.prepare(ctx, p, now) {
@@ -292,69 +270,65 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		p.hold.end(0)
 	}
 	hold.end(0)
-	r.judged = &judgement{s, d}
+	r.evaluation = e
 	// A full subnet is asked about again, however little the plan can do.
-	if r.starved && r.subnetsStale(now) && !r.closed(gateSubnets, now) {
-		return &step{Action: Action{Kind: FindSubnets}}
+	if r.counts.exhausted && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
+		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
 	}
 	return nil
 }
 
-// offUnknown tells that it is not known yet what of the node is detached: there
+// detachedUnknown tells that it is not known yet what of the node is detached: there
 // may be an ENI already that can be attached in place of a new one.
-func (r *Reconciler) offUnknown() bool { return r.own != nil && !r.own.off }
+func (r *Reconciler) detachedUnknown() bool { return r.own != nil && !r.own.listedDetached }
 
-// judgement is a state and what the plan made of it.
-type judgement struct {
-	state    State
-	decision decision
+// evaluation is a state and what the plan made of it.
+type evaluation struct {
+	state  plan.State
+	plan   plan.Plan
+	routes routesKnown // what it knew of the subnets' routes
 }
 
-// judge tells what there is to say of the node now.
-func (r *Reconciler) judge(now time.Time) *judgement {
-	if r.judged != nil {
-		return r.judged
+// evaluate tells what there is to say of the node now.
+func (r *Reconciler) evaluate(now time.Time) *evaluation {
+	if r.evaluation != nil {
+		return r.evaluation
 	}
 	s := r.state(now)
-	s.Subnets = r.cfg.Subnets.States(now, r.relevant(), r.forNew())
-	r.mark(s.Subnets)
-	return &judgement{s, decide(r.limits, r.cfg.Policy, s)}
+	s.Subnets = r.cfg.Subnets.States(now, r.ownSubnets(), r.forNew())
+	routes := r.markRoutes(s.Subnets)
+	return &evaluation{s, plan.Make(r.limits(), r.cfg.Policy, s), routes}
 }
 
 // decide makes the plan and reserves what its first step of growth takes.
-func (r *Reconciler) decide(now time.Time) (s State, d decision, hold *reservation) {
-	s = r.state(now)
-	s.Release = r.excess.allow(Excess(r.limits, r.cfg.Policy, s), now, r.cfg.ShrinkDelay)
-	movable := 0
-	if Movable(r.limits, r.cfg.Policy, s) {
-		movable = 1
-	}
-	s.Moves = r.movable.allow(movable, now, r.cfg.ShrinkDelay) > 0
-	hold = r.cfg.Subnets.choose(now, r.relevant(), r.forNew(), func(list []SubnetState) (a Action, subnet string) {
-		s.Subnets = list
-		r.ways = r.mark(s.Subnets)
-		d = decide(r.limits, r.cfg.Policy, s)
-		for _, a := range d.Actions {
+func (r *Reconciler) decide(now time.Time) (e *evaluation, hold *reservation) {
+	e = &evaluation{state: r.state(now)}
+	r.surplus.allow(r.limits(), r.cfg.Policy, &e.state, now)
+	hold = r.cfg.Subnets.choose(now, r.ownSubnets(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
+		e.state.Subnets = list
+		e.routes = r.markRoutes(list)
+		e.plan = plan.Make(r.limits(), r.cfg.Policy, e.state)
+		for _, a := range e.plan.Actions {
 			switch a.Kind {
-			case Create:
+			case plan.Create:
 				return a, a.Subnet
-			case Assign:
+			case plan.Assign:
 				return a, r.view.enis[a.ENI].SubnetID
 			}
 		}
-		return Action{}, ""
+		return plan.Action{}, ""
 	})
-	return s, d, hold
+	return e, hold
 }
 
 // priority is that of the call that an action makes: what is begun is finished
 // first, then the node that lacks the most begins.
-func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
+func priority(a plan.Action, p plan.Plan) cloud.Priority {
 	switch a.Kind {
-	case Attach, Retag:
+	case plan.Attach, plan.Retag:
 		return cloud.Begun
-	case Assign, Create:
-		return min(cloud.Priority(d.Needed), cloud.Begun-1)
+	case plan.Assign, plan.Create:
+		return min(cloud.Priority(p.Needed), cloud.Begun-1)
 	default:
 		return 0
 	}
@@ -362,51 +336,46 @@ func (r *Reconciler) priority(a Action, d decision) cloud.Priority {
 
 // waits tells whether an action of the plan is not for now. A new ENI waits until
 // it is known what is detached: that comes next.
-func (r *Reconciler) waits(a Action, now time.Time) bool {
-	g := gateOf(a.Kind)
-	return a.Kind == KeepWithVM || r.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == Create && r.offUnknown()
+func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
+	g := gateOfKind[a.Kind]
+	return a.Kind == plan.SetDeletion || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
 // before more addresses are asked for.
-func (r *Reconciler) growthWaits() bool { return len(r.unsure) > 0 || r.pending[gateGrow] != nil }
+func (r *Reconciler) growthWaits() bool {
+	return len(r.lookups.unresolved) > 0 || r.retries.throttled[gateGrow] != nil
+}
 
 // state is the view as a plan sees it.
-func (r *Reconciler) state(now time.Time) State {
+func (r *Reconciler) state(now time.Time) plan.State {
 	u := r.cfg.Node.Usage()
-	s := State{Waiting: u.Waiting, NoMoreENIs: r.refusedAt.After(now), PrimaryServes: r.cfg.UsePrimaryAddress}
+	s := plan.State{Waiting: u.Waiting, NoMoreENIs: r.attachments.full(now), PrimaryServes: r.cfg.UsePrimaryAddress}
 	for _, k := range r.view.list() {
 		if k.Attachment != nil && k.Attachment.NetworkCard != 0 {
 			continue // neither its device index nor the limits are those of the first card
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.Young = r.passive && e.Phase == Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		e.JustMade = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s
 }
 
 // ours tells whether an ENI may be changed and used.
-func (r *Reconciler) ours(k *known) bool { return !k.double && ours(k.ENI, r.cfg.Cluster) }
+func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && ours(k.ENI, r.cfg.Cluster) }
 
-func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
-	e := ENIState{
+func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
+	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.ENI), Ours: r.ours(k),
 		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Addresses:     len(k.Addresses), Prefixes: len(k.Prefixes), Withdrawn: len(k.releasing) + k.disputed,
-		Used: u.Used, Cooling: u.Cooling, FreeSingles: u.FreeSingles, FreePrefixes: u.FreePrefixes,
+		Amount:        amountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
+		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
-	if _, ok := r.leaving[k.ID]; ok && e.Phase == Attached {
-		e.Phase = Detaching // its detachment may be under way: no supply, and not asked for twice
-	}
-	for p := range k.releasing {
-		if p.IsSingleIP() {
-			e.Addresses--
-		} else {
-			e.Prefixes--
-		}
+	if _, ok := r.detaching[k.ID]; ok && e.Phase == plan.Attached {
+		e.Phase = plan.Detaching // its detachment may be under way: no supply, and not asked for twice
 	}
 	e.Refused = k.refusals >= attachTries
 	if k.Attachment != nil && k.Attachment.ID != "" {
@@ -414,48 +383,4 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) ENIState {
 		e.WrongTags = k.Tags[TagInstanceID] != r.cfg.InstanceID
 	}
 	return e
-}
-
-// idle is how long a reconciler rests that someone else wakes.
-const idle = 24 * time.Hour
-
-// wake tells how long nothing needs to be done.
-func (r *Reconciler) wake(now time.Time) time.Duration {
-	at := r.observeAt
-	if r.passive {
-		at = now.Add(idle)
-	}
-	if r.vanished {
-		return idle
-	}
-	if b := r.gates[gateObserve]; b != nil && !at.After(now) {
-		at = b.until
-	}
-	sooner := func(t time.Time) {
-		if t.After(now) && t.Before(at) {
-			at = t
-		}
-	}
-	for _, t := range r.lookAt {
-		sooner(t)
-	}
-	for _, b := range r.gates {
-		sooner(b.until)
-		sooner(b.probe)
-	}
-	for _, u := range r.unsure {
-		sooner(u.until)
-	}
-	sooner(r.excess.due(now, r.cfg.ShrinkDelay))
-	sooner(r.movable.due(now, r.cfg.ShrinkDelay))
-	sooner(r.collectAt)
-	sooner(r.refusedAt)
-	sooner(r.retryAt)
-	sooner(r.quietUntil)
-	sooner(r.probe.at)
-	sooner(r.askAt)
-	if r.starved {
-		sooner(r.subnetsAt.Add(r.subnetsAge()))
-	}
-	return max(0, at.Sub(now))
 }

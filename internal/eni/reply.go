@@ -16,40 +16,36 @@ import (
 // which. (That an assignment names as many as were asked for, and the right ENI,
 // is for the cloud's client to see.)
 
-// unfit is the error for a reply that does not fit; op is the cloud's name for
+// badReply is the error for a reply that does not fit; op is the cloud's name for
 // the action.
-func unfit(op, format string, args ...any) error {
+func badReply(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
 }
 
-// fitsAssigned judges the addresses and prefixes that a reply says were
+// checkAssigned judges the addresses and prefixes that a reply says were
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
-func (v *view) fitsAssigned(k *known, addrs []netip.Addr, prefixes []netip.Prefix, subnet netip.Prefix) error {
+func (v *view) checkAssigned(k *known, addrs []netip.Addr, prefixes []netip.Prefix, subnet netip.Prefix) error {
 	const op = "AssignPrivateIpAddresses"
-	things := slices.Clone(prefixes)
-	for _, a := range addrs {
-		things = append(things, host(a))
-	}
-	return fitsFree(op, k.ID, things, subnet, v.list())
+	return checkFree(op, k.ID, slices.Concat(prefixes, hosts(addrs)), subnet, v.list())
 }
 
-// fitsFree refuses things that are not of the subnet, or that one of others has.
+// checkFree refuses things that are not of the subnet, or that one of others has.
 // What is being released may have gone already, and come again.
-func fitsFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others []*known) error {
+func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others []*known) error {
 	for i, t := range things {
 		if subnet.IsValid() && (!subnet.Contains(t.Addr()) || t.Bits() < subnet.Bits()) {
-			return unfit(op, "%v for %s is not of its subnet, which has %v", brief(t), to, subnet)
+			return badReply(op, "%v for %s is not of its subnet, which has %v", brief(t), to, subnet)
 		}
 		if slices.ContainsFunc(things[:i], t.Overlaps) {
-			return unfit(op, "%v for %s is named twice", brief(t), to)
+			return badReply(op, "%v for %s is named twice", brief(t), to)
 		}
 		for _, k := range others {
 			if k.Primary.IsValid() && t.Contains(k.Primary) {
-				return unfit(op, "%v for %s is the primary address of %s", brief(t), to, k.ID)
+				return badReply(op, "%v for %s is the primary address of %s", brief(t), to, k.ID)
 			}
-			for _, has := range k.things() {
+			for _, has := range k.held() {
 				if _, leaving := k.releasing[has]; !leaving && has.Overlaps(t) {
-					return unfit(op, "%v for %s is of %s already", brief(t), to, k.ID)
+					return badReply(op, "%v for %s is of %s already", brief(t), to, k.ID)
 				}
 			}
 		}
@@ -57,60 +53,60 @@ func fitsFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others 
 	return nil
 }
 
-// fitsCreated judges an ENI that a reply says was created on a request for an
+// checkCreated judges an ENI that a reply says was created on a request for an
 // instance.
-func (v *view) fitsCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet netip.Prefix) error {
+func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet netip.Prefix) error {
 	const op = "CreateNetworkInterface"
 	k := newKnown(e)
 	switch {
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
-		return unfit(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
+		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
 	case len(e.Addresses) != q.Addresses || len(e.Prefixes) != q.Prefixes:
-		return unfit(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
+		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
-		return unfit(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
-	case e.Primary.IsValid() && slices.ContainsFunc(k.things(), func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
-		return unfit(op, "%s has its primary address for pods", e.ID)
+		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
+	case e.Primary.IsValid() && slices.ContainsFunc(k.held(), func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
+		return badReply(op, "%s has its primary address for pods", e.ID)
 	}
 	if len(e.Tags) > 0 { // a reply may leave them out
 		for _, name := range slices.Sorted(maps.Keys(q.Tags)) {
 			if e.Tags[name] != q.Tags[name] {
-				return unfit(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], q.Tags[name])
+				return badReply(op, "%s has the tag %s=%q, asked for %q", e.ID, name, e.Tags[name], q.Tags[name])
 			}
 		}
 	}
 	// A listing may have shown it while the call was repeated.
 	if old, ok := v.enis[e.ID]; ok && old.Tags[TagCreatedAt] != q.Tags[TagCreatedAt] {
-		return unfit(op, "%s was there before", e.ID)
+		return badReply(op, "%s was there before", e.ID)
 	}
 	others := slices.DeleteFunc(v.list(), func(o *known) bool { return o.ID == e.ID })
 	for _, o := range others {
 		if len(e.MAC) > 0 && bytes.Equal(e.MAC, o.MAC) {
-			return unfit(op, "%s has the MAC address of %s", e.ID, o.ID)
+			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)
 		}
 	}
-	things := k.things()
+	things := k.held()
 	if e.Primary.IsValid() {
 		things = append(things, host(e.Primary))
 	}
-	return fitsFree(op, e.ID, things, subnet, others)
+	return checkFree(op, e.ID, things, subnet, others)
 }
 
-// fitsOthers refuses things of a subnet that another node of the process has.
-func (c *Config) fitsOthers(op, to, subnet string, things []netip.Prefix) error {
+// checkOthers refuses things of a subnet that another node of the process has.
+func (c *Config) checkOthers(op, to, subnet string, things []netip.Prefix) error {
 	for _, t := range things {
 		if other := c.Elsewhere(subnet, t); other != "" {
-			return unfit(op, "%v for %s is of %s, which is another node's", brief(t), to, other)
+			return badReply(op, "%v for %s is of %s, which is another node's", brief(t), to, other)
 		}
 	}
 	return nil
 }
 
-// fitsAttached judges the ID of an attachment.
-func (v *view) fitsAttached(k *known, attachment string) error {
+// checkAttached judges the ID of an attachment.
+func (v *view) checkAttached(k *known, attachment string) error {
 	for _, o := range v.list() {
 		if o.ID != k.ID && o.Attachment != nil && o.Attachment.ID == attachment {
-			return unfit("AttachNetworkInterface", "the attachment %s of %s is that of %s", attachment, k.ID, o.ID)
+			return badReply("AttachNetworkInterface", "the attachment %s of %s is that of %s", attachment, k.ID, o.ID)
 		}
 	}
 	return nil

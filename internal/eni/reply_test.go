@@ -68,7 +68,7 @@ func TestRepliesToAssignments(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := aView()
-			wantUnfit(t, v.fitsAssigned(v.enis["eni-1"], tt.addrs, tt.prefixes, tt.subnet), tt.says)
+			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], tt.addrs, tt.prefixes, tt.subnet), tt.says)
 		})
 	}
 }
@@ -109,18 +109,18 @@ func TestRepliesToCreations(t *testing.T) {
 			e := eniOf(3, "10.0.0.30", "10.0.0.31")
 			e.Tags = map[string]string{TagCreatedAt: "now"}
 			tt.change(&e)
-			wantUnfit(t, aView().fitsCreated(e, q, "i-1", subnet1), tt.says)
+			wantUnfit(t, aView().checkCreated(e, q, "i-1", subnet1), tt.says)
 		})
 	}
 	v := aView()
 	shown := eniOf(3, "10.0.0.30", "10.0.0.31")
 	shown.Tags = q.Tags
 	v.enis["eni-3"] = newKnown(shown)
-	wantUnfit(t, v.fitsCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
+	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
 }
 
 func TestRepliesToAttachments(t *testing.T) {
 	v := aView()
-	wantUnfit(t, v.fitsAttached(v.enis["eni-2"], "attach-2"), "")
-	wantUnfit(t, v.fitsAttached(v.enis["eni-2"], "attach-1"), "that of eni-1")
+	wantUnfit(t, v.checkAttached(v.enis["eni-2"], "attach-2"), "")
+	wantUnfit(t, v.checkAttached(v.enis["eni-2"], "attach-1"), "that of eni-1")
 }

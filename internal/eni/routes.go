@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // A pod in a subnet whose routes are not those of the node's own may lack the
@@ -97,10 +98,10 @@ func (b *RouteBook) Refresh(ctx context.Context, vpc string) error {
 	return err
 }
 
-// chooses tells whether Berth is to choose among subnets by their routes, and
+// routesMatter tells whether Berth is to choose among subnets by their routes, and
 // what is compared: the VPC and the primary's subnet. A person who names subnets by ID
 // has chosen, and another VPC has no routes like the instance's.
-func (r *Reconciler) chooses(list []SubnetState) (vpc, home string, ok bool) {
+func (r *Reconciler) routesMatter(list []plan.Subnet) (vpc, home string, ok bool) {
 	n := 0
 	for _, s := range list {
 		if s.ForNew {
@@ -111,47 +112,47 @@ func (r *Reconciler) chooses(list []SubnetState) (vpc, home string, ok bool) {
 	if !found || n < 2 || len(r.cfg.SubnetIDs) > 0 {
 		return "", "", false
 	}
-	vpc, _ = r.place()
-	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.vpc)
+	vpc, _ = r.vpcAndZone()
+	return vpc, k.SubnetID, vpc != "" && vpc == cmp.Or(k.VPCID, r.instance.vpc)
 }
 
-// wayKnown is what a plan knew of the subnets' routes.
-type wayKnown struct {
+// routesKnown is what a plan knew of the subnets' routes.
+type routesKnown struct {
 	matters bool // there is a choice to make by them
 	known   bool // they were asked for once
 	fresh   bool // and not old
 }
 
-// mark notes of subnets that their routes are not the primary's, as far as known.
-func (r *Reconciler) mark(list []SubnetState) wayKnown {
-	vpc, home, ok := r.chooses(list)
+// markRoutes notes of subnets that their routes are not the primary's, as far as known.
+func (r *Reconciler) markRoutes(list []plan.Subnet) routesKnown {
+	vpc, home, ok := r.routesMatter(list)
 	if !ok {
-		return wayKnown{}
+		return routesKnown{}
 	}
 	routes, fresh := r.cfg.Routes.known(vpc)
 	for i := range list {
-		list[i].Apart = routes.table(list[i].ID) != routes.table(home)
+		list[i].OtherRoutes = routes.table(list[i].ID) != routes.table(home)
 	}
-	return wayKnown{true, !routes.at.IsZero(), fresh}
+	return routesKnown{true, !routes.at.IsZero(), fresh}
 }
 
 // routesMissing tells whether to ask for route tables before an ENI is made by
 // a plan that knew so much of them, and whether to wait with it.
-func (r *Reconciler) routesMissing(w wayKnown, now time.Time) (ask, wait bool) {
+func (r *Reconciler) routesMissing(w routesKnown, now time.Time) (ask, wait bool) {
 	if !w.matters || w.fresh {
 		return false, false
 	}
-	if !r.closed(gateRoutes, now) {
+	if !r.retries.closed(gateRoutes, now) {
 		return true, false
 	}
 	// Older ones do, and who may not ask goes on as if all were alike.
-	b := r.gates[gateRoutes]
-	hopeless := b.class == cloud.Permission || b.class == cloud.Bug || b.failures >= routesTries
+	b := r.retries.failed[gateRoutes]
+	hopeless := b.permanent() || b.failures >= routesTries
 	return false, !w.known && !hopeless
 }
 
 // findRoutes asks for the route tables of the VPC of new ENIs.
 func (r *Reconciler) findRoutes(ctx context.Context) error {
-	vpc, _ := r.place()
+	vpc, _ := r.vpcAndZone()
 	return r.cfg.Routes.Refresh(ctx, vpc)
 }

@@ -12,7 +12,7 @@ type Settings struct {
 	SubnetIDs  []string          // for new ENIs
 	SubnetTags map[string]string // choose subnets for new ENIs in VPC and zone
 	// AnySubnet: without SubnetIDs and SubnetTags every subnet of VPC and zone
-	// may have new ENIs (document 003, "ENI Creation"), rather than only the
+	// may have new ENIs (Cilium, "AWS ENI", "ENI Creation"), rather than only the
 	// primary ENI's.
 	AnySubnet bool
 	Groups    []string          // security groups of new ENIs

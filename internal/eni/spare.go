@@ -7,10 +7,10 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// contented tells whether the node has an address to give, and one for each pod
+// supplied tells whether the node has an address to give, and one for each pod
 // that waits until its data path is ready: what it still wants can wait for
 // nodes that have none.
-func (r *Reconciler) contented() bool {
+func (r *Reconciler) supplied() bool {
 	waiting, free := r.demand()
 	return free >= max(1, waiting)
 }
@@ -19,19 +19,19 @@ func (r *Reconciler) contented() bool {
 func (r *Reconciler) demand() (waiting, free int) {
 	u := r.cfg.Node.Usage()
 	for _, e := range u.ENIs {
-		free += e.FreeSingles + e.FreePrefixes
+		free += e.Free.Addresses + e.Free.Prefixes
 	}
 	return u.Waiting, free
 }
 
-// sparing is a context for the calls of one step: of a contented node that has a
+// sparing is a context for the calls of one step: of a supplied node that has a
 // process of its own they yield to those of others, until a pod comes to wait.
 // The step must be ended with done.
 func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done func()) {
-	if r.passive || !r.contented() {
+	if r.passive || !r.supplied() {
 		return ctx, func() {}
 	}
-	needed, done := r.until(func() bool { return !r.contented() })
+	needed, done := r.until(func() bool { return !r.supplied() })
 	return cloud.WithSpare(ctx, needed), done
 }
 
@@ -53,7 +53,7 @@ func (r *Reconciler) until(so func() bool) (came <-chan struct{}, done func()) {
 			select {
 			case <-over:
 				return
-			case <-r.roused:
+			case <-r.needed:
 			}
 		}
 		close(c)

@@ -11,19 +11,20 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // step is an action with everything its cloud call takes, so that a throttled
 // one can be made again exactly as it was.
 type step struct {
-	Action
-	things   []netip.Prefix // Unassign: what was withdrawn
-	intent   Intent         // Create
-	hold     *reservation   // Create, Assign: what is set apart of the subnet
-	priority cloud.Priority // of its call
-	tidies   bool           // Assign: no pod needs it, it is a move's
-	lost     bool           // Create: it was made, and the reply was lost
-	doubtful string         // Create: the ENI that a reply named which does not fit
+	plan.Action
+	withdrawn []netip.Prefix // Unassign: what was withdrawn
+	intent    Intent         // Create
+	hold      *reservation   // Create, Assign: what is set apart of the subnet
+	priority  cloud.Priority // of its call
+	tidies    bool           // Assign: no pod needs it, it is a move's
+	lost      bool           // Create: it was made, and the reply was lost
+	doubtful  string         // Create: the ENI that a reply named which does not fit
 }
 
 // prepare readies a step: what leaves is withdrawn from the node first, what is
@@ -31,30 +32,30 @@ type step struct {
 // after all, and now.
 func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 	switch p.Kind {
-	case Unassign:
+	case plan.Unassign:
 		return r.withdraw(ctx, p, now)
-	case Detach:
-		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+	case plan.Detach:
+		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false
 		}
-		r.leaving[p.ENI] = now
+		r.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
-			r.stay(ctx, p.ENI)
-			r.fail(gateShrink, Detach, err, now, r.cfg.SlowRetry)
+			r.cancelDetach(ctx, p.ENI)
+			r.retries.fail(plan.Detach, err, now, r.cfg.SlowRetry)
 			return false
 		}
-	case Assign:
+	case plan.Assign:
 		p.Subnet = r.view.enis[p.ENI].SubnetID
-	case Create:
+	case plan.Create:
 		groups, err := r.groups(ctx)
 		if err == nil {
-			p.intent = r.intend(p.Action, groups, now)
+			p.intent = r.newIntent(p.Action, groups, now)
 			if err = r.cfg.Intents.Save(p.intent); err != nil {
 				err = fmt.Errorf("record the intent to %v: %w", p.Action, err)
 			}
 		}
 		if err != nil {
-			r.fail(gateGrow, Create, err, now, r.waitAfter(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
+			r.retries.fail(plan.Create, err, now, r.retries.wait(gateGrow, cmp.Or(cloud.ClassOf(err), cloud.Bug)))
 			return false
 		}
 	}
@@ -65,99 +66,95 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 // cloud is asked to take them.
 func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool {
 	k := r.view.enis[p.ENI]
-	addrs, prefixes := r.cfg.Node.Withdraw(p.ENI, p.Addresses, p.Prefixes)
-	if k != nil { // the cloud takes no ENI's own address
-		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return a == k.Primary })
+	p.withdrawn = r.cfg.Node.Withdraw(p.ENI, p.Amount)
+	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
+		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == host(k.Primary) })
 	}
-	if k == nil || len(addrs)+len(prefixes) == 0 {
+	if k == nil || len(p.withdrawn) == 0 {
 		return false
 	}
-	for _, a := range addrs {
-		p.things = append(p.things, host(a))
-	}
-	p.things = append(p.things, prefixes...)
-	p.Addresses, p.Prefixes = len(addrs), len(prefixes)
-	for _, t := range p.things {
+	p.Amount = amountOf(p.withdrawn)
+	for _, t := range p.withdrawn {
 		k.releasing[t] = now
 		delete(k.added, t)
 	}
 	if err := r.publish(ctx); err != nil {
-		r.giveBack(p)
-		r.fail(gateShrink, Unassign, err, now, r.cfg.SlowRetry)
+		r.restoreWithdrawn(p)
+		r.retries.fail(plan.Unassign, err, now, r.cfg.SlowRetry)
 		return false
 	}
 	return true
 }
 
-// renew readies a throttled step for another try: it may have become pointless
+// revalidate readies a throttled step for another try: it may have become pointless
 // by what was observed since, and what is about to leave is recorded as of now.
-func (r *Reconciler) renew(ctx context.Context, p *step, now time.Time) bool {
-	if p.Kind == Create || p.Kind == FindSubnets || p.Kind == FindRoutes {
+func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) bool {
+	if p.Kind == plan.Create || p.Kind == plan.FindSubnets || p.Kind == plan.FindRoutes {
 		return true
 	}
 	k, ok := r.view.enis[p.ENI]
-	want := Attached
-	if p.Kind == Attach || p.Kind == Delete {
-		want = Detached
+	want := plan.Attached
+	if p.Kind == plan.Attach || p.Kind == plan.Delete {
+		want = plan.Detached
 	}
 	if !ok || k.phase() != want {
 		return false
 	}
 	switch p.Kind {
-	case Detach:
-		if !r.cfg.Node.WithdrawENI(ctx, p.ENI) {
+	case plan.Detach:
+		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing gave it back meanwhile, and pods came
 		}
-		r.leaving[p.ENI] = now
+		r.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil && r.shared() {
-			r.stay(ctx, p.ENI)
+			r.cancelDetach(ctx, p.ENI)
 			return false
 		}
-	case Unassign:
-		for _, t := range p.things {
+	case plan.Unassign:
+		for _, t := range p.withdrawn {
 			if _, ok := k.releasing[t]; !ok {
 				return false // a listing showed it gone
 			}
 			k.releasing[t] = now
 		}
 		if err := r.publish(ctx); err != nil && r.shared() {
-			r.giveBack(p)
+			r.restoreWithdrawn(p)
 			return false
 		}
 	}
 	return true
 }
 
-// relent ends a throttled step that would take what pods wait for by now.
-func (r *Reconciler) relent(ctx context.Context) {
-	p := r.pending[gateShrink]
+// cancelShrink ends a throttled step that would take what pods wait for by now.
+func (r *Reconciler) cancelShrink(ctx context.Context) {
+	p := r.retries.throttled[gateShrink]
 	if p == nil || r.shared() || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	delete(r.pending, gateShrink)
-	if p.Kind == Detach {
-		r.stay(ctx, p.ENI)
+	delete(r.retries.throttled, gateShrink)
+	if p.Kind == plan.Detach {
+		r.cancelDetach(ctx, p.ENI)
 	} else {
-		r.giveBack(p)
+		r.restoreWithdrawn(p)
 	}
 }
 
-// giveBack undoes withdraw, when the cloud surely took nothing. What is recorded
+// restoreWithdrawn undoes withdraw, when the cloud surely took nothing. What is recorded
 // for others to see is taken up again by the next plan.
-func (r *Reconciler) giveBack(p *step) {
+func (r *Reconciler) restoreWithdrawn(p *step) {
 	k := r.view.enis[p.ENI]
 	if k == nil {
 		return
 	}
-	for _, t := range p.things {
+	for _, t := range p.withdrawn {
 		delete(k.releasing, t)
 	}
-	r.cfg.Node.RestoreAddresses(split(p.things))
+	r.cfg.Node.RestoreWithdrawn(p.withdrawn)
 }
 
-// stay gives an ENI that was about to leave back to the node, by publishing it.
-func (r *Reconciler) stay(ctx context.Context, id string) {
-	delete(r.leaving, id)
+// cancelDetach gives an ENI that was about to leave back to the node, by publishing it.
+func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
+	delete(r.detaching, id)
 	_ = r.publish(ctx)
 }
 
@@ -173,6 +170,23 @@ func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) 
 	return addrs, prefixes
 }
 
+// amountOf counts things.
+func amountOf(things []netip.Prefix) (n cloud.Amount) {
+	for _, t := range things {
+		switch single := t.IsSingleIP(); {
+		case single && t.Addr().Is4():
+			n.Addresses++
+		case single:
+			n.IPv6++
+		case t.Addr().Is4():
+			n.Prefixes++
+		default:
+			n.IPv6Prefixes++
+		}
+	}
+	return n
+}
+
 // groups are the security groups of a new ENI: those configured by ID or tags,
 // else the primary's.
 func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
@@ -182,7 +196,7 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 	if len(r.cfg.GroupTags) > 0 {
 		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
 		defer cancel()
-		vpc, _ := r.place()
+		vpc, _ := r.vpcAndZone()
 		return r.cfg.Security.Find(ctx, vpc, r.cfg.GroupTags)
 	}
 	if k, ok := r.view.primary(); ok {
@@ -191,8 +205,8 @@ func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
 	return nil, nil
 }
 
-// intend writes the request for a new ENI: all tags and addresses in the one call.
-func (r *Reconciler) intend(a Action, groups []string, now time.Time) Intent {
+// newIntent writes the request for a new ENI: all tags and addresses in the one call.
+func (r *Reconciler) newIntent(a plan.Action, groups []string, now time.Time) Intent {
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
@@ -222,7 +236,7 @@ func (r *Reconciler) resume() {
 		return
 	}
 	q := intent.Request
-	r.pending[gateGrow] = &step{Action: Action{Kind: Create, Subnet: q.SubnetID, Index: intent.Index, Addresses: q.Addresses, Prefixes: q.Prefixes}, intent: intent, priority: cloud.Begun, lost: true}
+	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
 }
 
 func (r *Reconciler) forgetIntent() {

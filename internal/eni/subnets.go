@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // SubnetBook is what is known of the free addresses of subnets. One is shared
@@ -80,12 +81,7 @@ func (b *SubnetBook) takenSoFar() map[string]int {
 
 // selects tells whether a filter names a subnet, as it was last described.
 func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
-	for k, v := range f.Tags {
-		if s.Tags[k] != v {
-			return false
-		}
-	}
-	return (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
+	return plan.HasTags(s, f.Tags) && (len(f.IDs) == 0 || slices.Contains(f.IDs, s.ID)) && (f.VPCID == "" || f.VPCID == s.VPCID) && (f.Zone == "" || f.Zone == s.Zone)
 }
 
 // CIDR is a subnet's IPv4 block, if known.
@@ -123,27 +119,23 @@ func (b *SubnetBook) Learn(id string, cidr netip.Prefix) {
 	}
 }
 
-// choice picks of the subnets those that matter to a node, and those where its
-// new ENIs may be made.
-type choice func(cloud.Subnet) bool
-
 // States lists the subnets that matter to a node as its plan sees them, by ID.
-func (b *SubnetBook) States(now time.Time, relevant map[string]bool, forNew choice) []SubnetState {
+func (b *SubnetBook) States(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.states(now, relevant, forNew)
 }
 
 // states is States with b.mu held.
-func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew choice) []SubnetState {
-	var out []SubnetState
+func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+	var out []plan.Subnet
 	for _, id := range b.order {
 		e := b.all[id]
-		fit := forNew(e.Subnet)
+		fit := forNew.Has(e.Subnet)
 		if !fit && !relevant[id] {
 			continue
 		}
-		s := SubnetState{ID: id, Free: max(0, e.Free-e.reserved), NoPrefix: e.noPrefix.After(now), ForNew: fit}
+		s := plan.Subnet{ID: id, Free: max(0, e.Free-e.reserved), NoPrefix: e.noPrefix.After(now), ForNew: fit}
 		if e.fullUntil.After(now) {
 			s.Free = 0
 		}
@@ -156,14 +148,14 @@ func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew choi
 // answers in the same moment: of many nodes that choose at once, each counts
 // what those before it chose. pick makes no call; it answers with an action and
 // its subnet, or an empty one.
-func (b *SubnetBook) choose(now time.Time, relevant map[string]bool, forNew choice, pick func([]SubnetState) (Action, string)) *reservation {
+func (b *SubnetBook) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a, subnet := pick(b.states(now, relevant, forNew))
 	if subnet == "" {
 		return nil
 	}
-	h := b.hold(subnet, a.weight())
+	h := b.hold(subnet, a.Weight())
 	h.action = a
 	return h
 }
@@ -174,7 +166,7 @@ type reservation struct {
 	book   *SubnetBook
 	subnet string
 	n      int
-	action Action
+	action plan.Action
 	ended  bool
 }
 
@@ -190,8 +182,8 @@ func (b *SubnetBook) hold(subnet string, n int) *reservation {
 	return &reservation{book: b, subnet: subnet, n: n}
 }
 
-// is tells whether the reservation is for an action.
-func (h *reservation) is(a Action) bool { return h != nil && h.action == a }
+// isFor tells whether the reservation is for an action.
+func (h *reservation) isFor(a plan.Action) bool { return h != nil && h.action == a }
 
 // end ends it with how many addresses the call took. Only the first end counts.
 func (h *reservation) end(took int) {
@@ -207,7 +199,7 @@ func (h *reservation) end(took int) {
 	e := h.book.entry(h.subnet)
 	e.reserved -= h.n
 	e.taken += took
-	if e.Free != Unlimited {
+	if e.Free != plan.Unlimited {
 		e.Free = max(0, e.Free-took)
 	}
 	if took > 0 {
@@ -222,7 +214,7 @@ func (b *SubnetBook) Free() []cloud.Subnet {
 	defer b.mu.Unlock()
 	var out []cloud.Subnet
 	for _, id := range b.order {
-		if e := b.all[id]; e.Free != Unlimited {
+		if e := b.all[id]; e.Free != plan.Unlimited {
 			s := e.Subnet
 			s.Free = max(0, e.Free-e.reserved)
 			out = append(out, s)
@@ -235,7 +227,7 @@ func (b *SubnetBook) Free() []cloud.Subnet {
 func (b *SubnetBook) returned(id string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e, ok := b.all[id]; ok && e.Free != Unlimited {
+	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited {
 		e.Free += n
 	}
 }
@@ -267,7 +259,7 @@ func (b *SubnetBook) refused(id string, n int, now time.Time) (again time.Time) 
 func (b *SubnetBook) entry(id string) *subnetEntry {
 	e, ok := b.all[id]
 	if !ok {
-		e = &subnetEntry{Subnet: cloud.Subnet{ID: id, Free: Unlimited}}
+		e = &subnetEntry{Subnet: cloud.Subnet{ID: id, Free: plan.Unlimited}}
 		b.all[id] = e
 		i, _ := slices.BinarySearch(b.order, id)
 		b.order = slices.Insert(b.order, i, id)

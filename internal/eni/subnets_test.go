@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
 )
 
 // counting is a cloud whose count of free addresses is answered by the test.
@@ -59,5 +61,46 @@ func refresh(t *testing.T, b *SubnetBook, asked int, answer []cloud.Subnet) {
 	b.api = counting{answer: func() []cloud.Subnet { return answer }}
 	if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(asked)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Many nodes that plan at the same moment share what a subnet has.
+func TestReservationIsPartOfTheChoice(t *testing.T) {
+	b := NewSubnetBook(nil)
+	b.entry("s1").Free = 10
+	b.entry("s2").Free = 8
+	pick := func(list []plan.Subnet) (plan.Action, string) {
+		d := plan.Make(cloud.Limits{MaxENIs: 4, IPv4PerENI: 15}, ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 5, FirstInterfaceIndex: 1}, plan.State{
+			ENIs: []plan.ENI{{ID: "eni-0", Phase: plan.Attached, Primary: true, Ours: true}}, Subnets: list,
+		})
+		if len(d.Actions) == 0 {
+			return plan.Action{}, ""
+		}
+		return d.Actions[0], d.Actions[0].Subnet
+	}
+	all := plan.Candidates{IDs: []string{"s1", "s2"}}
+	var got []plan.Action
+	var holds []*reservation
+	for h := b.choose(unix(0), nil, all, pick); h != nil; h = b.choose(unix(0), nil, all, pick) {
+		holds = append(holds, h)
+		got = append(got, h.action)
+	}
+	want := []struct {
+		subnet    string
+		addresses int
+	}{{"s1", 5}, {"s2", 5}, {"s1", 3}, {"s2", 1}}
+	if len(got) != len(want) {
+		t.Fatalf("chose %v", got)
+	}
+	for i, w := range want {
+		if got[i].Subnet != w.subnet || got[i].Addresses != w.addresses {
+			t.Errorf("choice %d: %v, want %+v", i, got[i], w)
+		}
+	}
+	holds[0].end(0)
+	holds[0].end(6) // only the first end counts
+	holds[1].end(6)
+	if s1, s2 := b.entry("s1"), b.entry("s2"); s1.Free-s1.reserved != 6 || s2.Free-s2.reserved != 0 {
+		t.Errorf("left: %d, %d", s1.Free-s1.reserved, s2.Free-s2.reserved)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // view is what is known of one node's ENIs: the last listing, corrected by the
@@ -17,33 +18,41 @@ type view struct {
 	settle  time.Duration
 	enis    map[string]*known
 	deleted map[string]time.Time // ENIs that a reply said were deleted
-	// oddities are what listings say that cannot be true, with the ENIs concerned.
-	oddities map[string][]string
+	// contradictions are what listings say that cannot be true, with the ENIs concerned.
+	contradictions map[string][]string
 }
 
 // known is one ENI.
 type known struct {
 	cloud.ENI
-	described   bool                       // a listing had it; else it is as a reply, or what was stored, told
-	replied     time.Time                  // when a reply last changed its attachment or being
-	refusals    int                        // how often it was surely not attached, for what may be wrong with it
-	lost        time.Time                  // when a reply to attaching it was last lost
-	unsure      bool                       // attaching or detaching was asked for and the reply was lost
-	added       map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed     map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	releasing   map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed    int                        // addresses and prefixes listed for it that another may have
-	misread     string                     // what the last listing said of it that cannot be true
-	deletionDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	double      bool                       // listed with another's MAC, primary address or device index: left alone
+	described        bool                       // a listing had it; else it is as a reply, or what was stored, told
+	replied          time.Time                  // when a reply last changed its attachment or being
+	refusals         int                        // how often it was surely not attached, for what may be wrong with it
+	attachReplyLost  time.Time                  // when a reply to attaching it was last lost
+	attachUnresolved bool                       // attaching or detaching was asked for and the reply was lost
+	added            map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed          map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing        map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed         int                        // addresses and prefixes listed for it that another may have
+	contradiction    string                     // what the last listing said of it that cannot be true
+	terminationDue   time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
+	ambiguous        bool                       // listed with another's MAC, primary address or device index: left alone
 }
 
 func newView(settle time.Duration) *view {
-	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, oddities: map[string][]string{}}
+	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, contradictions: map[string][]string{}}
 }
 
 func newKnown(e cloud.ENI) *known {
 	return &known{ENI: e, added: map[netip.Prefix]time.Time{}, removed: map[netip.Prefix]time.Time{}, releasing: map[netip.Prefix]time.Time{}}
+}
+
+// trustListings makes listings the truth again over every reply so far.
+func (v *view) trustListings() {
+	for _, k := range v.enis {
+		clear(k.added)
+		k.replied = time.Time{}
+	}
 }
 
 // fresh tells whether a reply at t still outranks a listing.
@@ -102,7 +111,7 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 	}
 	k.ENI = e
 	held := map[netip.Prefix]bool{}
-	for _, p := range k.things() {
+	for _, p := range k.held() {
 		held[p] = true
 	}
 	for p := range k.releasing {
@@ -117,10 +126,10 @@ func (k *known) merge(e cloud.ENI, v *view, now time.Time) {
 // a listing says: the reply, but for what only a later listing can know.
 func (k *known) attached(listed cloud.ENI) (*cloud.Attachment, string) {
 	switch {
-	case k.phase() == Detaching && listed.Attachment == nil: // it is over
+	case k.phase() == plan.Detaching && listed.Attachment == nil: // it is over
 		return nil, listed.Status
-	case k.unsure && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
-		k.unsure = false
+	case k.attachUnresolved && phaseOf(listed.Attachment) != k.phase(): // the call whose reply was lost took effect
+		k.attachUnresolved = false
 		return listed.Attachment, listed.Status
 	case k.Attachment != nil && k.Attachment.ID == "" && listed.Attachment != nil: // as stored, without the ID
 		a := *listed.Attachment
@@ -158,21 +167,15 @@ func (k *known) prefixes(listed []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// things are the ENI's IPv4 addresses and prefixes for pods.
-func (k *known) things() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(k.Addresses)+len(k.Prefixes))
-	for _, a := range k.Addresses {
-		out = append(out, host(a))
-	}
-	return append(out, k.Prefixes...)
-}
+// isReleasing tells whether an address or prefix is on its way back.
+func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
 
-// give records what a reply assigned.
-func (k *known) give(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
-	for _, a := range addrs {
-		prefixes = append(prefixes, host(a))
-	}
-	for _, p := range prefixes {
+// held are the ENI's IPv4 addresses and prefixes for pods.
+func (k *known) held() []netip.Prefix { return slices.Concat(hosts(k.Addresses), k.Prefixes) }
+
+// assigned records what a reply assigned.
+func (k *known) assigned(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
+	for _, p := range slices.Concat(hosts(addrs), prefixes) {
 		k.added[p] = now
 		delete(k.removed, p)
 		delete(k.releasing, p)
@@ -180,8 +183,8 @@ func (k *known) give(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time)
 	k.Addresses, k.Prefixes = k.addresses(k.Addresses), k.prefixes(k.Prefixes)
 }
 
-// take records what a reply unassigned.
-func (k *known) take(things []netip.Prefix, now time.Time) {
+// unassigned records what a reply unassigned.
+func (k *known) unassigned(things []netip.Prefix, now time.Time) {
 	for _, p := range things {
 		k.removed[p] = now
 		delete(k.added, p)
@@ -191,16 +194,16 @@ func (k *known) take(things []netip.Prefix, now time.Time) {
 }
 
 // phase is where the ENI is on its way in or out.
-func (k *known) phase() Phase { return phaseOf(k.Attachment) }
+func (k *known) phase() plan.Phase { return phaseOf(k.Attachment) }
 
-func phaseOf(a *cloud.Attachment) Phase {
+func phaseOf(a *cloud.Attachment) plan.Phase {
 	switch {
 	case a == nil:
-		return Detached
+		return plan.Detached
 	case a.Status == "detaching" || a.Status == "detached":
-		return Detaching
+		return plan.Detaching
 	default:
-		return Attached
+		return plan.Attached
 	}
 }
 
@@ -221,7 +224,7 @@ func (v *view) list() []*known {
 // primary finds the ENI that came with the instance.
 func (v *view) primary() (*known, bool) {
 	for _, k := range v.enis {
-		if primary(k.ENI) && !k.double {
+		if primary(k.ENI) && !k.ambiguous {
 			return k, true
 		}
 	}

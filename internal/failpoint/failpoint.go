@@ -97,6 +97,17 @@ func Hit(name string) error {
 	return hit(name)
 }
 
+// Around makes a step between the failpoints name.before and name.after.
+func Around(name string, step func() error) error {
+	if err := Hit(name + ".before"); err != nil {
+		return err
+	}
+	if err := step(); err != nil {
+		return err
+	}
+	return Hit(name + ".after")
+}
+
 func hit(name string) error {
 	mu.Lock()
 	defer mu.Unlock()

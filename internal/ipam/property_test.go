@@ -191,7 +191,10 @@ func (x *machine) WithdrawGroup(t *rapid.T) {
 func (x *machine) Restore(t *rapid.T) {
 	id := x.group(t)
 	s, p := groupNet(id)
-	x.a.Restore(s, p)
+	for _, a := range s {
+		p = append(p, netip.PrefixFrom(a, a.BitLen()))
+	}
+	x.a.Restore(p)
 	g := x.m.groups[id]
 	if g == nil {
 		return

@@ -80,15 +80,16 @@ func (a *Allocator[K]) WithdrawGroup(id string) error {
 	return nil
 }
 
-// Restore makes withdrawn addresses and prefixes assignable again, as long
-// free as before.
-func (a *Allocator[K]) Restore(addrs []netip.Addr, prefixes []netip.Prefix) {
-	for _, addr := range addrs {
-		if e, ok := a.entries[addr]; ok && e.state == withdrawn {
-			a.move(e, free)
+// Restore makes withdrawn addresses (as prefixes of full length) and prefixes
+// assignable again, as long free as before.
+func (a *Allocator[K]) Restore(things []netip.Prefix) {
+	for _, p := range things {
+		if p.IsSingleIP() {
+			if e, ok := a.entries[p.Addr()]; ok && e.state == withdrawn {
+				a.move(e, free)
+			}
+			continue
 		}
-	}
-	for _, p := range prefixes {
 		for _, g := range a.groups {
 			if u, ok := g.prefixes[p.Masked()]; ok {
 				u.withdrawn = false

@@ -26,7 +26,7 @@ func TestOneAnswerWithoutTheInstance(t *testing.T) {
 		pass(minute)
 		for range 3 {
 			without.Store(1)
-			p.Suspect(n.name)
+			p.CheckInstance(n.name)
 			for range 60 {
 				pass(time.Second)
 				if s := n.last(); s.Vanished || s.LastError != "" {
@@ -39,7 +39,7 @@ func TestOneAnswerWithoutTheInstance(t *testing.T) {
 		}
 		without.Store(1000)
 		for i := 0; i < 5 && !n.last().Vanished; i++ { // a listing between two answers has it, and outranks them
-			p.Suspect(n.name)
+			p.CheckInstance(n.name)
 			pass(10 * time.Second)
 		}
 		if s, asked := n.last(), 1000-without.Load(); !s.Vanished || asked < 2 || asked > 10 {
@@ -66,7 +66,7 @@ func TestSuspicionOutlivesAFailure(t *testing.T) {
 		pass(minute)
 		for _, want := range []string{"", "stopped"} {
 			asked.Store(0)
-			p.Suspect(n.name)
+			p.CheckInstance(n.name)
 			pass(time.Second) // the first answer is that it runs
 			if want == "stopped" {
 				stopped.Store(1)

@@ -8,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // Config is what a Fleet needs to know. Zero durations take the defaults named.
@@ -42,7 +43,7 @@ type Node interface {
 type Observer interface {
 	// Acted is called after each action or observation of a node. The action
 	// names its subnet, also for Assign. The class is Unknown when err is nil.
-	Acted(node string, a eni.Action, class cloud.Class, err error, took time.Duration)
+	Acted(node string, a plan.Action, class cloud.Class, err error, took time.Duration)
 	// Listed is called after each full listing.
 	Listed(took time.Duration, err error)
 }

@@ -1,7 +1,7 @@
 // Package fleet works for the ENIs of many nodes in one process: one
 // eni.Reconciler a node, and what they share. It knows no Kubernetes.
 //
-//	fleet.go        what the operator calls: Set, Remove, Kick, Doubt, Suspect
+//	fleet.go        what the operator calls: Set, Remove, Kick, Invalidate, CheckInstance
 //	config.go       what a Fleet needs to know
 //	run.go          when which node is worked for, and what is done for all now and then
 //	member.go       one node: its reconciler and what is to be told to it
@@ -19,20 +19,21 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Fleet is the ENI allocator for all nodes. All methods may be called
 // concurrently.
 type Fleet struct {
-	cfg     Config
-	subnets *eni.SubnetBook
-	groups  *eni.GroupBook
-	routes  *eni.RouteBook
-	outage  *eni.Outage
-	holders *holders
-	sky     *observatory
-	wake    chan struct{} // something is due sooner than the scheduler knows
-	work    sync.WaitGroup
+	cfg         Config
+	subnets     *eni.SubnetBook
+	groups      *eni.GroupBook
+	routes      *eni.RouteBook
+	outage      *eni.Outage
+	holders     *holders
+	observatory *observatory
+	wake        retry.Signal // something is due sooner than the scheduler knows
+	work        sync.WaitGroup
 
 	mu      sync.Mutex // guards all below, and the fields of members that say so; memory only
 	ctx     context.Context
@@ -49,13 +50,13 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	f := &Fleet{
-		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: make(chan struct{}, 1),
+		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: retry.NewSignal(),
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
 	f.holders = newHolders()
 	f.outage = eni.NewOutage(f.kickAll)
-	f.sky = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
-	f.sky.had = f.holders.had
+	f.observatory = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
+	f.observatory.had = f.holders.had
 	return f, nil
 }
 
@@ -110,24 +111,24 @@ func (f *Fleet) Kick(name string) {
 	}
 }
 
-// Doubt says that what was published for a node may not be what the cloud has:
+// Invalidate says that what was published for a node may not be what the cloud has:
 // someone else wrote it. Nothing is published before the cloud was observed.
-func (f *Fleet) Doubt(name string) {
+func (f *Fleet) Invalidate(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
-		m.rec.Doubt()
+		m.rec.Invalidate()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
 }
 
-// Suspect says that a node's instance may have been stopped, or may run again:
+// CheckInstance says that a node's instance may have been stopped, or may run again:
 // the cloud is asked for its state, once.
-func (f *Fleet) Suspect(name string) {
+func (f *Fleet) CheckInstance(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if m := f.members[name]; m != nil {
-		m.rec.Suspect()
+		m.rec.CheckInstance()
 		f.sooner(m, f.cfg.Clock.Now())
 	}
 }
@@ -141,7 +142,7 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 		return cloud.Instance{}, ctx.Err()
 	case <-f.began:
 	}
-	in, err := f.sky.Instance(ctx, instanceID)
+	in, err := f.observatory.Instance(ctx, instanceID)
 	if err != nil {
 		return in, fmt.Errorf("describe instance %s: %w", instanceID, err)
 	}

@@ -182,13 +182,13 @@ func TestSuspectedInstanceIsAskedFor(t *testing.T) {
 		if s := n.last(); s.LastError != "" || asked.Load() != before {
 			t.Fatalf("%d calls for nothing: %+v", asked.Load()-before, s)
 		}
-		p.Suspect(n.name)
+		p.CheckInstance(n.name)
 		pass(5 * time.Second)
 		if s := n.last(); s.Class != cloud.Conflict || !strings.Contains(s.LastError, "stopped") || asked.Load() != before+1 {
 			t.Errorf("after %d calls: %+v", asked.Load()-before, s)
 		}
 		state.Store("running")
-		p.Suspect(n.name) // long before it is asked for again by itself
+		p.CheckInstance(n.name) // long before it is asked for again by itself
 		pass(5 * time.Second)
 		if s := n.last(); s.LastError != "" || asked.Load() != before+2 {
 			t.Errorf("once it runs, after %d calls: %+v", asked.Load()-before, s)
@@ -388,7 +388,7 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 		pass(minute)
 		for _, next := range []string{"stopped", "running"} {
 			before := asked.Load()
-			p.Suspect(n.name)
+			p.CheckInstance(n.name)
 			pass(time.Second)
 			state.Store(next)
 			pass(10 * time.Second)
@@ -397,7 +397,7 @@ func TestSuspicionOutlivesATrailingAnswer(t *testing.T) {
 			}
 		}
 		before := asked.Load()
-		p.Suspect(n.name) // for nothing
+		p.CheckInstance(n.name) // for nothing
 		pass(10 * time.Second)
 		if got := asked.Load() - before; got != 2 {
 			t.Errorf("%d calls, want 2", got)

@@ -122,7 +122,7 @@ func (w *writer) Usage() eni.Usage {
 			case w.used[a]:
 				of.Used++
 			case !w.withdrawn[a]:
-				of.FreeSingles++
+				of.Free.Addresses++
 			}
 		}
 		u.ENIs[e.ID] = of
@@ -139,7 +139,7 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	}
 	if w.seen != w.version {
 		w.seen = w.version
-		w.fleet().Doubt(w.name)
+		w.fleet().Invalidate(w.name)
 		return errConflict
 	}
 	w.version++
@@ -194,26 +194,30 @@ func (w *writer) Committed() (out []eni.Release) {
 	return out
 }
 
+// ObserveFailed implements eni.Node.
+func (*writer) ObserveFailed(error) {}
+
 // Withdraw implements eni.Node.
-func (w *writer) Withdraw(id string, addresses, _ int) (out []netip.Addr, _ []netip.Prefix) {
+func (w *writer) Withdraw(id string, want cloud.Amount) (out []netip.Prefix) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range w.inv.ENIs {
 		for _, a := range e.Addresses {
-			if e.ID == id && a != e.PrimaryIPv4 && len(out) < addresses && !w.used[a] && !w.withdrawn[a] {
+			if e.ID == id && a != e.PrimaryIPv4 && len(out) < want.Addresses && !w.used[a] && !w.withdrawn[a] {
 				w.withdrawn[a] = true
-				out = append(out, a)
+				out = append(out, netip.PrefixFrom(a, a.BitLen()))
 			}
 		}
 	}
-	return out, nil
+	return out
 }
 
-// RestoreAddresses implements eni.Node.
-func (w *writer) RestoreAddresses(addrs []netip.Addr, _ []netip.Prefix) {
+// RestoreWithdrawn implements eni.Node.
+func (w *writer) RestoreWithdrawn(withdrawn []netip.Prefix) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, a := range addrs {
+	for _, p := range withdrawn {
+		a := p.Addr()
 		if _, ok := w.committed[a]; !ok {
 			delete(w.withdrawn, a)
 		}
@@ -222,7 +226,7 @@ func (w *writer) RestoreAddresses(addrs []netip.Addr, _ []netip.Prefix) {
 }
 
 // WithdrawENI implements eni.Node.
-func (w *writer) WithdrawENI(_ context.Context, id string) bool {
+func (w *writer) WithdrawENI(id string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range w.inv.ENIs {

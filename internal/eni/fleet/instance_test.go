@@ -41,14 +41,14 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 					n.start()
 				}
 				p.Kick(n.name)
-				p.Suspect(n.name)
+				p.CheckInstance(n.name)
 			}
 			pass(minute / 4)
 			w.kept()
 		}
 		on.Store(false)
 		for _, n := range p.writers {
-			p.Suspect(n.name)
+			p.CheckInstance(n.name)
 		}
 		pass(10 * minute)
 		for _, n := range p.writers {

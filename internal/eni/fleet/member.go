@@ -7,6 +7,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // member is one node of the fleet.
@@ -41,7 +42,7 @@ type seen struct {
 }
 
 // Acted implements eni.Observer.
-func (s seen) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
+func (s seen) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
 	s.to.Acted(s.name, a, class, err, took)
 }
 
@@ -55,7 +56,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	}
 	c := eni.Config{
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
-		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.sky, Subnets: f.subnets, Security: f.groups, Routes: f.routes, Outage: f.outage,
+		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Subnets: f.subnets, Security: f.groups, Routes: f.routes, Outage: f.outage,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}
@@ -95,7 +96,7 @@ func (f *Fleet) pass(ctx context.Context, m *member, s *eni.Settings) time.Durat
 			f.cfg.Logger.Error("settings not taken", "node", m.name, "error", err)
 		}
 	}
-	if l, ok := f.sky.take(m.instance); ok {
+	if l, ok := f.observatory.take(m.instance); ok {
 		m.rec.Observed(ctx, l)
 	}
 	return m.rec.Reconcile(ctx)

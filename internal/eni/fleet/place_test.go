@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // New ENIs may be meant for another VPC than the instance's (or a person wrote
@@ -42,7 +43,7 @@ func TestNoENIInAnotherZone(t *testing.T) {
 		s.Zone, s.AnySubnet, s.Policy.FirstInterfaceIndex = "zone-b", true, 1
 		o := p.set(t, w.objects[0], s)
 		pass(minute)
-		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != eni.ReasonSubnetFull {
+		if n := w.cloud.Count("CreateENI"); n > 0 || o.last().Shortage != plan.ReasonSubnetFull {
 			t.Errorf("%d ENIs made: %+v", n, o.last())
 		}
 		s.Zone = ""
@@ -163,7 +164,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		calls.Store(0)
 		state.Store("stopped")
 		for _, o := range w.objects {
-			p.Suspect(o.name)
+			p.CheckInstance(o.name)
 		}
 		pass(5 * time.Second)
 		all("stopped", 2, fmt.Sprint(cloud.Conflict))
@@ -171,7 +172,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 		all("stopped for 5 min", 12, fmt.Sprint(cloud.Conflict))
 		state.Store("running")
 		for _, o := range w.objects {
-			p.Suspect(o.name)
+			p.CheckInstance(o.name)
 		}
 		pass(5 * time.Second)
 		all("run again", 2, fmt.Sprint(cloud.Unknown))

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
@@ -187,14 +188,14 @@ func (f *Fleet) has(instance string) bool {
 // of it, at moments of its own within a quarter of the time to the next.
 func (f *Fleet) repair(ctx context.Context) {
 	for ctx.Err() == nil {
-		wait := f.cfg.jitter(f.cfg.ListingInterval)
+		wait := retry.Jitter(f.cfg.ListingInterval)
 		if f.empty() {
 			wait = time.Second
-		} else if young := f.cfg.Clock.Now().Sub(f.sky.lastAt()); young < f.cfg.ListingInterval/2 {
+		} else if young := f.cfg.Clock.Now().Sub(f.observatory.lastAt()); young < f.cfg.ListingInterval/2 {
 			wait -= young // the first node that joined asked for one
-		} else if err := f.sky.list(ctx); err != nil {
+		} else if err := f.observatory.list(ctx); err != nil {
 			f.cfg.Logger.Warn("full listing failed", "class", cloud.ClassOf(err).String(), "error", err)
-			wait = f.cfg.jitter(listRetry)
+			wait = retry.Jitter(listRetry)
 		} else {
 			f.spread(f.cfg.ListingInterval / 4)
 		}
@@ -255,23 +256,18 @@ func (f *Fleet) collect(ctx context.Context) {
 		now := f.cfg.Clock.Now()
 		n, _, err := c.Collect(call, now)
 		cancel()
-		wait = f.cfg.jitter(f.cfg.CollectInterval)
+		wait = retry.Jitter(f.cfg.CollectInterval)
 		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
 			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
 		}
 		if err != nil {
 			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
-			wait = min(wait, f.cfg.jitter(time.Minute))
+			wait = min(wait, retry.Jitter(time.Minute))
 		}
 		if n > 0 {
 			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", n)
 		}
 	}
-}
-
-// jitter spreads d over half to one and a half of it.
-func (c *Config) jitter(d time.Duration) time.Duration {
-	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }
 
 // dueHeap has the node that is due first at its root.

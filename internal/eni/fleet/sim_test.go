@@ -71,7 +71,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		there := func() bool {
 			return slices.ContainsFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
-		if err := p.sky.list(t.Context()); err != nil {
+		if err := p.observatory.list(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		p.spread(time.Second)
@@ -170,7 +170,7 @@ func simulate(t *testing.T, r *rand.Rand) {
 				t.Error(err)
 			}
 		case n < 96:
-			p.Doubt(anyObject().name)
+			p.Invalidate(anyObject().name)
 		}
 	}
 	w.cloud.ClearFaults()

@@ -8,7 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 var (
@@ -61,13 +61,13 @@ func (m *Metrics) Register(r prometheus.Registerer) error {
 }
 
 // Acted implements fleet.Observer.
-func (m *Metrics) Acted(_ string, a eni.Action, class cloud.Class, err error, _ time.Duration) {
+func (m *Metrics) Acted(_ string, a plan.Action, class cloud.Class, err error, _ time.Duration) {
 	switch {
-	case a.Kind == eni.Create && err != nil:
+	case a.Kind == plan.Create && err != nil:
 		m.creations.WithLabelValues(a.Subnet, class.String()).Inc()
-	case a.Kind == eni.Create:
+	case a.Kind == plan.Create:
 		m.creations.WithLabelValues(a.Subnet, "success").Inc()
-	case a.Kind == eni.Assign && err == nil:
+	case a.Kind == plan.Assign && err == nil:
 		m.assigns.WithLabelValues(a.Subnet).Inc()
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 )
@@ -46,11 +46,11 @@ func TestEverythingIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := errors.New("InsufficientFreeAddressesInSubnet")
-	m.Acted("n", eni.Action{Kind: eni.Create, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
-	m.Acted("n", eni.Action{Kind: eni.Create, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
-	m.Acted("n", eni.Action{Kind: eni.Assign, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
-	m.Acted("n", eni.Action{Kind: eni.Assign, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
-	m.Acted("n", eni.Action{Kind: eni.Observe}, cloud.Unknown, nil, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.Create, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.Create, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.Assign, Subnet: "subnet-a"}, cloud.Unknown, nil, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.Assign, Subnet: "subnet-a"}, cloud.SubnetFull, full, time.Second)
+	m.Acted("n", plan.Action{Kind: plan.Observe}, cloud.Unknown, nil, time.Second)
 	m.Listed(time.Second, nil)
 	m.Listed(time.Second, full)
 	m.Call("AssignPrivateIpAddresses", "OK", time.Second)

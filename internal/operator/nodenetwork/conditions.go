@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // nextTry parts a condition's message from the time of the next try.
@@ -211,7 +212,7 @@ func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 		return c.Reason, untimed(c.Message), true
 	}
 	c, _ := find(o.Status.Conditions, v1alpha1.ConditionInDeficit)
-	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(eni.ReasonCooling)
+	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(plan.ReasonCooling)
 	if c.Status == metav1.ConditionTrue && !healthy {
 		return c.Reason, c.Message, true
 	}

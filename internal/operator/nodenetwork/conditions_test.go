@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -32,7 +33,7 @@ func TestConditions(t *testing.T) {
 		{"denied", outlook{status: denied, free: 3}, "False Permission, True Allocating, False RoomToGrow, True Permission"},
 		{"shrinking denied", outlook{status: eni.Status{Confirmed: true, Class: cloud.Permission, LastError: "x"}, free: 3},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True Permission"},
-		{"full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: eni.ReasonENILimit, Explanation: "every ENI is full"}},
+		{"full", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true, Shortage: plan.ReasonENILimit, Explanation: "every ENI is full"}},
 			"False NoAddresses, True EniLimit, True EniLimit, False AsExpected"},
 		{"subnet full", outlook{status: eni.Status{Confirmed: true, Grows: true, Needed: 4, Class: cloud.SubnetFull, LastError: "x"}},
 			"False SubnetFull, True Allocating, False RoomToGrow, True SubnetFull"},
@@ -40,7 +41,7 @@ func TestConditions(t *testing.T) {
 			"False InvalidSpec, False TargetMet, False RoomToGrow, True InvalidSpec"},
 		{"full, and nobody waits", outlook{status: eni.Status{Confirmed: true, Needed: 4, AtCapacity: true}, free: 3},
 			"True AddressesAvailable, True AtLimit, True AtLimit, False AsExpected"},
-		{"no such index", outlook{status: eni.Status{Confirmed: true, Needed: 8, AtCapacity: true, Shortage: eni.ReasonFirstIndex, Explanation: "x"}},
+		{"no such index", outlook{status: eni.Status{Confirmed: true, Needed: 8, AtCapacity: true, Shortage: plan.ReasonFirstIndex, Explanation: "x"}},
 			"False NoAddresses, True FirstInterfaceIndex, True FirstInterfaceIndex, False AsExpected"},
 		{"another type", outlook{itype: "m5.24xlarge", status: eni.Status{Confirmed: true, InstanceType: "m5.large"}, free: 8},
 			"True AddressesAvailable, False TargetMet, False RoomToGrow, True InstanceTypeMismatch"},

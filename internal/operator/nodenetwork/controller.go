@@ -33,8 +33,8 @@ type Fleet interface {
 	Set(name, instanceID string, s eni.Settings, seed eni.Inventory, n fleet.Node) error
 	Remove(name string)
 	Kick(name string)
-	Doubt(name string)
-	Suspect(name string)
+	Invalidate(name string)
+	CheckInstance(name string)
 	// Describe asks the cloud for an instance; one that does not exist is of
 	// class cloud.Gone.
 	Describe(ctx context.Context, instanceID string) (cloud.Instance, error)
@@ -175,7 +175,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	}
 	c.configure(n)
 	if n.unshun(c.now()) {
-		c.fleet.Doubt(n.name)
+		c.fleet.Invalidate(n.name)
 	}
 	wait, err := c.outlived(ctx, n)
 	if err != nil {

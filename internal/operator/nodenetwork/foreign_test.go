@@ -41,8 +41,8 @@ func TestForeignWritesAreTold(t *testing.T) {
 		patch := fmt.Appendf(nil, `{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i)
 		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", patch), client.FieldOwner("kubectl-edit")))
 		harness.Eventually(t, limit, "doubt", func() error {
-			if d := fl.of(fl.doubts, "node-1"); d != i+1 {
-				return fmt.Errorf("%d doubts, want %d", d, i+1)
+			if d := fl.of(fl.invalidated, "node-1"); d != i+1 {
+				return fmt.Errorf("%d invalidations, want %d", d, i+1)
 			}
 			return nil
 		})
@@ -119,8 +119,8 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 		t.Errorf("no write broke, or it was not delivered: %t, %t", l.arm, l.held != nil)
 	}
 	l.mu.Unlock()
-	if d := fl.of(fl.doubts, "node-1"); d != 0 {
-		t.Errorf("%d doubts about the own write", d)
+	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+		t.Errorf("%d invalidations about the own write", d)
 	}
 	harness.OK(t, sameList("events", told(t, "node-1"), nil))
 }
@@ -176,7 +176,7 @@ func TestStaleWriter(t *testing.T) {
 		})
 		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
 	}
-	if d := oldFleet.of(oldFleet.doubts, "node-1"); d != 1 {
+	if d := oldFleet.of(oldFleet.invalidated, "node-1"); d != 1 {
 		t.Errorf("the old fleet was told to look %d times, want once", d)
 	}
 }

@@ -53,21 +53,21 @@ const limit = 3 * time.Minute
 
 // script is a fleet that does nothing by itself: tests play it.
 type script struct {
-	mu       sync.Mutex // guards all below
-	settings map[string]eni.Settings
-	seeds    map[string]eni.Inventory
-	nodes    map[string]fleet.Node
-	sets     map[string]int
-	kicks    map[string]int
-	doubts   map[string]int
-	suspects map[string]int
-	says     map[string]cloud.Instance // what the cloud does of instances
+	mu          sync.Mutex // guards all below
+	settings    map[string]eni.Settings
+	seeds       map[string]eni.Inventory
+	nodes       map[string]fleet.Node
+	sets        map[string]int
+	kicks       map[string]int
+	invalidated map[string]int
+	checked     map[string]int
+	says        map[string]cloud.Instance // what the cloud does of instances
 }
 
 func newScript() *script {
 	return &script{
 		settings: map[string]eni.Settings{}, seeds: map[string]eni.Inventory{}, nodes: map[string]fleet.Node{},
-		sets: map[string]int{}, kicks: map[string]int{}, doubts: map[string]int{}, suspects: map[string]int{},
+		sets: map[string]int{}, kicks: map[string]int{}, invalidated: map[string]int{}, checked: map[string]int{},
 		says: map[string]cloud.Instance{},
 	}
 }
@@ -100,10 +100,10 @@ func (s *script) Describe(_ context.Context, id string) (cloud.Instance, error) 
 	return in, nil
 }
 
-func (s *script) Kick(name string)  { s.count(s.kicks, name) }
-func (s *script) Doubt(name string) { s.count(s.doubts, name) }
+func (s *script) Kick(name string)       { s.count(s.kicks, name) }
+func (s *script) Invalidate(name string) { s.count(s.invalidated, name) }
 
-func (s *script) Suspect(name string) { s.count(s.suspects, name) }
+func (s *script) CheckInstance(name string) { s.count(s.checked, name) }
 
 func (s *script) count(m map[string]int, name string) {
 	s.mu.Lock()
@@ -352,11 +352,4 @@ func inventory(enis ...[]string) eni.Inventory {
 		inv.ENIs = append(inv.ENIs, e)
 	}
 	return inv
-}
-
-func addrs(texts ...string) (out []netip.Addr) {
-	for _, text := range texts {
-		out = append(out, netip.MustParseAddr(text))
-	}
-	return out
 }

@@ -135,7 +135,7 @@ func TestProofComesAndGoes(t *testing.T) {
 	replace(t, "node-1", instance)
 	n := fl.node(t, "node-1")
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2"}))
-	n.Withdraw("eni-1", 1, 0)
+	n.Withdraw("eni-1", cloud.Amount{Addresses: 1})
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 
 	replace(t, "node-1", "i-0bbbbbbbbbbbbbbbb")

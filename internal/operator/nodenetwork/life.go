@@ -52,7 +52,7 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	o, since := n.obj, n.goneSince(gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), c.now())
 	n.mu.Unlock()
 	if turned {
-		c.fleet.Suspect(n.name)
+		c.fleet.CheckInstance(n.name)
 	}
 	if since.IsZero() || o.DeletionTimestamp != nil {
 		return 0, nil

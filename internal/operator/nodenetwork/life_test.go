@@ -126,7 +126,7 @@ func TestSuspicion(t *testing.T) {
 	suspected := func(fl *script, times int) {
 		t.Helper()
 		harness.Eventually(t, limit, fmt.Sprintf("the instance was suspected %d times", times), func() error {
-			if n := fl.of(fl.suspects, "node-1"); n != times {
+			if n := fl.of(fl.checked, "node-1"); n != times {
 				return fmt.Errorf("%d times", n)
 			}
 			return nil

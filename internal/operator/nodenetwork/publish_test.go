@@ -38,7 +38,7 @@ func TestPublish(t *testing.T) {
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
 	harness.Eventually(t, limit, "use is seen", func() error {
 		u := n.Usage()
-		want, kicks := eni.ENIUsage{Used: 2, FreeSingles: 1}, fl.of(fl.kicks, "node-1")
+		want, kicks := eni.ENIUsage{Used: 2, Free: cloud.Amount{Addresses: 1}}, fl.of(fl.kicks, "node-1")
 		if u.Waiting != 5 || u.ENIs["eni-1"] != want || kicks == 0 {
 			return fmt.Errorf("%+v, %d kicks", u, kicks)
 		}
@@ -48,8 +48,8 @@ func TestPublish(t *testing.T) {
 		t.Errorf("totals: %+v, want %+v", got, want)
 	}
 	// Only the daemon's report was news to the fleet, and nobody else wrote.
-	if k, d, s := fl.of(fl.kicks, "node-1"), fl.of(fl.doubts, "node-1"), fl.of(fl.sets, "node-1"); k != 1 || d != 0 || s != 1 {
-		t.Errorf("%d kicks, %d doubts, %d settings; want 1, 0, 1", k, d, s)
+	if k, d, s := fl.of(fl.kicks, "node-1"), fl.of(fl.invalidated, "node-1"), fl.of(fl.sets, "node-1"); k != 1 || d != 0 || s != 1 {
+		t.Errorf("%d kicks, %d invalidations, %d settings; want 1, 0, 1", k, d, s)
 	}
 	// What is published already is not written again.
 	harness.Eventually(t, limit, "not written again without a change", func() error { // but for what waited
@@ -137,8 +137,8 @@ func TestConflictStorm(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if d := fl.of(fl.doubts, "node-1"); d != 0 {
-		t.Errorf("%d doubts, though nobody wrote what the operator publishes", d)
+	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+		t.Errorf("%d invalidations, though nobody wrote what the operator publishes", d)
 	}
 }
 
@@ -160,8 +160,8 @@ func TestAPIServerAway(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	back()
 	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
-	if d := fl.of(fl.doubts, "node-1"); d != 0 {
-		t.Errorf("%d doubts about the own writes", d)
+	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+		t.Errorf("%d invalidations about the own writes", d)
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
 	harness.Eventually(t, limit, "the watch is back", func() error {
@@ -193,8 +193,8 @@ func TestHandEdits(t *testing.T) {
 			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 			harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)), client.FieldOwner("kubectl-edit")))
 			harness.Eventually(t, limit, "doubt", func() error {
-				if d := fl.of(fl.doubts, "node-1"); d != 1 {
-					return fmt.Errorf("%d doubts, want 1", d)
+				if d := fl.of(fl.invalidated, "node-1"); d != 1 {
+					return fmt.Errorf("%d invalidations, want 1", d)
 				}
 				return nil
 			})
@@ -227,20 +227,20 @@ func TestTakenAwayStaysAway(t *testing.T) {
 	other := two.node(t, "node-1")
 	publish(t, other, inventory([]string{"10.0.0.1"}))
 	harness.Eventually(t, limit, "doubt", func() error {
-		if one.of(one.doubts, "node-1") == 0 {
+		if one.of(one.invalidated, "node-1") == 0 {
 			return errors.New("none")
 		}
 		return nil
 	})
 	publish(t, n, all) // by a listing that is old
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-	if d := one.of(one.doubts, "node-1"); d != 1 {
-		t.Errorf("%d doubts before it is time, want 1", d)
+	if d := one.of(one.invalidated, "node-1"); d != 1 {
+		t.Errorf("%d invalidations before it is time, want 1", d)
 	}
 	now.Advance(settle)
 	harness.Eventually(t, limit, "another look", func() error {
-		if d := one.of(one.doubts, "node-1"); d != 2 {
-			return fmt.Errorf("%d doubts, want 2", d)
+		if d := one.of(one.invalidated, "node-1"); d != 2 {
+			return fmt.Errorf("%d invalidations, want 2", d)
 		}
 		return nil
 	})

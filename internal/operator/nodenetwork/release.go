@@ -1,11 +1,11 @@
 package nodenetwork
 
 import (
-	"context"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
@@ -29,25 +29,24 @@ const patience = 2 * time.Minute
 // ENI's own address, which EC2 does not unassign. n.mu is held.
 func (n *node) keeps(p netip.Prefix) bool { return n.leaves(p) || n.primaries[p] }
 
+// ObserveFailed implements fleet.Node: the daemon goes on with what was published.
+func (*node) ObserveFailed(error) {}
+
 // Withdraw implements fleet.Node: it hands out what the daemon has confirmed,
 // and makes candidates of what is still missing.
-func (n *node) Withdraw(id string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix) {
+func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
 	n.mu.Lock()
-	singles, whole := n.withdraw(id, addresses, true), n.withdraw(id, prefixes, false)
+	out := slices.Concat(n.withdraw(id, want.Addresses, true), n.withdraw(id, want.Prefixes, false))
 	listed := n.listingDue()
 	n.mu.Unlock()
 	if listed {
 		n.c.later(n.name, 0)
 	}
-	if len(singles)+len(whole) > 0 && failpoint.Hit("operator.withdraw.after") != nil {
-		n.takeBack(slices.Concat(singles, whole))
-		return nil, nil
+	if len(out) > 0 && failpoint.Hit("operator.withdraw.after") != nil {
+		n.takeBack(out)
+		return nil
 	}
-	addrs := make([]netip.Addr, len(singles))
-	for i, p := range singles {
-		addrs[i] = p.Addr()
-	}
-	return addrs, whole
+	return out
 }
 
 // takeBack makes candidates again of what was handed to the fleet, and did not
@@ -135,7 +134,7 @@ func (n *node) freeOf(id string, single bool) (out []netip.Prefix) {
 
 // WithdrawENI implements fleet.Node: true once the daemon has confirmed all
 // that the ENI holds.
-func (n *node) WithdrawENI(_ context.Context, id string) bool {
+func (n *node) WithdrawENI(id string) bool {
 	n.mu.Lock()
 	ready := n.withdrawENI(id)
 	listed := n.listingDue()
@@ -181,13 +180,10 @@ func (n *node) listingDue() bool {
 	return false
 }
 
-// RestoreAddresses implements fleet.Node.
-func (n *node) RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix) {
+// RestoreWithdrawn implements fleet.Node.
+func (n *node) RestoreWithdrawn(withdrawn []netip.Prefix) {
 	n.mu.Lock()
-	for _, a := range addresses {
-		delete(n.handed, published.Host(a))
-	}
-	for _, p := range prefixes {
+	for _, p := range withdrawn {
 		delete(n.handed, p)
 	}
 	n.mu.Unlock()

@@ -12,23 +12,23 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/published"
 	"github.com/berthnet/berth/test/harness"
 )
 
 var compareAddrs = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 
 // handOut asks until the node hands something out.
-func handOut(t *testing.T, n *node, id string, addresses, prefixes int) (a []netip.Addr, p []netip.Prefix) {
+func handOut(t *testing.T, n *node, id string, addresses int) (out []netip.Prefix) {
 	t.Helper()
 	harness.Eventually(t, limit, "something is handed out", func() error {
-		if a, p = n.Withdraw(id, addresses, prefixes); len(a)+len(p) == 0 {
+		if out = n.Withdraw(id, cloud.Amount{Addresses: addresses}); len(out) == 0 {
 			return errors.New("nothing")
 		}
 		return nil
 	})
-	return a, p
+	return out
 }
 
 func TestHandshake(t *testing.T) {
@@ -48,7 +48,7 @@ func TestHandshake(t *testing.T) {
 	})
 	// Nothing is handed out that is not confirmed, nor is what is used, or
 	// confirmed by accident, asked for.
-	if a, _ := n.Withdraw("eni-1", 2, 0); len(a) != 0 {
+	if a := n.Withdraw("eni-1", cloud.Amount{Addresses: 2}); len(a) != 0 {
 		t.Fatalf("handed out unconfirmed: %v", a)
 	}
 	until(t, "node-1", "candidates", releasing("10.0.0.1", "10.0.0.2"))
@@ -61,14 +61,14 @@ func TestHandshake(t *testing.T) {
 		}
 		return nil
 	})
-	got, _ := handOut(t, n, "eni-1", 2, 0)
-	if d := cmp.Diff(addrs("10.0.0.1"), got, compareAddrs); d != "" {
+	got := handOut(t, n, "eni-1", 2)
+	if d := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}, got, compareAddrs); d != "" {
 		t.Fatal(d)
 	}
-	if u := n.Usage().ENIs["eni-1"]; u.FreeSingles != 1 {
+	if u := n.Usage().ENIs["eni-1"]; u.Free.Addresses != 1 {
 		t.Errorf("what was handed out counts as free: %+v", u)
 	}
-	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	inv.Releasing = []eni.Release{{Prefix: got[0], ENI: "eni-1", Since: time.Now()}}
 	publish(t, n, inv)
 	n.Reconciled(eni.Status{Confirmed: true})
 
@@ -77,7 +77,7 @@ func TestHandshake(t *testing.T) {
 	fl = newScript()
 	start(t, Options{Fleet: fl})
 	n = fl.node(t, "node-1")
-	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != published.Host(got[0]) || r[0].ENI != "eni-1" {
+	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != got[0] || r[0].ENI != "eni-1" {
 		t.Fatalf("seed has %+v on its way back", r)
 	}
 	publish(t, n, inv)
@@ -85,7 +85,7 @@ func TestHandshake(t *testing.T) {
 	harness.OK(t, unassigning("10.0.0.1")(get(t, "node-1")))
 	// Nobody takes that back; it is over when the address is gone.
 	inv.Releasing = nil
-	n.RestoreAddresses(got, nil)
+	n.RestoreWithdrawn(got)
 	publish(t, n, inv)
 	harness.OK(t, errors.Join(releasing("10.0.0.1")(get(t, "node-1")), unassigning("10.0.0.1")(get(t, "node-1"))))
 	publish(t, n, inventory([]string{"10.0.0.2", "10.0.0.3", "10.0.0.4"}))
@@ -101,21 +101,21 @@ func TestWithdrawENI(t *testing.T) {
 	n := fl.node(t, "node-1")
 	// eni-2's own address serves pods, too.
 	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
-	if a, _ := n.Withdraw("eni-2", 2, 0); len(a) != 0 {
+	if a := n.Withdraw("eni-2", cloud.Amount{Addresses: 2}); len(a) != 0 {
 		t.Fatal(a)
 	}
 	until(t, "node-1", "the own address is no candidate by itself", releasing("10.0.0.2"))
-	if n.WithdrawENI(t.Context(), "eni-2") {
+	if n.WithdrawENI("eni-2") {
 		t.Fatal("withdrawn without the daemon")
 	}
 	o := until(t, "node-1", "the whole ENI", releasing("10.0.0.2", "10.0.255.12", "10.0.0.32/28"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing[:2]})
-	if n.WithdrawENI(t.Context(), "eni-2") {
+	if n.WithdrawENI("eni-2") {
 		t.Fatal("withdrawn though not all is confirmed")
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing})
 	harness.Eventually(t, limit, "withdrawn", func() error {
-		if !n.WithdrawENI(t.Context(), "eni-2") {
+		if !n.WithdrawENI("eni-2") {
 			return errors.New("not yet")
 		}
 		return nil
@@ -129,7 +129,7 @@ func TestWithdrawENI(t *testing.T) {
 	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
 	o = get(t, "node-1")
 	harness.OK(t, errors.Join(available("10.0.0.1")(o), releasing()(o), unassigning("eni-2")(o)))
-	if c := n.Committed(); len(c) != 1 || c[0].ENI != "eni-2" || c[0].Prefix.IsValid() || !n.WithdrawENI(t.Context(), "eni-2") {
+	if c := n.Committed(); len(c) != 1 || c[0].ENI != "eni-2" || c[0].Prefix.IsValid() || !n.WithdrawENI("eni-2") {
 		t.Errorf("committed: %+v", c)
 	}
 	// It was detached, and another came.
@@ -149,8 +149,8 @@ func TestRelent(t *testing.T) {
 	n := fl.node(t, "node-1")
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, []string{"10.0.0.16/28"}))
 	n.Reconciled(eni.Status{Confirmed: true})
-	n.Withdraw("eni-1", 2, 0)
-	n.Withdraw("eni-2", 0, 1)
+	n.Withdraw("eni-1", cloud.Amount{Addresses: 2})
+	n.Withdraw("eni-2", cloud.Amount{Prefixes: 1})
 	n.Reconciled(eni.Status{Confirmed: true})
 	until(t, "node-1", "candidates", releasing("10.0.0.2", "10.0.0.3", "10.0.0.16/28"))
 	n.Reconciled(eni.Status{Confirmed: true}) // a pass that could not ask
@@ -197,13 +197,13 @@ func TestMarkOutlivesItsOperator(t *testing.T) {
 	stopped := one.node(t, "node-1")
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, stopped, inv)
-	stopped.Withdraw("eni-1", 1, 0)
+	stopped.Withdraw("eni-1", cloud.Amount{Addresses: 1})
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
 	stopped.awaitConfirmed(t, "10.0.0.2")
-	got, _ := handOut(t, stopped, "eni-1", 1, 0)
+	got := handOut(t, stopped, "eni-1", 1)
 	handed := inv
-	handed.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	handed.Releasing = []eni.Release{{Prefix: got[0], ENI: "eni-1", Since: time.Now()}}
 	publish(t, stopped, handed)
 	older.end() // EC2 is asked next, whenever that is
 
@@ -211,13 +211,13 @@ func TestMarkOutlivesItsOperator(t *testing.T) {
 	n := two.node(t, "node-1")
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 3, Released: []string{"10.0.0.2"}})
 	publish(t, n, inv)
-	n.RestoreAddresses(got, nil)
+	n.RestoreWithdrawn(got)
 	n.Reconciled(eni.Status{Confirmed: true, Needed: 3})
 	publish(t, n, inv)
 	o := get(t, "node-1")
 	harness.OK(t, errors.Join(releasing("10.0.0.2")(o), unassigning("10.0.0.2")(o)))
 	harness.Eventually(t, limit, "it goes on to unassign it", func() error {
-		if c := n.Committed(); len(c) != 1 || c[0].Prefix != published.Host(got[0]) || c[0].ENI != "eni-1" {
+		if c := n.Committed(); len(c) != 1 || c[0].Prefix != got[0] || c[0].ENI != "eni-1" {
 			return fmt.Errorf("%+v", c)
 		}
 		return nil
@@ -234,7 +234,7 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	sleeper := one.node(t, "node-1")
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, sleeper, inv)
-	sleeper.Withdraw("eni-1", 1, 0)
+	sleeper.Withdraw("eni-1", cloud.Amount{Addresses: 1})
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
 	sleeper.awaitConfirmed(t, "10.0.0.2")
@@ -248,11 +248,11 @@ func TestHandedOutOnAnOldState(t *testing.T) {
 	until(t, "node-1", "restored", releasing())
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.2")})
 
-	got, _ := sleeper.Withdraw("eni-1", 1, 0)
+	got := sleeper.Withdraw("eni-1", cloud.Amount{Addresses: 1})
 	if len(got) != 1 {
 		t.Fatalf("handed out %v; the test needs one", got)
 	}
-	inv.Releasing = []eni.Release{{Prefix: published.Host(got[0]), ENI: "eni-1", Since: time.Now()}}
+	inv.Releasing = []eni.Release{{Prefix: got[0], ENI: "eni-1", Since: time.Now()}}
 	rejected(t, sleeper, inv, errForeign) // a pod has it by now
 	harness.OK(t, errors.Join(releasing()(get(t, "node-1")), unassigning()(get(t, "node-1"))))
 }

@@ -1,6 +1,9 @@
 package nodenetwork
 
-import "github.com/berthnet/berth/internal/published"
+import (
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/published"
+)
 
 // Totals are sums over all nodes, for metrics (document 003, "Metrics").
 type Totals struct {
@@ -41,7 +44,7 @@ func (n *node) count(t *Totals) {
 		}
 	}
 	for _, e := range tally(n.obj, n.keeps).ENIs {
-		if e.FreeSingles+e.FreePrefixes > 0 {
+		if e.Free != (cloud.Amount{}) {
 			t.ENIs++
 		}
 	}

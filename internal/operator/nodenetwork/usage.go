@@ -55,9 +55,9 @@ func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
 		}
 		e := u.ENIs[at.Resource]
 		if p.IsSingleIP() {
-			e.FreeSingles++
+			e.Free.Addresses++
 		} else {
-			e.FreePrefixes++
+			e.Free.Prefixes++
 		}
 		u.ENIs[at.Resource] = e
 	}

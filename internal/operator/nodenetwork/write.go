@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 const (
@@ -37,9 +37,8 @@ var (
 
 // backoff is the wait after requests that failed.
 type backoff struct {
-	until    time.Time
-	failures int
-	err      error
+	retry.Backoff
+	err error
 }
 
 // fail closes for twice as long as the last time, spread over half to one and a half.
@@ -48,9 +47,8 @@ func (b *backoff) fail(now time.Time, err error) {
 	if errors.Is(err, errBusy) {
 		most = busyRetry
 	}
-	d := min(most, firstRetry<<min(b.failures, 10))
-	b.until, b.err = now.Add(d/2+rand.N(d)), err
-	b.failures++
+	b.Fail(now, firstRetry, most)
+	b.err = err
 }
 
 // write brings the object to what it should say. It makes no request while the
@@ -60,11 +58,11 @@ func (n *node) write(ctx context.Context, s scope) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	n.mu.Lock()
-	retry := n.retry
+	last := n.retry
 	n.mu.Unlock()
-	if wait := retry.until.Sub(n.c.now()); wait > 0 {
+	if wait := last.Until.Sub(n.c.now()); wait > 0 {
 		n.c.later(n.name, wait)
-		return retry.err
+		return last.err
 	}
 	err := n.converge(ctx, s)
 	n.mu.Lock()
@@ -75,7 +73,7 @@ func (n *node) write(ctx context.Context, s scope) error {
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
 		n.retry.fail(n.c.now(), err)
-		n.c.later(n.name, n.retry.until.Sub(n.c.now()))
+		n.c.later(n.name, n.retry.Until.Sub(n.c.now()))
 	}
 	return err
 }
@@ -165,7 +163,7 @@ func (n *node) refresh(ctx context.Context) error {
 func (n *node) act(ctx context.Context, c change) {
 	if c.foreign {
 		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
-		n.c.fleet.Doubt(n.name)
+		n.c.fleet.Invalidate(n.name)
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
 	if c.usage {

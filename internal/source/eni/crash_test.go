@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
@@ -20,13 +21,11 @@ import (
 
 // killer stops the daemon where an armed failpoint was hit.
 type killer struct {
-	next eni.Observer
 	stop func()
 	hits int
 }
 
-func (k *killer) Acted(a eni.Action, class cloud.Class, err error, took time.Duration) {
-	k.next.Acted(a, class, err, took)
+func (k *killer) Acted(_ plan.Action, _ cloud.Class, err error, _ time.Duration) {
 	if errors.Is(err, failpoint.ErrHit) {
 		k.hits++
 		k.stop()
@@ -38,7 +37,7 @@ func (*killer) Reconciled(time.Duration) {}
 // arm makes the next starts of n die at failpoints.
 func (n *node) arm() *killer {
 	k := &killer{stop: func() { n.stop() }}
-	n.tune = func(c *eni.Config) { k.next, c.Observer = c.Observer, k }
+	n.tune = func(c *eni.Config) { c.Observer = k }
 	return k
 }
 

@@ -101,13 +101,25 @@ func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 	}
 }
 
+// newTuned is New with changes to what the reconciler is made with.
+func newTuned(cfg Config, tune func(*eni.Config)) (*Source, error) {
+	s, rc, err := prepare(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if tune != nil {
+		tune(&rc)
+	}
+	return s, s.reconcile(rc)
+}
+
 func (n *node) start() {
 	n.t.Helper()
-	s, err := New(Config{
+	s, err := newTuned(Config{
 		Identity: cloud.Identity{InstanceID: instance}, Cluster: "test", Cloud: n.cloud, Datapath: n.links, Policy: n.policy,
 		Cooling: ipam.DefaultCooling, Store: n.store, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
-		Logger: slog.New(slog.NewTextHandler(n.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})), Tune: n.tune,
-	})
+		Logger: slog.New(slog.NewTextHandler(n.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}, n.tune)
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -13,7 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/vpclab"
 	"github.com/berthnet/berth/internal/vpclab/spec"
@@ -25,23 +27,23 @@ type labNode struct {
 	*Source
 	lab     *vpclab.Lab
 	id      string
-	passes  chan struct{} // a reconciliation ended
+	passes  retry.Signal // a reconciliation ended
 	stop    func()
 	mu      sync.Mutex // guards creates
 	creates int
 }
 
 // Acted implements eni.Observer.
-func (n *labNode) Acted(a eni.Action, _ cloud.Class, err error, _ time.Duration) {
+func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if a.Kind == eni.Create && err == nil {
+	if a.Kind == plan.Create && err == nil {
 		n.creates++
 	}
 }
 
 // Reconciled implements eni.Observer.
-func (n *labNode) Reconciled(time.Duration) { signal(n.passes) }
+func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
 
 func labSpec() spec.Spec {
 	s := spec.Default()
@@ -68,14 +70,13 @@ func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leas
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: make(chan struct{}, 1)}
-	n.Source, err = New(Config{
+	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: retry.NewSignal()}
+	n.Source, err = newTuned(Config{
 		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: pace.Cloud(client, pace.Options{}), Policy: p, Cooling: time.Second,
 		Datapath: &links{auto: true, set: map[string]eni.ENI{}}, Store: store, Intents: &store.MemoryIntents, Observer: n,
 		Logger:      slog.New(slog.NewTextHandler(t.Output(), nil)),
 		ShrinkDelay: time.Second, ListingInterval: time.Second,
-		Tune: func(c *eni.Config) { c.Settle, c.Lag, c.SlowRetry = 2*time.Second, time.Second, time.Second },
-	})
+	}, func(c *eni.Config) { c.Settle, c.Lag, c.SlowRetry = 2*time.Second, time.Second, time.Second })
 	if err != nil {
 		t.Fatal(err)
 	}

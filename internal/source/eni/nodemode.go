@@ -8,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -41,40 +42,51 @@ type Config struct {
 	SettleTime      time.Duration
 	OrphanAge       time.Duration
 	OrphanInterval  time.Duration
-	// Tune may change what the reconciler is made with; for tests.
-	Tune func(*eni.Config)
 }
 
 // New checks the configuration, loads the stored inventory if it is of this
 // instance, and returns a source of node mode that is ready for Restore.
 func New(cfg Config) (*Source, error) {
+	s, rc, err := prepare(cfg)
+	if err == nil {
+		err = s.reconcile(rc)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepare returns a source without a supplier yet, and what to make its reconciler with.
+func prepare(cfg Config) (*Source, eni.Config, error) {
 	o := Options{
 		InstanceID: cfg.Identity.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
 		Store: cfg.Store, Clock: cfg.Clock, Logger: cfg.Logger,
 	}
 	if err := o.withDefaults(); err != nil {
-		return nil, err
+		return nil, eni.Config{}, err
 	}
 	s := newSource(o)
-	rc := eni.Config{
+	return s, eni.Config{
 		Settings: eni.Settings{
 			InstanceType: cfg.Identity.InstanceType, Policy: cfg.Policy,
 			SubnetIDs: cfg.Subnets, SubnetTags: cfg.SubnetTags, Groups: cfg.Groups, KeepENIs: cfg.KeepENIs,
 		},
-		InstanceID: cfg.Identity.InstanceID, Cluster: cfg.Cluster, Limits: cfg.Limits, Tags: cfg.Tags, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: &firstWord{s, cfg.Observer},
+		InstanceID: cfg.Identity.InstanceID, Cluster: cfg.Cluster, Limits: cfg.Limits, Tags: cfg.Tags, Cloud: cfg.Cloud, Node: s, Intents: cfg.Intents, Observer: cfg.Observer,
 		Clock: o.Clock, Rand: cfg.Rand, Logger: o.Logger, ShrinkDelay: cfg.ShrinkDelay, ListingInterval: cfg.ListingInterval,
 		Settle: cfg.SettleTime, OrphanAge: cfg.OrphanAge, CollectInterval: cfg.OrphanInterval,
-	}
-	if cfg.Tune != nil {
-		cfg.Tune(&rc)
-	}
+	}, nil
+}
+
+// reconcile makes the source's supplier a reconciler, and loads the stored inventory.
+func (s *Source) reconcile(rc eni.Config) error {
 	rec, err := eni.New(rc)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	s.supply = &reconciled{rec, cfg.Policy.PrefixDelegation}
+	s.supply = &reconciled{rec, rc.Policy.PrefixDelegation}
 	s.load()
-	return s, nil
+	return nil
 }
 
 // reconciled is the reconciler as a Supplier.
@@ -91,7 +103,7 @@ func (r *reconciled) LastError() string { return r.Status().LastError }
 
 // reasons by class of what went wrong at the cloud.
 var reasons = map[cloud.Class]string{
-	cloud.Throttled: "throttled", cloud.SubnetFull: eni.ReasonSubnetFull, cloud.LimitReached: eni.ReasonENILimit,
+	cloud.Throttled: "throttled", cloud.SubnetFull: plan.ReasonSubnetFull, cloud.LimitReached: plan.ReasonENILimit,
 	cloud.Permission: "permission", cloud.Bug: "refused", cloud.Gone: "refused",
 }
 

@@ -33,13 +33,13 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.clock.Now()
-	s.served, s.unproven = true, false
+	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	if err == nil {
 		s.free(back)
 	}
 	s.serve(now)
-	signal(s.program)
+	s.program.Set()
 	return withdrawn, err
 }
 
@@ -55,16 +55,7 @@ func (s *Source) keepBack(now time.Time) {
 // free makes assignable what was kept and is not in back. s.mu is held.
 func (s *Source) free(back []netip.Prefix) {
 	freed := slices.DeleteFunc(s.kept, func(p netip.Prefix) bool { return slices.Contains(back, p) })
-	var addrs []netip.Addr
-	var prefixes []netip.Prefix
-	for _, p := range freed {
-		if p.IsSingleIP() {
-			addrs = append(addrs, p.Addr())
-		} else {
-			prefixes = append(prefixes, p)
-		}
-	}
-	s.alloc.Restore(addrs, prefixes)
+	s.alloc.Restore(freed)
 	s.kept = slices.Clone(back)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 )
 
 // asker is a supplier whose test hands over addresses itself.
@@ -189,7 +190,7 @@ func TestWithdrawnOverARestart(t *testing.T) {
 		s := supplied(t, store)
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		s = supplied(t, store)
-		time.Sleep(firstWordWait) //nolint:forbidigo // virtual time, in a synctest bubble
+		time.Sleep(confirm.Timeout) //nolint:forbidigo // virtual time, in a synctest bubble
 		if a := take(t, s, 1); a.String() != "10.0.0.2" {
 			t.Errorf("got %v", a)
 		}

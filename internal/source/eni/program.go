@@ -102,7 +102,7 @@ func (s *Source) wanted(e eni.ENI) eni.ENI {
 func (s *Source) freed(a netip.Addr) {
 	for _, e := range s.published {
 		if e.PrimaryIPv4 == a {
-			signal(s.program)
+			s.program.Set()
 		}
 	}
 }

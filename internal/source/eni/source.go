@@ -10,7 +10,7 @@
 //	offer.go      what a supplier calls that asks for addresses back by name
 //	nodemode.go   the reconciler as a supplier
 //	program.go    getting each ENI's data path ready
-//	firstword.go  the supplier's word comes before the file's after a start
+//	confirmation.go  the supplier's word comes before the file's after a start
 //	snapshot.go   what introspection and metrics see
 //	metrics.go    the metrics
 //	store.go      the files that outlive the daemon
@@ -29,7 +29,9 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
@@ -78,23 +80,23 @@ type Source struct {
 	log    *slog.Logger
 	supply Supplier
 
-	program chan struct{} // wakes the goroutine that programs ENIs
-	cooled  chan struct{} // wakes the one that watches cooling
+	program retry.Signal // wakes the goroutine that programs ENIs
+	cooled  retry.Signal // wakes the one that watches cooling
 
 	saving sync.Mutex // puts the writes of the inventory file in order; held during that I/O, by nothing that a pod waits for
 
-	mu         sync.Mutex // guards all below; memory only, no call is made under it
-	alloc      *ipam.Allocator[attachment.Key]
-	leases     map[attachment.Key]hold
-	waiters    waiting.Queue
-	inv        eni.Inventory
-	published  map[string]eni.ENI // what there is for pods, by ID
-	programmed map[string]eni.ENI // what the data path has
-	down       map[string]string  // why an ENI's data path is not ready
-	usable     bool               // an address was assignable once
-	served     bool               // the inventory came from the supplier or the file
-	unproven   bool               // it came from the file, and the supplier still has a moment to correct it
-	kept       []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
+	mu          sync.Mutex // guards all below; memory only, no call is made under it
+	alloc       *ipam.Allocator[attachment.Key]
+	leases      map[attachment.Key]hold
+	waiters     waiting.Queue
+	inv         eni.Inventory
+	published   map[string]eni.ENI // what there is for pods, by ID
+	programmed  map[string]eni.ENI // what the data path has
+	down        map[string]string  // why an ENI's data path is not ready
+	usable      bool               // an address was assignable once
+	served      bool               // the inventory came from the supplier or the file
+	unconfirmed bool               // it came from the file, and the supplier still has a moment to correct it
+	kept        []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -138,7 +140,7 @@ func (o *Options) withDefaults() error {
 func newSource(o Options) *Source {
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
-		program: make(chan struct{}, 1), cooled: make(chan struct{}, 1),
+		program: retry.NewSignal(), cooled: retry.NewSignal(),
 		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
 	}
@@ -149,21 +151,14 @@ func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { s.programENIs(ctx) })
 	wg.Go(func() { s.watchCooling(ctx) })
-	wg.Go(func() { s.trustFile(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.clock, s.ServeUnconfirmed) })
 	err := s.supply.Run(ctx)
 	wg.Wait()
 	return err
 }
 
 // Kick says that links changed: ENIs that are not ready are tried again now.
-func (s *Source) Kick() { signal(s.program) }
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (s *Source) Kick() { s.program.Set() }
 
 // Restore implements source.Source.
 func (s *Source) Restore(req source.Request, lease source.Lease) error {
@@ -186,7 +181,7 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	defer s.mu.Unlock()
 	s.alloc.Cool(addr, since, s.clock.Now())
 	s.usable = true
-	signal(s.cooled)
+	s.cooled.Set()
 }
 
 // Acquire implements source.Source.
@@ -214,7 +209,7 @@ func (s *Source) Release(key attachment.Key) {
 		delete(s.leases, key)
 		s.freed(a)
 		s.serve(now) // without a cooling period it is free at once
-		signal(s.cooled)
+		s.cooled.Set()
 		s.supply.Kick()
 	}
 }
@@ -262,7 +257,7 @@ func (s *Source) watchCooling(ctx context.Context) {
 			s.mu.Lock()
 			now := s.clock.Now()
 			if s.alloc.Expire(now) > 0 {
-				signal(s.program) // one may be an ENI's own address
+				s.program.Set() // one may be an ENI's own address
 				s.serve(now)
 				s.supply.Kick()
 			}

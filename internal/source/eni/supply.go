@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -16,7 +17,7 @@ func (s *Source) Usage() eni.Usage {
 	defer s.mu.Unlock()
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}, Waiting: s.waiters.Len()}
 	for _, g := range s.alloc.Groups() {
-		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, FreeSingles: g.FreeSingles, FreePrefixes: g.FreePrefixes}
+		u.ENIs[g.ID] = eni.ENIUsage{Used: g.Used, Cooling: g.Cooling, Free: cloud.Amount{Addresses: g.FreeSingles, Prefixes: g.FreePrefixes}}
 	}
 	return u
 }
@@ -26,10 +27,10 @@ func (s *Source) Publish(_ context.Context, inv eni.Inventory) error {
 	err := s.save(func() { s.inv = inv })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.served, s.unproven = true, false
+	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	s.serve(s.clock.Now())
-	signal(s.program)
+	s.program.Set()
 	return err
 }
 
@@ -67,12 +68,12 @@ func (s *Source) load() {
 	s.supply.Seed(inv)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.inv, s.usable, s.served, s.unproven = inv, inv.Usable, true, true
+	s.inv, s.usable, s.served, s.unconfirmed = inv, inv.Usable, true, true
 	s.adopt(inv)
 	for _, r := range inv.Releasing {
 		s.alloc.WithdrawThese([]netip.Prefix{r.Prefix})
 	}
-	signal(s.program)
+	s.program.Set()
 }
 
 // adopt takes an inventory into the allocator. What is gone is gone at once;
@@ -119,22 +120,25 @@ func filter[T any](list []T, keep func(T) bool) []T {
 }
 
 // Withdraw implements the reconciler's Node.
-func (s *Source) Withdraw(id string, addresses, prefixes int) ([]netip.Addr, []netip.Prefix) {
+func (s *Source) Withdraw(id string, want cloud.Amount) (withdrawn []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.alloc.Withdraw(id, addresses), s.alloc.WithdrawPrefixes(id, prefixes)
+	for _, a := range s.alloc.Withdraw(id, want.Addresses) {
+		withdrawn = append(withdrawn, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return append(withdrawn, s.alloc.WithdrawPrefixes(id, want.Prefixes)...)
 }
 
-// RestoreAddresses implements the reconciler's Node.
-func (s *Source) RestoreAddresses(addresses []netip.Addr, prefixes []netip.Prefix) {
+// RestoreWithdrawn implements the reconciler's Node.
+func (s *Source) RestoreWithdrawn(withdrawn []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.alloc.Restore(addresses, prefixes)
+	s.alloc.Restore(withdrawn)
 	s.serve(s.clock.Now())
 }
 
 // WithdrawENI implements the reconciler's Node.
-func (s *Source) WithdrawENI(_ context.Context, id string) bool {
+func (s *Source) WithdrawENI(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.leases {

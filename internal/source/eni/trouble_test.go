@@ -11,6 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 )
 
 // A throttled call is made again as it was: no other ENI, no other action.
@@ -162,8 +163,8 @@ func TestEC2OutranksTheFile(t *testing.T) {
 			if !silent && l.IPv4 == first.Addr {
 				t.Errorf("%v was given, which EC2 no longer assigns", l.IPv4)
 			}
-			if silent && took != firstWordWait {
-				t.Errorf("with EC2 silent the pod waited %v, want %v", took, firstWordWait)
+			if silent && took != confirm.Timeout {
+				t.Errorf("with EC2 silent the pod waited %v, want %v", took, confirm.Timeout)
 			}
 		})
 	}

@@ -22,7 +22,7 @@ func (s *Source) wait(req source.Request) *waiting.Waiter {
 // All handing out is done here. s.mu is held.
 func (s *Source) serve(now time.Time) {
 	s.keepBack(now)
-	for s.waiters.Len() > 0 && !s.unproven {
+	for s.waiters.Len() > 0 && !s.unconfirmed {
 		w := s.waiters.Front()
 		a, ok := s.alloc.Take(w.Request.Key, now)
 		if !ok {

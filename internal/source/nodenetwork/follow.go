@@ -41,7 +41,7 @@ func (s *supplier) observe(n *v1alpha1.NodeNetwork, accept func(have *v1alpha1.N
 	}
 	s.object, s.listed = n, true
 	s.mu.Unlock()
-	signal(s.changed)
+	s.changed.Set()
 }
 
 // heard notes whether the API server answered, and logs when that changed.
@@ -60,6 +60,6 @@ func (s *supplier) heard(err error) {
 		s.log.Info("the Kubernetes API can be used again")
 	}
 	if (err == nil) != (before == nil) {
-		signal(s.changed)
+		s.changed.Set()
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/published"
-	"github.com/berthnet/berth/internal/source/kubeapi"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Addresses go back by a handshake (design.md section 6): the operator
@@ -34,7 +34,7 @@ type hands struct {
 	withdrawn   []netip.Prefix // of those, recorded as having no pod
 	offered     *eni.Inventory // what the core has
 	offeredKept []netip.Prefix
-	retry       kubeapi.Backoff
+	retry       retry.Backoff
 }
 
 // shake gives the core what the object says, withdraws what is to go back, and
@@ -59,7 +59,7 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		}
 		return s.hands.retry.Until
 	}
-	s.hands.retry = kubeapi.Backoff{}
+	s.hands.retry = retry.Backoff{}
 	// Confirmed is what is both asked for and withdrawn; what else is kept has
 	// left releasing and is free again after this report.
 	confirmed := intersect(s.hands.withdrawn, r.Releasing)
@@ -71,7 +71,7 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
 			s.log.Warn("before addresses are free again", "error", err)
 		}
-		signal(s.changed) // to offer what is free again
+		s.changed.Set() // to offer what is free again
 	})
 }
 

@@ -13,12 +13,13 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // owner paces the attempts to make the object.
 type owner struct {
-	retry    kubeapi.Backoff
+	retry    retry.Backoff
 	replaced time.Time // when an object of another instance was last deleted
 }
 
@@ -74,7 +75,7 @@ func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 
 // owned ends the state of looking for an object of this instance.
 func (s *supplier) owned() {
-	s.owner.retry = kubeapi.Backoff{}
+	s.owner.retry = retry.Backoff{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ownErr = nil

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
@@ -39,13 +40,13 @@ type pending struct {
 	delay time.Duration // how long it may wait for more
 	last  time.Time     // when the last one went out that was not overtaken
 	lost  int           // how many since then were
-	retry kubeapi.Backoff
+	retry retry.Backoff
 }
 
 // note says that something may have changed.
 func (p *pending) note(now time.Time) {
 	if p.since.IsZero() {
-		p.since, p.delay = now, kubeapi.Jitter(coalesce)
+		p.since, p.delay = now, retry.Jitter(coalesce)
 	}
 }
 

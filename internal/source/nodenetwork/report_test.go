@@ -10,8 +10,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // counted counts the reports that were taken.
@@ -49,7 +49,7 @@ func TestWhenAReportIsDue(t *testing.T) {
 		"too few":        {pending{}, true, gather, gather},
 		"told just now":  {pending{last: t0}, true, spacing, spacing},
 		"told long ago":  {pending{last: t0.Add(-time.Hour)}, true, gather, gather},
-		"the API is ill": {pending{retry: kubeapi.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
+		"the API is ill": {pending{retry: retry.Backoff{Until: t0.Add(time.Minute)}}, true, time.Minute, time.Minute},
 	} {
 		for range 100 {
 			p := tt.p
@@ -58,21 +58,6 @@ func TestWhenAReportIsDue(t *testing.T) {
 			if due := p.due(tt.urgent).Sub(t0); due < tt.low || due > tt.high {
 				t.Errorf("%s: due after %v, want %v to %v", name, due, tt.low, tt.high)
 			}
-		}
-	}
-}
-
-func TestBackoffGrowsAndIsSpread(t *testing.T) {
-	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	for range 100 {
-		var b kubeapi.Backoff
-		want := firstRetry
-		for range 70 {
-			b.Fail(t0, firstRetry, lastRetry)
-			if d := b.Until.Sub(t0); d < want/2 || d > want*3/2 {
-				t.Fatalf("waits %v, want %v or half more or less", d, want)
-			}
-			want = min(2*want, lastRetry)
 		}
 	}
 }

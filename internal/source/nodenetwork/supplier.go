@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
@@ -56,7 +57,7 @@ func (silent) Reported(string, time.Duration) {}
 // core is the owner of the addresses.
 type core interface {
 	Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error)
-	Prove()
+	ServeUnconfirmed()
 	Uses() (uses []enisource.Use, waiting int)
 	Room() (free, waiting int)
 }
@@ -86,7 +87,7 @@ func newSource(cfg Config, api *apiClient) (*enisource.Source, error) {
 	}
 	s := &supplier{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger.With("nodenetwork", cfg.NodeName),
-		changed: make(chan struct{}, 1), kicked: make(chan struct{}, 1),
+		changed: retry.NewSignal(), kicked: retry.NewSignal(),
 	}
 	source, err := enisource.NewSupplied(enisource.Options{
 		InstanceID: cfg.InstanceID, Datapath: cfg.Datapath, Cooling: cfg.Cooling,
@@ -107,8 +108,8 @@ type supplier struct {
 	clock clock.Clock
 	log   *slog.Logger
 
-	changed chan struct{} // wakes the loop: the object, or whether the API answers
-	kicked  chan struct{} // likewise: pods came or went
+	changed retry.Signal // wakes the loop: the object, or whether the API answers
+	kicked  retry.Signal // likewise: pods came or went
 
 	mu     sync.Mutex            // guards what follows, memory only
 	object *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
@@ -164,8 +165,8 @@ func (s *supplier) heed(now time.Time) {
 	s.mu.Lock()
 	answers := s.apiErr == nil
 	s.mu.Unlock()
-	for _, b := range []*kubeapi.Backoff{&s.pending.retry, &s.owner.retry} {
-		if soon := now.Add(kubeapi.Jitter(coalesce)); answers && b.Until.After(soon) {
+	for _, b := range []*retry.Backoff{&s.pending.retry, &s.owner.retry} {
+		if soon := now.Add(retry.Jitter(coalesce)); answers && b.Until.After(soon) {
 			b.Until = soon
 		}
 	}
@@ -180,16 +181,16 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 	switch {
 	case !listed:
 		if apiErr != nil {
-			s.core.Prove() // as when EC2 does not answer in node mode
+			s.core.ServeUnconfirmed() // as when EC2 does not answer in node mode
 		}
 		return time.Time{}
 	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
-		s.core.Prove()
+		s.core.ServeUnconfirmed()
 		return s.own(ctx, o)
 	}
 	s.owned()
 	if !reported(o) {
-		s.core.Prove()
+		s.core.ServeUnconfirmed()
 		s.sayOnce(&s.told.ownership, "the operator has not reported on this node yet")
 		return s.report(ctx, o, nil, nil)
 	}
@@ -214,20 +215,13 @@ func (s *supplier) Seed(inv eni.Inventory) {
 }
 
 // Kick implements enisource.Supplier.
-func (s *supplier) Kick() { signal(s.kicked) }
+func (s *supplier) Kick() { s.kicked.Set() }
 
 // PrefixDelegation implements enisource.Supplier.
 func (s *supplier) PrefixDelegation() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.object != nil && s.object.Spec.ENI.PrefixDelegation
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 func wrap(what, name string, err error) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
@@ -32,7 +33,7 @@ const (
 type task struct {
 	underWay bool
 	unwanted bool // while under way: drop it then
-	retry    kubeapi.Backoff
+	retry    retry.Backoff
 }
 
 // taskKey tells actions apart.
@@ -89,7 +90,7 @@ func (s *Source) pass() (todo []action, next time.Time) {
 	l.forget()
 	next = earlier(next, l.nextExpiry())
 	if l.uncommitted() {
-		signal(s.commit)
+		s.commit.Set()
 	}
 	took := l.took
 	l.took = nil
@@ -146,7 +147,7 @@ func (s *Source) finish(tasks map[taskKey]*task, o outcome) {
 	t.underWay = false
 	switch {
 	case o.err == nil:
-		t.retry = kubeapi.Backoff{Until: now.Add(settle)}
+		t.retry = retry.Backoff{Until: now.Add(settle)}
 	case !kubeapi.Ended(o.err):
 		s.log.Warn("will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
 		t.retry.Fail(now, firstRetry, lastRetry)
@@ -167,12 +168,12 @@ func (s *Source) act(ctx context.Context, a action) error {
 	case createRequest:
 		err = s.createRequest(ctx, a)
 	case deleteRequest:
-		err = around("pool.done", func() error { return ignoreGone(s.api.Delete(ctx, requestsResource, a.name, a.uid, "")) })
+		err = failpoint.Around("pool.done", func() error { return ignoreGone(s.api.Delete(ctx, requestsResource, a.name, a.uid, "")) })
 	case returnBlock:
 		s.log.Info("returning an empty block", "block", a.name, "pool", a.pool)
-		err = around("pool.return", func() error { return ignoreGone(s.api.Delete(ctx, blocksResource, a.name, a.uid, "")) })
+		err = failpoint.Around("pool.return", func() error { return ignoreGone(s.api.Delete(ctx, blocksResource, a.name, a.uid, "")) })
 	case freeBlock:
-		err = around("pool.free", func() error { return s.freeBlock(ctx, a) })
+		err = failpoint.Around("pool.free", func() error { return s.freeBlock(ctx, a) })
 	case lookForBlock:
 		err = s.lookForBlock(ctx, a)
 	}
@@ -182,17 +183,6 @@ func (s *Source) act(ctx context.Context, a action) error {
 	}
 	s.cfg.Observer.Asked(a.kind, result, s.clock.Now().Sub(begun))
 	return err
-}
-
-// around passes the failpoints before and after a step.
-func around(point string, step func() error) error {
-	if err := failpoint.Hit(point + ".before"); err != nil {
-		return err
-	}
-	if err := step(); err != nil {
-		return err
-	}
-	return failpoint.Hit(point + ".after")
 }
 
 // ignoreGone is err, unless it says that the object is no more: one of another
@@ -221,7 +211,7 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 			APIVersion: "v1", Kind: "Node", Name: s.cfg.NodeName, UID: types.UID(node.uid), Controller: &no, BlockOwnerDeletion: &no,
 		}}
 	}
-	return around("pool.request", func() error {
+	return failpoint.Around("pool.request", func() error {
 		err := s.api.Create(ctx, requestsResource, o, &v1alpha1.BlockRequest{})
 		if apierrors.IsAlreadyExists(err) {
 			return s.heedTaken(ctx, a.pool, a.name)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/source/confirm"
 )
 
 // way is the way to the API server, on which requests are held and replies lost.
@@ -81,7 +82,7 @@ type unhurried struct{ clock.Real }
 
 // After implements clock.Clock.
 func (c unhurried) After(d time.Duration) <-chan time.Time {
-	if d == firstWordWait {
+	if d == confirm.Timeout {
 		return nil
 	}
 	return c.Real.After(d)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
@@ -18,7 +19,7 @@ import (
 func (s *Source) commitBlocks(ctx context.Context) {
 	var saved, programmed []blockFacts
 	var fresh, known bool // the file was read or written, the data path was told
-	var retry kubeapi.Backoff
+	var backoff retry.Backoff
 	for {
 		var again <-chan time.Time
 		if want, withdrawn, trusted := s.toCommit(); trusted {
@@ -32,11 +33,11 @@ func (s *Source) commitBlocks(ctx context.Context) {
 			s.committed(want, withdrawn, err)
 			switch {
 			case err == nil:
-				retry = kubeapi.Backoff{}
+				backoff = retry.Backoff{}
 			case !kubeapi.Ended(err):
 				s.log.Warn("blocks not put in place, will try again", "error", err)
-				retry.Fail(s.clock.Now(), firstRetry, lastRetry)
-				again = s.clock.After(retry.Until.Sub(s.clock.Now()))
+				backoff.Fail(s.clock.Now(), firstRetry, lastRetry)
+				again = s.clock.After(backoff.Until.Sub(s.clock.Now()))
 			}
 		}
 		select {
@@ -54,7 +55,7 @@ func (s *Source) toCommit() (want, withdrawn []blockFacts, trusted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.ledger
-	if l.unproven || !l.word.blocks && !l.filed {
+	if l.unconfirmed || !l.word.blocks && !l.filed {
 		return nil, nil, false
 	}
 	return l.wanted(), l.withdrawnNow(), true
@@ -87,7 +88,7 @@ func (s *Source) program(ctx context.Context, want []blockFacts) error {
 	for i, b := range want {
 		blocks[i] = datapath.Block{Name: b.name, Prefixes: b.prefixes()}
 	}
-	return around("pool.program", func() error {
+	return failpoint.Around("pool.program", func() error {
 		if err := s.cfg.Datapath.SetBlocks(ctx, blocks); err != nil {
 			return fmt.Errorf("routes of the node's blocks: %w", err)
 		}
@@ -159,5 +160,5 @@ func (s *Source) load() {
 	for _, b := range blocks {
 		l.setBlock(b, false, now)
 	}
-	l.filed, l.unproven = true, true
+	l.filed, l.unconfirmed = true, true
 }

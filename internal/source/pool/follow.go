@@ -73,9 +73,9 @@ func (s *Source) heard(what string) func(error) {
 				l.word.trouble[what] = err
 			}
 			after = len(l.word.trouble)
-			if err != nil && what == blocksResource && l.unproven {
-				l.unproven = false // the API server is away: the file is all there is
-				signal(s.commit)
+			if err != nil && what == blocksResource && l.unconfirmed {
+				l.unconfirmed = false // the API server is away: the file is all there is
+				s.commit.Set()
 			}
 		})
 		switch {
@@ -89,18 +89,11 @@ func (s *Source) heard(what string) func(error) {
 	}
 }
 
-// firstWordWait is how long the API server gets, after a start, to correct what
-// the file says: blocks may have gone to another node while no daemon ran.
-const firstWordWait = 3 * time.Second
-
-// trustFile ends the wait for the API server's first word when it takes too long.
-func (s *Source) trustFile(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-s.clock.After(firstWordWait):
-		s.change(func(l *ledger, _ time.Time) { l.unproven = false })
-		signal(s.commit)
-	}
+// serveUnconfirmed lets the blocks of the file be served: the API server has had
+// its time to correct them.
+func (s *Source) serveUnconfirmed() {
+	s.change(func(l *ledger, _ time.Time) { l.unconfirmed = false })
+	s.commit.Set()
 }
 
 func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
@@ -108,7 +101,7 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 		Heard: s.heard(blocksResource),
 		Put: func(o *v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) { s.putBlock(l, o, now) })
-			signal(s.commit)
+			s.commit.Set()
 		},
 		Gone: func(o *v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) {
@@ -116,7 +109,7 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 					s.loseBlock(l, o.Name, now)
 				}
 			})
-			signal(s.commit)
+			s.commit.Set()
 		},
 		All: func(list []*v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) {
@@ -132,9 +125,9 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 				for _, o := range list {
 					s.putBlock(l, o, now)
 				}
-				l.word.blocks, l.unproven = true, false
+				l.word.blocks, l.unconfirmed = true, false
 			})
-			signal(s.commit)
+			s.commit.Set()
 		},
 	}
 }

@@ -122,7 +122,7 @@ func (l *ledger) decideAll(now time.Time) {
 // serve hands out addresses of a pool in the order of arrival while any is
 // assignable. All handing out is done here.
 func (l *ledger) serve(s *stock, now time.Time) {
-	for s.queue.Len() > 0 && !l.unproven {
+	for s.queue.Len() > 0 && !l.unconfirmed {
 		w := s.queue.Front()
 		a, ok := s.alloc.Take(w.Request.Key, now)
 		if !ok {

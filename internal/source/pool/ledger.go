@@ -35,12 +35,12 @@ type ledger struct {
 	// start without the API server they are all that is known.
 	chosen map[string]string
 
-	node     nodeState
-	word     word
-	filed    bool // the file told which blocks there are
-	unproven bool // blocks came from the file, and the API server still has a moment to correct them
-	usable   bool // an address was assignable once
-	took     []took
+	node        nodeState
+	word        word
+	filed       bool // the file told which blocks there are
+	unconfirmed bool // blocks came from the file, and the API server still has a moment to correct them
+	usable      bool // an address was assignable once
+	took        []took
 }
 
 // nodeState is what is known of the Node.

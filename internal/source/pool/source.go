@@ -13,7 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/internal/source/kubeapi"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -73,8 +75,8 @@ type Source struct {
 	clock clock.Clock
 	log   *slog.Logger
 
-	wake   chan struct{} // wakes the loop: something changed
-	commit chan struct{} // wakes the goroutine that keeps the file and the data path
+	wake   retry.Signal // wakes the loop: something changed
+	commit retry.Signal // wakes the goroutine that keeps the file and the data path
 
 	mu     sync.Mutex // guards the ledger; memory only, no call is made under it
 	ledger *ledger
@@ -121,7 +123,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
-		wake: make(chan struct{}, 1), commit: make(chan struct{}, 1),
+		wake: retry.NewSignal(), commit: retry.NewSignal(),
 		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay}),
 	}
 	s.load()
@@ -135,7 +137,7 @@ func (s *Source) Run(ctx context.Context) error {
 	s.follow(ctx, &wg)
 	wg.Go(func() { s.commitBlocks(ctx) })
 	wg.Go(func() { s.claim(ctx) })
-	wg.Go(func() { s.trustFile(ctx) })
+	wg.Go(func() { confirm.Await(ctx, s.clock, s.serveUnconfirmed) })
 	s.loop(ctx)
 	wg.Wait()
 	return ctx.Err()
@@ -146,14 +148,7 @@ func (s *Source) Kick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ledger.uncommitted() {
-		signal(s.commit)
-	}
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		s.commit.Set()
 	}
 }
 
@@ -165,7 +160,7 @@ func (s *Source) change(do func(l *ledger, now time.Time)) {
 	now := s.clock.Now()
 	do(s.ledger, now)
 	s.ledger.serveAll(now)
-	signal(s.wake)
+	s.wake.Set()
 }
 
 // Restore implements source.Source.
@@ -195,7 +190,7 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	}
 	w := s.ledger.admit(req, s.clock.Now())
 	s.mu.Unlock()
-	signal(s.wake)
+	s.wake.Set()
 	if a, ok := w.Await(ctx); ok {
 		return a.Lease, a.Err
 	}
@@ -212,7 +207,7 @@ func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, e
 		a := <-w.Answered()
 		return a.Lease, a.Err
 	}
-	signal(s.wake) // one fewer to ask for
+	s.wake.Set() // one fewer to ask for
 	if why.Err == nil {
 		why.Err = ctx.Err()
 	}
@@ -224,7 +219,7 @@ func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ledger.release(key, s.clock.Now()) {
-		signal(s.wake)
+		s.wake.Set()
 	}
 }
 
@@ -233,7 +228,7 @@ func (s *Source) Cancel(key attachment.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ledger.cancel(key, s.clock.Now()) {
-		signal(s.wake)
+		s.wake.Set()
 	}
 }
 

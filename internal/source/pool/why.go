@@ -39,7 +39,7 @@ func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
 // this node first.
 func (l *ledger) whyEmpty(s *stock, now time.Time) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
-	if l.unproven {
+	if l.unconfirmed {
 		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
 	}
 	for _, name := range l.blockNames() {

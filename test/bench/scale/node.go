@@ -3,10 +3,10 @@ package scale
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
 
@@ -40,7 +40,7 @@ func (n *node) Usage() eni.Usage {
 			if n.used[a] {
 				of.Used++
 			} else {
-				of.FreeSingles++
+				of.Free.Addresses++
 			}
 		}
 		u.ENIs[e.ID] = of
@@ -104,23 +104,30 @@ func (n *node) leave(count int) {
 	}
 }
 
+// ObserveFailed implements eni.Node.
+func (*node) ObserveFailed(error) {}
+
 // Withdraw implements eni.Node.
-func (n *node) Withdraw(id string, addresses, _ int) (out []netip.Addr, _ []netip.Prefix) {
+func (n *node) Withdraw(id string, want cloud.Amount) (out []netip.Prefix) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, e := range n.inventory.ENIs {
 		if e.ID == id {
-			out = slices.DeleteFunc(slices.Clone(e.Addresses), func(a netip.Addr) bool { return n.used[a] })
+			for _, a := range e.Addresses {
+				if !n.used[a] && len(out) < want.Addresses {
+					out = append(out, netip.PrefixFrom(a, a.BitLen()))
+				}
+			}
 		}
 	}
-	return out[:min(len(out), addresses)], nil
+	return out
 }
 
-// RestoreAddresses implements eni.Node.
-func (n *node) RestoreAddresses([]netip.Addr, []netip.Prefix) {}
+// RestoreWithdrawn implements eni.Node.
+func (n *node) RestoreWithdrawn([]netip.Prefix) {}
 
 // WithdrawENI implements eni.Node.
-func (n *node) WithdrawENI(_ context.Context, id string) bool { return n.Usage().ENIs[id].Used == 0 }
+func (n *node) WithdrawENI(id string) bool { return n.Usage().ENIs[id].Used == 0 }
 
 // Committed implements fleet.Node: one operator works for the node.
 func (n *node) Committed() []eni.Release { return nil }

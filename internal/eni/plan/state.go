@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"cmp"
@@ -18,8 +18,8 @@ const (
 	Detaching
 )
 
-// ENIState is one ENI as a plan sees it.
-type ENIState struct {
+// ENI is one ENI as a plan sees it.
+type ENI struct {
 	ID      string
 	Subnet  string
 	Index   int // device index, unless Detached
@@ -27,37 +27,35 @@ type ENIState struct {
 	Primary bool
 	Ours    bool // the primary, or made by Berth: may be changed
 
-	Addresses int // single addresses assigned for pods; withdrawn ones are not
-	Prefixes  int // prefixes assigned for pods; withdrawn ones are not
-	Withdrawn int // slots of addresses and prefixes on their way back
+	cloud.Amount     // assigned for pods; what is withdrawn is not
+	Withdrawn    int // slots of addresses and prefixes on their way back
 
 	Used, Cooling int
-	FreeSingles   int // could be withdrawn now
-	FreePrefixes  int // could be withdrawn now
+	Free          cloud.Amount // could be withdrawn now
 
 	Refused       bool // detached, and cannot be attached
-	Young         bool // detached, and made by someone else a moment ago
+	JustMade      bool // detached, and made by someone else a moment ago
 	PrimaryServes bool // its primary address is for pods too
 	WrongDeletion bool // DeleteOnTermination is not as configured
 	WrongTags     bool // carries another instance's ID
 }
 
 // total counts the addresses, those inside prefixes included.
-func (e ENIState) total() int {
-	n := e.Addresses + e.Prefixes*ipam.PrefixAddresses
+func (e ENI) total() int {
+	n := Count(e.Amount)
 	if e.PrimaryServes {
 		n++
 	}
 	return n
 }
 
-// SubnetState is one subnet as a plan sees it.
-type SubnetState struct {
-	ID       string
-	Free     int  // addresses that can be had; Unlimited when not known
-	NoPrefix bool // had no free aligned prefix a while ago
-	ForNew   bool // new ENIs may be made here
-	Apart    bool // its route table is not that of the primary's subnet
+// Subnet is one subnet as a plan sees it.
+type Subnet struct {
+	ID          string
+	Free        int  // addresses that can be had; Unlimited when not known
+	NoPrefix    bool // had no free aligned prefix a while ago
+	ForNew      bool // new ENIs may be made here
+	OtherRoutes bool // its route table is not that of the primary's subnet
 }
 
 // Unlimited is the free count of a subnet that is not known yet: asking tells.
@@ -65,8 +63,8 @@ const Unlimited = 1 << 30
 
 // State is a node as a plan sees it.
 type State struct {
-	ENIs    []ENIState // on the instance, foreign ones too, and detached ones of ours
-	Subnets []SubnetState
+	ENIs    []ENI // on the instance, foreign ones too, and detached ones of ours
+	Subnets []Subnet
 	Waiting int // pods that wait for an address
 	// Release is how many addresses may be given back now: the excess that has
 	// persisted. 0 while none has.
@@ -81,17 +79,17 @@ type State struct {
 	PrimaryServes bool
 }
 
-// slots is how many addresses or prefixes an ENI holds for pods (document 000,
-// "How many addresses are available?": M−1, as the primary address serves none).
+// slots is how many addresses or prefixes an ENI holds for pods (M−1 of
+// the M that EC2 allows, as the primary address serves none).
 func slots(l cloud.Limits) int { return max(0, l.IPv4PerENI-1) }
 
 // MaxPods is how many pods an instance type can run with single addresses:
 // ENIs × (addresses per ENI − 1) + 2, the two being host-network pods
-// (document 004, "最大 Pod 数量").
+// (EKS best practices guide, "Maximum pods").
 func MaxPods(l cloud.Limits) int { return l.MaxENIs*slots(l) + 2 }
 
 // serves tells whether an ENI's addresses are for pods.
-func serves(e ENIState, p ipam.Policy) bool {
+func serves(e ENI, p ipam.Policy) bool {
 	return e.Ours && e.Phase == Attached && e.Index >= p.FirstInterfaceIndex
 }
 
@@ -123,8 +121,8 @@ func Excess(l cloud.Limits, p ipam.Policy, s State) int {
 }
 
 // sorted returns the ENIs that pass keep, in an order.
-func sorted(list []ENIState, keep func(ENIState) bool, order func(x, y ENIState) int) []ENIState {
-	var out []ENIState
+func sorted(list []ENI, keep func(ENI) bool, order func(x, y ENI) int) []ENI {
+	var out []ENI
 	for _, e := range list {
 		if keep(e) {
 			out = append(out, e)
@@ -134,6 +132,6 @@ func sorted(list []ENIState, keep func(ENIState) bool, order func(x, y ENIState)
 	return out
 }
 
-func byIndex(x, y ENIState) int {
+func byIndex(x, y ENI) int {
 	return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.ID, y.ID))
 }

@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"testing"
@@ -20,17 +20,32 @@ func TestExcessLastsByParts(t *testing.T) {
 		"partly given":    {{0, 20, 0}, {60, 20, 20}, {61, 11, 11}, {62, 12, 11}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var e excess
+			var e Lasting
 			begin := time.Unix(1e9, 0)
 			for _, m := range moments {
 				now := begin.Add(time.Duration(m.second) * time.Second)
-				if got := e.allow(m.n, now, delay); got != m.want {
+				if got := e.Allow(m.n, now, delay); got != m.want {
 					t.Errorf("after %d s, with %d in excess: %d have lasted, want %d", m.second, m.n, got, m.want)
 				}
-				if due := e.due(now, delay); !due.IsZero() && !due.After(now) {
+				if due := e.Due(now, delay); !due.IsZero() && !due.After(now) {
 					t.Errorf("after %d s: due at %v", m.second, due)
 				}
 			}
 		})
+	}
+}
+
+func TestExcessMustPersist(t *testing.T) {
+	var e Lasting
+	at := func(seconds, n int) int {
+		return e.Allow(n, unix(seconds), 60*second)
+	}
+	for _, step := range []struct{ seconds, excess, want int }{
+		{0, 5, 0}, {30, 2, 0}, {59, 9, 0}, // the least within the time is what persisted
+		{60, 9, 2}, {61, 7, 0}, {118, 7, 0}, {119, 7, 7}, {120, 7, 7}, {121, 0, 0}, {122, 4, 0}, {182, 4, 4}, {183, 4, 4},
+	} {
+		if got := at(step.seconds, step.excess); got != step.want {
+			t.Errorf("at %d s with %d in excess: %d may go, want %d", step.seconds, step.excess, got, step.want)
+		}
 	}
 }

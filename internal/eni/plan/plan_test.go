@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"fmt"
@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// The table of issue 2, observed on the Amazon VPC CNI, each row driven to its
-// fixed point with pods that come one by one. Where document 004 says
-// otherwise this table holds: WARM_IP_TARGET takes only what the target needs
+// What was observed of the Amazon VPC CNI, each row driven to its
+// fixed point with pods that come one by one. Where its own
+// documentation says otherwise this table holds: WARM_IP_TARGET takes only what the target needs
 // of a new ENI, not all it could hold, and an empty primary ENI counts as warm.
 func TestObservedTable(t *testing.T) {
 	for _, c := range []struct {
@@ -57,8 +57,9 @@ func TestObservedTable(t *testing.T) {
 	}
 }
 
-// The worked examples of document 004. "支持 N 个 IP 地址" there means usable ones.
-func TestDocument004(t *testing.T) {
+// The worked examples of the EKS best practices guide;
+// addresses there are usable ones.
+func TestWarmTargetExamples(t *testing.T) {
 	five := cloud.Limits{MaxENIs: 10, IPv4PerENI: 6}
 	twenty := cloud.Limits{MaxENIs: 10, IPv4PerENI: 21}
 	ten := cloud.Limits{MaxENIs: 10, IPv4PerENI: 11}
@@ -103,42 +104,42 @@ func TestMaxPods(t *testing.T) {
 
 func mustPlan(t *testing.T, l cloud.Limits, p ipam.Policy, s State, want ...Action) {
 	t.Helper()
-	if d := cmp.Diff(want, Plan(l, p, s)); d != "" {
+	if d := cmp.Diff(want, Make(l, p, s).Actions); d != "" {
 		t.Errorf("plan differs (-want +got):\n%s", d)
 	}
 }
 
 var (
-	forNew = []SubnetState{{ID: "s1", Free: 1000, ForNew: true}}
-	eni0   = ENIState{ID: "eni-0", Subnet: "s1", Phase: Attached, Primary: true, Ours: true}
+	forNew = []Subnet{{ID: "s1", Free: 1000, ForNew: true}}
+	eni0   = ENI{ID: "eni-0", Subnet: "s1", Phase: Attached, Primary: true, Ours: true}
 )
 
-func with(e ENIState, change func(*ENIState)) ENIState {
+func with(e ENI, change func(*ENI)) ENI {
 	change(&e)
 	return e
 }
 
 func TestForeignENIsTakeIndexesAndRoomOnly(t *testing.T) {
-	foreign := ENIState{ID: "efa", Subnet: "s1", Index: 1, Phase: Attached, Addresses: 9}
-	s := State{Subnets: forNew, Waiting: 4, ENIs: []ENIState{eni0, foreign}}
+	foreign := ENI{ID: "efa", Subnet: "s1", Index: 1, Phase: Attached, Amount: addresses(9)}
+	s := State{Subnets: forNew, Waiting: 4, ENIs: []ENI{eni0, foreign}}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Assign, ENI: "eni-0", Addresses: 3},
-		Action{Kind: Create, Subnet: "s1", Index: 2, Addresses: 2})
+		Action{Kind: Assign, ENI: "eni-0", Amount: addresses(3)},
+		Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(2)})
 	s.Waiting = 9 // a third ENI would be the fourth of three
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Assign, ENI: "eni-0", Addresses: 3},
-		Action{Kind: Create, Subnet: "s1", Index: 2, Addresses: 3})
+		Action{Kind: Assign, ENI: "eni-0", Amount: addresses(3)},
+		Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(3)})
 }
 
 func TestFirstInterfaceIndex(t *testing.T) {
-	s := State{Subnets: forNew, ENIs: []ENIState{with(eni0, func(e *ENIState) { e.Addresses = 2 })}}
+	s := State{Subnets: forNew, ENIs: []ENI{with(eni0, func(e *ENI) { e.Addresses = 2 })}}
 	p := ipam.DefaultCilium()
-	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 1, Addresses: 8})
+	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 1, Amount: addresses(8)})
 	p.FirstInterfaceIndex = 2
-	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 2, Addresses: 8})
+	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(8)})
 }
 
-// min(AvailableOnSubnet, min(AvailableOnENI, NeededAddresses + max-above-watermark)): document 003.
+// min(AvailableOnSubnet, min(AvailableOnENI, NeededAddresses + max-above-watermark)): Cilium, "AWS ENI".
 func TestCiliumAllocationSize(t *testing.T) {
 	p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 8, MaxAboveWatermark: 4}
 	for _, c := range []struct {
@@ -154,10 +155,10 @@ func TestCiliumAllocationSize(t *testing.T) {
 		{"free on the subnet", 4, 2, 5, 5, 0},
 		{"at the watermark nothing is asked for", 8, 0, 1000, 0, 0},
 	} {
-		s := State{ENIs: []ENIState{with(eni0, func(e *ENIState) { e.Addresses, e.Used = c.addrs, c.used })},
-			Subnets: []SubnetState{{ID: "s1", Free: c.subnet, ForNew: true}}}
+		s := State{ENIs: []ENI{with(eni0, func(e *ENI) { e.Addresses, e.Used = c.addrs, c.used })},
+			Subnets: []Subnet{{ID: "s1", Free: c.subnet, ForNew: true}}}
 		var got, gotNew int
-		for _, a := range Plan(m5xlarge, p, s) {
+		for _, a := range Make(m5xlarge, p, s).Actions {
 			if a.Kind == Create {
 				gotNew = a.Addresses
 			} else {
@@ -171,49 +172,49 @@ func TestCiliumAllocationSize(t *testing.T) {
 }
 
 func TestSubnetChoice(t *testing.T) {
-	full := with(eni0, func(e *ENIState) { e.Addresses, e.Used = 14, 14 })
-	s := State{ENIs: []ENIState{full}, Waiting: 20, Subnets: []SubnetState{
+	full := with(eni0, func(e *ENI) { e.Addresses, e.Used = 14, 14 })
+	s := State{ENIs: []ENI{full}, Waiting: 20, Subnets: []Subnet{
 		{ID: "s1", Free: 5000}, {ID: "s2", Free: 300, ForNew: true}, {ID: "s3", Free: 301, ForNew: true}}}
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Create, Subnet: "s3", Index: 1, Addresses: 14},
-		Action{Kind: Create, Subnet: "s2", Index: 2, Addresses: 7})
-	s.Subnets[2].Apart = true // s3: other routes, though more free addresses
+		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
+		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
+	s.Subnets[2].OtherRoutes = true // s3: other routes, though more free addresses
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Create, Subnet: "s2", Index: 1, Addresses: 14},
-		Action{Kind: Create, Subnet: "s2", Index: 2, Addresses: 7})
+		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
+		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
 	s.Subnets[1].Free = 15 // taken up by the first
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Create, Subnet: "s2", Index: 1, Addresses: 14},
-		Action{Kind: Create, Subnet: "s3", Index: 2, Addresses: 7})
+		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)},
+		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(7)})
 	s.Subnets[1].Free = 14 // not for all that an ENI is to have, which would take up an index
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Create, Subnet: "s3", Index: 1, Addresses: 14},
-		Action{Kind: Create, Subnet: "s2", Index: 2, Addresses: 7})
+		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
+		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
 	s.Subnets[2].Free = 14 // nor has the other
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
-		Action{Kind: Create, Subnet: "s2", Index: 1, Addresses: 13},
-		Action{Kind: Create, Subnet: "s3", Index: 2, Addresses: 8})
+		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},
+		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(8)})
 	s.Subnets[2].Free = 5000
 	prefixes := ipam.Policy{PrefixDelegation: true, WarmIP: 1} // 21 addresses are two prefixes
 	for _, c := range []struct {
-		home SubnetState
+		home Subnet
 		want []Action
 	}{
-		{SubnetState{ID: "s2", Free: 33, ForNew: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Prefixes: 2}}},
-		{SubnetState{ID: "s2", Free: 32, ForNew: true}, []Action{{Kind: Create, Subnet: "s3", Index: 1, Prefixes: 2}}},
-		{SubnetState{ID: "s2", Free: 32, ForNew: true, NoPrefix: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Addresses: 14}, {Kind: Create, Subnet: "s2", Index: 2, Addresses: 7}}},
+		{Subnet{ID: "s2", Free: 33, ForNew: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Amount: blocks(2)}}},
+		{Subnet{ID: "s2", Free: 32, ForNew: true}, []Action{{Kind: Create, Subnet: "s3", Index: 1, Amount: blocks(2)}}},
+		{Subnet{ID: "s2", Free: 32, ForNew: true, NoPrefix: true}, []Action{{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(14)}, {Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)}}},
 	} {
 		s.Subnets[1] = c.home
 		mustPlan(t, m5xlarge, prefixes, s, c.want...)
 	}
-	s.Subnets = []SubnetState{{ID: "s2", Free: 1, ForNew: true}}
+	s.Subnets = []Subnet{{ID: "s2", Free: 1, ForNew: true}}
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s)
 }
 
 func TestBegunENIsAreFinishedFirst(t *testing.T) {
-	begun := ENIState{ID: "eni-b", Subnet: "s1", Phase: Detached, Ours: true, Addresses: 3}
-	stray := ENIState{ID: "eni-c", Subnet: "s1", Phase: Detached, Ours: true}
-	s := State{Subnets: forNew, ENIs: []ENIState{eni0, begun, stray}, Waiting: 3}
+	begun := ENI{ID: "eni-b", Subnet: "s1", Phase: Detached, Ours: true, Amount: addresses(3)}
+	stray := ENI{ID: "eni-c", Subnet: "s1", Phase: Detached, Ours: true}
+	s := State{Subnets: forNew, ENIs: []ENI{eni0, begun, stray}, Waiting: 3}
 	mustPlan(t, t3small, ipam.Policy{MinimumIP: 1}, s,
 		Action{Kind: Attach, ENI: "eni-b", Index: 1}, Action{Kind: Delete, ENI: "eni-c"})
 	s.Waiting = 0
@@ -222,48 +223,48 @@ func TestBegunENIsAreFinishedFirst(t *testing.T) {
 		Action{Kind: Delete, ENI: "eni-b"}, Action{Kind: Delete, ENI: "eni-c"})
 	s.Waiting, s.NoMoreENIs = 9, true
 	mustPlan(t, t3small, ipam.Policy{MinimumIP: 1}, s,
-		Action{Kind: Assign, ENI: "eni-0", Addresses: 2},
+		Action{Kind: Assign, ENI: "eni-0", Amount: addresses(2)},
 		Action{Kind: Delete, ENI: "eni-b"}, Action{Kind: Delete, ENI: "eni-c"})
 }
 
 func TestShrink(t *testing.T) {
-	second := ENIState{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true}
-	occupied := func(e ENIState, addrs, used, cool int) ENIState {
-		e.Addresses, e.Used, e.Cooling, e.FreeSingles = addrs, used, cool, addrs-used-cool
+	second := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true}
+	occupied := func(e ENI, addrs, used, cool int) ENI {
+		e.Addresses, e.Used, e.Cooling, e.Free.Addresses = addrs, used, cool, addrs-used-cool
 		return e
 	}
 	for _, c := range []struct {
 		name    string
 		policy  ipam.Policy
-		enis    []ENIState
+		enis    []ENI
 		release int
 		want    []Action
 	}{
 		{"nothing before the excess has persisted", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 0, 0)}, 0, nil},
+			[]ENI{occupied(eni0, 3, 0, 0)}, 0, nil},
 		{"whole ENIs first, then the primary's free addresses", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 0)}, 99,
-			[]Action{{Kind: Detach, ENI: "eni-1"}, {Kind: Unassign, ENI: "eni-0", Addresses: 2}}},
+			[]ENI{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 0)}, 99,
+			[]Action{{Kind: Detach, ENI: "eni-1"}, {Kind: Unassign, ENI: "eni-0", Amount: addresses(2)}}},
 		{"an ENI with a cooling address stays, and that address too", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 3, 0), occupied(second, 3, 0, 1)}, 99,
-			[]Action{{Kind: Unassign, ENI: "eni-1", Addresses: 2}}},
+			[]ENI{occupied(eni0, 3, 3, 0), occupied(second, 3, 0, 1)}, 99,
+			[]Action{{Kind: Unassign, ENI: "eni-1", Amount: addresses(2)}}},
 		{"no more than has persisted", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0)}, 1,
-			[]Action{{Kind: Unassign, ENI: "eni-1", Addresses: 1}}},
+			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0)}, 1,
+			[]Action{{Kind: Unassign, ENI: "eni-1", Amount: addresses(1)}}},
 		{"whole ENIs only", ipam.Policy{WarmENI: 1},
-			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0), {ID: "eni-2", Index: 2, Phase: Attached, Ours: true, Addresses: 3, FreeSingles: 3}}, 99,
+			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 0), {ID: "eni-2", Index: 2, Phase: Attached, Ours: true, Amount: addresses(3), Free: addresses(3)}}, 99,
 			[]Action{{Kind: Detach, ENI: "eni-2"}}},
 		{"an ENI without addresses serves nobody", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
+			[]ENI{occupied(eni0, 3, 2, 0), occupied(second, 0, 0, 0)}, 0,
 			[]Action{{Kind: Detach, ENI: "eni-1"}}},
 		{"an ENI that only cools goes whole, and the primary gives nothing in its place", ipam.Policy{WarmIP: 2},
-			[]ENIState{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 3)}, 99,
-			[]Action{{Kind: Unassign, ENI: "eni-0", Addresses: 1}}},
+			[]ENI{occupied(eni0, 3, 0, 0), occupied(second, 3, 0, 3)}, 99,
+			[]Action{{Kind: Unassign, ENI: "eni-0", Amount: addresses(1)}}},
 		{"what cools on an ENI in use is its share of the excess", ipam.Policy{WarmIP: 1},
-			[]ENIState{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 2)}, 99,
-			[]Action{{Kind: Unassign, ENI: "eni-0", Addresses: 1}}},
+			[]ENI{occupied(eni0, 3, 1, 0), occupied(second, 3, 1, 2)}, 99,
+			[]Action{{Kind: Unassign, ENI: "eni-0", Amount: addresses(1)}}},
 		{"above the watermark is kept", ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 1, MaxAboveWatermark: 2},
-			[]ENIState{occupied(eni0, 3, 0, 0)}, 99, nil},
+			[]ENI{occupied(eni0, 3, 0, 0)}, 99, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			mustPlan(t, t3small, c.policy, State{Subnets: forNew, ENIs: c.enis, Release: c.release}, c.want...)
@@ -319,21 +320,21 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 }
 
 func TestRepairs(t *testing.T) {
-	e := ENIState{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Addresses: 1, Used: 1, WrongDeletion: true, WrongTags: true}
-	p := with(eni0, func(e *ENIState) { e.Addresses, e.WrongDeletion = 1, true })
-	foreign := ENIState{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
-	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENIState{p, e, foreign}},
-		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: KeepWithVM, ENI: "eni-1"})
+	e := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Amount: addresses(1), Used: 1, WrongDeletion: true, WrongTags: true}
+	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeletion = 1, true })
+	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
+	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENI{p, e, foreign}},
+		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeletion, ENI: "eni-1"})
 }
 
 func BenchmarkPlan(b *testing.B) {
-	s := State{Subnets: forNew, Waiting: 100, ENIs: []ENIState{eni0}}
+	s := State{Subnets: forNew, Waiting: 100, ENIs: []ENI{eni0}}
 	for i := 1; i < 10; i++ {
-		s.ENIs = append(s.ENIs, ENIState{ID: fmt.Sprint("eni-", i), Subnet: "s1", Index: i, Phase: Attached, Ours: true, Addresses: 49, Used: 49})
+		s.ENIs = append(s.ENIs, ENI{ID: fmt.Sprint("eni-", i), Subnet: "s1", Index: i, Phase: Attached, Ours: true, Amount: addresses(49), Used: 49})
 	}
 	l := cloud.Limits{MaxENIs: 15, IPv4PerENI: 50}
 	b.ReportAllocs()
 	for b.Loop() {
-		Plan(l, ipam.DefaultAWS(), s)
+		Make(l, ipam.DefaultAWS(), s)
 	}
 }

@@ -1,10 +1,10 @@
-package eni
+package plan
 
 import "time"
 
-// excess remembers how much of a node's excess has persisted, and for how long, so
+// Lasting remembers how much of a node's excess has persisted, and for how long, so
 // that what a short dip in pods freed is not given back and asked for again.
-type excess struct {
+type Lasting struct {
 	levels  []level // in order of both: pods end one after the other, and each adds
 	allowed int     // what was answered last
 }
@@ -15,10 +15,10 @@ type level struct {
 	n     int
 }
 
-// allow is told the excess at now and answers how much of it has lasted for
+// Allow is told the excess at now and answers how much of it has lasted for
 // delay. What the excess falls by, up to what was answered before, is what was
 // given back of it; else the latest of it is no more.
-func (e *excess) allow(n int, now time.Time, delay time.Duration) int {
+func (e *Lasting) Allow(n int, now time.Time, delay time.Duration) int {
 	given := min(e.allowed, max(0, e.top()-n))
 	kept := e.levels[:0]
 	since := now
@@ -44,16 +44,16 @@ func (e *excess) allow(n int, now time.Time, delay time.Duration) int {
 }
 
 // top is the excess as it was told last.
-func (e *excess) top() int {
+func (e *Lasting) top() int {
 	if len(e.levels) == 0 {
 		return 0
 	}
 	return e.levels[len(e.levels)-1].n
 }
 
-// due is when more of the excess will have lasted for delay than at now; zero
+// Due is when more of the excess will have lasted for delay than at now; zero
 // without such.
-func (e *excess) due(now time.Time, delay time.Duration) time.Time {
+func (e *Lasting) Due(now time.Time, delay time.Duration) time.Time {
 	for _, l := range e.levels {
 		if at := l.since.Add(delay); at.After(now) {
 			return at

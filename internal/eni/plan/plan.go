@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"cmp"
@@ -8,7 +8,17 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// Plan tells what to do next to bring a node to its policy. It is pure: the
+// Plan is what to do next for a node, and how the node does.
+type Plan struct {
+	Actions    []Action
+	Available  int  // addresses for pods, used ones included
+	Used       int  // of those; cooling ones too
+	Needed     int  // addresses that the policy wants beyond Available
+	Exhausted  bool // the node lacks addresses that its ENIs have room for and its subnets do not
+	AtCapacity bool // nothing can give the node what it would have without limits
+}
+
+// Make tells what to do next to bring a node to its policy. It is pure: the
 // same input gives the same actions, in the order in which to do them. Within
 // one plan each ENI is asked for addresses at most once.
 //
@@ -21,25 +31,13 @@ import (
 // ENI is assigned to others first (move.go). Detached ENIs of ours that nobody needs are deleted.
 //
 // What is asked for at once is min(free in the subnet, room on the ENI, needed +
-// max-above-watermark) (document 003, "IP Allocation").
-func Plan(l cloud.Limits, p ipam.Policy, s State) []Action { return decide(l, p, s).Actions }
-
-// decision is a plan and what it says of the node.
-type decision struct {
-	Actions    []Action
-	Available  int  // addresses for pods, used ones included
-	Used       int  // of those; cooling ones too
-	Needed     int  // addresses that the policy wants beyond Available
-	Starved    bool // the node lacks addresses that its ENIs have room for and its subnets do not
-	AtCapacity bool // nothing can give the node what it would have without limits
-}
-
-func decide(l cloud.Limits, p ipam.Policy, s State) decision {
+// max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
+func Make(l cloud.Limits, p ipam.Policy, s State) Plan {
 	b := newPlanner(l, p, s)
-	d := decision{Available: b.tally.total, Used: b.tally.Used + b.tally.Cooling, Needed: max(0, b.demand.Want-b.tally.total)}
+	d := Plan{Available: b.tally.total, Used: b.tally.Used + b.tally.Cooling, Needed: max(0, b.demand.Want-b.tally.total)}
 	if b.need > 0 {
 		b.grow()
-		d.Starved = len(b.actions) == 0 && b.hasRoom()
+		d.Exhausted = len(b.actions) == 0 && b.hasRoom()
 	} else {
 		b.shrink()
 	}
@@ -58,8 +56,8 @@ type planner struct {
 	slots   int
 	need    int // addresses still to ask for; 0 when the target is met
 	asked   int // addresses that the plan asks for so far
-	enis    []ENIState
-	subnets []SubnetState
+	enis    []ENI
+	subnets []Subnet
 	indexes map[int]bool // device indexes taken
 	ours    int          // ENIs that count towards MAX_ENI
 	refused bool         // State.NoMoreENIs
@@ -95,11 +93,14 @@ func newPlanner(l cloud.Limits, p ipam.Policy, s State) *planner {
 	return b
 }
 
+// none is an Amount of nothing.
+var none cloud.Amount
+
 func (b *planner) do(a Action) { b.actions = append(b.actions, a) }
 
 func (b *planner) grow() {
 	b.attachBegun()
-	for _, e := range sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) }, byIndex) {
+	for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) }, byIndex) {
 		b.assign(e)
 	}
 	for b.need > 0 && b.create() {
@@ -111,8 +112,8 @@ func (b *planner) grow() {
 
 // attachBegun finishes ENIs that were created but not attached.
 func (b *planner) attachBegun() {
-	begun := sorted(b.enis, func(e ENIState) bool { return e.Ours && e.Phase == Detached && !e.Refused },
-		func(x, y ENIState) int { return cmp.Or(cmp.Compare(y.total(), x.total()), cmp.Compare(x.ID, y.ID)) })
+	begun := sorted(b.enis, func(e ENI) bool { return e.Ours && e.Phase == Detached && !e.Refused },
+		func(x, y ENI) int { return cmp.Or(cmp.Compare(y.total(), x.total()), cmp.Compare(x.ID, y.ID)) })
 	for _, e := range begun {
 		index, ok := b.freeIndex()
 		if !ok || b.need <= 0 {
@@ -127,15 +128,14 @@ func (b *planner) attachBegun() {
 }
 
 // assign fills room on an attached ENI.
-func (b *planner) assign(e ENIState) {
+func (b *planner) assign(e ENI) {
 	room := b.slots - e.Addresses - e.Prefixes - e.Withdrawn
 	if b.need <= 0 || room <= 0 {
 		return
 	}
 	sn := b.subnet(e.Subnet)
 	a := Action{Kind: Assign, ENI: e.ID}
-	a.Prefixes, a.Addresses = b.amount(room, sn.Free, sn.NoPrefix)
-	if a.Prefixes+a.Addresses > 0 {
+	if a.Amount = b.amount(room, sn.Free, sn.NoPrefix); a.Amount != none {
 		b.spend(sn, a)
 		b.do(a)
 	}
@@ -155,12 +155,12 @@ func (b *planner) create() bool {
 	sn.Free-- // the ENI's primary address
 	b.need -= b.bonus
 	b.asked += b.bonus
-	a.Prefixes, a.Addresses = b.amount(b.slots, sn.Free, sn.NoPrefix)
+	a.Amount = b.amount(b.slots, sn.Free, sn.NoPrefix)
 	// While prefixes cannot be had, a warm target is met as far as attached
 	// ENIs have room; a new ENI is for pods that wait, or when nothing is free.
 	free := b.tally.free() + b.asked
 	wanting := b.tally.Waiting > free || free == 0
-	if a.Prefixes+a.Addresses+b.bonus == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
+	if a.Amount == none && b.bonus == 0 || b.demand.Unit > 1 && a.Prefixes == 0 && !wanting {
 		sn.Free++
 		b.need += b.bonus
 		b.asked -= b.bonus
@@ -175,16 +175,16 @@ func (b *planner) create() bool {
 // amount is how much of the need one ENI with some free slots in a subnet with
 // some free addresses can take: whole prefixes where the policy says so and the
 // subnet has them, else single addresses.
-func (b *planner) amount(room, free int, noPrefix bool) (prefixes, addresses int) {
+func (b *planner) amount(room, free int, noPrefix bool) cloud.Amount {
 	unit := b.demand.Unit
 	if unit > 1 && !noPrefix && free >= unit {
-		return min((b.need+unit-1)/unit, room, free/unit), 0
+		return cloud.Amount{Prefixes: min((b.need+unit-1)/unit, room, free/unit)}
 	}
-	return 0, max(0, min(b.need, room, free))
+	return cloud.Amount{Addresses: max(0, min(b.need, room, free))}
 }
 
-func (b *planner) spend(sn *SubnetState, a Action) {
-	n := a.Addresses + a.Prefixes*ipam.PrefixAddresses
+func (b *planner) spend(sn *Subnet, a Action) {
+	n := Count(a.Amount)
 	b.need -= n
 	b.asked += n
 	sn.Free -= n
@@ -196,10 +196,10 @@ func (b *planner) makeRoomForPrefixes() {
 	if b.demand.Unit == 1 {
 		return
 	}
-	for _, e := range sorted(b.enis, func(e ENIState) bool { return serves(e, b.policy) && e.FreeSingles > 0 }, byIndex) {
+	for _, e := range sorted(b.enis, func(e ENI) bool { return serves(e, b.policy) && e.Free.Addresses > 0 }, byIndex) {
 		sn := b.subnet(e.Subnet)
-		if n := min(e.FreeSingles, (b.need+b.demand.Unit-1)/b.demand.Unit, sn.Free/b.demand.Unit); !sn.NoPrefix && n > 0 {
-			b.do(Action{Kind: Unassign, ENI: e.ID, Addresses: n})
+		if n := min(e.Free.Addresses, (b.need+b.demand.Unit-1)/b.demand.Unit, sn.Free/b.demand.Unit); !sn.NoPrefix && n > 0 {
+			b.do(Action{Kind: Unassign, ENI: e.ID, Amount: cloud.Amount{Addresses: n}})
 			return
 		}
 	}
@@ -231,13 +231,13 @@ func (b *planner) useIndex(i int) {
 }
 
 // subnet finds a subnet's working copy; one not known is unlimited.
-func (b *planner) subnet(id string) *SubnetState {
+func (b *planner) subnet(id string) *Subnet {
 	for i := range b.subnets {
 		if b.subnets[i].ID == id {
 			return &b.subnets[i]
 		}
 	}
-	b.subnets = append(b.subnets, SubnetState{ID: id, Free: Unlimited})
+	b.subnets = append(b.subnets, Subnet{ID: id, Free: Unlimited})
 	return &b.subnets[len(b.subnets)-1]
 }
 
@@ -246,9 +246,9 @@ func (b *planner) subnet(id string) *SubnetState {
 // if those are wanted, then the most free addresses,
 // then the lowest ID. An ENI takes
 // one address for itself, so two must be free, or one if that is for pods.
-func (b *planner) subnetForNew() *SubnetState {
-	var best *SubnetState
-	apart := b.onlyApart()
+func (b *planner) subnetForNew() *Subnet {
+	var best *Subnet
+	apart := b.onlyOtherRoutes()
 	for i := range b.subnets {
 		sn := &b.subnets[i]
 		if sn.ForNew && sn.Free >= 2-b.bonus && (best == nil || b.better(sn, best, apart)) {
@@ -258,14 +258,14 @@ func (b *planner) subnetForNew() *SubnetState {
 	return best
 }
 
-// onlyApart tells whether a new ENI gets all that is asked for only in subnets whose routes are
+// onlyOtherRoutes tells whether a new ENI gets all that is asked for only in subnets whose routes are
 // not the primary's. The last addresses of another would cost the
 // node one of the few ENIs that it may have.
-func (b *planner) onlyApart() bool {
+func (b *planner) onlyOtherRoutes() bool {
 	apart := false
 	for i := range b.subnets {
 		if sn := &b.subnets[i]; sn.ForNew && b.suffices(sn) {
-			if !sn.Apart {
+			if !sn.OtherRoutes {
 				return false
 			}
 			apart = true
@@ -275,7 +275,7 @@ func (b *planner) onlyApart() bool {
 }
 
 // suffices tells whether a new ENI in a subnet gets all that it has room for of what is asked.
-func (b *planner) suffices(sn *SubnetState) bool {
+func (b *planner) suffices(sn *Subnet) bool {
 	need, free, unit := b.need-b.bonus, sn.Free-1, b.demand.Unit
 	if sn.NoPrefix {
 		unit = 1
@@ -285,9 +285,9 @@ func (b *planner) suffices(sn *SubnetState) bool {
 
 // better tells whether x is the better subnet for a new ENI; apart, whether that
 // is to be one with other routes.
-func (b *planner) better(x, y *SubnetState, apart bool) bool {
-	if x.Apart != y.Apart {
-		return x.Apart == apart
+func (b *planner) better(x, y *Subnet, apart bool) bool {
+	if x.OtherRoutes != y.OtherRoutes {
+		return x.OtherRoutes == apart
 	}
 	px, py := b.hasPrefix(x), b.hasPrefix(y)
 	if px != py {
@@ -296,6 +296,6 @@ func (b *planner) better(x, y *SubnetState, apart bool) bool {
 	return cmp.Or(cmp.Compare(y.Free, x.Free), cmp.Compare(x.ID, y.ID)) < 0
 }
 
-func (b *planner) hasPrefix(sn *SubnetState) bool {
+func (b *planner) hasPrefix(sn *Subnet) bool {
 	return b.demand.Unit > 1 && !sn.NoPrefix && sn.Free > b.demand.Unit
 }

@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"maps"
@@ -45,34 +45,34 @@ func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 }
 
 func TestMove(t *testing.T) {
-	singles := func(index, n, used int) ENIState {
-		return ENIState{ID: "eni-" + string(rune('0'+index)), Subnet: "s1", Index: index, Primary: index == 0, Phase: Attached, Ours: true, Addresses: n, Used: used, FreeSingles: n - used}
+	singles := func(index, n, used int) ENI {
+		return ENI{ID: "eni-" + string(rune('0'+index)), Subnet: "s1", Index: index, Primary: index == 0, Phase: Attached, Ours: true, Amount: addresses(n), Used: used, Free: addresses(n - used)}
 	}
-	prefix := func(index, n, used int) ENIState {
-		return with(singles(index, 0, used), func(e *ENIState) { e.Prefixes, e.FreePrefixes = n, n-min(1, used) })
+	prefix := func(index, n, used int) ENI {
+		return with(singles(index, 0, used), func(e *ENI) { e.Prefixes, e.Free.Prefixes = n, n-min(1, used) })
 	}
 	minimum := ipam.Policy{MinimumIP: 3, WarmIP: 1}
 	prefixes := ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1}
 	for _, c := range []struct {
 		name   string
 		policy ipam.Policy
-		subnet SubnetState
-		enis   []ENIState
+		subnet Subnet
+		enis   []ENI
 		want   []Action
 	}{
-		{"a prefix", prefixes, forNew[0], []ENIState{prefix(0, 0, 0), prefix(1, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Prefixes: 1}}},
-		{"addresses that a minimum keeps", minimum, forNew[0], []ENIState{singles(0, 1, 0), singles(1, 2, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Addresses: 2}}},
-		{"the highest index", minimum, forNew[0], []ENIState{singles(0, 1, 0), singles(1, 1, 0), singles(2, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Addresses: 1}}},
-		{"to several", ipam.Policy{MinimumIP: 6}, forNew[0], []ENIState{singles(0, 2, 0), singles(1, 2, 0), singles(2, 2, 0)},
-			[]Action{{Kind: Assign, ENI: "eni-0", Addresses: 1}, {Kind: Assign, ENI: "eni-1", Addresses: 1}}},
-		{"not what a pod has", minimum, forNew[0], []ENIState{singles(0, 1, 0), singles(1, 2, 1)}, nil},
-		{"not without room", ipam.Policy{MinimumIP: 5}, forNew[0], []ENIState{singles(0, 3, 0), singles(1, 2, 0)}, nil},
-		{"not in a full subnet", minimum, SubnetState{ID: "s1", Free: 1}, []ENIState{singles(0, 1, 0), singles(1, 2, 0)}, nil},
-		{"no single addresses in place of a prefix", prefixes, SubnetState{ID: "s1", Free: 100, NoPrefix: true}, []ENIState{prefix(0, 0, 0), prefix(1, 1, 0)}, nil},
-		{"not where ENIs are warm as a whole", ipam.Policy{WarmENI: 1}, forNew[0], []ENIState{singles(0, 1, 0), singles(1, 2, 0)}, nil},
+		{"a prefix", prefixes, forNew[0], []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: blocks(1)}}},
+		{"addresses that a minimum keeps", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(2)}}},
+		{"the highest index", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 1, 0), singles(2, 1, 0)}, []Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}}},
+		{"to several", ipam.Policy{MinimumIP: 6}, forNew[0], []ENI{singles(0, 2, 0), singles(1, 2, 0), singles(2, 2, 0)},
+			[]Action{{Kind: Assign, ENI: "eni-0", Amount: addresses(1)}, {Kind: Assign, ENI: "eni-1", Amount: addresses(1)}}},
+		{"not what a pod has", minimum, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 1)}, nil},
+		{"not without room", ipam.Policy{MinimumIP: 5}, forNew[0], []ENI{singles(0, 3, 0), singles(1, 2, 0)}, nil},
+		{"not in a full subnet", minimum, Subnet{ID: "s1", Free: 1}, []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
+		{"no single addresses in place of a prefix", prefixes, Subnet{ID: "s1", Free: 100, NoPrefix: true}, []ENI{prefix(0, 0, 0), prefix(1, 1, 0)}, nil},
+		{"not where ENIs are warm as a whole", ipam.Policy{WarmENI: 1}, forNew[0], []ENI{singles(0, 1, 0), singles(1, 2, 0)}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := State{ENIs: c.enis, Subnets: []SubnetState{c.subnet}}
+			s := State{ENIs: c.enis, Subnets: []Subnet{c.subnet}}
 			if len(c.want) > 0 {
 				mustPlan(t, t3small, c.policy, s) // nothing before it has been so for a while
 			}

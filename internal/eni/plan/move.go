@@ -1,4 +1,4 @@
-package eni
+package plan
 
 import (
 	"github.com/berthnet/berth/internal/cloud"
@@ -34,18 +34,18 @@ func (b *planner) shift(gone, given map[string]bool) (excess int) {
 	excess -= from.total()
 	for _, a := range assign {
 		given[a.ENI] = true
-		excess += a.weight()
+		excess += a.Weight()
 		b.do(a)
 	}
 	return excess
 }
 
-// moves tells whether an action is part of a move: no pod needs what it assigns.
-func (d *decision) moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
+// Moves tells whether an action is part of a move: no pod needs what it assigns.
+func (d Plan) Moves(a Action) bool { return a.Kind == Assign && d.Needed == 0 }
 
 // move finds the ENI with the highest index that can be emptied, and what is to be
 // assigned to the others for that.
-func (b *planner) move() (from ENIState, assign []Action) {
+func (b *planner) move() (from ENI, assign []Action) {
 	if b.demand.WholeENIs {
 		return from, nil
 	}
@@ -64,9 +64,9 @@ func (b *planner) move() (from ENIState, assign []Action) {
 
 // elsewhere is how n addresses are had on the ENIs besides e; nil if they
 // cannot. Those that would give addresses back before e are none to put more on.
-func (b *planner) elsewhere(e ENIState, n int) (out []Action) {
+func (b *planner) elsewhere(e ENI, n int) (out []Action) {
 	taken := map[string]int{} // by subnet
-	fits := func(o ENIState) bool {
+	fits := func(o ENI) bool {
 		return serves(o, b.policy) && o.ID != e.ID && (o.Primary || o.Used > 0 || o.Index < e.Index)
 	}
 	for _, o := range sorted(b.enis, fits, byIndex) {
@@ -77,7 +77,7 @@ func (b *planner) elsewhere(e ENIState, n int) (out []Action) {
 		} else if !sn.NoPrefix { // never single addresses in place of a prefix
 			a.Prefixes = max(0, min((n+unit-1)/unit, room, free/unit))
 		}
-		if w := a.weight(); w > 0 {
+		if w := a.Weight(); w > 0 {
 			n -= w
 			taken[o.Subnet] += w
 			out = append(out, a)

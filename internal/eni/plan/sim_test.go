@@ -1,8 +1,9 @@
-package eni
+package plan
 
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,7 @@ type sim struct {
 	policy  ipam.Policy
 	alloc   *ipam.Allocator[int]
 	enis    map[string]*simENI
-	subnet  SubnetState
+	subnet  Subnet
 	next    netip.Addr
 	block   byte
 	now     time.Time
@@ -47,7 +48,7 @@ var (
 func newSim(t rapid.TB, l cloud.Limits, p ipam.Policy) *sim {
 	s := &sim{
 		t: t, limits: l, policy: p, alloc: ipam.New[int](ipam.DefaultCooling), enis: map[string]*simENI{},
-		subnet: SubnetState{ID: "subnet-1", Free: Unlimited, ForNew: true},
+		subnet: Subnet{ID: "subnet-1", Free: Unlimited, ForNew: true},
 		next:   netip.MustParseAddr("10.0.0.4"), now: time.Unix(0, 0),
 	}
 	s.enis["eni-0"] = &simENI{phase: Attached}
@@ -60,7 +61,7 @@ func (s *sim) settle() []Action {
 	s.t.Helper()
 	var done []Action
 	for range 100 {
-		plan := Plan(s.limits, s.policy, s.state())
+		plan := Make(s.limits, s.policy, s.state()).Actions
 		if len(plan) == 0 {
 			return done
 		}
@@ -78,17 +79,17 @@ func (s *sim) settle() []Action {
 }
 
 func (s *sim) state() State {
-	st := State{Waiting: s.waiting, Subnets: []SubnetState{s.subnet}}
+	st := State{Waiting: s.waiting, Subnets: []Subnet{s.subnet}}
 	counts := map[string]ipam.GroupCounts{}
 	for _, g := range s.alloc.Groups() {
 		counts[g.ID] = g
 	}
 	for id, e := range s.enis {
 		c := counts[id]
-		st.ENIs = append(st.ENIs, ENIState{
+		st.ENIs = append(st.ENIs, ENI{
 			ID: id, Subnet: "subnet-1", Index: e.index, Phase: e.phase, Primary: id == "eni-0", Ours: true,
-			Addresses: len(e.addrs), Prefixes: len(e.prefixes), Used: c.Used, Cooling: c.Cooling,
-			FreeSingles: c.FreeSingles, FreePrefixes: c.FreePrefixes,
+			Amount: cloud.Amount{Addresses: len(e.addrs), Prefixes: len(e.prefixes)}, Used: c.Used, Cooling: c.Cooling,
+			Free: cloud.Amount{Addresses: c.FreeSingles, Prefixes: c.FreePrefixes},
 		})
 	}
 	if s.release {
@@ -117,8 +118,8 @@ func (s *sim) act(a Action) {
 		for _, p := range s.alloc.WithdrawPrefixes(a.ENI, a.Prefixes) {
 			gone[p.Addr()] = true
 		}
-		e.addrs = without(e.addrs, func(x netip.Addr) bool { return gone[x] })
-		e.prefixes = without(e.prefixes, func(p netip.Prefix) bool { return gone[p.Addr()] })
+		e.addrs = slices.DeleteFunc(e.addrs, func(x netip.Addr) bool { return gone[x] })
+		e.prefixes = slices.DeleteFunc(e.prefixes, func(p netip.Prefix) bool { return gone[p.Addr()] })
 	case Detach:
 		if err := s.alloc.WithdrawGroup(a.ENI); err != nil {
 			s.t.Fatalf("plan detaches what is busy: %v", err)
@@ -182,11 +183,15 @@ func (s *sim) runPods(n int) {
 func (s *sim) layout() string {
 	st := s.state()
 	var out []string
-	for _, e := range sorted(st.ENIs, func(ENIState) bool { return true }, byIndex) {
+	for _, e := range sorted(st.ENIs, func(ENI) bool { return true }, byIndex) {
 		out = append(out, fmt.Sprint(e.total()))
 	}
 	return strings.Join(out, ",")
 }
+
+func addresses(n int) cloud.Amount { return cloud.Amount{Addresses: n} }
+
+func blocks(n int) cloud.Amount { return cloud.Amount{Prefixes: n} }
 
 const second = time.Second
 

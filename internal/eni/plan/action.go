@@ -1,6 +1,11 @@
-package eni
+package plan
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
+)
 
 // Kind is what an Action does; also its name in logs and metrics.
 type Kind string
@@ -13,7 +18,7 @@ const (
 	Unassign     Kind = "unassign"      // free addresses or prefixes off an ENI
 	Detach       Kind = "detach"        // an ENI nobody needs
 	Delete       Kind = "delete"        // a detached ENI of ours
-	KeepWithVM   Kind = "set-deletion"  // reconcile DeleteOnTermination
+	SetDeletion  Kind = "set-deletion"  // reconcile DeleteOnTermination
 	Retag        Kind = "tag"           // an adopted ENI that names another instance
 	Observe      Kind = "observe"       // describe the node's ENIs
 	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
@@ -25,12 +30,24 @@ const (
 
 // Action is one step towards the policy, small enough to be one EC2 change.
 type Action struct {
-	Kind      Kind
-	ENI       string // all but Create
-	Subnet    string // Create; Assign, once it is made
-	Index     int    // Create, Attach: the device index
-	Addresses int    // Assign, Create, Unassign: single addresses
-	Prefixes  int    // Assign, Create, Unassign: /28 prefixes
+	Kind         Kind
+	ENI          string // all but Create
+	Subnet       string // Create; Assign, once it is made
+	Index        int    // Create, Attach: the device index
+	cloud.Amount        // Assign, Create, Unassign
+}
+
+// Count is how many IPv4 addresses an amount is, those inside prefixes included.
+func Count(a cloud.Amount) int { return a.Addresses + a.Prefixes*ipam.PrefixAddresses }
+
+// Weight is how many addresses of the subnet an action takes or gives back. A
+// new ENI takes one for itself.
+func (a Action) Weight() int {
+	n := Count(a.Amount)
+	if a.Kind == Create {
+		n++
+	}
+	return n
 }
 
 // String reads "assign 5 addresses to eni-a".

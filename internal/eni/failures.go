@@ -1,0 +1,185 @@
+package eni
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
+)
+
+// try makes a step and deals with its failure. It always leaves something
+// changed, or a gate closed, so that the pass goes on without spinning.
+func (r *Reconciler) try(ctx context.Context, p *step) bool {
+	start := r.cfg.Clock.Now()
+	err := r.act(cloud.WithHeld(ctx, start.Add(r.cfg.Patience), func(op string) { r.held(p.Action, op) }), p)
+	r.acted(p.Action, err, start)
+	now := r.cfg.Clock.Now()
+	if err == nil {
+		r.cfg.Logger.Info("step done", "step", p.Action.String(), "took", now.Sub(start).String())
+		r.retries.succeed(gateOfKind[p.Kind])
+		return true
+	}
+	class, g := cloud.ClassOf(err), gateOfKind[p.Kind]
+	switch {
+	case class == cloud.Throttled && errors.Is(err, cloud.ErrRecalled):
+		r.retries.forget(g) // it says that the step waits
+		r.surplus.rest()
+	case class == cloud.Throttled:
+		// Neither another step nor another ENI: the same call, later. Asking
+		// for free counts or routes is no step: growth goes on with those it has.
+		if p.Kind != plan.FindSubnets && p.Kind != plan.FindRoutes {
+			r.retries.throttled[g] = p
+		}
+		r.retries.backOff(p.Kind, err, now)
+	case class == cloud.SubnetFull && g == gateGrow:
+		r.subnetFull(p, err, now)
+	default:
+		r.afterFailure(ctx, p, class, now)
+		wait := r.retries.wait(g, class)
+		if k, ok := r.view.enis[p.ENI]; ok && p.Kind == plan.Attach {
+			if w, ok := r.attachRefused(k, class, now); ok {
+				wait = w
+			}
+		}
+		r.retries.fail(p.Kind, err, now, wait)
+	}
+	if r.retries.throttled[g] != p {
+		p.hold.end(0)
+	}
+	return true
+}
+
+// held tells, in the middle of a step, that it waits for the cloud's rate limit.
+func (r *Reconciler) held(a plan.Action, op string) {
+	r.retries.limited(a.Kind, op)
+	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", r.cfg.Patience.String())
+	r.report()
+	r.cfg.Held()
+}
+
+// acted tells the observer of an action that began at start.
+func (r *Reconciler) acted(a plan.Action, err error, start time.Time) {
+	r.cfg.Observer.Acted(a, cloud.ClassOf(err), err, r.cfg.Clock.Now().Sub(start))
+}
+
+// subnetFull takes the subnet, or prefixes in it, out of the plans for a
+// while: the next plan falls back to single addresses or another subnet.
+func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
+	id := p.Subnet
+	if k, ok := r.view.enis[p.ENI]; ok {
+		id = k.SubnetID
+	}
+	p.hold.end(0)
+	if p.Kind == plan.Create {
+		r.forgetIntent()
+	}
+	if p.Prefixes > 0 {
+		until := now.Add(r.cfg.jitter(r.cfg.PrefixRetry))
+		r.cfg.Subnets.refusedPrefix(id, until)
+		r.counts.retryAt = until
+	} else {
+		r.counts.retryAt = r.cfg.Subnets.refused(id, p.Weight(), now)
+		r.counts.newerThan = now
+	}
+	r.retries.fail(p.Kind, err, now, 0) // another way is open: no gate closes
+}
+
+// afterFailure deals with what a failed step leaves open. Calls that may have taken
+// effect are followed by a look at the ENI before anything is repeated.
+func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Class, now time.Time) {
+	// An index that is taken is one of an ENI that came since the last listing.
+	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
+		r.confidence.markStale(now)
+	}
+	r.instance.uncertain = r.instance.uncertain || r.passive && class == cloud.Conflict
+	lost := class == cloud.Transient || class == cloud.Unknown
+	switch p.Kind {
+	case plan.Create:
+		if p.doubtful != "" { // a repeat would get the same answer
+			r.forgetIntent()
+			p.hold.end(p.Weight())
+			r.lookups.at[p.doubtful] = now
+			r.lookups.unresolved[p.doubtful] = unresolvedCall{until: now.Add(r.cfg.Lag), made: true}
+			return
+		}
+		if lost {
+			p.lost = true
+			r.retries.throttled[gateGrow] = p // the token makes the repeat return what the first try made
+			return
+		}
+		if class == cloud.Gone {
+			r.counts.newerThan = now // the subnet, perhaps: another may do
+		}
+		r.forgetIntent()
+	case plan.Attach:
+		r.afterAttach(p, class, now)
+	case plan.Assign:
+		r.lookups.at[p.ENI] = now
+		if lost {
+			p.hold.end(p.Weight()) // perhaps; the next count tells
+			r.leaveUnresolved(p, now)
+		}
+	case plan.Unassign:
+		r.afterUnassign(p, class, now)
+	case plan.Detach:
+		r.afterDetach(ctx, p, class, now)
+	case plan.Delete:
+		r.lookups.at[p.ENI] = now.Add(time.Second)
+	}
+}
+
+func (r *Reconciler) afterAttach(p *step, class cloud.Class, now time.Time) {
+	r.lookups.at[p.ENI] = now
+	if k, ok := r.view.enis[p.ENI]; ok {
+		k.attachUnresolved = true
+		if class == cloud.Transient || class == cloud.Unknown {
+			k.attachReplyLost = now
+		}
+	}
+	if class == cloud.LimitReached {
+		r.attachments.fullUntil = now.Add(r.cfg.jitter(r.cfg.SlowRetry))
+	}
+}
+
+// leaveUnresolved keeps growth back until a listing shows whether a lost assignment took effect.
+func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
+	k, ok := r.view.enis[p.ENI]
+	if !ok {
+		return
+	}
+	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
+	for _, t := range k.held() {
+		u.before[t] = true
+	}
+	r.lookups.unresolved[p.ENI] = u
+}
+
+// afterUnassign keeps what was withdrawn out of use while the call may have
+// taken effect: until now, whenever it was made. A denied one surely has not.
+func (r *Reconciler) afterUnassign(p *step, class cloud.Class, now time.Time) {
+	if class == cloud.Permission && !r.shared() {
+		r.restoreWithdrawn(p)
+		return
+	}
+	if k, ok := r.view.enis[p.ENI]; ok {
+		for _, t := range p.withdrawn {
+			k.releasing[t] = now
+		}
+	}
+	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
+}
+
+func (r *Reconciler) afterDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
+	if (class == cloud.Permission || class == cloud.Bug) && !r.shared() {
+		r.cancelDetach(ctx, p.ENI)
+		return
+	}
+	if k, ok := r.view.enis[p.ENI]; ok {
+		k.attachUnresolved = true
+	}
+	r.detaching[p.ENI] = now
+	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
+}

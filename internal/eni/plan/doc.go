@@ -1,0 +1,13 @@
+// Package plan decides what to do next about the ENIs of one node. It is a
+// function of values: it makes no call, reads no clock, keeps nothing and logs
+// nothing. The linter refuses any import by which it could.
+//
+//	state.go     a node as a plan sees it
+//	action.go    what a plan asks for
+//	plan.go      limits, policy and state to actions: growth
+//	shrink.go    ... and what is given back
+//	move.go      ... and which ENI is emptied onto the others
+//	subnets.go   in which subnets new ENIs may be made
+//	shortage.go  why pods that wait get nothing
+//	excess.go    how long excess must persist
+package plan

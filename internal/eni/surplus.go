@@ -1,0 +1,34 @@
+package eni
+
+import (
+	"time"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/ipam"
+)
+
+// surplus is how long a node has had more than its policy keeps.
+type surplus struct {
+	delay   time.Duration // for which it must last
+	excess  plan.Lasting  // addresses
+	movable plan.Lasting  // 1 while an ENI could be emptied onto the others
+}
+
+// allow notes in a state what of its excess may go by now.
+func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, now time.Time) {
+	s.Release = u.excess.Allow(plan.Excess(l, p, *s), now, u.delay)
+	movable := 0
+	if plan.Movable(l, p, *s) {
+		movable = 1
+	}
+	s.Moves = u.movable.Allow(movable, now, u.delay) > 0
+}
+
+// rest has an ENI that could be emptied last anew.
+func (u *surplus) rest() { u.movable = plan.Lasting{} }
+
+// due is when excess will have lasted.
+func (u *surplus) due(now time.Time) time.Time {
+	return earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay))
+}
