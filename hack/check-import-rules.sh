@@ -14,7 +14,7 @@ internal/ipam/b.go                  net/http                            pure
 internal/ipam/c.go                  net/netip                           -
 internal/ipam/d.go                  $berth/internal/cloud/aws           pure
 internal/ipam/a_test.go             os                                  -
-internal/pool/a.go                  os                                  pure
+internal/ipam/block/a.go            os                                  pure
 internal/source/pool/b.go           os                                  -
 internal/operator/pool/a.go         os                                  -
 internal/eni/plan/a.go              log/slog                            plan
@@ -32,6 +32,7 @@ internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernet
 cmd/berthd/b.go                     k8s.io/client-go/rest               kubernetes-clients
 cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
+internal/kubeapi/a.go               k8s.io/client-go/rest               -
 internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
 internal/source/pool/a.go           k8s.io/client-go/rest               -
 internal/vpclab/kube/a.go           k8s.io/client-go/rest               -

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -22,7 +22,7 @@ func TestRulesAgreeWithArithmetic(t *testing.T) {
 	accepted, refused := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		bits, subnets := randomPool(t)
-		_, err := pool.Parse(bits, subnets)
+		_, err := block.Parse(bits, subnets)
 		answer := c.Create(t.Context(), asObject(bits, subnets), client.DryRunAll)
 		if answer != nil && !apierrors.IsInvalid(answer) {
 			t.Fatal(answer)
@@ -42,7 +42,7 @@ func TestRulesAgreeWithArithmetic(t *testing.T) {
 }
 
 // randomPool is right more often than chance would have it.
-func randomPool(t *rapid.T) (bits int, subnets []pool.Subnet) {
+func randomPool(t *rapid.T) (bits int, subnets []block.Subnet) {
 	often := func(what string) bool { return rapid.IntRange(0, 19).Draw(t, what) > 0 }
 	bits = rapid.IntRange(0, 4).Draw(t, "bits")
 	if !often("sensible bits") {
@@ -55,7 +55,7 @@ func randomPool(t *rapid.T) (bits int, subnets []pool.Subnet) {
 		}
 		size := rapid.IntRange(3, 8).Draw(t, "size")
 		at := byte(rapid.IntRange(0, 40).Draw(t, "third byte"))
-		subnet := pool.Subnet{}
+		subnet := block.Subnet{}
 		prefix := func(a netip.Addr, size int) netip.Prefix {
 			p := netip.PrefixFrom(a, a.BitLen()-size)
 			if often("no host bits") {
@@ -77,7 +77,7 @@ func randomPool(t *rapid.T) (bits int, subnets []pool.Subnet) {
 	return bits, subnets
 }
 
-func asObject(bits int, subnets []pool.Subnet) *v1alpha1.AddressPool {
+func asObject(bits int, subnets []block.Subnet) *v1alpha1.AddressPool {
 	size := int32(bits)
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: v1alpha1.AddressPoolSpec{BlockSizeBits: &size}}
 	text := func(p netip.Prefix) string {

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/vpclab/lab"
 	"github.com/berthnet/berth/test/bench/blocks"
 	"github.com/berthnet/berth/test/bench/scale"
@@ -71,7 +71,7 @@ const (
 // poolBook measures what the operator keeps of a pool's blocks, and what it
 // takes to cut one more.
 func poolBook(context.Context, *bench) ([]Result, error) {
-	layout, err := pool.Parse(wideBits, []pool.Subnet{{IPv4: netip.MustParsePrefix(wide)}})
+	layout, err := block.Parse(wideBits, []block.Subnet{{IPv4: netip.MustParsePrefix(wide)}})
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func poolBook(context.Context, *bench) ([]Result, error) {
 
 	var usual, last [2][]float64
 	for i := range 200 + warmUp {
-		for j, c := range []*pool.Carver{many, few} {
+		for j, c := range []*block.Carver{many, few} {
 			took, err := carve(c, layout)
 			if err != nil {
 				return nil, err
@@ -91,7 +91,7 @@ func poolBook(context.Context, *bench) ([]Result, error) {
 				usual[j] = append(usual[j], took)
 			}
 		}
-		for j, c := range []*pool.Carver{full, few} {
+		for j, c := range []*block.Carver{full, few} {
 			took, err := carveAgain(c, layout)
 			if err != nil {
 				return nil, err
@@ -109,8 +109,8 @@ func poolBook(context.Context, *bench) ([]Result, error) {
 }
 
 // taken is a Carver of which the first n indexes are.
-func taken(n int64) *pool.Carver {
-	c := pool.NewCarver(0)
+func taken(n int64) *block.Carver {
+	c := block.NewCarver(0)
 	for range n {
 		c.Take(n)
 	}
@@ -122,7 +122,7 @@ const carves = 1000
 
 // carve cuts blocks, one after the other, and gives them back afterwards. It
 // returns how many nanoseconds one took.
-func carve(c *pool.Carver, l pool.Layout) (float64, error) {
+func carve(c *block.Carver, l block.Layout) (float64, error) {
 	first, limit := c.Next(), l.Blocks()
 	start := time.Now()
 	for range carves {
@@ -140,7 +140,7 @@ func carve(c *pool.Carver, l pool.Layout) (float64, error) {
 
 // carveAgain gives back one block and cuts it again, as it is the only one that
 // the pool has free. It returns how many nanoseconds that takes.
-func carveAgain(c *pool.Carver, l pool.Layout) (float64, error) {
+func carveAgain(c *block.Carver, l block.Layout) (float64, error) {
 	limit, only := c.Taken(), c.Taken()/2
 	start := time.Now()
 	for range carves {
@@ -152,7 +152,7 @@ func carveAgain(c *pool.Carver, l pool.Layout) (float64, error) {
 	return float64(time.Since(start).Nanoseconds()) / carves, nil
 }
 
-func carveOne(c *pool.Carver, l pool.Layout, limit int64) error {
+func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 	i, ok := c.Take(limit)
 	if !ok {
 		return fmt.Errorf("of %d blocks %d are taken, and no other is found", limit, c.Taken())

@@ -8,19 +8,19 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 )
 
 // layout is how the first n subnets of a pool are cut. n is at most their number.
-func layout(p *v1alpha1.AddressPool, n int) (pool.Layout, error) {
+func layout(p *v1alpha1.AddressPool, n int) (block.Layout, error) {
 	if n == 0 {
-		return pool.Layout{}, nil
+		return block.Layout{}, nil
 	}
 	subnets, err := subnets(p, n)
 	if err != nil {
-		return pool.Layout{}, err
+		return block.Layout{}, err
 	}
-	return pool.Parse(blockSizeBits(p), subnets)
+	return block.Parse(blockSizeBits(p), subnets)
 }
 
 func blockSizeBits(p *v1alpha1.AddressPool) int {
@@ -30,7 +30,7 @@ func blockSizeBits(p *v1alpha1.AddressPool) int {
 	return int(*p.Spec.BlockSizeBits)
 }
 
-func subnets(p *v1alpha1.AddressPool, n int) (out []pool.Subnet, err error) {
+func subnets(p *v1alpha1.AddressPool, n int) (out []block.Subnet, err error) {
 	var errs []error
 	parse := func(field, text string) netip.Prefix {
 		if text == "" {
@@ -43,7 +43,7 @@ func subnets(p *v1alpha1.AddressPool, n int) (out []pool.Subnet, err error) {
 		return c
 	}
 	for i, s := range p.Spec.Subnets[:n] {
-		out = append(out, pool.Subnet{
+		out = append(out, block.Subnet{
 			IPv4: parse(fmt.Sprintf("subnets[%d].ipv4", i), s.IPv4), IPv6: parse(fmt.Sprintf("subnets[%d].ipv6", i), s.IPv6),
 		})
 	}
@@ -138,14 +138,14 @@ func holdings(p *v1alpha1.AddressPool, n int) (out []holding) {
 // as it is now, would give a block of that index: the pool is gone, or another
 // one of its name. It is called for each block.
 func straying(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []holding {
-	layouts := map[string]pool.Layout{}
+	layouts := map[string]block.Layout{}
 	for i := range pools {
 		if l, err := layout(&pools[i], len(pools[i].Spec.Subnets)); err == nil {
 			layouts[pools[i].Name] = l
 		}
 	}
 	return func(b *v1alpha1.AddressBlock) (out []holding) {
-		var proper pool.Block
+		var proper block.Block
 		if l, ok := layouts[b.PoolName]; ok {
 			proper, _ = l.Block(b.Index) // none, if it is outside
 		}

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 )
 
 // book is which blocks of each pool are taken, and which requests got or wait
@@ -23,10 +23,10 @@ type book struct {
 // pages are of one pool.
 type pages struct {
 	name    string
-	uid     types.UID   // of the pool; empty: there is none
-	layout  pool.Layout // of the subnets that may be cut
-	closed  *refusal    // why no block is given at all
-	carver  *pool.Carver
+	uid     types.UID    // of the pool; empty: there is none
+	layout  block.Layout // of the subnets that may be cut
+	closed  *refusal     // why no block is given at all
+	carver  *block.Carver
 	unseen  map[int64]time.Time // taken indexes whose block no watch has told of, since when
 	waiting []*entry            // the oldest first
 	called  int                 // requests that were told of a free block and did not come for it yet
@@ -51,7 +51,7 @@ func newBook() *book { return &book{pools: map[string]*pages{}, entries: map[str
 func (b *book) page(name string) *pages {
 	g := b.pools[name]
 	if g == nil {
-		g = &pages{name: name, carver: pool.NewCarver(0), closed: notFound(name), unseen: map[int64]time.Time{}}
+		g = &pages{name: name, carver: block.NewCarver(0), closed: notFound(name), unseen: map[int64]time.Time{}}
 		b.pools[name] = g
 	}
 	return g
@@ -66,7 +66,7 @@ func (b *book) tidy(g *pages) {
 
 // open takes in a pool as it is now, with the layout of what may be cut of it,
 // and returns the requests to look at again.
-func (b *book) open(p *v1alpha1.AddressPool, l pool.Layout, closed *refusal) (again []string) {
+func (b *book) open(p *v1alpha1.AddressPool, l block.Layout, closed *refusal) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	g := b.page(p.Name)
@@ -87,7 +87,7 @@ func (b *book) drop(name string) (again []string) {
 	if g == nil || g.uid == "" {
 		return nil
 	}
-	g.uid, g.layout = "", pool.Layout{}
+	g.uid, g.layout = "", block.Layout{}
 	again = g.turn(notFound(name))
 	b.tidy(g)
 	return again

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 )
 
 // entry is what became of a request so far.
@@ -37,7 +37,7 @@ const (
 type offer struct {
 	block string // that was made; else:
 	index int64
-	piece pool.Block
+	piece block.Block
 	pool  types.UID
 }
 

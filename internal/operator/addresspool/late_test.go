@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -199,11 +199,11 @@ func withoutPolicy(t *testing.T, name string) {
 }
 
 // pieceOf is a block of one address.
-func pieceOf(t *testing.T, cidr string) pool.Block {
+func pieceOf(t *testing.T, cidr string) block.Block {
 	t.Helper()
 	c, err := netip.ParsePrefix(cidr)
 	harness.OK(t, err)
-	return pool.Block{IPv4: c}
+	return block.Block{IPv4: c}
 }
 
 // Two pools that two operators accepted at once, and died: one gives way, and not

@@ -37,8 +37,8 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/watched"
-	"github.com/berthnet/berth/internal/published"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -339,7 +339,7 @@ func inventory(enis ...[]string) eni.Inventory {
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), PrimaryIPv4: netip.AddrFrom4([4]byte{10, 0, 255, byte(11 + i)}),
 		}
 		for _, text := range list {
-			p, err := published.Parse(text)
+			p, err := nodenetwork.Parse(text)
 			if err != nil {
 				panic(err)
 			}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // An operator may be stopped between its look at what the daemon confirmed and
@@ -28,12 +28,12 @@ var errUnmarked = errors.New("somebody else changed it: what was to be given bac
 func (n *node) marked(text string) bool { return slices.Contains(n.obj.Spec.IPAM.Unassigning, text) }
 
 // leaves tells whether something is with EC2, or about to be. n.mu is held.
-func (n *node) leaves(p netip.Prefix) bool { return n.handed[p] || n.marked(published.Format(p)) }
+func (n *node) leaves(p netip.Prefix) bool { return n.handed[p] || n.marked(nodenetwork.Format(p)) }
 
 // mayMark tells whether something is marked, or may be in the state of the
 // object at hand. n.mu is held.
 func (n *node) mayMark(p netip.Prefix) bool {
-	return n.marked(published.Format(p)) || n.handed[p] && n.confirmed(p)
+	return n.marked(nodenetwork.Format(p)) || n.handed[p] && n.confirmed(p)
 }
 
 // mayMarkENI is mayMark of a whole ENI: all of it is confirmed. n.mu is held.
@@ -44,7 +44,7 @@ func (n *node) mayMarkENI(id string) bool {
 		}
 	}
 	for text, at := range n.obj.Spec.IPAM.Available {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		if err == nil && at.Resource == id && !n.confirmed(p) {
 			return false
 		}
@@ -55,7 +55,7 @@ func (n *node) mayMarkENI(id string) bool {
 // markedENI tells whether an ENI is marked by an operator, which takes its
 // addresses out of available with the same write. n.mu is held.
 func (n *node) markedENI(id string) bool {
-	return n.marked(id) && !published.HasAvailable(n.obj, id)
+	return n.marked(id) && !nodenetwork.HasAvailable(n.obj, id)
 }
 
 // markedENIs are the ENIs to be marked: those about to be detached, and those
@@ -86,7 +86,7 @@ func (n *node) things() map[netip.Prefix]string {
 // releasing, and marked by itself. n.mu is held.
 func (n *node) keep(s *v1alpha1.IPAMSpec, id string) (leaving, asked []netip.Prefix) {
 	for text, at := range n.obj.Spec.IPAM.Available {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		if err != nil || at.Resource != id {
 			continue
 		}
@@ -108,8 +108,8 @@ func (n *node) recorded(inv *eni.Inventory) error {
 	defer n.mu.Unlock()
 	assigned := things(inv)
 	for _, r := range inv.Releasing {
-		if _, ok := assigned[r.Prefix]; ok && !n.marked(published.Format(r.Prefix)) {
-			return fmt.Errorf("%s: %w", published.Format(r.Prefix), errUnmarked)
+		if _, ok := assigned[r.Prefix]; ok && !n.marked(nodenetwork.Format(r.Prefix)) {
+			return fmt.Errorf("%s: %w", nodenetwork.Format(r.Prefix), errUnmarked)
 		}
 	}
 	for _, l := range inv.Leaving {
@@ -125,7 +125,7 @@ func (n *node) Committed() (out []eni.Release) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, text := range n.obj.Spec.IPAM.Unassigning {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		switch {
 		case strings.HasPrefix(text, "eni-"):
 			if n.markedENI(text) && n.mayMarkENI(text) {
@@ -143,7 +143,7 @@ func texts(list []netip.Prefix) []string {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	out := make([]string, len(list))
 	for i, p := range list {
-		out[i] = published.Format(p)
+		out[i] = nodenetwork.Format(p)
 	}
 	return out
 }

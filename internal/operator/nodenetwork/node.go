@@ -13,7 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // node is one object's side of the fleet: a fleet.Node of one instance.
@@ -92,7 +92,7 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	}
 	n.takeUp()
 	for p := range n.candidates { // they have a while to be asked for again
-		n.asked[o.Spec.IPAM.Available[published.Format(p)].Resource] = n.passBegan
+		n.asked[o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource] = n.passBegan
 	}
 	return n
 }
@@ -121,7 +121,7 @@ func (n *node) take(inv eni.Inventory) {
 	assigned := things(&inv)
 	clear(n.primaries)
 	for i := range inv.ENIs {
-		n.primaries[published.Host(inv.ENIs[i].PrimaryIPv4)] = true
+		n.primaries[nodenetwork.Host(inv.ENIs[i].PrimaryIPv4)] = true
 	}
 	clear(n.detaching)
 	for _, l := range inv.Leaving {
@@ -194,7 +194,7 @@ func (n *node) demand() {
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := published.Parse(text); err == nil && !n.leaves(p) {
+		if p, err := nodenetwork.Parse(text); err == nil && !n.leaves(p) {
 			sum += weight(p)
 		}
 	}

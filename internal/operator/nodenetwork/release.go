@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before", "operator.publish.after")
@@ -69,7 +69,7 @@ func (n *node) withdraw(id string, want int, single bool) (out []netip.Prefix) {
 	listed := 0
 	for _, p := range n.candidatesOf(id) {
 		switch {
-		case n.marked(published.Format(p)):
+		case n.marked(nodenetwork.Format(p)):
 			delete(n.candidates, p)
 		case p.IsSingleIP() != single:
 		case n.confirmed(p) && len(out) < want:
@@ -99,14 +99,14 @@ func (n *node) withdraw(id string, want int, single bool) (out []netip.Prefix) {
 
 // confirmed tells whether the daemon withdrew what it was asked for. n.mu is held.
 func (n *node) confirmed(p netip.Prefix) bool {
-	text := published.Format(p)
+	text := nodenetwork.Format(p)
 	return slices.Contains(n.obj.Spec.IPAM.Releasing, text) && slices.Contains(n.obj.Status.IPAM.Released, text) && !uses(n.obj, p)
 }
 
 // candidatesOf lists an ENI's candidates, the highest first. n.mu is held.
 func (n *node) candidatesOf(id string) (out []netip.Prefix) {
 	for p := range n.candidates {
-		if n.obj.Spec.IPAM.Available[published.Format(p)].Resource == id {
+		if n.obj.Spec.IPAM.Available[nodenetwork.Format(p)].Resource == id {
 			out = append(out, p)
 		}
 	}
@@ -120,7 +120,7 @@ func (n *node) candidatesOf(id string) (out []netip.Prefix) {
 func (n *node) freeOf(id string, single bool) (out []netip.Prefix) {
 	assigned := n.things()
 	for text, at := range n.obj.Spec.IPAM.Available {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		if err != nil || at.Resource != id || p.IsSingleIP() != single || assigned[p] != id || n.candidates[p] || n.keeps(p) {
 			continue
 		}
@@ -155,7 +155,7 @@ func (n *node) withdrawENI(id string) bool {
 	n.asked[id] = n.c.now()
 	ready := !n.doubted
 	for text, at := range n.obj.Spec.IPAM.Available {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		if err != nil || at.Resource != id {
 			continue
 		}
@@ -173,7 +173,7 @@ func (n *node) withdrawENI(id string) bool {
 // listingDue tells whether the object lacks candidates. n.mu is held.
 func (n *node) listingDue() bool {
 	for p := range n.candidates {
-		if !slices.Contains(n.obj.Spec.IPAM.Releasing, published.Format(p)) {
+		if !slices.Contains(n.obj.Spec.IPAM.Releasing, nodenetwork.Format(p)) {
 			return true
 		}
 	}
@@ -202,7 +202,7 @@ func (n *node) relent(passBegan time.Time, s eni.Status) bool {
 	short := n.excess(u) < n.candidateWeight()
 	now, before := n.c.now(), len(n.candidates)
 	for p := range n.candidates {
-		asked := n.asked[n.obj.Spec.IPAM.Available[published.Format(p)].Resource]
+		asked := n.asked[n.obj.Spec.IPAM.Available[nodenetwork.Format(p)].Resource]
 		wanted := !asked.Before(passBegan)
 		if !wanted && (needed || short || now.Sub(asked) > patience) {
 			delete(n.candidates, p)

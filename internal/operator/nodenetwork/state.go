@@ -8,7 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // change is what a new state of an object means for its node.
@@ -21,7 +21,7 @@ type change struct {
 func (n *node) see(o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if o.UID != n.uid || !published.Newer(o, n.obj) {
+	if o.UID != n.uid || !nodenetwork.Newer(o, n.obj) {
 		if o.UID == n.uid && o.ResourceVersion == n.obj.ResourceVersion {
 			n.obj = o // the cache's copy of the answer to a write: one of them goes
 		}
@@ -80,7 +80,7 @@ func (n *node) shun(before, o *v1alpha1.NodeNetwork) {
 		if _, still := o.Spec.IPAM.Available[text]; still {
 			continue
 		}
-		if p, err := published.Parse(text); err == nil {
+		if p, err := nodenetwork.Parse(text); err == nil {
 			n.shunned[p] = until
 		}
 	}
@@ -121,7 +121,7 @@ func (n *node) unshun(now time.Time) bool {
 func (n *node) takeUp() {
 	clear(n.candidates)
 	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
-		if _, ok := n.obj.Spec.IPAM.Available[published.Format(p)]; ok && !n.leaves(p) {
+		if _, ok := n.obj.Spec.IPAM.Available[nodenetwork.Format(p)]; ok && !n.leaves(p) {
 			n.candidates[p] = true
 		}
 	}
@@ -136,7 +136,7 @@ func things(inv *eni.Inventory) map[netip.Prefix]string {
 			continue
 		}
 		for _, a := range e.Addresses {
-			out[published.Host(a)] = e.ID
+			out[nodenetwork.Host(a)] = e.ID
 		}
 		for _, p := range e.Prefixes {
 			out[p] = e.ID

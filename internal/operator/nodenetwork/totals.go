@@ -2,7 +2,7 @@ package nodenetwork
 
 import (
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // Totals are sums over all nodes, for metrics (document 003, "Metrics").
@@ -39,7 +39,7 @@ func (n *node) count(t *Totals) {
 	}
 	t.Used += len(n.obj.Status.IPAM.Used)
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := published.Parse(text); err == nil {
+		if p, err := nodenetwork.Parse(text); err == nil {
 			t.Available += weight(p)
 		}
 	}

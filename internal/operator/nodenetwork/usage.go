@@ -8,7 +8,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // Usage implements fleet.Node.
@@ -38,9 +38,9 @@ func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
 			continue
 		}
 		id := use.Resource
-		for _, p := range [...]netip.Prefix{published.Host(a), around(a)} {
+		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), around(a)} {
 			inUse[p] = true
-			if at, ok := o.Spec.IPAM.Available[published.Format(p)]; ok {
+			if at, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok {
 				id = at.Resource // whatever the daemon says
 			}
 		}
@@ -49,7 +49,7 @@ func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
 		u.ENIs[id] = e
 	}
 	for text, at := range o.Spec.IPAM.Available {
-		p, err := published.Parse(text)
+		p, err := nodenetwork.Parse(text)
 		if err != nil || inUse[p] || keeps(p) {
 			continue
 		}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 const (
@@ -77,7 +77,7 @@ func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
 		if _, ok := n.shunned[p]; ok {
 			continue
 		}
-		s.Available[published.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
+		s.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
 		if n.candidates[p] || n.leaves(p) {
 			leaving = append(leaving, p)
 		}

@@ -14,13 +14,15 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
 type childConfig struct{ Kubeconfig, Name, Dir string }
 
-func (c childConfig) leases() mortal.Leases { return mortal.Leases(filepath.Join(c.Dir, "leases")) }
+func (c childConfig) leases() crashsource.Leases {
+	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
+}
 
 // child is a daemon's address source that a failpoint may kill.
 func child(c childConfig) error {
@@ -39,8 +41,8 @@ func child(c childConfig) error {
 // mortalNode is a machine whose daemon is a process, started again when it dies.
 type mortalNode struct {
 	*machine
-	*mortal.Process
-	leases mortal.Leases
+	*crashsource.Process
+	leases crashsource.Leases
 }
 
 func newMortal(t *testing.T) *mortalNode {
@@ -49,7 +51,7 @@ func newMortal(t *testing.T) *mortalNode {
 	if err := kube.WriteKubeconfig(c.Kubeconfig, m.cfg); err != nil {
 		t.Fatal(err)
 	}
-	return &mortalNode{m, mortal.New(t, c, m.log), c.leases()}
+	return &mortalNode{m, crashsource.New(t, c, m.log), c.leases()}
 }
 
 // see waits for a state of the object that a daemon brings about, living or dead.

@@ -4,8 +4,8 @@ import (
 	"context"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/published"
-	"github.com/berthnet/berth/internal/source/kubeapi"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // follow keeps the object at hand by a list and a watch of it alone, until ctx
@@ -16,7 +16,7 @@ func (s *supplier) follow(ctx context.Context) {
 		Heard: s.heard,
 		// The watch may trail the reply to a report.
 		Put: func(n *v1alpha1.NodeNetwork) {
-			s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, n) })
+			s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, n) })
 		},
 		Gone: func(n *v1alpha1.NodeNetwork) {
 			s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == n.UID })

@@ -9,7 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
 )
 
@@ -40,7 +40,7 @@ type hands struct {
 // shake gives the core what the object says, withdraws what is to go back, and
 // reports. o is this instance's.
 func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
-	r := published.Read(o)
+	r := nodenetwork.Read(o)
 	s.complain(r.Bad)
 	keep := slices.Concat(r.Releasing, r.Released)
 	for _, p := range s.hands.kept {
@@ -77,7 +77,7 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 
 // offer hands an inventory to the core, if it says anything new: that, other
 // things to keep back, or such as may be without a pod by now.
-func (s *supplier) offer(r published.Reading, keep []netip.Prefix) error {
+func (s *supplier) offer(r nodenetwork.Reading, keep []netip.Prefix) error {
 	h := &s.hands
 	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredKept, keep)
 	if same && len(h.withdrawn) == len(keep) {

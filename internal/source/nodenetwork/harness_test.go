@@ -21,10 +21,10 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source"
 	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
 const (
@@ -36,7 +36,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(mortal.Main(func() int {
+	os.Exit(crashsource.Main(func() int {
 		if err := harness.KubeUp(kube.Options{}); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1

@@ -11,10 +11,10 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/published"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 const (
@@ -98,7 +98,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	s.mu.Lock()
 	s.sent = p.last
 	s.mu.Unlock()
-	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !published.Newer(have, got) })
+	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !nodenetwork.Newer(have, got) })
 	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
 		s.log.Warn("after a report", "error", err)
 	}
@@ -141,7 +141,7 @@ func (s *supplier) refresh(ctx context.Context) bool {
 		s.heard(err)
 		return false
 	default:
-		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !published.Newer(have, o) })
+		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, o) })
 	}
 	return true
 }
@@ -175,7 +175,7 @@ func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
 		st.Used[u.Addr.String()] = a
 	}
 	for _, p := range released {
-		st.Released = append(st.Released, published.Format(p))
+		st.Released = append(st.Released, nodenetwork.Format(p))
 	}
 	return st
 }

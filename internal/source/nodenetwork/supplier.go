@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 var _ = failpoint.Register(

@@ -14,8 +14,8 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/retry"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 const (

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berthnet/berth/internal/source/kubeapi"
+	"github.com/berthnet/berth/internal/kubeapi"
 )
 
 // claimInterval is how often, where Config does not say, a node whose Node object

@@ -9,8 +9,8 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/retry"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 )
 
 // commitBlocks brings the file and the data path to what the ledger wants, in

@@ -16,8 +16,8 @@ import (
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
 // childConfig makes a test's own program the operator, or a daemon's address
@@ -27,7 +27,9 @@ type childConfig struct {
 	Operator        bool
 }
 
-func (c childConfig) leases() mortal.Leases { return mortal.Leases(filepath.Join(c.Dir, "leases")) }
+func (c childConfig) leases() crashsource.Leases {
+	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
+}
 
 func child(c childConfig) error {
 	if c.Operator {
@@ -52,7 +54,7 @@ func (k kernel) SetBlocks(_ context.Context, blocks []datapath.Block) error {
 	for _, b := range blocks {
 		names = append(names, b.Name)
 	}
-	return mortal.Replace(string(k), []byte(strings.Join(names, "\n")))
+	return crashsource.Replace(string(k), []byte(strings.Join(names, "\n")))
 }
 
 func podRequest(i int) source.Request {
@@ -62,8 +64,8 @@ func podRequest(i int) source.Request {
 // mortalNode is a machine whose daemon is a process, started again when it dies.
 type mortalNode struct {
 	*machine
-	*mortal.Process
-	leases mortal.Leases
+	*crashsource.Process
+	leases crashsource.Leases
 }
 
 func newMortal(t *testing.T, failpoints string) *mortalNode {
@@ -72,7 +74,7 @@ func newMortal(t *testing.T, failpoints string) *mortalNode {
 	if err := kube.WriteKubeconfig(c.Kubeconfig, m.cfg); err != nil {
 		t.Fatal(err)
 	}
-	n := &mortalNode{m, mortal.New(t, c, m.log), c.leases()}
+	n := &mortalNode{m, crashsource.New(t, c, m.log), c.leases()}
 	n.Launch(failpoints)
 	return n
 }

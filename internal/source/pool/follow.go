@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/source/kubeapi"
+	"github.com/berthnet/berth/internal/kubeapi"
 )
 
 const (

@@ -25,12 +25,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/kubeapi"
-	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
 const (
@@ -39,7 +39,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(mortal.Main(func() int {
+	os.Exit(crashsource.Main(func() int {
 		if err := harness.KubeUp(kube.Options{}); err != nil {
 			fmt.Println("FAIL:", err)
 			return 1

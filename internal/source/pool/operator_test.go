@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -157,7 +157,7 @@ func (o *operator) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string, e
 
 var errExhausted = errors.New("no block is free")
 
-func (o *operator) make(ctx context.Context, r *v1alpha1.BlockRequest, p *v1alpha1.AddressPool, l pool.Layout, index int64) (string, error) {
+func (o *operator) make(ctx context.Context, r *v1alpha1.BlockRequest, p *v1alpha1.AddressPool, l block.Layout, index int64) (string, error) {
 	cut, err := l.Block(index)
 	if err != nil {
 		return "", err
@@ -200,10 +200,10 @@ func (o *operator) count(r *v1alpha1.BlockRequest) {
 	made[r.UID] = true
 }
 
-func layoutOf(p *v1alpha1.AddressPool) (pool.Layout, error) {
-	var subnets []pool.Subnet
+func layoutOf(p *v1alpha1.AddressPool) (block.Layout, error) {
+	var subnets []block.Subnet
 	for _, s := range p.Spec.Subnets {
-		var sub pool.Subnet
+		var sub block.Subnet
 		if s.IPv4 != "" {
 			sub.IPv4 = netip.MustParsePrefix(s.IPv4)
 		}
@@ -212,7 +212,7 @@ func layoutOf(p *v1alpha1.AddressPool) (pool.Layout, error) {
 		}
 		subnets = append(subnets, sub)
 	}
-	return pool.Parse(int(*p.Spec.BlockSizeBits), subnets)
+	return block.Parse(int(*p.Spec.BlockSizeBits), subnets)
 }
 
 // counts tells how many blocks of a pool were made, and requests seen.

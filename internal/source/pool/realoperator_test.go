@@ -17,9 +17,9 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	truth "github.com/berthnet/berth/internal/operator"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/source/mortal"
 	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
 // startTrueOperator runs berth-operator, in a process of its own, with the rights
@@ -34,7 +34,7 @@ func (m *machine) startTrueOperator() {
 	if err := kube.WriteKubeconfig(env.Kubeconfig, harness.ControlPlane.ConfigWithToken(token)); err != nil {
 		m.t.Fatal(err)
 	}
-	cmd, err := mortal.Command(env, m.log)
+	cmd, err := crashsource.Command(env, m.log)
 	if err != nil {
 		m.t.Fatal(err)
 	}

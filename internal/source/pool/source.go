@@ -13,10 +13,10 @@ import (
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
-	"github.com/berthnet/berth/internal/source/kubeapi"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 

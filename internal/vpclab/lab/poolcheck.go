@@ -13,7 +13,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/vpclab/node"
 )
 
@@ -118,21 +118,21 @@ func (c *cut) sound(b *v1alpha1.AddressBlock) error {
 }
 
 // Layout is how the accepted subnets of a pool are cut.
-func Layout(p *v1alpha1.AddressPool) (pool.Layout, error) {
+func Layout(p *v1alpha1.AddressPool) (block.Layout, error) {
 	bits := int32(v1alpha1.DefaultBlockSizeBits)
 	if p.Spec.BlockSizeBits != nil {
 		bits = *p.Spec.BlockSizeBits
 	}
-	var subnets []pool.Subnet
+	var subnets []block.Subnet
 	for _, s := range p.Spec.Subnets[:min(int(p.Status.AcceptedSubnets), len(p.Spec.Subnets))] {
 		v4, err4 := prefix(s.IPv4)
 		v6, err6 := prefix(s.IPv6)
 		if err := errors.Join(err4, err6); err != nil {
-			return pool.Layout{}, err
+			return block.Layout{}, err
 		}
-		subnets = append(subnets, pool.Subnet{IPv4: v4, IPv6: v6})
+		subnets = append(subnets, block.Subnet{IPv4: v4, IPv6: v6})
 	}
-	return pool.Parse(int(bits), subnets)
+	return block.Parse(int(bits), subnets)
 }
 
 func prefix(s string) (netip.Prefix, error) {

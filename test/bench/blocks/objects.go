@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/pool"
+	"github.com/berthnet/berth/internal/ipam/block"
 )
 
 // workers is how many requests the operator works on at once, and how many make
@@ -85,7 +85,7 @@ func (r *run) bare(ctx context.Context) (time.Duration, error) {
 	if err := r.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: poolName}, p); err != nil {
 		return 0, err
 	}
-	layout, err := pool.Parse(blockSizeBits, []pool.Subnet{{IPv4: netip.MustParsePrefix(subnet.IPv4), IPv6: netip.MustParsePrefix(subnet.IPv6)}})
+	layout, err := block.Parse(blockSizeBits, []block.Subnet{{IPv4: netip.MustParsePrefix(subnet.IPv4), IPv6: netip.MustParsePrefix(subnet.IPv6)}})
 	if err != nil {
 		return 0, err
 	}
@@ -115,7 +115,7 @@ func (r *run) unanswered(ctx context.Context) (open []*v1alpha1.BlockRequest, er
 
 // answer makes a block for a request and completes it, with the objects as the
 // operator writes them.
-func (r *run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool, l pool.Layout, index int64, q *v1alpha1.BlockRequest) error {
+func (r *run) answer(ctx context.Context, c client.Client, p *v1alpha1.AddressPool, l block.Layout, index int64, q *v1alpha1.BlockRequest) error {
 	piece, err := l.Block(index)
 	if err != nil {
 		return err

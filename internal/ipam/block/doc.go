@@ -1,4 +1,4 @@
-// Package pool is the arithmetic of address pools (document 001, "IP Address
+// Package block is the arithmetic of address pools (document 001, "IP Address
 // Management"): a Layout says which block of addresses an index stands for, a
 // Carver which indexes are taken and which is next. No I/O, no Kubernetes.
 //
@@ -9,4 +9,4 @@
 //
 // Indexes end at MaxIndex: what a larger pool, such as an IPv6 /48, has beyond
 // it is never given.
-package pool
+package block

@@ -1,4 +1,4 @@
-package published
+package nodenetwork
 
 import (
 	"encoding/json"

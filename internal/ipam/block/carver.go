@@ -1,4 +1,4 @@
-package pool
+package block
 
 // Carver knows which indexes of a pool are taken, and hands out the next. Its
 // memory grows with the taken indexes, not with the pool, and no call's time

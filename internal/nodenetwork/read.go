@@ -1,7 +1,7 @@
-// Package published reads what a NodeNetwork says of its instance: the ENIs, the
+// Package nodenetwork reads what a NodeNetwork says of its instance: the ENIs, the
 // addresses that pods may have, and those on their way back. The operator wrote
 // it, but so may have a person: an entry that makes no sense is left out.
-package published
+package nodenetwork
 
 import (
 	"errors"

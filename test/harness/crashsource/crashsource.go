@@ -1,6 +1,6 @@
-// Package mortal runs an address source in a process of its own, which a test's
+// Package crashsource runs an address source in a process of its own, which a test's
 // failpoints kill, and starts it again as a kubelet starts a daemon. Tests only.
-package mortal
+package crashsource
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package pool
+package block
 
 import (
 	"net/netip"
