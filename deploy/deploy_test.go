@@ -224,7 +224,7 @@ func fitsTheDaemon(t *testing.T, pod podSpec, c container) {
 	if c.Resources.Limits.Memory != "256Mi" {
 		t.Errorf("memory is limited to %q", c.Resources.Limits.Memory)
 	}
-	// Document 004: 10 s, so that a busy node does not lose its daemon.
+	// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
 	if c.LivenessProbe.TimeoutSeconds < 10 || c.ReadinessProbe.TimeoutSeconds < 10 {
 		t.Errorf("probes give up after %d and %d s", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
 	}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fails when a document names what does not exist: a relative link, a heading
-# of another page, a test, a make target, or a path in the tree.
+# of another page, a test, a make target, or a path in the tree; or when a
+# comment in Go names a page that is not in the tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,4 +42,9 @@ for doc in README.md CHANGELOG.md $(find docs -name '*.md'); do
 		[ -e "$name" ] || complain "$doc" "no such path: $name"
 	done
 done
+
+while IFS=: read -r file line name; do
+	[ -e "$name" ] || complain "$file:$line" "no such page: $name; write its path from the root"
+done < <(git grep -nE --untracked '//.*\.md' -- '*.go' | grep -v 'https\?://' |
+	sed -nE 's|^([^:]+:[0-9]+):.*// ?(.*[ (`"])?([A-Za-z][A-Za-z0-9_./-]*\.md).*|\1:\3|p')
 exit "$bad"

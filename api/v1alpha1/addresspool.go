@@ -4,7 +4,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// AddressPool is a set of subnets from which pods get addresses (document 001,
+// AddressPool is a set of subnets from which pods get addresses (Coil's design,
 // "IP Address Management"). The pool named "default" is that of pods for which
 // neither they nor their namespace name another.
 //
@@ -145,6 +145,6 @@ const (
 	AnnotationPool = "berth.dev/pool"
 	// FinalizerPool keeps an AddressPool until none of its blocks is left.
 	FinalizerPool = "berth.dev/blocks"
-	// DefaultBlockSizeBits is blockSizeBits where it is not set (document 001).
+	// DefaultBlockSizeBits is blockSizeBits where it is not set (Coil's design).
 	DefaultBlockSizeBits = 5
 )

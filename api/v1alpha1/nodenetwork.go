@@ -62,7 +62,7 @@ type NodeNetworkSpec struct {
 	IPAM IPAMSpec `json:"ipam,omitzero"`
 }
 
-// ENISpec are the parameters of document 003, "ENI Allocation Parameters", and
+// ENISpec are Cilium's "ENI Allocation Parameters", and
 // the warm targets of the Amazon VPC CNI as the other way to say how many
 // addresses are kept.
 //

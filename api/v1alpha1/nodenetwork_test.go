@@ -49,7 +49,7 @@ func read(t *testing.T, c client.Client, name string) *v1alpha1.NodeNetwork {
 	return n
 }
 
-// The defaults of document 003 that hold in both dialects. preAllocate's 8
+// The defaults of Cilium's AWS ENI allocator that hold in both dialects. preAllocate's 8
 // cannot be the schema's: it would exclude the warm targets.
 func TestDefaults(t *testing.T) {
 	harness.KubeClean(t)

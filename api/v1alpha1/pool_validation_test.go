@@ -107,7 +107,7 @@ func TestGoodPools(t *testing.T) {
 		"{subnets: [{ipv4: 10.0.0.0/27}]}",
 		"{blockSizeBits: 16, subnets: [{ipv4: 10.0.0.0/8}]}",
 		"{blockSizeBits: 0, subnets: [{ipv4: 0.0.0.0/0}]}",
-		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // as document 001 writes it
+		"{subnets: [{ipv4: 10.2.0.0/16, ipv6: 'fd01:0203:0405:0607::/112'}]}", // as Coil's design writes it
 		"{subnets: [{ipv4: 10.0.0.0/24}], podNamespaces: [team-a, '0']}",
 	} {
 		if err := c.Create(t.Context(), newPool(t, fmt.Sprintf("pool-%d", i), spec)); err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// defaultExportTable is the table that document 001's peers read.
+// defaultExportTable is the table that the routing daemons of Coil's design read.
 const defaultExportTable = 119
 
 func poolSettings(c *Config) []Setting {

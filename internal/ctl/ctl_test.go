@@ -238,7 +238,7 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 	}
 }
 
-// Document 004's formula; the results are also rows of AWS's eni-max-pods.txt.
+// The formula of AWS's best practices; the results are also rows of AWS's eni-max-pods.txt.
 func TestMaxPods(t *testing.T) {
 	for _, tc := range []struct {
 		kind     string

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// hostPods are the host-network pods that EKS counts in (document 004).
+// hostPods are the host-network pods that EKS counts in (AWS's best practices for the Amazon VPC CNI).
 const hostPods = 2
 
 // kubernetesMax is how many pods Kubernetes recommends for a node at most

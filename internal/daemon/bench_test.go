@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc"
 )
 
-// BenchmarkAdd sets ADD against the netlink calls that it makes (design.md
+// BenchmarkAdd sets ADD against the netlink calls that it makes (docs/design.md,
 // section 10, daemon-add): in the daemon, and seen by a gRPC client, which adds
 // the waking of some threads. Bursts of eight pods by one way and by the other
 // in turn; removal is not timed.

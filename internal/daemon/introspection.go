@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// document describes the node's addresses now (document 000, "Troubleshooting").
+// document describes the node's addresses now (proposal for the Amazon VPC CNI, "Troubleshooting").
 func (d *Daemon) document() introspect.Document {
 	snap := d.Source.Snapshot()
 	doc := introspect.Document{

@@ -114,7 +114,7 @@ func wishOf(a *rpc.Annotations) (source.Wish, error) {
 	return source.Wish{Told: true, Pool: a.GetPool()}, nil
 }
 
-// The gateways of the pod side (document 000 for IPv4; datapath sets them up).
+// The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).
 const (
 	podGateway4 = "169.254.1.1"
 	podGateway6 = "fe80::1"

@@ -31,7 +31,7 @@ func benchPods(b *testing.B, v *vpc, size int, dual bool) []*pod {
 }
 
 // BenchmarkAddPod holds AddPod against the bare netlink calls that it makes,
-// turn by turn in one run, and reports both medians and their ratio (design.md
+// turn by turn in one run, and reports both medians and their ratio (docs/design.md,
 // section 10, daemon-add). Removal is not timed.
 func BenchmarkAddPod(b *testing.B) {
 	for _, c := range []struct {

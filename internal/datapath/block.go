@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Block is a range of addresses that is this node's (document 001, "Routing").
+// Block is a range of addresses that is this node's (Coil's design, "Routing").
 type Block struct {
 	Name     string         // in errors
 	Prefixes []netip.Prefix // one of each family that it has

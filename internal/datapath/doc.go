@@ -1,6 +1,6 @@
 // Package datapath programs the Linux kernel of one node: pod links, policy
-// routing, ENI tables, sysctls and packet filtering (design.md section 5; the
-// pod side and the rule priorities follow document 000). It speaks netlink and
+// routing, ENI tables, sysctls and packet filtering (docs/design.md, section 5; the
+// pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
 // nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
 //
 // # Policy
@@ -54,7 +54,7 @@ const (
 	NftTable = "berth"
 )
 
-// Priorities of the policy rules (document 000: 512, 1025 and 1536; 1024 is
+// Priorities of the policy rules (proposal for the Amazon VPC CNI: 512, 1025 and 1536; 1024 is
 // for connections that came in by the primary link).
 const (
 	RulePod     = 512

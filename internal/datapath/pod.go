@@ -47,7 +47,7 @@ func IsHostLinkName(name string) bool {
 }
 
 // Gateways of the pod side. They exist nowhere: a permanent neighbour entry
-// leads to the host end of the pod's link (document 000 for IPv4).
+// leads to the host end of the pod's link (proposal for the Amazon VPC CNI, for IPv4).
 var (
 	gateway4 = netip.MustParseAddr("169.254.1.1")
 	gateway6 = netip.MustParseAddr("fe80::1")

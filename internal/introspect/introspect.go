@@ -1,5 +1,5 @@
 // Package introspect is the document that berthd serves at /ip-manager
-// (document 000, "Troubleshooting") and that berthctl reads: the types and
+// (proposal for the Amazon VPC CNI, "Troubleshooting") and that berthctl reads: the types and
 // nothing else, so that both ends and other tools share them.
 //
 // Fields may be added. A reader must not mind ones that it does not know.

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// A released address cools for a period (document 000, "Pod IP address cooling
-// period"; document 004 gives it 30 s), so that every node's
-// service proxy learns of the pod's end before the address serves another.
+// A released address cools for a period (proposal for the Amazon VPC CNI, "Pod IP
+// address cooling period"; AWS's best practices for it say 30 s), so that every
+// node's service proxy learns of the pod's end before the address serves another.
 // While it cools it is not handed out, not withdrawn, and neither free nor
 // warm. The period ends at since+period inclusive.
 

@@ -14,8 +14,8 @@ type Dialect string
 
 // The two dialects. The empty one is AWS.
 const (
-	AWS    Dialect = "aws"    // targets of the Amazon VPC CNI (document 004)
-	Cilium Dialect = "cilium" // watermarks of Cilium's ENI allocator (document 003)
+	AWS    Dialect = "aws"    // targets of the Amazon VPC CNI (AWS's best practices)
+	Cilium Dialect = "cilium" // watermarks of Cilium's AWS ENI allocator
 )
 
 // Policy says how many addresses a node should have beyond those in use. All
@@ -64,7 +64,7 @@ type Policy struct {
 // DefaultAWS is what the Amazon VPC CNI does when nothing is set.
 func DefaultAWS() Policy { return Policy{Dialect: AWS, WarmENI: 1, WarmPrefix: 1} }
 
-// DefaultCilium is what document 003 says of parameters that are not set.
+// DefaultCilium is what Cilium's documentation says of parameters that are not set.
 func DefaultCilium() Policy {
 	return Policy{Dialect: Cilium, PreAllocate: 8, FirstInterfaceIndex: 1}
 }

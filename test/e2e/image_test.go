@@ -40,7 +40,7 @@ var pauseImage = sync.OnceValues(func() ([]byte, error) {
 	return packImage(pauseImageName, "pause", data)
 })
 
-// blob names content that an OCI layout holds (image-spec, descriptor.md).
+// blob names content that an OCI layout holds (image-spec, "Content Descriptors").
 type blob struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -58,7 +58,7 @@ func newBlob(mediaType string, data []byte) blob {
 }
 
 // packImage makes an image of one layer with one static program, which is its
-// entry point, in OCI layout (image-spec, image-layout.md).
+// entry point, in OCI layout (image-spec, "Image Layout").
 func packImage(image, name string, program []byte) ([]byte, error) {
 	layerTar, err := packTar(file{name, 0o755, program})
 	if err != nil {

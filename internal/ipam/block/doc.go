@@ -1,5 +1,5 @@
-// Package block is the arithmetic of address pools (document 001, "IP Address
-// Management"): a Layout says which block of addresses an index stands for, a
+// Package block is the arithmetic of address pools (Coil's design, "IP
+// Address Management"): a Layout says which block of addresses an index stands for, a
 // Carver which indexes are taken and which is next. No I/O, no Kubernetes.
 //
 // A pool's blocks are counted from 0 over its subnets in their order, so

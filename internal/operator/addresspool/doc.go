@@ -1,4 +1,4 @@
-// Package addresspool is the operator's side of address pools (document 001): it
+// Package addresspool is the operator's side of address pools (as in Coil's design): it
 // accepts pools, cuts them into blocks for the nodes that ask, and releases
 // blocks that outlived their pool or their node.
 //

@@ -43,7 +43,7 @@ func nodeEvents() builder.ForOption {
 }
 
 // lookAtNode releases the blocks and requests of a node that has given them up
-// (document 001, "Garbage Collection"). Its work does not grow with the cluster.
+// (Coil's design, "Garbage Collection"). Its work does not grow with the cluster.
 func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	n := &corev1.Node{}
 	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)

@@ -7,7 +7,7 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 )
 
-// The families of document 003, "Metrics", under Berth's name, and more: how
+// The metrics that Cilium documents for its AWS ENI allocator, under Berth's name, and more: how
 // often everything is listed, free addresses of subnets, how long pods wait for
 // addresses, and the use of address pools.
 var (

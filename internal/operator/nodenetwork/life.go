@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// An object that outlived its node is deleted (document 003, "Node
-// Termination"): its Node has been gone for a while, or its instance has, and
+// An object that outlived its node is deleted (Cilium's AWS ENI
+// allocator, "Node Termination"): its Node has been gone for a while, or its instance has, and
 // the Node is not ready either. Never while the daemon reports: a node that
 // runs pods without a Node would lose its object, make another, and lose that.
 // An instance that EC2 does not know while its Node is ready is a wrong

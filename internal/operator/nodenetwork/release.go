@@ -14,7 +14,7 @@ import (
 
 var _ = failpoint.Register("operator.withdraw.after", "operator.publish.before", "operator.publish.after")
 
-// Addresses go back by a handshake (design.md section 6). What the fleet would
+// Addresses go back by a handshake (docs/design.md, section 6). What the fleet would
 // take back is a candidate: listed in spec.ipam.releasing, until the daemon
 // confirms in status.ipam.released that no pod has it or will. Then it is
 // handed to the fleet, and once that is recorded it is unassigned: see mark.go.

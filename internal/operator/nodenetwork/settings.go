@@ -12,7 +12,7 @@ import (
 )
 
 // Settings is an object's spec in the fleet's words, with the defaults of
-// document 003, "ENI Allocation Parameters", where nothing is set. The error
+// Cilium's "ENI Allocation Parameters" where nothing is set. The error
 // names every field that makes no sense; the CRD refuses most of that, unless
 // its validation is off or older.
 func Settings(spec *v1alpha1.NodeNetworkSpec) (eni.Settings, error) {

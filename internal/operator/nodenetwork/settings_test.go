@@ -25,7 +25,7 @@ func TestSettings(t *testing.T) {
 		spec v1alpha1.ENISpec
 		want eni.Settings
 	}{
-		{"defaults of document 003", v1alpha1.ENISpec{}, base},
+		{"defaults of Cilium's AWS ENI allocator", v1alpha1.ENISpec{}, base},
 		{"watermarks", v1alpha1.ENISpec{MinAllocate: new(int32(16)), PreAllocate: new(int32(0)), MaxAboveWatermark: new(int32(4)), MaxAllocate: new(int32(40))},
 			with(func(s *eni.Settings) {
 				s.Policy = ipam.Policy{Dialect: ipam.Cilium, MinAllocate: 16, MaxAboveWatermark: 4, MaxAllocate: 40, FirstInterfaceIndex: 1}

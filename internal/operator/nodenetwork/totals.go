@@ -5,7 +5,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Totals are sums over all nodes, for metrics (document 003, "Metrics").
+// Totals are sums over all nodes, for metrics (Cilium's AWS ENI allocator, "Metrics").
 type Totals struct {
 	Used, Available, Needed      int // addresses; used ones are available, too
 	ENIs                         int // with an address that no pod uses

@@ -27,7 +27,7 @@ func (n *node) usage() eni.Usage {
 }
 
 // tally counts an object's addresses by ENI. All that are in status.ipam.used
-// are used, those that cool too: document 003 counts len(status.ipam.used).
+// are used, those that cool too: Cilium counts len(status.ipam.used).
 // What keeps answers true for is neither used nor free.
 func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}}

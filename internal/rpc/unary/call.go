@@ -2,7 +2,7 @@
 // so that a program which does nothing else starts fast.
 //
 // It is HTTP/2 by golang.org/x/net/http2's Framer and hpack, which know the
-// frames and check them, and on top of it what the gRPC protocol (PROTOCOL-HTTP2.md
+// frames and check them, and on top of it what the gRPC protocol (PROTOCOL-HTTP2
 // of grpc/grpc) asks of a unary client: no name resolution, balancing, retries,
 // compression or TLS. The server is an ordinary grpc-go one.
 //
@@ -20,7 +20,7 @@
 //	3.7 ms  grpc-go
 //	4.0 ms  net/http's HTTP/2
 //
-// of the 4.3 ms that the budget exec-add (design.md section 10) allows for the
+// of the 4.3 ms that the budget exec-add (docs/design.md, section 10) allows for the
 // whole ADD there. The first of the calls was refused: the Framer's checks are
 // worth what they cost.
 package unary

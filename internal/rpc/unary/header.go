@@ -86,7 +86,7 @@ func checkResponse(f *http2.MetaHeadersFrame) (final bool, err error) {
 	return true, nil
 }
 
-// httpCode is http-grpc-status-mapping.md of grpc/grpc.
+// httpCode is "HTTP to gRPC Status Code Mapping" of grpc/grpc.
 func httpCode(status string) Code {
 	switch status {
 	case "400":

@@ -16,7 +16,7 @@ import (
 // here; a server may send others.
 type Code uint32
 
-// The codes, by the numbers of gRPC's statuscodes.md.
+// The codes, by the numbers of gRPC's documentation.
 const (
 	OK                Code = 0
 	Canceled          Code = 1

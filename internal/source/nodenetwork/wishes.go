@@ -14,7 +14,7 @@ func reported(o *v1alpha1.NodeNetwork) bool {
 }
 
 // defaultPreAllocate is how many addresses are kept free when neither
-// preAllocate nor a warm target is set (document 003).
+// preAllocate nor a warm target is set (Cilium's AWS ENI allocator).
 var defaultPreAllocate = ipam.DefaultCilium().PreAllocate
 
 // watermark is how many free addresses the object asks for.

@@ -13,7 +13,7 @@ import (
 
 // A pod gets its address from the pool that its namespace's annotation names,
 // else from the default one. Its own annotation counts only for a pool that lists
-// its namespace (document 001, "IP Address Management": who can freely choose a
+// its namespace (Coil's design, "IP Address Management": who can freely choose a
 // pool can exhaust it, or expose a pod). As long as the namespace is not known
 // nothing is assumed.
 //

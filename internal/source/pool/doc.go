@@ -1,5 +1,5 @@
 // Package pool supplies a node's pod addresses from address pools: blocks of them
-// that the operator gives this node, as AddressBlock objects (document 001).
+// that the operator gives this node, as AddressBlock objects (Coil's design).
 //
 // Decisions are made by a ledger, which is values in memory and does no I/O:
 //

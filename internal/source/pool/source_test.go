@@ -14,7 +14,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// The first case of document 001: six blocks of a dual-stack pool; the seventh
+// The first case of Coil's design: six blocks of a dual-stack pool; the seventh
 // fails.
 func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	m := newMachine(t)

@@ -110,7 +110,7 @@ func TestExportTableIsAnnounced(t *testing.T) {
 }
 
 // change adds or removes a route of a node's export table, in the form of
-// design.md section 5.
+// docs/design.md, section 5.
 func change(t *testing.T, s *Site, node string, p netip.Prefix, do func(*netlink.Handle, *netlink.Route) error) {
 	t.Helper()
 	if err := ns.Do(s.NodePath(node), func() error {
