@@ -55,14 +55,14 @@ func accepted(p *v1alpha1.AddressPool) int {
 	return min(max(int(p.Status.AcceptedSubnets), 0), len(p.Spec.Subnets))
 }
 
-// holding is a range of addresses and who has it.
-type holding struct {
+// ownedRange is a range of addresses and who has it.
+type ownedRange struct {
 	netip.Prefix
 	owner string // a pool; empty: the block alone
 	block string
 }
 
-func (h holding) String() string {
+func (h ownedRange) String() string {
 	if h.block != "" {
 		return fmt.Sprintf("%s of block %s, which is still there", h.Prefix, h.block)
 	}
@@ -72,14 +72,14 @@ func (h holding) String() string {
 // decide tells how many subnets of the pool called name may be cut, and why not
 // more. All pools count, the oldest first: what one was granted before stays, and
 // the next subnet is granted if it overlaps nothing that another pool has or was
-// granted just now, nor one of strays: blocks that are of no pool's making
+// granted just now, nor one of orphans: addresses of blocks that no pool has
 // any more. A pool that is being deleted is granted nothing more.
-func decide(name string, pools []v1alpha1.AddressPool, strays []holding) (n int, why *refusal) {
+func decide(name string, pools []v1alpha1.AddressPool, orphans []ownedRange) (n int, why *refusal) {
 	pools = slices.Clone(pools)
 	slices.SortFunc(pools, byAge)
-	held := slices.Clone(strays)
+	held := slices.Clone(orphans)
 	for i := range pools {
-		held = append(held, holdings(&pools[i], accepted(&pools[i]))...)
+		held = append(held, ownedRanges(&pools[i], accepted(&pools[i]))...)
 	}
 	for i := range pools {
 		p := &pools[i]
@@ -87,7 +87,7 @@ func decide(name string, pools []v1alpha1.AddressPool, strays []holding) (n int,
 		if p.Name == name {
 			return granted, no
 		}
-		held = append(held, holdings(p, granted)...)
+		held = append(held, ownedRanges(p, granted)...)
 	}
 	return 0, nil
 }
@@ -97,7 +97,7 @@ func byAge(a, b v1alpha1.AddressPool) int {
 }
 
 // grant extends what a pool has by the subnets that nobody else holds.
-func grant(p *v1alpha1.AddressPool, held []holding) (n int, why *refusal) {
+func grant(p *v1alpha1.AddressPool, held []ownedRange) (n int, why *refusal) {
 	n = accepted(p)
 	if p.DeletionTimestamp != nil {
 		return n, nil
@@ -106,7 +106,7 @@ func grant(p *v1alpha1.AddressPool, held []holding) (n int, why *refusal) {
 		if _, err := layout(p, n+1); err != nil {
 			return n, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}
 		}
-		for _, mine := range holdings(p, n+1) {
+		for _, mine := range ownedRanges(p, n+1) {
 			for _, h := range held {
 				if h.owner != p.Name && h.Overlaps(mine.Prefix) {
 					return n, overlaps(n, mine, h)
@@ -117,60 +117,61 @@ func grant(p *v1alpha1.AddressPool, held []holding) (n int, why *refusal) {
 	return n, nil
 }
 
-func overlaps(subnet int, mine, other holding) *refusal {
+func overlaps(subnet int, mine, other ownedRange) *refusal {
 	return &refusal{v1alpha1.ReasonPoolOverlaps, fmt.Sprintf("spec.subnets[%d]: %s overlaps %s", subnet, mine.Prefix, other)}
 }
 
-// holdings are the first n subnets of a pool, as far as they make sense.
-func holdings(p *v1alpha1.AddressPool, n int) (out []holding) {
+// ownedRanges are the first n subnets of a pool, as far as they make sense.
+func ownedRanges(p *v1alpha1.AddressPool, n int) (out []ownedRange) {
 	list, _ := subnets(p, n) // what makes no sense is not a range
 	for _, s := range list {
 		for _, c := range []netip.Prefix{s.IPv4, s.IPv6} {
 			if c.IsValid() {
-				out = append(out, holding{Prefix: c, owner: p.Name})
+				out = append(out, ownedRange{Prefix: c, owner: p.Name})
 			}
 		}
 	}
 	return out
 }
 
-// straying tells which of the addresses of blocks are not those that their pool,
+// orphanRanges tells which of the addresses of blocks are not those that their pool,
 // as it is now, would give a block of that index: the pool is gone, or another
 // one of its name. It is called for each block.
-func straying(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []holding {
+func orphanRanges(pools []v1alpha1.AddressPool) func(*v1alpha1.AddressBlock) []ownedRange {
 	layouts := map[string]block.Layout{}
 	for i := range pools {
 		if l, err := layout(&pools[i], len(pools[i].Spec.Subnets)); err == nil {
 			layouts[pools[i].Name] = l
 		}
 	}
-	return func(b *v1alpha1.AddressBlock) (out []holding) {
+	return func(b *v1alpha1.AddressBlock) (out []ownedRange) {
 		var proper block.Block
 		if l, ok := layouts[b.PoolName]; ok {
 			proper, _ = l.Block(b.Index) // none, if it is outside
 		}
 		for _, c := range cidrs(b) {
 			if c != proper.IPv4 && c != proper.IPv6 {
-				out = append(out, holding{Prefix: c, block: b.Name})
+				out = append(out, ownedRange{Prefix: c, block: b.Name})
 			}
 		}
 		return out
 	}
 }
 
-// clash tells how many of the accepted subnets of a pool, the first ones, are
-// its own alone, and with which pool the next is shared, as two operators that
-// accept at once can bring about. No other: there is no clash.
-func clash(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
+// conflict tells how many of the accepted subnets of a pool, counted from the
+// first, overlap no other pool's, and which pool the next one overlaps: two
+// operators that accept at the same time can bring that about. other is nil
+// without a conflict.
+func conflict(name string, pools []v1alpha1.AddressPool) (own int, other *v1alpha1.AddressPool, why *refusal) {
 	i := slices.IndexFunc(pools, func(p v1alpha1.AddressPool) bool { return p.Name == name })
 	if i < 0 {
 		return 0, nil, nil
 	}
 	all := accepted(&pools[i])
 	for own = range all {
-		for _, mine := range holdings(&pools[i], own+1) {
+		for _, mine := range ownedRanges(&pools[i], own+1) {
 			for k := range pools {
-				for _, h := range holdings(&pools[k], accepted(&pools[k])) {
+				for _, h := range ownedRanges(&pools[k], accepted(&pools[k])) {
 					if k != i && h.Overlaps(mine.Prefix) {
 						return own, &pools[k], overlaps(own, mine, h)
 					}

@@ -20,12 +20,12 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// lookAgain is when a request is looked at that its node's pods did not account
-// for, as nobody watches pods; one that stands longer, such as one of a namespace
-// that was given another pool while its pods live, up to lookAgainLast.
+// recheckFirst is how soon a request is reconciled again that was refused because
+// its node's pods do not need the block: pods are not watched. The wait doubles up
+// to recheckLast, for requests that stay refused.
 const (
-	lookAgain     = 3 * time.Second
-	lookAgainLast = 20 * time.Second
+	recheckFirst = 3 * time.Second
+	recheckLast  = 20 * time.Second
 )
 
 // admit tells why a request is not to have a block, besides what the pool has to
@@ -78,7 +78,7 @@ func (c *Controller) admit(ctx context.Context, r *v1alpha1.BlockRequest) (why *
 		return blocks.Items, nil
 	}
 	// The first block of a node that starts, which all nodes may ask for at once,
-	// needs no look at its pods.
+	// does not depend on its pods.
 	if s.open {
 		if why, err = c.quotas.admit(r, s, c.now(), cached); why == nil || err != nil {
 			return nil, false, err
@@ -143,8 +143,8 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 	return ofPod == p.Name && slices.Contains(p.Spec.PodNamespaces, namespace)
 }
 
-// namespaces has the requests looked at that were refused when namespaces had
-// other annotations.
+// namespaces reconciles the refused requests again when the annotations of a
+// namespace change.
 func (c *Controller) namespaces() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) (out []reconcile.Request) {
 		for _, name := range c.quotas.waiting(func(string, string) bool { return true }) {
@@ -159,14 +159,14 @@ func (c *Controller) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *
 	before := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
 	if before == nil || before.Reason != why.reason {
 		c.o.RequestRefused(why.reason)
-		c.tellPool(ctx, r, why)
+		c.recordRefusal(ctx, r, why)
 	}
 	return c.fail(ctx, r, why)
 }
 
 // tellPool makes an event of a refusal. Those of one node and reason are one,
 // however many requests it makes.
-func (c *Controller) tellPool(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) {
+func (c *Controller) recordRefusal(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) {
 	p := &v1alpha1.AddressPool{}
 	if c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, p) == nil {
 		c.events.Eventf(p, nil, corev1.EventTypeWarning, why.reason, "Refuse", "node %s gets no more blocks; its BlockRequests say why", r.Spec.NodeName)

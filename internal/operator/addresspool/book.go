@@ -16,21 +16,21 @@ import (
 // for one. It makes no request: all of its methods are quick.
 type book struct {
 	mu      sync.Mutex // guards all below
-	pools   map[string]*pages
+	pools   map[string]*poolBook
 	entries map[string]*entry // by the request's name
 }
 
-// pages are of one pool.
-type pages struct {
-	name    string
-	uid     types.UID    // of the pool; empty: there is none
-	layout  block.Layout // of the subnets that may be cut
-	closed  *refusal     // why no block is given at all
-	carver  *block.Carver
-	unseen  map[int64]time.Time // taken indexes whose block no watch has told of, since when
-	waiting []*entry            // the oldest first
-	called  int                 // requests that were told of a free block and did not come for it yet
-	making  int                 // blocks that are being made
+// poolBook is what the book has of one pool.
+type poolBook struct {
+	name        string
+	uid         types.UID    // of the pool; empty: there is none
+	layout      block.Layout // of the subnets that may be cut
+	closed      *refusal     // why no block is given at all
+	carver      *block.Carver
+	unconfirmed map[int64]time.Time // since when an index is taken whose block the watch did not show yet
+	waiting     []*entry            // the oldest first
+	offered     int                 // requests that a free block was offered to and that did not take it yet
+	making      int                 // blocks that are being made
 }
 
 // refusal is why a pool gives no block, or a subnet of it is not accepted.
@@ -44,32 +44,33 @@ func exhausted(blocks int64, name string) *refusal {
 	return &refusal{v1alpha1.ReasonPoolExhausted, fmt.Sprintf("all %d blocks of pool %s are given; append a subnet, or wait until a node returns one", blocks, name)}
 }
 
-func newBook() *book { return &book{pools: map[string]*pages{}, entries: map[string]*entry{}} }
+func newBook() *book { return &book{pools: map[string]*poolBook{}, entries: map[string]*entry{}} }
 
-// page finds or makes the pages of a pool. Its blocks may be heard of before it
-// is. b.mu is held.
-func (b *book) page(name string) *pages {
+// pool finds or makes the entry of a pool. Its blocks may arrive before the pool
+// does. b.mu is held.
+func (b *book) pool(name string) *poolBook {
 	g := b.pools[name]
 	if g == nil {
-		g = &pages{name: name, carver: block.NewCarver(0), closed: notFound(name), unseen: map[int64]time.Time{}}
+		g = &poolBook{name: name, carver: block.NewCarver(0), closed: notFound(name), unconfirmed: map[int64]time.Time{}}
 		b.pools[name] = g
 	}
 	return g
 }
 
-// tidy forgets pages that nothing is written in. b.mu is held.
-func (b *book) tidy(g *pages) {
-	if b.pools[g.name] == g && g.uid == "" && g.carver.Taken() == 0 && len(g.waiting)+g.called+g.making == 0 {
+// tidy forgets a pool that is gone, once it has neither blocks nor requests. b.mu
+// is held.
+func (b *book) tidy(g *poolBook) {
+	if b.pools[g.name] == g && g.uid == "" && g.carver.Taken() == 0 && len(g.waiting)+g.offered+g.making == 0 {
 		delete(b.pools, g.name)
 	}
 }
 
 // open takes in a pool as it is now, with the layout of what may be cut of it,
-// and returns the requests to look at again.
+// and returns the requests to reconcile again.
 func (b *book) open(p *v1alpha1.AddressPool, l block.Layout, closed *refusal) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g := b.page(p.Name)
+	g := b.pool(p.Name)
 	if g.uid != p.UID {
 		g.uid = p.UID
 		g.carver.Resume(p.Status.NextIndex)
@@ -94,10 +95,10 @@ func (b *book) drop(name string) (again []string) {
 }
 
 // turn sets why no block is given. All who wait are to hear of another reason.
-func (g *pages) turn(closed *refusal) (again []string) {
+func (g *poolBook) turn(closed *refusal) (again []string) {
 	same := (g.closed == nil) == (closed == nil) && (closed == nil || *g.closed == *closed)
 	g.closed = closed
-	again = g.call()
+	again = g.offerFree()
 	if !same {
 		for _, a := range g.waiting {
 			again = append(again, a.name)
@@ -107,16 +108,16 @@ func (g *pages) turn(closed *refusal) (again []string) {
 }
 
 // free is how many blocks nobody has.
-func (g *pages) free() int64 { return max(0, g.layout.Blocks()-g.carver.Taken()) }
+func (g *poolBook) free() int64 { return max(0, g.layout.Blocks()-g.carver.Taken()) }
 
-// call tells those who wait longest of the free blocks. Each block is kept for
-// who was told of it, so that nobody who comes later is faster.
-func (g *pages) call() (names []string) {
-	for g.closed == nil && len(g.waiting) > 0 && int64(g.called) < g.free() {
+// offerFree offers the free blocks to the requests that wait longest. Each block
+// is reserved for the request that it was offered to: later ones do not overtake.
+func (g *poolBook) offerFree() (names []string) {
+	for g.closed == nil && len(g.waiting) > 0 && int64(g.offered) < g.free() {
 		a := g.waiting[0]
 		g.waiting = g.waiting[1:]
-		a.place = called
-		g.called++
+		a.place = offered
+		g.offered++
 		names = append(names, a.name)
 	}
 	return names
@@ -126,19 +127,20 @@ func (g *pages) call() (names []string) {
 func (b *book) seen(poolName string, index int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g := b.page(poolName)
+	g := b.pool(poolName)
 	g.carver.Mark(index)
-	delete(g.unseen, index)
+	delete(g.unconfirmed, index)
 }
 
-// heard notes a block that a list has, at now, and a watch may have told of or not.
-func (b *book) heard(poolName string, index int64, now time.Time) {
+// listed notes a block of a list that was read past the cache at now. The watch
+// may have it or not.
+func (b *book) listed(poolName string, index int64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	g := b.page(poolName)
+	g := b.pool(poolName)
 	before := g.carver.Taken()
 	if g.carver.Mark(index); g.carver.Taken() > before {
-		g.unseen[index] = now
+		g.unconfirmed[index] = now
 	}
 }
 
@@ -154,34 +156,34 @@ func (b *book) freed(poolName string, index int64) (again []string) {
 }
 
 // release is freed. b.mu is held.
-func (b *book) release(g *pages, index int64) (again []string) {
+func (b *book) release(g *poolBook, index int64) (again []string) {
 	g.carver.Free(index)
-	delete(g.unseen, index)
-	again = g.call()
+	delete(g.unconfirmed, index)
+	again = g.offerFree()
 	b.tidy(g)
 	return again
 }
 
-// spot is a place in a pool.
-type spot struct {
+// slot is the index of a block in a pool.
+type slot struct {
 	pool  string
 	index int64
 }
 
-// unheard lists the blocks that were taken before a time and of which no watch
+// unconfirmed lists the blocks that were taken before a time and of which no watch
 // has told since, except those that are being made.
-func (b *book) unheard(before time.Time) (list []spot) {
+func (b *book) unconfirmed(before time.Time) (list []slot) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	trying := map[spot]bool{}
+	trying := map[slot]bool{}
 	for _, a := range b.entries {
 		if a.tried {
-			trying[spot{a.pages.name, a.index}] = true
+			trying[slot{a.pool.name, a.index}] = true
 		}
 	}
 	for name, g := range b.pools {
-		for index, since := range g.unseen {
-			if s := (spot{name, index}); since.Before(before) && !trying[s] {
+		for index, since := range g.unconfirmed {
+			if s := (slot{name, index}); since.Before(before) && !trying[s] {
 				list = append(list, s)
 			}
 		}
@@ -207,7 +209,7 @@ func (b *book) counts(name string) (c counts) {
 	return g.counts()
 }
 
-func (g *pages) counts() counts {
+func (g *poolBook) counts() counts {
 	total, given, free := g.layout.Blocks(), g.carver.Taken(), g.free()
 	size := g.layout.BlockAddresses()
 	return counts{

@@ -42,7 +42,7 @@ func (b *reader) takes(r *v1alpha1.BlockRequest, want int64, how outcome, again 
 		b.Fatalf("%s: %+v, %+v, want index %d", r.Name, o, why, want)
 	}
 	if got := b.done(r, how, fmt.Sprintf("p-%d", want)); !slices.Equal(got, again) {
-		b.Errorf("%s done: called %v, want %v", r.Name, got, again)
+		b.Errorf("%s done: offered to %v, want %v", r.Name, got, again)
 	}
 }
 
@@ -60,22 +60,22 @@ func (b *reader) opens(n int, again ...string) {
 		b.Fatal(err)
 	}
 	if got := b.open(&b.pool, l, nil); !slices.Equal(got, again) {
-		b.Errorf("opened: called %v, want %v", got, again)
+		b.Errorf("opened: offered to %v, want %v", got, again)
 	}
 }
 
 func (b *reader) frees(index int64, again ...string) {
 	b.Helper()
 	if got := b.freed("p", index); !slices.Equal(got, again) {
-		b.Errorf("freed %d: called %v, want %v", index, got, again)
+		b.Errorf("freed %d: offered to %v, want %v", index, got, again)
 	}
 }
 
-func (b *reader) ends(name string, untold *spot, again ...string) {
+func (b *reader) ends(name string, uncertain *slot, again ...string) {
 	b.Helper()
 	got, names := b.end(name, "")
-	if !slices.Equal(names, again) || (got == nil) != (untold == nil) || got != nil && *got != *untold {
-		b.Errorf("%s ended: untold %v, called %v, want %v, %v", name, got, names, untold, again)
+	if !slices.Equal(names, again) || (got == nil) != (uncertain == nil) || got != nil && *got != *uncertain {
+		b.Errorf("%s ended: uncertain %v, offered to %v, want %v, %v", name, got, names, uncertain, again)
 	}
 }
 
@@ -84,7 +84,7 @@ func (b *reader) ends(name string, untold *spot, again ...string) {
 func TestOldestFirst(t *testing.T) {
 	b := newReader(t, "10.0.0.0/31")
 	b.fails(asking("early", 1), v1alpha1.ReasonPoolNotFound)
-	b.seen("p", 0) // a block is heard of before its pool is
+	b.seen("p", 0) // a block arrives before its pool does
 	b.opens(1, "early")
 	b.takes(asking("early", 1), 1, made)
 	b.fails(asking("c", 30), v1alpha1.ReasonPoolExhausted)
@@ -113,10 +113,10 @@ func TestTries(t *testing.T) {
 	}
 	b.takes(asking("c", 3), 3, refused)
 	b.takes(asking("c", 3), 3, made)
-	if untold, _ := b.end("b", "b"); untold != nil {
+	if uncertain, _ := b.end("b", "b"); uncertain != nil {
 		t.Error("a request that is there has ended")
 	}
-	b.ends("b", &spot{"p", 1})
+	b.ends("b", &slot{"p", 1})
 	b.frees(1)
 	b.ends("a", nil)
 	b.ends("c", nil)
@@ -125,10 +125,10 @@ func TestTries(t *testing.T) {
 	}
 	// Of 0, 2 and 3 no watch has told yet.
 	b.seen("p", 2)
-	if list := b.unheard(t0.Add(time.Second)); len(list) != 2 {
-		t.Errorf("unheard of are %v", list)
+	if list := b.unconfirmed(t0.Add(time.Second)); len(list) != 2 {
+		t.Errorf("unconfirmed are %v", list)
 	}
-	if list := b.unheard(t0); len(list) != 0 {
+	if list := b.unconfirmed(t0); len(list) != 0 {
 		t.Errorf("too early: %v", list)
 	}
 }
@@ -150,14 +150,14 @@ func TestPoolTurns(t *testing.T) {
 	b.fails(asking("e", 5), v1alpha1.ReasonPoolExhausted)
 	l, _ := layout(&b.pool, 2)
 	if got := b.open(&b.pool, l, &refusal{v1alpha1.ReasonPoolDeleted, "it goes"}); !slices.Equal(got, []string{"e"}) {
-		t.Errorf("called %v", got)
+		t.Errorf("offered to %v", got)
 	}
 	b.fails(asking("e", 5), v1alpha1.ReasonPoolDeleted)
 	for i := range int64(3) {
 		b.frees(i)
 	}
 	if got := b.drop("p"); !slices.Equal(got, []string{"e"}) {
-		t.Errorf("called %v", got)
+		t.Errorf("offered to %v", got)
 	}
 	b.fails(asking("e", 5), v1alpha1.ReasonPoolNotFound)
 	b.pool.UID, b.pool.Status.NextIndex = "again", 3
@@ -199,10 +199,10 @@ func (w *world) look(t *rapid.T, name string) {
 	r := w.requests[name]
 	_, served := w.served[name]
 	if r == nil || served {
-		untold, again := w.end(name, "")
+		uncertain, again := w.end(name, "")
 		w.add(again)
-		if untold != nil && w.blocks[untold.index] == "" {
-			w.add(w.freed(untold.pool, untold.index))
+		if uncertain != nil && w.blocks[uncertain.index] == "" {
+			w.add(w.freed(uncertain.pool, uncertain.index))
 		}
 		return
 	}
@@ -318,8 +318,8 @@ func (w *world) settled(t *rapid.T) {
 	if g == nil {
 		return
 	}
-	if g.called != 0 || g.making != 0 {
-		t.Fatalf("%d called, %d making, and nobody comes", g.called, g.making)
+	if g.offered != 0 || g.making != 0 {
+		t.Fatalf("%d offered, %d making, and nobody comes", g.offered, g.making)
 	}
 	waits := 0
 	for name := range w.requests {
@@ -338,8 +338,8 @@ func (w *world) settled(t *rapid.T) {
 	}
 	// Every index that is taken is a block's, or is looked up by the sweep.
 	for index := range w.size {
-		_, unseen := g.unseen[index]
-		if w.blocks[index] == "" && !unseen && g.carver.Taken() > int64(len(w.blocks)+len(g.unseen)) {
+		_, unconfirmed := g.unconfirmed[index]
+		if w.blocks[index] == "" && !unconfirmed && g.carver.Taken() > int64(len(w.blocks)+len(g.unconfirmed)) {
 			t.Fatalf("index %d is lost", index)
 		}
 	}

@@ -47,7 +47,7 @@ type Options struct {
 	// DownAfter is how long a Node that is tainted as out of service must not
 	// have been ready before its blocks are released; 0: never.
 	DownAfter time.Duration
-	// Sweep is how often everything is looked at again; 10 min.
+	// Sweep is how often all objects are reconciled; 10 min.
 	Sweep time.Duration
 
 	// MaxPods is how many pods of a node count at most for how many blocks it may
@@ -63,24 +63,24 @@ type Options struct {
 }
 
 const (
-	// cutters is how many requests are answered at once, and blocks deleted. A
+	// requestWorkers is how many requests are answered at once, and blocks deleted. A
 	// request is two writes of some milliseconds each, nearly all of it waiting;
 	// more than some ten of one client at a time and an API server queues them.
-	cutters = 16
-	// lookers is how many nodes are looked at side by side, which seldom leads to a
+	requestWorkers = 16
+	// nodeWorkers is how many nodes are reconciled at once, which seldom leads to a
 	// write.
-	lookers = 4
-	// lookTimeout bounds a look at one object.
-	lookTimeout = 30 * time.Second
-	// firstRetry and lastRetry are between looks that failed; the second bounds
-	// how long after an API server that was away anybody waits.
+	nodeWorkers = 4
+	// reconcileTimeout bounds the reconciliation of one object.
+	reconcileTimeout = 30 * time.Second
+	// firstRetry and lastRetry bound the wait after a reconciliation that failed,
+	// which doubles: lastRetry is the longest wait once the API server is back.
 	firstRetry = 50 * time.Millisecond
 	lastRetry  = 10 * time.Second
 	// conflictPause lets the cache see what somebody else wrote.
 	conflictPause = 100 * time.Millisecond
-	// rumour is how old a taken index is of which no watch has told, for it to
-	// be looked up.
-	rumour = time.Minute
+	// unconfirmedFor is how long an index is taken without its block having been
+	// seen in a watch, before the block is read from the API server.
+	unconfirmedFor = time.Minute
 )
 
 // Controller works on pools, requests and the blocks of nodes.
@@ -94,14 +94,14 @@ type Controller struct {
 	inherited *inherited
 
 	// Of the one worker that looks at pools.
-	standings map[string]*standing
-	reported  map[string]time.Time // when a pool's status was last written
+	states   map[string]*poolState
+	reported map[string]time.Time // when a pool's status was last written
 
 	mu       sync.Mutex                                              // guards all below; memory only
 	requests workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 	poolsQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
 	nodesQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
-	signs    map[string]*sign                                        // of nodes that have blocks and no Node
+	liveness map[string]*liveness                                    // of nodes that have blocks and no Node
 }
 
 // Setup adds the controllers to mgr, whose cache must have been made with
@@ -128,7 +128,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
 		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
-		standings: map[string]*standing{}, reported: map[string]time.Time{}, signs: map[string]*sign{},
+		states: map[string]*poolState{}, reported: map[string]time.Time{}, liveness: map[string]*liveness{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, fmt.Errorf("controllers of address pools: %w", err)
@@ -139,16 +139,16 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
 			Watches(&v1alpha1.AddressBlock{}, c.bookkeeping()).
 			WatchesRawSource(c.queue(&c.poolsQ)).WithOptions(options(1)).
-			Complete(calm(c.lookAtPool)),
+			Complete(retryConflicts(c.reconcilePool)),
 		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
 			WatchesMetadata(&corev1.Namespace{}, c.namespaces(), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
-			WatchesRawSource(c.queue(&c.requests)).WithOptions(options(cutters)).
-			Complete(calm(c.lookAtRequest)),
+			WatchesRawSource(c.queue(&c.requests)).WithOptions(options(requestWorkers)).
+			Complete(retryConflicts(c.reconcileRequest)),
 		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
 			Watches(&v1alpha1.AddressBlock{}, named(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
 			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
-			WatchesRawSource(c.queue(&c.nodesQ)).WithOptions(options(lookers)).
-			Complete(calm(c.lookAtNode)),
+			WatchesRawSource(c.queue(&c.nodesQ)).WithOptions(options(nodeWorkers)).
+			Complete(retryConflicts(c.reconcileNode)),
 		mgr.Add(manager.RunnableFunc(c.begin)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
 	)
@@ -161,13 +161,14 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 func options(workers int) controller.Options {
 	again := true // several in one process: tests
 	return controller.Options{
-		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: lookTimeout,
+		MaxConcurrentReconciles: workers, SkipNameValidation: &again, ReconciliationTimeout: reconcileTimeout,
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
 	}
 }
 
-// calm looks again, without a word, after a write that came too late.
-func calm(look reconcile.Func) reconcile.Reconciler {
+// retryConflicts reconciles again, without logging an error, after a write that
+// was refused because the object had changed.
+func retryConflicts(look reconcile.Func) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 		result, err := look(ctx, q)
 		if apierrors.IsConflict(err) {
@@ -177,7 +178,7 @@ func calm(look reconcile.Func) reconcile.Reconciler {
 	})
 }
 
-// named has the object looked at that another one names.
+// named reconciles the object that another one names.
 func named(name func(client.Object) string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
 		return []reconcile.Request{request(name(o))}
@@ -198,9 +199,9 @@ func (c *Controller) queue(q *workqueue.TypedRateLimitingInterface[reconcile.Req
 	})
 }
 
-// again has objects looked at, or, before the queue is known, leaves that to the
-// start, which looks at all.
-func (c *Controller) again(q *workqueue.TypedRateLimitingInterface[reconcile.Request], names ...string) {
+// requeue queues objects for reconciliation. Before the queue is known it does
+// nothing: a controller that starts reconciles all objects.
+func (c *Controller) requeue(q *workqueue.TypedRateLimitingInterface[reconcile.Request], names ...string) {
 	c.mu.Lock()
 	to := *q
 	c.mu.Unlock()
@@ -211,8 +212,8 @@ func (c *Controller) again(q *workqueue.TypedRateLimitingInterface[reconcile.Req
 	}
 }
 
-// bookkeeping keeps the book to the blocks that there are, and has the pools
-// looked at whose blocks come and go.
+// bookkeeping notes in the book which blocks there are, and reconciles the pools
+// whose blocks come and go.
 func (c *Controller) bookkeeping() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 	seen := func(o client.Object, q queue) {
@@ -227,14 +228,14 @@ func (c *Controller) bookkeeping() handler.EventHandler {
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
 			b := e.Object.(*v1alpha1.AddressBlock)
 			c.quotas.seen(b.Name)
-			c.again(&c.requests, c.book.freed(b.PoolName, b.Index)...)
-			c.again(&c.requests, c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
+			c.requeue(&c.requests, c.book.freed(b.PoolName, b.Index)...)
+			c.requeue(&c.requests, c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
 			q.Add(request(b.PoolName))
 		},
 	}
 }
 
-// sweep looks at everything now and then, in case an event led to nothing.
+// sweep reconciles all objects now and then, in case an event was missed.
 func (c *Controller) sweep(ctx context.Context) error {
 	for {
 		select {
@@ -256,15 +257,15 @@ func (c *Controller) sweepOnce(ctx context.Context) error {
 		return err
 	}
 	for i := range blocks.Items {
-		c.again(&c.nodesQ, blocks.Items[i].NodeName)
-		c.again(&c.poolsQ, blocks.Items[i].PoolName)
+		c.requeue(&c.nodesQ, blocks.Items[i].NodeName)
+		c.requeue(&c.poolsQ, blocks.Items[i].PoolName)
 	}
 	for i := range requests.Items {
-		c.again(&c.nodesQ, requests.Items[i].Spec.NodeName)
-		c.again(&c.requests, requests.Items[i].Name)
+		c.requeue(&c.nodesQ, requests.Items[i].Spec.NodeName)
+		c.requeue(&c.requests, requests.Items[i].Name)
 	}
-	c.quotas.age(c.now().Add(-rumour))
-	for _, s := range c.book.unheard(c.now().Add(-rumour)) {
+	c.quotas.age(c.now().Add(-unconfirmedFor))
+	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {
 		err = errors.Join(err, c.verify(ctx, s))
 	}
 	return err

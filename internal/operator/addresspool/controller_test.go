@@ -307,12 +307,12 @@ func TestNodesThatGo(t *testing.T) {
 		k.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, LastTransitionTime: metav1.NewTime(now.Now())}}
 		harness.OK(t, c.Status().Update(t.Context(), k))
 	}
-	noticed(t, o, "gone", func(s *sign) bool { return true })
-	noticed(t, o, "claims", func(s *sign) bool { return true })
+	noticed(t, o, "gone", func(s *liveness) bool { return true })
+	noticed(t, o, "claims", func(s *liveness) bool { return true })
 	for range 2 { // the second time, the grace of what is silent is over
 		now.Advance(grace * 3 / 4)
 		claim()
-		noticed(t, o, "claims", func(s *sign) bool { return s.alive.Equal(now.Now()) })
+		noticed(t, o, "claims", func(s *liveness) bool { return s.alive.Equal(now.Now()) })
 	}
 	eventually(t, "two are released", func(c client.Client) error {
 		have := blocksNow(t)
@@ -340,12 +340,12 @@ func TestNodesThatGo(t *testing.T) {
 }
 
 // noticed waits until an operator has seen something of a node without a Node.
-func noticed(t *testing.T, o *Controller, node string, what func(*sign) bool) {
+func noticed(t *testing.T, o *Controller, node string, what func(*liveness) bool) {
 	t.Helper()
 	harness.Eventually(t, limit, "the operator notices "+node, func() error {
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		if s := o.signs[node]; s == nil || !what(s) {
+		if s := o.liveness[node]; s == nil || !what(s) {
 			return fmt.Errorf("it knows %+v", s)
 		}
 		return nil

@@ -51,9 +51,9 @@ func child(kubeconfig string) int {
 	return 1
 }
 
-// mortal starts an operator with a failpoint armed, and another one without
+// startCrashing starts an operator with a failpoint armed, and another one without
 // each time one has died. It returns how many died so far.
-func mortal(t *testing.T, failpoints string) (deaths func() int) {
+func startCrashing(t *testing.T, failpoints string) (deaths func() int) {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	harness.OK(t, kube.WriteKubeconfig(kubeconfig, operatorConfig(t)))
@@ -124,7 +124,7 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			harness.KubeClean(t)
 			c := harness.KubeClient(t)
-			deaths := mortal(t, name+"=kill")
+			deaths := startCrashing(t, name+"=kill")
 			makeNode(t, "n")
 			makeNode(t, "gone")
 			makePool(t, "p", 0, "10.2.0.0/29")
@@ -169,7 +169,7 @@ func TestKillAmidRequests(t *testing.T) {
 	for i := range requests {
 		ask(t, fmt.Sprintf("r%d", i), "n", "p")
 	}
-	deaths := mortal(t, "operator.pool.cut.after=kill@50")
+	deaths := startCrashing(t, "operator.pool.cut.after=kill@50")
 	names := map[string]bool{}
 	for i := range requests {
 		names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
@@ -202,8 +202,8 @@ func returnLate(t *testing.T, pool string, total int64, answers map[string]bool)
 		}
 		return counted(total, int64(len(answers)))(p)
 	})
-	if len(late) > cutters {
-		t.Errorf("%d blocks too many, at most %d were under way", len(late), cutters)
+	if len(late) > requestWorkers {
+		t.Errorf("%d blocks too many, at most %d were under way", len(late), requestWorkers)
 	}
 }
 
@@ -226,11 +226,11 @@ func sound(t *testing.T) {
 	c, pools, list := harness.KubeClient(t), &v1alpha1.AddressPoolList{}, &v1alpha1.AddressBlockList{}
 	harness.OK(t, c.List(t.Context(), list))
 	harness.OK(t, c.List(t.Context(), pools))
-	stray := straying(pools.Items)
-	var held []holding
+	orphansOf := orphanRanges(pools.Items)
+	var held []ownedRange
 	byRequest := map[types.UID]string{}
 	for _, b := range list.Items {
-		if s := stray(&b); len(s) > 0 {
+		if s := orphansOf(&b); len(s) > 0 {
 			t.Errorf("%v: not what its pool has for index %d", s, b.Index)
 		}
 		if other, twice := byRequest[b.RequestUID]; twice {
@@ -243,7 +243,7 @@ func sound(t *testing.T) {
 					t.Errorf("%s of %s is %s", mine, b.Name, h)
 				}
 			}
-			held = append(held, holding{Prefix: mine, block: b.Name})
+			held = append(held, ownedRange{Prefix: mine, block: b.Name})
 		}
 	}
 }

@@ -77,12 +77,12 @@ func TestDecide(t *testing.T) {
 		"more accepted than there is any":       {of: "a", pools: []v1alpha1.AddressPool{has(a, 7)}, want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var strays []holding
-			stray := straying(tc.pools)
+			var orphans []ownedRange
+			orphansOf := orphanRanges(tc.pools)
 			for i := range tc.blocks {
-				strays = append(strays, stray(&tc.blocks[i])...)
+				orphans = append(orphans, orphansOf(&tc.blocks[i])...)
 			}
-			n, why := decide(tc.of, tc.pools, strays)
+			n, why := decide(tc.of, tc.pools, orphans)
 			if n != tc.want {
 				t.Errorf("%d subnets, want %d", n, tc.want)
 			}
@@ -97,7 +97,7 @@ func TestDecide(t *testing.T) {
 // Whatever order pools are decided in, each from what the others have by then:
 // no two ever have an address in common, and with time nothing is refused that
 // nobody else has.
-func TestDecisionsNeverClash(t *testing.T) {
+func TestDecisionsNeverOverlap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var pools []v1alpha1.AddressPool
 		for i := range rapid.IntRange(2, 5).Draw(t, "pools") {
@@ -117,7 +117,7 @@ func TestDecisionsNeverClash(t *testing.T) {
 			}
 			pools[i].Status.AcceptedSubnets = int32(n)
 			for _, p := range pools {
-				if own, other, why := clash(p.Name, pools); other != nil || own != accepted(&p) {
+				if own, other, why := conflict(p.Name, pools); other != nil || own != accepted(&p) {
 					t.Fatal(p.Name, own, why)
 				}
 			}
@@ -125,10 +125,10 @@ func TestDecisionsNeverClash(t *testing.T) {
 	})
 }
 
-func TestClash(t *testing.T) {
+func TestConflict(t *testing.T) {
 	a, b := has(poolAt("a", 1, 2, "10.0.0.0/24"), 1), poolAt("b", 2, 2, "10.1.0.0/24", "10.0.0.0/25")
 	for n, want := range []int{0, 1, 1} {
-		own, other, why := clash("b", []v1alpha1.AddressPool{a, has(b, int32(n))})
+		own, other, why := conflict("b", []v1alpha1.AddressPool{a, has(b, int32(n))})
 		if own != want || (other != nil) != (n == 2) {
 			t.Errorf("of %d subnets %d are its own, %v", n, own, other)
 		}
@@ -138,7 +138,7 @@ func TestClash(t *testing.T) {
 	}
 }
 
-func TestSigns(t *testing.T) {
+func TestLiveness(t *testing.T) {
 	const grace = time.Minute
 	now := time.Unix(1e9, 0)
 	block := func(name string, renewed int) v1alpha1.AddressBlock {
@@ -174,10 +174,10 @@ func TestSigns(t *testing.T) {
 		"a request that was there not": {{requests: asks("r"), left: grace}, {after: 50 * time.Second, requests: asks("r"), left: 10 * time.Second}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, at := &sign{}, now
+			s, at := &liveness{}, now
 			for i, l := range looks {
 				at = at.Add(l.after)
-				s.look(at, l.blocks, l.requests)
+				s.observe(at, l.blocks, l.requests)
 				if left := s.left(at, grace); left != l.left {
 					t.Errorf("look %d: %v left, want %v", i, left, l.left)
 				}

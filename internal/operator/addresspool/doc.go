@@ -2,11 +2,11 @@
 // accepts pools, cuts them into blocks for the nodes that ask, and releases
 // blocks that outlived their pool or their node.
 //
-//	controller.go  what watches what, and what a look at an object leads to
+//	controller.go  the controllers: what each watches and which workers it has
 //	cache.go       what is kept in memory of each kind
-//	begin.go       what the leader before this one left
+//	inherit.go     what the leader before this one left
 //	book.go        which blocks of each pool are taken
-//	ask.go         which request gets which block, and who waits for one
+//	entry.go       which request gets which block, and who waits for one
 //	admit.go       whether its node may have a block more
 //	quota.go       how many blocks a node may have: a decision
 //	request.go     a request: a block cut, or the reason why not
@@ -14,9 +14,9 @@
 //	grant.go       accepting them
 //	pool.go        a pool: opened, closed, deleted
 //	status.go      what people see of it
-//	claim.go       whether a node has given up its blocks: a decision
+//	liveness.go    whether a node has given up its blocks: a decision
 //	node.go        a node: its blocks and requests released
-//	collect.go     what metrics see
+//	usage.go       what metrics see
 //
 // A block's name is its pool's and its index, so that the API server refuses a
 // second owner whatever an operator believes: one with a stale cache, or a

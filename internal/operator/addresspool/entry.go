@@ -16,7 +16,7 @@ type entry struct {
 	name  string
 	uid   types.UID
 	since time.Time // when the request was made
-	pages *pages
+	pool  *poolBook
 	place place
 
 	index int64  // of the block, if tried
@@ -29,8 +29,8 @@ type place int
 
 const (
 	nowhere place = iota
-	waiting       // in pages.waiting
-	called        // counted in pages.called
+	waiting       // in poolBook.waiting
+	offered       // counted in poolBook.offered
 )
 
 // offer is a block for a request: one to make, or one that was made before.
@@ -57,15 +57,15 @@ func (b *book) take(r *v1alpha1.BlockRequest, now time.Time) (offer, *refusal) {
 		return offer{block: a.block}, nil
 	}
 	a.leave()
-	if g := b.page(r.Spec.PoolName); a.pages != g { // new, or begun anew
-		a.pages, a.tried = g, false
+	if g := b.pool(r.Spec.PoolName); a.pool != g { // new, or begun anew
+		a.pool, a.tried = g, false
 	}
-	o, why := a.pages.offer(a, now)
+	o, why := a.pool.offer(a, now)
 	if why != nil {
 		a.wait()
 		return offer{}, why
 	}
-	a.pages.making++
+	a.pool.making++
 	return o, nil
 }
 
@@ -78,7 +78,7 @@ func (b *book) begun(r *v1alpha1.BlockRequest) bool {
 }
 
 // offer is take, for a request that does not wait.
-func (g *pages) offer(a *entry, now time.Time) (o offer, why *refusal) {
+func (g *poolBook) offer(a *entry, now time.Time) (o offer, why *refusal) {
 	if g.closed != nil {
 		return o, g.closed
 	}
@@ -87,16 +87,16 @@ func (g *pages) offer(a *entry, now time.Time) (o offer, why *refusal) {
 		if err == nil {
 			return offer{index: a.index, piece: piece, pool: g.uid}, nil
 		}
-		a.tried = false // the pool is another one; what came of the block is found out as it is unseen
+		a.tried = false // the pool is another one; sweep finds out whether the block was made
 	}
-	if g.free() <= int64(g.called) {
+	if g.free() <= int64(g.offered) {
 		return o, exhausted(g.layout.Blocks(), g.name)
 	}
 	index, ok := g.carver.Take(g.layout.Blocks())
 	if !ok {
 		return o, exhausted(g.layout.Blocks(), g.name)
 	}
-	g.unseen[index] = now
+	g.unconfirmed[index] = now
 	piece, err := g.layout.Block(index)
 	if err != nil {
 		return o, &refusal{v1alpha1.ReasonPoolInvalid, err.Error()}
@@ -105,11 +105,11 @@ func (g *pages) offer(a *entry, now time.Time) (o offer, why *refusal) {
 	return offer{index: index, piece: piece, pool: g.uid}, nil
 }
 
-// wait has a request wait in its pages.
+// wait has a request wait for a block of its pool.
 func (a *entry) wait() {
 	a.place = waiting
-	i, _ := slices.BinarySearchFunc(a.pages.waiting, a, older)
-	a.pages.waiting = slices.Insert(a.pages.waiting, i, a)
+	i, _ := slices.BinarySearchFunc(a.pool.waiting, a, older)
+	a.pool.waiting = slices.Insert(a.pool.waiting, i, a)
 }
 
 func older(a, b *entry) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name)) }
@@ -118,11 +118,11 @@ func older(a, b *entry) int { return cmp.Or(a.since.Compare(b.since), cmp.Compar
 func (a *entry) leave() {
 	switch a.place {
 	case waiting:
-		if i, ok := slices.BinarySearchFunc(a.pages.waiting, a, older); ok {
-			a.pages.waiting = slices.Delete(a.pages.waiting, i, i+1)
+		if i, ok := slices.BinarySearchFunc(a.pool.waiting, a, older); ok {
+			a.pool.waiting = slices.Delete(a.pool.waiting, i, i+1)
 		}
-	case called:
-		a.pages.called--
+	case offered:
+		a.pool.offered--
 	}
 	a.place = nowhere
 }
@@ -138,7 +138,7 @@ const (
 )
 
 // done ends what take began; block is the name of the one that was made.
-// Returned are requests to look at again.
+// Returned are requests to reconcile again.
 func (b *book) done(r *v1alpha1.BlockRequest, how outcome, block string) (again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -146,7 +146,7 @@ func (b *book) done(r *v1alpha1.BlockRequest, how outcome, block string) (again 
 	if a == nil {
 		return nil
 	}
-	a.pages.making--
+	a.pool.making--
 	switch how {
 	case made:
 		a.tried, a.block = false, block
@@ -154,15 +154,15 @@ func (b *book) done(r *v1alpha1.BlockRequest, how outcome, block string) (again 
 		a.tried = false
 	case refused:
 		a.tried = false
-		return b.release(a.pages, a.index)
+		return b.release(a.pool, a.index)
 	}
-	return a.pages.call()
+	return a.pool.offerFree()
 }
 
 // end forgets a request that was answered or is gone: whatever has its name, but
 // not the UID keep. Returned are the block that was asked for and may have been
-// made or not, if there is one, and requests to look at again.
-func (b *book) end(name string, keep types.UID) (untold *spot, again []string) {
+// made or not, if there is one, and requests to reconcile again.
+func (b *book) end(name string, keep types.UID) (uncertain *slot, again []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.entries[name]
@@ -171,10 +171,10 @@ func (b *book) end(name string, keep types.UID) (untold *spot, again []string) {
 	}
 	delete(b.entries, name)
 	if a.tried {
-		untold = &spot{a.pages.name, a.index}
+		uncertain = &slot{a.pool.name, a.index}
 	}
 	a.leave()
-	again = a.pages.call()
-	b.tidy(a.pages)
-	return untold, again
+	again = a.pool.offerFree()
+	b.tidy(a.pool)
+	return uncertain, again
 }

@@ -16,30 +16,31 @@ import (
 )
 
 const (
-	// askAgain is how often a subnet that was refused is looked at again. Most
+	// askAgain is how often a subnet that was refused is checked again. Most
 	// of what may change that is an event besides.
 	askAgain = 30 * time.Second
-	// truce is how long two pools were seen to have a subnet both before one
-	// gives way: by then whoever accepted one of them took it back, or is gone.
-	truce = 5 * time.Second
+	// overlapGrace is how long two pools are seen with the same accepted subnet
+	// before one loses it. By then the operator that accepted the second of them
+	// has revoked it, unless it crashed.
+	overlapGrace = 5 * time.Second
 )
 
-// standing is what is known of a pool's subnets. Only the one worker that looks
-// at pools has it.
-type standing struct {
+// poolState is what is known of a pool's subnets. Only the one worker that
+// reconciles pools uses it.
+type poolState struct {
 	uid      types.UID
 	verified int // of the accepted subnets, the first ones, that no other pool has; only they are cut
 
-	seen int64 // generation of the spec for which requests were looked at that the one before refused
+	seen int64 // generation of the spec with which refused requests were last reconciled
 
-	why         *refusal // why not more
-	generation  int64    // of the spec that was refused
-	until       time.Time
-	clashedFrom time.Time // since when an accepted subnet was seen to be another's too; zero: it is not
+	why           *refusal // why not more
+	generation    int64    // of the spec that was refused
+	until         time.Time
+	conflictSince time.Time // since when an accepted subnet was seen to be another's too; zero: it is not
 }
 
 // settled tells whether nothing is to be found out about a pool.
-func (s *standing) settled(p *v1alpha1.AddressPool, now time.Time) bool {
+func (s *poolState) settled(p *v1alpha1.AddressPool, now time.Time) bool {
 	if s.uid != p.UID || s.verified != accepted(p) && s.why == nil {
 		return false
 	}
@@ -47,27 +48,27 @@ func (s *standing) settled(p *v1alpha1.AddressPool, now time.Time) bool {
 }
 
 // refuse notes why a subnet is not cut.
-func (s *standing) refuse(p *v1alpha1.AddressPool, why *refusal, until time.Time) {
+func (s *poolState) refuse(p *v1alpha1.AddressPool, why *refusal, until time.Time) {
 	s.why, s.generation, s.until = why, p.Generation, until
 }
 
-// standingOf is a pool's, begun anew for a new pool.
-func (c *Controller) standingOf(p *v1alpha1.AddressPool) *standing {
-	s := c.standings[p.Name]
+// stateOf is the state of a pool; a pool that was made anew has a new one.
+func (c *Controller) stateOf(p *v1alpha1.AddressPool) *poolState {
+	s := c.states[p.Name]
 	if s == nil || s.uid != p.UID {
-		s = &standing{uid: p.UID}
-		c.standings[p.Name] = s
+		s = &poolState{uid: p.UID}
+		c.states[p.Name] = s
 	}
 	return s
 }
 
-// reconsider has the pools that were refused a subnet looked at again, as one,
-// which is not, gave something up.
+// reconsider reconciles the pools that were refused a subnet, but for the one
+// that changed: it has fewer subnets now, or is gone.
 func (c *Controller) reconsider(changed string) {
-	for name, s := range c.standings {
+	for name, s := range c.states {
 		if name != changed && s.why != nil {
 			s.until = time.Time{}
-			c.again(&c.poolsQ, name)
+			c.requeue(&c.poolsQ, name)
 		}
 	}
 }
@@ -80,8 +81,8 @@ func (c *Controller) reconsider(changed string) {
 // before a block is cut of it: of two operators that accept overlapping subnets
 // at once, the one that writes later sees the other's, and takes its own back.
 // Nobody cuts what he did not read so himself, however it came to be accepted.
-func (c *Controller) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1alpha1.AddressPool, *standing, error) {
-	s := c.standingOf(p)
+func (c *Controller) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1alpha1.AddressPool, *poolState, error) {
+	s := c.stateOf(p)
 	if s.settled(p, c.now()) {
 		return p, s, nil
 	}
@@ -89,12 +90,12 @@ func (c *Controller) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1al
 	if err != nil || p == nil {
 		return nil, nil, err
 	}
-	own, other, why := clash(p.Name, pools)
+	own, other, why := conflict(p.Name, pools)
 	s.verified = max(s.verified, own) // a count never shrinks, but for those who did not read it
 	if s.verified = min(s.verified, accepted(p)); other != nil && s.verified < accepted(p) {
-		return p, s, c.giveWay(ctx, p, other, own, why, s)
+		return p, s, c.resolveOverlap(ctx, p, other, own, why, s)
 	}
-	s.clashedFrom = time.Time{}
+	s.conflictSince = time.Time{}
 	n, why, err := c.decide(ctx, p, pools)
 	if err != nil {
 		return nil, nil, err
@@ -124,30 +125,30 @@ func (c *Controller) readPools(ctx context.Context, p *v1alpha1.AddressPool) ([]
 // decide is the decision of that name. Blocks are read past the cache only if
 // that matters.
 func (c *Controller) decide(ctx context.Context, p *v1alpha1.AddressPool, pools []v1alpha1.AddressPool) (int, *refusal, error) {
-	stray := straying(pools)
-	var strays []holding
+	orphansOf := orphanRanges(pools)
+	var orphans []ownedRange
 	blocks := &v1alpha1.AddressBlockList{}
 	if err := c.client.List(ctx, blocks, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, nil, fmt.Errorf("list blocks: %w", err)
 	}
 	for i := range blocks.Items {
-		strays = append(strays, stray(&blocks.Items[i])...)
+		orphans = append(orphans, orphansOf(&blocks.Items[i])...)
 	}
-	n, why := decide(p.Name, pools, strays)
+	n, why := decide(p.Name, pools, orphans)
 	if n == accepted(p) {
 		return n, why, nil
 	}
-	strays = nil
+	orphans = nil
 	err := c.eachBlock(ctx, func(b *v1alpha1.AddressBlock) error {
-		strays = append(strays, stray(b)...)
+		orphans = append(orphans, orphansOf(b)...)
 		return nil
 	})
-	n, why = decide(p.Name, pools, strays)
+	n, why = decide(p.Name, pools, orphans)
 	return n, why, err
 }
 
 // grant accepts the first n subnets of a pool.
-func (c *Controller) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, s *standing) error {
+func (c *Controller) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, s *poolState) error {
 	before := accepted(p)
 	if err := failpoint.Hit("operator.pool.accept.before"); err != nil {
 		return err
@@ -162,9 +163,9 @@ func (c *Controller) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, 
 	if err != nil || now == nil {
 		return err
 	}
-	if _, other, why := clash(p.Name, pools); other != nil {
+	if _, other, why := conflict(p.Name, pools); other != nil {
 		s.refuse(p, why, c.now().Add(time.Second+rand.N(4*time.Second)))
-		return c.takeBack(ctx, p, before, s)
+		return c.revoke(ctx, p, before, s)
 	}
 	s.verified = n
 	c.o.Logger.Info("subnets accepted", "pool", p.Name, "subnets", n, "of", len(p.Spec.Subnets))
@@ -172,30 +173,31 @@ func (c *Controller) grant(ctx context.Context, p *v1alpha1.AddressPool, n int, 
 	return nil
 }
 
-// giveWay ends that two pools have a subnet: nobody cuts it until one of them
-// gave way, and that is one of which no block was cut; of two such the younger.
-func (c *Controller) giveWay(ctx context.Context, p, other *v1alpha1.AddressPool, own int, why *refusal, s *standing) error {
+// resolveOverlap ends that two pools have the same subnet. No block of it is cut
+// until one of them has lost it: the one of which no block was cut, and the
+// younger if that is so for both.
+func (c *Controller) resolveOverlap(ctx context.Context, p, other *v1alpha1.AddressPool, own int, why *refusal, s *poolState) error {
 	now := c.now()
-	if s.clashedFrom.IsZero() {
-		s.clashedFrom = now
+	if s.conflictSince.IsZero() {
+		s.conflictSince = now
 		c.o.Logger.Warn("two pools have a subnet; neither gives blocks of it", "pool", p.Name, "other", other.Name, "because", why.message)
 	}
-	s.refuse(p, why, now.Add(truce/4))
-	if now.Sub(s.clashedFrom) < truce {
+	s.refuse(p, why, now.Add(overlapGrace/4))
+	if now.Sub(s.conflictSince) < overlapGrace {
 		return nil
 	}
 	s.until = now.Add(askAgain)
 	if byAge(*p, *other) < 0 {
 		if cut, err := c.cutFrom(ctx, other.Name, 0); err != nil || !cut {
-			return err // the other one gives way
+			return err // the other one loses it
 		}
 	}
-	return c.takeBack(ctx, p, own, s)
+	return c.revoke(ctx, p, own, s)
 }
 
-// takeBack accepts only the first n subnets of a pool, unless a block was cut of
+// revoke accepts only the first n subnets of a pool, unless a block was cut of
 // the rest.
-func (c *Controller) takeBack(ctx context.Context, p *v1alpha1.AddressPool, n int, s *standing) error {
+func (c *Controller) revoke(ctx context.Context, p *v1alpha1.AddressPool, n int, s *poolState) error {
 	l, err := layout(p, n)
 	if err != nil {
 		return fmt.Errorf("AddressPool %s: %w", p.Name, err)
@@ -204,7 +206,7 @@ func (c *Controller) takeBack(ctx context.Context, p *v1alpha1.AddressPool, n in
 		return err
 	}
 	c.o.Logger.Warn("a subnet is another pool's too; taking it back", "pool", p.Name, "because", s.why.message)
-	s.clashedFrom, s.verified = time.Time{}, min(s.verified, n)
+	s.conflictSince, s.verified = time.Time{}, min(s.verified, n)
 	if err := c.writeAccepted(ctx, p, n); err != nil {
 		return err
 	}

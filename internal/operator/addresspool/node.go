@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// nodeEvents passes on what lookAtNode looks at. Nodes change all the time.
+// nodeEvents passes on changes of what reconcileNode uses: Nodes are updated often.
 func nodeEvents() builder.ForOption {
 	state := func(n *corev1.Node) (ready corev1.ConditionStatus, fenced bool) {
 		if c := watched.Readiness(n); c != nil {
@@ -42,9 +42,9 @@ func nodeEvents() builder.ForOption {
 	})
 }
 
-// lookAtNode releases the blocks and requests of a node that has given them up
+// reconcileNode releases the blocks and requests of a node that has given them up
 // (Coil's design, "Garbage Collection"). Its work does not grow with the cluster.
-func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+func (c *Controller) reconcileNode(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	n := &corev1.Node{}
 	err := c.client.Get(ctx, q.NamespacedName, n, client.UnsafeDisableDeepCopy)
 	if client.IgnoreNotFound(err) != nil {
@@ -52,7 +52,7 @@ func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (recon
 	}
 	gone := err != nil
 	if _, down := fenced(n, c.now(), c.o.DownAfter); !gone && !down {
-		c.forgetSign(q.Name)
+		c.forgetLiveness(q.Name)
 		return reconcile.Result{}, nil // as nearly always
 	}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
@@ -64,7 +64,7 @@ func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (recon
 		return reconcile.Result{}, fmt.Errorf("list requests of %s: %w", q.Name, err)
 	}
 	if len(blocks.Items)+len(requests.Items) == 0 {
-		c.forgetSign(q.Name)
+		c.forgetLiveness(q.Name)
 		return reconcile.Result{}, nil
 	}
 	if left := c.left(q.Name, gone, n, blocks.Items, requests.Items); left > 0 {
@@ -76,28 +76,28 @@ func (c *Controller) lookAtNode(ctx context.Context, q reconcile.Request) (recon
 	return reconcile.Result{}, c.release(ctx, gone, blocks.Items, requests.Items)
 }
 
-func (c *Controller) forgetSign(name string) {
+func (c *Controller) forgetLiveness(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.signs, name)
+	delete(c.liveness, name)
 }
 
 // left tells how long it is until a node has given up, or lost, what it has.
 func (c *Controller) left(name string, gone bool, n *corev1.Node, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) time.Duration {
 	now := c.now()
 	if !gone {
-		c.forgetSign(name)
+		c.forgetLiveness(name)
 		left, _ := fenced(n, now, c.o.DownAfter)
 		return left
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.signs[name]
+	s := c.liveness[name]
 	if s == nil {
-		s = &sign{}
-		c.signs[name] = s
+		s = &liveness{}
+		c.liveness[name] = s
 	}
-	s.look(now, blocks, requests)
+	s.observe(now, blocks, requests)
 	return s.left(now, c.o.Grace)
 }
 
@@ -117,8 +117,8 @@ func (c *Controller) sure(ctx context.Context, name string, gone bool) (bool, er
 	return down && left <= 0, nil
 }
 
-// release takes a node's blocks away, each as it was looked at: a claim that is
-// renewed in this moment stops it.
+// release takes a node's blocks away, each as it was read: a block whose
+// daemon renews its claim in this moment stays.
 func (c *Controller) release(ctx context.Context, gone bool, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) error {
 	why := "its Node is out of service"
 	if gone {

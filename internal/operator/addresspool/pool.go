@@ -18,13 +18,13 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 )
 
-// deletePause is how often a pool that is being deleted is looked at, apart
-// from when one of its blocks goes.
+// deletePause is how often a pool that is being deleted is reconciled,
+// besides each time one of its blocks goes.
 const deletePause = 10 * time.Second
 
-// lookAtPool accepts a pool's subnets, gives its blocks to the book, and writes
+// reconcilePool accepts a pool's subnets, gives its blocks to the book, and writes
 // its status; or follows its deletion.
-func (c *Controller) lookAtPool(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+func (c *Controller) reconcilePool(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	p := &v1alpha1.AddressPool{}
 	err := c.client.Get(ctx, q.NamespacedName, p)
 	if apierrors.IsNotFound(err) {
@@ -64,7 +64,7 @@ func sooner(a, b time.Duration) time.Duration {
 
 // open takes what may be cut of a pool into the book: no block is given as long
 // as that is nothing.
-func (c *Controller) open(p *v1alpha1.AddressPool, s *standing) {
+func (c *Controller) open(p *v1alpha1.AddressPool, s *poolState) {
 	l, err := layout(p, s.verified)
 	if err != nil { // somebody wrote another status
 		s.refuse(p, &refusal{v1alpha1.ReasonPoolInvalid, "spec." + err.Error()}, c.now().Add(askAgain))
@@ -73,10 +73,10 @@ func (c *Controller) open(p *v1alpha1.AddressPool, s *standing) {
 	if l.Blocks() == 0 {
 		closed = s.why
 	}
-	c.again(&c.requests, c.book.open(p, l, closed)...)
+	c.requeue(&c.requests, c.book.open(p, l, closed)...)
 	if s.seen != p.Generation { // who may use it, and how much, is in its spec
 		s.seen = p.Generation
-		c.again(&c.requests, c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
+		c.requeue(&c.requests, c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
 	}
 }
 
@@ -84,11 +84,11 @@ func (c *Controller) open(p *v1alpha1.AddressPool, s *standing) {
 // their nodes, and lets the pool go after the last of them.
 func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (reconcile.Result, error) {
 	why := &refusal{v1alpha1.ReasonPoolDeleted, fmt.Sprintf("AddressPool %s is being deleted", p.Name)}
-	s := c.standingOf(p)
+	s := c.stateOf(p)
 	s.verified = accepted(p)
 	s.refuse(p, why, time.Time{})
 	l, _ := layout(p, s.verified) // for counts only
-	c.again(&c.requests, c.book.open(p, l, why)...)
+	c.requeue(&c.requests, c.book.open(p, l, why)...)
 
 	// No block is begun from here on, so those that were are in the list or made no more.
 	making := c.book.counts(p.Name).making
@@ -102,15 +102,15 @@ func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (r
 			return reconcile.Result{}, err
 		}
 		if !cut {
-			return reconcile.Result{}, c.letGo(ctx, p)
+			return reconcile.Result{}, c.removeFinalizer(ctx, p)
 		}
 	}
 	wait, err := c.report(ctx, p, why)
 	return reconcile.Result{RequeueAfter: sooner(wait, deletePause)}, err
 }
 
-// letGo takes a pool's finalizer off.
-func (c *Controller) letGo(ctx context.Context, p *v1alpha1.AddressPool) error {
+// removeFinalizer takes a pool's finalizer off.
+func (c *Controller) removeFinalizer(ctx context.Context, p *v1alpha1.AddressPool) error {
 	if !controllerutil.RemoveFinalizer(p, v1alpha1.FinalizerPool) {
 		return nil
 	}
@@ -128,7 +128,7 @@ func (c *Controller) deleteBlocks(ctx context.Context, name string) (left int, e
 	}
 	var mu sync.Mutex // guards err
 	var group sync.WaitGroup
-	room := make(chan struct{}, cutters)
+	room := make(chan struct{}, requestWorkers)
 	for i := range blocks.Items {
 		b := &blocks.Items[i]
 		if b.DeletionTimestamp != nil {
@@ -153,9 +153,9 @@ func (c *Controller) deleteBlocks(ctx context.Context, name string) (left int, e
 // poolGone forgets a pool. Blocks that outlived it, which only somebody who took
 // its finalizer off can bring about, are deleted and drain at their nodes.
 func (c *Controller) poolGone(ctx context.Context, name string) error {
-	c.again(&c.requests, c.book.drop(name)...)
-	if _, known := c.standings[name]; known {
-		delete(c.standings, name)
+	c.requeue(&c.requests, c.book.drop(name)...)
+	if _, known := c.states[name]; known {
+		delete(c.states, name)
 		delete(c.reported, name)
 		c.reconsider(name)
 	}
@@ -172,7 +172,7 @@ func (c *Controller) poolGone(ctx context.Context, name string) error {
 	return err
 }
 
-// finalizers are what changes with them, if the object still is as it was looked at.
+// finalizers are what changes with them, if the object still is as it was read.
 type finalizers struct {
 	Metadata struct {
 		ResourceVersion string   `json:"resourceVersion"`

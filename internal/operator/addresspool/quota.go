@@ -18,8 +18,8 @@ import (
 // node may use, nor all of one that some may.
 
 const (
-	// maxOpen is how many requests of a node for one pool are looked at side by
-	// side. The daemon makes no more (package source/pool, maxOutstanding).
+	// maxOpen is how many requests of a node for one pool are answered at
+	// once. The daemon makes no more (package source/pool, maxOutstanding).
 	maxOpen = 8
 	// maxKept is how many open requests of a node are kept at all.
 	maxKept = 256
@@ -56,7 +56,7 @@ type possession struct {
 
 // refuse tells why the node gets no more blocks; nil if it does. Blocks on their
 // way back do not count, so that a node can go on from others, up to as many
-// again: who drains all that he gets does not get everything.
+// again: a node that drains every block it gets cannot get the whole pool.
 func (s share) refuse(node, pool string, have possession) *refusal {
 	all := have.live + have.draining
 	switch n := s.blocks(); {
@@ -87,8 +87,9 @@ func precedes(x, y *v1alpha1.BlockRequest) bool {
 	return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), cmp.Compare(x.Name, y.Name)) < 0
 }
 
-// claimed is a block that the cache does not have, and whose it is or is to be.
-type claimed struct {
+// reservation is a block that the cache does not have yet: made, or being made,
+// for a node.
+type reservation struct {
 	node, pool string
 	since      time.Time
 }
@@ -104,8 +105,8 @@ type refusedRequest struct {
 // which requests were refused a block. It makes no request: all is quick.
 type quotas struct {
 	mu      sync.Mutex                // guards all below; memory only
-	making  map[requestID]claimed     // by request
-	made    map[string]claimed        // by block
+	making  map[requestID]reservation // by request
+	made    map[string]reservation    // by block
 	refused map[string]refusedRequest // by the request's name
 }
 
@@ -118,7 +119,7 @@ type requestID struct {
 func idOf(r *v1alpha1.BlockRequest) requestID { return requestID{r.Name, r.UID} }
 
 func newQuotas() *quotas {
-	return &quotas{making: map[requestID]claimed{}, made: map[string]claimed{}, refused: map[string]refusedRequest{}}
+	return &quotas{making: map[requestID]reservation{}, made: map[string]reservation{}, refused: map[string]refusedRequest{}}
 }
 
 // admit lets a request have one more block, to be ended by release or got, or
@@ -133,7 +134,7 @@ func (q *quotas) admit(r *v1alpha1.BlockRequest, s share, now time.Time, cached 
 	}
 	why := s.refuse(r.Spec.NodeName, r.Spec.PoolName, q.possession(r, blocks))
 	if why == nil {
-		q.making[idOf(r)] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
+		q.making[idOf(r)] = reservation{r.Spec.NodeName, r.Spec.PoolName, now}
 	}
 	return why, nil
 }
@@ -178,14 +179,14 @@ func (q *quotas) got(r *v1alpha1.BlockRequest, block string, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.making, idOf(r))
-	q.made[block] = claimed{r.Spec.NodeName, r.Spec.PoolName, now}
+	q.made[block] = reservation{r.Spec.NodeName, r.Spec.PoolName, now}
 }
 
 // left notes a block that the leader before this one made.
 func (q *quotas) left(b *v1alpha1.AddressBlock, now time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.made[b.Name] = claimed{b.NodeName, b.PoolName, now}
+	q.made[b.Name] = reservation{b.NodeName, b.PoolName, now}
 }
 
 // seen takes that the cache has, or had, a block.
@@ -205,7 +206,7 @@ func (q *quotas) refuse(r *v1alpha1.BlockRequest, now time.Time) time.Duration {
 		c = refusedRequest{r.UID, r.Spec.NodeName, r.Spec.PoolName, now}
 		q.refused[r.Name] = c
 	}
-	return min(max(now.Sub(c.since), lookAgain), lookAgainLast)
+	return min(max(now.Sub(c.since), recheckFirst), recheckLast)
 }
 
 // end forgets what is noted of a request of a name that was admitted, answered or
@@ -214,7 +215,7 @@ func (q *quotas) end(name string, keep types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.refused, name)
-	maps.DeleteFunc(q.making, func(id requestID, _ claimed) bool { return id.name == name && id.uid != keep })
+	maps.DeleteFunc(q.making, func(id requestID, _ reservation) bool { return id.name == name && id.uid != keep })
 }
 
 // waiting lists the refused requests that is picks.
@@ -233,7 +234,7 @@ func (q *quotas) waiting(is func(node, pool string) bool) (names []string) {
 func (q *quotas) age(before time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	old := func(c claimed) bool { return c.since.Before(before) }
-	maps.DeleteFunc(q.made, func(_ string, c claimed) bool { return old(c) })
-	maps.DeleteFunc(q.making, func(_ requestID, c claimed) bool { return old(c) })
+	old := func(c reservation) bool { return c.since.Before(before) }
+	maps.DeleteFunc(q.made, func(_ string, c reservation) bool { return old(c) })
+	maps.DeleteFunc(q.making, func(_ requestID, c reservation) bool { return old(c) })
 }

@@ -20,11 +20,11 @@ import (
 // reasonGiven is that of a request that has its block.
 const reasonGiven = "BlockGiven"
 
-// lookAtRequest answers a request: with a block, or with why there is none. What
+// reconcileRequest answers a request: with a block, or with why there is none. What
 // was done for it before is found by its UID, so that a crash or a lost reply in
 // between neither repeats nor loses anything. Two writes make a block: the block,
 // and the answer.
-func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
 	if err := c.begun(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
@@ -76,20 +76,20 @@ func (c *Controller) lookAtRequest(ctx context.Context, q reconcile.Request) (re
 // the one with the UID keep. The index of a block that was tried for it is free
 // if it was not made; if it was, the node has a block more.
 func (c *Controller) end(ctx context.Context, name string, keep types.UID) error {
-	untold, again := c.book.end(name, keep)
-	c.again(&c.requests, again...)
-	if untold == nil {
+	uncertain, again := c.book.end(name, keep)
+	c.requeue(&c.requests, again...)
+	if uncertain == nil {
 		return nil
 	}
-	return c.verify(ctx, *untold)
+	return c.verify(ctx, *uncertain)
 }
 
 // verify frees an index whose block does not exist.
-func (c *Controller) verify(ctx context.Context, s spot) error {
+func (c *Controller) verify(ctx context.Context, s slot) error {
 	name := blockName(s.pool, s.index)
 	err := c.live.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressBlock{})
 	if apierrors.IsNotFound(err) {
-		c.again(&c.requests, c.book.freed(s.pool, s.index)...)
+		c.requeue(&c.requests, c.book.freed(s.pool, s.index)...)
 		return nil
 	}
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case refused:
 			c.quotas.release(r)
 		}
-		c.again(&c.requests, c.book.done(r, how, b.Name)...)
+		c.requeue(&c.requests, c.book.done(r, how, b.Name)...)
 		switch how {
 		case made:
 			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
@@ -210,13 +210,13 @@ func (c *Controller) answer(ctx context.Context, r *v1alpha1.BlockRequest, block
 	return failpoint.Hit("operator.pool.answer.after")
 }
 
-// fail tells why there is no block. The book has the request looked at again
-// when that may have changed.
+// fail tells why there is no block. The book returns the request to reconcile
+// again when that may have changed.
 func (c *Controller) fail(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) error {
 	if why.reason == v1alpha1.ReasonPoolNotFound {
 		err := c.client.Get(ctx, client.ObjectKey{Name: r.Spec.PoolName}, &v1alpha1.AddressPool{}, client.UnsafeDisableDeepCopy)
 		if !apierrors.IsNotFound(err) {
-			return err // it is there, and was not looked at yet
+			return err // it is there, and was not reconciled yet
 		}
 	}
 	c.set(r, v1alpha1.ConditionComplete, metav1.ConditionFalse, why.reason, "")
@@ -235,7 +235,7 @@ func (c *Controller) set(r *v1alpha1.BlockRequest, kind string, status metav1.Co
 }
 
 // reply is what an answer changes of a request, if that still is as it was
-// looked at: another one may have its name by now.
+// read: another one may have its name by now.
 type reply struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion"`

@@ -71,7 +71,7 @@ func TestTrailingCache(t *testing.T) {
 	harness.OK(t, err)
 	c.book.open(p, l, nil)
 	look := func(name string) {
-		if _, err := c.lookAtRequest(t.Context(), request(name)); err != nil {
+		if _, err := c.reconcileRequest(t.Context(), request(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,7 +90,7 @@ func TestTrailingCache(t *testing.T) {
 
 // A taken index that no watch ever tells of is looked up by the sweep: a block
 // that went while a watch was broken does not stay taken.
-func TestUnheardOf(t *testing.T) {
+func TestUnconfirmedIndexIsLookedUp(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	now := clock.NewFake(time.Now())
@@ -98,7 +98,7 @@ func TestUnheardOf(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/31")
 	poolIs(t, "p", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
 	given(t, "r0", "n", "p")
-	c.book.heard("p", 1, now.Now())
+	c.book.listed("p", 1, now.Now())
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolExhausted, "all 2 blocks")
 	harness.Eventually(t, limit, "the sweep waits", func() error {
@@ -107,7 +107,7 @@ func TestUnheardOf(t *testing.T) {
 		}
 		return nil
 	})
-	now.Advance(2 * rumour)
+	now.Advance(2 * unconfirmedFor)
 	if b := answered(t, "r1"); b.Name != "p-1" {
 		t.Errorf("got %s", b.Name)
 	}
@@ -155,7 +155,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	harness.KubeClean(t)
 	makeNode(t, "n")
 	var lists atomic.Int32
-	now := clock.NewFake(time.Now()) // so that no time comes to look at the refused subnet again
+	now := clock.NewFake(time.Now()) // so that the refused subnet is not checked again by time
 	start(t, Options{Clock: now}, first(func(r *http.Request) {
 		// The cache says from when on it lists.
 		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/addresspools") && r.URL.RawQuery == "" {
@@ -206,7 +206,7 @@ func pieceOf(t *testing.T, cidr string) block.Block {
 	return block.Block{IPv4: c}
 }
 
-// Two pools that two operators accepted at once, and died: one gives way, and not
+// Two pools that two operators accepted at once, and died: one loses the subnet, and not
 // the one of which there is a block.
 func TestClashIsResolved(t *testing.T) {
 	harness.KubeClean(t)

@@ -59,7 +59,7 @@ func (c *Controller) inherit(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.book.heard(b.PoolName, b.Index, c.now())
+		c.book.listed(b.PoolName, b.Index, c.now())
 		if have == "" {
 			c.inherited.mu.Lock()
 			c.inherited.byRequest[b.RequestUID] = b.Name

@@ -10,17 +10,17 @@ import (
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
-// sign is what this operator saw itself of a node whose Node is missing. A time
+// liveness is what this operator saw itself of a node whose Node is missing. A time
 // that another clock wrote tells only whether it changed: clocks differ.
-type sign struct {
+type liveness struct {
 	gone    time.Time            // since when there is no Node
-	alive   time.Time            // when the daemon last gave a sign: renewed a block, or made a request
+	alive   time.Time            // when the daemon was last seen to live: it renewed a block, or made a request
 	renewed map[string]time.Time // RenewTime by block, as last seen; nil: nothing was
 	asked   map[types.UID]bool   // requests, as last seen
 }
 
-// look takes in a node's blocks and requests at now.
-func (s *sign) look(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
+// observe takes in a node's blocks and requests at now.
+func (s *liveness) observe(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1alpha1.BlockRequest) {
 	first := s.renewed == nil
 	if first {
 		s.gone = now
@@ -49,9 +49,10 @@ func (s *sign) look(now time.Time, blocks []v1alpha1.AddressBlock, requests []v1
 	s.renewed, s.asked = renewed, asked
 }
 
-// left is how long it is until the node has given its blocks up: neither a Node
-// nor a sign of its daemon was seen for the grace. Not above 0: it has.
-func (s *sign) left(now time.Time, grace time.Duration) time.Duration {
+// left is how long it is until the node has given its blocks up: for the grace
+// period there was no Node, and its daemon neither renewed a block nor made a
+// request. Not above 0: it has.
+func (s *liveness) left(now time.Time, grace time.Duration) time.Duration {
 	since := s.gone
 	if s.alive.After(since) {
 		since = s.alive
