@@ -92,10 +92,10 @@ func (s *Source) pass() (todo []action, next time.Time) {
 	if l.uncommitted() {
 		s.commit.Set()
 	}
-	took := l.took
-	l.took = nil
+	latencies := l.latencies
+	l.latencies = nil
 	s.mu.Unlock()
-	for _, t := range took {
+	for _, t := range latencies {
 		s.cfg.Observer.Supplied(t.pool, t.time)
 	}
 	return todo, next
@@ -156,7 +156,7 @@ func (s *Source) finish(tasks map[taskKey]*task, o outcome) {
 		delete(tasks, o.key())
 	}
 	if o.kind == createRequest && !kubeapi.Ended(o.err) {
-		s.change(func(l *ledger, _ time.Time) { l.stock(o.pool).refused = o.err })
+		s.change(func(l *ledger, _ time.Time) { l.pool(o.pool).refused = o.err })
 	}
 }
 
@@ -214,7 +214,7 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 	return failpoint.Around("pool.request", func() error {
 		err := s.api.Create(ctx, requestsResource, o, &v1alpha1.BlockRequest{})
 		if apierrors.IsAlreadyExists(err) {
-			return s.heedTaken(ctx, a.pool, a.name)
+			return s.nameTaken(ctx, a.pool, a.name)
 		}
 		if err != nil {
 			return fmt.Errorf("create BlockRequest %s: %w", a.name, err)
@@ -223,9 +223,9 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 	})
 }
 
-// heedTaken has another name used in place of one that is there already, if that
+// nameTaken has another name used in place of one that is there already, if that
 // is a request of another node's.
-func (s *Source) heedTaken(ctx context.Context, pool, name string) error {
+func (s *Source) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
 	err := s.api.Read(ctx, requestsResource, only("metadata.name", name), list)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// restore marks a lease as held, whether its block is at hand or not.
+// restore marks a lease as held, whether the node has its block yet or not.
 func (l *ledger) restore(req source.Request, lease source.Lease, now time.Time) error {
 	if len(lease.Addrs()) == 0 {
 		return errors.New("it has no address")
@@ -26,10 +26,10 @@ func (l *ledger) restore(req source.Request, lease source.Lease, now time.Time) 
 	}
 	h := hold{Lease: lease, pod: req.Pod}
 	if b, first := l.find(lease.Addrs()[0]); b != nil {
-		if err := l.stock(b.pool).alloc.Hold(req.Key, first, now); err != nil {
+		if err := l.pool(b.pool).alloc.Hold(req.Key, first, now); err != nil {
 			return err
 		}
-		h.stock, h.Pool, h.Block = b.pool, b.pool, b.name
+		h.allocatedIn, h.Pool, h.Block = b.pool, b.pool, b.name
 	}
 	l.keep(req.Key, h)
 	l.usable = true
@@ -42,20 +42,21 @@ func (l *ledger) keep(key attachment.Key, h hold) {
 	for _, a := range h.Addrs() {
 		l.byAddr[a] = key
 	}
-	if h.pod.UID != "" && h.Pool != "" && !l.word.chooses() {
+	if h.pod.UID != "" && h.Pool != "" && !l.synced.mayChoose() {
 		l.chosen[h.pod.UID] = h.Pool
 	}
 }
 
 // restoreCooling marks an address as cooling, or as having cooled, and with it
-// the other one of its pair. Of no block at hand only what cools matters.
+// the other one of its pair. Where the block is not known, only an
+// address that still cools matters.
 func (l *ledger) restoreCooling(a netip.Addr, since, now time.Time) {
 	if since.After(now) {
 		since = now // the wall clock was set back: never cool longer than a period
 	}
 	l.usable = true
 	if b, first := l.find(a); b != nil {
-		l.stock(b.pool).alloc.Cool(first, since, now)
+		l.pool(b.pool).alloc.Cool(first, since, now)
 		return
 	}
 	if since.Add(l.cooling).After(now) {
@@ -64,23 +65,23 @@ func (l *ledger) restoreCooling(a netip.Addr, since, now time.Time) {
 }
 
 func (l *ledger) cool(a netip.Addr, since time.Time) {
-	if before, ok := l.stray[a]; !ok || before.Before(since) {
-		l.stray[a] = since
+	if before, ok := l.unlisted[a]; !ok || before.Before(since) {
+		l.unlisted[a] = since
 	}
 }
 
 // find looks for the block of an address of either family. Rare: at a start.
-func (l *ledger) find(a netip.Addr) (*holding, netip.Addr) {
+func (l *ledger) find(a netip.Addr) (*heldBlock, netip.Addr) {
 	for _, h := range l.blocks {
-		if first, ok := h.place(a); ok && h.rival == "" {
+		if first, ok := h.place(a); ok && h.conflict == "" {
 			return h, first
 		}
 	}
 	return nil, netip.Addr{}
 }
 
-// admit lets a request wait for its turn, which may be now. Who cannot be helped
-// is told so at once.
+// admit queues a request, and serves it at once if it is its turn. A request for which
+// there is no pool fails at once.
 func (l *ledger) admit(req source.Request, now time.Time) *waiting.Waiter {
 	w := l.undecided.Push(req)
 	l.decide(w, now)
@@ -95,7 +96,7 @@ func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	}
 	switch {
 	case name != "":
-		s := l.stock(name)
+		s := l.pool(name)
 		w.Move(&s.queue)
 		l.serve(s, now)
 	case final:
@@ -103,10 +104,10 @@ func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	}
 }
 
-// toldChoices takes that the API server listed namespaces or pools: once it told
-// both its word counts alone.
-func (l *ledger) toldChoices(now time.Time) {
-	if l.word.chooses() {
+// choicesListed notes that namespaces or pools were listed. Once both were, pools
+// are chosen by them, and no longer by what is remembered.
+func (l *ledger) choicesListed(now time.Time) {
+	if l.synced.mayChoose() {
 		clear(l.chosen)
 	}
 	l.decideAll(now)
@@ -121,7 +122,7 @@ func (l *ledger) decideAll(now time.Time) {
 
 // serve hands out addresses of a pool in the order of arrival while any is
 // assignable. All handing out is done here.
-func (l *ledger) serve(s *stock, now time.Time) {
+func (l *ledger) serve(s *poolState, now time.Time) {
 	for s.queue.Len() > 0 && !l.unconfirmed {
 		w := s.queue.Front()
 		a, ok := s.alloc.Take(w.Request.Key, now)
@@ -136,7 +137,7 @@ func (l *ledger) serve(s *stock, now time.Time) {
 				lease.IPv6 = addr
 			}
 		}
-		l.keep(w.Request.Key, hold{Lease: lease, pod: w.Request.Pod, stock: s.name})
+		l.keep(w.Request.Key, hold{Lease: lease, pod: w.Request.Pod, allocatedIn: s.name})
 		w.Grant(lease)
 	}
 }
@@ -154,13 +155,13 @@ func (l *ledger) release(key attachment.Key, now time.Time) bool {
 	if !ok {
 		return false
 	}
-	if h.stock == "" {
+	if h.allocatedIn == "" {
 		for _, a := range h.Addrs() {
 			l.cool(a, now)
 		}
 		return true
 	}
-	s := l.pools[h.stock]
+	s := l.pools[h.allocatedIn]
 	s.alloc.Release(key, now)
 	l.serve(s, now) // without a cooling period it is free at once
 	return true
@@ -169,8 +170,8 @@ func (l *ledger) release(key attachment.Key, now time.Time) bool {
 // cancel ends a hold whose addresses no pod ever had.
 func (l *ledger) cancel(key attachment.Key, now time.Time) bool {
 	h, ok := l.drop(key)
-	if ok && h.stock != "" {
-		s := l.pools[h.stock]
+	if ok && h.allocatedIn != "" {
+		s := l.pools[h.allocatedIn]
 		s.alloc.Cancel(key)
 		l.serve(s, now)
 	}

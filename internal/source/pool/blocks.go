@@ -124,8 +124,8 @@ const (
 	cleared           // besides, the file and the data path do not have it
 )
 
-// holding is a block of this node and how far it has come.
-type holding struct {
+// heldBlock is a block of this node and how far it has come.
+type heldBlock struct {
 	blockFacts
 	listed     bool      // the API server has it; false: only the file, or pods, do
 	saved      bool      // the file has it
@@ -133,19 +133,19 @@ type holding struct {
 	returning  bool      // it is to go back: nothing is handed out from it
 	leaving    leaving   // how far its end has come
 	emptySince time.Time // zero while an address of it is used or cools
-	rival      string    // a block of this node with the same addresses, which came first
+	conflict   string    // a block of this node with the same addresses, which came first
 	down       string    // why the file or the data path does not have it
 	unroutable bool      // the data path has others, and not this one
 }
 
 // serves tells whether addresses of the block may be handed out.
-func (h *holding) serves() bool {
-	return h.saved && h.programmed && !h.draining && !h.returning && h.leaving == stays && h.rival == "" && !h.lost()
+func (h *heldBlock) serves() bool {
+	return h.saved && h.programmed && !h.draining && !h.returning && h.leaving == stays && h.conflict == "" && !h.lost()
 }
 
 // lost tells whether the API server does not have the block any more. Then it
 // is kept for the pods that have addresses of it.
-func (h *holding) lost() bool { return !h.listed && h.version == gone }
+func (h *heldBlock) lost() bool { return !h.listed && h.version == gone }
 
 // gone stands for the version of an object that is no more.
 const gone = "gone"
@@ -158,7 +158,7 @@ func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
 		ok = false
 	}
 	if !ok {
-		h = &holding{}
+		h = &heldBlock{}
 		l.blocks[f.name] = h
 	}
 	h.blockFacts, h.listed = f, listed
@@ -170,27 +170,27 @@ func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
 
 // enter takes a block's addresses into its pool's allocator, those first that
 // are held or cool already.
-func (l *ledger) enter(h *holding, now time.Time) {
-	h.rival = ""
+func (l *ledger) enter(h *heldBlock, now time.Time) {
+	h.conflict = ""
 	for _, name := range l.blockNames() {
-		if o := l.blocks[name]; o != h && o.rival == "" && o.overlaps(h.blockFacts) {
-			h.rival = name
+		if o := l.blocks[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
+			h.conflict = name
 			return
 		}
 	}
-	s := l.stock(h.pool)
+	s := l.pool(h.pool)
 	for key, lease := range l.leases {
 		for _, a := range lease.Addrs() {
-			if first, ok := h.place(a); ok && lease.stock == "" {
+			if first, ok := h.place(a); ok && lease.allocatedIn == "" {
 				if err := s.alloc.Hold(key, first, now); err == nil {
-					lease.stock, lease.Pool, lease.Block = s.name, s.name, h.name
+					lease.allocatedIn, lease.Pool, lease.Block = s.name, s.name, h.name
 					l.leases[key] = lease
 				}
 				break
 			}
 		}
 	}
-	for a, since := range l.stray {
+	for a, since := range l.unlisted {
 		if first, ok := h.place(a); ok {
 			s.alloc.Cool(first, since, now)
 		}
@@ -199,11 +199,11 @@ func (l *ledger) enter(h *holding, now time.Time) {
 }
 
 // refresh tells the allocator whether a block's addresses may be handed out.
-func (l *ledger) refresh(h *holding) {
-	if h.rival != "" {
+func (l *ledger) refresh(h *heldBlock) {
+	if h.conflict != "" {
 		return
 	}
-	l.stock(h.pool).alloc.SetReady(h.name, h.serves())
+	l.pool(h.pool).alloc.SetReady(h.name, h.serves())
 	l.usable = l.usable || h.serves()
 }
 
@@ -229,14 +229,14 @@ func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
 func (l *ledger) removeBlock(name string, now time.Time) {
 	h := l.blocks[name]
 	delete(l.blocks, name)
-	if h.rival == "" {
+	if h.conflict == "" {
 		l.leave(h)
 	}
-	if h.rival != "" {
+	if h.conflict != "" {
 		return
 	}
 	for _, other := range l.blockNames() {
-		if o := l.blocks[other]; o.rival == name {
+		if o := l.blocks[other]; o.conflict == name {
 			l.enter(o, now)
 			l.refresh(o)
 		}
@@ -244,8 +244,8 @@ func (l *ledger) removeBlock(name string, now time.Time) {
 }
 
 // leave takes a block's addresses out of its pool's allocator.
-func (l *ledger) leave(h *holding) {
-	s := l.stock(h.pool)
+func (l *ledger) leave(h *heldBlock) {
+	s := l.pool(h.pool)
 	var held []attachment.Key
 	for v := range s.alloc.Busied() {
 		if v.Group != h.name {
@@ -256,26 +256,26 @@ func (l *ledger) leave(h *holding) {
 			continue
 		}
 		for _, a := range h.addresses(v.Addr) {
-			l.stray[a] = v.Since
+			l.unlisted[a] = v.Since
 		}
 	}
 	for _, key := range held {
 		s.alloc.Cancel(key)
 		lease := l.leases[key]
-		lease.stock = ""
+		lease.allocatedIn = ""
 		l.leases[key] = lease
 	}
 	s.alloc.LoseGroup(h.name)
 }
 
 // counts are the numbers of a block's addresses.
-func (l *ledger) counts(h *holding) ipam.Counts {
-	return l.stock(h.pool).alloc.Count(h.name)
+func (l *ledger) counts(h *heldBlock) ipam.Counts {
+	return l.pool(h.pool).alloc.Count(h.name)
 }
 
 // usedIn counts the pods that have addresses of a block.
-func (l *ledger) usedIn(h *holding) int {
-	if h.rival != "" {
+func (l *ledger) usedIn(h *heldBlock) int {
+	if h.conflict != "" {
 		return 0
 	}
 	return l.counts(h).Used
@@ -286,7 +286,7 @@ func (l *ledger) usedIn(h *holding) int {
 func (l *ledger) review(now time.Time) {
 	for name, h := range l.blocks {
 		busy := 0
-		if h.rival == "" {
+		if h.conflict == "" {
 			c := l.counts(h)
 			busy = c.Used + c.Cooling
 		}
@@ -310,7 +310,7 @@ func (l *ledger) review(now time.Time) {
 // wanted says.
 func (l *ledger) uncommitted() bool {
 	for _, h := range l.blocks {
-		if h.leaving == withdrawn || h.leaving == stays && h.rival == "" && !(h.saved && h.programmed) {
+		if h.leaving == withdrawn || h.leaving == stays && h.conflict == "" && !(h.saved && h.programmed) {
 			return true
 		}
 	}
@@ -321,7 +321,7 @@ func (l *ledger) uncommitted() bool {
 func (l *ledger) wanted() []blockFacts {
 	var out []blockFacts
 	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == stays && h.rival == "" {
+		if h := l.blocks[name]; h.leaving == stays && h.conflict == "" {
 			out = append(out, h.blockFacts)
 		}
 	}
@@ -340,8 +340,8 @@ func (l *ledger) withdrawnNow() []blockFacts {
 	return out
 }
 
-// each calls do with the blocks at hand that are those of list.
-func (l *ledger) each(list []blockFacts, do func(*holding)) {
+// each calls do with the node's blocks that are those of list.
+func (l *ledger) each(list []blockFacts, do func(*heldBlock)) {
 	for _, b := range list {
 		if h, ok := l.blocks[b.name]; ok && h.same(b) {
 			do(h)

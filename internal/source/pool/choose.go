@@ -24,7 +24,7 @@ import (
 // world is what the choice looks at.
 type world struct {
 	namespaces map[string]string // annotation by namespace; empty without
-	pools      map[string]*stock
+	pools      map[string]*poolState
 }
 
 // choose names the pool of a pod; empty while that cannot be told yet, and err
@@ -40,7 +40,7 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
 	if !wish.Told {
-		return w.chooseUntold(pod.Namespace, given)
+		return w.chooseWithoutAnnotations(pod.Namespace, given)
 	}
 	if wish.Pool == "" || wish.Pool == given {
 		return given, true, nil
@@ -56,10 +56,10 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 	return wish.Pool, true, nil
 }
 
-// chooseUntold is choose where the runtime does not tell annotations. A pod whose
+// chooseWithoutAnnotations is choose where the runtime does not tell annotations. A pod whose
 // namespace no pool lists has no choice. Another may have chosen, and would be
-// in the wrong pool without a word: it gets no address.
-func (w world) chooseUntold(namespace, given string) (name string, final bool, err *source.Exhausted) {
+// in the wrong pool unnoticed: it gets no address.
+func (w world) chooseWithoutAnnotations(namespace, given string) (name string, final bool, err *source.Exhausted) {
 	told := false
 	for _, name := range slices.Sorted(maps.Keys(w.pools)) {
 		s := w.pools[name]

@@ -15,7 +15,7 @@ import (
 
 // claimInterval is how often, where Config does not say, a node whose Node object
 // is missing says of each of its blocks that it lives and has it: the operator
-// releases blocks of which nothing was heard for a few times as long.
+// releases blocks that were not renewed for a few times as long.
 const claimInterval = 20 * time.Second
 
 // claim renews the blocks while the Node is missing, until ctx ends. While it is
@@ -93,7 +93,7 @@ func (s *Source) renewOne(ctx context.Context, b blockFacts, now time.Time) erro
 	}
 	err = s.api.Patch(ctx, types.MergePatchType, blocksResource, b.name, "status", body, nil)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is no more; the watch will tell
+		return nil // it is no more; the watch will show it
 	}
 	return err
 }

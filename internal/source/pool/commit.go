@@ -55,7 +55,7 @@ func (s *Source) toCommit() (want, withdrawn []blockFacts, trusted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.ledger
-	if l.unconfirmed || !l.word.blocks && !l.filed {
+	if l.unconfirmed || !l.synced.blocks && !l.filed {
 		return nil, nil, false
 	}
 	return l.wanted(), l.withdrawnNow(), true
@@ -66,7 +66,7 @@ func (s *Source) toCommit() (want, withdrawn []blockFacts, trusted bool) {
 func (s *Source) lacks(want []blockFacts) (lacks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledger.each(want, func(h *holding) { lacks = lacks || !h.programmed })
+	s.ledger.each(want, func(h *heldBlock) { lacks = lacks || !h.programmed })
 	return lacks
 }
 
@@ -106,10 +106,10 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 	}
 	s.change(func(l *ledger, _ time.Time) {
 		if !ok {
-			l.each(want, func(h *holding) { h.down = err.Error() })
+			l.each(want, func(h *heldBlock) { h.down = err.Error() })
 			return
 		}
-		l.each(want, func(h *holding) {
+		l.each(want, func(h *heldBlock) {
 			h.saved = true
 			if no := partly.Failed[h.name]; no != nil {
 				h.down, h.unroutable = no.Error(), true
@@ -118,7 +118,7 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 			h.programmed, h.down, h.unroutable = true, "", false
 		})
 		if partly.Left == nil {
-			l.each(withdrawn, func(h *holding) { h.leaving = max(h.leaving, cleared) })
+			l.each(withdrawn, func(h *heldBlock) { h.leaving = max(h.leaving, cleared) })
 		}
 	})
 }

@@ -61,26 +61,26 @@ func podRequest(i int) source.Request {
 	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: namespace, Name: fmt.Sprint("pod", i)}, Wish: source.Wish{Told: true}}
 }
 
-// mortalNode is a machine whose daemon is a process, started again when it dies.
-type mortalNode struct {
+// crashingNode is a machine whose daemon is a process, started again when it dies.
+type crashingNode struct {
 	*machine
 	*crashsource.Process
 	leases crashsource.Leases
 }
 
-func newMortal(t *testing.T, failpoints string) *mortalNode {
+func newCrashingNode(t *testing.T, failpoints string) *crashingNode {
 	m := newMachine(t)
 	c := childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Dir: m.dir}
 	if err := kube.WriteKubeconfig(c.Kubeconfig, m.cfg); err != nil {
 		t.Fatal(err)
 	}
-	n := &mortalNode{m, crashsource.New(t, c, m.log), c.leases()}
+	n := &crashingNode{m, crashsource.New(t, c, m.log), c.leases()}
 	n.Launch(failpoints)
 	return n
 }
 
 // see waits for something that a daemon brings about, living or dead.
-func (m *mortalNode) see(what string, ok func() bool) {
+func (m *crashingNode) see(what string, ok func() bool) {
 	m.t.Helper()
 	m.until(what, func() bool {
 		m.Live()
@@ -89,7 +89,7 @@ func (m *mortalNode) see(what string, ok func() bool) {
 }
 
 // gets gives a pod an address, however often it takes.
-func (m *mortalNode) gets(pods ...int) {
+func (m *crashingNode) gets(pods ...int) {
 	m.t.Helper()
 	for _, i := range pods {
 		m.until(fmt.Sprint("pod ", i, " has an address"), func() bool { return m.Do("add %d", i) })
@@ -99,7 +99,7 @@ func (m *mortalNode) gets(pods ...int) {
 // watch holds the daemon to the order of things until the returned function is
 // called: what the API server does not have, neither the file nor the kernel
 // has, and no pod; no address is of two pods.
-func (m *mortalNode) watch() (stop func()) {
+func (m *crashingNode) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -118,7 +118,7 @@ func (m *mortalNode) watch() (stop func()) {
 
 // inspect looks again at what seems wrong: it may have come and gone while this
 // process was held still.
-func (m *mortalNode) inspect() error {
+func (m *crashingNode) inspect() error {
 	err := m.look()
 	if err == nil {
 		return nil
@@ -131,7 +131,7 @@ func (m *mortalNode) inspect() error {
 
 // look looks at the files first for blocks that were there, then for what is
 // there now, so that only what outlives its block is wrong.
-func (m *mortalNode) look() error {
+func (m *crashingNode) look() error {
 	names := m.blocks()
 	has := map[string]bool{}
 	for _, name := range names {
@@ -194,7 +194,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 }
 
 func killedAt(t *testing.T, failpoints string) {
-	m := newMortal(t, failpoints)
+	m := newCrashingNode(t, failpoints)
 	stop := m.watch()
 	defer stop()
 	m.pool("public", 1, nil, "10.0.0.0/24 fd00::/120")

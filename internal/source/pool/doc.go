@@ -5,18 +5,18 @@
 //
 //	ledger.go    what is known: pools, namespaces, and what that changes
 //	blocks.go    the life of a block on this node
-//	hand.go      handing out addresses, and taking them back
+//	alloc.go     handing out addresses, and taking them back
 //	choose.go    which pool a pod gets its address from
 //	pair.go      the two addresses of a dual-stack pod
 //	demand.go    how many blocks a pool needs here, and which go back
 //	requests.go  BlockRequests: which are there, and what they came to
 //	plan.go      what is to be asked of the API server
-//	why.go       why pods wait in vain
+//	why.go       why pods get no address
 //
 // The Source owns the ledger's lock and has the edges:
 //
 //	source.go    what the daemon calls
-//	follow.go    what the API server tells
+//	follow.go    what is watched at the API server
 //	act.go       what is asked of it, each request beside the others
 //	claim.go     saying that this node lives while its Node is missing
 //	commit.go    the file, then the data path, and only then the pods

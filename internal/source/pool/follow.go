@@ -33,46 +33,46 @@ type partial = metav1.PartialObjectMetadata
 // only is a field selector.
 func only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
 
-// follow keeps the ledger told of what the API server has, until ctx ends.
+// follow keeps the ledger up to date with what the API server has, until ctx ends.
 func (s *Source) follow(ctx context.Context, wg *sync.WaitGroup) {
 	node := s.cfg.NodeName
 	wg.Go(func() {
 		kubeapi.Follow(ctx, blocksResource, s.api.Objects(blocksResource, only("nodeName", node),
-			func() runtime.Object { return &v1alpha1.AddressBlockList{} }), s.heedBlocks())
+			func() runtime.Object { return &v1alpha1.AddressBlockList{} }), s.onBlocks())
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, requestsResource, s.api.Objects(requestsResource, only("spec.nodeName", node),
-			func() runtime.Object { return &v1alpha1.BlockRequestList{} }), s.heedRequests())
+			func() runtime.Object { return &v1alpha1.BlockRequestList{} }), s.onRequests())
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, poolsResource, s.api.Objects(poolsResource, "",
-			func() runtime.Object { return &v1alpha1.AddressPoolList{} }), s.heedPools())
+			func() runtime.Object { return &v1alpha1.AddressPoolList{} }), s.onPools())
 	})
 	wg.Go(func() {
-		kubeapi.Follow(ctx, "nodes", s.api.Metadata(nodesResource, only("metadata.name", node), kubeapi.Bare()), s.heedNode())
+		kubeapi.Follow(ctx, "nodes", s.api.Metadata(nodesResource, only("metadata.name", node), kubeapi.Bare()), s.onNode())
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, "namespaces", s.api.Metadata(namespacesResource, "",
-			kubeapi.Bare(v1alpha1.AnnotationPool)), s.heedNamespaces())
+			kubeapi.Bare(v1alpha1.AnnotationPool)), s.onNamespaces())
 	})
 }
 
-// heard takes whether something can be listed and watched, and logs when an
+// noteWatch notes whether something can be listed and watched, and logs when an
 // outage begins or is over.
-func (s *Source) heard(what string) func(error) {
+func (s *Source) noteWatch(what string) func(error) {
 	return func(err error) {
 		if kubeapi.Ended(err) {
 			return
 		}
 		var before, after int
 		s.change(func(l *ledger, _ time.Time) {
-			before = len(l.word.trouble)
+			before = len(l.synced.trouble)
 			if err == nil {
-				delete(l.word.trouble, what)
+				delete(l.synced.trouble, what)
 			} else {
-				l.word.trouble[what] = err
+				l.synced.trouble[what] = err
 			}
-			after = len(l.word.trouble)
+			after = len(l.synced.trouble)
 			if err != nil && what == blocksResource && l.unconfirmed {
 				l.unconfirmed = false // the API server is away: the file is all there is
 				s.commit.Set()
@@ -96,9 +96,9 @@ func (s *Source) serveUnconfirmed() {
 	s.commit.Set()
 }
 
-func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
+func (s *Source) onBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 	return kubeapi.Handler[*v1alpha1.AddressBlock]{
-		Heard: s.heard(blocksResource),
+		Heard: s.noteWatch(blocksResource),
 		Put: func(o *v1alpha1.AddressBlock) {
 			s.change(func(l *ledger, now time.Time) { s.putBlock(l, o, now) })
 			s.commit.Set()
@@ -125,14 +125,14 @@ func (s *Source) heedBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
 				for _, o := range list {
 					s.putBlock(l, o, now)
 				}
-				l.word.blocks, l.unconfirmed = true, false
+				l.synced.blocks, l.unconfirmed = true, false
 			})
 			s.commit.Set()
 		},
 	}
 }
 
-// putBlock takes a state of a block. One that makes no sense is told of.
+// putBlock takes a state of a block. One that makes no sense is logged and left out.
 func (s *Source) putBlock(l *ledger, o *v1alpha1.AddressBlock, now time.Time) {
 	f, err := readBlock(o)
 	switch {
@@ -146,8 +146,8 @@ func (s *Source) putBlock(l *ledger, o *v1alpha1.AddressBlock, now time.Time) {
 	drained := had && before.draining
 	l.setBlock(f, true, now)
 	switch h := l.blocks[f.name]; {
-	case h.rival != "":
-		s.log.Error("a block has addresses of another block of this node and is not used", "block", f.name, "prefixes", f.prefixes(), "other", h.rival)
+	case h.conflict != "":
+		s.log.Error("a block has addresses of another block of this node and is not used", "block", f.name, "prefixes", f.prefixes(), "other", h.conflict)
 	case !had:
 		s.log.Info("block", "block", f.name, "pool", f.pool, "prefixes", f.prefixes(), "draining", f.draining)
 	case f.draining && !drained:
@@ -167,14 +167,14 @@ func (s *Source) loseBlock(l *ledger, name string, now time.Time) {
 	s.log.Info("block gone", "block", name)
 }
 
-func (s *Source) heedRequests() kubeapi.Handler[*v1alpha1.BlockRequest] {
+func (s *Source) onRequests() kubeapi.Handler[*v1alpha1.BlockRequest] {
 	put := func(l *ledger, o *v1alpha1.BlockRequest, now time.Time) {
 		if o.Spec.NodeName == s.cfg.NodeName {
 			l.setRequest(readRequest(o, now))
 		}
 	}
 	return kubeapi.Handler[*v1alpha1.BlockRequest]{
-		Heard: s.heard(requestsResource),
+		Heard: s.noteWatch(requestsResource),
 		Put: func(o *v1alpha1.BlockRequest) {
 			s.change(func(l *ledger, now time.Time) { put(l, o, now) })
 		},
@@ -195,13 +195,13 @@ func (s *Source) heedRequests() kubeapi.Handler[*v1alpha1.BlockRequest] {
 					}
 					put(l, o, now)
 				}
-				l.word.requests = true
+				l.synced.requests = true
 			})
 		},
 	}
 }
 
-func (s *Source) heedPools() kubeapi.Handler[*v1alpha1.AddressPool] {
+func (s *Source) onPools() kubeapi.Handler[*v1alpha1.AddressPool] {
 	put := func(l *ledger, o *v1alpha1.AddressPool) {
 		bits := v1alpha1.DefaultBlockSizeBits
 		if o.Spec.BlockSizeBits != nil {
@@ -210,7 +210,7 @@ func (s *Source) heedPools() kubeapi.Handler[*v1alpha1.AddressPool] {
 		l.setPool(poolFacts{name: o.Name, bits: bits, deleting: o.DeletionTimestamp != nil, podNamespaces: slices.Clone(o.Spec.PodNamespaces)})
 	}
 	return kubeapi.Handler[*v1alpha1.AddressPool]{
-		Heard: s.heard(poolsResource),
+		Heard: s.noteWatch(poolsResource),
 		Put: func(o *v1alpha1.AddressPool) {
 			s.change(func(l *ledger, now time.Time) {
 				put(l, o)
@@ -228,21 +228,21 @@ func (s *Source) heedPools() kubeapi.Handler[*v1alpha1.AddressPool] {
 				for _, o := range list {
 					put(l, o)
 				}
-				l.word.pools = true
-				l.toldChoices(now)
+				l.synced.pools = true
+				l.choicesListed(now)
 			})
 		},
 	}
 }
 
-func (s *Source) heedNode() kubeapi.Handler[*partial] {
+func (s *Source) onNode() kubeapi.Handler[*partial] {
 	set := func(uid types.UID) {
 		s.change(func(l *ledger, _ time.Time) {
 			l.node = nodeState{known: true, uid: string(uid), missing: uid == ""}
 		})
 	}
 	return kubeapi.Handler[*partial]{
-		Heard: s.heard("nodes"),
+		Heard: s.noteWatch("nodes"),
 		Put:   func(o *partial) { set(o.UID) },
 		Gone:  func(*partial) { set("") },
 		All: func(list []*partial) {
@@ -255,9 +255,9 @@ func (s *Source) heedNode() kubeapi.Handler[*partial] {
 	}
 }
 
-func (s *Source) heedNamespaces() kubeapi.Handler[*partial] {
+func (s *Source) onNamespaces() kubeapi.Handler[*partial] {
 	return kubeapi.Handler[*partial]{
-		Heard: s.heard("namespaces"),
+		Heard: s.noteWatch("namespaces"),
 		Put: func(o *partial) {
 			s.change(func(l *ledger, now time.Time) {
 				l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
@@ -273,8 +273,8 @@ func (s *Source) heedNamespaces() kubeapi.Handler[*partial] {
 				for _, o := range list {
 					l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
 				}
-				l.word.namespaces = true
-				l.toldChoices(now)
+				l.synced.namespaces = true
+				l.choicesListed(now)
 			})
 		},
 	}

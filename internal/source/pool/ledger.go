@@ -22,13 +22,13 @@ type policy struct {
 type ledger struct {
 	policy
 	world
-	blocks   map[string]*holding
+	blocks   map[string]*heldBlock
 	requests map[string]*request // by name
 	asked    map[string]bool     // names of requests that are being made, or were and are not seen yet
 	salts    map[slot]string     // of the names of requests in place of those that others took
 	leases   map[attachment.Key]hold
 	byAddr   map[netip.Addr]attachment.Key // of both families
-	stray    map[netip.Addr]time.Time      // cooling since, of no block at hand
+	unlisted map[netip.Addr]time.Time      // addresses of blocks that are not known here: cooling since
 
 	undecided waiting.Queue // pods whose pool is not known yet
 	// chosen are the pools of pods that had an address of one, by UID: after a
@@ -36,31 +36,31 @@ type ledger struct {
 	chosen map[string]string
 
 	node        nodeState
-	word        word
+	synced      synced
 	filed       bool // the file told which blocks there are
 	unconfirmed bool // blocks came from the file, and the API server still has a moment to correct them
 	usable      bool // an address was assignable once
-	took        []took
+	latencies   []latency
 }
 
 // nodeState is what is known of the Node.
 type nodeState struct {
-	known   bool   // the API server has told whether there is one
+	known   bool   // it was listed, so that it is known whether there is one
 	uid     string // empty: it is missing
 	missing bool
 }
 
-// word is what the API server has told.
-type word struct {
+// synced is what was listed at the API server.
+type synced struct {
 	blocks, requests, pools, namespaces bool             // there was a list
 	trouble                             map[string]error // why something cannot be listed or watched
 }
 
-// chooses tells whether enough was told for the choice of a pool.
-func (w word) chooses() bool { return w.pools && w.namespaces }
+// mayChoose tells whether what the choice of a pool depends on was listed.
+func (s synced) mayChoose() bool { return s.pools && s.namespaces }
 
-// stock is one pool as this node has it.
-type stock struct {
+// poolState is one pool as this node has it.
+type poolState struct {
 	name  string
 	alloc *ipam.Allocator[attachment.Key] // of the first family of its blocks
 	queue waiting.Queue
@@ -76,26 +76,26 @@ type stock struct {
 // hold is one attachment's lease and whose it is.
 type hold struct {
 	source.Lease
-	pod   attachment.Pod
-	stock string // whose allocator has it; empty while its block is not at hand
+	pod         attachment.Pod
+	allocatedIn string // the pool whose allocator has it; empty while its block is not known
 }
 
 func newLedger(p policy) *ledger {
 	return &ledger{
 		policy: p,
-		world:  world{namespaces: map[string]string{}, pools: map[string]*stock{}},
-		blocks: map[string]*holding{}, requests: map[string]*request{}, asked: map[string]bool{}, salts: map[slot]string{},
-		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, stray: map[netip.Addr]time.Time{},
+		world:  world{namespaces: map[string]string{}, pools: map[string]*poolState{}},
+		blocks: map[string]*heldBlock{}, requests: map[string]*request{}, asked: map[string]bool{}, salts: map[slot]string{},
+		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, unlisted: map[netip.Addr]time.Time{},
 		chosen: map[string]string{},
-		word:   word{trouble: map[string]error{}},
+		synced: synced{trouble: map[string]error{}},
 	}
 }
 
-// stock finds a pool, or begins one.
-func (l *ledger) stock(name string) *stock {
+// pool finds a pool, or begins one.
+func (l *ledger) pool(name string) *poolState {
 	s, ok := l.pools[name]
 	if !ok {
-		s = &stock{name: name, alloc: ipam.New[attachment.Key](l.cooling)}
+		s = &poolState{name: name, alloc: ipam.New[attachment.Key](l.cooling)}
 		l.pools[name] = s
 	}
 	return s
@@ -111,7 +111,7 @@ type poolFacts struct {
 
 // setPool takes what an AddressPool says.
 func (l *ledger) setPool(f poolFacts) {
-	s := l.stock(f.name)
+	s := l.pool(f.name)
 	s.known, s.deleting, s.podNamespaces, s.size = true, f.deleting, f.podNamespaces, 1<<min(max(f.bits, 0), maxBits)
 }
 
@@ -137,7 +137,7 @@ func (l *ledger) forget() {
 		used[b.pool] = true
 	}
 	for _, h := range l.leases {
-		used[h.stock] = true
+		used[h.allocatedIn] = true
 	}
 	for _, r := range l.requests {
 		used[r.pool] = true
@@ -154,9 +154,9 @@ func (l *ledger) expire(now time.Time) {
 	for _, s := range l.pools {
 		s.alloc.Expire(now)
 	}
-	for a, since := range l.stray {
+	for a, since := range l.unlisted {
 		if !since.Add(l.cooling).After(now) {
-			delete(l.stray, a)
+			delete(l.unlisted, a)
 		}
 	}
 }

@@ -31,7 +31,7 @@ type bench struct {
 
 func newBench(t *testing.T, pools ...poolFacts) *bench {
 	b := &bench{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
-	b.word.blocks, b.word.requests, b.word.pools, b.word.namespaces = true, true, true, true
+	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
 	b.node = nodeState{known: true, uid: "n"}
 	for _, p := range pools {
 		b.setPool(p)
@@ -57,8 +57,8 @@ func (b *bench) give(f blockFacts) {
 // commit is the file and the data path.
 func (b *bench) commit() {
 	want, gone := b.wanted(), b.withdrawnNow()
-	b.each(want, func(h *holding) { h.saved, h.programmed = true, true })
-	b.each(gone, func(h *holding) { h.leaving = cleared })
+	b.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	b.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	b.serveAll(b.now)
 }
 
@@ -183,7 +183,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 		w.Leave()
 	}
 	b.expect("nobody waits; they may be back")
-	b.now = b.now.Add(linger)
+	b.now = b.now.Add(surplusFor)
 	b.expect("nobody came back", "delete-request public-3", "delete-request public-4", "delete-request public-5", "delete-request public-6", "delete-request public-7")
 }
 
@@ -350,8 +350,8 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
 	}
 	b.restoreCooling(netip.MustParseAddr("10.9.9.9"), b.now.Add(-2*cools), b.now) // of a block that went back
-	if len(b.stray) != 0 {
-		t.Errorf("cooling %v", b.stray)
+	if len(b.unlisted) != 0 {
+		t.Errorf("cooling %v", b.unlisted)
 	}
 	for i, want := range []string{"10.0.0.1 fd00::1", "10.0.0.3 fd00::3", "10.0.0.2 fd00::2", "10.0.0.0 fd00::"} {
 		b.adds(i, want)
@@ -456,9 +456,9 @@ func TestReady(t *testing.T) {
 			t.Errorf("ready: %v, want %q", err, want)
 		}
 	}
-	b.word.pools = false
+	b.synced.pools = false
 	expect("has not told yet")
-	b.word.pools = true
+	b.synced.pools = true
 	expect("there is no AddressPool")
 	b.setPool(poolFacts{name: "public", bits: 0})
 	expect("") // its first block comes with its first pod

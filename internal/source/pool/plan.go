@@ -30,22 +30,22 @@ type action struct {
 }
 
 const (
-	// linger is how long a request stays that nobody needs: pods whose ADD has
-	// failed try again.
-	linger = time.Minute
+	// surplusFor is how long a request is kept that no pod waits for: pods whose
+	// ADD has failed try again.
+	surplusFor = time.Minute
 	// lookAfter is how long after a request became complete its block must be
 	// missing before it is looked for.
 	lookAfter = time.Second
 )
 
-// told tells whether enough is known to ask for anything: what there is already,
-// first of all.
-func (l *ledger) told() bool { return l.word.blocks && l.word.requests && l.node.known }
+// mayPlan tells whether the blocks and requests that there are, and the Node, are
+// known: before that nothing is asked for.
+func (l *ledger) mayPlan() bool { return l.synced.blocks && l.synced.requests && l.node.known }
 
 // plan says what is to be asked of the API server now, and when to look again at
 // the latest; zero: when something changes.
 func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time) {
-	if !l.told() {
+	if !l.mayPlan() {
 		return nil, time.Time{}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.pools)) {
@@ -61,7 +61,7 @@ func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time
 }
 
 // planPool plans for one pool.
-func (l *ledger) planPool(s *stock, node string, now time.Time) (todo []action, next time.Time) {
+func (l *ledger) planPool(s *poolState, node string, now time.Time) (todo []action, next time.Time) {
 	have, empty := l.supplyOf(s)
 	names, next := toReturn(have, l.watermark, empty, l.releaseDelay, now)
 	for _, h := range l.blocks {
@@ -76,7 +76,7 @@ func (l *ledger) planPool(s *stock, node string, now time.Time) (todo []action, 
 	return append(todo, more...), earlier(next, at)
 }
 
-func (l *ledger) setReturning(h *holding, v bool) {
+func (l *ledger) setReturning(h *heldBlock, v bool) {
 	if h.returning != v {
 		h.returning = v
 		l.refresh(h)
@@ -85,13 +85,13 @@ func (l *ledger) setReturning(h *holding, v bool) {
 
 // supplyOf sums up what this node has of a pool, and which of it is idle. Blocks
 // on their way back count while nothing has come of that.
-func (l *ledger) supplyOf(s *stock) (supply, []idle) {
+func (l *ledger) supplyOf(s *poolState) (supply, []idle) {
 	have := supply{size: s.size, waiting: s.queue.Len()}
 	have.warm = s.known && !s.deleting && (s.name == v1alpha1.DefaultPool || s.queue.Len() > 0)
 	var empty []idle
 	stuck := l.stuck(s)
 	for _, h := range l.blocks {
-		if h.pool != s.name || h.rival != "" {
+		if h.pool != s.name || h.conflict != "" {
 			continue
 		}
 		c := l.counts(h)
@@ -113,7 +113,7 @@ func (l *ledger) supplyOf(s *stock) (supply, []idle) {
 // stuck is the block of a pool that has no route while others can: nobody waits
 // for it. Of two such none is meant: then it is not the block's fault, and more of
 // them would not help.
-func (l *ledger) stuck(s *stock) (only *holding) {
+func (l *ledger) stuck(s *poolState) (only *heldBlock) {
 	for _, h := range l.blocks {
 		if h.pool != s.name || !h.unroutable || h.programmed {
 			continue
@@ -129,7 +129,7 @@ func (l *ledger) stuck(s *stock) (only *holding) {
 // planRequests makes as many requests as the pool lacks blocks and have no
 // answer yet, and deletes those that are done, or that nobody has needed for a
 // while, the youngest first.
-func (l *ledger) planRequests(s *stock, have supply, node string, now time.Time) (todo []action, next time.Time) {
+func (l *ledger) planRequests(s *poolState, have supply, node string, now time.Time) (todo []action, next time.Time) {
 	lacking := 0
 	if s.known && !s.deleting {
 		lacking = have.blocks(l.watermark)
@@ -158,7 +158,7 @@ func (l *ledger) planRequests(s *stock, have supply, node string, now time.Time)
 		if r.surplus.IsZero() {
 			r.surplus = now
 		}
-		if due := r.surplus.Add(linger); due.After(now) {
+		if due := r.surplus.Add(surplusFor); due.After(now) {
 			next = earlier(next, due)
 		} else if !r.complete() {
 			todo = append(todo, remove)

@@ -37,7 +37,7 @@ func newLife(t *rapid.T) *life {
 		blocks: map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
-	l.word.blocks, l.word.requests, l.word.pools, l.word.namespaces = true, true, true, true
+	l.synced.blocks, l.synced.requests, l.synced.pools, l.synced.namespaces = true, true, true, true
 	l.node = nodeState{known: true, uid: "n"}
 	l.namespaces["ns"] = ""
 	l.setPool(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
@@ -133,8 +133,8 @@ func (l *life) putInPlace() (want, gone []blockFacts) {
 
 func (l *life) commit() {
 	want, gone := l.putInPlace()
-	l.each(want, func(h *holding) { h.saved, h.programmed = true, true })
-	l.each(gone, func(h *holding) { h.leaving = cleared })
+	l.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	l.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	l.serveAll(l.now)
 }
 
@@ -287,7 +287,7 @@ func (l *life) restart(t *rapid.T) {
 	l.hear(t)
 	before := l.ledger
 	l.ledger = newLedger(before.policy)
-	l.world.namespaces, l.word, l.node = before.world.namespaces, before.word, before.node
+	l.world.namespaces, l.synced, l.node = before.world.namespaces, before.synced, before.node
 	clear(l.waiters)
 	early := rapid.Bool().Draw(t, "records first")
 	list := func() {

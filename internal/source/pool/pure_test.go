@@ -59,7 +59,7 @@ func TestReadBlock(t *testing.T) {
 func TestChoose(t *testing.T) {
 	w := world{
 		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
-		pools: map[string]*stock{
+		pools: map[string]*poolState{
 			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
 			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
 		},

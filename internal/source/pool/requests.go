@@ -77,7 +77,7 @@ type request struct {
 	completed time.Time // since when it is complete
 	spent     bool      // the block that it got was looked for, and is no more
 	surplus   time.Time // since when nobody needs it
-	measured  bool      // how long it took was told
+	measured  bool      // its latency was noted
 }
 
 // complete tells whether the operator is done with it.
@@ -107,8 +107,8 @@ func (l *ledger) setRequest(r *request) {
 	delete(l.asked, r.name)
 }
 
-// took is how long a request took from when it was made until its block was here.
-type took struct {
+// latency is how long a request took from when it was made until its block was here.
+type latency struct {
 	pool string
 	time time.Duration
 }
@@ -116,13 +116,13 @@ type took struct {
 // measure notes how long an answered request took.
 func (l *ledger) measure(r *request, now time.Time) {
 	if !r.measured && !r.spent {
-		l.took = append(l.took, took{r.pool, now.Sub(r.created)})
+		l.latencies = append(l.latencies, latency{r.pool, now.Sub(r.created)})
 	}
 	r.measured = true
 }
 
-// given is the block that a request got, if it is at hand.
-func (l *ledger) given(r *request) *holding {
+// given is the block that a request got, if the node has it.
+func (l *ledger) given(r *request) *heldBlock {
 	if b, ok := l.blocks[r.block]; ok && b.listed {
 		return b
 	}

@@ -41,7 +41,7 @@ func (s *Source) Snapshot() source.Snapshot {
 }
 
 // describeBlock leaves the counts to the detail.
-func describeBlock(h *holding) introspect.Block {
+func describeBlock(h *heldBlock) introspect.Block {
 	g := introspect.Block{Name: h.name, Pool: h.pool, Prefixes: h.prefixes(), Ready: h.serves(), Capacity: sizeOf(h.first)}
 	switch {
 	case h.unroutable:
@@ -49,8 +49,8 @@ func describeBlock(h *holding) introspect.Block {
 	case g.Ready:
 	case h.lost():
 		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"
-	case h.rival != "":
-		g.Reason = "block " + h.rival + " of this node has the same addresses"
+	case h.conflict != "":
+		g.Reason = "block " + h.conflict + " of this node has the same addresses"
 	case h.draining || h.leaving != stays:
 		g.Reason = "it is being deleted"
 	case h.returning:
@@ -85,21 +85,21 @@ func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressI
 	return a
 }
 
-// outside lists the addresses of no block at hand that are held or cool.
+// outside lists the addresses that are held or cool and whose block is not known here.
 func (l *ledger) outside() (out []source.AddressInfo) {
 	for key, h := range l.leases {
-		if h.stock == "" {
+		if h.allocatedIn == "" {
 			out = append(out, source.AddressInfo{Addr: h.Addrs()[0], State: source.Used, Origin: h.Origin, Key: &key})
 		}
 	}
-	for a, since := range l.stray {
+	for a, since := range l.unlisted {
 		out = append(out, source.AddressInfo{Addr: a, State: source.Cooling, Since: since})
 	}
 	return out
 }
 
 // poolInfo counts what this node has of a pool.
-func (l *ledger) poolInfo(s *stock) poolInfo {
+func (l *ledger) poolInfo(s *poolState) poolInfo {
 	p := poolInfo{Pool: introspect.Pool{Name: s.name, Waiting: s.queue.Len()}}
 	for _, h := range l.blocks {
 		if h.pool != s.name {

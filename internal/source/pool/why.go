@@ -26,7 +26,7 @@ func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
 	if why := l.apiTrouble(); why != nil {
 		return why
 	}
-	if !l.word.chooses() {
+	if !l.synced.mayChoose() {
 		return exhausted("starting", "the API server has not told yet which namespaces and pools there are")
 	}
 	if _, _, why := choose(l.world, w.Request.Pod, w.Request.Wish); why != nil {
@@ -37,7 +37,7 @@ func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
 
 // whyEmpty tells why a pool has no free address here: what is wrong nearest to
 // this node first.
-func (l *ledger) whyEmpty(s *stock, now time.Time) *source.Exhausted {
+func (l *ledger) whyEmpty(s *poolState, now time.Time) *source.Exhausted {
 	none := "no address of pool " + s.name + " is free: "
 	if l.unconfirmed {
 		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
@@ -52,7 +52,7 @@ func (l *ledger) whyEmpty(s *stock, now time.Time) *source.Exhausted {
 		return why
 	}
 	switch {
-	case !l.told() || !l.word.pools:
+	case !l.mayPlan() || !l.synced.pools:
 		return exhausted("starting", "%sthe API server has not told yet which pools there are and which blocks this node has", none)
 	case !s.known && s.name == v1alpha1.DefaultPool:
 		return exhausted("pool-unknown", "there is no AddressPool %s, and neither the pod nor its namespace names another (annotation %s): create it, or annotate the namespace",
@@ -68,7 +68,7 @@ func (l *ledger) whyEmpty(s *stock, now time.Time) *source.Exhausted {
 }
 
 // whyNoBlock tells what became of the requests for a pool.
-func (l *ledger) whyNoBlock(s *stock, none string, now time.Time) *source.Exhausted {
+func (l *ledger) whyNoBlock(s *poolState, none string, now time.Time) *source.Exhausted {
 	var oldest *request
 	for _, r := range l.requestsOf(s.name) {
 		if r.failed != "" {
@@ -91,12 +91,12 @@ func failure(r *request) string {
 	return cmp.Or(strings.TrimSuffix(r.message, "."), "the operator gives no block: "+r.failed)
 }
 
-// apiTrouble tells what keeps the API server's word from this node; nil without.
+// apiTrouble is an error that keeps this node from listing or watching; nil without.
 func (l *ledger) apiTrouble() *source.Exhausted {
-	if len(l.word.trouble) == 0 {
+	if len(l.synced.trouble) == 0 {
 		return nil
 	}
-	err := l.word.trouble[slices.Min(slices.Collect(maps.Keys(l.word.trouble)))]
+	err := l.synced.trouble[slices.Min(slices.Collect(maps.Keys(l.synced.trouble)))]
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/pool-mode", err), Err: err}
 	}
@@ -144,7 +144,7 @@ func (l *ledger) ready(now time.Time) error {
 		return nil
 	}
 	why := l.apiTrouble()
-	if why == nil && (!l.told() || !l.word.pools) {
+	if why == nil && (!l.mayPlan() || !l.synced.pools) {
 		why = exhausted("starting", "the API server has not told yet which pools there are and which blocks this node has")
 	}
 	if why != nil {
