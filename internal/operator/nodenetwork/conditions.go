@@ -54,12 +54,12 @@ type outlook struct {
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.refused, specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
+	look := outlook{refused: n.refused, specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
 	if refused(n.retry.err) {
 		look.writeErr = n.retry.err
 	}
-	if n.inv != nil {
-		look.free = n.freeNow(tally(n.obj, n.keeps))
+	if n.fleet.inv != nil {
+		look.free = n.freeNow(tally(n.obj, n.reserved))
 	}
 	list := look.conditions()
 	for i := range list {

@@ -232,8 +232,8 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 func (c *Controller) configure(n *node) {
 	n.mu.Lock()
 	s, err := Settings(&n.obj.Spec)
-	if err == nil && n.inv != nil {
-		err = beyondType(s, n.inv)
+	if err == nil && n.fleet.inv != nil {
+		err = beyondType(s, n.fleet.inv)
 	}
 	known, same := n.set, n.set && reflect.DeepEqual(s, n.settings)
 	n.specErr = err

@@ -8,9 +8,11 @@
 //	identity.go    whether an object's instance is its Node's
 //	read.go        what an object says was published
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
+//	fleetstate.go  what the fleet last said of it
 //	state.go       which state of the object is the newest, and who wrote it
 //	usage.go       what pods do with the addresses
-//	release.go     giving addresses back
+//	handshake.go   what is on its way back to EC2
+//	withdraw.go    the fleet's side of that: taking addresses back
 //	mark.go        what is handed to EC2, for all operators to see
 //	want.go        what the object should say
 //	write.go       writing it

@@ -20,7 +20,7 @@ func TestMarkOfAnENIThatStays(t *testing.T) {
 	n.obj.Status.IPAM.Released = []string{"10.0.0.2"}
 	leaving := inventory()
 	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
-	n.take(leaving)
+	n.setInventory(leaving)
 	n.mu.Lock()
 	got := n.wantedIPAM()
 	n.mu.Unlock()

@@ -39,21 +39,14 @@ type node struct {
 	doubted bool
 	shunned map[netip.Prefix]time.Time // not published before then
 
-	refused   refusal // the fleet does not work for it
-	proof     proof
-	settings  eni.Settings
-	specErr   error // of the newest spec; settings are older then
-	set       bool  // the fleet has it
-	inv       *eni.Inventory
-	primaries map[netip.Prefix]bool // addresses of inv's ENIs themselves
-	status    eni.Status
-	passes    int       // of the fleet
-	passBegan time.Time // about when the fleet's current pass did
+	refused  refusal // the fleet does not work for it
+	proof    proof
+	settings eni.Settings
+	specErr  error // of the newest spec; settings are older then
+	set      bool  // the fleet has it
 
-	candidates map[netip.Prefix]bool // see release.go
-	handed     map[netip.Prefix]bool // to the fleet, and not restored
-	detaching  map[string]bool       // ENIs that the fleet is about to detach
-	asked      map[string]time.Time  // when the fleet last wanted something of an ENI back
+	fleet     fleetState
+	handshake handshake
 
 	retry      backoff // of writes
 	told       troubleTold
@@ -74,8 +67,8 @@ var _ fleet.Node = (*node)(nil)
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
-		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{},
-		asked: map[string]time.Time{}, primaries: map[netip.Prefix]bool{}, reportedAt: o.CreationTimestamp.Time, passBegan: c.now(),
+		shunned: map[netip.Prefix]time.Time{}, handshake: newHandshake(), reportedAt: o.CreationTimestamp.Time,
+		fleet:   fleetState{primaries: map[netip.Prefix]bool{}, passBegan: c.now()},
 		doubted: true, // until the fleet has observed the cloud
 		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
 	}
@@ -84,71 +77,43 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 		return n
 	}
 	n.seed = seed(o, c.now())
-	for _, r := range n.seed.Releasing {
-		n.handed[r.Prefix] = true // somebody may be asking the cloud for it
-	}
 	if len(o.Spec.IPAM.Available) > 0 {
 		n.health = well // it was, some time: what happened since, nobody may have seen
 	}
-	n.takeUp()
-	for p := range n.candidates { // they have a while to be asked for again
-		n.asked[o.Spec.IPAM.Available[published.Format(p)].Resource] = n.passBegan
-	}
+	n.handshake.resume(o, n.seed.Releasing, n.fleet.passBegan)
 	return n
 }
 
 // Publish implements fleet.Node: what it was given last is written again until
 // it could be, and once somebody changed it.
 func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
-	n.take(inv)
+	n.setInventory(inv)
 	if err := failpoint.Hit("operator.publish.before"); err != nil {
 		return err
 	}
 	if err := n.write(ctx, urgent); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
-	if err := n.recorded(&inv); err != nil {
+	if err := n.checkMarked(&inv); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
 	return failpoint.Hit("operator.publish.after")
 }
 
-// take makes inv what the object should say.
-func (n *node) take(inv eni.Inventory) {
+// setInventory makes inv what the object should say.
+func (n *node) setInventory(inv eni.Inventory) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.inv, n.doubted = &inv, false
-	assigned := things(&inv)
-	clear(n.primaries)
-	for i := range inv.ENIs {
-		n.primaries[published.Host(inv.ENIs[i].PrimaryIPv4)] = true
-	}
-	clear(n.detaching)
-	for _, l := range inv.Leaving {
-		if l.Attached {
-			n.detaching[l.ENI] = true
-		}
-	}
-	clear(n.handed)
-	for _, r := range inv.Releasing {
-		if _, ok := assigned[r.Prefix]; ok {
-			n.handed[r.Prefix] = true
-			delete(n.candidates, r.Prefix)
-		}
-	}
-	for p := range n.candidates {
-		if _, ok := assigned[p]; !ok {
-			delete(n.candidates, p)
-		}
-	}
+	n.doubted = false
+	n.fleet.setInventory(&inv)
+	n.handshake.setInventory(&inv)
 }
 
 // Reconciled implements fleet.Node.
 func (n *node) Reconciled(s eni.Status) {
 	now := n.c.now()
 	n.mu.Lock()
-	n.status = s
-	n.passes++
+	n.fleet.status = s
 	switch {
 	case !s.Vanished:
 		n.vanishedAt = time.Time{}
@@ -156,12 +121,12 @@ func (n *node) Reconciled(s eni.Status) {
 		n.vanishedAt = now
 		n.c.later(n.name, n.c.o.Grace)
 	}
-	relented := n.relent(n.passBegan, s)
-	n.passBegan = now
+	canceled := n.cancelUnneeded(n.fleet.passBegan, s)
+	n.fleet.passBegan = now
 	q, wait := n.next(n.wanted(), settled)
 	n.mu.Unlock()
 	n.demand()
-	if relented || q != nothing || wait > 0 {
+	if canceled || q != nothing || wait > 0 {
 		n.c.later(n.name, wait)
 	}
 }
@@ -194,7 +159,7 @@ func (n *node) demand() {
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
 	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := published.Parse(text); err == nil && !n.leaves(p) {
+		if p, err := published.Parse(text); err == nil && !n.handshake.leaving(n.obj, p) {
 			sum += weight(p)
 		}
 	}

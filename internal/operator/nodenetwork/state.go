@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/published"
 )
 
@@ -28,20 +27,20 @@ func (n *node) see(o *v1alpha1.NodeNetwork) change {
 		return change{}
 	}
 	before := n.obj
-	old := tally(before, n.keeps)
+	old := tally(before, n.reserved)
 	n.obj = o
 	c := change{foreign: n.foreign(before, o)}
 	if c.foreign {
 		n.doubted = true
 		n.shun(before, o)
-		n.takeUp()
+		n.handshake.adoptReleasing(o)
 	}
 	if sameReport(before, o) {
 		return c // such as after an own write
 	}
 	n.reportedAt = n.c.now()
-	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.keeps)) ||
-		len(n.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
+	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.reserved)) ||
+		len(n.handshake.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c
 }
 
@@ -114,33 +113,4 @@ func (n *node) unshun(now time.Time) bool {
 	}
 	n.doubted = true
 	return true
-}
-
-// takeUp makes what the object has in releasing, whoever put it there, this
-// node's candidates. n.mu is held.
-func (n *node) takeUp() {
-	clear(n.candidates)
-	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
-		if _, ok := n.obj.Spec.IPAM.Available[published.Format(p)]; ok && !n.leaves(p) {
-			n.candidates[p] = true
-		}
-	}
-}
-
-// things are those of an inventory's ENIs that pods may have, and where.
-func things(inv *eni.Inventory) map[netip.Prefix]string {
-	out := map[netip.Prefix]string{}
-	for i := range inv.ENIs {
-		e := &inv.ENIs[i]
-		if !e.Serves {
-			continue
-		}
-		for _, a := range e.Addresses {
-			out[published.Host(a)] = e.ID
-		}
-		for _, p := range e.Prefixes {
-			out[p] = e.ID
-		}
-	}
-	return out
 }

@@ -49,49 +49,50 @@ const (
 // wanted is the wish as of now. n.mu is held.
 func (n *node) wanted() wish {
 	w := wish{conditions: n.conditions()}
-	if n.inv == nil || n.doubted { // what is published stays
+	if n.fleet.inv == nil || n.doubted { // what is published stays
 		w.eni = n.obj.Status.ENI
 		if w.eni.ENIs == nil {
 			w.eni.ENIs = map[string]v1alpha1.ENI{}
 		}
 		return w
 	}
-	w.ipam, w.eni = n.wantedIPAM(), statusOf(n.inv)
+	w.ipam, w.eni = n.wantedIPAM(), statusOf(n.fleet.inv)
 	for _, at := range n.obj.Spec.IPAM.Available { // what is published stays explained
 		if e, ok := n.obj.Status.ENI.ENIs[at.Resource]; ok && w.eni.ENIs[at.Resource].MAC == "" {
 			w.eni.ENIs[at.Resource] = e
 		}
 	}
-	for p := range n.things() {
+	for p := range n.fleet.unmarked(n.obj) {
 		w.eni.Available += int32(weight(p))
 	}
-	w.eni.Needed = int32(n.status.Needed)
+	w.eni.Needed = int32(n.fleet.status.Needed)
 	return w
 }
 
 // wantedIPAM is spec.ipam without what is shunned. n.mu is held.
 func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
 	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
-	var leaving, asked []netip.Prefix
-	for p, id := range n.things() {
+	var releasing, unassigning []netip.Prefix
+	h := &n.handshake
+	for p, id := range n.fleet.unmarked(n.obj) {
 		if _, ok := n.shunned[p]; ok {
 			continue
 		}
 		s.Available[published.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
-		if n.candidates[p] || n.leaves(p) {
-			leaving = append(leaving, p)
+		if h.candidates[p] || h.leaving(n.obj, p) {
+			releasing = append(releasing, p)
 		}
-		if n.mayMark(p) {
-			asked = append(asked, p)
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(n.detaching)) {
-		if !n.mayMarkENI(id) { // it stays as it is
-			kept, marked := n.keep(&s, id)
-			leaving, asked = append(leaving, kept...), append(asked, marked...)
+		if h.mayMark(n.obj, p) {
+			unassigning = append(unassigning, p)
 		}
 	}
-	s.Releasing, s.Unassigning = texts(leaving), append(texts(asked), n.markedENIs()...)
+	for _, id := range slices.Sorted(maps.Keys(h.detaching)) {
+		if !mayMarkENI(n.obj, id) { // it stays as it is
+			kept, marked := retain(&s, n.obj, id)
+			releasing, unassigning = append(releasing, kept...), append(unassigning, marked...)
+		}
+	}
+	s.Releasing, s.Unassigning = texts(releasing), append(texts(unassigning), h.enisToMark(n.obj, n.fleet.inv)...)
 	return s
 }
 
@@ -124,7 +125,7 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 // changes. n.mu is held.
 func (n *node) next(w wish, s scope) (request, time.Duration) {
 	have := &n.obj.Status.ENI
-	if n.inv != nil && !n.doubted {
+	if n.fleet.inv != nil && !n.doubted {
 		switch {
 		case !explains(have.ENIs, w.eni.ENIs):
 			return writeStatus, 0
