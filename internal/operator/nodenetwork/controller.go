@@ -174,7 +174,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	c.configure(n)
-	if n.unshun(c.now()) {
+	if n.expireSuppressed(c.now()) {
 		c.fleet.Invalidate(n.name)
 	}
 	wait, err := c.outlived(ctx, n)

@@ -9,7 +9,8 @@
 //	read.go        what an object says was published
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
 //	fleetstate.go  what the fleet last said of it
-//	state.go       which state of the object is the newest, and who wrote it
+//	state.go       which state of the object is the newest
+//	ownership.go   whether somebody else writes it, and what follows
 //	usage.go       what pods do with the addresses
 //	handshake.go   what is on its way back to EC2
 //	withdraw.go    the fleet's side of that: taking addresses back

@@ -29,17 +29,9 @@ type node struct {
 	// before mu.
 	writing sync.Mutex
 
-	mu  sync.Mutex            // guards all below; never held across I/O
-	obj *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
-	// sent is the spec.ipam of the last request, whatever became of it, and lost
-	// that of the last one without an answer, which may have been taken as well.
-	sent, lost *v1alpha1.IPAMSpec
-	// doubted: somebody else wrote spec.ipam; nothing is written before the
-	// fleet publishes what it observed since.
-	doubted bool
-	shunned map[netip.Prefix]time.Time // not published before then
-
-	refused  refusal // the fleet does not work for it
+	mu       sync.Mutex            // guards all below; never held across I/O
+	obj      *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
+	refused  refusal               // the fleet does not work for it
 	proof    proof
 	settings eni.Settings
 	specErr  error // of the newest spec; settings are older then
@@ -47,6 +39,7 @@ type node struct {
 
 	fleet     fleetState
 	handshake handshake
+	ownership ownership
 
 	retry      backoff // of writes
 	told       troubleTold
@@ -67,10 +60,10 @@ var _ fleet.Node = (*node)(nil)
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
-		shunned: map[netip.Prefix]time.Time{}, handshake: newHandshake(), reportedAt: o.CreationTimestamp.Time,
-		fleet:   fleetState{primaries: map[netip.Prefix]bool{}, passBegan: c.now()},
-		doubted: true, // until the fleet has observed the cloud
-		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
+		reportedAt: o.CreationTimestamp.Time,
+		fleet:      fleetState{primaries: map[netip.Prefix]bool{}, passBegan: c.now()},
+		handshake:  newHandshake(), ownership: ownership{observeFirst: true, suppressed: map[netip.Prefix]time.Time{}},
+		seed: eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
 	}
 	n.told.reason, n.told.note, _ = trouble(o) // by whoever wrote it
 	if other {
@@ -104,7 +97,7 @@ func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
 func (n *node) setInventory(inv eni.Inventory) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.doubted = false
+	n.ownership.observeFirst = false
 	n.fleet.setInventory(&inv)
 	n.handshake.setInventory(&inv)
 }

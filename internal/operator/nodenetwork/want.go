@@ -49,7 +49,7 @@ const (
 // wanted is the wish as of now. n.mu is held.
 func (n *node) wanted() wish {
 	w := wish{conditions: n.conditions()}
-	if n.fleet.inv == nil || n.doubted { // what is published stays
+	if n.fleet.inv == nil || n.ownership.observeFirst { // what is published stays
 		w.eni = n.obj.Status.ENI
 		if w.eni.ENIs == nil {
 			w.eni.ENIs = map[string]v1alpha1.ENI{}
@@ -69,13 +69,13 @@ func (n *node) wanted() wish {
 	return w
 }
 
-// wantedIPAM is spec.ipam without what is shunned. n.mu is held.
+// wantedIPAM is spec.ipam without what is suppressed. n.mu is held.
 func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
 	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
 	var releasing, unassigning []netip.Prefix
 	h := &n.handshake
 	for p, id := range n.fleet.unmarked(n.obj) {
-		if _, ok := n.shunned[p]; ok {
+		if _, ok := n.ownership.suppressed[p]; ok {
 			continue
 		}
 		s.Available[published.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
@@ -125,7 +125,7 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 // changes. n.mu is held.
 func (n *node) next(w wish, s scope) (request, time.Duration) {
 	have := &n.obj.Status.ENI
-	if n.fleet.inv != nil && !n.doubted {
+	if n.fleet.inv != nil && !n.ownership.observeFirst {
 		switch {
 		case !explains(have.ENIs, w.eni.ENIs):
 			return writeStatus, 0

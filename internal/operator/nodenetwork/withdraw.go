@@ -50,7 +50,7 @@ func (n *node) takeBack(list []netip.Prefix) {
 // that the ENI holds.
 func (n *node) WithdrawENI(id string) bool {
 	n.mu.Lock()
-	ready := n.handshake.withdrawENI(n.obj, id, n.c.now()) && !n.doubted
+	ready := n.handshake.withdrawENI(n.obj, id, n.c.now()) && !n.ownership.observeFirst
 	unlisted := n.handshake.unlisted(n.obj)
 	n.mu.Unlock()
 	if unlisted {

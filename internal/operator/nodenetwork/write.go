@@ -83,14 +83,14 @@ func (n *node) write(ctx context.Context, s scope) error {
 func (n *node) converge(ctx context.Context, s scope) error {
 	for range attempts {
 		n.mu.Lock()
-		if s == urgent && n.doubted {
+		if s == urgent && n.ownership.observeFirst {
 			n.mu.Unlock()
 			return errForeign
 		}
 		base, w := n.obj, n.wanted()
 		q, wait := n.next(w, s)
 		if q == writeSpec {
-			n.sent = &w.ipam
+			n.ownership.sent = &w.ipam
 		}
 		n.mu.Unlock()
 		switch q {
@@ -112,7 +112,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		case err != nil:
 			n.mu.Lock()
 			if q == writeSpec {
-				n.lost = n.sent
+				n.ownership.lost = n.ownership.sent
 			}
 			n.mu.Unlock()
 			return err
