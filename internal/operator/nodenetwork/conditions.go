@@ -54,9 +54,9 @@ type outlook struct {
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.refused, specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
-	if refused(n.retry.err) {
-		look.writeErr = n.retry.err
+	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, paced: n.eligibility.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
+	if refused(n.writes.retry.err) {
+		look.writeErr = n.writes.retry.err
 	}
 	if n.fleet.inv != nil {
 		look.free = n.freeNow(tally(n.obj, n.reserved))

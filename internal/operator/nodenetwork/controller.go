@@ -150,7 +150,7 @@ func (c *Controller) podsChanged(name string) {
 	if n == nil {
 		return
 	}
-	n.demand()
+	n.trackDemand()
 	c.fleet.Kick(name)
 }
 
@@ -226,6 +226,14 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 	return n
 }
 
+// configuration is what the fleet was told of a node.
+type configuration struct {
+	settings eni.Settings
+	set      bool          // the fleet has settings
+	seed     eni.Inventory // what was published before this process; until the fleet has it
+	err      error         // of the newest spec; settings are older then
+}
+
 // configure tells the fleet what the object asks for, if that changed. A spec
 // that makes no sense changes nothing but the node's conditions, nor does any
 // while the instance is not proved to be the Node's.
@@ -235,17 +243,17 @@ func (c *Controller) configure(n *node) {
 	if err == nil && n.fleet.inv != nil {
 		err = beyondType(s, n.fleet.inv)
 	}
-	known, same := n.set, n.set && reflect.DeepEqual(s, n.settings)
-	n.specErr = err
-	refused := n.refused != (refusal{})
+	known, same := n.config.set, n.config.set && reflect.DeepEqual(s, n.config.settings)
+	n.config.err = err
+	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
 	n.mu.Unlock()
 	if same || err != nil || refused || !known && c.paced(n) {
 		return
 	}
-	err = c.fleet.Set(n.name, n.instanceID, s, n.seed, n)
+	err = c.fleet.Set(n.name, n.instanceID, s, seed, n)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.specErr = err; err == nil {
-		n.settings, n.set, n.seed = s, true, eni.Inventory{}
+	if n.config.err = err; err == nil {
+		n.config = configuration{settings: s, set: true}
 	}
 }

@@ -15,12 +15,14 @@
 //	handshake.go   what is on its way back to EC2
 //	withdraw.go    the fleet's side of that: taking addresses back
 //	mark.go        what is handed to EC2, for all operators to see
-//	want.go        what the object should say
+//	desired.go     what the object should say
 //	write.go       writing it
 //	apply.go       the two requests that do
 //	conditions.go  how the node does, for people
+//	demand.go      how long pods wait for addresses
 //	pods.go        pods that wait, before their ADDs arrive
-//	life.go        when an object has outlived its node
+//	deletion.go    when an object has outlived its node
+//	liveness.go    what tells whether the node still exists
 //	pace.go        an object that is deleted and made again, over and over
 //
 // # Fields and their writers

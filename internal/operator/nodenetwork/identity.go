@@ -53,6 +53,13 @@ const (
 	proofTimeout = 2 * time.Minute
 )
 
+// eligibility is whether the fleet may work for an object.
+type eligibility struct {
+	refused    refusal // zero: it may
+	proof      proof
+	pacedUntil time.Time // when it may begin, if not at once (pace.go)
+}
+
 // refusal is why the fleet does not work for an object; zero: it does.
 type refusal struct{ reason, message string }
 
@@ -149,14 +156,14 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 		c.unclaim(n)
 	}
 	n.mu.Lock()
-	worked := n.set
+	worked := n.config.set
 	n.mu.Unlock()
 	if why != (refusal{}) && worked {
 		n = c.rest(n)
 		c.o.Logger.Warn("the fleet stops working for a node", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
 	}
 	n.mu.Lock()
-	n.refused = why
+	n.eligibility.refused = why
 	n.mu.Unlock()
 	return n, wait, nil
 }
@@ -166,7 +173,7 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := &n.proof
+	p := &n.eligibility.proof
 	var in *cloud.Instance
 	if !p.at.IsZero() && p.err == nil {
 		in = &p.instance
@@ -202,13 +209,10 @@ func (n *node) ask(ctx context.Context) {
 	}
 	now := n.c.now()
 	n.mu.Lock()
-	absent = absent && cloud.ClassOf(n.proof.err) != cloud.Gone
-	n.proof = proof{at: now, instance: in, err: err, absent: absent}
-	switch {
-	case err == nil:
-		n.vanishedAt = time.Time{}
-	case !absent && cloud.ClassOf(err) == cloud.Gone && n.vanishedAt.IsZero():
-		n.vanishedAt = now
+	absent = absent && cloud.ClassOf(n.eligibility.proof.err) != cloud.Gone
+	n.eligibility.proof = proof{at: now, instance: in, err: err, absent: absent}
+	if gone := cloud.ClassOf(err) == cloud.Gone; err == nil || gone && !absent {
+		n.liveness.setVanished(gone, now)
 	}
 	n.mu.Unlock()
 	n.c.later(n.name, 0)
@@ -277,9 +281,8 @@ func (c *Controller) rest(n *node) *node {
 	c.fleet.Remove(n.name)
 	n.mu.Lock()
 	next := c.newNode(n.obj, false)
-	next.proof, next.told = n.proof, n.told
-	next.proof.asking = false // the answer would go to n
-	next.reportedAt, next.vanishedAt, next.nodeGoneAt, next.health = n.reportedAt, n.vanishedAt, n.nodeGoneAt, n.health
+	next.eligibility.proof, next.told, next.liveness = n.eligibility.proof, n.told, n.liveness
+	next.eligibility.proof.asking = false // the answer would go to n
 	n.mu.Unlock()
 	c.mu.Lock()
 	c.nodes[n.name] = next

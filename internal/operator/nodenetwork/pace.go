@@ -52,9 +52,9 @@ func (c *Controller) paced(n *node) bool {
 	c.mu.Unlock()
 	wait := l.from.Sub(now)
 	n.mu.Lock()
-	n.pacedUntil = time.Time{}
+	n.eligibility.pacedUntil = time.Time{}
 	if wait > 0 {
-		n.pacedUntil = l.from
+		n.eligibility.pacedUntil = l.from
 	}
 	n.mu.Unlock()
 	if wait > 0 {

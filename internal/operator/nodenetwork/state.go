@@ -38,7 +38,7 @@ func (n *node) see(o *v1alpha1.NodeNetwork) change {
 	if sameReport(before, o) {
 		return c // such as after an own write
 	}
-	n.reportedAt = n.c.now()
+	n.liveness.reportedAt = n.c.now()
 	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.reserved)) ||
 		len(n.handshake.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c

@@ -93,7 +93,7 @@ func (n *node) excess(u eni.Usage) int {
 		busy.Used += e.Used
 	}
 	l := n.fleet.inv.Limits
-	return total - n.settings.Policy.Demand(max(0, l.IPv4PerENI-1), l.Prefixes, busy).Keep
+	return total - n.config.settings.Policy.Demand(max(0, l.IPv4PerENI-1), l.Prefixes, busy).Keep
 }
 
 // reserved tells what is not free although no pod uses it: on its way back, or an

@@ -41,6 +41,12 @@ type backoff struct {
 	err error
 }
 
+// writes is when the next requests may be made.
+type writes struct {
+	retry    backoff
+	statusAt time.Time // when status was last written
+}
+
 // fail closes for twice as long as the last time, spread over half to one and a half.
 func (b *backoff) fail(now time.Time, err error) {
 	most := lastRetry
@@ -58,7 +64,7 @@ func (n *node) write(ctx context.Context, s scope) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	n.mu.Lock()
-	last := n.retry
+	last := n.writes.retry
 	n.mu.Unlock()
 	if wait := last.Until.Sub(n.c.now()); wait > 0 {
 		n.c.later(n.name, wait)
@@ -69,11 +75,11 @@ func (n *node) write(ctx context.Context, s scope) error {
 	defer n.mu.Unlock()
 	switch {
 	case err == nil:
-		n.retry = backoff{}
+		n.writes.retry = backoff{}
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
-		n.retry.fail(n.c.now(), err)
-		n.c.later(n.name, n.retry.Until.Sub(n.c.now()))
+		n.writes.retry.fail(n.c.now(), err)
+		n.c.later(n.name, n.writes.retry.Until.Sub(n.c.now()))
 	}
 	return err
 }
@@ -129,11 +135,11 @@ func (n *node) converge(ctx context.Context, s scope) error {
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
 	n.act(ctx, n.see(got))
 	if q != writeStatus {
-		n.demand()
+		n.trackDemand()
 		return
 	}
 	n.mu.Lock()
-	n.statusAt = n.c.now()
+	n.writes.statusAt = n.c.now()
 	n.mu.Unlock()
 	n.tell(ctx)
 }
@@ -167,7 +173,7 @@ func (n *node) act(ctx context.Context, c change) {
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
 	if c.usage {
-		n.demand()
+		n.trackDemand()
 		n.c.fleet.Kick(n.name)
 	}
 }

@@ -44,16 +44,16 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 			}
 			return wait
 		}
-		if wait := look(reasonNotProved); wait != absentRetry || !n.vanishedAt.IsZero() {
-			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.vanishedAt)
+		if wait := look(reasonNotProved); wait != absentRetry || !n.liveness.vanishedAt.IsZero() {
+			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
 		}
 		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
-		if wait := look(reasonInstanceGone); wait != proofRetry || n.vanishedAt.IsZero() {
-			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.vanishedAt)
+		if wait := look(reasonInstanceGone); wait != proofRetry || n.liveness.vanishedAt.IsZero() {
+			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
 		}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
 		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
-		if look(""); !n.vanishedAt.IsZero() {
+		if look(""); !n.liveness.vanishedAt.IsZero() {
 			t.Error("it is there, and counts as vanished")
 		}
 	})
@@ -63,7 +63,7 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 		fl.says[instance] = cloud.Instance{ID: instance, State: "terminated"}
 		n.identity(t.Context(), &corev1.Node{})
 		synctest.Wait()
-		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.vanishedAt.IsZero() {
+		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.liveness.vanishedAt.IsZero() {
 			t.Errorf("terminated, by EC2's own words: %+v", why)
 		}
 	})

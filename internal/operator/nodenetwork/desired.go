@@ -182,7 +182,7 @@ func (n *node) newsWait(w wish) time.Duration {
 	if pause < 0 {
 		return pause
 	}
-	return max(0, n.statusAt.Add(pause).Sub(n.c.now()))
+	return max(0, n.writes.statusAt.Add(pause).Sub(n.c.now()))
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
