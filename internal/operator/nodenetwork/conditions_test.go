@@ -139,7 +139,7 @@ func TestNonsense(t *testing.T) {
 	fl := newScript()
 	fl.sets = map[string]int{}
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
-	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, lives: map[string]life{}}
+	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, recreations: map[string]recreation{}}
 	n.obj.Spec.InstanceID = instance
 	c.configure(n)
 	if n.config.err != nil || !n.config.set {

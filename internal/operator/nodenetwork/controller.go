@@ -74,11 +74,11 @@ type Controller struct {
 	events events.EventRecorder
 	pods   pods
 
-	mu     sync.Mutex // guards all below; memory only
-	nodes  map[string]*node
-	claims map[string]map[string]*node                             // proved objects by instance and name
-	lives  map[string]life                                         // by name, also of objects that went lately
-	queue  workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
+	mu          sync.Mutex // guards all below; memory only
+	nodes       map[string]*node
+	claims      map[string]map[string]*node                             // proved objects by instance and name
+	recreations map[string]recreation                                   // by name, also of objects that went lately
+	queue       workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
@@ -102,7 +102,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
-		lives: map[string]life{},
+		recreations: map[string]recreation{},
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
@@ -126,8 +126,8 @@ func (c *Controller) start(_ context.Context, q workqueue.TypedRateLimitingInter
 	return nil
 }
 
-// later has a node looked at in a while.
-func (c *Controller) later(name string, d time.Duration) {
+// requeueAfter has a node looked at in a while.
+func (c *Controller) requeueAfter(name string, d time.Duration) {
 	c.mu.Lock()
 	q := c.queue
 	c.mu.Unlock()
@@ -162,13 +162,13 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	switch {
 	case apierrors.IsNotFound(err):
 		c.forget(q.Name)
-		c.bury(q.Name)
+		c.forgetRecreation(q.Name)
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
 	}
 	n := c.adopt(o)
-	n.act(ctx, n.see(o))
+	n.notify(ctx, n.update(o))
 	n, ask, err := c.identify(ctx, n)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -177,7 +177,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	if n.expireSuppressed(c.now()) {
 		c.fleet.Invalidate(n.name)
 	}
-	wait, err := c.outlived(ctx, n)
+	wait, err := c.deleteIfGone(ctx, n)
 	if err != nil {
 		return reconcile.Result{}, err
 	}

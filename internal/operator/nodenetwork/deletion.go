@@ -27,7 +27,7 @@ import (
 // Deleting too early is harmless to pods: the daemon keeps serving from what it
 // has, the ENIs stay the instance's, and the daemon makes the object anew.
 
-// nodeEvents passes on what outlived looks at.
+// nodeEvents passes on what deleteIfGone looks at.
 func nodeEvents() builder.WatchesOption {
 	return builder.WithPredicates(predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -38,9 +38,9 @@ func nodeEvents() builder.WatchesOption {
 	})
 }
 
-// outlived deletes the object if its node is gone, and tells when to look
+// deleteIfGone deletes the object if its node is gone, and tells when to look
 // again; zero: when something changes.
-func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, error) {
+func (c *Controller) deleteIfGone(ctx context.Context, n *node) (time.Duration, error) {
 	k := &corev1.Node{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -60,7 +60,7 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	if wait := since.Add(c.o.Grace).Sub(c.now()); wait > 0 {
 		return wait, nil
 	}
-	return 0, c.remove(ctx, o, gone)
+	return 0, c.deleteObject(ctx, o, gone)
 }
 
 // isOf tells whether a Node is of an instance, as far as it says.
@@ -69,9 +69,9 @@ func isOf(k *corev1.Node, instanceID string) bool {
 	return of == "" || of == instanceID
 }
 
-// remove deletes the very state of the object that was looked at, after asking
+// deleteObject deletes the very state of the object that was looked at, after asking
 // past the cache whether the Node really is gone.
-func (c *Controller) remove(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
+func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if nodeGone {

@@ -6,9 +6,8 @@
 //	cache.go       what of the API server's objects is kept in memory
 //	settings.go    an object's spec in the fleet's words
 //	identity.go    whether an object's instance is its Node's
-//	read.go        what an object says was published
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
-//	fleetstate.go  what the fleet last said of it
+//	fleetstate.go  what the fleet last said of it, and what it begins with
 //	state.go       which state of the object is the newest
 //	ownership.go   whether somebody else writes it, and what follows
 //	usage.go       what pods do with the addresses

@@ -50,3 +50,15 @@ func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 	}
 	return out
 }
+
+// seed is what the object says was published of its instance. What is recorded
+// as handed to the cloud is on its way back still; candidates are not.
+func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
+	r := published.Read(o)
+	inv := r.Inventory
+	inv.At = publishedAt(o)
+	for _, p := range r.Unassigning {
+		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: o.Spec.IPAM.Available[published.Format(p)].Resource, Since: now})
+	}
+	return inv
+}

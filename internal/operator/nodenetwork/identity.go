@@ -80,9 +80,9 @@ func (p *proof) wait(now time.Time) time.Duration {
 	return p.at.Add(proofRetry).Sub(now)
 }
 
-// judge holds an object against its Node (nil: there is none) and what EC2 said
+// evaluate holds an object against its Node (nil: there is none) and what EC2 said
 // (nil: nothing yet), and tells whether EC2 is to be asked.
-func (i Identity) judge(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
+func (i Identity) evaluate(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
 	if k == nil {
 		return refusal{reasonNoNode, "there is no Node " + name + ": nothing is changed at EC2 until there is one of this instance"}, false
 	}
@@ -159,7 +159,7 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 	worked := n.config.set
 	n.mu.Unlock()
 	if why != (refusal{}) && worked {
-		n = c.rest(n)
+		n = c.suspend(n)
 		c.o.Logger.Warn("the fleet stops working for a node", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
 	}
 	n.mu.Lock()
@@ -168,7 +168,7 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 	return n, wait, nil
 }
 
-// identity is judge with what EC2 said, which is asked in the background if it
+// identity is evaluate with what EC2 said, which is asked in the background if it
 // has to be: nodes that need no answer do not wait for those that do.
 func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Duration) {
 	n.mu.Lock()
@@ -178,7 +178,7 @@ func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Dura
 	if !p.at.IsZero() && p.err == nil {
 		in = &p.instance
 	}
-	why, ask := n.c.o.Identity.judge(n.name, n.instanceID, k, in)
+	why, ask := n.c.o.Identity.evaluate(n.name, n.instanceID, k, in)
 	if !ask || why == (refusal{}) {
 		return why, 0
 	}
@@ -215,7 +215,7 @@ func (n *node) ask(ctx context.Context) {
 		n.liveness.setVanished(gone, now)
 	}
 	n.mu.Unlock()
-	n.c.later(n.name, 0)
+	n.c.requeueAfter(n.name, 0)
 }
 
 // claim notes that a proved object is of its instance, and names the older one
@@ -245,7 +245,7 @@ func (c *Controller) claim(n *node) (older string) {
 	if older == "" {
 		for _, name := range younger {
 			c.fleet.Remove(name)
-			c.later(name, 0)
+			c.requeueAfter(name, 0)
 		}
 	}
 	return older
@@ -271,17 +271,17 @@ func (c *Controller) unclaim(n *node) {
 	}
 	c.mu.Unlock()
 	for _, other := range next {
-		c.later(other, 0)
+		c.requeueAfter(other, 0)
 	}
 }
 
-// rest ends the fleet's work for an object that stays. What is attached and
+// suspend ends the fleet's work for an object that stays. What is attached and
 // published stays too, and is where the work goes on if it does.
-func (c *Controller) rest(n *node) *node {
+func (c *Controller) suspend(n *node) *node {
 	c.fleet.Remove(n.name)
 	n.mu.Lock()
 	next := c.newNode(n.obj, false)
-	next.eligibility.proof, next.told, next.liveness = n.eligibility.proof, n.told, n.liveness
+	next.eligibility.proof, next.problem, next.liveness = n.eligibility.proof, n.problem, n.liveness
 	next.eligibility.proof.asking = false // the answer would go to n
 	n.mu.Unlock()
 	c.mu.Lock()

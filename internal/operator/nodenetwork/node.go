@@ -37,13 +37,13 @@ type node struct {
 	liveness    liveness
 	demand      demand
 	writes      writes
-	told        troubleTold
+	problem     reportedProblem
 }
 
 var _ fleet.Node = (*node)(nil)
 
-// newNode takes up an object where whoever wrote it left off. With other, it
-// was of another instance until now, and says nothing of this one.
+// newNode continues where whoever wrote the object left off. With other, the
+// object was of another instance until now, and says nothing of this one.
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
@@ -52,7 +52,7 @@ func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 		config:   configuration{seed: eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}},
 		liveness: liveness{reportedAt: o.CreationTimestamp.Time},
 	}
-	n.told.reason, n.told.note, _ = trouble(o) // by whoever wrote it
+	n.problem.reason, n.problem.note, _ = problemOf(o) // by whoever wrote it
 	if other {
 		return n
 	}
@@ -95,14 +95,14 @@ func (n *node) Reconciled(s eni.Status) {
 	n.mu.Lock()
 	n.fleet.status = s
 	if n.liveness.setVanished(s.Vanished, now) {
-		n.c.later(n.name, n.c.o.Grace)
+		n.c.requeueAfter(n.name, n.c.o.Grace)
 	}
 	canceled := n.cancelUnneeded(n.fleet.passBegan, s)
 	n.fleet.passBegan = now
-	q, wait := n.next(n.wanted(), settled)
+	q, wait := n.next(n.desired(), settled)
 	n.mu.Unlock()
 	n.trackDemand()
 	if canceled || q != nothing || wait > 0 {
-		n.c.later(n.name, wait)
+		n.c.requeueAfter(n.name, wait)
 	}
 }

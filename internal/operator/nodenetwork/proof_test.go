@@ -19,7 +19,7 @@ import (
 func asked(fl *script) *node {
 	c := &Controller{
 		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
-		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, lives: map[string]life{},
+		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, recreations: map[string]recreation{},
 	}
 	n := c.newNode(&v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
@@ -79,7 +79,7 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 		if why, _ := n.identity(t.Context(), bare); why.reason != reasonNotProved {
 			t.Fatalf("not asked yet: %+v", why)
 		}
-		next := n.c.rest(n)
+		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)
 		synctest.Wait()

@@ -15,8 +15,8 @@ type change struct {
 	usage   bool // pods use other addresses, or the daemon confirmed some
 }
 
-// see takes a state of the object, if it is newer than the one at hand.
-func (n *node) see(o *v1alpha1.NodeNetwork) change {
+// update takes a state of the object, if it is newer than the one at hand.
+func (n *node) update(o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if o.UID != n.uid || !published.Newer(o, n.obj) {
@@ -54,7 +54,7 @@ func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 // n.mu is held.
 func (n *node) requeueSuppressed(now time.Time) {
 	if due := n.ownership.due(); !due.IsZero() {
-		n.c.later(n.name, due.Sub(now))
+		n.c.requeueAfter(n.name, due.Sub(now))
 	}
 }
 

@@ -93,3 +93,17 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	}
 	return out
 }
+
+// weight is how many addresses an IPv4 thing stands for.
+func weight(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
+
+// parseThings reads a list as far as it makes sense.
+func parseThings(list []string) map[netip.Prefix]bool {
+	out := make(map[netip.Prefix]bool, len(list))
+	for _, text := range list {
+		if p, err := published.Parse(text); err == nil {
+			out[p] = true
+		}
+	}
+	return out
+}

@@ -67,7 +67,7 @@ func (n *node) write(ctx context.Context, s scope) error {
 	last := n.writes.retry
 	n.mu.Unlock()
 	if wait := last.Until.Sub(n.c.now()); wait > 0 {
-		n.c.later(n.name, wait)
+		n.c.requeueAfter(n.name, wait)
 		return last.err
 	}
 	err := n.converge(ctx, s)
@@ -79,7 +79,7 @@ func (n *node) write(ctx context.Context, s scope) error {
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
 		n.writes.retry.fail(n.c.now(), err)
-		n.c.later(n.name, n.writes.retry.Until.Sub(n.c.now()))
+		n.c.requeueAfter(n.name, n.writes.retry.Until.Sub(n.c.now()))
 	}
 	return err
 }
@@ -93,23 +93,23 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			n.mu.Unlock()
 			return errForeign
 		}
-		base, w := n.obj, n.wanted()
-		q, wait := n.next(w, s)
+		base, want := n.obj, n.desired()
+		q, wait := n.next(want, s)
 		if q == writeSpec {
-			n.ownership.sent = &w.ipam
+			n.ownership.sent = &want.ipam
 		}
 		n.mu.Unlock()
 		switch q {
 		case nothing:
 			if s == settled {
-				n.tell(ctx) // unless the answer to the write that said it was lost
+				n.recordProblem(ctx) // unless the answer to the write that said it was lost
 			}
 			if wait > 0 {
-				n.c.later(n.name, wait)
+				n.c.requeueAfter(n.name, wait)
 			}
 			return nil
 		}
-		got, err := n.c.apply(ctx, base, q, w)
+		got, err := n.c.apply(ctx, base, q, want)
 		switch {
 		case apierrors.IsConflict(err):
 			if err := n.refresh(ctx); err != nil {
@@ -133,7 +133,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 
 // wrote takes the answer to a write.
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
-	n.act(ctx, n.see(got))
+	n.notify(ctx, n.update(got))
 	if q != writeStatus {
 		n.trackDemand()
 		return
@@ -141,7 +141,7 @@ func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) 
 	n.mu.Lock()
 	n.writes.statusAt = n.c.now()
 	n.mu.Unlock()
-	n.tell(ctx)
+	n.recordProblem(ctx)
 }
 
 // refresh reads the object past the cache, after a conflict. If somebody else
@@ -157,16 +157,16 @@ func (n *node) refresh(ctx context.Context) error {
 	if o.UID != n.uid || o.Spec.InstanceID != n.instanceID {
 		return errOther
 	}
-	change := n.see(o)
-	n.act(ctx, change)
+	change := n.update(o)
+	n.notify(ctx, change)
 	if change.foreign {
 		return errForeign
 	}
 	return nil
 }
 
-// act tells the fleet, and people, what a new state of the object means.
-func (n *node) act(ctx context.Context, c change) {
+// notify tells the fleet, and people, what a new state of the object means.
+func (n *node) notify(ctx context.Context, c change) {
 	if c.foreign {
 		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
 		n.c.fleet.Invalidate(n.name)
