@@ -6,6 +6,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -53,35 +54,49 @@ func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	}
 }
 
-// cloudMethods are those of cloud.API.
+// cloudMethods are those of cloud.API, also of interfaces that are part of it.
 func cloudMethods(t *testing.T) (names []string) {
 	t.Helper()
+	interfaces := map[string]*ast.InterfaceType{}
 	for _, file := range parse(t, "../internal/cloud") {
 		ast.Inspect(file, func(n ast.Node) bool {
-			spec, ok := n.(*ast.TypeSpec)
-			if !ok || spec.Name.Name != "API" {
-				return true
+			if spec, ok := n.(*ast.TypeSpec); ok && file.Name.Name == "cloud" {
+				if i, ok := spec.Type.(*ast.InterfaceType); ok {
+					interfaces[spec.Name.Name] = i
+				}
 			}
-			for _, m := range spec.Type.(*ast.InterfaceType).Methods.List {
-				names = append(names, m.Names[0].Name)
-			}
-			return false
+			return true
 		})
 	}
-	if len(names) == 0 {
-		t.Fatal("found no interface API in internal/cloud")
+	parts := []string{"API"}
+	for len(parts) > 0 {
+		i := interfaces[parts[0]]
+		if i == nil {
+			t.Fatalf("found no interface %s in internal/cloud", parts[0])
+		}
+		parts = parts[1:]
+		for _, m := range i.Methods.List {
+			if part, ok := m.Type.(*ast.Ident); ok {
+				parts = append(parts, part.Name)
+				continue
+			}
+			names = append(names, m.Names[0].Name)
+		}
 	}
 	return names
 }
 
 // actionsByMethod are the EC2 actions, as IAM spells them, that each method of
-// the client in internal/cloud/aws calls by itself or through another. Tags
+// cloud.API calls: through pace.Cloud, which makes the single calls of the client
+// in internal/cloud/aws. Tags
 // given at creation need a permission of their own (EC2 User Guide, "Grant
 // permission to tag Amazon EC2 resources during creation").
 func actionsByMethod(t *testing.T) map[string][]string {
 	t.Helper()
 	direct, through := map[string][]string{}, map[string][]string{}
-	for _, file := range parse(t, "../internal/cloud/aws") {
+	files := parse(t, "../internal/cloud/aws")
+	maps.Copy(files, parse(t, "../internal/cloud/pace"))
+	for _, file := range files {
 		for _, d := range file.Decls {
 			fn, ok := d.(*ast.FuncDecl)
 			if !ok {
@@ -93,10 +108,13 @@ func actionsByMethod(t *testing.T) map[string][]string {
 				if !ok {
 					return true
 				}
-				if client, ok := s.X.(*ast.Ident); ok && client.Name == "c" {
+				if of, ok := s.X.(*ast.Ident); ok && (of.Name == "c" || of.Name == "p") {
 					through[name] = append(through[name], s.Sel.Name)
 				}
-				if api, ok := s.X.(*ast.SelectorExpr); ok && api.Sel.Name == "api" {
+				switch of, ok := s.X.(*ast.SelectorExpr); {
+				case ok && of.Sel.Name == "calls":
+					through[name] = append(through[name], s.Sel.Name)
+				case ok && of.Sel.Name == "api":
 					direct[name] = append(direct[name], "ec2:"+s.Sel.Name)
 				}
 				return true

@@ -28,7 +28,7 @@ func readCode(t *testing.T) literals {
 	t.Helper()
 	l := literals{reasons: map[string]string{}}
 	for _, dir := range []string{
-		"api/v1alpha1", "cmd/berthd", "internal/attachment", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
+		"api/v1alpha1", "internal/attachment", "internal/berthd", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
 		"internal/datapath", "internal/eni", "internal/install", "internal/operator", "internal/source", "internal/web",
 	} {
 		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {

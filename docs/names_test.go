@@ -172,3 +172,39 @@ func TestFiguresExist(t *testing.T) {
 		t.Errorf("only %d figures were compared", found)
 	}
 }
+
+// Every package has a row on the map in docs/architecture.md, or a word in the row of
+// the package around it.
+func TestPackagesAreOnTheMap(t *testing.T) {
+	rows := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| (`[^|]*) \\|.*$").FindAllStringSubmatch(readPage(t, "architecture.md"), -1) {
+		for _, p := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(m[1], -1) {
+			if rows[p[1]] == "" { // the map comes before the other tables
+				rows[p[1]] = m[0]
+			}
+		}
+	}
+	err := filepath.WalkDir("../internal", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return err
+		}
+		if d.Name() == "testdata" {
+			return fs.SkipDir
+		}
+		files, err := filepath.Glob(filepath.Join(path, "*.go"))
+		name, _ := filepath.Rel("..", path)
+		if err != nil || len(files) == 0 || rows[name] != "" {
+			return err
+		}
+		for around := filepath.Dir(name); around != "."; around = filepath.Dir(around) {
+			if strings.Contains(rows[around], "`"+strings.TrimPrefix(name, around+"/")+"`") {
+				return nil
+			}
+		}
+		t.Errorf("architecture.md: the map has no row for %s, nor a word of it in a row around it", name)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

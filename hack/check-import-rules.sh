@@ -29,7 +29,7 @@ internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kuber
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
 internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients
-cmd/berthd/b.go                     k8s.io/client-go/rest               kubernetes-clients
+internal/berthd/b.go                k8s.io/client-go/rest               kubernetes-clients
 cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
 internal/kubeapi/a.go               k8s.io/client-go/rest               -

@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 
+	"github.com/berthnet/berth/internal/berthd"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/program"
@@ -16,14 +17,14 @@ import (
 //go:generate sh -c "go run . config-reference > ../../docs/reference/configuration.md"
 //go:generate sh -c "go run . metrics-reference > ../../docs/reference/metrics.md"
 
-func main() { berthd.Main() }
+func main() { command.Main() }
 
-var berthd = program.Program[config.Config]{
+var command = program.Program[config.Config]{
 	Name:   "berthd",
 	Short:  "Give this node's pods addresses of the VPC",
 	Long:   "berthd is Berth's node daemon.",
 	Loader: config.NewLoader,
-	Run:    run,
+	Run:    berthd.Run,
 	Pages: map[string]func(io.Writer) error{
 		"config-reference": config.WriteReference,
 		"metrics-reference": func(w io.Writer) error {

@@ -55,7 +55,7 @@ func (e Uplink) Validate() error {
 		return nil
 	}
 	if e.Number < 1 || e.Number > MaxUplink {
-		return fmt.Errorf("Number %d: want 1 to %d on a secondary ENI", e.Number, MaxUplink)
+		return fmt.Errorf("Number %d: want a device index of 1 to %d on a secondary ENI", e.Number, MaxUplink)
 	}
 	if e.PrimaryIPv4.IsValid() && !e.PrimaryIPv4.Is4() {
 		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
@@ -195,7 +195,7 @@ func (n *Node) numberFree(uplink Uplink) error {
 	defer n.mu.Unlock()
 	for id, other := range n.uplinks {
 		if id != uplink.ID && !other.Primary && !uplink.Primary && other.Number == uplink.Number {
-			return fmt.Errorf("Number %d: taken by ENI %s", uplink.Number, id)
+			return fmt.Errorf("Number %d: this device index is taken by ENI %s", uplink.Number, id)
 		}
 	}
 	return nil
@@ -322,7 +322,7 @@ func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 		return err
 	}
 	if number < 1 || number > MaxUplink {
-		return fmt.Errorf("remove ENI: Number %d: want 1 to %d", number, MaxUplink)
+		return fmt.Errorf("remove ENI: Number %d: want a device index of 1 to %d", number, MaxUplink)
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()

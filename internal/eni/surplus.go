@@ -17,12 +17,13 @@ type surplus struct {
 
 // allow notes in a state what of its excess may go by now.
 func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, now time.Time) {
-	s.Release = u.excess.Allow(plan.Excess(l, p, *s), now, u.delay)
+	excess, total := plan.Excess(l, p, *s)
+	s.Release = u.excess.Allow(excess, total, now, u.delay)
 	movable := 0
 	if plan.Movable(l, p, *s) {
 		movable = 1
 	}
-	s.Moves = u.movable.Allow(movable, now, u.delay) > 0
+	s.Moves = u.movable.Allow(movable, movable, now, u.delay) > 0
 }
 
 // rest has an ENI that could be emptied last anew.

@@ -61,7 +61,7 @@ func TestDue(t *testing.T) {
 		}
 	}
 	s := surplus{delay: 60 * second}
-	s.excess.Allow(3, unix(10), s.delay)
+	s.excess.Allow(3, 3, unix(10), s.delay)
 	if got := s.due(unix(10)); !got.Equal(unix(70)) {
 		t.Errorf("excess: %v", got)
 	}

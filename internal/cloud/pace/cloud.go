@@ -83,8 +83,9 @@ func try(ctx context.Context, p *paced, c Call, call func(context.Context) error
 	return err
 }
 
-// pages makes the calls of a listing.
-func pages[T any](ctx context.Context, p *paced, c Call, page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
+// pages makes the calls of a listing. One page that has what another had ends it,
+// if once says what is to be there once.
+func pages[T any](ctx context.Context, p *paced, c Call, once *once[T], page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
 	var out []T
 	token, before := "", map[string]bool{}
 	for range MaxPages {
@@ -93,6 +94,9 @@ func pages[T any](ctx context.Context, p *paced, c Call, page func(ctx context.C
 			list, next, err = page(ctx, token)
 			return list, err
 		})
+		if err == nil {
+			err = once.check(c, list)
+		}
 		switch {
 		case err != nil:
 			return nil, err
@@ -141,8 +145,9 @@ func (p *paced) Instance(ctx context.Context, id string) (cloud.Instance, error)
 
 // Instances implements cloud.API.
 func (p *paced) Instances(ctx context.Context, ids []string) (out []cloud.Instance, err error) {
+	instances := onlyOnce("instancesSet", func(in *cloud.Instance) string { return in.ID })
 	for part := range slices.Chunk(ids, filterValues) {
-		got, err := pages(ctx, p, DescribeInstances, func(ctx context.Context, token string) ([]cloud.Instance, string, error) {
+		got, err := pages(ctx, p, DescribeInstances, instances, func(ctx context.Context, token string) ([]cloud.Instance, string, error) {
 			return p.calls.InstancePage(ctx, part, token)
 		})
 		if err != nil {
@@ -162,9 +167,10 @@ func (p *paced) Limits(ctx context.Context, instanceType string) (cloud.Limits, 
 func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, err error) {
 	for _, ids := range chunks(f.IDs) {
 		for _, instances := range chunks(f.InstanceIDs) {
-			f.IDs, f.InstanceIDs = ids, instances
-			got, err := pages(ctx, p, DescribeENIs, func(ctx context.Context, token string) ([]cloud.ENI, string, error) {
-				return p.calls.ENIPage(ctx, f, token)
+			part := f
+			part.IDs, part.InstanceIDs = ids, instances
+			got, err := pages(ctx, p, DescribeENIs, nil, func(ctx context.Context, token string) ([]cloud.ENI, string, error) {
+				return p.calls.ENIPage(ctx, part, token)
 			})
 			if err != nil {
 				return nil, err
@@ -177,22 +183,24 @@ func (p *paced) ENIs(ctx context.Context, f cloud.ENIFilter) (out []cloud.ENI, e
 
 // Subnets implements cloud.API.
 func (p *paced) Subnets(ctx context.Context, f cloud.SubnetFilter) (out []cloud.Subnet, err error) {
+	subnets := onlyOnce("subnetSet", func(s *cloud.Subnet) string { return s.ID })
 	for _, ids := range chunks(f.IDs) {
-		f.IDs = ids
-		got, err := pages(ctx, p, DescribeSubnets, func(ctx context.Context, token string) ([]cloud.Subnet, string, error) {
-			return p.calls.SubnetPage(ctx, f, token)
+		part := f
+		part.IDs = ids
+		got, err := pages(ctx, p, DescribeSubnets, subnets, func(ctx context.Context, token string) ([]cloud.Subnet, string, error) {
+			return p.calls.SubnetPage(ctx, part, token)
 		})
 		if err != nil {
 			return nil, err
 		}
 		out = append(out, got...)
 	}
-	return checkOnce(DescribeSubnets, "subnetSet", out, func(s *cloud.Subnet) string { return s.ID })
+	return out, nil
 }
 
 // SecurityGroups implements cloud.API. Without tags it lists all groups of the VPC.
 func (p *paced) SecurityGroups(ctx context.Context, vpcID string, tags map[string]string) ([]string, error) {
-	out, err := pages(ctx, p, DescribeSecurityGroups, func(ctx context.Context, token string) ([]string, string, error) {
+	out, err := pages(ctx, p, DescribeSecurityGroups, nil, func(ctx context.Context, token string) ([]string, string, error) {
 		return p.calls.SecurityGroupPage(ctx, vpcID, tags, token)
 	})
 	slices.Sort(out)
@@ -201,7 +209,8 @@ func (p *paced) SecurityGroups(ctx context.Context, vpcID string, tags map[strin
 
 // RouteTables implements cloud.API.
 func (p *paced) RouteTables(ctx context.Context, vpcID string) ([]cloud.RouteTable, error) {
-	out, err := pages(ctx, p, DescribeRouteTables, func(ctx context.Context, token string) ([]cloud.RouteTable, string, error) {
+	tables := onlyOnce("routeTableSet", func(t *cloud.RouteTable) string { return t.ID })
+	out, err := pages(ctx, p, DescribeRouteTables, tables, func(ctx context.Context, token string) ([]cloud.RouteTable, string, error) {
 		return p.calls.RouteTablePage(ctx, vpcID, token)
 	})
 	if err != nil {

@@ -10,19 +10,33 @@ import (
 // with the IDs that were asked for. One that says two things of one is as good as
 // lost: Transient.
 
-// checkOnce refuses a listing in which an ID is twice. What is its name in the answer.
-func checkOnce[T any](c Call, what string, list []T, id func(*T) string) ([]T, error) {
-	seen := make(map[string]bool, len(list))
-	for i := range list {
-		if seen[id(&list[i])] {
-			return nil, malformed(c, "%s %q: expected each once", what, id(&list[i]))
-		}
-		seen[id(&list[i])] = true
-	}
-	return list, nil
+// once is what of a listing may be there once, over all its pages.
+type once[T any] struct {
+	name string // in the answer
+	id   func(*T) string
+	seen map[string]bool
 }
 
-// checkInstances refuses instances that nobody asked for, or that are there twice.
+func onlyOnce[T any](name string, id func(*T) string) *once[T] {
+	return &once[T]{name, id, map[string]bool{}}
+}
+
+// check refuses a page that has what was there before. Nil checks nothing.
+func (o *once[T]) check(c Call, page []T) error {
+	if o == nil {
+		return nil
+	}
+	for i := range page {
+		id := o.id(&page[i])
+		if o.seen[id] {
+			return malformed(c, "%s %q: expected each once", o.name, id)
+		}
+		o.seen[id] = true
+	}
+	return nil
+}
+
+// checkInstances refuses instances that nobody asked for.
 func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, error) {
 	asked := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -33,7 +47,7 @@ func checkInstances(ids []string, list []cloud.Instance) ([]cloud.Instance, erro
 			return nil, malformed(DescribeInstances, "instancesSet %q: expected one of those asked for", list[i].ID)
 		}
 	}
-	return checkOnce(DescribeInstances, "instancesSet", list, func(in *cloud.Instance) string { return in.ID })
+	return list, nil
 }
 
 // distinctENIs is a listing with each ENI once; one that is there twice has to be

@@ -110,7 +110,7 @@ func (o *observatory) List(ctx context.Context, instanceID string, since time.Ti
 	if err != nil {
 		return eni.Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 	}
-	return eni.Listing{At: a.at, ENIs: a.value}, nil
+	return eni.Listing{At: a.at, ENIs: a.value, Of: eni.OnInstance}, nil
 }
 
 func (f *listing) wait(ctx context.Context) error {

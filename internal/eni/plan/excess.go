@@ -7,6 +7,7 @@ import "time"
 type Lasting struct {
 	levels  []level // in order of both: pods end one after the other, and each adds
 	allowed int     // what was answered last
+	total   int     // what the node had then
 }
 
 // level is an excess of at least n that has been there since a moment.
@@ -15,11 +16,13 @@ type level struct {
 	n     int
 }
 
-// Allow is told the excess at now and answers how much of it has lasted for
-// delay. What the excess falls by, up to what was answered before, is what was
-// given back of it; else the latest of it is no more.
-func (e *Lasting) Allow(n int, now time.Time, delay time.Duration) int {
-	given := min(e.allowed, max(0, e.top()-n))
+// Allow is told the excess at now, and the total of what the node has, and answers
+// how much of the excess has lasted for delay. What the total falls by, up to what
+// was answered before, is what was given back of it. If the excess falls by more,
+// pods took it, and the latest of it is no more.
+func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
+	given := min(e.allowed, max(0, e.total-total))
+	e.total = total
 	kept := e.levels[:0]
 	since := now
 	for _, l := range e.levels {
@@ -41,14 +44,6 @@ func (e *Lasting) Allow(n int, now time.Time, delay time.Duration) int {
 		}
 	}
 	return e.allowed
-}
-
-// top is the excess as it was told last.
-func (e *Lasting) top() int {
-	if len(e.levels) == 0 {
-		return 0
-	}
-	return e.levels[len(e.levels)-1].n
 }
 
 // Due is when more of the excess will have lasted for delay than at now; zero

@@ -24,7 +24,7 @@ func TestExcessLastsByParts(t *testing.T) {
 			begin := time.Unix(1e9, 0)
 			for _, m := range moments {
 				now := begin.Add(time.Duration(m.second) * time.Second)
-				if got := e.Allow(m.n, now, delay); got != m.want {
+				if got := e.Allow(m.n, m.n, now, delay); got != m.want {
 					t.Errorf("after %d s, with %d in excess: %d have lasted, want %d", m.second, m.n, got, m.want)
 				}
 				if due := e.Due(now, delay); !due.IsZero() && !due.After(now) {
@@ -35,10 +35,24 @@ func TestExcessLastsByParts(t *testing.T) {
 	}
 }
 
+// Pods that start and end again and again wear down no excess that is there all the
+// time, also where it cannot go at once, such as a prefix of which one address is used.
+func TestExcessLastsBesideChurn(t *testing.T) {
+	for _, every := range []int{1, 2, 4, 8} {
+		var e Lasting
+		for s := range 1200 {
+			n := 18 - (s/every)%2
+			if got := e.Allow(n, 48, unix(s), time.Minute); s > 70 && got < 17 {
+				t.Fatalf("a change every %d s, after %d s: %d of at least 17 have lasted", every, s, got)
+			}
+		}
+	}
+}
+
 func TestExcessMustPersist(t *testing.T) {
 	var e Lasting
 	at := func(seconds, n int) int {
-		return e.Allow(n, unix(seconds), 60*second)
+		return e.Allow(n, n, unix(seconds), 60*second)
 	}
 	for _, step := range []struct{ seconds, excess, want int }{
 		{0, 5, 0}, {30, 2, 0}, {59, 9, 0}, // the least within the time is what persisted

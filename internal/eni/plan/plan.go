@@ -242,7 +242,7 @@ func (b *planner) subnet(id string) *Subnet {
 }
 
 // subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, unless only others have all that is asked for, then one that has prefixes
+// primary's, unless only others have all that pods wait for, then one that has prefixes
 // if those are wanted, then the most free addresses,
 // then the lowest ID. An ENI takes
 // one address for itself, so two must be free, or one if that is for pods.
@@ -258,9 +258,10 @@ func (b *planner) subnetForNew() *Subnet {
 	return best
 }
 
-// onlyOtherRoutes tells whether a new ENI gets all that is asked for only in subnets whose routes are
-// not the primary's. The last addresses of another would cost the
-// node one of the few ENIs that it may have.
+// onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
+// subnets whose routes are not the primary's. The last addresses of another would
+// cost the node one of the few ENIs that it may have. A warm target alone sends no
+// pod to where it may lose its way.
 func (b *planner) onlyOtherRoutes() bool {
 	apart := false
 	for i := range b.subnets {
@@ -274,9 +275,10 @@ func (b *planner) onlyOtherRoutes() bool {
 	return apart
 }
 
-// suffices tells whether a new ENI in a subnet gets all that it has room for of what is asked.
+// suffices tells whether a new ENI in a subnet gets all that it has room for of what
+// pods wait for, and one address at least.
 func (b *planner) suffices(sn *Subnet) bool {
-	need, free, unit := b.need-b.bonus, sn.Free-1, b.demand.Unit
+	need, free, unit := min(b.need-b.bonus, max(1, b.tally.Waiting-b.tally.free())), sn.Free-1, b.demand.Unit
 	if sn.NoPrefix {
 		unit = 1
 	}

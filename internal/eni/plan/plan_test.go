@@ -190,6 +190,11 @@ func TestSubnetChoice(t *testing.T) {
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s3", Index: 1, Amount: addresses(14)},
 		Action{Kind: Create, Subnet: "s2", Index: 2, Amount: addresses(7)})
+	warm := s
+	warm.Waiting = 0 // nobody waits: the ENI goes where pods find their way
+	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 14}, warm,
+		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},
+		Action{Kind: Create, Subnet: "s3", Index: 2, Amount: addresses(1)})
 	s.Subnets[2].Free = 14 // nor has the other
 	mustPlan(t, m5xlarge, ipam.Policy{WarmIP: 1}, s,
 		Action{Kind: Create, Subnet: "s2", Index: 1, Amount: addresses(13)},

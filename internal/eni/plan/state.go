@@ -114,10 +114,11 @@ func (s State) tally(p ipam.Policy) tally {
 // free counts the addresses that could serve a pod that waits.
 func (t tally) free() int { return t.total - t.Used - t.Cooling }
 
-// Excess is how many addresses the node has above what the policy keeps.
-func Excess(l cloud.Limits, p ipam.Policy, s State) int {
+// Excess is how many addresses the node has above what the policy keeps, and how
+// many it has in all.
+func Excess(l cloud.Limits, p ipam.Policy, s State) (excess, total int) {
 	t := s.tally(p)
-	return max(0, t.total-p.Demand(slots(l), l.Prefixes, t.Usage).Keep)
+	return max(0, t.total-p.Demand(slots(l), l.Prefixes, t.Usage).Keep), t.total
 }
 
 // sorted returns the ENIs that pass keep, in an order.

@@ -58,15 +58,15 @@ type appliedENI struct {
 // apply writes the operator's part of an object's spec or status by server-side
 // apply, unless anybody wrote to the object since base: then the error is a
 // conflict. It returns the object after it, trimmed.
-func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q request, w wish) (*v1alpha1.NodeNetwork, error) {
+func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q request, want desiredState) (*v1alpha1.NodeNetwork, error) {
 	a := applied{
 		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork",
 		Metadata: appliedMeta{Name: base.Name, UID: base.UID, ResourceVersion: base.ResourceVersion},
 	}
 	if q == writeSpec {
-		a.Spec = &appliedSpec{IPAM: appliedIPAM(w.ipam)}
+		a.Spec = &appliedSpec{IPAM: appliedIPAM(want.ipam)}
 	} else {
-		a.Status = &appliedStatus{ENI: appliedENI(w.eni), Conditions: w.conditions}
+		a.Status = &appliedStatus{ENI: appliedENI(want.eni), Conditions: want.conditions}
 	}
 	body, err := json.Marshal(a)
 	if err != nil {

@@ -54,12 +54,12 @@ type outlook struct {
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.refused, specErr: n.specErr, paced: n.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.status}
-	if refused(n.retry.err) {
-		look.writeErr = n.retry.err
+	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, paced: n.eligibility.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
+	if refused(n.writes.retry.err) {
+		look.writeErr = n.writes.retry.err
 	}
-	if n.inv != nil {
-		look.free = n.freeNow(tally(n.obj, n.keeps))
+	if n.fleet.inv != nil {
+		look.free = n.freeNow(tally(n.obj, n.reserved))
 	}
 	list := look.conditions()
 	for i := range list {
@@ -204,10 +204,10 @@ func camel(text string) string {
 // noteLimit is the most that an event's note may have (API reference, events.k8s.io/v1).
 const noteLimit = 1024
 
-// trouble is what a person should know of a node, by its conditions: why it is
+// problemOf is what a person should know of a node, by its conditions: why it is
 // degraded, or else why it cannot have the addresses that it lacks. What cools
 // is there in a moment, and a full node whose pods all have addresses is well.
-func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
+func problemOf(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); c.Status == metav1.ConditionTrue {
 		return c.Reason, untimed(c.Message), true
 	}
@@ -219,23 +219,23 @@ func trouble(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
 	return "", "", false
 }
 
-// troubleTold is what of a node's trouble people have an event of.
-type troubleTold struct {
+// reportedProblem is the problem of a node that the last event was about.
+type reportedProblem struct {
 	reason string // empty: of none
 	note   string
 }
 
-// tell makes an event on the Node when its object got into trouble, into
-// another, or out of it since the last one.
-func (n *node) tell(ctx context.Context) {
+// recordProblem makes an event on the Node if its object has another problem
+// than the last event was about, or none any more.
+func (n *node) recordProblem(ctx context.Context) {
 	n.mu.Lock()
-	was := n.told
-	is, note, bad := trouble(n.obj)
+	was := n.problem
+	is, note, bad := problemOf(n.obj)
 	if is == reasonNoNode { // there is nothing to tell it of
 		is = was.reason
 	}
 	if is != was.reason {
-		n.told = troubleTold{is, note}
+		n.problem = reportedProblem{is, note}
 	}
 	n.mu.Unlock()
 	if is == was.reason {

@@ -139,24 +139,24 @@ func TestNonsense(t *testing.T) {
 	fl := newScript()
 	fl.sets = map[string]int{}
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
-	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, lives: map[string]life{}}
+	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, recreations: map[string]recreation{}}
 	n.obj.Spec.InstanceID = instance
 	c.configure(n)
-	if n.specErr != nil || !n.set {
-		t.Fatal(n.specErr)
+	if n.config.err != nil || !n.config.set {
+		t.Fatal(n.config.err)
 	}
 	o := n.obj.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(-5))
 	n.obj = o
 	c.configure(n)
-	if n.specErr == nil || fl.sets["node-1"] != 1 {
-		t.Errorf("%v after %d settings", n.specErr, fl.sets["node-1"])
+	if n.config.err == nil || fl.sets["node-1"] != 1 {
+		t.Errorf("%v after %d settings", n.config.err, fl.sets["node-1"])
 	}
 	o = o.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(5))
 	n.obj = o
 	c.configure(n)
-	if n.specErr != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
-		t.Errorf("%v, %+v", n.specErr, fl.settings["node-1"])
+	if n.config.err != nil || fl.settings["node-1"].Policy.PreAllocate != 5 {
+		t.Errorf("%v, %+v", n.config.err, fl.settings["node-1"])
 	}
 }

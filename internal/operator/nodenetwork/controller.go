@@ -74,11 +74,11 @@ type Controller struct {
 	events events.EventRecorder
 	pods   pods
 
-	mu     sync.Mutex // guards all below; memory only
-	nodes  map[string]*node
-	claims map[string]map[string]*node                             // proved objects by instance and name
-	lives  map[string]life                                         // by name, also of objects that went lately
-	queue  workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
+	mu          sync.Mutex // guards all below; memory only
+	nodes       map[string]*node
+	claims      map[string]map[string]*node                             // proved objects by instance and name
+	recreations map[string]recreation                                   // by name, also of objects that went lately
+	queue       workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
@@ -102,7 +102,7 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
-		lives: map[string]life{},
+		recreations: map[string]recreation{},
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
@@ -126,8 +126,8 @@ func (c *Controller) start(_ context.Context, q workqueue.TypedRateLimitingInter
 	return nil
 }
 
-// later has a node looked at in a while.
-func (c *Controller) later(name string, d time.Duration) {
+// requeueAfter has a node looked at in a while.
+func (c *Controller) requeueAfter(name string, d time.Duration) {
 	c.mu.Lock()
 	q := c.queue
 	c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *Controller) podsChanged(name string) {
 	if n == nil {
 		return
 	}
-	n.demand()
+	n.trackDemand()
 	c.fleet.Kick(name)
 }
 
@@ -162,22 +162,22 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	switch {
 	case apierrors.IsNotFound(err):
 		c.forget(q.Name)
-		c.bury(q.Name)
+		c.forgetRecreation(q.Name)
 		return reconcile.Result{}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
 	}
 	n := c.adopt(o)
-	n.act(ctx, n.see(o))
+	n.notify(ctx, n.update(o))
 	n, ask, err := c.identify(ctx, n)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	c.configure(n)
-	if n.unshun(c.now()) {
+	if n.expireSuppressed(c.now()) {
 		c.fleet.Invalidate(n.name)
 	}
-	wait, err := c.outlived(ctx, n)
+	wait, err := c.deleteIfGone(ctx, n)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -226,26 +226,34 @@ func (c *Controller) adopt(o *v1alpha1.NodeNetwork) *node {
 	return n
 }
 
+// configuration is what the fleet was told of a node.
+type configuration struct {
+	settings eni.Settings
+	set      bool          // the fleet has settings
+	seed     eni.Inventory // what was published before this process; until the fleet has it
+	err      error         // of the newest spec; settings are older then
+}
+
 // configure tells the fleet what the object asks for, if that changed. A spec
 // that makes no sense changes nothing but the node's conditions, nor does any
 // while the instance is not proved to be the Node's.
 func (c *Controller) configure(n *node) {
 	n.mu.Lock()
 	s, err := Settings(&n.obj.Spec)
-	if err == nil && n.inv != nil {
-		err = beyondType(s, n.inv)
+	if err == nil && n.fleet.inv != nil {
+		err = beyondType(s, n.fleet.inv)
 	}
-	known, same := n.set, n.set && reflect.DeepEqual(s, n.settings)
-	n.specErr = err
-	refused := n.refused != (refusal{})
+	known, same := n.config.set, n.config.set && reflect.DeepEqual(s, n.config.settings)
+	n.config.err = err
+	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
 	n.mu.Unlock()
 	if same || err != nil || refused || !known && c.paced(n) {
 		return
 	}
-	err = c.fleet.Set(n.name, n.instanceID, s, n.seed, n)
+	err = c.fleet.Set(n.name, n.instanceID, s, seed, n)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.specErr = err; err == nil {
-		n.settings, n.set, n.seed = s, true, eni.Inventory{}
+	if n.config.err = err; err == nil {
+		n.config = configuration{settings: s, set: true}
 	}
 }

@@ -6,18 +6,22 @@
 //	cache.go       what of the API server's objects is kept in memory
 //	settings.go    an object's spec in the fleet's words
 //	identity.go    whether an object's instance is its Node's
-//	read.go        what an object says was published
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
-//	state.go       which state of the object is the newest, and who wrote it
+//	fleetstate.go  what the fleet last said of it, and what it begins with
+//	state.go       which state of the object is the newest
+//	ownership.go   whether somebody else writes it, and what follows
 //	usage.go       what pods do with the addresses
-//	release.go     giving addresses back
+//	handshake.go   what is on its way back to EC2
+//	withdraw.go    the fleet's side of that: taking addresses back
 //	mark.go        what is handed to EC2, for all operators to see
-//	want.go        what the object should say
+//	desired.go     what the object should say
 //	write.go       writing it
 //	apply.go       the two requests that do
 //	conditions.go  how the node does, for people
+//	demand.go      how long pods wait for addresses
 //	pods.go        pods that wait, before their ADDs arrive
-//	life.go        when an object has outlived its node
+//	deletion.go    when an object has outlived its node
+//	liveness.go    what tells whether the node still exists
 //	pace.go        an object that is deleted and made again, over and over
 //
 // # Fields and their writers

@@ -53,6 +53,13 @@ const (
 	proofTimeout = 2 * time.Minute
 )
 
+// eligibility is whether the fleet may work for an object.
+type eligibility struct {
+	refused    refusal // zero: it may
+	proof      proof
+	pacedUntil time.Time // when it may begin, if not at once (pace.go)
+}
+
 // refusal is why the fleet does not work for an object; zero: it does.
 type refusal struct{ reason, message string }
 
@@ -73,9 +80,9 @@ func (p *proof) wait(now time.Time) time.Duration {
 	return p.at.Add(proofRetry).Sub(now)
 }
 
-// judge holds an object against its Node (nil: there is none) and what EC2 said
+// evaluate holds an object against its Node (nil: there is none) and what EC2 said
 // (nil: nothing yet), and tells whether EC2 is to be asked.
-func (i Identity) judge(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
+func (i Identity) evaluate(name, instanceID string, k *corev1.Node, in *cloud.Instance) (why refusal, ask bool) {
 	if k == nil {
 		return refusal{reasonNoNode, "there is no Node " + name + ": nothing is changed at EC2 until there is one of this instance"}, false
 	}
@@ -149,29 +156,29 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 		c.unclaim(n)
 	}
 	n.mu.Lock()
-	worked := n.set
+	worked := n.config.set
 	n.mu.Unlock()
 	if why != (refusal{}) && worked {
-		n = c.rest(n)
+		n = c.suspend(n)
 		c.o.Logger.Warn("the fleet stops working for a node", "node", n.name, "instance", n.instanceID, "reason", why.reason, "why", why.message)
 	}
 	n.mu.Lock()
-	n.refused = why
+	n.eligibility.refused = why
 	n.mu.Unlock()
 	return n, wait, nil
 }
 
-// identity is judge with what EC2 said, which is asked in the background if it
+// identity is evaluate with what EC2 said, which is asked in the background if it
 // has to be: nodes that need no answer do not wait for those that do.
 func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p := &n.proof
+	p := &n.eligibility.proof
 	var in *cloud.Instance
 	if !p.at.IsZero() && p.err == nil {
 		in = &p.instance
 	}
-	why, ask := n.c.o.Identity.judge(n.name, n.instanceID, k, in)
+	why, ask := n.c.o.Identity.evaluate(n.name, n.instanceID, k, in)
 	if !ask || why == (refusal{}) {
 		return why, 0
 	}
@@ -202,16 +209,13 @@ func (n *node) ask(ctx context.Context) {
 	}
 	now := n.c.now()
 	n.mu.Lock()
-	absent = absent && cloud.ClassOf(n.proof.err) != cloud.Gone
-	n.proof = proof{at: now, instance: in, err: err, absent: absent}
-	switch {
-	case err == nil:
-		n.vanishedAt = time.Time{}
-	case !absent && cloud.ClassOf(err) == cloud.Gone && n.vanishedAt.IsZero():
-		n.vanishedAt = now
+	absent = absent && cloud.ClassOf(n.eligibility.proof.err) != cloud.Gone
+	n.eligibility.proof = proof{at: now, instance: in, err: err, absent: absent}
+	if gone := cloud.ClassOf(err) == cloud.Gone; err == nil || gone && !absent {
+		n.liveness.setVanished(gone, now)
 	}
 	n.mu.Unlock()
-	n.c.later(n.name, 0)
+	n.c.requeueAfter(n.name, 0)
 }
 
 // claim notes that a proved object is of its instance, and names the older one
@@ -241,7 +245,7 @@ func (c *Controller) claim(n *node) (older string) {
 	if older == "" {
 		for _, name := range younger {
 			c.fleet.Remove(name)
-			c.later(name, 0)
+			c.requeueAfter(name, 0)
 		}
 	}
 	return older
@@ -267,19 +271,18 @@ func (c *Controller) unclaim(n *node) {
 	}
 	c.mu.Unlock()
 	for _, other := range next {
-		c.later(other, 0)
+		c.requeueAfter(other, 0)
 	}
 }
 
-// rest ends the fleet's work for an object that stays. What is attached and
+// suspend ends the fleet's work for an object that stays. What is attached and
 // published stays too, and is where the work goes on if it does.
-func (c *Controller) rest(n *node) *node {
+func (c *Controller) suspend(n *node) *node {
 	c.fleet.Remove(n.name)
 	n.mu.Lock()
 	next := c.newNode(n.obj, false)
-	next.proof, next.told = n.proof, n.told
-	next.proof.asking = false // the answer would go to n
-	next.reportedAt, next.vanishedAt, next.nodeGoneAt, next.health = n.reportedAt, n.vanishedAt, n.nodeGoneAt, n.health
+	next.eligibility.proof, next.problem, next.liveness = n.eligibility.proof, n.problem, n.liveness
+	next.eligibility.proof.asking = false // the answer would go to n
 	n.mu.Unlock()
 	c.mu.Lock()
 	c.nodes[n.name] = next

@@ -60,7 +60,7 @@ func TestProofOfInstance(t *testing.T) {
 		{what: "of another cluster, with the DNS name", id: owned, node: none, in: instance(name), want: reasonAnotherCluster, ask: true},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			why, ask := tt.id.judge(name, id, tt.node, tt.in)
+			why, ask := tt.id.evaluate(name, id, tt.node, tt.in)
 			if why.reason != tt.want || ask != tt.ask || (why.message == "") != (tt.want == "") {
 				t.Errorf("got %+v, %t; want %q, %t", why, ask, tt.want, tt.ask)
 			}
@@ -238,7 +238,7 @@ func TestWithoutProofTheRemedyIsNamed(t *testing.T) {
 			[]string{"private DNS name is ip-10-0-0-7.lab-1.compute.internal", "its tag node db-2", "tag i-0aa with node=db-1"}, "first part"},
 		{"no DNS name", "db-1", Identity{}, cloud.Instance{}, []string{"private DNS name is empty", "cloud controller manager", "--provider-id"}, "first part"},
 	} {
-		why, _ := tt.id.judge(tt.name, "i-0aa", &corev1.Node{}, &tt.in)
+		why, _ := tt.id.evaluate(tt.name, "i-0aa", &corev1.Node{}, &tt.in)
 		if why.reason != reasonNotProved || tt.not != "" && strings.Contains(why.message, tt.not) {
 			t.Errorf("%s: %+v", tt.what, why)
 		}

@@ -24,96 +24,87 @@ import (
 
 var errUnmarked = errors.New("somebody else changed it: what was to be given back is not released any more")
 
-// marked tells whether the object has an entry in unassigning. n.mu is held.
-func (n *node) marked(text string) bool { return slices.Contains(n.obj.Spec.IPAM.Unassigning, text) }
-
-// leaves tells whether something is with EC2, or about to be. n.mu is held.
-func (n *node) leaves(p netip.Prefix) bool { return n.handed[p] || n.marked(nodenetwork.Format(p)) }
-
-// mayMark tells whether something is marked, or may be in the state of the
-// object at hand. n.mu is held.
-func (n *node) mayMark(p netip.Prefix) bool {
-	return n.marked(nodenetwork.Format(p)) || n.handed[p] && n.confirmed(p)
+// marked tells whether the object has an entry in unassigning.
+func marked(o *v1alpha1.NodeNetwork, text string) bool {
+	return slices.Contains(o.Spec.IPAM.Unassigning, text)
 }
 
-// mayMarkENI is mayMark of a whole ENI: all of it is confirmed. n.mu is held.
-func (n *node) mayMarkENI(id string) bool {
-	for _, use := range n.obj.Status.IPAM.Used {
+// markedENI tells whether an ENI is marked by an operator, which takes its
+// addresses out of available with the same write.
+func markedENI(o *v1alpha1.NodeNetwork, id string) bool {
+	return marked(o, id) && !nodenetwork.HasAvailable(o, id)
+}
+
+// mayMark tells whether something is marked, or may be in this state of the object.
+func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
+	return marked(o, nodenetwork.Format(p)) || h.handed[p] && confirmed(o, p)
+}
+
+// mayMarkENI is mayMark of a whole ENI: all of it is confirmed.
+func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
+	for _, use := range o.Status.IPAM.Used {
 		if use.Resource == id {
 			return false
 		}
 	}
-	for text, at := range n.obj.Spec.IPAM.Available {
+	for text, at := range o.Spec.IPAM.Available {
 		p, err := nodenetwork.Parse(text)
-		if err == nil && at.Resource == id && !n.confirmed(p) {
+		if err == nil && at.Resource == id && !confirmed(o, p) {
 			return false
 		}
 	}
 	return true
 }
 
-// markedENI tells whether an ENI is marked by an operator, which takes its
-// addresses out of available with the same write. n.mu is held.
-func (n *node) markedENI(id string) bool {
-	return n.marked(id) && !nodenetwork.HasAvailable(n.obj, id)
-}
-
-// markedENIs are the ENIs to be marked: those about to be detached, and those
-// that were marked and are attached still. n.mu is held.
-func (n *node) markedENIs() []string {
+// enisToMark are the ENIs that are about to be detached, and those that were
+// marked and are still attached.
+func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []string {
 	out := map[string]bool{}
-	for id := range n.detaching {
-		if n.mayMarkENI(id) {
+	for id := range h.detaching {
+		if mayMarkENI(o, id) {
 			out[id] = true
 		}
 	}
-	for i := range n.inv.ENIs {
-		if id := n.inv.ENIs[i].ID; n.markedENI(id) {
+	for i := range inv.ENIs {
+		if id := inv.ENIs[i].ID; markedENI(o, id) {
 			out[id] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(out))
 }
 
-// things are those of the inventory but for ENIs that are marked. n.mu is held.
-func (n *node) things() map[netip.Prefix]string {
-	out := things(n.inv)
-	maps.DeleteFunc(out, func(_ netip.Prefix, id string) bool { return n.markedENI(id) })
-	return out
-}
-
-// keep leaves what is available of an ENI as it is, and tells which of it is
-// releasing, and marked by itself. n.mu is held.
-func (n *node) keep(s *v1alpha1.IPAMSpec, id string) (leaving, asked []netip.Prefix) {
-	for text, at := range n.obj.Spec.IPAM.Available {
+// retain copies what is available of an ENI into s as it is, and returns what of
+// it is releasing, and what is marked by itself.
+func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing, unassigning []netip.Prefix) {
+	for text, at := range o.Spec.IPAM.Available {
 		p, err := nodenetwork.Parse(text)
 		if err != nil || at.Resource != id {
 			continue
 		}
 		s.Available[text] = at
-		if slices.Contains(n.obj.Spec.IPAM.Releasing, text) {
-			leaving = append(leaving, p)
+		if slices.Contains(o.Spec.IPAM.Releasing, text) {
+			releasing = append(releasing, p)
 		}
-		if n.marked(text) {
-			asked = append(asked, p)
+		if marked(o, text) {
+			unassigning = append(unassigning, p)
 		}
 	}
-	return leaving, asked
+	return releasing, unassigning
 }
 
-// recorded tells, by an error, whether all that an inventory has on its way out
-// is marked in the object.
-func (n *node) recorded(inv *eni.Inventory) error {
+// checkMarked is an error unless all that an inventory has on its way back is
+// marked in the object.
+func (n *node) checkMarked(inv *eni.Inventory) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	assigned := things(inv)
+	assigned := podAddresses(inv)
 	for _, r := range inv.Releasing {
-		if _, ok := assigned[r.Prefix]; ok && !n.marked(nodenetwork.Format(r.Prefix)) {
+		if _, ok := assigned[r.Prefix]; ok && !marked(n.obj, nodenetwork.Format(r.Prefix)) {
 			return fmt.Errorf("%s: %w", nodenetwork.Format(r.Prefix), errUnmarked)
 		}
 	}
 	for _, l := range inv.Leaving {
-		if l.Attached && !n.markedENI(l.ENI) {
+		if l.Attached && !markedENI(n.obj, l.ENI) {
 			return fmt.Errorf("%s: %w", l.ENI, errUnmarked)
 		}
 	}
@@ -128,7 +119,7 @@ func (n *node) Committed() (out []eni.Release) {
 		p, err := nodenetwork.Parse(text)
 		switch {
 		case strings.HasPrefix(text, "eni-"):
-			if n.markedENI(text) && n.mayMarkENI(text) {
+			if markedENI(n.obj, text) && mayMarkENI(n.obj, text) {
 				out = append(out, eni.Release{ENI: text})
 			}
 		case err == nil && slices.Contains(n.obj.Status.IPAM.Released, text) && !uses(n.obj, p):
@@ -138,7 +129,7 @@ func (n *node) Committed() (out []eni.Release) {
 	return out
 }
 
-// texts are things as the object has them, in order.
+// texts are addresses and prefixes as the object has them, in order.
 func texts(list []netip.Prefix) []string {
 	slices.SortFunc(list, netip.Prefix.Compare)
 	out := make([]string, len(list))

@@ -20,9 +20,9 @@ func TestMarkOfAnENIThatStays(t *testing.T) {
 	n.obj.Status.IPAM.Released = []string{"10.0.0.2"}
 	leaving := inventory()
 	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
-	n.take(leaving)
+	n.setInventory(leaving)
 	n.mu.Lock()
-	got := n.wantedIPAM()
+	got := n.desiredIPAM()
 	n.mu.Unlock()
 	if len(got.Available) != 2 || !slices.Equal(got.Releasing, []string{"10.0.0.2"}) || !slices.Equal(got.Unassigning, []string{"10.0.0.2"}) {
 		t.Errorf("got %+v", got)

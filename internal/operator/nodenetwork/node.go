@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // node is one object's side of the fleet: a fleet.Node of one instance.
@@ -22,184 +21,88 @@ type node struct {
 	name       string
 	uid        types.UID // of the object
 	instanceID string
-	madeAt     time.Time     // when the object was
-	seed       eni.Inventory // what was published before this process; until the fleet has it
+	madeAt     time.Time // when the object was
 
 	// writing serialises this node's requests to the API server; it is taken
 	// before mu.
 	writing sync.Mutex
 
-	mu  sync.Mutex            // guards all below; never held across I/O
-	obj *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
-	// sent is the spec.ipam of the last request, whatever became of it, and lost
-	// that of the last one without an answer, which may have been taken as well.
-	sent, lost *v1alpha1.IPAMSpec
-	// doubted: somebody else wrote spec.ipam; nothing is written before the
-	// fleet publishes what it observed since.
-	doubted bool
-	shunned map[netip.Prefix]time.Time // not published before then
-
-	refused   refusal // the fleet does not work for it
-	proof     proof
-	settings  eni.Settings
-	specErr   error // of the newest spec; settings are older then
-	set       bool  // the fleet has it
-	inv       *eni.Inventory
-	primaries map[netip.Prefix]bool // addresses of inv's ENIs themselves
-	status    eni.Status
-	passes    int       // of the fleet
-	passBegan time.Time // about when the fleet's current pass did
-
-	candidates map[netip.Prefix]bool // see release.go
-	handed     map[netip.Prefix]bool // to the fleet, and not restored
-	detaching  map[string]bool       // ENIs that the fleet is about to detach
-	asked      map[string]time.Time  // when the fleet last wanted something of an ENI back
-
-	retry      backoff // of writes
-	told       troubleTold
-	statusAt   time.Time // when status was last written for news that can wait
-	demandAt   time.Time // since when more pods wait than there are free addresses; zero: they do not
-	demandHad  int       // how much was available then
-	reportedAt time.Time // when the daemon's last report was seen
-	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
-	pacedUntil time.Time // when the fleet gets it, if it does not at once (pace.go)
-	nodeGoneAt time.Time // since when there is no Node; zero: there is
-	health     health    // of the Node, when it was last looked at
+	mu          sync.Mutex            // guards all below; never held across I/O
+	obj         *v1alpha1.NodeNetwork // the newest state seen, shared with the cache: read only
+	fleet       fleetState
+	handshake   handshake
+	ownership   ownership
+	eligibility eligibility
+	config      configuration
+	liveness    liveness
+	demand      demand
+	writes      writes
+	problem     reportedProblem
 }
 
 var _ fleet.Node = (*node)(nil)
 
-// newNode takes up an object where whoever wrote it left off. With other, it
-// was of another instance until now, and says nothing of this one.
+// newNode continues where whoever wrote the object left off. With other, the
+// object was of another instance until now, and says nothing of this one.
 func (c *Controller) newNode(o *v1alpha1.NodeNetwork, other bool) *node {
 	n := &node{
 		c: c, name: o.Name, uid: o.UID, instanceID: o.Spec.InstanceID, madeAt: o.CreationTimestamp.Time, obj: o,
-		shunned: map[netip.Prefix]time.Time{}, candidates: map[netip.Prefix]bool{}, handed: map[netip.Prefix]bool{}, detaching: map[string]bool{},
-		asked: map[string]time.Time{}, primaries: map[netip.Prefix]bool{}, reportedAt: o.CreationTimestamp.Time, passBegan: c.now(),
-		doubted: true, // until the fleet has observed the cloud
-		seed:    eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType},
+		fleet:     fleetState{primaries: map[netip.Prefix]bool{}, passBegan: c.now()},
+		handshake: newHandshake(), ownership: ownership{observeFirst: true, suppressed: map[netip.Prefix]time.Time{}},
+		config:   configuration{seed: eni.Inventory{InstanceID: o.Spec.InstanceID, InstanceType: o.Spec.InstanceType}},
+		liveness: liveness{reportedAt: o.CreationTimestamp.Time},
 	}
-	n.told.reason, n.told.note, _ = trouble(o) // by whoever wrote it
+	n.problem.reason, n.problem.note, _ = problemOf(o) // by whoever wrote it
 	if other {
 		return n
 	}
-	n.seed = seed(o, c.now())
-	for _, r := range n.seed.Releasing {
-		n.handed[r.Prefix] = true // somebody may be asking the cloud for it
-	}
+	n.config.seed = seed(o, c.now())
 	if len(o.Spec.IPAM.Available) > 0 {
-		n.health = well // it was, some time: what happened since, nobody may have seen
+		n.liveness.readiness = ready // it was, some time: what happened since, nobody may have seen
 	}
-	n.takeUp()
-	for p := range n.candidates { // they have a while to be asked for again
-		n.asked[o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource] = n.passBegan
-	}
+	n.handshake.resume(o, n.config.seed.Releasing, n.fleet.passBegan)
 	return n
 }
 
 // Publish implements fleet.Node: what it was given last is written again until
 // it could be, and once somebody changed it.
 func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
-	n.take(inv)
+	n.setInventory(inv)
 	if err := failpoint.Hit("operator.publish.before"); err != nil {
 		return err
 	}
 	if err := n.write(ctx, urgent); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
-	if err := n.recorded(&inv); err != nil {
+	if err := n.checkMarked(&inv); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
 	return failpoint.Hit("operator.publish.after")
 }
 
-// take makes inv what the object should say.
-func (n *node) take(inv eni.Inventory) {
+// setInventory makes inv what the object should say.
+func (n *node) setInventory(inv eni.Inventory) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.inv, n.doubted = &inv, false
-	assigned := things(&inv)
-	clear(n.primaries)
-	for i := range inv.ENIs {
-		n.primaries[nodenetwork.Host(inv.ENIs[i].PrimaryIPv4)] = true
-	}
-	clear(n.detaching)
-	for _, l := range inv.Leaving {
-		if l.Attached {
-			n.detaching[l.ENI] = true
-		}
-	}
-	clear(n.handed)
-	for _, r := range inv.Releasing {
-		if _, ok := assigned[r.Prefix]; ok {
-			n.handed[r.Prefix] = true
-			delete(n.candidates, r.Prefix)
-		}
-	}
-	for p := range n.candidates {
-		if _, ok := assigned[p]; !ok {
-			delete(n.candidates, p)
-		}
-	}
+	n.ownership.observeFirst = false
+	n.fleet.setInventory(&inv)
+	n.handshake.setInventory(&inv)
 }
 
 // Reconciled implements fleet.Node.
 func (n *node) Reconciled(s eni.Status) {
 	now := n.c.now()
 	n.mu.Lock()
-	n.status = s
-	n.passes++
-	switch {
-	case !s.Vanished:
-		n.vanishedAt = time.Time{}
-	case n.vanishedAt.IsZero():
-		n.vanishedAt = now
-		n.c.later(n.name, n.c.o.Grace)
+	n.fleet.status = s
+	if n.liveness.setVanished(s.Vanished, now) {
+		n.c.requeueAfter(n.name, n.c.o.Grace)
 	}
-	relented := n.relent(n.passBegan, s)
-	n.passBegan = now
-	q, wait := n.next(n.wanted(), settled)
+	canceled := n.cancelUnneeded(n.fleet.passBegan, s)
+	n.fleet.passBegan = now
+	q, wait := n.next(n.desired(), settled)
 	n.mu.Unlock()
-	n.demand()
-	if relented || q != nothing || wait > 0 {
-		n.c.later(n.name, wait)
+	n.trackDemand()
+	if canceled || q != nothing || wait > 0 {
+		n.c.requeueAfter(n.name, wait)
 	}
-}
-
-// demand remembers since when more pods wait than there are free addresses, and
-// tells how long it took once addresses came. Pods may also go without any.
-func (n *node) demand() {
-	now := n.c.now()
-	n.mu.Lock()
-	u, had := n.usage(), len(n.obj.Spec.IPAM.Available)
-	var since time.Time
-	switch {
-	case u.Waiting > n.freeNow(u):
-		if n.demandAt.IsZero() {
-			n.demandAt, n.demandHad = now, had
-		}
-	case !n.demandAt.IsZero():
-		if had > n.demandHad {
-			since = n.demandAt
-		}
-		n.demandAt = time.Time{}
-	}
-	n.mu.Unlock()
-	if !since.IsZero() && n.c.o.DemandServed != nil {
-		n.c.o.DemandServed(now.Sub(since))
-	}
-}
-
-// freeNow is how many published addresses no pod has and nobody takes back.
-func (n *node) freeNow(u eni.Usage) int {
-	sum := 0
-	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := nodenetwork.Parse(text); err == nil && !n.leaves(p) {
-			sum += weight(p)
-		}
-	}
-	for _, e := range u.ENIs {
-		sum -= e.Used
-	}
-	return sum
 }

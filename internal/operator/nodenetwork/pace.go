@@ -18,24 +18,24 @@ const (
 	steady = 5 * time.Minute
 )
 
-// life is how often the object of one name was made anew lately.
-type life struct {
+// recreation is how often the object of one name was made anew lately.
+type recreation struct {
 	uid   types.UID // of the last one
 	again int       // how often it followed another
 	at    time.Time // when it came
 	from  time.Time // when it is worked for
 }
 
-// next is the life of an object that is there at now.
-func (l life) next(uid types.UID, now time.Time) life {
-	if l.uid == uid {
-		return l
+// next counts an object that is there at now.
+func (r recreation) next(uid types.UID, now time.Time) recreation {
+	if r.uid == uid {
+		return r
 	}
-	n := life{uid: uid, at: now, from: now}
-	if l.uid == "" || now.Sub(l.at) >= steady {
+	n := recreation{uid: uid, at: now, from: now}
+	if r.uid == "" || now.Sub(r.at) >= steady {
 		return n
 	}
-	n.again = l.again + 1
+	n.again = r.again + 1
 	if n.again > 1 {
 		n.from = now.Add(min(lastPause, firstPause<<min(n.again-2, 10)))
 	}
@@ -47,34 +47,34 @@ func (l life) next(uid types.UID, now time.Time) life {
 func (c *Controller) paced(n *node) bool {
 	now := c.now()
 	c.mu.Lock()
-	l := c.lives[n.name].next(n.uid, now)
-	c.lives[n.name] = l
+	r := c.recreations[n.name].next(n.uid, now)
+	c.recreations[n.name] = r
 	c.mu.Unlock()
-	wait := l.from.Sub(now)
+	wait := r.from.Sub(now)
 	n.mu.Lock()
-	n.pacedUntil = time.Time{}
+	n.eligibility.pacedUntil = time.Time{}
 	if wait > 0 {
-		n.pacedUntil = l.from
+		n.eligibility.pacedUntil = r.from
 	}
 	n.mu.Unlock()
 	if wait > 0 {
-		c.later(n.name, wait)
+		c.requeueAfter(n.name, wait)
 	}
 	return wait > 0
 }
 
-// bury forgets the life of a name whose object is gone, once it would start
+// forgetRecreation forgets a name whose object is gone, once it would start
 // over, and has it looked at then.
-func (c *Controller) bury(name string) {
+func (c *Controller) forgetRecreation(name string) {
 	now := c.now()
 	c.mu.Lock()
-	l, ok := c.lives[name]
-	wait := l.at.Add(steady).Sub(now)
+	r, ok := c.recreations[name]
+	wait := r.at.Add(steady).Sub(now)
 	if ok && wait <= 0 {
-		delete(c.lives, name)
+		delete(c.recreations, name)
 	}
 	c.mu.Unlock()
 	if ok && wait > 0 {
-		c.later(name, wait)
+		c.requeueAfter(name, wait)
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 func TestObjectsThatFollowEachOther(t *testing.T) {
 	now := time.Date(2026, 11, 22, 7, 0, 0, 0, time.UTC)
-	var l life
+	var l recreation
 	for i, tt := range []struct {
 		after, wait time.Duration // since the last was made, until it is worked for
 	}{
@@ -80,7 +80,7 @@ func TestObjectMadeAgainTooOften(t *testing.T) {
 	sets := fl.of(fl.sets, "node-1")
 	harness.Eventually(t, limit, "it is worked for in the end", func() error {
 		now.Advance(10 * time.Second)
-		c.later("node-1", 0) // the queue goes by the machine's clock
+		c.requeueAfter("node-1", 0) // the queue goes by the machine's clock
 		if fl.of(fl.sets, "node-1") == sets {
 			return errors.New("it is not")
 		}

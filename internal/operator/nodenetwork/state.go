@@ -2,12 +2,10 @@ package nodenetwork
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
@@ -17,8 +15,8 @@ type change struct {
 	usage   bool // pods use other addresses, or the daemon confirmed some
 }
 
-// see takes a state of the object, if it is newer than the one at hand.
-func (n *node) see(o *v1alpha1.NodeNetwork) change {
+// update takes a state of the object, if it is newer than the one at hand.
+func (n *node) update(o *v1alpha1.NodeNetwork) change {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if o.UID != n.uid || !nodenetwork.Newer(o, n.obj) {
@@ -28,39 +26,22 @@ func (n *node) see(o *v1alpha1.NodeNetwork) change {
 		return change{}
 	}
 	before := n.obj
-	old := tally(before, n.keeps)
+	old := tally(before, n.reserved)
 	n.obj = o
-	c := change{foreign: n.foreign(before, o)}
+	c := change{foreign: n.ownership.foreign(before, o)}
 	if c.foreign {
-		n.doubted = true
-		n.shun(before, o)
-		n.takeUp()
+		now := n.c.now()
+		n.ownership.overwritten(before, o, now, n.c.o.Settle)
+		n.requeueSuppressed(now)
+		n.handshake.adoptReleasing(o)
 	}
 	if sameReport(before, o) {
 		return c // such as after an own write
 	}
-	n.reportedAt = n.c.now()
-	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.keeps)) ||
-		len(n.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
+	n.liveness.reportedAt = n.c.now()
+	c.usage = before.Status.IPAM.Waiting != o.Status.IPAM.Waiting || !sameUsage(old, tally(o, n.reserved)) ||
+		len(n.handshake.candidates) > 0 && !slices.Equal(before.Status.IPAM.Released, o.Status.IPAM.Released)
 	return c
-}
-
-// foreign tells whether o has another spec.ipam than before, and than what this
-// process sent since, the answer to which may come later, or never.
-func (n *node) foreign(before, o *v1alpha1.NodeNetwork) bool {
-	if sameIPAM(before.Spec.IPAM, o.Spec.IPAM) {
-		return false
-	}
-	for _, own := range [...]*v1alpha1.IPAMSpec{n.sent, n.lost} {
-		if own != nil && sameIPAM(*own, o.Spec.IPAM) {
-			return false
-		}
-	}
-	return true
-}
-
-func sameIPAM(x, y v1alpha1.IPAMSpec) bool {
-	return maps.Equal(x.Available, y.Available) && slices.Equal(x.Releasing, y.Releasing) && slices.Equal(x.Unassigning, y.Unassigning)
 }
 
 func sameReport(x, y *v1alpha1.NodeNetwork) bool {
@@ -68,79 +49,20 @@ func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && maps.Equal(a.Used, b.Used)
 }
 
-// shun remembers what another operator took out of available: most likely it
-// was unassigned, and a listing of the cloud that has it is old. A person who
-// took it out is put right as soon as the cloud was asked. n.mu is held.
-func (n *node) shun(before, o *v1alpha1.NodeNetwork) {
-	if !byOperator(o) {
-		return
-	}
-	until := n.c.now().Add(n.c.o.Settle)
-	for text := range before.Spec.IPAM.Available {
-		if _, still := o.Spec.IPAM.Available[text]; still {
-			continue
-		}
-		if p, err := nodenetwork.Parse(text); err == nil {
-			n.shunned[p] = until
-		}
-	}
-	n.recall(n.c.now())
-}
-
-// recall has the node looked at when something is no longer shunned. The queue
-// keeps one time for each node, so every look asks for the next. n.mu is held.
-func (n *node) recall(now time.Time) {
-	var first time.Time
-	for _, until := range n.shunned {
-		if first.IsZero() || until.Before(first) {
-			first = until
-		}
-	}
-	if !first.IsZero() {
-		n.c.later(n.name, first.Sub(now))
+// requeueSuppressed has the node looked at when something is not suppressed any
+// more. The queue keeps one time for each node, so every look asks for the next.
+// n.mu is held.
+func (n *node) requeueSuppressed(now time.Time) {
+	if due := n.ownership.due(); !due.IsZero() {
+		n.c.requeueAfter(n.name, due.Sub(now))
 	}
 }
 
-// unshun forgets what was shunned for long enough, and tells whether there was
-// any: the cloud is to be asked for it once more.
-func (n *node) unshun(now time.Time) bool {
+// expireSuppressed is ownership.expire.
+func (n *node) expireSuppressed(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	before := len(n.shunned)
-	defer n.recall(now)
-	maps.DeleteFunc(n.shunned, func(_ netip.Prefix, until time.Time) bool { return !until.After(now) })
-	if len(n.shunned) == before {
-		return false
-	}
-	n.doubted = true
-	return true
-}
-
-// takeUp makes what the object has in releasing, whoever put it there, this
-// node's candidates. n.mu is held.
-func (n *node) takeUp() {
-	clear(n.candidates)
-	for p := range parseThings(n.obj.Spec.IPAM.Releasing) {
-		if _, ok := n.obj.Spec.IPAM.Available[nodenetwork.Format(p)]; ok && !n.leaves(p) {
-			n.candidates[p] = true
-		}
-	}
-}
-
-// things are those of an inventory's ENIs that pods may have, and where.
-func things(inv *eni.Inventory) map[netip.Prefix]string {
-	out := map[netip.Prefix]string{}
-	for i := range inv.ENIs {
-		e := &inv.ENIs[i]
-		if !e.Serves {
-			continue
-		}
-		for _, a := range e.Addresses {
-			out[nodenetwork.Host(a)] = e.ID
-		}
-		for _, p := range e.Prefixes {
-			out[p] = e.ID
-		}
-	}
-	return out
+	expired := n.ownership.expire(now)
+	n.requeueSuppressed(now)
+	return expired
 }

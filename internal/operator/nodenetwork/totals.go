@@ -30,11 +30,11 @@ func (c *Controller) Totals() Totals {
 func (n *node) count(t *Totals) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	t.Needed += n.status.Needed
-	if n.status.Needed > 0 {
+	t.Needed += n.fleet.status.Needed
+	if n.fleet.status.Needed > 0 {
 		t.InDeficit++
 	}
-	if n.status.AtCapacity {
+	if n.fleet.status.AtCapacity {
 		t.AtCapacity++
 	}
 	t.Used += len(n.obj.Status.IPAM.Used)
@@ -43,7 +43,7 @@ func (n *node) count(t *Totals) {
 			t.Available += weight(p)
 		}
 	}
-	for _, e := range tally(n.obj, n.keeps).ENIs {
+	for _, e := range tally(n.obj, n.reserved).ENIs {
 		if e.Free != (cloud.Amount{}) {
 			t.ENIs++
 		}

@@ -21,15 +21,15 @@ func (n *node) Usage() eni.Usage {
 // usage is what pods do with what was published, as the newest state of the
 // object has it. n.mu is held.
 func (n *node) usage() eni.Usage {
-	u := tally(n.obj, n.keeps)
+	u := tally(n.obj, n.reserved)
 	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.pods.waiting(n.name, n.obj.Status.IPAM.Used))
 	return u
 }
 
 // tally counts an object's addresses by ENI. All that are in status.ipam.used
 // are used, those that cool too: Cilium counts len(status.ipam.used).
-// What keeps answers true for is neither used nor free.
-func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
+// What reserved answers true for is neither used nor free.
+func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage {
 	u := eni.Usage{ENIs: map[string]eni.ENIUsage{}}
 	inUse := map[netip.Prefix]bool{} // /32s and /28s with something used in them
 	for text, use := range o.Status.IPAM.Used {
@@ -50,7 +50,7 @@ func tally(o *v1alpha1.NodeNetwork, keeps func(netip.Prefix) bool) eni.Usage {
 	}
 	for text, at := range o.Spec.IPAM.Available {
 		p, err := nodenetwork.Parse(text)
-		if err != nil || inUse[p] || keeps(p) {
+		if err != nil || inUse[p] || reserved(p) {
 			continue
 		}
 		e := u.ENIs[at.Resource]
@@ -89,6 +89,20 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	for _, u := range used {
 		if u.UID != "" && !u.Cooling {
 			out[types.UID(u.UID)] = true
+		}
+	}
+	return out
+}
+
+// weight is how many addresses an IPv4 thing stands for.
+func weight(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
+
+// parseThings reads a list as far as it makes sense.
+func parseThings(list []string) map[netip.Prefix]bool {
+	out := make(map[netip.Prefix]bool, len(list))
+	for _, text := range list {
+		if p, err := nodenetwork.Parse(text); err == nil {
+			out[p] = true
 		}
 	}
 	return out

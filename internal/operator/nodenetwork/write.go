@@ -41,6 +41,12 @@ type backoff struct {
 	err error
 }
 
+// writes is when the next requests may be made.
+type writes struct {
+	retry    backoff
+	statusAt time.Time // when status was last written
+}
+
 // fail closes for twice as long as the last time, spread over half to one and a half.
 func (b *backoff) fail(now time.Time, err error) {
 	most := lastRetry
@@ -58,10 +64,10 @@ func (n *node) write(ctx context.Context, s scope) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
 	n.mu.Lock()
-	last := n.retry
+	last := n.writes.retry
 	n.mu.Unlock()
 	if wait := last.Until.Sub(n.c.now()); wait > 0 {
-		n.c.later(n.name, wait)
+		n.c.requeueAfter(n.name, wait)
 		return last.err
 	}
 	err := n.converge(ctx, s)
@@ -69,11 +75,11 @@ func (n *node) write(ctx context.Context, s scope) error {
 	defer n.mu.Unlock()
 	switch {
 	case err == nil:
-		n.retry = backoff{}
+		n.writes.retry = backoff{}
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
-		n.retry.fail(n.c.now(), err)
-		n.c.later(n.name, n.retry.Until.Sub(n.c.now()))
+		n.writes.retry.fail(n.c.now(), err)
+		n.c.requeueAfter(n.name, n.writes.retry.Until.Sub(n.c.now()))
 	}
 	return err
 }
@@ -83,27 +89,27 @@ func (n *node) write(ctx context.Context, s scope) error {
 func (n *node) converge(ctx context.Context, s scope) error {
 	for range attempts {
 		n.mu.Lock()
-		if s == urgent && n.doubted {
+		if s == urgent && n.ownership.observeFirst {
 			n.mu.Unlock()
 			return errForeign
 		}
-		base, w := n.obj, n.wanted()
-		q, wait := n.next(w, s)
+		base, want := n.obj, n.desired()
+		q, wait := n.next(want, s)
 		if q == writeSpec {
-			n.sent = &w.ipam
+			n.ownership.sent = &want.ipam
 		}
 		n.mu.Unlock()
 		switch q {
 		case nothing:
 			if s == settled {
-				n.tell(ctx) // unless the answer to the write that said it was lost
+				n.recordProblem(ctx) // unless the answer to the write that said it was lost
 			}
 			if wait > 0 {
-				n.c.later(n.name, wait)
+				n.c.requeueAfter(n.name, wait)
 			}
 			return nil
 		}
-		got, err := n.c.apply(ctx, base, q, w)
+		got, err := n.c.apply(ctx, base, q, want)
 		switch {
 		case apierrors.IsConflict(err):
 			if err := n.refresh(ctx); err != nil {
@@ -112,7 +118,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		case err != nil:
 			n.mu.Lock()
 			if q == writeSpec {
-				n.lost = n.sent
+				n.ownership.lost = n.ownership.sent
 			}
 			n.mu.Unlock()
 			return err
@@ -127,15 +133,15 @@ func (n *node) converge(ctx context.Context, s scope) error {
 
 // wrote takes the answer to a write.
 func (n *node) wrote(ctx context.Context, got *v1alpha1.NodeNetwork, q request) {
-	n.act(ctx, n.see(got))
+	n.notify(ctx, n.update(got))
 	if q != writeStatus {
-		n.demand()
+		n.trackDemand()
 		return
 	}
 	n.mu.Lock()
-	n.statusAt = n.c.now()
+	n.writes.statusAt = n.c.now()
 	n.mu.Unlock()
-	n.tell(ctx)
+	n.recordProblem(ctx)
 }
 
 // refresh reads the object past the cache, after a conflict. If somebody else
@@ -151,23 +157,23 @@ func (n *node) refresh(ctx context.Context) error {
 	if o.UID != n.uid || o.Spec.InstanceID != n.instanceID {
 		return errOther
 	}
-	change := n.see(o)
-	n.act(ctx, change)
+	change := n.update(o)
+	n.notify(ctx, change)
 	if change.foreign {
 		return errForeign
 	}
 	return nil
 }
 
-// act tells the fleet, and people, what a new state of the object means.
-func (n *node) act(ctx context.Context, c change) {
+// notify tells the fleet, and people, what a new state of the object means.
+func (n *node) notify(ctx context.Context, c change) {
 	if c.foreign {
 		n.c.o.Logger.Warn("somebody else wrote what the operator publishes of a node; looking at the cloud", "node", n.name)
 		n.c.fleet.Invalidate(n.name)
 		n.c.record(ctx, n.name, corev1.EventTypeWarning, eventOverwritten, overwritten)
 	}
 	if c.usage {
-		n.demand()
+		n.trackDemand()
 		n.c.fleet.Kick(n.name)
 	}
 }

@@ -44,11 +44,8 @@ func TestGoneSince(t *testing.T) {
 				}
 				return at(s)
 			}
-			n := &node{
-				obj:        &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(at(tt.made))}},
-				vanishedAt: when(tt.vanished), reportedAt: when(tt.reported), nodeGoneAt: when(tt.goneYet),
-			}
-			if got := n.goneSince(tt.nodeGone, tt.nodeReady, at(100)); !got.Equal(when(tt.want)) {
+			l := liveness{vanishedAt: when(tt.vanished), reportedAt: when(tt.reported), nodeGoneAt: when(tt.goneYet)}
+			if got := l.goneSince(at(tt.made), tt.nodeGone, tt.nodeReady, at(100)); !got.Equal(when(tt.want)) {
 				t.Errorf("got %v, want %v", got, when(tt.want))
 			}
 		})
@@ -109,8 +106,8 @@ func healthy(t *testing.T, n *node) {
 	harness.Eventually(t, limit, "the Node is seen", func() error {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if n.health != well {
-			return fmt.Errorf("health %d", n.health)
+		if n.liveness.readiness != ready {
+			return fmt.Errorf("readiness %d", n.liveness.readiness)
 		}
 		return nil
 	})

@@ -1,4 +1,4 @@
-package main
+package berthd
 
 import (
 	"context"
@@ -8,18 +8,14 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
-	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
-	enisource "github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/nodenetwork"
 )
 
 // metadataTimeout is short because asking is repeated.
 const metadataTimeout = 5 * time.Second
 
-// vpc is the mode of a node whose addresses are of ENIs: an instance of the cloud.
+// vpc is what both modes of ENIs have: the node is an instance of the cloud.
 type vpc struct {
 	*node
 	aws      aws.Options
@@ -56,38 +52,6 @@ func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error)
 // podCIDRs are the VPC's CIDRs of the family that pods get from ENIs.
 func podCIDRs(id cloud.Identity) []netip.Prefix {
 	return slices.DeleteFunc(slices.Clone(id.VPCCIDRs), func(p netip.Prefix) bool { return !p.Addr().Is4() })
-}
-
-// newSource: only node mode has a client of EC2.
-func (m *vpc) newSource(ctx context.Context) (supply, error) {
-	files := enisource.Files{Dir: m.cfg.StateDir}
-	if m.cfg.IPAM == config.IPAMOperator {
-		c := nodenetwork.Config{
-			NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
-			Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: files,
-			Clock: m.clock, Logger: m.log, Observer: nodenetwork.NewMetrics(m.metrics.Registry),
-		}
-		if m.cfg.AutoCreateNodeNetwork {
-			c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)
-		}
-		return nodenetwork.New(c)
-	}
-	if m.aws.Region == "" {
-		m.aws.Region = m.id.Region
-	}
-	client, err := aws.New(ctx, m.aws)
-	if err != nil {
-		return nil, err
-	}
-	ec2 := pace.Cloud(client, pace.Options{Peers: true, Observer: m.metrics.Cloud, Logger: m.log})
-	return enisource.New(enisource.Config{
-		Identity: m.id, Cluster: m.cfg.ClusterName, Cloud: ec2, Datapath: m.datapath,
-		Policy: m.cfg.Policy(), Cooling: m.cfg.CoolingPeriod,
-		Subnets: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
-		Store: files, Intents: files.Intents(), Clock: m.clock, Logger: m.log, Observer: m.metrics.Cloud.Reconciler(),
-		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
-		SettleTime: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, OrphanInterval: m.cfg.OrphanInterval,
-	})
 }
 
 // follow keeps the data path to the VPC's CIDRs, of which one may be associated at

@@ -27,7 +27,7 @@ import (
 // Deleting too early is harmless to pods: the daemon keeps serving from what it
 // has, the ENIs stay the instance's, and the daemon makes the object anew.
 
-// nodeEvents passes on what outlived looks at.
+// nodeEvents passes on what deleteIfGone looks at.
 func nodeEvents() builder.WatchesOption {
 	return builder.WithPredicates(predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -38,9 +38,9 @@ func nodeEvents() builder.WatchesOption {
 	})
 }
 
-// outlived deletes the object if its node is gone, and tells when to look
+// deleteIfGone deletes the object if its node is gone, and tells when to look
 // again; zero: when something changes.
-func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, error) {
+func (c *Controller) deleteIfGone(ctx context.Context, n *node) (time.Duration, error) {
 	k := &corev1.Node{}
 	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -48,10 +48,10 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	}
 	gone := err != nil
 	n.mu.Lock()
-	turned := !gone && watched.Readiness(k) != nil && n.turned(watched.Ready(k))
-	o, since := n.obj, n.goneSince(gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), c.now())
+	changed := !gone && watched.Readiness(k) != nil && n.liveness.setReady(watched.Ready(k))
+	o, since := n.obj, n.liveness.goneSince(n.madeAt, gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), c.now())
 	n.mu.Unlock()
-	if turned {
+	if changed {
 		c.fleet.CheckInstance(n.name)
 	}
 	if since.IsZero() || o.DeletionTimestamp != nil {
@@ -60,56 +60,7 @@ func (c *Controller) outlived(ctx context.Context, n *node) (time.Duration, erro
 	if wait := since.Add(c.o.Grace).Sub(c.now()); wait > 0 {
 		return wait, nil
 	}
-	return 0, c.remove(ctx, o, gone)
-}
-
-// health is whether a Node is ready, as far as that tells of its instance.
-type health int
-
-const (
-	unborn health = iota // not ready since it came, as every Node at first
-	well
-	unwell
-)
-
-// turned notes whether the Node is ready, and tells whether one that was is not
-// any more, or is again: its instance may have been stopped or started,
-// which nothing else tells while the node needs nothing. n.mu is held.
-func (n *node) turned(ready bool) bool {
-	was := n.health
-	switch {
-	case ready:
-		n.health = well
-	case was == well:
-		n.health = unwell
-	}
-	return was != unborn && was != n.health
-}
-
-// goneSince is since when the node has given no sign of life; zero: it lives.
-// n.mu is held.
-func (n *node) goneSince(nodeGone, nodeReady bool, now time.Time) time.Time {
-	switch {
-	case !nodeGone:
-		n.nodeGoneAt = time.Time{}
-	case n.nodeGoneAt.IsZero():
-		n.nodeGoneAt = now
-	}
-	var since time.Time
-	switch {
-	case nodeGone:
-		since = n.nodeGoneAt
-	case !n.vanishedAt.IsZero() && !nodeReady:
-		since = n.vanishedAt
-	default:
-		return time.Time{}
-	}
-	for _, sign := range [...]time.Time{n.reportedAt, n.obj.CreationTimestamp.Time} {
-		if sign.After(since) {
-			since = sign
-		}
-	}
-	return since
+	return 0, c.deleteObject(ctx, o, gone)
 }
 
 // isOf tells whether a Node is of an instance, as far as it says.
@@ -118,9 +69,9 @@ func isOf(k *corev1.Node, instanceID string) bool {
 	return of == "" || of == instanceID
 }
 
-// remove deletes the very state of the object that was looked at, after asking
+// deleteObject deletes the very state of the object that was looked at, after asking
 // past the cache whether the Node really is gone.
-func (c *Controller) remove(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
+func (c *Controller) deleteObject(ctx context.Context, o *v1alpha1.NodeNetwork, nodeGone bool) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if nodeGone {

@@ -22,8 +22,8 @@ const (
 	timeEvery = 5 * time.Second
 )
 
-// wish is what the operator's part of the object should say.
-type wish struct {
+// desiredState is what the operator's part of the object should say.
+type desiredState struct {
 	ipam       v1alpha1.IPAMSpec
 	eni        v1alpha1.ENIStatus
 	conditions []metav1.Condition
@@ -46,52 +46,53 @@ const (
 	writeStatus
 )
 
-// wanted is the wish as of now. n.mu is held.
-func (n *node) wanted() wish {
-	w := wish{conditions: n.conditions()}
-	if n.inv == nil || n.doubted { // what is published stays
-		w.eni = n.obj.Status.ENI
-		if w.eni.ENIs == nil {
-			w.eni.ENIs = map[string]v1alpha1.ENI{}
+// desired is the desired state as of now. n.mu is held.
+func (n *node) desired() desiredState {
+	want := desiredState{conditions: n.conditions()}
+	if n.fleet.inv == nil || n.ownership.observeFirst { // what is published stays
+		want.eni = n.obj.Status.ENI
+		if want.eni.ENIs == nil {
+			want.eni.ENIs = map[string]v1alpha1.ENI{}
 		}
-		return w
+		return want
 	}
-	w.ipam, w.eni = n.wantedIPAM(), statusOf(n.inv)
+	want.ipam, want.eni = n.desiredIPAM(), statusOf(n.fleet.inv)
 	for _, at := range n.obj.Spec.IPAM.Available { // what is published stays explained
-		if e, ok := n.obj.Status.ENI.ENIs[at.Resource]; ok && w.eni.ENIs[at.Resource].MAC == "" {
-			w.eni.ENIs[at.Resource] = e
+		if e, ok := n.obj.Status.ENI.ENIs[at.Resource]; ok && want.eni.ENIs[at.Resource].MAC == "" {
+			want.eni.ENIs[at.Resource] = e
 		}
 	}
-	for p := range n.things() {
-		w.eni.Available += int32(weight(p))
+	for p := range n.fleet.unmarked(n.obj) {
+		want.eni.Available += int32(weight(p))
 	}
-	w.eni.Needed = int32(n.status.Needed)
-	return w
+	want.eni.Needed = int32(n.fleet.status.Needed)
+	return want
 }
 
-// wantedIPAM is spec.ipam without what is shunned. n.mu is held.
-func (n *node) wantedIPAM() v1alpha1.IPAMSpec {
+// desiredIPAM is spec.ipam without what is suppressed. n.mu is held.
+func (n *node) desiredIPAM() v1alpha1.IPAMSpec {
 	s := v1alpha1.IPAMSpec{Available: map[string]v1alpha1.AvailableAddress{}, Releasing: []string{}, Unassigning: []string{}}
-	var leaving, asked []netip.Prefix
-	for p, id := range n.things() {
-		if _, ok := n.shunned[p]; ok {
+	var releasing, unassigning []netip.Prefix
+	h := &n.handshake
+	for p, id := range n.fleet.unmarked(n.obj) {
+		if _, ok := n.ownership.suppressed[p]; ok {
 			continue
 		}
 		s.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
-		if n.candidates[p] || n.leaves(p) {
-			leaving = append(leaving, p)
+		if h.candidates[p] || h.leaving(n.obj, p) {
+			releasing = append(releasing, p)
 		}
-		if n.mayMark(p) {
-			asked = append(asked, p)
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(n.detaching)) {
-		if !n.mayMarkENI(id) { // it stays as it is
-			kept, marked := n.keep(&s, id)
-			leaving, asked = append(leaving, kept...), append(asked, marked...)
+		if h.mayMark(n.obj, p) {
+			unassigning = append(unassigning, p)
 		}
 	}
-	s.Releasing, s.Unassigning = texts(leaving), append(texts(asked), n.markedENIs()...)
+	for _, id := range slices.Sorted(maps.Keys(h.detaching)) {
+		if !mayMarkENI(n.obj, id) { // it stays as it is
+			kept, marked := retain(&s, n.obj, id)
+			releasing, unassigning = append(releasing, kept...), append(unassigning, marked...)
+		}
+	}
+	s.Releasing, s.Unassigning = texts(releasing), append(texts(unassigning), h.enisToMark(n.obj, n.fleet.inv)...)
 	return s
 }
 
@@ -118,26 +119,26 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 	return s
 }
 
-// next is the next request on the way from the object to the wish. An ENI is
+// next is the next request on the way from the object to the desired state. An ENI is
 // explained before its addresses are published, and until none of them is. The
 // duration is when to ask again if the answer is nothing; zero: when something
 // changes. n.mu is held.
-func (n *node) next(w wish, s scope) (request, time.Duration) {
+func (n *node) next(want desiredState, s scope) (request, time.Duration) {
 	have := &n.obj.Status.ENI
-	if n.inv != nil && !n.doubted {
+	if n.fleet.inv != nil && !n.ownership.observeFirst {
 		switch {
-		case !explains(have.ENIs, w.eni.ENIs):
+		case !explains(have.ENIs, want.eni.ENIs):
 			return writeStatus, 0
-		case !sameIPAM(n.obj.Spec.IPAM, w.ipam):
+		case !sameIPAM(n.obj.Spec.IPAM, want.ipam):
 			return writeSpec, 0
-		case len(have.ENIs) != len(w.eni.ENIs):
+		case len(have.ENIs) != len(want.eni.ENIs):
 			return writeStatus, 0
 		}
 	}
 	if s == urgent {
 		return nothing, 0
 	}
-	wait := n.newsWait(w)
+	wait := n.newsWait(want)
 	if wait == 0 {
 		return writeStatus, 0
 	}
@@ -162,9 +163,9 @@ func sameENI(x, y v1alpha1.ENI) bool {
 
 // newsWait is how long status may stay as it is: 0 not at all, negative for
 // good. n.mu is held.
-func (n *node) newsWait(w wish) time.Duration {
+func (n *node) newsWait(want desiredState) time.Duration {
 	have, pause := n.obj.Status.Conditions, time.Duration(-1)
-	for _, c := range w.conditions {
+	for _, c := range want.conditions {
 		h, ok := find(have, c.Type)
 		switch {
 		case !ok || h.Status != c.Status || h.Reason != c.Reason:
@@ -175,13 +176,13 @@ func (n *node) newsWait(w wish) time.Duration {
 			pause = timeEvery
 		}
 	}
-	if !sameCounts(&n.obj.Status.ENI, &w.eni) {
+	if !sameCounts(&n.obj.Status.ENI, &want.eni) {
 		pause = newsEvery
 	}
 	if pause < 0 {
 		return pause
 	}
-	return max(0, n.statusAt.Add(pause).Sub(n.c.now()))
+	return max(0, n.writes.statusAt.Add(pause).Sub(n.c.now()))
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {

@@ -1,4 +1,14 @@
-package main
+// Package berthd assembles the node daemon: the source of addresses and the data
+// path that its settings ask for, and a daemon.Daemon over them.
+//
+//	berthd.go      the start, step by step, and the end
+//	mode.go        what depends on where addresses come from
+//	vpc.go         addresses of ENIs: an instance of the cloud
+//	nodemode.go    whose ENIs its own daemon manages
+//	operator.go    whose ENIs the operator manages
+//	routed.go      addresses of pools
+//	installer.go   the plugin and its configuration on the node
+package berthd
 
 import (
 	"context"
@@ -7,27 +17,18 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
-	"github.com/berthnet/berth/internal/install"
-	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
-const (
-	retryPause = 5 * time.Second // between attempts of a step of the start
-
-	// pluginMargin is what the plugin's calls may take beyond the wait for an address.
-	pluginMargin = 15 * time.Second
-)
+const retryPause = 5 * time.Second // between attempts of a step of the start
 
 // node is what the parts of one berthd share.
 type node struct {
@@ -39,53 +40,15 @@ type node struct {
 	bootID  string
 }
 
-// mode is what follows from where addresses come from: a vpc or a routed.
-type mode interface {
-	// check finds settings that cannot work.
-	check() error
-	// identify finds out who this node is.
-	identify(ctx context.Context) (instanceID string, err error)
-	// setUp makes the data path ready for the source's addresses.
-	setUp(ctx context.Context, kernel *datapath.Node) (network, error)
-	// newSource makes the source of addresses.
-	newSource(ctx context.Context) (supply, error)
-	// follow keeps the data path to what changes around the node, until ctx ends.
-	follow(ctx context.Context)
-	// end leaves the node as another daemon, or nobody, is to find it.
-	end() error
-	// tells are the capabilities by which the runtime tells of pods.
-	tells() []string
-}
-
-// What a mode has nothing to do about.
-func (n *node) check() error           { return nil }
-func (n *node) follow(context.Context) {}
-func (n *node) end() error             { return nil }
-func (n *node) tells() []string        { return nil }
-
-// network is what a daemon asks of the data path.
-type network interface {
-	daemon.Kernel
-	daemon.Upkeep
-}
-
-// supply is a source of addresses that looks again when links changed.
-type supply interface {
-	source.Source
-	Kick()
-}
-
-// run serves until ctx ends.
-func run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+// Run serves until ctx ends, or returns why it cannot. What it waits for, such as
+// the metadata service, is told by the log and by readiness.
+func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	log.Info("starting", "version", version.String(), "node", cfg.NodeName, "cluster", cfg.ClusterName, "ipam", cfg.IPAM)
 	if len(cfg.Unknown) > 0 {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
-	var m mode = &vpc{node: n}
-	if cfg.IPAM == config.IPAMPool {
-		m = &routed{node: n}
-	}
+	m := modes[cfg.IPAM](n)
 	err := m.check()
 	if err != nil {
 		return err
@@ -218,41 +181,4 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 	}
 	go m.follow(ctx)
 	return daemon.New(o).Run(ctx, n.front)
-}
-
-// installer returns what installs the plugin and its configuration, and says
-// what it did and found.
-func (n *node) installer(tells []string) (func(context.Context) (string, error), error) {
-	plugin := n.cfg.CNIPlugin
-	if plugin == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, fmt.Errorf("finding the plugin beside berthd: %w; set --cni-plugin", err)
-		}
-		plugin = filepath.Join(filepath.Dir(self), "berth")
-	}
-	o := install.Options{
-		Plugin: plugin, BinDir: n.cfg.CNIBinDir, ConfDir: n.cfg.CNIConfDir, ConfName: n.cfg.CNIConfName,
-		Network: install.Network{
-			CNIVersion: n.cfg.CNIVersion, Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
-			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells,
-		},
-	}
-	return func(context.Context) (string, error) {
-		report, err := install.Install(o)
-		if err != nil {
-			return "", err
-		}
-		if len(report.Changed) > 0 {
-			n.log.Info("installed", "files", report.Changed)
-		}
-		var notes []string
-		if len(report.LeftOut) > 0 {
-			notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(report.LeftOut, ", ")))
-		}
-		if len(report.Preferred) > 0 {
-			notes = append(notes, "the runtime may take another network's configuration, whose name sorts first: "+strings.Join(report.Preferred, ", "))
-		}
-		return strings.Join(notes, "; "), nil
-	}, nil
 }

@@ -19,7 +19,7 @@ import (
 func asked(fl *script) *node {
 	c := &Controller{
 		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
-		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, lives: map[string]life{},
+		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, recreations: map[string]recreation{},
 	}
 	n := c.newNode(&v1alpha1.NodeNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
@@ -44,16 +44,16 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 			}
 			return wait
 		}
-		if wait := look(reasonNotProved); wait != absentRetry || !n.vanishedAt.IsZero() {
-			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.vanishedAt)
+		if wait := look(reasonNotProved); wait != absentRetry || !n.liveness.vanishedAt.IsZero() {
+			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
 		}
 		time.Sleep(absentRetry) //nolint:forbidigo // virtual time
-		if wait := look(reasonInstanceGone); wait != proofRetry || n.vanishedAt.IsZero() {
-			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.vanishedAt)
+		if wait := look(reasonInstanceGone); wait != proofRetry || n.liveness.vanishedAt.IsZero() {
+			t.Errorf("after two answers: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
 		}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
 		time.Sleep(proofRetry) //nolint:forbidigo // virtual time
-		if look(""); !n.vanishedAt.IsZero() {
+		if look(""); !n.liveness.vanishedAt.IsZero() {
 			t.Error("it is there, and counts as vanished")
 		}
 	})
@@ -63,7 +63,7 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 		fl.says[instance] = cloud.Instance{ID: instance, State: "terminated"}
 		n.identity(t.Context(), &corev1.Node{})
 		synctest.Wait()
-		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.vanishedAt.IsZero() {
+		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.liveness.vanishedAt.IsZero() {
 			t.Errorf("terminated, by EC2's own words: %+v", why)
 		}
 	})
@@ -79,7 +79,7 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 		if why, _ := n.identity(t.Context(), bare); why.reason != reasonNotProved {
 			t.Fatalf("not asked yet: %+v", why)
 		}
-		next := n.c.rest(n)
+		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)
 		synctest.Wait()

@@ -141,7 +141,7 @@ func TestWithdrawENI(t *testing.T) {
 }
 
 // Candidates that pods need, or that nobody asks for, are the daemon's again.
-func TestRelent(t *testing.T) {
+func TestUnneededCandidatesAreCanceled(t *testing.T) {
 	harness.KubeClean(t)
 	fl := newScript()
 	start(t, Options{Fleet: fl})
@@ -179,7 +179,7 @@ func (n *node) awaitConfirmed(t *testing.T, address string) {
 	harness.Eventually(t, limit, "confirmed", func() error {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if !n.confirmed(netip.MustParsePrefix(address + "/32")) {
+		if !confirmed(n.obj, netip.MustParsePrefix(address+"/32")) {
 			return errors.New("not seen")
 		}
 		return nil

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/test/harness"
@@ -30,7 +28,7 @@ import (
 func start(t *testing.T, flags ...string) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := berthd.Command()
+	cmd := command.Command()
 	cmd.SetArgs(flags)
 	done := make(chan error, 1)
 	go func() { done <- cmd.ExecuteContext(ctx) }()
@@ -109,35 +107,6 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 	}
 }
 
-// metadata answers as it is told.
-type metadata struct {
-	id  cloud.Identity
-	err error
-}
-
-func (m metadata) Identity(context.Context) (cloud.Identity, error) { return m.id, m.err }
-
-// The data path follows the CIDRs of the node's own VPC, whatever instance the
-// metadata service takes it for meanwhile.
-func TestCIDRsOfAnotherInstance(t *testing.T) {
-	id := cloud.Identity{InstanceID: "i-1", VPCCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8::/56")}}
-	n := &vpc{node: &node{log: slog.New(slog.DiscardHandler)}, id: id}
-	id.VPCCIDRs = append(id.VPCCIDRs, netip.MustParsePrefix("100.64.0.0/16"))
-	n.meta = metadata{id: id}
-	if got, ok := n.vpcCIDRs(t.Context()); !ok || len(got) != 2 {
-		t.Errorf("its own: %v, %v", got, ok)
-	}
-	id.InstanceID = "i-2"
-	n.meta = metadata{id: id}
-	if got, ok := n.vpcCIDRs(t.Context()); ok {
-		t.Errorf("those of i-2: %v", got)
-	}
-	n.meta = metadata{id: n.id, err: errors.New("connection refused")}
-	if got, ok := n.vpcCIDRs(t.Context()); ok {
-		t.Errorf("without an answer: %v", got)
-	}
-}
-
 func TestAddressInUseNamesTheFlag(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -145,7 +114,7 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 	}
 	defer l.Close()
 	dir := t.TempDir()
-	cmd := berthd.Command()
+	cmd := command.Command()
 	cmd.SetArgs([]string{"--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=" + l.Addr().String(), "--log-level=error"})
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--introspection-address "+l.Addr().String()) {
 		t.Errorf("err = %v", err)
@@ -154,7 +123,7 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 
 func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 	t.Setenv("WARM_IP_TARGET", "many")
-	cmd := berthd.Command()
+	cmd := command.Command()
 	cmd.SetArgs([]string{"--no-such-flag"})
 	cmd.SetOut(io.Discard)
 	err := cmd.Execute()
@@ -166,7 +135,7 @@ func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 func TestReferences(t *testing.T) {
 	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
 		var out bytes.Buffer
-		cmd := berthd.Command()
+		cmd := command.Command()
 		cmd.SetArgs([]string{name})
 		cmd.SetOut(&out)
 		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), want) {
@@ -201,7 +170,7 @@ func configWith(t *testing.T, args ...string) config.Config {
 
 func TestExportTableOfBerthsOwnIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	cmd := berthd.Command()
+	cmd := command.Command()
 	cmd.SetArgs([]string{"--ipam=pool", "--export-table=19000", "--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=", "--log-level=error"})
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--export-table") {
 		t.Errorf("err = %v", err)

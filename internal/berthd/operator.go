@@ -1,0 +1,24 @@
+package berthd
+
+import (
+	"context"
+
+	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodenetwork"
+)
+
+// operatorMode is that of a daemon that uses what the operator publishes for its
+// node. It has no client of EC2.
+type operatorMode struct{ vpc }
+
+func (m *operatorMode) newSource(context.Context) (supply, error) {
+	c := nodenetwork.Config{
+		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
+		Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: eni.Files{Dir: m.cfg.StateDir},
+		Clock: m.clock, Logger: m.log, Observer: nodenetwork.NewMetrics(m.metrics.Registry),
+	}
+	if m.cfg.AutoCreateNodeNetwork {
+		c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)
+	}
+	return nodenetwork.New(c)
+}

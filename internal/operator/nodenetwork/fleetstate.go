@@ -1,0 +1,64 @@
+package nodenetwork
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/nodenetwork"
+)
+
+// fleetState is what the fleet last said of a node.
+type fleetState struct {
+	inv       *eni.Inventory        // to be published; nil: nothing was observed yet
+	primaries map[netip.Prefix]bool // addresses of inv's ENIs themselves
+	status    eni.Status
+	passBegan time.Time // about when the fleet's current pass began
+}
+
+func (f *fleetState) setInventory(inv *eni.Inventory) {
+	f.inv = inv
+	clear(f.primaries)
+	for i := range inv.ENIs {
+		f.primaries[nodenetwork.Host(inv.ENIs[i].PrimaryIPv4)] = true
+	}
+}
+
+// unmarked is what pods may have, and of which ENI, without ENIs that are marked.
+func (f *fleetState) unmarked(o *v1alpha1.NodeNetwork) map[netip.Prefix]string {
+	out := podAddresses(f.inv)
+	maps.DeleteFunc(out, func(_ netip.Prefix, id string) bool { return markedENI(o, id) })
+	return out
+}
+
+// podAddresses are the addresses and prefixes that pods may have, each with its ENI.
+func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
+	out := map[netip.Prefix]string{}
+	for i := range inv.ENIs {
+		e := &inv.ENIs[i]
+		if !e.Serves {
+			continue
+		}
+		for _, a := range e.Addresses {
+			out[nodenetwork.Host(a)] = e.ID
+		}
+		for _, p := range e.Prefixes {
+			out[p] = e.ID
+		}
+	}
+	return out
+}
+
+// seed is what the object says was published of its instance. What is recorded
+// as handed to the cloud is on its way back still; candidates are not.
+func seed(o *v1alpha1.NodeNetwork, now time.Time) eni.Inventory {
+	r := nodenetwork.Read(o)
+	inv := r.Inventory
+	inv.At = publishedAt(o)
+	for _, p := range r.Unassigning {
+		inv.Releasing = append(inv.Releasing, eni.Release{Prefix: p, ENI: o.Spec.IPAM.Available[nodenetwork.Format(p)].Resource, Since: now})
+	}
+	return inv
+}
