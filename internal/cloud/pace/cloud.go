@@ -83,9 +83,9 @@ func try(ctx context.Context, p *paced, c Call, call func(context.Context) error
 	return err
 }
 
-// pages makes the calls of a listing. One page that has what another had ends it,
-// if once says what is to be there once.
-func pages[T any](ctx context.Context, p *paced, c Call, once *once[T], page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
+// pages makes the calls of a listing. A page that has what another had ends it,
+// where unique says what that is.
+func pages[T any](ctx context.Context, p *paced, c Call, unique *once[T], page func(ctx context.Context, token string) ([]T, string, error)) ([]T, error) {
 	var out []T
 	token, before := "", map[string]bool{}
 	for range MaxPages {
@@ -95,7 +95,7 @@ func pages[T any](ctx context.Context, p *paced, c Call, once *once[T], page fun
 			return list, err
 		})
 		if err == nil {
-			err = once.check(c, list)
+			err = unique.check(c, list)
 		}
 		switch {
 		case err != nil:

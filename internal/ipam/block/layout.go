@@ -105,19 +105,6 @@ func (l Layout) Block(index int64) (Block, error) {
 	return Block{IPv4: piece(s.IPv4, l.bits, index), IPv6: piece(s.IPv6, l.bits, index)}, nil
 }
 
-// Overlap finds a subnet a of this pool and one of another, b, that have
-// addresses in common.
-func (l Layout) Overlap(o Layout) (a, b netip.Prefix, ok bool) {
-	for _, s := range l.subnets {
-		for _, t := range o.subnets {
-			if a, b, ok := s.overlap(t.Subnet); ok {
-				return a, b, true
-			}
-		}
-	}
-	return netip.Prefix{}, netip.Prefix{}, false
-}
-
 // overlap finds addresses that two subnets have in common.
 func (s Subnet) overlap(o Subnet) (a, b netip.Prefix, ok bool) {
 	switch {

@@ -122,30 +122,6 @@ func TestBlockOutside(t *testing.T) {
 	}
 }
 
-func TestOverlap(t *testing.T) {
-	for _, tc := range []struct {
-		name     string
-		a, b     []string
-		inA, inB string // what overlaps; empty: nothing
-	}{
-		{"apart", []string{"10.0.0.0/24 fd00::/120"}, []string{"10.0.1.0/24 fd00::100/120"}, "", ""},
-		{"other families", []string{"10.0.0.0/24"}, []string{"fd00::/120"}, "", ""},
-		{"inside", []string{"10.9.0.0/16", "10.0.0.0/16"}, []string{"10.8.0.0/24", "10.0.7.0/24"}, "10.0.0.0/16", "10.0.7.0/24"},
-		{"around", []string{"fd00::/120"}, []string{"fd00::/64"}, "fd00::/120", "fd00::/64"},
-		{"by IPv6 alone", []string{"10.0.0.0/24 fd00::/120"}, []string{"10.0.1.0/24 fd00::/120"}, "fd00::/120", "fd00::/120"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			a, b, ok := layout(t, 5, tc.a...).Overlap(layout(t, 5, tc.b...))
-			if ok != (tc.inA != "") {
-				t.Fatalf("got %s, %s, %v", a, b, ok)
-			}
-			if ok && (a.String() != tc.inA || b.String() != tc.inB) {
-				t.Errorf("got %s and %s, want %s and %s", a, b, tc.inA, tc.inB)
-			}
-		})
-	}
-}
-
 // Blocks of any layout partition it: each is inside a subnet, right behind the
 // one before or at the beginning of the next subnet.
 func TestBlocksPartitionSubnets(t *testing.T) {
