@@ -39,7 +39,7 @@ fi
 # dependency of PACKAGE.test is listed as PATH, or as PATH [PACKAGE.test].
 # shellcheck disable=SC2086
 kube=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns |
-	awk '$2 == "github.com/berthnet/berth/internal/vpclab/kube" && sub(/\.test$/, "", $1) { print $1 }' |
+	awk '$2 == "github.com/berthnet/berth/internal/lab/run/kube" && sub(/\.test$/, "", $1) { print $1 }' |
 	sort -ru | awk '/\/test\/crash$/ { print; next } { later = later $0 "\n" } END { printf "%s", later }') # the longest first
 others=$(grep -vxFf <(echo "$kube") <<<"$all" || [ $? = 1 ])
 

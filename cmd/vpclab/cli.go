@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
 )
 
 func contextFor(cmd *cobra.Command, timeout time.Duration) (context.Context, context.CancelFunc) {

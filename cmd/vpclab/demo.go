@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab/control"
-	"github.com/berthnet/berth/internal/vpclab/demo"
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/demo"
 )
 
 func newDemo() *cobra.Command {

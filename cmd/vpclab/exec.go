@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab/control"
-	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
 func newExec() *cobra.Command {

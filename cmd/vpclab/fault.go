@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab/control"
+	"github.com/berthnet/berth/internal/lab/control"
 )
 
 func newFault() *cobra.Command {

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/control"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/control"
 )
 
 func newServe() *cobra.Command {
@@ -30,7 +30,7 @@ SIGINT or SIGTERM.`,
 					return err
 				}
 			}
-			lab, err := vpclab.ServeOn(ec2Addr, s)
+			lab, err := endpoints.ServeOn(ec2Addr, s)
 			if err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ SIGINT or SIGTERM.`,
 // describe prints what there is and how to use it; the part between the lines
 // can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
 // command AWS_DEFAULT_REGION only.
-func describe(w io.Writer, lab *vpclab.Lab, imdsURL, imdsInstance string) error {
+func describe(w io.Writer, lab *endpoints.Cloud, imdsURL, imdsInstance string) error {
 	key := lab.Credentials()
 	_, err := fmt.Fprintf(w, `EC2 API            %s
 Instance metadata  %s (as instance %s)

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/berthnet/berth/internal/vpclab/control"
-	"github.com/berthnet/berth/internal/vpclab/fabric"
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
 )
 
 func newStatus() *cobra.Command {

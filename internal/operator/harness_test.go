@@ -26,10 +26,10 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/kube"
-	"github.com/berthnet/berth/internal/vpclab/proc"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 type cluster struct {
 	t          *testing.T
 	client     client.Client
-	lab        *vpclab.Lab
+	lab        *endpoints.Cloud
 	kubeconfig string // the operator's service account's, with its roles and the admission policies
 }
 
@@ -68,7 +68,7 @@ func newCluster(t *testing.T) *cluster {
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = account.Namespace, LeaseName
 	harness.OK(t, client.IgnoreNotFound(c.client.Delete(t.Context(), lease)))
-	c.lab, err = vpclab.Serve(spec.Default())
+	c.lab, err = endpoints.Serve(spec.Default())
 	harness.OK(t, err)
 	t.Cleanup(c.lab.Close)
 	return c

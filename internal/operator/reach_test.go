@@ -19,7 +19,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy/crds"
-	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/bench/whole"
 )
 

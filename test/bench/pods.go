@@ -12,9 +12,9 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/net/ipv4"
 
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/rpc"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
 	"github.com/berthnet/berth/test/bench/proc"
 )
 

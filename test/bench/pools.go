@@ -12,7 +12,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/test/bench/blocks"
 	"github.com/berthnet/berth/test/bench/scale"
 )

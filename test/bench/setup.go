@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 const (

@@ -21,10 +21,10 @@ import (
 	"github.com/containernetworking/cni/libcni"
 
 	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/vpclab/echo"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

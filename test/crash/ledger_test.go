@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // ledger is the test's own book of who had which address when, so that a

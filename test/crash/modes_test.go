@@ -12,15 +12,15 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	_ "github.com/berthnet/berth/internal/daemon" // these register their failpoints
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 	_ "github.com/berthnet/berth/internal/operator/addresspool"
 	_ "github.com/berthnet/berth/internal/operator/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/pool"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/poll"
-	"github.com/berthnet/berth/internal/vpclab/proc"
 )
 
 // mode is what differs between the modes in which Berth runs.

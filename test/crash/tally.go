@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
 )
 
 // event is what a soak counts.

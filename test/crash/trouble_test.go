@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/proc"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // trouble is one thing that goes wrong in a soak. It ends what it begins, but for

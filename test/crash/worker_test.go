@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/node"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // worker makes and removes the pods of one node.

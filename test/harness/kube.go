@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/vpclab/kube"
+	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
 // ControlPlane is the package's, between KubeUp and KubeDown.

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/poll"
-	"github.com/berthnet/berth/internal/vpclab/proc"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // Raise starts a lab with the programs under test. It is removed when the test

@@ -8,8 +8,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // Sandbox is a pod's empty network namespace on a node, whose network a test

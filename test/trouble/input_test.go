@@ -12,7 +12,7 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/eni"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 

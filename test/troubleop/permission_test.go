@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
@@ -40,9 +40,9 @@ func labSpec() spec.Spec {
 }
 
 // labClient serves a lab and returns a client of it on the real clock.
-func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*vpclab.Lab, cloud.API) {
+func labClient(t *testing.T, s spec.Spec, change ...func(*setup)) (*endpoints.Cloud, cloud.API) {
 	t.Helper()
-	lab, err := vpclab.Serve(s)
+	lab, err := endpoints.Serve(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +342,7 @@ func TestLabThrottled(t *testing.T) {
 func TestLabRoleCredentials(t *testing.T) {
 	clearAWS(t)
 	s := labSpec()
-	lab, err := vpclab.Serve(s)
+	lab, err := endpoints.Serve(s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,17 +15,17 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
 )
 
 // labNode is a source on a lab's EC2 API, over HTTP and the real SDK.
 type labNode struct {
 	*Source
-	lab     *vpclab.Lab
+	lab     *endpoints.Cloud
 	id      string
 	passes  retry.Signal // a reconciliation ended
 	stop    func()
@@ -53,7 +53,7 @@ func labSpec() spec.Spec {
 
 func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
 	t.Helper()
-	lab, err := vpclab.Serve(s)
+	lab, err := endpoints.Serve(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
 	return startOn(t, lab, p, &memStore{}, nil)
 }
 
-func startOn(t *testing.T, lab *vpclab.Lab, p ipam.Policy, store *memStore, leases map[netip.Addr]source.Lease) *labNode {
+func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[netip.Addr]source.Lease) *labNode {
 	t.Helper()
 	access := lab.Credentials()
 	t.Setenv("AWS_ACCESS_KEY_ID", access.AccessKeyID)
@@ -233,7 +233,7 @@ func TestLabDeniesAnAction(t *testing.T) {
 
 // A daemon that is started again knows what it had, and adopts it.
 func TestLabRestart(t *testing.T) {
-	lab, err := vpclab.Serve(labSpec())
+	lab, err := endpoints.Serve(labSpec())
 	if err != nil {
 		t.Fatal(err)
 	}

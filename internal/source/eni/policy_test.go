@@ -12,9 +12,9 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // policySpec is a lab whose instances are nodes of the cluster "lab" unless they
@@ -58,7 +58,7 @@ func TestPolicyDenies(t *testing.T) {
 			s.Consistency.Describe, s.Delays = 0, spec.Delays{}
 			root := spec.AccessKey{ID: "AKIALABLABLABLABROOT", Secret: "root"}
 			s.AccessKeys = append(s.AccessKeys, root)
-			lab, err := vpclab.Serve(s)
+			lab, err := endpoints.Serve(s)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -68,7 +68,7 @@ func TestPolicyDenies(t *testing.T) {
 	}
 }
 
-func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) cloud.API {
+func labClient(t *testing.T, lab *endpoints.Cloud, k spec.AccessKey) cloud.API {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", k.ID)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", k.Secret)
@@ -81,7 +81,7 @@ func labClient(t *testing.T, lab *vpclab.Lab, k spec.AccessKey) cloud.API {
 
 // denials makes ENIs of several owners with the credentials of an
 // administrator, and tries each call on each with those of Berth.
-func denials(t *testing.T, lab *vpclab.Lab, admin, berth cloud.API) {
+func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	ctx := t.Context()
 	subnet, ok := lab.Cloud.Snapshot().Subnet("a")
 	if !ok {

@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // EC2 answers what cannot be true, once. No pod gets an address that is not its
@@ -73,7 +73,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := labSpec()
 			s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 1, DeleteOnTermination: true}}
-			lab, err := vpclab.Serve(s)
+			lab, err := endpoints.Serve(s)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -124,7 +124,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 // A reply to a creation may leave the tags out: the ENI is attached all the
 // same, at once and as Berth's own.
 func TestCreationsWithoutTagsInTheReply(t *testing.T) {
-	lab, err := vpclab.Serve(labSpec())
+	lab, err := endpoints.Serve(labSpec())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,9 +26,9 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/vpclab/kube"
-	"github.com/berthnet/berth/internal/vpclab/poll"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )

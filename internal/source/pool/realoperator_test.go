@@ -15,9 +15,9 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/lab/run/kube"
 	truth "github.com/berthnet/berth/internal/operator"
 	"github.com/berthnet/berth/internal/source"
-	"github.com/berthnet/berth/internal/vpclab/kube"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )

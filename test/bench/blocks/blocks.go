@@ -14,7 +14,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/vpclab/lab"
+	"github.com/berthnet/berth/internal/lab"
 )
 
 // Order is one run.

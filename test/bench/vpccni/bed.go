@@ -17,12 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/berthnet/berth/internal/vpclab/fabric"
-	"github.com/berthnet/berth/internal/vpclab/kube"
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/spec"
-	"github.com/berthnet/berth/internal/vpclab/vpc"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // Order is what all runs share.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
-	"github.com/berthnet/berth/internal/vpclab/lab"
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/proc"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // berthd is Berth's daemon, which the lab knows how to run.

@@ -18,8 +18,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/vpclab/node"
-	"github.com/berthnet/berth/internal/vpclab/ns"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
 // retryDelay is how long what failed waits for the next try with a new sandbox.

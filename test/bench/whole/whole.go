@@ -22,9 +22,9 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/kube"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
 // Order is one run.
@@ -61,7 +61,7 @@ type run struct {
 	Order
 	dir      string
 	kube     *kube.ControlPlane
-	lab      *vpclab.Lab
+	lab      *endpoints.Cloud
 	client   client.WithWatch
 	operator *exec.Cmd
 	exited   chan error
@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Order) (out Outcome, err error) {
 // raise starts the control plane, EC2 and, once the objects are there, the operator.
 func (r *run) raise(ctx context.Context) (err error) {
 	r.Say("  raising a control plane and an EC2 with %d instances", r.Nodes)
-	if r.lab, err = vpclab.Serve(r.spec()); err != nil {
+	if r.lab, err = endpoints.Serve(r.spec()); err != nil {
 		return fmt.Errorf("serve an EC2: %w", err)
 	}
 	r.kube, err = kube.Start(ctx, kube.Options{Assets: r.Assets, Dir: filepath.Join(r.dir, "kube"), CRDs: os.DirFS(r.CRDs)})

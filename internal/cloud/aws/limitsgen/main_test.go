@@ -8,15 +8,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/berthnet/berth/internal/cloud/limits"
-	"github.com/berthnet/berth/internal/vpclab"
-	"github.com/berthnet/berth/internal/vpclab/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
 const table = "../../limits/limits.tsv"
 
 // Asking an EC2 that has the same numbers gives the same table, byte for byte.
 func TestRefresh(t *testing.T) {
-	lab, err := vpclab.Serve(spec.Default())
+	lab, err := endpoints.Serve(spec.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

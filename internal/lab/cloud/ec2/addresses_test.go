@@ -1,0 +1,242 @@
+package ec2_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awsec2 "github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+)
+
+// dual is the default lab with IPv6 and a node of a type without prefixes.
+func dual() spec.Spec {
+	s := instant()
+	s.VPCs[0].IPv6 = []netip.Prefix{netip.MustParsePrefix("2600:1f14:abc:de00::/56")}
+	s.VPCs[0].Subnets[0].IPv6 = netip.MustParsePrefix("2600:1f14:abc:de00::/64")
+	s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "m4.large", Subnet: "a"})
+	return s
+}
+
+func TestIPv4Addresses(t *testing.T) {
+	r := newRig(t, instant())
+	id := r.create(awsec2.CreateNetworkInterfaceInput{PrivateIpAddress: aws.String("10.0.1.10")}).NetworkInterfaceId
+	assign := func(in awsec2.AssignPrivateIpAddressesInput) *awsec2.AssignPrivateIpAddressesOutput {
+		t.Helper()
+		in.NetworkInterfaceId = id
+		out, err := r.AssignPrivateIpAddresses(t.Context(), &in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	byCount := assign(awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}).AssignedPrivateIpAddresses
+	assign(awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.1.20", "10.0.1.21"}})
+	prefix := assign(awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}).AssignedIpv4Prefixes
+	assign(awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.2.32/28"}})
+
+	e := r.describe(*id)
+	var got []string
+	for _, a := range e.PrivateIpAddresses {
+		got = append(got, *a.PrivateIpAddress)
+	}
+	want := []string{"10.0.1.10", *byCount[0].PrivateIpAddress, *byCount[1].PrivateIpAddress, "10.0.1.20", "10.0.1.21"}
+	if !slices.Equal(got, want) || *e.PrivateIpAddress != "10.0.1.10" || !*e.PrivateIpAddresses[0].Primary || *e.PrivateIpAddresses[1].Primary {
+		t.Fatalf("addresses %v, want %v", got, want)
+	}
+	if len(e.Ipv4Prefixes) != 2 || *e.Ipv4Prefixes[0].Ipv4Prefix != *prefix[0].Ipv4Prefix || *e.Ipv4Prefixes[1].Ipv4Prefix != "10.0.2.32/28" {
+		t.Fatalf("prefixes %+v", e.Ipv4Prefixes)
+	}
+
+	for _, in := range []awsec2.UnassignPrivateIpAddressesInput{
+		{PrivateIpAddresses: []string{"10.0.1.20", want[1]}},
+		{Ipv4Prefixes: []string{"10.0.2.32/28"}},
+	} {
+		in.NetworkInterfaceId = id
+		if _, err := r.UnassignPrivateIpAddresses(t.Context(), &in); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if e := r.describe(*id); len(e.PrivateIpAddresses) != 3 || len(e.Ipv4Prefixes) != 1 {
+		t.Fatalf("left %+v %+v", e.PrivateIpAddresses, e.Ipv4Prefixes)
+	}
+}
+
+func TestReassignment(t *testing.T) {
+	r := newRig(t, instant())
+	from := r.create(awsec2.CreateNetworkInterfaceInput{PrivateIpAddresses: []types.PrivateIpAddressSpecification{
+		{PrivateIpAddress: aws.String("10.0.1.10"), Primary: aws.Bool(true)}, {PrivateIpAddress: aws.String("10.0.1.11")},
+	}})
+	to := r.create(awsec2.CreateNetworkInterfaceInput{})
+	in := &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: to.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.11"}}
+	_, err := r.AssignPrivateIpAddresses(t.Context(), in)
+	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+
+	in.AllowReassignment = aws.Bool(true)
+	if _, err := r.AssignPrivateIpAddresses(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := r.describe(*from.NetworkInterfaceId), r.describe(*to.NetworkInterfaceId); len(a.PrivateIpAddresses) != 1 || len(b.PrivateIpAddresses) != 2 {
+		t.Fatalf("moved from %+v to %+v", a.PrivateIpAddresses, b.PrivateIpAddresses)
+	}
+	in.PrivateIpAddresses = []string{"10.0.1.10"} // a primary address does not move
+	_, err = r.AssignPrivateIpAddresses(t.Context(), in)
+	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+}
+
+func TestIPv6Addresses(t *testing.T) {
+	r := newRig(t, dual())
+	e := r.create(awsec2.CreateNetworkInterfaceInput{Ipv6AddressCount: aws.Int32(1)})
+	id := e.NetworkInterfaceId
+	if len(e.Ipv6Addresses) != 1 {
+		t.Fatalf("created with %+v", e.Ipv6Addresses)
+	}
+	const given, prefix = "2600:1f14:abc:de00::77", "2600:1f14:abc:de00:5::/80"
+	for _, in := range []awsec2.AssignIpv6AddressesInput{
+		{Ipv6AddressCount: aws.Int32(2)}, {Ipv6Addresses: []string{given}}, {Ipv6PrefixCount: aws.Int32(1)}, {Ipv6Prefixes: []string{prefix}},
+	} {
+		in.NetworkInterfaceId = id
+		out, err := r.AssignIpv6Addresses(t.Context(), &in)
+		if err != nil || len(out.AssignedIpv6Addresses)+len(out.AssignedIpv6Prefixes) == 0 {
+			t.Fatalf("assigned %+v, %v", out, err)
+		}
+	}
+	if e := r.describe(*id); len(e.Ipv6Addresses) != 4 || len(e.Ipv6Prefixes) != 2 {
+		t.Fatalf("addresses %+v, prefixes %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+	}
+	other := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
+	_, err := r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: other, Ipv6Addresses: []string{given}})
+	wantCode(t, err, "InvalidIPAddress.InUse", http.StatusBadRequest)
+
+	for _, in := range []awsec2.UnassignIpv6AddressesInput{{Ipv6Addresses: []string{given}}, {Ipv6Prefixes: []string{prefix}}} {
+		in.NetworkInterfaceId = id
+		out, err := r.UnassignIpv6Addresses(t.Context(), &in)
+		if err != nil || len(out.UnassignedIpv6Addresses)+len(out.UnassignedIpv6Prefixes) != 1 {
+			t.Fatalf("unassigned %+v, %v", out, err)
+		}
+	}
+	if e := r.describe(*id); len(e.Ipv6Addresses) != 3 || len(e.Ipv6Prefixes) != 1 {
+		t.Fatalf("left %+v, %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
+	}
+}
+
+func TestAssignErrors(t *testing.T) {
+	s := dual()
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
+	r := newRig(t, s)
+	books := r.lab.Cloud.Snapshot()
+	primary := func(name string) string {
+		i, _ := books.Instance(name)
+		return books.InstanceENIs(i.ID)[0].ID
+	}
+	node, old := primary("node-a"), primary("old")
+	tiny := *r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("tiny"))}).NetworkInterfaceId
+	nodeB := primary("node-b") // in a subnet without IPv6
+
+	for _, tc := range []struct {
+		name, eni string
+		in        awsec2.AssignPrivateIpAddressesInput
+		code      string
+	}{
+		{"unknown ENI", "eni-0123456789abcdef0", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceID.NotFound"},
+		{"malformed ENI", "eni-x", awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1)}, "InvalidNetworkInterfaceId.Malformed"},
+		{"nothing asked for", node, awsec2.AssignPrivateIpAddressesInput{}, "MissingParameter"},
+		{"two ways", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(1), Ipv4PrefixCount: aws.Int32(1)}, "InvalidParameterCombination"},
+		{"zero", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(0)}, "InvalidParameterValue"},
+		{"more than the type takes", node, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
+		{"more prefixes than the type takes", node, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(10)}, "PrivateIpAddressLimitExceeded"},
+		{"prefix on Xen", old, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "UnsupportedOperation"},
+		{"reserved", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.0.3"}}, "InvalidParameterValue"},
+		{"broadcast", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.3.255"}}, "InvalidParameterValue"},
+		{"out of the subnet", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.4.9"}}, "InvalidParameterValue"},
+		{"no address", node, awsec2.AssignPrivateIpAddressesInput{PrivateIpAddresses: []string{"ten"}}, "InvalidParameterValue"},
+		{"prefix unaligned", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.8/28"}}, "InvalidParameterValue"},
+		{"prefix of another size", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.0/27"}}, "InvalidParameterValue"},
+		{"prefix with reserved addresses", node, awsec2.AssignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.0.0/28"}}, "InvalidParameterValue"},
+		{"subnet full", tiny, awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(11)}, "InsufficientFreeAddressesInSubnet"},
+		{"no block", tiny, awsec2.AssignPrivateIpAddressesInput{Ipv4PrefixCount: aws.Int32(1)}, "InsufficientCidrBlocks"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.in.NetworkInterfaceId = &tc.eni
+			_, err := r.AssignPrivateIpAddresses(t.Context(), &tc.in)
+			wantCode(t, err, tc.code, http.StatusBadRequest)
+		})
+	}
+	for _, tc := range []struct {
+		name, eni string
+		in        awsec2.UnassignPrivateIpAddressesInput
+	}{
+		{"not there", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{"10.0.1.77"}}},
+		{"prefix not there", node, awsec2.UnassignPrivateIpAddressesInput{Ipv4Prefixes: []string{"10.0.1.64/28"}}},
+		{"of another ENI", node, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{books.InstanceENIs(books.Instances[2].ID)[0].Primary.String()}}},
+		{"primary", tiny, awsec2.UnassignPrivateIpAddressesInput{PrivateIpAddresses: []string{*r.describe(tiny).PrivateIpAddress}}},
+	} {
+		t.Run("unassign "+tc.name, func(t *testing.T) {
+			tc.in.NetworkInterfaceId = &tc.eni
+			_, err := r.UnassignPrivateIpAddresses(t.Context(), &tc.in)
+			wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+		})
+	}
+	_, err := r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &nodeB, Ipv6AddressCount: aws.Int32(1)})
+	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	_, err = r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6AddressCount: aws.Int32(11)})
+	wantCode(t, err, "PrivateIpAddressLimitExceeded", http.StatusBadRequest)
+}
+
+// A subnet with room enough but no free aligned block refuses prefixes, and
+// recovers when one block empties.
+func TestFragmentation(t *testing.T) {
+	s := instant()
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "small", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/26")})
+	r := newRig(t, s)
+	var enis []string
+	for _, ip := range []string{"10.0.8.20", "10.0.8.40"} { // one address in each of the two whole blocks
+		e := r.create(awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("small")), PrivateIpAddress: aws.String(ip)})
+		enis = append(enis, *e.NetworkInterfaceId)
+	}
+	free := func() int32 {
+		out, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("small")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return *out.Subnets[0].AvailableIpAddressCount
+	}
+	if free() != 64-5-2 {
+		t.Fatalf("%d free", free())
+	}
+	ask := &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &enis[0], Ipv4PrefixCount: aws.Int32(1)}
+	_, err := r.AssignPrivateIpAddresses(t.Context(), ask)
+	wantCode(t, err, "InsufficientCidrBlocks", http.StatusBadRequest)
+	if free() != 64-5-2 {
+		t.Fatalf("a refused call took addresses: %d free", free())
+	}
+	if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &enis[1]}); err != nil {
+		t.Fatal(err)
+	}
+	out, err := r.AssignPrivateIpAddresses(t.Context(), ask)
+	if err != nil || *out.AssignedIpv4Prefixes[0].Ipv4Prefix != "10.0.8.32/28" || free() != 64-5-1-16 {
+		t.Fatalf("%+v, %v, %d free", out, err, free())
+	}
+}
+
+// A prefix takes one slot of the ENI's addresses: an m5.large ENI has ten.
+func TestPrefixTakesOneSlot(t *testing.T) {
+	r := newRig(t, instant())
+	e := r.create(awsec2.CreateNetworkInterfaceInput{Ipv4PrefixCount: aws.Int32(5)})
+	r.attach(*e.NetworkInterfaceId, "node-a", 1)
+	for n, want := range []string{"", "PrivateIpAddressLimitExceeded"} {
+		_, err := r.AssignPrivateIpAddresses(t.Context(), &awsec2.AssignPrivateIpAddressesInput{
+			NetworkInterfaceId: e.NetworkInterfaceId, SecondaryPrivateIpAddressCount: aws.Int32(int32(4 - 3*n)),
+		})
+		if want != "" {
+			wantCode(t, err, want, http.StatusBadRequest)
+		} else if err != nil {
+			t.Fatal(fmt.Errorf("four addresses beside five prefixes: %w", err))
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy/crds"
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+)
+
+// Cluster is the Kubernetes side of a lab in operator or pool mode: a real API
+// server in the router's namespace, where nodes and operators reach it at
+// fabric.APIEndpoint, with what deploy/operator-mode or pool-mode installs. Schedulers,
+// controllers and kubelets are the lab itself.
+type Cluster struct {
+	*kube.ControlPlane
+	// Client reads and writes as an administrator, without a cache.
+	Client client.WithWatch
+
+	// Kubeconfig is a file by which a person outside the lab is administrator.
+	Kubeconfig string
+
+	mode    Mode
+	dir     string
+	reports *reports
+	door    *doorway // for Kubeconfig
+}
+
+// The service accounts of deploy/operator-mode.
+var (
+	daemonAccount   = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
+	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
+)
+
+// raiseKube starts the control plane and the operators, but in node mode.
+func (l *Lab) raiseKube(ctx context.Context) error {
+	if l.Mode == NodeMode {
+		return nil
+	}
+	dir := filepath.Join(l.Dir, kubeDir)
+	control, err := kube.Start(ctx, kube.Options{
+		Assets: l.KubeAssets, Dir: dir, Netns: l.RouterPath(), Address: fabric.APIEndpoint,
+		CRDs: crds.Files,
+	})
+	if err != nil {
+		return err
+	}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: dir, reports: newReports(l.note)}
+	if l.Kube.Client, err = newClient(control); err != nil {
+		return err
+	}
+	roles := operatormode.Roles
+	if l.Mode == PoolMode {
+		roles = poolmode.Roles
+	}
+	if err := control.Apply(ctx, roles); err != nil {
+		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
+	}
+	if err := l.Kube.open(); err != nil {
+		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
+	}
+	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
+	return l.raiseOperators(ctx)
+}
+
+// open makes the API reachable from outside the lab.
+func (c *Cluster) open() error {
+	cfg := c.Config()
+	inside, err := netip.ParseAddrPort(strings.TrimPrefix(cfg.Host, "https://"))
+	if err != nil {
+		return err
+	}
+	if c.door, err = openDoorway(c.Netns, inside); err != nil {
+		return err
+	}
+	cfg.ServerName = inside.Addr().String() // that of the certificate
+	cfg.Host = "https://" + c.door.listener.Addr().String()
+	c.Kubeconfig = filepath.Join(c.dir, "kubeconfig")
+	return kube.WriteKubeconfig(c.Kubeconfig, cfg)
+}
+
+func newClient(control *kube.ControlPlane) (client.WithWatch, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	cfg := control.Config()
+	cfg.WarningHandler = rest.NoWarnings{} // advice for persons who write manifests
+	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+}
+
+// kubeconfig writes what lets a program act as a service account's pod on a
+// node, or as the account itself when node is empty.
+func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.NamespacedName, node string) error {
+	var token string
+	var err error
+	if node == "" {
+		token, err = c.Token(ctx, account, (*corev1.Pod)(nil))
+	} else {
+		token, err = c.NodeToken(ctx, account, node)
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	return kube.WriteKubeconfig(file, c.ConfigWithToken(token))
+}
+
+// NodeNetwork reads a node's object.
+func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
+	o := &v1alpha1.NodeNetwork{}
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: node}, o); err != nil {
+		return nil, fmt.Errorf("read NodeNetwork %s: %w", node, err)
+	}
+	return o, nil
+}
+
+// NodeNetworks lists them all.
+func (c *Cluster) NodeNetworks(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
+	list := &v1alpha1.NodeNetworkList{}
+	if err := c.Client.List(ctx, list); err != nil {
+		return nil, fmt.Errorf("list NodeNetworks: %w", err)
+	}
+	return list.Items, nil
+}
+
+// CreateNodeNetwork makes a node's object before its daemon does, as a person
+// may.
+func (c *Cluster) CreateNodeNetwork(ctx context.Context, o *v1alpha1.NodeNetwork) error {
+	if err := c.Client.Create(ctx, o); err != nil {
+		return fmt.Errorf("create NodeNetwork %s: %w", o.Name, err)
+	}
+	return nil
+}
+
+// EditNodeNetwork changes a node's object as a person does with kubectl edit.
+func (c *Cluster) EditNodeNetwork(ctx context.Context, node string, change func(*v1alpha1.NodeNetwork)) error {
+	o, err := c.NodeNetwork(ctx, node)
+	if err != nil {
+		return err
+	}
+	edited := o.DeepCopy()
+	change(edited)
+	if err := c.Client.Patch(ctx, edited, client.MergeFrom(o)); err != nil {
+		return fmt.Errorf("edit NodeNetwork %s: %w", node, err)
+	}
+	return nil
+}
+
+// Watch sends a node's object whenever it changes, until stop is called or ctx
+// ends; then the channel is closed.
+func (c *Cluster) Watch(ctx context.Context, node string) (objects <-chan *v1alpha1.NodeNetwork, stop func(), err error) {
+	w, err := c.Client.Watch(ctx, &v1alpha1.NodeNetworkList{}, client.MatchingFields{"metadata.name": node})
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch NodeNetwork %s: %w", node, err)
+	}
+	out := make(chan *v1alpha1.NodeNetwork)
+	go func() {
+		defer close(out)
+		for e := range w.ResultChan() {
+			if o, ok := e.Object.(*v1alpha1.NodeNetwork); ok {
+				out <- o
+			}
+		}
+	}()
+	return out, w.Stop, nil
+}
+
+// closeKube ends the operators, the lab's reports and the control plane.
+func (l *Lab) closeKube() error {
+	if l.Kube == nil {
+		return nil
+	}
+	var errs []error
+	for _, o := range l.operators {
+		errs = append(errs, o.Kill())
+	}
+	if l.Kube.door != nil {
+		errs = append(errs, l.Kube.door.close())
+	}
+	l.Kube.reports.close()
+	return errors.Join(append(errs, l.Kube.Stop())...)
+}
+
+// clusterName is what daemons and operators know the cluster by.
+func (l *Lab) clusterName() string { return clusterName(l.ID) }
+
+func clusterName(lab string) string { return "vpclab-" + lab }
+
+// Reported returns once the API server knows of all that happened to the lab's
+// nodes and pods, or ctx ends. There is nothing to report in node mode.
+func (l *Lab) Reported(ctx context.Context) error {
+	if l.Kube == nil {
+		return nil
+	}
+	return l.Kube.reports.wait(ctx)
+}

@@ -1,0 +1,266 @@
+// Package demo shows Berth's main job on the lab: pods get addresses of the VPC,
+// or of a data centre's pools, through the real plugin and daemon, and reach each
+// other, the nodes and the outside while EC2 misbehaves and daemons are killed. Each claim is a proof
+// that passes or fails with figures; nothing but the cloud is imitated.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/node"
+)
+
+// DefaultDir is where the demo's lab lives unless told otherwise.
+const DefaultDir = "/run/vpclab/demo"
+
+// Options say what to show.
+type Options struct {
+	Lab     lab.Options
+	Program string    // how vpclab was called, for the commands to try next
+	Keep    bool      // leave the lab up, steered by its control socket
+	Out     io.Writer // where the story goes, line by line
+	// Told is called once the story is over, with what failed, before a lab
+	// that is kept begins to be served.
+	Told func(error) error
+}
+
+// patience is how long the lab may take to come up, and each proof: it only ends
+// what hangs.
+const patience = 3 * time.Minute
+
+// size is what the nodes of a mode can hold and what is put on them.
+type size struct {
+	instanceType string
+	addresses    int // for pods
+	pods         int // a node, to begin with: they need more than one ENI
+}
+
+// maxENIs of a node of either size, the primary included.
+const maxENIs = 3
+
+// sizes are small enough that a handful of pods lands on several ENIs. Operator
+// mode leaves the primary one to the node.
+var sizes = map[lab.Mode]size{
+	lab.NodeMode:     {instanceType: "t3.small", addresses: 9, pods: 5},
+	lab.OperatorMode: {instanceType: "t3.medium", addresses: 10, pods: 6},
+	lab.PoolMode:     {pods: 10}, // a block holds 8
+}
+
+// proof is one claim and the way to try it. It returns figures.
+type proof struct {
+	name string
+	try  func(context.Context, *stage) (string, error)
+}
+
+// proofs in the order in which they are shown; later ones build on earlier ones.
+var proofs = map[lab.Mode][]proof{
+	lab.PoolMode: poolProofs,
+	lab.NodeMode: slices.Concat(
+		[]proof{{"pods come up through CNI, on several ENIs", bringUp}},
+		reach,
+		[]proof{
+			{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+			{"EC2 throttled: a node joins, its pods come up", throttled},
+			{"pods are kept from the metadata service, nodes are not", metadataBlocked},
+			{"kernel, records, introspection and EC2 agree", agreement},
+		}),
+	lab.OperatorMode: slices.Concat(
+		[]proof{
+			{"nodes join, and may not call EC2", join},
+			{"a burst of pods is seen before its first ADD", burst},
+			{"pods come up through CNI, on several ENIs", bringUp},
+		},
+		reach,
+		[]proof{
+			{"pods beyond the watermark make the operator grow", grow},
+			{"operator killed with -9 under load: a standby goes on", killOperator},
+			{"API server away: ADD and DEL go on", withoutAPI},
+			{"EC2 throttled: a node joins, its pods come up", throttled},
+			{"a full subnet is told by conditions, and heals", fullSubnet},
+			{"a scrapped node's object and ENIs go", scrapped},
+			{"excess goes back by handshake, the ENI is deleted", shrink},
+			{"kernel, records, introspection, objects and EC2 agree", agreement},
+		}),
+}
+
+// reach is who reaches whom, in either mode.
+var reach = []proof{
+	{"pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
+	{"pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
+	{"pod to node and node to pod", podsAndNodes},
+	{"pod to internet, seen as the node's primary address", toInternet},
+	{"pod to on-premises host and back, with its own address", onPremises},
+	{"a service address is DNATed, the source is kept", service},
+	{"what enters by the primary interface is answered by it", nodePort},
+	{"curl localhost:6666/ip-manager tells who has what", introspection},
+	{"a deleted pod's address cools and is not reused", cooling},
+}
+
+// stage is what the proofs act on.
+type stage struct {
+	size
+	lab   *lab.Lab
+	nodes []*node.Node
+	pods  map[string][]*node.Pod // by node name, in the order in which they came up
+}
+
+// errFailed says that the story was told to its end, but not all of it held.
+var errFailed = errors.New("not every proof passed")
+
+// Run raises a lab, tries every proof and removes the lab again, or serves it
+// until ctx ends when it is to be kept. An error means that a proof failed or
+// could not be tried.
+func Run(ctx context.Context, o Options) error {
+	o, err := o.complete()
+	if err != nil {
+		return err
+	}
+	t := &teller{out: o.Out, began: time.Now(), proofs: len(proofs[o.Lab.Mode])}
+	o.Lab.Progress = t.note
+	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
+		return fmt.Errorf("lab directory: %w", err)
+	}
+	release, err := control.Lock(o.Lab.Dir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if o.Lab.Mode == lab.PoolMode {
+		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
+	} else {
+		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
+	}
+	up, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	l, err := lab.Start(up, o.Lab)
+	if err != nil {
+		return errors.Join(fmt.Errorf("raise the lab: %w", err), told(o, err))
+	}
+	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes(), pods: map[string][]*node.Pod{}}
+	failed := s.play(ctx, t)
+	if !o.Keep || ctx.Err() != nil {
+		return errors.Join(failed, s.clear(t, o.Program), told(o, failed))
+	}
+	t.next(o.Program, l)
+	err = control.Serve(ctx, l, func() error { return told(o, failed) })
+	return errors.Join(failed, err, l.Close())
+}
+
+// complete fills in what the demo needs of its lab; what the caller says wins.
+func (o Options) complete() (Options, error) {
+	if o.Lab.Mode == "" {
+		o.Lab.Mode = lab.NodeMode
+	}
+	size, ok := sizes[o.Lab.Mode]
+	if !ok {
+		return o, fmt.Errorf("mode %q: want one of %v", o.Lab.Mode, lab.Modes)
+	}
+	if o.Lab.Nodes < 2 {
+		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
+	}
+	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
+	o.Lab.InstanceType = size.instanceType
+	switch o.Lab.Mode {
+	case lab.OperatorMode:
+		args = append(args, operatorModeArgs...)
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = append(slices.Clone(operatorArgs), o.Lab.OperatorArgs...)
+		s := labSpec(o.Lab.Nodes, size.instanceType)
+		o.Lab.Spec = &s
+	case lab.PoolMode:
+		args = slices.Clone(poolArgs)
+		o.Lab.Nodes = max(o.Lab.Nodes, 3)
+		o.Lab.OperatorCount, o.Lab.RestartOperators = 2, true
+		o.Lab.OperatorArgs = append(slices.Clone(poolOperatorArgs), o.Lab.OperatorArgs...)
+		o.Lab.Pools = demoPools()
+	}
+	o.Lab.DaemonArgs = append(args, o.Lab.DaemonArgs...)
+	return o, nil
+}
+
+func told(o Options, err error) error {
+	if o.Told == nil {
+		return nil
+	}
+	return o.Told(err)
+}
+
+// play tries the proofs one after the other.
+func (s *stage) play(ctx context.Context, t *teller) error {
+	t.say("")
+	for i, p := range proofs[s.lab.Mode] {
+		began := time.Now()
+		trial, cancel := context.WithTimeout(ctx, patience)
+		figures, err := p.try(trial, s)
+		cancel()
+		if ctx.Err() != nil { // interrupted, which proves nothing
+			return context.Cause(ctx)
+		}
+		t.verdict(p.name, figures, time.Since(began), err)
+		if err == nil {
+			continue
+		}
+		s.tellLogs(t)
+		if i == 0 {
+			break // without its pods there is nothing to go on with
+		}
+	}
+	return t.summary()
+}
+
+// tellLogs shows what the fabric dropped and what the daemons say after a failure.
+func (s *stage) tellLogs(t *teller) {
+	var drops map[string]fabric.Drops
+	if s.lab.Fabric != nil {
+		var err error
+		if drops, err = s.lab.Fabric.Drops(); err != nil {
+			t.say("    the fabric does not tell what it dropped: %v", err)
+		}
+	}
+	for _, n := range s.nodes {
+		for _, e := range s.lab.Books().InstanceENIs(n.InstanceID) {
+			if d := drops[e.ID]; len(d) > 0 {
+				t.say("    dropped in the VPC, from or to ENI %d of %s: %v", e.Attachment.DeviceIndex, n.Name, d)
+			}
+		}
+	}
+	for _, n := range s.nodes {
+		t.say("    the end of %s:", n.LogFile())
+		t.quote(n.LogTail(8))
+	}
+	for _, o := range s.lab.Operators() {
+		t.say("    the end of %s:", o.LogFile())
+		t.quote(o.LogTail(8))
+	}
+}
+
+// clear removes the lab and says whether anything stayed behind.
+func (s *stage) clear(t *teller, program string) error {
+	err := s.lab.Close()
+	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
+	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {
+		return fmt.Errorf("remove the lab: %w", err)
+	}
+	t.after(program)
+	return nil
+}
+
+// primary is a node's primary address.
+func (s *stage) primary(n *node.Node) netip.Addr {
+	if s.lab.Site != nil {
+		return s.lab.Site.Addrs(n.Name).IPv4
+	}
+	return s.lab.Books().InstanceENIs(n.InstanceID)[0].Primary
+}
+
+var internet, onPrem = fabric.InternetHost, fabric.OnPremHost

@@ -1,0 +1,114 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berthd", "berth", "berth-operator")) }
+
+func options(t *testing.T, out *bytes.Buffer) Options {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := os.Stat(dir); err == nil {
+			t.Errorf("%s is still there", dir)
+		}
+		if left, err := ns.List(fabric.Prefix(lab.IDOf(dir))); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	})
+	// A leader stays one also where the machine stands still for longer than a
+	// person who looks on would wait for another.
+	leases := []string{"--lease-duration=10s", "--renew-deadline=8s"}
+	return Options{Lab: lab.Options{Dir: dir, BinDir: harness.BinDir, Nodes: 2, OperatorArgs: leases}, Out: out}
+}
+
+func TestEveryProofPasses(t *testing.T) {
+	t.Parallel()
+	for _, mode := range lab.Modes {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode = mode
+			if err := Run(t.Context(), o); err != nil {
+				t.Errorf("%v\n%s", err, &out)
+			}
+			if got := strings.Count(out.String(), "  ✓ "); got != len(proofs[mode]) {
+				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofs[mode]), &out)
+			}
+		})
+	}
+}
+
+// TestProofsNotice breaks what a proof is about, and wants it to fail and the
+// next not to.
+func TestProofsNotice(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ arg, failed string }{
+		"no SNAT":    {"--external-snat", "pod to internet"},
+		"no cooling": {"--cooling-period=0s", "address cools"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time it waits for answers that do not come
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.DaemonArgs = []string{tc.arg}
+			err := Run(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), tc.failed) {
+				t.Errorf("got %v, want a failure about %q\n%s", err, tc.failed, &out)
+			}
+			if !strings.Contains(out.String(), "✓ pod to on-premises") || !strings.Contains(out.String(), "✗") {
+				t.Errorf("want a tick for on-premises and a cross:\n%s", &out)
+			}
+		})
+	}
+}
+
+func TestAnInterruptedDemoCleansUp(t *testing.T) {
+	for _, mode := range lab.Modes {
+		t.Run(string(mode), func(t *testing.T) {
+			var out bytes.Buffer
+			o := options(t, &out)
+			o.Lab.Mode = mode
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			o.Out = writerFunc(func(b []byte) (int, error) {
+				if bytes.Contains(b, []byte("✓")) { // in the middle of the story
+					interrupt()
+				}
+				return out.Write(b)
+			})
+			if err := Run(ctx, o); err == nil {
+				t.Error("an interrupted demo claims success")
+			}
+		})
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+func TestAFailureIsTold(t *testing.T) {
+	var out bytes.Buffer
+	o := options(t, &out)
+	o.Lab.BinDir = t.TempDir() // no berthd to start
+	err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "berthd") {
+		t.Errorf("got %v", err)
+	}
+	_ = os.RemoveAll(o.Lab.Dir) // a lab that did not come up leaves its logs
+}

@@ -1,0 +1,217 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/node"
+)
+
+var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
+
+// follow brings the fabric to where the books are and keeps it there: every
+// later event of the cloud is turned into links, routes and machines. CatchUp
+// waits for that.
+func (l *Lab) follow() error {
+	l.following.Lock()
+	defer l.following.Unlock()
+	var from uint64
+	l.cancel = l.Cloud.Subscribe(func(ev vpc.Event) {
+		l.following.Lock()
+		defer l.following.Unlock()
+		defer l.follows(ev.Seq)
+		l.mu.Lock()
+		skip := l.closed || ev.Seq <= from
+		l.mu.Unlock()
+		if skip {
+			return
+		}
+		if err := l.apply(ev); err != nil {
+			l.note(fmt.Errorf("follow %s: %w", ev.Kind, err))
+		}
+	})
+	books := l.Cloud.Snapshot()
+	from = books.Seq
+	l.follows(from)
+	if err := l.Fabric.SetGroups(books.Groups); err != nil {
+		return err
+	}
+	for _, i := range books.Instances {
+		if i.State != vpc.Running {
+			continue
+		}
+		if err := l.addMachine(i); err != nil {
+			return err
+		}
+		for _, e := range books.InstanceENIs(i.ID) {
+			if !e.Attachment.LinkUp {
+				continue
+			}
+			if err := l.attach(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *Lab) follows(seq uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.followed = max(l.followed, seq)
+	l.moved.Broadcast()
+}
+
+// CatchUp returns when the fabric has followed every event that the cloud's
+// books contain now. A call of the cloud may return before that, when the
+// cloud is busy telling of other events.
+func (l *Lab) CatchUp() {
+	if l.Cloud == nil {
+		return
+	}
+	seq := l.Cloud.Snapshot().Seq
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.followed < seq && !l.closed {
+		l.moved.Wait()
+	}
+}
+
+// apply turns one event into machines, links and routes.
+func (l *Lab) apply(ev vpc.Event) error {
+	switch ev.Kind {
+	case vpc.InstanceLaunched:
+		return l.addMachine(ev.Instance)
+	case vpc.InstanceStopped:
+		m, err := l.removeMachine(ev.Instance.ID)
+		if m != nil && l.Kube != nil {
+			l.Kube.stopped(m.Name)
+		}
+		return err
+	case vpc.InstanceTerminated:
+		m, err := l.removeMachine(ev.Instance.ID)
+		if m != nil {
+			err = errors.Join(err, m.Scrap())
+		}
+		if l.Kube != nil {
+			l.Kube.terminated(nameOf(ev.Instance))
+		}
+		return err
+	case vpc.ENIAttached:
+		return l.attach(ev.ENI)
+	case vpc.ENIDetached:
+		return l.Fabric.Detach(ev.ENI.ID)
+	case vpc.AddressesChanged:
+		return l.Fabric.Update(ev.ENI)
+	case vpc.GroupsChanged:
+		if ev.ENI.ID == "" {
+			return l.Fabric.SetGroups(l.Cloud.Snapshot().Groups)
+		}
+		return l.Fabric.Update(ev.ENI)
+	}
+	return nil
+}
+
+// nameOf is what an instance's node is called.
+func nameOf(i vpc.Instance) string {
+	if i.Name == "" {
+		return i.ID
+	}
+	return i.Name
+}
+
+// addMachine turns an instance's power on.
+func (l *Lab) addMachine(i vpc.Instance) error {
+	name := nameOf(i)
+	if !validNode.MatchString(name) {
+		return fmt.Errorf("instance %s: the name %q cannot name a node: want lower-case letters, digits and dashes, at most 42", i.ID, name)
+	}
+	l.mu.Lock()
+	taken := l.nodes[name] != nil
+	l.mu.Unlock()
+	if taken {
+		return fmt.Errorf("instance %s: there is a node %s already", i.ID, name)
+	}
+	if err := l.Fabric.AddNode(name); err != nil {
+		return err
+	}
+	o := node.Options{
+		Name: name, InstanceID: i.ID, Netns: l.Fabric.NodePath(name),
+		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
+		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
+		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
+	}
+	if l.Kube != nil {
+		l.Kube.equip(&o)
+	}
+	n, err := node.New(o)
+	if err != nil {
+		return errors.Join(err, l.Fabric.RemoveNode(name))
+	}
+	m := &machine{Node: n, instanceID: i.ID, autostart: !l.NoDaemons}
+	l.mu.Lock()
+	l.nodes[name] = m
+	l.mu.Unlock()
+	if l.Kube != nil {
+		l.Kube.join(m, nodeOf(name, i))
+	}
+	return nil
+}
+
+// removeMachine pulls an instance's plug and returns what was its machine;
+// nil when it did not run.
+func (l *Lab) removeMachine(instanceID string) (*machine, error) {
+	m := l.machine(instanceID)
+	if m == nil {
+		return nil, nil
+	}
+	l.mu.Lock()
+	delete(l.nodes, m.Name)
+	l.mu.Unlock()
+	return m, errors.Join(m.PowerOff(), l.Fabric.RemoveNode(m.Name))
+}
+
+// machine finds a running instance; nil when it does not run.
+func (l *Lab) machine(instanceID string) *machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, m := range l.nodes {
+		if m.instanceID == instanceID {
+			return m
+		}
+	}
+	return nil
+}
+
+// attach makes an ENI's link appear. With the primary one the machine has
+// booted: an echo server answers on it, and berthd starts as a DaemonSet's
+// pod would.
+func (l *Lab) attach(e vpc.ENI) error {
+	m := l.machine(e.Attachment.InstanceID)
+	if m == nil {
+		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
+	}
+	if err := l.Fabric.Attach(m.Name, e); err != nil {
+		return err
+	}
+	if !e.Attachment.Primary() {
+		return nil
+	}
+	if err := m.Serve(); err != nil {
+		return err
+	}
+	l.Progress(fmt.Sprintf("node %s (%s) has %s", m.Name, e.Attachment.InstanceID, e.Primary))
+	if !m.autostart {
+		return nil
+	}
+	m.autostart = false
+	if m.joined == nil {
+		return m.Start()
+	}
+	l.startJoined(m)
+	return nil
+}

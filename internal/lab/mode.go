@@ -1,0 +1,114 @@
+package lab
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+)
+
+// Mode is where pods' addresses come from.
+type Mode string
+
+// The modes. In OperatorMode and PoolMode the lab has a Kubernetes API, and
+// Nodes and Pods are objects there. In OperatorMode the nodes' own credentials
+// permit no EC2 call; in PoolMode there is no EC2: the network is a data centre
+// (package site) in place of a VPC.
+const (
+	NodeMode     Mode = "node"     // ENIs, by each node's own berthd
+	OperatorMode Mode = "operator" // ENIs, by berth-operator for all nodes
+	PoolMode     Mode = "pool"     // blocks of address pools, by berth-operator
+)
+
+// Modes are all there are.
+var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
+
+// OperatorKey is the access key of the operators. It may do what
+// deploy/operator-mode/iam-policy.json allows in the lab's cluster and no more,
+// unless the spec has a key of the same ID.
+var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have"}
+
+// programs of the lab, in BinDir.
+func (o Options) programs() []string {
+	if o.Mode != NodeMode {
+		return []string{"berthd", "berth", "berth-operator"}
+	}
+	return []string{"berthd", "berth"}
+}
+
+func (o Options) completeMode() (Options, error) {
+	switch o.Mode {
+	case "":
+		o.Mode = NodeMode
+		return o, nil
+	case NodeMode:
+		return o, nil
+	case OperatorMode, PoolMode:
+	default:
+		return o, fmt.Errorf("mode %q: want one of %v", o.Mode, Modes)
+	}
+	if o.OperatorCount == 0 {
+		o.OperatorCount = 1
+	}
+	if o.OperatorCount < 0 || o.OperatorCount > maxOperators {
+		return o, fmt.Errorf("%d operators: want 1 to %d", o.OperatorCount, maxOperators)
+	}
+	if o.KubeAssets == "" {
+		o.KubeAssets = os.Getenv("KUBEBUILDER_ASSETS")
+	}
+	if o.KubeAssets == "" {
+		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", o.Mode)
+	}
+	return o, nil
+}
+
+// withoutNodePermissions is a spec whose instances may call nothing, and whose
+// operators have a key.
+func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
+	s.Roles = slices.Clone(s.Roles)
+	for i := range s.Roles {
+		s.Roles[i].Actions, s.Roles[i].Policy = nil, ""
+	}
+	if len(s.AccessKeys) == 0 {
+		s.AccessKeys = []spec.AccessKey{spec.DefaultAccessKey()}
+	}
+	if slices.ContainsFunc(s.AccessKeys, func(k spec.AccessKey) bool { return k.ID == OperatorKey.ID }) {
+		return s
+	}
+	key := OperatorKey
+	key.Policy = operatormode.Policy(cluster)
+	s.AccessKeys = append(slices.Clone(s.AccessKeys), key)
+	return s
+}
+
+// inCluster is the spec as it is for the lab's cluster; nil where there is none.
+func (o Options) inCluster() *spec.Spec {
+	if o.Spec == nil || o.Mode == PoolMode {
+		return o.Spec
+	}
+	s := inCluster(*o.Spec, clusterName(o.ID))
+	if o.Mode == OperatorMode {
+		s = withoutNodePermissions(s, clusterName(o.ID))
+	}
+	return &s
+}
+
+// inCluster is a spec whose instances carry the tags of a cluster's nodes, and
+// whose policies are those for this cluster where they say CLUSTER_NAME.
+func inCluster(s spec.Spec, cluster string) spec.Spec {
+	tags := map[string]string{"kubernetes.io/cluster/" + cluster: "owned"}
+	maps.Copy(tags, s.LaunchTags)
+	s.LaunchTags = tags
+	s.Roles = slices.Clone(s.Roles)
+	for i, r := range s.Roles {
+		s.Roles[i].Policy = strings.ReplaceAll(r.Policy, clusterHere, cluster)
+	}
+	return s
+}
+
+// clusterHere stands for the cluster's name in policies.
+const clusterHere = "CLUSTER_NAME"

@@ -1,0 +1,49 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+)
+
+// DefaultDir is where the vpclab command keeps its lab unless told otherwise.
+const DefaultDir = "/run/vpclab/lab"
+
+// kubeDir, in a lab's directory, holds its control plane's files and logs.
+const kubeDir = "kube"
+
+var plainID = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
+
+// IDOf is the ID of the lab in a directory: the directory's own name below
+// /run/vpclab where it serves, else eight digits made from the whole path.
+func IDOf(dir string) string {
+	if base := filepath.Base(dir); filepath.Dir(dir) == filepath.Dir(DefaultDir) && plainID.MatchString(base) {
+		return base
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(dir))
+	return fmt.Sprintf("%08x", h.Sum32())
+}
+
+// Sweep removes what a lab left behind, however it ended: processes in its
+// namespaces, the namespaces with their links, and the directories of its nodes
+// and its control plane. It returns what it removed. The lab's own process must have ended.
+func Sweep(dir, id string) ([]string, error) {
+	removed, err := fabric.Sweep(id)
+	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir)} {
+		if _, statErr := os.Stat(d); statErr != nil {
+			continue
+		}
+		if rmErr := os.RemoveAll(d); rmErr != nil {
+			err = errors.Join(err, rmErr)
+		} else {
+			removed = append(removed, d)
+		}
+	}
+	return removed, err
+}

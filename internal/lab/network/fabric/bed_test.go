@@ -1,0 +1,272 @@
+package fabric
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/network/echo"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+)
+
+var subnets = []vpc.Subnet{
+	{ID: "subnet-a", CIDR: netip.MustParsePrefix("10.0.0.0/20"), IPv6: netip.MustParsePrefix("2001:db8:1:0::/64")},
+	{ID: "subnet-b", CIDR: netip.MustParsePrefix("10.0.16.0/20"), IPv6: netip.MustParsePrefix("2001:db8:1:1::/64")},
+}
+
+func anywhere(family string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(family)} }
+
+// open lets everything through; closed only its own members, and out nothing.
+var open = vpc.SecurityGroup{
+	ID:      "sg-open",
+	Ingress: []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
+	Egress:  []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
+}
+
+// bed is a fabric under test with helpers that fail the test.
+type bed struct {
+	*Fabric
+	t testing.TB
+}
+
+func raise(t testing.TB, groups ...vpc.SecurityGroup) *bed {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("the fabric's tests make network namespaces: run them as root")
+	}
+	f, err := New(Options{
+		ID: fmt.Sprintf("t%x", rand.Uint32()), Subnets: subnets,
+		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("2001:db8:1::/56")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if left, err := ns.List(Prefix(f.opts.ID)); err != nil || len(left) > 0 {
+			t.Errorf("namespaces left behind: %v, %v", left, err)
+		}
+	})
+	b := &bed{f, t}
+	b.ok(f.SetGroups(append(groups, open)))
+	return b
+}
+
+func (b *bed) ok(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// eni makes an ENI of the subnet that its primary address lies in.
+func eni(id, primary string, index int, groups ...string) vpc.ENI {
+	a := netip.MustParseAddr(primary)
+	b := a.As4()
+	i := slices.IndexFunc(subnets, func(s vpc.Subnet) bool { return s.CIDR.Contains(a) })
+	if len(groups) == 0 {
+		groups = []string{open.ID}
+	}
+	return vpc.ENI{
+		ID: "eni-" + id, SubnetID: subnets[i].ID, Primary: a, Groups: groups, SourceDestCheck: true,
+		MAC:        net.HardwareAddr{0x0a, 0, b[0], b[1], b[2], b[3]},
+		Attachment: &vpc.Attachment{InstanceID: "i-x", DeviceIndex: index},
+	}
+}
+
+// node adds a node with its primary ENI and a server that answers there.
+func (b *bed) node(name string, primary vpc.ENI) {
+	b.t.Helper()
+	b.ok(b.AddNode(name))
+	b.ok(b.Attach(name, primary))
+	b.serve(b.NodePath(name))
+}
+
+func (b *bed) serve(path string) {
+	b.t.Helper()
+	s, err := echo.Serve(path)
+	b.ok(err)
+	b.t.Cleanup(func() { s.Close() })
+}
+
+// own puts addresses on a link of a node and sets it up, as a host would that uses them.
+func (b *bed) own(node, link string, addrs ...string) {
+	b.t.Helper()
+	b.ok(ns.Do(b.NodePath(node), func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			ip := netip.MustParseAddr(a)
+			if err := ns.AddAddr(h, l, netip.PrefixFrom(ip, ip.BitLen())); err != nil {
+				return err
+			}
+		}
+		return h.LinkSetUp(l)
+	}))
+}
+
+// ask is a UDP question with a source; an empty source leaves the choice to the kernel.
+func (b *bed) ask(path, from, to string, wait time.Duration) (echo.Reply, error) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), wait)
+	defer cancel()
+	var local netip.Addr
+	if from != "" {
+		local = netip.MustParseAddr(from)
+	}
+	return echo.Ask(ctx, path, "udp", netip.AddrPortFrom(netip.MustParseAddr(to), echo.Port), local, "hello")
+}
+
+func (b *bed) reaches(path, from, to string) {
+	b.t.Helper()
+	r, err := b.ask(path, from, to, patience)
+	if err != nil {
+		b.t.Fatalf("from %q to %s: %v\ndrops: %v", from, to, err, b.drops())
+	}
+	if from != "" && r.You.String() != from || r.Text != "hello" {
+		b.t.Fatalf("from %q to %s: got %q", from, to, r)
+	}
+}
+
+// patience bounds a wait for what a busy machine may be slow to do.
+const patience = time.Minute
+
+// unanswered asks until seen tells that a question met its end, and fails when
+// one is answered or none ends so in time. Asking again is what makes it hold
+// on a busy machine, where a question may not even have left at first.
+func (b *bed) unanswered(question string, ask func(wait time.Duration) error, seen func() bool) {
+	b.t.Helper()
+	for began := time.Now(); time.Since(began) < patience; {
+		if err := ask(50 * time.Millisecond); err == nil {
+			b.t.Fatalf("%s: got through", question)
+		}
+		if seen() {
+			return
+		}
+	}
+	b.t.Fatalf("%s: not answered, but not seen to be dropped either: %v", question, b.drops())
+}
+
+// counted tells whether an ENI's drops for a cause have risen since the call.
+func (b *bed) counted(eniID string, cause Cause) func() bool {
+	b.t.Helper()
+	before := b.drops()[eniID][cause]
+	return func() bool { return b.drops()[eniID][cause] > before }
+}
+
+// blocked asks, and wants the fabric to count a drop for it, not an answer.
+func (b *bed) blocked(path, from, to, eniID string, cause Cause) {
+	b.t.Helper()
+	b.unanswered(fmt.Sprintf("from %q to %s", from, to), func(wait time.Duration) error {
+		_, err := b.ask(path, from, to, wait)
+		return err
+	}, b.counted(eniID, cause))
+}
+
+// unowned asks a node's neighbour on the subnet that there is not: nobody
+// answers for the address, or what is sent to it all the same is dropped.
+func (b *bed) unowned(node, eniID, to string) {
+	b.t.Helper()
+	b.inNode(node, func(*netlink.Handle, netlink.Link) error { // give up after 0.15 s instead of 3 s
+		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/neigh/ens5/retrans_time_ms", Value: "50"})
+	})
+	dropped := b.counted(eniID, Destination)
+	b.unanswered("from "+node+" to "+to, func(time.Duration) error {
+		_, err := b.ask(b.NodePath(node), "", to, 250*time.Millisecond)
+		return err
+	}, func() bool { return dropped() || b.noNeighbour(node, to) })
+}
+
+// noNeighbour tells whether the kernel of a node has given up to find a neighbour.
+func (b *bed) noNeighbour(node, addr string) (failed bool) {
+	b.t.Helper()
+	b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {
+		list, err := h.NeighList(l.Attrs().Index, unix.AF_INET)
+		failed = slices.ContainsFunc(list, func(n netlink.Neigh) bool {
+			return n.IP.String() == addr && n.State == unix.NUD_FAILED
+		})
+		return err
+	})
+	return failed
+}
+
+// inNode runs f in a node's namespace with its primary link.
+func (b *bed) inNode(node string, f func(h *netlink.Handle, ens5 netlink.Link) error) {
+	b.t.Helper()
+	b.ok(ns.Do(b.NodePath(node), func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName("ens5")
+		if err != nil {
+			return err
+		}
+		return f(h, l)
+	}))
+}
+
+func (b *bed) drops() map[string]Drops {
+	b.t.Helper()
+	d, err := b.Drops()
+	b.ok(err)
+	return d
+}
+
+// received counts the datagrams that the sockets of a node's namespace got.
+func (b *bed) received(node string) (n int) {
+	b.t.Helper()
+	b.ok(ns.Do(b.NodePath(node), func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		// Two lines for each protocol: the names of the counters, their values.
+		for line := range strings.Lines(string(text)) {
+			if _, err := fmt.Sscanf(line, "Udp: %d", &n); err == nil { // InDatagrams is the first
+				return nil
+			}
+		}
+		return fmt.Errorf("no UDP counters in %q", text)
+	}))
+	return n
+}
+
+// link returns a link of a node, nil when there is none.
+func (b *bed) link(node, name string) netlink.Link {
+	b.t.Helper()
+	var l netlink.Link
+	b.ok(ns.Do(b.NodePath(node), func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err = h.LinkByName(name)
+		if err != nil && !strings.Contains(err.Error(), "not found") {
+			return err
+		}
+		return nil
+	}))
+	return l
+}

@@ -1,0 +1,45 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/berthnet/berth/internal/lab/run/poll"
+)
+
+// notReady is what admission says as long as it has not read the objects that it
+// goes by (k8s.io/apiserver/pkg/admission.WaitForReady).
+const notReady = "not yet ready to handle request"
+
+// Away tells an API server that cannot answer, such as one that is starved or
+// waits for etcd, from one that refuses.
+func Away(err error) bool {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return true // no answer at all
+	}
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), notReady) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
+}
+
+// Again makes a request, by do, again and again while the API server is Away and
+// ctx lasts. What names it in the error.
+func Again(ctx context.Context, what string, do func() error) error {
+	for began := time.Now(); ; {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if !Away(err) {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		if end := poll.Pause(ctx, began, poll.Often); end != nil {
+			return fmt.Errorf("%s: %w: %w", what, end, err)
+		}
+	}
+}

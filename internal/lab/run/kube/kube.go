@@ -1,0 +1,272 @@
+// Package kube runs a real Kubernetes control plane for tests and the demo:
+// etcd, kube-apiserver and, when asked for, kube-controller-manager and
+// kube-scheduler, each a process of its own that dies with its starter.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/lab/run/poll"
+)
+
+// Options describe a control plane. Assets and Dir are needed.
+type Options struct {
+	// Assets is the folder of the programs; hack/kubebox.sh prints one.
+	Assets string
+	// Dir gets certificates, data and logs. Data of an earlier control plane
+	// there is kept; its certificates and tokens are not.
+	Dir string
+	// Address is where the API server listens; 127.0.0.1 when not set. The port
+	// is chosen.
+	Address netip.Addr
+	// Netns is the path of the network namespace in which the programs run; the
+	// starter's own when empty.
+	Netns string
+
+	// Controllers and Scheduler start these programs too. Without controllers,
+	// pods need no service account, and nothing deletes what lost its owner.
+	Controllers, Scheduler bool
+
+	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
+	// folder). They are usable when Start returns.
+	CRDs fs.FS
+
+	// Further arguments of the programs, which win over those that are given here.
+	APIServerArgs, ControllerArgs, SchedulerArgs []string
+}
+
+// The programs, which are also the names of their logs.
+const (
+	etcd        = "etcd"
+	apiServer   = "kube-apiserver"
+	controllers = "kube-controller-manager"
+	scheduler   = "kube-scheduler"
+)
+
+// ControlPlane is a running one.
+type ControlPlane struct {
+	Options
+	address netip.AddrPort
+	ca      *authority
+	admin   *rest.Config
+
+	mu      sync.Mutex          // guards running; never held across I/O
+	running map[string]*process // by program
+}
+
+// Start raises a control plane and returns once it is ready to be used, after
+// three to four seconds on a quiet machine. When ctx ends first, or a program
+// fails, nothing is left running.
+func Start(ctx context.Context, o Options) (*ControlPlane, error) {
+	o, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
+	c := &ControlPlane{Options: o, running: map[string]*process{}}
+	if err := c.raise(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
+	}
+	return c, nil
+}
+
+// programs are those that are started, the one that others need first.
+func (o Options) programs() []string {
+	names := []string{etcd, apiServer}
+	if o.Controllers {
+		names = append(names, controllers)
+	}
+	if o.Scheduler {
+		names = append(names, scheduler)
+	}
+	return names
+}
+
+func (o Options) complete() (Options, error) {
+	for _, program := range o.programs() {
+		if _, err := os.Stat(filepath.Join(o.Assets, program)); err != nil {
+			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their folder)", err)
+		}
+	}
+	var err error
+	if o.Assets, err = filepath.Abs(o.Assets); err != nil {
+		return o, fmt.Errorf("folder of the programs: %w", err)
+	}
+	if o.Dir == "" {
+		return o, errors.New("directory of a control plane: none given")
+	}
+	if o.Dir, err = filepath.Abs(o.Dir); err != nil {
+		return o, fmt.Errorf("directory of a control plane: %w", err)
+	}
+	if !o.Address.IsValid() {
+		o.Address = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return o, nil
+}
+
+func (c *ControlPlane) raise(ctx context.Context) error {
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
+	port, err := freePort(c.Netns, c.Address)
+	if err != nil {
+		return err
+	}
+	c.address = netip.AddrPortFrom(c.Address, port)
+	if err := c.writeCredentials(); err != nil {
+		return err
+	}
+	if err := c.start(etcd, etcdArgs()); err != nil {
+		return err
+	}
+	if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+		return err
+	}
+	// The API server takes CRDs before it calls itself ready.
+	g, groupCtx := errgroup.WithContext(ctx)
+	g.Go(func() error { return c.waitUntilReady(groupCtx) })
+	if c.CRDs != nil {
+		g.Go(func() error { return c.InstallCRDs(groupCtx, c.CRDs) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if c.Controllers {
+		if err := c.start(controllers, c.controllerArgs()); err != nil {
+			return err
+		}
+	}
+	if c.Scheduler {
+		if err := c.start(scheduler, c.schedulerArgs()); err != nil {
+			return err
+		}
+	}
+	return c.waitForNamespace(ctx, "kube-system")
+}
+
+// URL is the API server's.
+func (c *ControlPlane) URL() string { return "https://" + c.address.String() }
+
+// StartAPIServer starts the API server again, on the same port and with the
+// same data, and returns when it is ready.
+func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
+	for tries := 1; ; tries++ {
+		if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+			return err
+		}
+		err := c.waitUntilReady(ctx)
+		if p := c.process(apiServer); err == nil || tries == starts || p == nil || !p.exited() {
+			return err
+		}
+		if err := c.kill(apiServer); err != nil { // it is gone, and is to be forgotten
+			return err
+		}
+	}
+}
+
+// starts is how often an API server is started that ends by itself before it is
+// ready: one that gets no processor misses deadlines of its own.
+const starts = 3
+
+// KillAPIServer ends the API server at once, as a crash does: connections are
+// reset and the port refuses new ones. Etcd and the others keep running.
+func (c *ControlPlane) KillAPIServer() error { return c.kill(apiServer) }
+
+// Stop ends every program and returns when all are gone. The directory stays.
+func (c *ControlPlane) Stop() error {
+	// Etcd goes last, so that the others have nothing to complain of.
+	var errs []error
+	for _, program := range slices.Backward(c.programs()) {
+		errs = append(errs, c.kill(program))
+	}
+	return errors.Join(errs...)
+}
+
+// LogFile is where a program writes, by its name.
+func (c *ControlPlane) LogFile(program string) string { return filepath.Join(c.Dir, program+".log") }
+
+// PIDs are the processes that run, by program.
+func (c *ControlPlane) PIDs() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pids := map[string]int{}
+	for program, p := range c.running {
+		if !p.exited() {
+			pids[program] = p.cmd.Process.Pid
+		}
+	}
+	return pids
+}
+
+func (c *ControlPlane) start(program string, args []string) error {
+	if c.process(program) != nil {
+		return fmt.Errorf("%s runs already", program)
+	}
+	p, err := startProcess(filepath.Join(c.Assets, program), args, c.Dir, c.LogFile(program), c.Netns)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running[program] = p
+	return nil
+}
+
+func (c *ControlPlane) kill(program string) error {
+	p := c.process(program)
+	if p == nil {
+		return nil
+	}
+	if err := p.kill(); err != nil {
+		return fmt.Errorf("kill %s: %w", program, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.running, program)
+	return nil
+}
+
+func (c *ControlPlane) process(program string) *process {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.running[program]
+}
+
+// failed is the error of a program that ended by itself.
+func (c *ControlPlane) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for program, p := range c.running {
+		if p.exited() {
+			return fmt.Errorf("%s ended: %w\n%s", program, p.err, tail(c.LogFile(program)))
+		}
+	}
+	return nil
+}
+
+// until calls is until it returns nil, ctx ends or a program fails.
+func (c *ControlPlane) until(ctx context.Context, what string, is func() error) error {
+	for began := time.Now(); ; {
+		err := is()
+		if err == nil {
+			return nil
+		}
+		if failed := c.failed(); failed != nil {
+			return failed
+		}
+		if end := poll.Pause(ctx, began, poll.Often); end != nil {
+			return fmt.Errorf("%s: %w: %w", what, end, err)
+		}
+	}
+}
