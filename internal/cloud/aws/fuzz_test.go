@@ -164,7 +164,7 @@ func FuzzIdentity(f *testing.F) {
 	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1")
 	f.Fuzz(func(t *testing.T, id, kind, mac, addr, blocks, v6 string) {
 		m := NewMetadata(Options{
-			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler), Clock: newPatient(),
+			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler),
 			HTTPClient: byPath{
 				"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra",
 				"mac": mac, "local-ipv4": addr, "vpc-id": "vpc-1", "subnet-id": "subnet-1",
