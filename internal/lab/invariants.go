@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
@@ -132,8 +131,8 @@ func (f *findings) check(ctx context.Context, books vpc.Books) {
 			f.enis = append(f.enis, e)
 		}
 	}
-	var k kernelState
-	if err := ns.Do(f.node.Netns, func() (err error) { k, err = observeKernel(); return err }); err != nil {
+	k, err := observeKernel(f.node.Netns)
+	if err != nil {
 		f.wrong("read its kernel: %w", err)
 		return
 	}
