@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -203,16 +202,12 @@ func (c *ControlPlane) failed() error {
 
 // until calls is until it returns nil, ctx ends or a program fails.
 func (c *ControlPlane) until(ctx context.Context, what string, is func() error) error {
-	for began := time.Now(); ; {
-		err := is()
-		if err == nil {
-			return nil
-		}
-		if failed := c.failed(); failed != nil {
-			return failed
-		}
-		if end := poll.Pause(ctx, began, poll.Often); end != nil {
-			return fmt.Errorf("%s: %w: %w", what, end, err)
-		}
+	err := poll.Retry(ctx, is, func(error) bool { return c.failed() == nil })
+	if failed := c.failed(); err != nil && failed != nil {
+		return failed
 	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }
