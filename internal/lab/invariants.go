@@ -42,13 +42,13 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	nodes := l.Nodes()
 	var errs []error
 	var networks map[string]*v1alpha1.NodeNetwork
-	var pools *cut
+	var pools *poolView
 	switch l.Mode {
 	case OperatorMode:
 		networks, errs = l.networks(ctx, nodes)
 	case PoolMode:
 		var err error
-		if pools, err = l.cut(ctx); err != nil {
+		if pools, err = l.viewPools(ctx); err != nil {
 			return []error{err}
 		}
 		errs = append(pools.errs, l.announced(ctx, pools)...)

@@ -165,8 +165,10 @@ func TestAPIServerDown(t *testing.T) {
 		t.Errorf("after its return: %v", err)
 	}
 	ok(t, c.Stop())
-	if left := c.PIDs(); len(left) > 0 {
-		t.Errorf("after Stop there are %v", left)
+	for _, p := range c.programs {
+		if p.Running() {
+			t.Errorf("%s runs after Stop", p)
+		}
 	}
 }
 
