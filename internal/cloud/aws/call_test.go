@@ -275,7 +275,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		{Options{Region: "x", EC2Endpoint: "ec2.example"}, "EC2 endpoint"},
 		{Options{Region: "x", EC2Endpoint: "ftp://x"}, "EC2 endpoint"},
 		{Options{Region: "x", IMDSEndpoint: "http://"}, "metadata endpoint"},
-		{Options{IMDSEndpoint: "http://127.0.0.1:1", Clock: newHasty()}, "AWS_REGION"},
+		{Options{IMDSEndpoint: "http://127.0.0.1:1", MetadataTimeout: time.Millisecond}, "AWS_REGION"},
 	} {
 		_, err := New(t.Context(), tt.o)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {

@@ -34,7 +34,7 @@ func FuzzEC2Answers(f *testing.F) {
 		ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>").body,
 		ok("DescribeSubnets", "<subnetSet><item><subnetId>s</subnetId><cidrBlock>10.0.1.0/24</cidrBlock><availableIpAddressCount>1</availableIpAddressCount></item></subnetSet>").body,
 		ok("DescribeInstances", "<reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState></item></instancesSet></item></reservationSet>").body,
-		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
+		typeInfo("no.such", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
 		ok("CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>").body,
 		ok(attach, "<attachmentId>a</attachmentId>").body,
 		ok(pace.Assign.Action, oneAddress).body,
@@ -51,7 +51,7 @@ func FuzzEC2Answers(f *testing.F) {
 				Region: "r", EC2Endpoint: "http://ec2.test", Credentials: static, HTTPClient: inMemory{100 + int(status)%500, body},
 				Logger: slog.New(slog.DiscardHandler),
 			},
-			pace.Options{Clock: newHasty(), Fallback: func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }},
+			pace.Options{Clock: newHasty()},
 		}.client(t)
 		err := exercise(t, c, call)
 		if _, ok := errors.AsType[*cloud.Error](err); err != nil && !ok {
@@ -84,7 +84,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 		_, err := c.Instances(ctx, []string{"i-1"})
 		return err
 	case 3:
-		l, err := c.Limits(ctx, "m5.large")
+		l, err := c.Limits(ctx, "no.such")
 		if err == nil && (l.MaxENIs < 1 || l.IPv4PerENI < 1 || l.IPv6PerENI < 0) {
 			t.Errorf("got %+v", l)
 		}

@@ -148,12 +148,12 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	c := client(t, &server{Server: away})
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
 	doubtful(t, err, "")
-	m := NewMetadata(Options{IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler), Clock: newHasty()})
+	m := NewMetadata(Options{IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)})
 	if _, err = m.once(t.Context(), "instance-id"); err == nil || !strings.Contains(err.Error(), "not followed") {
 		t.Errorf("the metadata service sent it elsewhere: got %v", err)
 	}
 	// The credentials of the instance's role too.
-	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler), Clock: newHasty()}
+	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)}
 	c = setup{o, pace.Options{Clock: newHasty()}}.client(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // the SDK would try for ten seconds
 	defer cancel()
