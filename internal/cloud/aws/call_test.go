@@ -60,6 +60,7 @@ func TestRepeats(t *testing.T) {
 		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
 		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
 		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, EC2 away for good", describe, describeENIs, []answer{dropped}, pace.TransientTries, cloud.Transient},
 		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
 		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
 		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
@@ -228,19 +229,6 @@ func TestBlackHole(t *testing.T) {
 	}
 	if seen.count(describeENIs+" "+pace.CodeNoReply) != 1 {
 		t.Errorf("the observer saw %v, want one call without a reply", seen.codes)
-	}
-}
-
-// TestOutageAndRecovery: while nothing listens calls fail as transient, and
-// the next ones work again.
-func TestOutageAndRecovery(t *testing.T) {
-	s := serve(t, map[string][]answer{describeENIs: {dropped, dropped, dropped, dropped, ok(describeENIs, noENIs)}})
-	c := client(t, s)
-	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); cloud.ClassOf(err) != cloud.Transient {
-		t.Fatalf("during the outage: %v", err)
-	}
-	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
-		t.Fatalf("after the outage: %v", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -142,35 +143,19 @@ func soundENI(t *testing.T, e cloud.ENI) {
 	}
 }
 
-// byPath answers metadata requests by the end of their path.
-type byPath map[string]string
-
-func (b byPath) Do(r *http.Request) (*http.Response, error) {
-	path := strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")
-	v, ok := b[path]
-	if i := strings.LastIndex(path, "/"); !ok && strings.HasPrefix(path, "network/") {
-		v, ok = b[path[i+1:]]
-	}
-	if !ok && r.Method != http.MethodPut {
-		return inMemory{404, ""}.Do(r)
-	}
-	return inMemory{200, v}.Do(r)
-}
-
 // FuzzIdentity feeds answers of the metadata service.
 func FuzzIdentity(f *testing.F) {
 	clearAWS(f)
 	f.Add("i-1", "m5.large", "02:00:00:00:00:0a", "10.0.0.10", "10.0.0.0/16\n10.1.0.0/16", "2001:db8::1")
 	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1")
 	f.Fuzz(func(t *testing.T, id, kind, mac, addr, blocks, v6 string) {
-		m := NewMetadata(Options{
-			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler),
-			HTTPClient: byPath{
-				"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra",
-				"mac": mac, "local-ipv4": addr, "vpc-id": "vpc-1", "subnet-id": "subnet-1",
-				"vpc-ipv4-cidr-blocks": blocks, "ipv6s": v6,
-			},
-		})
+		paths := map[string]string{
+			"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra", "mac": mac, "local-ipv4": addr,
+		}
+		parsed, _ := net.ParseMAC(mac)
+		of := "network/interfaces/macs/" + parsed.String() + "/"
+		paths[of+"vpc-id"], paths[of+"subnet-id"], paths[of+"vpc-ipv4-cidr-blocks"], paths[of+"ipv6s"] = "vpc-1", "subnet-1", blocks, v6
+		m := NewMetadata((&metadataServer{paths: paths}).options())
 		got, err := m.Identity(t.Context())
 		if err != nil {
 			if _, ok := errors.AsType[*cloud.Error](err); !ok {
