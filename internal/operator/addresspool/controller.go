@@ -1,6 +1,7 @@
 package addresspool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,18 +108,10 @@ type Controller struct {
 // Setup adds the controllers to mgr, whose cache must have been made with
 // Watches. They work while mgr leads.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
-	if o.Clock == nil {
-		o.Clock = clock.Real{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Grace <= 0 {
-		o.Grace = 2 * time.Minute
-	}
-	if o.Sweep <= 0 {
-		o.Sweep = 10 * time.Minute
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Grace = cmp.Or(o.Grace, 2*time.Minute)
+	o.Sweep = cmp.Or(o.Sweep, 10*time.Minute)
 	if o.RequestRefused == nil {
 		o.RequestRefused = func(string) {}
 	}
@@ -127,7 +120,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
+		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{})},
 		states: map[string]*poolState{}, reported: map[string]time.Time{}, liveness: map[string]*liveness{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {

@@ -1,6 +1,7 @@
 package nodenetwork
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,7 +73,6 @@ type Controller struct {
 	client client.Client // reads from the cache
 	live   client.Reader // reads past it
 	events events.EventRecorder
-	pods   pods
 
 	mu          sync.Mutex // guards all below; memory only
 	nodes       map[string]*node
@@ -87,22 +87,17 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Fleet == nil {
 		return nil, errors.New("controller of NodeNetworks: Fleet: want one")
 	}
-	if o.Clock == nil {
-		o.Clock = clock.Real{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Grace <= 0 {
-		o.Grace = time.Minute
-	}
-	if o.Settle <= 0 {
-		o.Settle = time.Minute
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Grace = cmp.Or(o.Grace, time.Minute)
+	o.Settle = cmp.Or(o.Settle, time.Minute)
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
 		recreations: map[string]recreation{},
+	}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, podsByNode, nodeOfPod); err != nil {
+		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").

@@ -22,7 +22,7 @@ func (n *node) Usage() eni.Usage {
 // object has it. n.mu is held.
 func (n *node) usage() eni.Usage {
 	u := tally(n.obj, n.reserved)
-	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.pods.waiting(n.name, n.obj.Status.IPAM.Used))
+	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.waitingPods(n.name, n.obj.Status.IPAM.Used))
 	return u
 }
 
@@ -48,18 +48,17 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 		e.Used++
 		u.ENIs[id] = e
 	}
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err != nil || inUse[p] || reserved(p) {
+	for p, id := range nodenetwork.Available(o) {
+		if inUse[p] || reserved(p) {
 			continue
 		}
-		e := u.ENIs[at.Resource]
+		e := u.ENIs[id]
 		if p.IsSingleIP() {
 			e.Free.Addresses++
 		} else {
 			e.Free.Prefixes++
 		}
-		u.ENIs[at.Resource] = e
+		u.ENIs[id] = e
 	}
 	return u
 }
@@ -81,6 +80,17 @@ func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return false
 }
 
+// usesENI tells whether a pod has, or had lately, an address of an ENI, also one
+// that is not available any more.
+func usesENI(o *v1alpha1.NodeNetwork, id string) bool {
+	for _, use := range o.Status.IPAM.Used {
+		if use.Resource == id {
+			return true
+		}
+	}
+	return false
+}
+
 func sameUsage(x, y eni.Usage) bool { return x.Waiting == y.Waiting && maps.Equal(x.ENIs, y.ENIs) }
 
 // reportedUIDs are the pods that have an address.
@@ -96,14 +106,3 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 
 // weight is how many addresses an IPv4 thing stands for.
 func weight(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
-
-// parseThings reads a list as far as it makes sense.
-func parseThings(list []string) map[netip.Prefix]bool {
-	out := make(map[netip.Prefix]bool, len(list))
-	for _, text := range list {
-		if p, err := nodenetwork.Parse(text); err == nil {
-			out[p] = true
-		}
-	}
-	return out
-}

@@ -89,7 +89,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 		return p.retry.Until
 	}
 	got, err := s.patchStatus(ctx, o, status)
-	s.cfg.Observer.Reported(result(err), s.clock.Now().Sub(now))
+	s.cfg.Reported(result(err), s.clock.Now().Sub(now))
 	if err != nil {
 		return s.reportFailed(ctx, err)
 	}

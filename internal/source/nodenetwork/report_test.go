@@ -14,15 +14,6 @@ import (
 	enisource "github.com/berthnet/berth/internal/source/eni"
 )
 
-// counted counts the reports that were taken.
-type counted struct{ atomic.Int32 }
-
-func (c *counted) Reported(result string, _ time.Duration) {
-	if result == "success" {
-		c.Add(1)
-	}
-}
-
 // With addresses enough, changes are gathered; below half of the watermark, or
 // with pods waiting, they are told at once; never too often, nor while the API
 // is to be left alone.
@@ -54,8 +45,16 @@ func TestWhenAReportIsDue(t *testing.T) {
 // A burst is one report.
 func TestReportsAreFew(t *testing.T) {
 	m := newMachine(t)
-	reports, clk := &counted{}, clock.NewFake(time.Now())
-	m.tune = func(c *Config) { c.Observer, c.Clock = reports, clk }
+	var reports atomic.Int32 // that were taken
+	clk := clock.NewFake(time.Now())
+	m.tune = func(c *Config) {
+		c.Clock = clk
+		c.Reported = func(result string, _ time.Duration) {
+			if result == "success" {
+				reports.Add(1)
+			}
+		}
+	}
 	m.start()
 	reported := func(pods int32) func(*v1alpha1.NodeNetwork) bool {
 		return func(o *v1alpha1.NodeNetwork) bool {
