@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -148,7 +149,7 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 func (c *Controller) namespaces() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) (out []reconcile.Request) {
 		for _, name := range c.quotas.waiting(func(string, string) bool { return true }) {
-			out = append(out, request(name))
+			out = append(out, queue.Request(name))
 		}
 		return out
 	})

@@ -67,7 +67,7 @@ func (c *Controller) reconsider(changed string) {
 	for name, s := range c.states {
 		if name != changed && s.why != nil {
 			s.until = time.Time{}
-			c.requeue(&c.poolsQ, name)
+			c.pools.Add(name)
 		}
 	}
 }

@@ -71,10 +71,10 @@ func (c *Controller) open(p *v1alpha1.AddressPool, s *poolState) {
 	if l.Blocks() == 0 {
 		closed = s.why
 	}
-	c.requeue(&c.requests, c.book.open(p, l, closed)...)
+	c.requests.Add(c.book.open(p, l, closed)...)
 	if s.seen != p.Generation { // who may use it, and how much, is in its spec
 		s.seen = p.Generation
-		c.requeue(&c.requests, c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
+		c.requests.Add(c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
 	}
 }
 
@@ -86,7 +86,7 @@ func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (r
 	s.verified = accepted(p)
 	s.refuse(p, why, time.Time{})
 	l, _ := layout(p, s.verified) // for counts only
-	c.requeue(&c.requests, c.book.open(p, l, why)...)
+	c.requests.Add(c.book.open(p, l, why)...)
 
 	// No block is begun from here on, so those that were are in the list or made no more.
 	making := c.book.counts(p.Name).making
@@ -156,7 +156,7 @@ func (c *Controller) delete(ctx context.Context, o client.Object) error {
 // poolGone forgets a pool. Blocks that outlived it, which only somebody who took
 // its finalizer off can bring about, are deleted and drain at their nodes.
 func (c *Controller) poolGone(ctx context.Context, name string) error {
-	c.requeue(&c.requests, c.book.drop(name)...)
+	c.requests.Add(c.book.drop(name)...)
 	if _, known := c.states[name]; known {
 		delete(c.states, name)
 		delete(c.reported, name)

@@ -74,7 +74,7 @@ func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) 
 // if it was not made; if it was, the node has a block more.
 func (c *Controller) end(ctx context.Context, name string, keep types.UID) error {
 	uncertain, again := c.book.end(name, keep)
-	c.requeue(&c.requests, again...)
+	c.requests.Add(again...)
 	if uncertain == nil {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (c *Controller) verify(ctx context.Context, s slot) error {
 	name := blockName(s.pool, s.index)
 	err := c.live.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressBlock{})
 	if apierrors.IsNotFound(err) {
-		c.requeue(&c.requests, c.book.freed(s.pool, s.index)...)
+		c.requests.Add(c.book.freed(s.pool, s.index)...)
 		return nil
 	}
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case refused:
 			c.quotas.release(r)
 		}
-		c.requeue(&c.requests, c.book.done(r, how, b.Name)...)
+		c.requests.Add(c.book.done(r, how, b.Name)...)
 		switch how {
 		case made:
 			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)

@@ -19,6 +19,7 @@ import (
 	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -62,7 +63,7 @@ func TestTrailingCache(t *testing.T) {
 	harness.OK(t, err)
 	c.book.open(p, l, nil)
 	look := func(name string) {
-		if _, err := c.reconcileRequest(t.Context(), request(name)); err != nil {
+		if _, err := c.reconcileRequest(t.Context(), queue.Request(name)); err != nil {
 			t.Fatal(err)
 		}
 	}

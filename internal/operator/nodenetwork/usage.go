@@ -38,7 +38,7 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 			continue
 		}
 		id := use.Resource
-		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), around(a)} {
+		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), prefixOf(a)} {
 			inUse[p] = true
 			if at, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok {
 				id = at.Resource // whatever the daemon says
@@ -63,8 +63,8 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 	return u
 }
 
-// around is the /28 that an address is in.
-func around(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
+// prefixOf is the /28 that an address is in.
+func prefixOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
 
 // uses tells whether a pod has, or had lately, an address of a thing.
 func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
