@@ -75,26 +75,26 @@ func New(t *testing.T) *Node {
 	return &Node{T: t, Dir: t.TempDir(), API: harness.KubeClient(t), Config: Config(t, "berthd", Name), Log: sourcetest.NewLog(t)}
 }
 
-// Create makes an object.
+// Create makes an object, also where an API server does not know its policies yet.
 func (n *Node) Create(o client.Object) {
 	n.T.Helper()
-	harness.OK(n.T, n.API.Create(n.T.Context(), o))
+	harness.OK(n.T, again("create "+o.GetName(), func(ctx context.Context) error { return n.API.Create(ctx, o) }))
 }
 
 // Get reads an object, also from an API server that takes its time. It tells
 // whether there is one.
 func (n *Node) Get(name string, into client.Object) bool {
-	return n.read("read "+name, func(ctx context.Context) error { return n.API.Get(ctx, client.ObjectKey{Name: name}, into) }) == nil
+	return again("read "+name, func(ctx context.Context) error { return n.API.Get(ctx, client.ObjectKey{Name: name}, into) }) == nil
 }
 
 // List lists objects, also from an API server that takes its time.
 func (n *Node) List(into client.ObjectList) {
-	if err := n.read("list", func(ctx context.Context) error { return n.API.List(ctx, into) }); err != nil {
+	if err := again("list", func(ctx context.Context) error { return n.API.List(ctx, into) }); err != nil {
 		n.T.Log(err)
 	}
 }
 
-func (n *Node) read(what string, do func(context.Context) error) error {
+func again(what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return kube.Again(ctx, what, func() error { return do(ctx) })
