@@ -107,7 +107,7 @@ func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 		d := n.assemble()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
+		_, err := d.attach(ctx, "a", n.newNetns("a"))
 		if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
 			t.Errorf("err = %v", err)
 		}
@@ -124,7 +124,7 @@ func TestCancelledWaitLeavesNothing(t *testing.T) {
 	ns := n.newNetns("a")
 	done := make(chan error)
 	go func() {
-		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+		_, err := d.attach(ctx, "a", ns)
 		done <- err
 	}()
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
@@ -157,7 +157,7 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 				}
 				added, deleted := make(chan error, 1), make(chan error, 1)
 				go func() {
-					_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+					_, err := d.attach(ctx, "a", ns)
 					added <- err
 				}()
 				synctest.Wait() // the ADD waits, for the address or as the first for the lock
@@ -188,7 +188,7 @@ func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	defer n.tick()()
 	ctx, cancel := context.WithCancel(context.Background())
 	n.kernel.onEnter("AddPod", cancel)
-	_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
+	_, err := d.attach(ctx, "a", n.newNetns("a"))
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("err = %v", err)
 	}

@@ -22,7 +22,7 @@ func (a *arpless) ARPFiltered() bool { return !a.lacks }
 func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}
-	d := &Daemon{Options: Options{Upkeep: kernel}, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
+	d := &repairer{upkeep: kernel, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
 	for range 3 {
 		d.lookAtARP()
 	}

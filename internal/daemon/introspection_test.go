@@ -54,7 +54,8 @@ func TestSourceDescribesItself(t *testing.T) {
 		Conditions: []source.Condition{{Type: "BlocksRouted", Reason: "NotRouted", Message: "block web-0: file exists"}},
 		Detail:     only{block},
 	}}
-	d.lookAtSupply(false)
+	d.supply.source = d.Source
+	d.supply.look(false)
 	doc := d.document()
 	same := func(what string, got, want any) {
 		t.Helper()

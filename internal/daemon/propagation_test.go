@@ -13,8 +13,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -37,12 +35,7 @@ func TestNamespacesReachADaemonInAContainer(t *testing.T) {
 			dir := sharedDir(t)
 			startChild(t, dir, propagation)
 			ns := mountNetns(t, filepath.Join(dir, "netns")) // after the daemon started
-			conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "berthd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_, err = rpc.NewNodeClient(conn).Add(within(t), addOf("a", ns))
+			_, err := rpc.NewNodeClient(dial(t, filepath.Join(dir, "berthd.sock"))).Add(within(t), addOf("a", ns))
 			if works {
 				if err != nil {
 					t.Errorf("ADD: %v", err)

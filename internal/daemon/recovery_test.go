@@ -17,21 +17,6 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// restart ends a daemon as a crash would leave the node: its records and the
-// kernel stay as they are. Then it starts another and waits until that serves.
-func (n *node) restart(r *running) *running {
-	n.t.Helper()
-	if r != nil {
-		if err := r.stop(); err != nil {
-			n.t.Fatal(err)
-		}
-	}
-	next := n.start()
-	defer n.tick()()
-	waitFor(n.t, func() bool { return next.front.admitted() != nil })
-	return next
-}
-
 // breakAt makes a failpoint return an error: what was done before it stays.
 func breakAt(t *testing.T, name string) {
 	t.Helper()
@@ -62,9 +47,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
 			r := n.restart(nil)
 			mustAdd(t, r, "a", n.newNetns("a"))
-			if err := r.stop(); err != nil {
-				t.Fatal(err)
-			}
+			r.stop()
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
 				if err := d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}); err != nil {
@@ -109,8 +92,10 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 					t.Fatal(err)
 				}
 				rec := recordOf("a", lease)
-				rec.Netns = n.netns[ns]
-				if err = d.begin(rec); err == nil {
+				if rec.Netns, err = d.netnsOf(ns); err == nil {
+					err = d.begin(rec)
+				}
+				if err == nil {
 					_, err = d.trySetUp(within(t), rec)
 				}
 				if !errors.Is(err, failpoint.ErrHit) {
@@ -135,12 +120,8 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	first := mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
-	n.kernel.mu.Lock()
-	clear(n.kernel.routes)
-	n.kernel.mu.Unlock()
+	r.stop()
+	n.kernel.dropRoutes()
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 1)
 	if again := mustAdd(t, r, "a", "/run/netns/a"); again.String() != first.String() {
@@ -155,9 +136,7 @@ func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	if err := os.RemoveAll(filepath.Join(n.dir, "attachments")); err != nil {
 		t.Fatal(err)
 	}
@@ -174,9 +153,7 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	mustAdd(t, r, "b", n.newNetns("b"))
 	mustDel(t, r, "b")
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
 	r = n.restart(nil)
 	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
@@ -191,9 +168,7 @@ func TestRecoveryIgnoresAnotherInstance(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.ident.InstanceID, n.kernel = "i-2", newFakeKernel()
 	r = n.restart(nil)
 	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
@@ -218,9 +193,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.damage("a", 30)
 	for range 2 { // quarantined at the first start, found so at the second
 		r = n.restart(nil)
@@ -231,9 +204,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
 			t.Errorf("its address is not held, holder %v", holder)
 		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		r.stop()
 	}
 	r = n.restart(nil)
 	defer n.tick()()
@@ -256,9 +227,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	dir := filepath.Join(n.dir, "attachments")
 	odd := []string{
 		"attachment-eth0.json", "attachment-.json", "attachment-a b.json", "attachment-bth.json.bad",
@@ -285,9 +254,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 			t.Error("the other address does not cool")
 		}
 		n.wantKernel(t, 1, 1)
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		r.stop()
 	}
 	kept, err := filepath.Glob(filepath.Join(dir, "*.kept"))
 	if err != nil || len(kept) != len(odd) {
@@ -299,9 +266,7 @@ func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
 	r = n.restart(nil)
@@ -333,7 +298,7 @@ func TestVanishedSandbox(t *testing.T) {
 			n.listed = tt.listed
 			d := n.assemble()
 			ns := n.newNetns("a")
-			if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
+			if _, err := d.attach(within(t), "a", ns); err != nil {
 				t.Fatal(err)
 			}
 			n.removeNetns(ns)
@@ -357,7 +322,7 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	ns := n.newNetns("a")
-	if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
+	if _, err := d.attach(within(t), "a", ns); err != nil {
 		t.Fatal(err)
 	}
 	saved := n.netns[ns]
@@ -379,7 +344,7 @@ func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
 	defer n.tick()()
 	breakAt(t, "daemon.add.wired")
 	n.kernel.set("DetachPod", errors.New("busy"))
-	if _, err := r.add(within(t), addRequest{key: keyFor("a"), netns: n.newNetns("a")}); err == nil {
+	if _, err := r.attach(within(t), "a", n.newNetns("a")); err == nil {
 		t.Fatal("ADD succeeded")
 	}
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
@@ -441,7 +406,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			}
 			defer restore()
 			ns := n.newNetns(name)
-			_, addErr := r.add(within(t), addRequest{key: keyFor(name), netns: ns})
+			_, addErr := r.attach(within(t), name, ns)
 			delErr := r.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {
@@ -497,7 +462,7 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	}
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
-	(&recovery{Daemon: d.Daemon}).cooling(t.Context())
+	(&recovery{d: d.Daemon}).cooling(t.Context())
 	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
 		t.Errorf("29 s after the release of an address: %+v", got)

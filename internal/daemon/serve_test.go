@@ -44,16 +44,12 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	if err := ask(r); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	r = n.start() // its source knows no address
 	if err := ask(r); err != nil {
 		t.Errorf("after a restart: %v", err)
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.ident.InstanceID = "i-2"
 	wantFailure(t, ask(n.start()), types.ErrPluginNotAvailable)
 }
@@ -69,9 +65,7 @@ func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
 	stop := n.tick()
 	waitFor(t, func() bool { return heartbeat.Recent(r.socket, n.clock.Boot()) })
 	stop()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("the end of the daemon took the heartbeat with it")
 	}
@@ -118,8 +112,8 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 		waiting <- err
 	}()
 	waitFor(t, func() bool { return r.source.Waiting() == 1 })
-	stopped := make(chan error, 1)
-	go func() { stopped <- r.stop() }()
+	var stopped sync.WaitGroup
+	stopped.Go(r.stop)
 	f := wantFailure(t, <-waiting, types.ErrTryAgainLater)
 	if f.GetMessage() != "berthd is being restarted; try again" {
 		t.Errorf("message %q", f.GetMessage())
@@ -128,9 +122,7 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	if err := <-working; err != nil {
 		t.Errorf("the ADD at work: %v", err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	stopped.Wait()
 	n.wantKernel(t, 1, 1)
 }
 
@@ -177,7 +169,7 @@ func TestSupplyCondition(t *testing.T) {
 	n := newNode(t)
 	d := n.assemble()
 	state := func() string { c, _ := d.conditions.get(ConditionSupply); return c.Reason }
-	d.lookAtSupply(false)
+	d.supply.look(false)
 	if got := state(); got != "NoAddressYet" {
 		t.Errorf("reason %s", got)
 	}
@@ -192,16 +184,16 @@ func TestSupplyCondition(t *testing.T) {
 	}
 	<-done // one has the address
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
-	if waiting := d.lookAtSupply(false); !waiting || state() == "Waiting" {
+	if waiting := d.supply.look(false); !waiting || state() == "Waiting" {
 		t.Errorf("a wait just begun: %v, reason %s", waiting, state())
 	}
-	d.lookAtSupply(true)
+	d.supply.look(true)
 	if got := state(); got != "Waiting" {
 		t.Errorf("reason %s", got)
 	}
 	cancel()
 	<-done
-	d.lookAtSupply(true)
+	d.supply.look(true)
 	if got := state(); got != "Available" {
 		t.Errorf("reason %s", got)
 	}
@@ -212,7 +204,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r := n.assemble()
 	var mu sync.Mutex
 	calls, fail := 0, errors.New("read-only file system")
-	r.Install = func(context.Context) (string, error) {
+	r.supply.install = func(context.Context) (string, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
@@ -225,7 +217,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { r.supplyLoop(ctx) })
+	wg.Go(func() { r.supply.run(ctx) })
 	defer wg.Wait()
 	defer cancel()
 	waitFor(t, func() bool { return n.clock.Waiting() > 0 })

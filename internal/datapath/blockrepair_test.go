@@ -127,7 +127,7 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	r.set(block("one", single4, single6))
 	alone := r.refuses()
 	one := [2]string{"10.9.0.7", "fd09::7"}
-	p := r.pods.pod(one[0], one[1])
+	p := r.pod(one[0], one[1])
 	reach := func() {
 		t.Helper()
 		for _, a := range one {
@@ -146,9 +146,7 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 		Blocks: []Block{block("one", single4, single6)}, Pods: []Pod{p.want}})); len(did) > 0 {
 		t.Errorf("repaired %v", did)
 	}
-	if err := r.node.DetachPod(ctx, p.want); err != nil {
-		t.Fatal(err)
-	}
+	r.detach(p)
 	if got := r.refuses(); got != alone {
 		t.Errorf("after the pod went table 19000 has\n%s, want\n%s", got, alone)
 	}
@@ -172,8 +170,7 @@ func TestFlushedExportTableIsNoticed(t *testing.T) {
 	wanted := block("b", block4, block6)
 	r.set(wanted)
 	exports := r.exports(119)
-	r.pods.host = r.host
-	w := r.pods.watch()
+	w := r.watch()
 	for _, flush := range []struct{ command, says string }{
 		{"ip route flush table 119", "block " + block4 + " in table 119"},
 		{"ip -6 route flush table 119", "block " + block6 + " in table 119"},
@@ -197,8 +194,7 @@ func TestLoopbackThatWentDown(t *testing.T) {
 	wanted := block("b", block4, block6)
 	r.set(wanted)
 	exports := r.exports(119)
-	r.pods.host = r.host
-	w := r.pods.watch()
+	w := r.watch()
 	r.host.run("ip link set lo down")
 	w.expect(StateLost, "lo went down")
 	r.host.run("ip link set lo up")

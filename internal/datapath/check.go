@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -26,7 +27,8 @@ func (m *Mismatch) Error() string {
 
 // CheckPod compares the kernel with a wanted pod on both sides and changes
 // nothing. MTU and MAC addresses are compared when they are set in pod. It
-// fails with a *Mismatch that names every difference, or with ErrNoNetns.
+// fails with a *Mismatch that names every difference, or as AddPod does where the
+// namespace is not there.
 func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -173,9 +175,8 @@ func (c *check) wayOut(addr netip.Addr) error {
 		return fmt.Errorf("list routes in %s: %w", c.pod.Netns, err)
 	}
 	for _, want := range podSideRoutes(c.peer.Index, addr) {
-		same := func(a, b netlink.Route) bool { return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) }
 		want.Family = familyOf(addr)
-		if !containsFunc(routes, *want, same) {
+		if !slices.ContainsFunc(routes, sameRoute(*want)) {
 			c.differs("the pod lacks its route to %s", routeDst(*want))
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 )
@@ -55,12 +56,7 @@ func (n *Node) nftForwardDrops() ([]Finding, error) {
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b Finding) int {
-		if a.Where < b.Where {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(found, func(a, b Finding) int { return strings.Compare(a.Where, b.Where) })
 	return found, nil
 }
 

@@ -104,7 +104,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 		return inv, err
 	}
 	for _, e := range uplinks {
-		slices.SortFunc(e.Sources, comparePrefix)
+		slices.SortFunc(e.Sources, netip.Prefix.Compare)
 		inv.Uplinks = append(inv.Uplinks, *e)
 	}
 	inv.sort()
@@ -185,13 +185,6 @@ func (n *Node) inventFilter(inv *Inventory, uplinks map[int]*UplinkInfo) error {
 func (inv *Inventory) sort() {
 	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
 	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
-	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return comparePrefix(a.Prefix, b.Prefix) })
+	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return a.Prefix.Compare(b.Prefix) })
 	slices.SortFunc(inv.Uplinks, func(a, b UplinkInfo) int { return a.Number - b.Number })
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }

@@ -83,12 +83,8 @@ func TestSetupAgainChangesNothing(t *testing.T) {
 	}
 	// A daemon that was restarted: nothing in memory, all in the kernel.
 	again := v.host.open()
-	if err := again.Setup(ctx, v.settings()); err != nil {
-		t.Fatal(err)
-	}
-	if err := again.SetUplink(ctx, v.uplink()); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(again.Setup(ctx, v.settings()))
+	v.ok(again.SetUplink(ctx, v.uplink()))
 	if got := v.host.filter(); got != filter {
 		t.Errorf("nftables was\n%s\nis\n%s", filter, got)
 	}
@@ -103,9 +99,7 @@ func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
 	v.router.serveTCP(":80")
 	again := v.host.open()
 	v.config.BlockMetadata = true // another ruleset: the table is replaced
-	if err := again.Setup(ctx, v.settings()); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(again.Setup(ctx, v.settings()))
 	b.seenAs(peer+":80", podB) // the ENI's map outlived it
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 1 || len(uplinks[0].Sources) != 2 {
 		t.Errorf("ENIs after the restart: %+v", uplinks)
@@ -236,9 +230,7 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.node.RemoveUplink(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(v.node.RemoveUplink(ctx, 1))
 	if got := theirs(); got != before {
 		t.Errorf("others' state was\n%s\nis\n%s", before, got)
 	}
@@ -282,9 +274,7 @@ func TestENIChangesHands(t *testing.T) {
 
 	for range 2 {
 		for _, i := range []int{1, 2} {
-			if err := v.node.RemoveUplink(ctx, i); err != nil {
-				t.Fatal(err)
-			}
+			v.ok(v.node.RemoveUplink(ctx, i))
 		}
 	}
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 0 {

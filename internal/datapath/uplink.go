@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -289,29 +290,24 @@ func (n *Node) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []strin
 }
 
 func diffRoutes(want, have []netlink.Route, family int) (missing, extra []netlink.Route) {
-	same := func(a, b netlink.Route) bool {
-		return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex
-	}
 	for _, w := range want {
-		if w.Family == family && !containsFunc(have, w, same) {
+		if w.Family == family && !slices.ContainsFunc(have, sameRoute(w)) {
 			missing = append(missing, w)
 		}
 	}
 	for _, h := range have {
-		if !containsFunc(want, h, same) {
+		if !slices.ContainsFunc(want, sameRoute(h)) {
 			extra = append(extra, h)
 		}
 	}
 	return missing, extra
 }
 
-func containsFunc[T any](list []T, v T, same func(a, b T) bool) bool {
-	for _, x := range list {
-		if same(x, v) {
-			return true
-		}
+// sameRoute tells what leads the same way as a route of the same table.
+func sameRoute(a netlink.Route) func(netlink.Route) bool {
+	return func(b netlink.Route) bool {
+		return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex
 	}
-	return false
 }
 
 // RemoveUplink removes an ENI's rule, map entries and table, so that it can be

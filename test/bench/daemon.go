@@ -211,7 +211,7 @@ func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool
 		return 0, err
 	}
 	took := time.Since(start)
-	if err := n.DetachPod(ctx, pod); err != nil {
+	if err := n.DetachPod(ctx, pod.HostIfName, pod.Addrs()); err != nil {
 		return 0, err
 	}
 	return took, n.ReapLinks(ctx, []string{pod.HostIfName})
