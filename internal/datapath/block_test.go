@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -91,6 +90,32 @@ func (r *rack) exports(table int) (out []string) {
 	return out
 }
 
+func (r *rack) announces(table int, want ...string) {
+	r.t.Helper()
+	if got := r.exports(table); !slices.Equal(got, want) {
+		r.t.Errorf("table %d has %v, want %v", table, got, want)
+	}
+}
+
+// refuses asserts the blocks that have an unreachable route.
+func (r *rack) refuses(want ...string) {
+	r.t.Helper()
+	var got []string
+	for _, b := range r.inventory().Blocks {
+		if b.Unreachable {
+			got = append(got, b.Prefix.String())
+		}
+	}
+	if !slices.Equal(got, want) {
+		r.t.Errorf("unreachable routes %v, want %v", got, want)
+	}
+}
+
+// wanted is what a repair of the rack is given.
+func (r *rack) wanted(blocks ...Block) Wanted {
+	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: blocks}
+}
+
 func TestPodsOfBlocks(t *testing.T) {
 	r := newRack(t)
 	r.set(block("b", block4, block6), block("one", single4, single6))
@@ -148,61 +173,23 @@ func TestExportTable(t *testing.T) {
 	foreign := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), LinkIndex: r.host.link("lo").Attrs().Index, Table: 119, Protocol: unix.RTPROT_STATIC}
 	r.host.must(r.host.nl.RouteAdd(foreign))
 	both := []string{block4 + " 190", "192.0.2.0/24 static", block6 + " 190"}
-	check := func(want ...string) {
-		t.Helper()
-		if got := r.exports(119); !slices.Equal(got, want) {
-			t.Errorf("table 119 has %v, want %v", got, want)
-		}
-	}
-	unreachable := func(want ...string) {
-		t.Helper()
-		inv, err := r.node.Inventory(ctx)
-		r.host.must(err)
-		var got []string
-		for _, b := range inv.Blocks {
-			if b.Unreachable {
-				got = append(got, b.Prefix.String())
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("unreachable routes %v, want %v", got, want)
-		}
-	}
 	r.set(block("b", block4, block6))
-	check(both...)
-	unreachable(block4, block6)
+	r.announces(119, both...)
+	r.refuses(block4, block6)
 	r.set(block("b", block4, block6))
-	check(both...)
-
-	// Repair puts back what others removed, also of half a block, and nothing
-	// when all is there.
-	want := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4, block6)}}
-	if did, err := r.node.Repair(ctx, want); err != nil || len(did) > 0 {
-		t.Errorf("repaired %v, %v", did, err)
-	}
-	lost := exportRoute(netip.MustParsePrefix(block4), r.host.link("lo").Attrs().Index, 119)
-	r.host.must(r.host.nl.RouteDel(&lost))
-	free := unreachableRoute(netip.MustParsePrefix(block6))
-	r.host.must(r.host.nl.RouteDel(&free))
-	if did, err := r.node.Repair(ctx, want); err != nil || len(did) != 2 {
-		t.Errorf("repaired %v, %v", did, err)
-	}
-	check(both...)
-	unreachable(block4, block6)
+	r.announces(119, both...)
 
 	r.ok(r.node.WithdrawBlocks(ctx))
-	check("192.0.2.0/24 static")
-	unreachable(block4, block6)
+	r.announces(119, "192.0.2.0/24 static")
+	r.refuses(block4, block6)
 
 	// Another daemon, with another table: the old one's routes go.
 	n := r.host.open()
 	r.ok(n.Setup(ctx, Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}))
 	r.ok(n.SetBlocks(ctx, []Block{block("c", single4)}))
-	check("192.0.2.0/24 static")
-	if got := r.exports(120); !slices.Equal(got, []string{single4 + " 190"}) {
-		t.Errorf("table 120 has %v", got)
-	}
-	unreachable(single4)
+	r.announces(119, "192.0.2.0/24 static")
+	r.announces(120, single4+" 190")
+	r.refuses(single4)
 }
 
 // A node whose addresses were of blocks, and now are of ENIs, keeps no route of
@@ -259,38 +246,4 @@ func TestBlockThatCannotBe(t *testing.T) {
 			t.Errorf("table %d: %v", table, err)
 		}
 	}
-}
-
-// Who flushes the export table is noticed; what the node itself withdraws is not
-// reported as lost.
-func TestLostBlockIsNoticed(t *testing.T) {
-	r := newRack(t)
-	r.set(block("b", block4, block6))
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	events, err := r.node.Watch(ctx)
-	r.host.must(err)
-	next := func(want string) {
-		t.Helper()
-		for {
-			select {
-			case e := <-events:
-				if e.Kind == StateLost && strings.Contains(e.What, want) {
-					return
-				}
-				if e.Kind == StateLost {
-					t.Fatalf("got %+v, want %q", e, want)
-				}
-			case <-time.After(time.Minute):
-				t.Fatalf("no event %q", want)
-			}
-		}
-	}
-	r.set(block("one", single4)) // its own doing
-	lost := exportRoute(netip.MustParsePrefix(single4), r.host.link("lo").Attrs().Index, 119)
-	r.host.must(r.host.nl.RouteDel(&lost))
-	next("block " + single4 + " in table 119")
-	free := unreachableRoute(netip.MustParsePrefix(single4))
-	r.host.must(r.host.nl.RouteDel(&free))
-	next("block " + single4 + " in table 19000")
 }
