@@ -26,15 +26,11 @@ func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	for range 3 {
 		d.lookAtARP()
 	}
-	if c, ok := d.conditions.get(ConditionARP); !ok || c.Healthy || !strings.Contains(c.Message, "CONFIG_NF_TABLES_ARP") {
-		t.Errorf("condition %+v", c)
-	}
+	d.conditions.want(t, ConditionARP, false, "CONFIG_NF_TABLES_ARP")
 	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, log.String())
 	}
 	kernel.lacks = false // its module was loaded
 	d.lookAtARP()
-	if c, _ := d.conditions.get(ConditionARP); !c.Healthy {
-		t.Errorf("condition %+v", c)
-	}
+	d.conditions.want(t, ConditionARP, true, "")
 }

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -224,10 +225,33 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	return reply
 }
 
+// wantAddress has a pod in a namespace of its own get an address.
+func (r *running) wantAddress(t *testing.T, container, netns, address string) {
+	t.Helper()
+	if got := mustAdd(t, r, container, netns).GetAddresses(); len(got) != 1 || got[0] != address+"/32" {
+		t.Errorf("%s got %v, want %s", container, got, address)
+	}
+}
+
+// refused makes an ADD that fails with a CNI code.
+func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Failure {
+	t.Helper()
+	_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
+	return wantFailure(t, err, code)
+}
+
 func mustDel(t *testing.T, r *running, container string) {
 	t.Helper()
 	if _, err := r.client.Del(within(t), delOf(container), grpc.WaitForReady(true)); err != nil {
 		t.Fatalf("DEL %s: %v", container, err)
+	}
+}
+
+// want asserts that a condition is healthy, or why it is not.
+func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) {
+	t.Helper()
+	if c, ok := c.get(kind); !ok || c.Healthy != healthy || !strings.Contains(c.Reason+": "+c.Message, says) {
+		t.Errorf("condition %+v, want healthy %v and %q", c, healthy, says)
 	}
 }
 

@@ -118,7 +118,7 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	kernel, err := datapath.Open(datapath.WithNetnsPath(m.path))
+	kernel, err := datapath.Open(m.path)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func mustSpace(t testing.TB) string {
 	return path
 }
 
-func TestAddWhoseCallerLeftLeavesNothingInTheKernel(t *testing.T) {
+func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -109,9 +109,7 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 				n.wantKernel(t, 0, 0)
 			}
 			// The runtime retries, or cleans up and retries.
-			if got := mustAdd(t, r, "a", ns).GetAddresses()[0]; got != "10.0.0.5/32" {
-				t.Errorf("address %s", got)
-			}
+			r.wantAddress(t, "a", ns, "10.0.0.5")
 		})
 	}
 }
@@ -127,9 +125,7 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 	if again := mustAdd(t, r, "a", "/run/netns/a"); again.String() != first.String() {
 		t.Errorf("after the restart %v, before %v", again, first)
 	}
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
-		t.Errorf("address %s is held by another pod", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
 
 func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
@@ -142,9 +138,7 @@ func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
 	}
 	r = n.restart(nil)
 	n.wantKernel(t, 0, 0)
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
-		t.Errorf("address %s was just taken from a pod and must cool", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
 
 func TestRecoveryAfterReboot(t *testing.T) {
@@ -171,9 +165,7 @@ func TestRecoveryIgnoresAnotherInstance(t *testing.T) {
 	r.stop()
 	n.ident.InstanceID, n.kernel = "i-2", newFakeKernel()
 	r = n.restart(nil)
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
-		t.Errorf("address %s", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }
 
 // damage truncates the record of a container to a percentage.
@@ -198,9 +190,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	for range 2 { // quarantined at the first start, found so at the second
 		r = n.restart(nil)
 		n.wantKernel(t, 1, 1)
-		if c, _ := r.conditions.get(ConditionRecords); c.Healthy || !strings.Contains(c.Message, hostLinkName(keyFor("a"))) {
-			t.Errorf("condition %+v", c)
-		}
+		r.conditions.want(t, ConditionRecords, false, hostLinkName(keyFor("a")))
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
 			t.Errorf("its address is not held, holder %v", holder)
 		}
@@ -216,9 +206,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
 		t.Error("its address does not cool")
 	}
-	if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
-		t.Errorf("condition %+v after the DEL", c)
-	}
+	r.conditions.want(t, ConditionRecords, true, "")
 }
 
 // Files that no attachment's record can be: no link has such a name. They stand
@@ -244,9 +232,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	}
 	for range 2 {
 		r = n.restart(nil)
-		if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
-			t.Errorf("condition %+v", c)
-		}
+		r.conditions.want(t, ConditionRecords, true, "")
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 			t.Errorf("the pod's address is held by %v", holder)
 		}

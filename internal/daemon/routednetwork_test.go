@@ -18,7 +18,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 	ctx := context.Background()
 	never := func(int) bool { t.Error("asked for an ENI"); return true }
 	open := func() *RoutedNetwork {
-		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
+		node, err := datapath.Open(m.path)
 		if err != nil {
 			t.Fatal(err)
 		}

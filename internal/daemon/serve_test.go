@@ -24,8 +24,7 @@ func TestPanicBecomesAnError(t *testing.T) {
 	defer n.tick()()
 	ns := n.newNetns("a")
 	n.kernel.onEnter("AddPod", func() { panic("boom") })
-	_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
-	wantFailure(t, err, types.ErrInternal)
+	r.refused(t, addOf("a", ns), types.ErrInternal)
 	n.kernel.onEnter("AddPod", nil)
 	mustAdd(t, r, "a", ns) // the container's lock is free, the half-made attachment was cleared
 	mustDel(t, r, "a")
@@ -168,11 +167,8 @@ func TestListenReplacesAStaleSocketOnly(t *testing.T) {
 func TestSupplyCondition(t *testing.T) {
 	n := newNode(t)
 	d := n.assemble()
-	state := func() string { c, _ := d.conditions.get(ConditionSupply); return c.Reason }
 	d.supply.look(false)
-	if got := state(); got != "NoAddressYet" {
-		t.Errorf("reason %s", got)
-	}
+	d.conditions.want(t, ConditionSupply, false, "NoAddressYet")
 	d.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, 2)
@@ -184,19 +180,16 @@ func TestSupplyCondition(t *testing.T) {
 	}
 	<-done // one has the address
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
-	if waiting := d.supply.look(false); !waiting || state() == "Waiting" {
-		t.Errorf("a wait just begun: %v, reason %s", waiting, state())
+	if waiting := d.supply.look(false); !waiting {
+		t.Error("nobody waits")
 	}
+	d.conditions.want(t, ConditionSupply, false, "NoAddressYet")
 	d.supply.look(true)
-	if got := state(); got != "Waiting" {
-		t.Errorf("reason %s", got)
-	}
+	d.conditions.want(t, ConditionSupply, false, "Waiting")
 	cancel()
 	<-done
 	d.supply.look(true)
-	if got := state(); got != "Available" {
-		t.Errorf("reason %s", got)
-	}
+	d.conditions.want(t, ConditionSupply, true, "Available")
 }
 
 func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
@@ -227,9 +220,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	n.clock.Advance(firstInterval)
 	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
-	if c, _ := r.conditions.get(ConditionInstalled); c.Healthy || c.Message != fail.Error() {
-		t.Errorf("condition %+v", c)
-	}
+	r.conditions.want(t, ConditionInstalled, false, fail.Error())
 	mu.Lock()
 	fail = nil
 	mu.Unlock()

@@ -21,7 +21,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	attrs.Name, attrs.HardwareAddr = "ens6", net.HardwareAddr{2, 0, 0, 0, 0, 6}
 	addVeth(t, m.net, attrs, "router6")
 	open := func() *VPCNetwork {
-		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
+		node, err := datapath.Open(m.path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -42,8 +42,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		if err := tt.begin(); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
-		wantFailure(t, err, CodeRecord)
+		r.refused(t, addOf("a", ns), CodeRecord)
 		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
@@ -124,8 +123,7 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	}
 	removed()
 	removed() // again is no error
-	_, err := r.client.Add(within(t), addOf("a", n.newNetns("new")))
-	wantFailure(t, err, CodeRecord)
+	r.refused(t, addOf("a", n.newNetns("new")), CodeRecord)
 	stop()
 	r.stop()
 	r = n.restart(nil)

@@ -226,16 +226,16 @@ func TestNodesInParallel(t *testing.T) {
 
 func TestOpenByPathAndCaller(t *testing.T) {
 	s := newSpace(t, "node")
-	if _, err := Open(WithNetnsPath("/run/netns/btdp-none")); !errors.Is(err, ErrNoNetns) {
+	if _, err := Open("/run/netns/btdp-none"); !errors.Is(err, ErrNoNetns) {
 		t.Errorf("error %v, want ErrNoNetns", err)
 	}
-	n, err := Open(WithNetnsPath(s.path()))
+	n, err := Open(s.path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = n.Close() }()
 	var m *Node
-	s.in(func() (err error) { m, err = Open(); return err })
+	s.in(func() (err error) { m, err = Open(""); return err })
 	defer func() { _ = m.Close() }()
 	if m.nsID != n.nsID {
 		t.Error("Open does not bind to the caller's namespace")

@@ -161,7 +161,7 @@ func (s *space) ready(links ...string) {
 
 func (s *space) open() *Node {
 	s.t.Helper()
-	n, err := Open(WithNetns(s.handle))
+	n, err := Open(s.path())
 	s.must(err)
 	s.t.Cleanup(func() { _ = n.Close() })
 	return n

@@ -26,12 +26,6 @@ type Uplink struct {
 	// link, unless it is among Addresses: then it is a pod's, and not the node's.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
-	// Gateway is the IPv4 router; zero takes the subnet's first address
-	// (Amazon VPC user guide, "VPC and subnet sizing").
-	Gateway netip.Addr
-	// GatewayIPv6 is the IPv6 router; zero takes fe80:ec2::1, the router of every
-	// VPC subnet (Amazon VPC user guide, "Subnet CIDR reservations").
-	GatewayIPv6 netip.Addr
 	// Addresses are what pods may use, both families. Prefixes likewise; EC2
 	// assigns /28 and /80 only, and others are refused.
 	Addresses []netip.Addr
@@ -45,6 +39,8 @@ const (
 	prefixBits6 = 80
 )
 
+// vpcGateway6 is the IPv6 router of every VPC subnet (Amazon VPC user guide, "Subnet
+// CIDR reservations").
 var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
 
 // Validate names the first field that cannot work.
@@ -62,10 +58,7 @@ func (e Uplink) Validate() error {
 		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
 	}
 	if e.hasIPv4() && !e.gateway4().Is4() {
-		return fmt.Errorf("Gateway, Subnet: want the IPv4 router of the ENI's subnet")
-	}
-	if !isIPv6(e.gateway6()) {
-		return fmt.Errorf("GatewayIPv6 %s: not an IPv6 address", e.GatewayIPv6)
+		return fmt.Errorf("Subnet: want the IPv4 subnet of the ENI, for its router")
 	}
 	for _, a := range e.Addresses {
 		if !a.Is4() && !isIPv6(a) {
@@ -90,37 +83,23 @@ func prefixBits(a netip.Addr) int {
 func (e Uplink) table() int { return UplinkTableBase + e.Number }
 
 func (e Uplink) hasIPv4() bool {
-	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.Gateway.IsValid() || e.has(netip.Addr.Is4)
+	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.has(netip.Addr.Is4)
 }
 
-func (e Uplink) hasIPv6() bool { return e.GatewayIPv6.IsValid() || e.has(isIPv6) }
+func (e Uplink) hasIPv6() bool { return e.has(isIPv6) }
 
 func (e Uplink) has(family func(netip.Addr) bool) bool {
-	for _, a := range e.Addresses {
-		if family(a) {
-			return true
-		}
-	}
-	for _, p := range e.Prefixes {
-		if family(p.Addr()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Addresses, family) ||
+		slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return family(p.Addr()) })
 }
 
+// gateway4 is the IPv4 router: the subnet's first address (Amazon VPC user guide,
+// "VPC and subnet sizing").
 func (e Uplink) gateway4() netip.Addr {
-	if e.Gateway.IsValid() || !e.Subnet.IsValid() {
-		return e.Gateway
+	if !e.Subnet.IsValid() {
+		return netip.Addr{}
 	}
 	return e.Subnet.Masked().Addr().Next()
-}
-
-func (e Uplink) gateway6() netip.Addr {
-	if e.GatewayIPv6.IsValid() {
-		return e.GatewayIPv6
-	}
-	return vpcGateway6
 }
 
 // SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
@@ -249,7 +228,7 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 		gws = append(gws, uplink.gateway4())
 	}
 	if u.ipv6() && uplink.hasIPv6() {
-		gws = append(gws, uplink.gateway6())
+		gws = append(gws, vpcGateway6)
 	}
 	var routes []netlink.Route
 	for _, gw := range gws {

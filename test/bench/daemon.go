@@ -164,7 +164,7 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 
 // families measures AddPod of the data path with both families against IPv4.
 func families(ctx context.Context, b *bench) ([]Result, error) {
-	n, err := datapath.Open(datapath.WithNetnsPath(b.idle.Netns))
+	n, err := datapath.Open(b.idle.Netns)
 	if err != nil {
 		return nil, err
 	}
