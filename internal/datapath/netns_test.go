@@ -30,7 +30,7 @@ func ended(t *testing.T, call func() error) error {
 func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.sandbox(podA), v.sandbox(podB)
-	id, err := identify(a.handle)
+	id, err := InspectNetns(a.path())
 	a.must(err)
 	a.want.NetnsID = id
 	path := filepath.Join(t.TempDir(), "netns")

@@ -2,13 +2,11 @@ package datapath
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -77,31 +75,19 @@ func TestIPv6IsTranslatedWhenAskedFor(t *testing.T) {
 }
 
 // nat adds a NAT rule of someone else's to a namespace.
-func (s *space) nat(hook *nftables.ChainHook, at *nftables.ChainPriority, match ...expr.Any) {
+func (s *space) nat(chain, hook, rule string) {
 	s.t.Helper()
-	conn, err := nftables.New(nftables.WithNetNSFd(int(s.handle)))
-	s.must(err)
-	table := conn.AddTable(&nftables.Table{Name: "services", Family: nftables.TableFamilyINet})
-	chain := conn.AddChain(&nftables.Chain{Name: fmt.Sprintf("nat%d", *hook), Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook, Priority: at})
-	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: match})
-	s.must(conn.Flush())
+	s.run("nft add table inet services")
+	s.run("nft add chain inet services " + chain + " { type nat hook " + hook + " ; }")
+	s.run("nft add rule inet services " + chain + " " + rule)
 }
 
 // service sends what goes to an address and port to another, like a service
 // address or a node port of kube-proxy.
 func (s *space) service(from, to string) {
 	s.t.Helper()
-	f, o := netip.MustParseAddrPort(from), netip.MustParseAddrPort(to)
-	port := func(p uint16) []byte { return []byte{byte(p >> 8), byte(p)} }
-	s.nat(nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest, rule(destinationIs(f.Addr()), exprs{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}},
-		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: port(f.Port())},
-		&expr.Immediate{Register: 1, Data: o.Addr().AsSlice()},
-		&expr.Immediate{Register: 2, Data: port(o.Port())},
-		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
-	})...)
+	addr, port, _ := strings.Cut(from, ":")
+	s.nat("pre", "prerouting priority -100", "ip daddr "+addr+" tcp dport "+port+" dnat ip to "+to)
 }
 
 func TestServiceAddressesAreJudgedAfterDNAT(t *testing.T) {
@@ -126,8 +112,7 @@ func TestMasqueradedByOthersLeavesWithTheENIsAddress(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA), v.pod(podB)
 	v.router.serveTCP(":80")
-	v.host.nat(nftables.ChainHookPostrouting, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource-10),
-		rule(destinationIs(netip.MustParseAddr(peer)), exprs{&expr.Masq{}})...)
+	v.host.nat("post", "postrouting priority 90", "ip daddr "+peer+" masquerade")
 	a.seenAs(peer+":80", nodeAddr)
 	b.seenAs(peer+":80", eniAddr)
 	b.seenAs(onPrem+":80", podB)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // run runs a program inside the namespace, for what someone else would do.
@@ -53,24 +52,9 @@ func (s *space) filter() string {
 // IPv6 routes are left out: it makes those of link-local addresses on its own time.
 func (s *space) policy() string {
 	s.t.Helper()
-	var b strings.Builder
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := whole(func() ([]netlink.Rule, error) { return s.nl.RuleList(family) })
-		s.must(err)
-		for _, r := range rules {
-			fmt.Fprintln(&b, describeRule(r), r.Src, r.Dst, r.Protocol)
-		}
-		routes, err := whole(func() ([]netlink.Route, error) {
-			return s.nl.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-		})
-		s.must(err)
-		for _, r := range routes {
-			if family == unix.AF_INET || r.Protocol != unix.RTPROT_KERNEL {
-				fmt.Fprintln(&b, r)
-			}
-		}
-	}
-	return b.String()
+	routes6 := slices.DeleteFunc(strings.Split(s.run("ip -6 route show table all"), "\n"),
+		func(line string) bool { return strings.Contains(line, "proto kernel") })
+	return s.run("ip rule") + s.run("ip -6 rule") + s.run("ip route show table all") + strings.Join(routes6, "\n")
 }
 
 func TestSetupAgainChangesNothing(t *testing.T) {

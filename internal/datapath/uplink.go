@@ -245,48 +245,37 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 
 // setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
 func (n *Node) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
-	want := uplinkRoutes(uplink, index, u)
+	var have []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		have, err := n.listRoutes(n.slow, family, uplink.table())
+		routes, err := n.listRoutes(n.slow, family, uplink.table())
 		if err != nil {
-			return changed, err
+			return nil, err
 		}
-		missing, extra := diffRoutes(want, have, family)
-		for _, r := range extra {
-			if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
-				return changed, fmt.Errorf("remove route %s: %w", r, err)
-			}
-			changed = append(changed, fmt.Sprintf("removed route %s of table %d", routeDst(r), uplink.table()))
+		have = append(have, routes...)
+	}
+	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
+	if changed, err = n.removeRoutes(extra); err != nil {
+		return changed, err
+	}
+	for _, r := range missing {
+		if err := n.slow.RouteReplace(&r); err != nil {
+			return changed, fmt.Errorf("add route %s: %w", r, err)
 		}
-		for _, r := range missing {
-			if err := n.slow.RouteReplace(&r); err != nil {
-				return changed, fmt.Errorf("add route %s: %w", r, err)
-			}
-			changed = append(changed, fmt.Sprintf("route %s of table %d", routeDst(r), uplink.table()))
-		}
+		changed = append(changed, describeRoute(r))
 	}
 	return changed, nil
 }
 
-func diffRoutes(want, have []netlink.Route, family int) (missing, extra []netlink.Route) {
-	for _, w := range want {
-		if w.Family == family && !slices.ContainsFunc(have, sameRoute(w)) {
-			missing = append(missing, w)
-		}
-	}
-	for _, h := range have {
-		if !slices.ContainsFunc(want, sameRoute(h)) {
-			extra = append(extra, h)
-		}
-	}
-	return missing, extra
+// uplinkRouteID is what makes two routes of an ENI's table the same.
+type uplinkRouteID struct {
+	dst  netip.Prefix
+	via  netip.Addr
+	link int
 }
 
-// sameRoute tells what leads the same way as a route of the same table.
-func sameRoute(a netlink.Route) func(netlink.Route) bool {
-	return func(b netlink.Route) bool {
-		return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex
-	}
+func uplinkRouteKey(r netlink.Route) uplinkRouteID {
+	via, _ := netip.AddrFromSlice(r.Gw)
+	return uplinkRouteID{routeDst(r), via.Unmap(), r.LinkIndex}
 }
 
 // RemoveUplink removes an ENI's rule, map entries and table, so that it can be
