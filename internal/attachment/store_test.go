@@ -100,7 +100,7 @@ func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
 	mustPut(t, s, a, testRecord("c2", "10.0.0.5"))
 }
 
-func TestFailedPutLeavesNoClaim(t *testing.T) {
+func TestFailedPutReservesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	s, _ := openStore(t, dir, testNode)
 	if err := os.RemoveAll(dir); err != nil {

@@ -99,6 +99,17 @@ func newMachine(t testing.TB, pods int) *machine {
 	return m
 }
 
+// open opens the data path, until the test ends.
+func (m *machine) open() *datapath.Node {
+	m.t.Helper()
+	node, err := datapath.Open(m.path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = node.Close() })
+	return node
+}
+
 // started is a daemon on a machine.
 type started struct {
 	*Daemon
@@ -118,11 +129,7 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	kernel, err := datapath.Open(m.path)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	network := NewVPCNetwork(kernel)
+	network := NewVPCNetwork(m.open())
 	if err := network.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
 		m.t.Fatal(err)
 	}
@@ -133,12 +140,7 @@ func (m *machine) start(period time.Duration) *started {
 		NetnsGrace: time.Minute, RepairInterval: time.Minute,
 	})
 	front, end := run(m.t, d, filepath.Join(m.dir, "berthd.sock"))
-	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(func() {
-		end()
-		if err := kernel.Close(); err != nil {
-			m.t.Error(err)
-		}
-	})}
+	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(end)}
 	m.t.Cleanup(s.stop)
 	waitFor(m.t, func() bool { return front.admitted() != nil })
 	return s

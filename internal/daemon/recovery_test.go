@@ -17,6 +17,29 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
+// leave has a daemon attach pods and end.
+func (n *node) leave(containers ...string) {
+	n.t.Helper()
+	r := n.restart(nil)
+	for _, c := range containers {
+		mustAdd(n.t, r, c, n.newNetns(c))
+	}
+	r.stop()
+}
+
+// sweeps lets the kernel remove pods again, which the sweep then does.
+func (n *node) sweeps(r *running) {
+	n.t.Helper()
+	n.kernel.set("DetachPod", nil)
+	n.clock.Advance(kernelTimeout)
+	waitFor(n.t, func() bool { // the sweep may not have begun to wait yet
+		n.clock.Advance(time.Second)
+		_, held := r.source.Holder(n.addrs[0])
+		return len(r.Store.Records()) == 0 && !held
+	})
+	n.wantKernel(n.t, 0, 0)
+}
+
 // breakAt makes a failpoint return an error: what was done before it stays.
 func breakAt(t *testing.T, name string) {
 	t.Helper()
@@ -45,9 +68,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
-			r := n.restart(nil)
-			mustAdd(t, r, "a", n.newNetns("a"))
-			r.stop()
+			n.leave("a")
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
 				if err := d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}); err != nil {
@@ -57,7 +78,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 					t.Fatalf("err = %v", err)
 				}
 			})
-			r = n.restart(nil)
+			r := n.restart(nil)
 			n.wantKernel(t, 0, 0)
 			if recs := r.Store.Records(); len(recs) != 0 {
 				t.Errorf("records %v", recs)
@@ -130,13 +151,11 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 
 func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
+	n.leave("a")
 	if err := os.RemoveAll(filepath.Join(n.dir, "attachments")); err != nil {
 		t.Fatal(err)
 	}
-	r = n.restart(nil)
+	r := n.restart(nil)
 	n.wantKernel(t, 0, 0)
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
@@ -160,11 +179,9 @@ func TestRecoveryAfterReboot(t *testing.T) {
 
 func TestRecoveryIgnoresAnotherInstance(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
+	n.leave("a")
 	n.ident.InstanceID, n.kernel = "i-2", newFakeKernel()
-	r = n.restart(nil)
+	r := n.restart(nil)
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }
 
@@ -183,12 +200,10 @@ func (n *node) damage(container string, keep int) {
 
 func TestDamagedRecordOfALivePod(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
+	n.leave("a")
 	n.damage("a", 30)
 	for range 2 { // quarantined at the first start, found so at the second
-		r = n.restart(nil)
+		r := n.restart(nil)
 		n.wantKernel(t, 1, 1)
 		r.conditions.want(t, ConditionRecords, false, hostLinkName(keyFor("a")))
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
@@ -196,7 +211,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 		}
 		r.stop()
 	}
-	r = n.restart(nil)
+	r := n.restart(nil)
 	defer n.tick()()
 	mustDel(t, r, "a")
 	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
@@ -213,9 +228,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 // for nothing that lives, and stay for a person to look at.
 func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
+	n.leave("a")
 	dir := filepath.Join(n.dir, "attachments")
 	odd := []string{
 		"attachment-eth0.json", "attachment-.json", "attachment-a b.json", "attachment-bth.json.bad",
@@ -231,7 +244,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 		}
 	}
 	for range 2 {
-		r = n.restart(nil)
+		r := n.restart(nil)
 		r.conditions.want(t, ConditionRecords, true, "")
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 			t.Errorf("the pod's address is held by %v", holder)
@@ -250,12 +263,10 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 
 func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	r.stop()
+	n.leave("a")
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
-	r = n.restart(nil)
+	r := n.restart(nil)
 	if doc := r.document(); doc.Totals.Cooling != 1 {
 		t.Errorf("totals %+v, want its address cooling", doc.Totals)
 	}
@@ -336,14 +347,7 @@ func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 		t.Fatal("the address was given back while its link lives")
 	}
-	n.kernel.set("DetachPod", nil)
-	n.clock.Advance(kernelTimeout)
-	waitFor(t, func() bool { // the sweep may not have begun to wait yet
-		n.clock.Advance(time.Second)
-		_, held := r.source.Holder(n.addrs[0])
-		return len(r.Store.Records()) == 0 && !held
-	})
-	n.wantKernel(t, 0, 0)
+	n.sweeps(r)
 }
 
 func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
@@ -361,14 +365,7 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != rec.Key {
 		t.Errorf("the address is free while its link lives: held by %v, %v", holder, ok)
 	}
-	n.kernel.set("DetachPod", nil)
-	n.clock.Advance(kernelTimeout)
-	waitFor(t, func() bool { // the sweep may not have begun to wait yet
-		n.clock.Advance(time.Second)
-		_, held := r.source.Holder(n.addrs[0])
-		return len(r.Store.Records()) == 0 && !held
-	})
-	n.wantKernel(t, 0, 0)
+	n.sweeps(r)
 }
 
 func TestEveryFailpointIsHit(t *testing.T) {

@@ -21,12 +21,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	attrs.Name, attrs.HardwareAddr = "ens6", net.HardwareAddr{2, 0, 0, 0, 0, 6}
 	addVeth(t, m.net, attrs, "router6")
 	open := func() *VPCNetwork {
-		node, err := datapath.Open(m.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = node.Close() })
-		n := NewVPCNetwork(node)
+		n := NewVPCNetwork(m.open())
 		if err := n.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
 			t.Fatal(err)
 		}
