@@ -164,7 +164,7 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 
 // families measures AddPod of the data path with both families against IPv4.
 func families(ctx context.Context, b *bench) ([]Result, error) {
-	n, err := datapath.Open(datapath.WithNetnsPath(b.idle.Netns))
+	n, err := datapath.Open(b.idle.Netns)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +211,7 @@ func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool
 		return 0, err
 	}
 	took := time.Since(start)
-	if err := n.DetachPod(ctx, pod); err != nil {
+	if err := n.DetachPod(ctx, pod.HostIfName, pod.Addrs()); err != nil {
 		return 0, err
 	}
 	return took, n.ReapLinks(ctx, []string{pod.HostIfName})
