@@ -24,8 +24,8 @@ func filters(nameValues ...string) (out []types.Filter) {
 
 func TestFilterENIs(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
-	a, b := r.lab.Cloud.InstanceID("node-a"), r.lab.Cloud.InstanceID("node-b")
+	books := r.cloud.Snapshot()
+	a, b := r.cloud.InstanceID("node-a"), r.cloud.InstanceID("node-b")
 	aENI, bENI := books.InstanceENIs(a)[0], books.InstanceENIs(b)[0]
 	spare := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("berth spare"), PrivateIpAddress: aws.String("10.0.1.10"), SecondaryPrivateIpAddressCount: aws.Int32(1),
@@ -80,7 +80,7 @@ func TestInterfaceTypes(t *testing.T) {
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "efa"}, {DeviceIndex: 2, Type: "trunk"}}
 	r := newRig(t, s)
 	for want, device := range map[string]int32{"interface": 0, "efa": 1, "trunk": 2} {
-		fs := filters("attachment.instance-id", r.lab.Cloud.InstanceID("node-a"), "interface-type", want)
+		fs := filters("attachment.instance-id", r.cloud.InstanceID("node-a"), "interface-type", want)
 		out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: fs})
 		if err != nil || len(out.NetworkInterfaces) != 1 || string(out.NetworkInterfaces[0].InterfaceType) != want ||
 			*out.NetworkInterfaces[0].Attachment.DeviceIndex != device {
@@ -179,7 +179,7 @@ func TestFilterNetworks(t *testing.T) {
 		Subnets: []spec.Subnet{{Name: "far", Zone: "lab-1c", CIDR: netip.MustParsePrefix("172.16.0.0/24"), Public: true}},
 	})
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	home, _ := books.VPC("lab")
 	far, _ := books.Subnet("far")
 	kinds := map[string][2]string{ // the action, and where its output has the rows' IDs

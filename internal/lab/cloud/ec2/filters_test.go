@@ -131,10 +131,10 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{Name: "two", Type: "t2.medium", Subnet: "b"},
 	}
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
-	id := r.lab.Cloud.InstanceID("one")
+	books := r.cloud.Snapshot()
+	id := r.cloud.InstanceID("one")
 	enis := books.InstanceENIs(id)
-	zone := r.lab.Cloud.ZoneIDs()["lab-1a"]
+	zone := r.cloud.ZoneIDs()["lab-1a"]
 	if zone != "lab1-az1" {
 		t.Fatalf("lab-1a is %s", zone)
 	}
@@ -179,8 +179,8 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 
 func TestInstanceStatus(t *testing.T) {
 	r := newRig(t, instant())
-	a := r.lab.Cloud.InstanceID("node-a")
-	ok(t, r.lab.Cloud.StopInstance("node-b"))
+	a := r.cloud.InstanceID("node-a")
+	ok(t, r.cloud.StopInstance("node-b"))
 	out, err := r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{})
 	if err != nil || len(out.InstanceStatuses) != 1 {
 		t.Fatalf("%+v, %v; want the one that runs", out, err)
@@ -237,7 +237,7 @@ func TestNetworkInterfaceAttribute(t *testing.T) {
 	if o := get("groupSet"); len(o.Groups) != 1 || *o.Groups[0].GroupName != "default" {
 		t.Errorf("%+v", o)
 	}
-	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.lab.Cloud.InstanceID("node-a") {
+	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.cloud.InstanceID("node-a") {
 		t.Errorf("%+v", o)
 	}
 	r.wantRefusal(r.query("DescribeNetworkInterfaceAttribute", "NetworkInterfaceId", *e.NetworkInterfaceId, "Attribute", "colour"), "InvalidParameterValue", http.StatusBadRequest)

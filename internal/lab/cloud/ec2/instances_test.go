@@ -94,13 +94,13 @@ func TestRunInstancesErrors(t *testing.T) {
 		}
 		change(in)
 		if *in.MaxCount == 1000 { // the first 900 fill the subnet but for what is left to the rest
-			if _, err := r.lab.Cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
+			if _, err := r.cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		before := len(r.lab.Cloud.Snapshot().ENIs)
+		before := len(r.cloud.Snapshot().ENIs)
 		r.refuses(t, code, in)
-		if books := r.lab.Cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
+		if books := r.cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
 			t.Fatalf("%s left %d ENIs of %d: %v", code, len(books.ENIs), before, books.Check())
 		}
 	}
@@ -108,7 +108,7 @@ func TestRunInstancesErrors(t *testing.T) {
 
 func TestFilterInstances(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	a, _ := books.Instance("node-a")
 	address := books.InstanceENIs(a.ID)[0].Primary.String()
 	for name, fs := range map[string][]types.Filter{

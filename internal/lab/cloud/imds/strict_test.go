@@ -9,8 +9,8 @@ import (
 // What the service does not have is not found, and a token header counts even
 // when it is empty.
 func TestStrictPaths(t *testing.T) {
-	lab := serve(t, instant())
-	base := lab.IMDSURL("node-a")
+	cloud := serve(t, instant())
+	base := cloud.IMDSURL("node-a")
 	for _, tc := range []struct {
 		path   string
 		header []string

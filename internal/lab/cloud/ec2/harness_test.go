@@ -2,6 +2,9 @@ package ec2_test
 
 import (
 	"errors"
+	"net/http"
+	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -16,19 +19,19 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
-// rig is a served lab and an official SDK client of it that does not retry.
+// rig is a served cloud and an official SDK client of it that does not retry.
 type rig struct {
 	*testing.T
-	lab *endpoints.Cloud
+	cloud *endpoints.Cloud
 	*awsec2.Client
 }
 
 func newRig(t *testing.T, s spec.Spec, opts ...vpc.Option) rig {
 	t.Helper()
-	lab, err := endpoints.Serve(s, opts...)
+	cloud, err := endpoints.Serve(s, opts...)
 	ok(t, err)
-	t.Cleanup(lab.Close)
-	return rig{t, lab, client(lab, static(lab), 1)}
+	t.Cleanup(cloud.Close)
+	return rig{t, cloud, client(cloud, static(cloud), 1)}
 }
 
 func ok(t *testing.T, err error) {
@@ -38,14 +41,14 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-func client(lab *endpoints.Cloud, creds aws.CredentialsProvider, attempts int) *awsec2.Client {
+func client(cloud *endpoints.Cloud, creds aws.CredentialsProvider, attempts int) *awsec2.Client {
 	return awsec2.New(awsec2.Options{
-		BaseEndpoint: &lab.EC2URL, Region: lab.Cloud.Region(), Credentials: creds, RetryMaxAttempts: attempts,
+		BaseEndpoint: &cloud.EC2URL, Region: cloud.Region(), Credentials: creds, RetryMaxAttempts: attempts,
 	})
 }
 
-func static(lab *endpoints.Cloud) aws.CredentialsProvider {
-	k := lab.Credentials()
+func static(cloud *endpoints.Cloud) aws.CredentialsProvider {
+	k := cloud.Credentials()
 	return credentials.NewStaticCredentialsProvider(k.AccessKeyID, k.SecretAccessKey, "")
 }
 
@@ -71,7 +74,7 @@ func wantCode(t *testing.T, err error, code string, status int) {
 
 func (r rig) subnet(name string) string {
 	r.Helper()
-	s, ok := r.lab.Cloud.Snapshot().Subnet(name)
+	s, ok := r.cloud.Snapshot().Subnet(name)
 	if !ok {
 		r.Fatalf("no subnet %s", name)
 	}
@@ -93,7 +96,7 @@ func (r rig) create(in awsec2.CreateNetworkInterfaceInput) types.NetworkInterfac
 func (r rig) attach(eni, instance string, device int32) string {
 	r.Helper()
 	out, err := r.AttachNetworkInterface(r.Context(), &awsec2.AttachNetworkInterfaceInput{
-		NetworkInterfaceId: &eni, InstanceId: aws.String(r.lab.Cloud.InstanceID(instance)), DeviceIndex: &device,
+		NetworkInterfaceId: &eni, InstanceId: aws.String(r.cloud.InstanceID(instance)), DeviceIndex: &device,
 	})
 	if err != nil {
 		r.Fatal(err)
@@ -110,34 +113,56 @@ func (r rig) describe(eni string) types.NetworkInterface {
 	return out.NetworkInterfaces[0]
 }
 
-func TestLifeOfAnENI(t *testing.T) {
-	r := newRig(t, instant())
-	e := r.create(awsec2.CreateNetworkInterfaceInput{
-		Description: aws.String("spare"), SecondaryPrivateIpAddressCount: aws.Int32(3),
-		TagSpecifications: []types.TagSpecification{{
-			ResourceType: types.ResourceTypeNetworkInterface, Tags: []types.Tag{{Key: aws.String("owner"), Value: aws.String("berth")}},
-		}},
-	})
-	if e.Status != "pending" || len(e.PrivateIpAddresses) != 4 || len(e.TagSet) != 1 {
-		t.Fatalf("created %+v", e)
+// call makes the call that an SDK's input is for.
+func (r rig) call(in any) (out reflect.Value, err error) {
+	results := reflect.ValueOf(r.Client).MethodByName(actionOf(in)).Call([]reflect.Value{reflect.ValueOf(r.Context()), reflect.ValueOf(in)})
+	err, _ = results[1].Interface().(error)
+	return results[0], err
+}
+
+func actionOf(in any) string { return strings.TrimSuffix(reflect.TypeOf(in).Elem().Name(), "Input") }
+
+// does makes a call that succeeds.
+func (r rig) does(t *testing.T, in any) {
+	t.Helper()
+	_, err := r.call(in)
+	ok(t, err)
+}
+
+// refuses makes a call that is answered with a code, and HTTP status 400.
+func (r rig) refuses(t *testing.T, code string, in any) {
+	t.Helper()
+	_, err := r.call(in)
+	wantCode(t, err, code, http.StatusBadRequest)
+}
+
+// input is the SDK's empty input of a describe action, with these filters.
+func (r rig) input(action string, fs []types.Filter) any {
+	in := reflect.New(reflect.ValueOf(r.Client).MethodByName(action).Type().In(1).Elem())
+	in.Elem().FieldByName("Filters").Set(reflect.ValueOf(fs))
+	return in.Interface()
+}
+
+// set sets a field of an input; false when it has none of that name.
+func set(in any, field string, value any) bool {
+	f := reflect.ValueOf(in).Elem().FieldByName(field)
+	if f.IsValid() {
+		f.Set(reflect.ValueOf(value))
 	}
-	attachment := r.attach(*e.NetworkInterfaceId, "node-a", 1)
-	got := r.describe(*e.NetworkInterfaceId)
-	if got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.AttachmentId != attachment || *got.Attachment.DeviceIndex != 1 ||
-		got.Attachment.Status != types.AttachmentStatusAttached || *got.Attachment.DeleteOnTermination || *got.Description != "spare" {
-		t.Fatalf("attached %+v", got)
+	return f.IsValid()
+}
+
+// texts are the texts in an output at a path of fields, such as "Subnets.SubnetId".
+func texts(out reflect.Value, path string) (list []string) {
+	switch out = reflect.Indirect(out); out.Kind() {
+	case reflect.Slice:
+		for i := range out.Len() {
+			list = append(list, texts(out.Index(i), path)...)
+		}
+		return list
+	case reflect.Struct:
+		field, rest, _ := strings.Cut(path, ".")
+		return texts(out.FieldByName(field), rest)
 	}
-	_, err := r.ModifyNetworkInterfaceAttribute(t.Context(), &awsec2.ModifyNetworkInterfaceAttributeInput{
-		NetworkInterfaceId: e.NetworkInterfaceId,
-		Attachment:         &types.NetworkInterfaceAttachmentChanges{AttachmentId: &attachment, DeleteOnTermination: aws.Bool(true)},
-	})
-	if err != nil || !*r.describe(*e.NetworkInterfaceId).Attachment.DeleteOnTermination {
-		t.Fatalf("DeleteOnTermination is not set: %v", err)
-	}
-	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
-	if got := r.describe(*e.NetworkInterfaceId); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
-		t.Fatalf("detached %+v", got)
-	}
-	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
-	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
+	return []string{out.String()}
 }
