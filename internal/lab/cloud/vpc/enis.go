@@ -227,18 +227,3 @@ func (c *Cloud) holder(e *ENI) *Instance {
 	}
 	return c.instances.get(e.Attachment.InstanceID)
 }
-
-// SetGroupRules replaces the rules of a security group, named by ID.
-func (c *Cloud) SetGroupRules(groupID string, ingress, egress []Rule) error {
-	return c.change(func() error {
-		g := c.groups.get(groupID)
-		if g == nil {
-			return NotFound("sg", groupID)
-		}
-		n := g.Clone()
-		n.Ingress, n.Egress = cloneRules(ingress), cloneRules(egress)
-		c.groups.put(groupID, &n, c.clock.Now(), c.keep())
-		c.emit(GroupsChanged, nil, nil)
-		return nil
-	})
-}
