@@ -135,12 +135,8 @@ func TestPagesOfEveryListing(t *testing.T) {
 		s.Instances = append(s.Instances, spec.Instance{Name: n, Type: "t3.small", Subnet: n})
 	}
 	r := newRig(t, s)
-	listings := map[string]string{ // where an output has the rows' IDs
-		"DescribeInstances": "Reservations.Instances.InstanceId", "DescribeSubnets": "Subnets.SubnetId", "DescribeVpcs": "Vpcs.VpcId",
-		"DescribeSecurityGroups": "SecurityGroups.GroupId", "DescribeRouteTables": "RouteTables.RouteTableId", "DescribeTags": "Tags.ResourceId",
-	}
 	var foreign *string // a token of another listing
-	for _, name := range slices.Sorted(maps.Keys(listings)) {
+	for _, name := range slices.Sorted(maps.Keys(rowIDs)) {
 		t.Run(name, func(t *testing.T) {
 			// page reads one of at most five rows.
 			page := func(token *string) (ids []string, next *string, err error) {
@@ -156,7 +152,7 @@ func TestPagesOfEveryListing(t *testing.T) {
 					return nil, nil, err
 				}
 				next, _ = out.Elem().FieldByName("NextToken").Interface().(*string)
-				return texts(out, listings[name]), next, nil
+				return texts(out, rowIDs[name]), next, nil
 			}
 			if foreign != nil {
 				_, _, err := page(foreign)

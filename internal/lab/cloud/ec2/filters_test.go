@@ -146,30 +146,17 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{"network-interface.description", "second"}, {"network-interface.tag-key", "for"}, {"network-interface.tag-value", "pods"},
 		{"network-interface.network-interface-id", enis[1].ID}, {"network-interface.ipv6-address", enis[0].IPv6[0].String()},
 	} {
-		list := func(value string) (got []string) {
-			out, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: filters(f[0], value)})
-			if err != nil {
-				t.Fatalf("%s: %v", f[0], err)
-			}
-			for _, res := range out.Reservations {
-				for _, i := range res.Instances {
-					got = append(got, *i.InstanceId)
-				}
-			}
-			return got
+		if got, err := r.find("DescribeInstances", filters(f[0], f[1])); err != nil || !slices.Equal(got, []string{id}) {
+			t.Errorf("by %s=%s: %v, %v, want %s", f[0], f[1], got, err, id)
 		}
-		if got := list(f[1]); !slices.Equal(got, []string{id}) {
-			t.Errorf("by %s=%s: %v, want %s", f[0], f[1], got, id)
-		}
-		if got := list(f[1] + "-not"); len(got) != 0 {
-			t.Errorf("by another %s: %v", f[0], got)
+		if got, err := r.find("DescribeInstances", filters(f[0], f[1]+"-not")); err != nil || len(got) != 0 {
+			t.Errorf("by another %s: %v, %v", f[0], got, err)
 		}
 	}
 	// Of an instance's addresses private-ip-address sees the primary one, of an ENI's each.
 	second := enis[0].Secondary[0].String()
-	none, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: filters("private-ip-address", second)})
-	if err != nil || len(none.Reservations) != 0 {
-		t.Errorf("instances by a secondary address: %+v, %v", none, err)
+	if got, err := r.find("DescribeInstances", filters("private-ip-address", second)); err != nil || len(got) != 0 {
+		t.Errorf("instances by a secondary address: %v, %v", got, err)
 	}
 	one, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: filters("private-ip-address", second)})
 	if err != nil || len(one.NetworkInterfaces) != 1 || *one.NetworkInterfaces[0].AvailabilityZoneId != zone {

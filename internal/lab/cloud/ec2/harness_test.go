@@ -143,6 +143,22 @@ func (r rig) input(action string, fs []types.Filter) any {
 	return in.Interface()
 }
 
+// rowIDs are where an output of a describe action has the IDs of its rows.
+var rowIDs = map[string]string{
+	"DescribeInstances": "Reservations.Instances.InstanceId", "DescribeNetworkInterfaces": "NetworkInterfaces.NetworkInterfaceId",
+	"DescribeRouteTables": "RouteTables.RouteTableId", "DescribeSecurityGroups": "SecurityGroups.GroupId",
+	"DescribeSubnets": "Subnets.SubnetId", "DescribeTags": "Tags.ResourceId", "DescribeVpcs": "Vpcs.VpcId",
+}
+
+// find lists the IDs that a describe action shows for filters.
+func (r rig) find(action string, fs []types.Filter) ([]string, error) {
+	out, err := r.call(r.input(action, fs))
+	if err != nil {
+		return nil, err
+	}
+	return texts(out, rowIDs[action]), nil
+}
+
 // set sets a field of an input; false when it has none of that name.
 func set(in any, field string, value any) bool {
 	f := reflect.ValueOf(in).Elem().FieldByName(field)

@@ -1,6 +1,7 @@
 package ec2_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -119,9 +120,8 @@ func TestFilterInstances(t *testing.T) {
 		"subnet":            filters("subnet-id", a.SubnetID),
 		"ID with wildcards": filters("instance-id", a.ID[:8]+"*"),
 	} {
-		out, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: fs})
-		if err != nil || len(out.Reservations) != 1 || *out.Reservations[0].Instances[0].InstanceId != a.ID {
-			t.Errorf("%s: %+v, %v", name, out, err)
+		if got, err := r.find("DescribeInstances", fs); err != nil || !slices.Equal(got, []string{a.ID}) {
+			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 	for code, id := range map[string]string{"InvalidInstanceID.NotFound": "i-0123456789abcdef0", "InvalidInstanceID.Malformed": "node-a"} {
