@@ -110,6 +110,11 @@ func ratio(name, unit string, value, reference []float64) Result {
 	return Result{Name: name, Value: v, Reference: r, Ratio: v / r, Unit: unit, Runs: len(value)}
 }
 
+// measured makes a Result of values without a reference.
+func measured(name, unit string, values ...float64) Result {
+	return Result{Name: name, Value: median(values), Unit: unit, Runs: len(values)}
+}
+
 // single makes a Result of one measurement, against a reference if that is not 0.
 func single(name, unit string, value, reference float64) Result {
 	r := Result{Name: name, Value: value, Reference: reference, Unit: unit, Runs: 1}
