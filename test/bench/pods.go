@@ -30,10 +30,7 @@ func sizes(_ context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []Result{
-		{Name: "plugin-size", Value: float64(st.Size()) / mebi, Unit: "MiB", Runs: 1},
-		{Name: "daemon-idle", Value: idle, Unit: "MiB", Runs: 1},
-	}, nil
+	return []Result{single("plugin-size", "MiB", float64(st.Size())/mebi, 0), single("daemon-idle", "MiB", idle, 0)}, nil
 }
 
 // rssAnon is the daemon's private memory in MiB.
@@ -70,7 +67,7 @@ func manyPods(ctx context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	results := []Result{{Name: "daemon-250-pods", Value: memory, Unit: "MiB", Runs: 1}}
+	results := []Result{single("daemon-250-pods", "MiB", memory, 0)}
 
 	var rates [2][]float64
 	for range 7 {
@@ -87,19 +84,20 @@ func manyPods(ctx context.Context, b *bench) ([]Result, error) {
 	if _, err := b.fill(ctx, many, 250); err != nil {
 		return nil, err
 	}
-	var times [2][]float64
-	for i := range b.rounds + warmUp {
-		for j, c := range []*client{many, few} {
-			took, err := b.addOnce(ctx, c)
-			if err != nil {
-				return nil, err
-			}
-			if i >= warmUp {
-				times[j] = append(times[j], millis(took))
-			}
+	times, err := rounds(b.rounds, func(_ int, note note) error {
+		slow, err := b.addOnce(ctx, many)
+		if err != nil {
+			return err
 		}
+		fast, err := b.addOnce(ctx, few)
+		note("many", millis(slow))
+		note("few", millis(fast))
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return append(results, ratio("add-500-pods", "ms", times[0], times[1])), nil
+	return append(results, ratio("add-500-pods", "ms", times["many"], times["few"])), nil
 }
 
 // pod is one that stays.

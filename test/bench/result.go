@@ -104,6 +104,29 @@ var budgets = []figure{
 
 const amazon = "the Amazon VPC CNI"
 
+// series are measurements by what they are of.
+type series map[string][]float64
+
+// note keeps a measurement of a round.
+type note func(of string, value float64)
+
+// rounds does something so often, after some rounds that do not count, and returns
+// what each of the others noted.
+func rounds(n int, round func(i int, note note) error) (series, error) {
+	all := series{}
+	for i := range n + warmUp {
+		err := round(i, func(of string, value float64) {
+			if i >= warmUp {
+				all[of] = append(all[of], value)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // ratio makes a Result of two sets of measurements taken in turn.
 func ratio(name, unit string, value, reference []float64) Result {
 	v, r := median(value), median(reference)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,11 +12,11 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
 const (
@@ -161,21 +160,17 @@ func (b *bench) raise(ctx context.Context) (err error) {
 func waitWarm(ctx context.Context, n *node.Node, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	for {
-		var doc introspect.Document
-		body, err := n.Get(ctx, node.IntrospectionURL)
-		if err == nil {
-			err = json.Unmarshal([]byte(body), &doc)
+	err := poll.Until(ctx, func() error {
+		doc, err := lab.Document(ctx, n)
+		if err == nil && doc.Totals.Available < want {
+			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
 		}
-		if err == nil && doc.Totals.Available >= want {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s has %d addresses available, expected %d (%w)\n%s", n.Name, doc.Totals.Available, want, errors.Join(err, ctx.Err()), n.LogTail(10))
-		case <-time.After(100 * time.Millisecond): // another process's edge
-		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, n.LogTail(10))
 	}
+	return nil
 }
 
 // network prepares the runtimes of Berth and of the reference.
