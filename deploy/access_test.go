@@ -34,8 +34,8 @@ subjects:
   - {kind: ServiceAccount, name: another, namespace: kube-system}
 `
 
-// install applies manifests with policies, where roles refuse nothing.
-func install(t *testing.T, manifests ...string) {
+// applyManifests applies manifests with policies, where roles refuse nothing.
+func applyManifests(t *testing.T, manifests ...string) {
 	t.Helper()
 	files := fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}
 	for _, name := range manifests {

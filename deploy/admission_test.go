@@ -20,7 +20,7 @@ func nodeNetwork(name string) *v1alpha1.NodeNetwork {
 func applyPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
-	install(t, "operator-mode/admission.yaml", "operator-mode/allowed.yaml")
+	applyManifests(t, "operator-mode/admission.yaml", "operator-mode/allowed.yaml")
 	c, probe := harness.KubeClient(t), nodeNetwork("probe")
 	harness.OK(t, c.Create(t.Context(), probe))
 	changed := probe.DeepCopy()

@@ -71,7 +71,7 @@ func applyPoolPolicies(t *testing.T) {
 // installPoolPolicies installs the policies and waits until each of them holds.
 func installPoolPolicies(t *testing.T) {
 	t.Helper()
-	install(t, "pool-mode/admission.yaml")
+	applyManifests(t, "pool-mode/admission.yaml")
 	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
 	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
 	harness.OK(t, admin.Create(t.Context(), probe))

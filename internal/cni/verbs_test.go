@@ -14,7 +14,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -155,20 +154,6 @@ func TestCheckOfAChainsResult(t *testing.T) {
 	want := []string{"10.0.0.5/32", "10.0.0.6/32"}
 	if diff := cmp.Diff(want, n.Calls()[0].(*rpc.CheckRequest).GetAddresses()); diff != "" {
 		t.Errorf("addresses (-want +got):\n%s", diff)
-	}
-}
-
-func TestVersion(t *testing.T) {
-	out, failure := invocation{verb: "VERSION"}.run(t)
-	if failure != nil {
-		t.Fatal(failure)
-	}
-	info, err := (&version.PluginDecoder{}).Decode(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(versions, info.SupportedVersions()); diff != "" {
-		t.Errorf("supported versions (-want +got):\n%s", diff)
 	}
 }
 

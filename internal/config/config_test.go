@@ -143,6 +143,20 @@ func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
 	}
 }
 
+func TestLogLevelAndFormat(t *testing.T) {
+	c, err := load(t, []string{"--log-level=warn", "--log-format=json"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	log := c.Logger(&out)
+	log.Info("hidden")
+	log.Warn("shown")
+	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {
+		t.Errorf("log %s", s)
+	}
+}
+
 // The Amazon VPC CNI's README: "unset or 0 (or lower)" sets no limit.
 func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 	for _, v := range []string{"-1", "0", ""} {
