@@ -216,7 +216,7 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 
 // The configuration for those who install by hand is the one that berthd
 // installs, but for what it says of the daemon's socket and time-out.
-func TestConflist(t *testing.T) {
+func TestConflistIsTheInstalledOne(t *testing.T) {
 	cfg := load(t, corev1.Container{})
 	want, err := install.Network{CNIVersion: cfg.CNIVersion, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
@@ -237,7 +237,7 @@ func decode(t *testing.T, data []byte) (v any) {
 
 // The images are built by the Go version of go.mod, and have the programs where
 // they are looked for: the plugin beside berthd, which installs it.
-func TestDockerfiles(t *testing.T) {
+func TestDockerfilesHaveThePrograms(t *testing.T) {
 	for file, programs := range map[string][]string{
 		"node-mode/Dockerfile":     {"berthd", "berth", "berthctl"},
 		"operator-mode/Dockerfile": {"berth-operator"},
@@ -263,7 +263,7 @@ func TestDockerfiles(t *testing.T) {
 }
 
 // What a manifest runs is what its mode's Dockerfile says it builds.
-func TestImages(t *testing.T) {
+func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
 	for _, tc := range []struct {
 		pod        corev1.PodSpec
 		dockerfile string

@@ -121,7 +121,7 @@ var badRequestChanges = []refusal{
 
 const requestFixed = "spec cannot be changed; a request for another block is another request"
 
-func TestRequests(t *testing.T) {
+func TestBlockRequests(t *testing.T) {
 	c := clean(t)
 	refuses(t, badRequests, func(t *testing.T, spec string) error {
 		return c.Create(t.Context(), ofKind(t, "BlockRequest", "bad", "spec: "+spec))

@@ -15,7 +15,7 @@ import (
 
 // The defaults of Cilium's AWS ENI allocator that hold in both dialects. preAllocate's 8
 // cannot be the schema's: it would exclude the warm targets.
-func TestDefaults(t *testing.T) {
+func TestNodeNetworkDefaults(t *testing.T) {
 	c := clean(t)
 	index, remove := int32(1), true
 	want := v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}
@@ -48,7 +48,7 @@ func TestStatusIsASubresource(t *testing.T) {
 }
 
 // What `kubectl get nodenetworks` shows, with -o wide the zone too.
-func TestColumns(t *testing.T) {
+func TestColumnsOfNodeNetworks(t *testing.T) {
 	c := clean(t)
 	n := create(t, c, "node-1", ", eni: {availabilityZone: us-west-2a}")
 	n.Status.IPAM.UsedCount = 4
@@ -72,7 +72,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-func TestTheNameIsShort(t *testing.T) {
+func TestShortNameOfNodeNetworks(t *testing.T) {
 	crd := readCRD(t, "nodenetworks")
 	names := crd.Spec.Names
 	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
@@ -81,7 +81,7 @@ func TestTheNameIsShort(t *testing.T) {
 }
 
 // The address map goes as a whole: what its owner leaves out is gone.
-func TestOneOwnerAField(t *testing.T) {
+func TestEachFieldHasOneWriter(t *testing.T) {
 	c := clean(t)
 	apply := func(owner, spec, status string) error {
 		o := nodeNetwork(t, "node-1", spec)

@@ -114,7 +114,7 @@ func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 	refused(t, []string{"--no-such-flag", "WARM_IP_TARGET"}, "--no-such-flag")
 }
 
-func TestReferences(t *testing.T) {
+func TestReferencePagesArePrinted(t *testing.T) {
 	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
 		if out, err := execute(t.Context(), name); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, lacks %s", name, err, want)

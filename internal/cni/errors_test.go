@@ -109,7 +109,7 @@ func TestBadConfiguration(t *testing.T) {
 
 // What is none of Berth's business does not stop a pod, and what only ADD
 // needs does not stop a DEL.
-func TestTolerance(t *testing.T) {
+func TestUnknownFieldsAreTolerated(t *testing.T) {
 	n := &rpcfake.Node{}
 	socket := rpcfake.Start(t, n)
 	odd := []string{"color", `"blue"`, "capabilities", `{"portMappings":true,"io.kubernetes.cri.pod-annotations":true}`, "args", `{"cni":{"labels":[]}}`, "ipam", `{}`, "prevResult", `null`,

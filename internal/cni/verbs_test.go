@@ -157,7 +157,7 @@ func TestCheckOfAChainsResult(t *testing.T) {
 	}
 }
 
-func TestAboutWithoutCommand(t *testing.T) {
+func TestPluginWithoutACommandSaysWhatItIs(t *testing.T) {
 	cmd := invocation{}.command(t.Context())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-operator")) }
 
-func TestChoose(t *testing.T) {
+func TestGroupsAreChosenByName(t *testing.T) {
 	for _, c := range []struct {
 		only  string
 		has   []string

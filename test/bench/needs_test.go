@@ -6,7 +6,7 @@ import (
 )
 
 // Nobody waits for the build of something that is not measured.
-func TestNeeded(t *testing.T) {
+func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 	lab := []string{"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins}
 	for only, want := range map[string][]string{
 		"limiter":             nil,

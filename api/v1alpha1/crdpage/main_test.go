@@ -83,7 +83,7 @@ func TestFieldWithoutAWriter(t *testing.T) {
 	}
 }
 
-func TestMistakes(t *testing.T) {
+func TestWrongArguments(t *testing.T) {
 	if err := run([]string{"crdpage"}, os.Stderr); err == nil {
 		t.Error("no file, no error")
 	}
