@@ -11,7 +11,7 @@ func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 	for only, want := range map[string][]string{
 		"limiter":             nil,
 		"exec,daemon,limiter": lab,
-		peerGroup:             {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
+		amazonGroup:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
 		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, referencePlugins},
 	} {

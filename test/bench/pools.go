@@ -170,9 +170,9 @@ func poolAdds(ctx context.Context, b *bench) ([]Result, error) {
 // podNamespace is that of the bench's only Pod.
 const podNamespace = metav1.NamespaceDefault
 
-// raiseSite raises a lab of address pools with one node, that has a block with
+// raisePoolMode raises a lab of address pools with one node, that has a block with
 // more addresses than are measured with, and a Pod.
-func (b *bench) raiseSite(ctx context.Context) (err error) {
+func (b *bench) raisePoolMode(ctx context.Context) (err error) {
 	say("raising a lab of address pools with one node")
 	const bits = 10
 	b.lab, err = lab.Start(ctx, lab.Options{

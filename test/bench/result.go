@@ -22,9 +22,8 @@ type Result struct {
 	Runs      int     `json:"runs"` // measurements behind each median
 }
 
-// budget is what design page "Budgets" and the scale table of the operator's
-// issue allow: the ratio, or without a reference the value, at most or at least
-// limit.
+// budget is what docs/design.md, section 10, allows: the ratio, or without a
+// reference the value, at most or at least limit.
 type budget struct {
 	limit   float64
 	atLeast bool

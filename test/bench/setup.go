@@ -36,7 +36,7 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 // address pools with one, and a namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
-	peerDir        string // of the Amazon VPC CNI's programs
+	amazonDir      string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
 	profiled       int
@@ -63,7 +63,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 	if err := b.close(); err != nil {
 		return err
 	}
-	if n == aLab || n == aSite {
+	if n == nodeModeLab || n == poolModeLab {
 		b.up = n
 		return b.open(ctx)
 	}
@@ -80,8 +80,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	raise := b.raise
-	if b.up == aSite {
-		raise = b.raiseSite
+	if b.up == poolModeLab {
+		raise = b.raisePoolMode
 	}
 	if err := raise(ctx); err != nil {
 		return err
