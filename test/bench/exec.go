@@ -4,8 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-	"golang.org/x/sync/errgroup"
+	"github.com/berthnet/berth/test/bench/objects"
 )
 
 // execs measures ADD and DEL from exec to result, in turn with the reference
@@ -67,15 +66,15 @@ func parallel(ctx context.Context, b *bench) ([]Result, error) {
 				return nil, err
 			}
 			start := time.Now()
-			if err := each(all, workers, func(rt *libcni.RuntimeConf) error {
-				_, err := b.berth.add(ctx, rt)
+			if err := objects.Each(ctx, batch, workers, func(ctx context.Context, i int) error {
+				_, err := b.berth.add(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err
 			}
 			rates[j] = append(rates[j], batch/time.Since(start).Seconds())
-			if err := each(all, 8, func(rt *libcni.RuntimeConf) error {
-				_, err := b.berth.del(ctx, rt)
+			if err := objects.Each(ctx, batch, 8, func(ctx context.Context, i int) error {
+				_, err := b.berth.del(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err
@@ -83,14 +82,4 @@ func parallel(ctx context.Context, b *bench) ([]Result, error) {
 		}
 	}
 	return []Result{ratio("parallel-add", "ADD/s", rates[0], rates[1])}, nil
-}
-
-// each calls fn for every sandbox, for so many at a time, and returns the first error.
-func each(all []*libcni.RuntimeConf, workers int, fn func(*libcni.RuntimeConf) error) error {
-	var g errgroup.Group
-	g.SetLimit(workers)
-	for _, rt := range all {
-		g.Go(func() error { return fn(rt) })
-	}
-	return g.Wait()
 }

@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/net/ipv4"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/test/bench/objects"
 	"github.com/berthnet/berth/test/bench/proc"
 )
 
@@ -112,25 +112,17 @@ func (b *bench) fill(ctx context.Context, c *client, n int) ([]pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods := make(chan pod, n)
-	err = each(all, 4, func(rt *libcni.RuntimeConf) error {
-		reply, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS})
+	pods := make([]pod, n)
+	err = objects.Each(ctx, n, 4, func(ctx context.Context, i int) error {
+		reply, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(all[i]), Netns: all[i].NetNS})
 		if err != nil {
 			return err
 		}
 		p, err := netip.ParsePrefix(reply.GetAddresses()[0])
-		pods <- pod{rt.NetNS, p.Addr()}
+		pods[i] = pod{all[i].NetNS, p.Addr()}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	close(pods)
-	var out []pod
-	for p := range pods {
-		out = append(out, p)
-	}
-	return out, nil
+	return pods, err
 }
 
 // forwarded sends small UDP packets from one pod to another as fast as it can,

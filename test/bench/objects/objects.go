@@ -1,5 +1,5 @@
-// Package objects makes many objects of a Kubernetes API server, and waits for
-// what becomes of them.
+// Package objects works on many things at a time, such as objects of a Kubernetes API
+// server, and waits for what becomes of those.
 package objects
 
 import (
