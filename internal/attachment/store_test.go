@@ -109,7 +109,11 @@ func TestFailedPutReservesNothing(t *testing.T) {
 	if err := s.Put(testRecord("c1", "10.0.0.5")); err == nil {
 		t.Fatal("Put into a missing directory succeeded")
 	}
+	if s.Probe() == nil {
+		t.Error("a missing directory can be written")
+	}
 	must(t, os.Mkdir(dir, 0o700))
+	must(t, s.Probe())
 	mustPut(t, s, testRecord("c2", "10.0.0.5"))
 }
 
