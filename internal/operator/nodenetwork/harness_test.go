@@ -36,6 +36,7 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
@@ -202,7 +203,7 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator 
 	mgr, err := controllers.Manager(cfg, Watches())
 	harness.OK(t, err)
 	if o.Logger == nil {
-		o.Logger = harness.Logger(t)
+		o.Logger = sourcetest.Logger(t.Output())
 	}
 	c, err := Setup(mgr, o)
 	harness.OK(t, err)
