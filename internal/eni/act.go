@@ -84,18 +84,18 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		p.doubtful = made.ID
 		return err
 	}
-	if err := r.cfg.checkOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).held(), host(made.Primary))); err != nil {
+	if len(made.Tags) == 0 { // a reply may leave them out
+		made.Tags = p.intent.Request.Tags
+	}
+	k := newKnown(factsOf(made, r.cfg.Cluster))
+	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), host(k.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
 	p.hold.end(p.Weight())
-	k := newKnown(made)
-	if len(k.Tags) == 0 { // a reply may leave them out
-		k.Tags = p.intent.Request.Tags
-	}
 	k.replied = r.cfg.Clock.Now()
-	k.assigned(made.Addresses, made.Prefixes, k.replied)
-	r.view.enis[made.ID] = k
+	k.assigned(k.held, k.replied)
+	r.view.enis[k.ID] = k
 	return nil
 }
 
@@ -116,7 +116,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.Status, k.replied, k.attachUnresolved = "in-use", r.cfg.Clock.Now(), false
+	k.replied, k.attachUnresolved = r.cfg.Clock.Now(), false
 	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
 	r.publishLater(ctx)
@@ -141,23 +141,23 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err != nil {
 		return err
 	}
+	given := append(hosts(addrs), prefixes...)
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
-	if err := r.view.checkAssigned(k, addrs, prefixes, subnet); err != nil {
+	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
 	}
-	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
-	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.held()); err != nil {
+	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
 	p.hold.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
-	k.assigned(addrs, prefixes, r.confidence.replied)
+	k.assigned(given, r.confidence.replied)
 	r.publishLater(ctx)
 	return nil
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	addrs, prefixes := split(p.withdrawn)
+	addrs, prefixes, _, _ := split(p.withdrawn)
 	err := around(plan.Unassign, func() error {
 		if len(prefixes) > 0 {
 			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
@@ -188,7 +188,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
-	if !k.described { // a reply may name another's: if it is there and ours, a listing brings it back
+	if !k.listed { // a reply may name another's: if it is there and ours, a listing brings it back
 		r.forget(k.ID)
 		return nil
 	}
@@ -198,7 +198,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held())))
+	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held)))
 	return nil
 }
 
@@ -215,6 +215,6 @@ func (r *Reconciler) tag(ctx context.Context, k *known) error {
 	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
-	k.Tags[TagInstanceID] = r.cfg.InstanceID
+	k.instanceTag = r.cfg.InstanceID
 	return nil
 }

@@ -45,16 +45,16 @@ func (r *Reconciler) adoptCommitted(now time.Time) {
 	}
 	for _, c := range r.cfg.Committed() {
 		k := r.view.enis[c.ENI]
-		if k == nil || k.phase() != plan.Attached || !ours(k.ENI, r.cfg.Cluster) {
+		if k == nil || k.phase() != plan.Attached || !k.facts.ours() {
 			continue
 		}
 		if !c.Prefix.IsValid() {
-			if _, known := r.detaching[c.ENI]; !known && !primary(k.ENI) {
+			if _, known := r.detaching[c.ENI]; !known && !primary(k.Attachment) {
 				r.detaching[c.ENI] = now
 			}
 			continue
 		}
-		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.held(), c.Prefix) {
+		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.held, c.Prefix) {
 			k.releasing[c.Prefix] = now
 		}
 	}

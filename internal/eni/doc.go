@@ -18,6 +18,7 @@
 //
 // What it knows, each with the time at which it is due:
 //
+//	facts.go           what a description, or the stored inventory, says of an ENI
 //	view.go            the node's ENIs: listings, corrected by replies
 //	claims.go          ... and which ENI has what is listed for several
 //	reply.go           ... and whether a reply can be true

@@ -151,7 +151,7 @@ func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
 		return
 	}
 	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
-	for _, t := range k.held() {
+	for _, t := range k.held {
 		u.before[t] = true
 	}
 	r.lookups.unresolved[p.ENI] = u

@@ -86,7 +86,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 		if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
 			return Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 		}
-		ask = !slices.ContainsFunc(l.ENIs, primary)
+		ask = !hasPrimary(l.ENIs)
 	}
 	if ask {
 		in, err := o.cfg.Cloud.Instance(ctx, instanceID)

@@ -4,8 +4,6 @@ import (
 	"net/netip"
 	"testing"
 	"time"
-
-	"github.com/berthnet/berth/internal/cloud"
 )
 
 func TestNextLookup(t *testing.T) {
@@ -29,7 +27,7 @@ func TestNextLookup(t *testing.T) {
 func TestUnresolvedCall(t *testing.T) {
 	had, got := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("10.0.0.6")
 	before := map[netip.Prefix]bool{host(had): true}
-	with := func(addrs ...netip.Addr) *known { return newKnown(cloud.ENI{ID: "a", Addresses: addrs}) }
+	with := func(addrs ...netip.Addr) *known { return newKnown(facts{ID: "a", held: hosts(addrs)}) }
 	for _, c := range []struct {
 		name     string
 		call     unresolvedCall

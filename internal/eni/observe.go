@@ -113,14 +113,17 @@ func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
 
 // ofInstance leaves out what is on another instance, whatever its device index, or was
 // made for another and is on none: it is not for this node to know.
-func (r *Reconciler) ofInstance(list []cloud.ENI) []cloud.ENI {
-	return without(list, func(e cloud.ENI) bool {
+func (r *Reconciler) ofInstance(list []cloud.ENI) (out []facts) {
+	for _, e := range list {
+		of := e.Tags[TagInstanceID]
 		if e.Attachment != nil {
-			return e.Attachment.InstanceID != r.cfg.InstanceID
+			of = e.Attachment.InstanceID
 		}
-		made := e.Tags[TagInstanceID]
-		return made != "" && made != r.cfg.InstanceID
-	})
+		if of == r.cfg.InstanceID || of == "" && e.Attachment == nil {
+			out = append(out, factsOf(e, r.cfg.Cluster))
+		}
+	}
+	return out
 }
 
 // lookUp describes one ENI.
@@ -140,8 +143,8 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	}
 	r.retries.succeed(gateObserve)
 	delete(r.lookups.at, id)
-	list = without(r.ofInstance(list), func(e cloud.ENI) bool { return e.ID != id })
-	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
+	list = without(list, func(e cloud.ENI) bool { return e.ID != id })
+	r.view.merge(r.ofInstance(list), at, func(k *known) bool { return k.ID == id })
 	r.checkContradictions()
 	r.settle(id, at)
 	_ = r.publish(ctx)

@@ -118,7 +118,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 // all that Berth writes on an ENI, of instances that are not known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
 	of := instances(e)
-	return ours(e, c.Cluster) && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
+	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
 }
 
 // instances are those that have to be gone before a detached ENI is an orphan:

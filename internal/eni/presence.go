@@ -3,7 +3,6 @@ package eni
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -16,7 +15,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 	if !r.passive {
 		return nil
 	}
-	if slices.ContainsFunc(l.ENIs, primary) {
+	if hasPrimary(l.ENIs) {
 		if r.instance.listed() {
 			r.retries.succeed(gateInstance)
 		}

@@ -37,7 +37,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 	}
 	for _, e := range inv.ENIs {
 		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
-		k := newKnown(e.cloudENI(r.cfg))
+		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
 		// While this program was away others may have taken addresses off: no
 		// listing is corrected by what the file has, but one that may trail the
@@ -51,7 +51,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if l.Attached && r.shared() {
 			continue // it is Committed
 		}
-		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
+		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
 		r.view.enis[l.ENI] = k
 		r.lookups.at[l.ENI] = now
@@ -61,27 +61,12 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.held(), rel.Prefix) { // until a listing settles it, however long ago that was
+		if slices.Contains(k.held, rel.Prefix) { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)
 		}
 	}
-}
-
-// cloudENI is a stored ENI as the cloud would describe it.
-func (e ENI) cloudENI(c Config) cloud.ENI {
-	out := cloud.ENI{
-		ID: e.ID, MAC: []byte(e.MAC), Type: cloud.InterfaceOrdinary, Status: "in-use", SubnetID: e.SubnetID, Primary: e.PrimaryIPv4,
-		Groups:    e.Groups,
-		Addresses: slices.DeleteFunc(slices.Clone(e.Addresses), func(a netip.Addr) bool { return a == e.PrimaryIPv4 }),
-		Prefixes:  e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
-		Attachment: &cloud.Attachment{InstanceID: c.InstanceID, DeviceIndex: e.DeviceIndex, Status: "attached"},
-	}
-	if !e.Primary {
-		out.Tags = map[string]string{TagCluster: c.Cluster, TagOwner: Owner, TagInstanceID: c.InstanceID}
-	}
-	return out
 }
 
 // inventory is the view as a Node sees it.
@@ -101,14 +86,14 @@ func (r *Reconciler) inventory() Inventory {
 			continue
 		}
 		e := ENI{
-			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
-			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
-			Groups: k.Groups, Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
+			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),
+			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.Primary, Groups: k.Groups,
 		}
-		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.ENI.Primary.IsValid() {
-			e.Addresses = append([]netip.Addr{k.ENI.Primary}, k.Addresses...)
+		e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes = split(k.held)
+		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.Primary.IsValid() {
+			e.Addresses = append([]netip.Addr{k.Primary}, e.Addresses...)
 		}
-		e.Subnet, _ = r.cfg.Subnets.CIDRWith(k.SubnetID, k.ENI.Primary)
+		e.Subnet, _ = r.cfg.Subnets.CIDRWith(k.SubnetID, k.Primary)
 		inv.ENIs = append(inv.ENIs, e)
 		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 			for _, p := range sortedKeys(m) {

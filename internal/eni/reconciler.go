@@ -357,21 +357,21 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.JustMade = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		e.JustMade = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s
 }
 
 // ours tells whether an ENI may be changed and used.
-func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && ours(k.ENI, r.cfg.Cluster) }
+func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && k.facts.ours() }
 
 func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
-		Primary: primary(k.ENI), Ours: r.ours(k),
-		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Amount:        amountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
+		Primary: primary(k.Attachment), Ours: r.ours(k),
+		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.Attachment) && r.ours(k),
+		Amount:        amountOf(k.kept()), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
 	if _, ok := r.detaching[k.ID]; ok && e.Phase == plan.Attached {
@@ -380,7 +380,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e.Refused = k.refusals >= attachTries
 	if k.Attachment != nil && k.Attachment.ID != "" {
 		e.WrongDeletion = k.Attachment.DeleteOnTermination == r.cfg.KeepENIs
-		e.WrongTags = k.Tags[TagInstanceID] != r.cfg.InstanceID
+		e.WrongTags = k.instanceTag != r.cfg.InstanceID
 	}
 	return e
 }

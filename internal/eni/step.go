@@ -158,35 +158,6 @@ func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
 	_ = r.publish(ctx)
 }
 
-// split sorts things into single addresses and prefixes.
-func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
-	for _, t := range things {
-		if t.IsSingleIP() {
-			addrs = append(addrs, t.Addr())
-		} else {
-			prefixes = append(prefixes, t)
-		}
-	}
-	return addrs, prefixes
-}
-
-// amountOf counts things.
-func amountOf(things []netip.Prefix) (n cloud.Amount) {
-	for _, t := range things {
-		switch single := t.IsSingleIP(); {
-		case single && t.Addr().Is4():
-			n.Addresses++
-		case single:
-			n.IPv6++
-		case t.Addr().Is4():
-			n.Prefixes++
-		default:
-			n.IPv6Prefixes++
-		}
-	}
-	return n
-}
-
 // groups are the security groups of a new ENI: those configured by ID or tags,
 // else the primary's.
 func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
@@ -227,7 +198,7 @@ func (r *Reconciler) resume() {
 	}
 	created := intent.Request.Tags[TagCreatedAt]
 	for _, k := range r.view.enis {
-		if k.Tags[TagCreatedAt] == created {
+		if k.createdTag == created {
 			ok = false
 		}
 	}
@@ -246,7 +217,5 @@ func (r *Reconciler) forgetIntent() {
 }
 
 func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(m), func(x, y netip.Prefix) int {
-		return cmp.Or(x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
-	})
+	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
 }

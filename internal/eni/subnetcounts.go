@@ -57,7 +57,7 @@ func (c *subnetCounts) due(now time.Time) time.Time {
 // subnetUnknown tells whether one of the node's ENIs is in a subnet that was not described.
 func (r *Reconciler) subnetUnknown() bool {
 	for _, k := range r.view.enis {
-		if _, ok := r.cfg.Subnets.CIDRWith(k.SubnetID, k.ENI.Primary); !ok && ours(k.ENI, r.cfg.Cluster) {
+		if _, ok := r.cfg.Subnets.CIDRWith(k.SubnetID, k.Primary); !ok && k.facts.ours() {
 			return true
 		}
 	}
