@@ -37,10 +37,10 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 		defer done()
 	}
 	if p.Kind == plan.FindSubnets {
-		return r.findSubnets(ctx)
+		return r.placement.findSubnets(ctx)
 	}
 	if p.Kind == plan.FindRoutes {
-		return r.findRoutes(ctx)
+		return r.placement.findRoutes(ctx)
 	}
 	if p.Kind == plan.Create {
 		return r.create(ctx, p)
@@ -69,7 +69,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if p.hold == nil { // resumed
-		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.Weight())
+		p.hold = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
 	err := around(plan.Create, func() (err error) {
@@ -79,7 +79,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if err != nil {
 		return err
 	}
-	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
+	subnet, _ := r.cfg.Shared.Subnets.CIDR(p.Subnet)
 	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
 		p.doubtful = made.ID
 		return err
@@ -142,7 +142,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	given := append(hosts(addrs), prefixes...)
-	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
+	subnet, _ := r.cfg.Shared.Subnets.CIDR(k.SubnetID)
 	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
-	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
+	r.cfg.Shared.Subnets.returned(k.SubnetID, p.Weight())
 	r.publishLater(ctx)
 	return nil
 }
@@ -198,7 +198,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held)))
+	r.cfg.Shared.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held)))
 	return nil
 }
 

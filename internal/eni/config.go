@@ -28,11 +28,8 @@ type Config struct {
 	// Lister is how a process that works for many nodes observes them together;
 	// it also hands over listings for repair, by Observed. Nil: the reconciler
 	// asks for itself.
-	Lister   Lister
-	Subnets  *SubnetBook // shared by the reconcilers of a process
-	Security *GroupBook  // likewise
-	Routes   *RouteBook  // likewise
-	Outage   *Outage     // likewise
+	Lister Lister
+	Shared *Shared // with the other reconcilers of the process
 	// Elsewhere names the ENI of another node of the process that has some of an
 	// IPv4 address or prefix of a subnet; empty: none has. Nil: there is no other node.
 	Elsewhere func(subnetID string, thing netip.Prefix) (eniID string)
@@ -102,17 +99,8 @@ func (c *Config) withDefaults() error {
 	if c.Rand == nil {
 		c.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
-	if c.Subnets == nil {
-		c.Subnets = NewSubnetBook(c.Cloud)
-	}
-	if c.Security == nil {
-		c.Security = NewGroupBook(c.Cloud, c.Clock)
-	}
-	if c.Routes == nil {
-		c.Routes = NewRouteBook(c.Cloud, c.Clock)
-	}
-	if c.Outage == nil {
-		c.Outage = NewOutage(nil)
+	if c.Shared == nil {
+		c.Shared = NewShared(c.Cloud, c.Clock, nil)
 	}
 	for _, d := range []struct {
 		to  *time.Duration

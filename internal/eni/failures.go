@@ -78,11 +78,11 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	}
 	if p.Prefixes > 0 {
 		until := now.Add(r.cfg.jitter(r.cfg.PrefixRetry))
-		r.cfg.Subnets.refusedPrefix(id, until)
-		r.counts.retryAt = until
+		r.cfg.Shared.Subnets.refusedPrefix(id, until)
+		r.placement.retryAt = until
 	} else {
-		r.counts.retryAt = r.cfg.Subnets.refused(id, p.Weight(), now)
-		r.counts.newerThan = now
+		r.placement.retryAt = r.cfg.Shared.Subnets.refused(id, p.Weight(), now)
+		r.placement.newerThan = now
 	}
 	r.retries.fail(p.Kind, err, now, 0) // another way is open: no gate closes
 }
@@ -111,7 +111,7 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 			return
 		}
 		if class == cloud.Gone {
-			r.counts.newerThan = now // the subnet, perhaps: another may do
+			r.placement.newerThan = now // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
 	case plan.Attach:

@@ -140,13 +140,13 @@ func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, er
 func (o *ownLister) Subnets(ctx context.Context, q SubnetQuery) (time.Time, error) {
 	now := o.cfg.Clock.Now()
 	if len(q.IDs) > 0 {
-		if err := o.cfg.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
+		if err := o.cfg.Shared.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
 			return time.Time{}, err
 		}
 	}
 	if q.Any || len(q.Tags) > 0 {
 		f := cloud.SubnetFilter{VPCID: q.VPCID, Zone: q.Zone, Tags: q.Tags}
-		if err := o.cfg.Subnets.Refresh(ctx, f, now); err != nil {
+		if err := o.cfg.Shared.Subnets.Refresh(ctx, f, now); err != nil {
 			return time.Time{}, err
 		}
 	}

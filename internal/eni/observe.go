@@ -69,12 +69,12 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	}
 	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
 	r.checkContradictions()
-	r.instance.zone, r.instance.vpc = cmp.Or(l.Zone, r.instance.zone), cmp.Or(l.VPCID, r.instance.vpc)
+	r.placement.zone, r.placement.vpc = cmp.Or(l.Zone, r.placement.zone), cmp.Or(l.VPCID, r.placement.vpc)
 	if l.InstanceType != "" {
 		r.instance.typ, r.instance.typeKnown = l.InstanceType, true
 	}
-	if r.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
-		if err := r.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
+	if r.placement.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
+		if err := r.placement.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err
 		}
 	}
@@ -166,20 +166,6 @@ func (r *Reconciler) settle(id string, at time.Time) {
 	}
 }
 
-// VPCs are where the node's ENIs are: the instance's VPC, and that configured
-// for new ones if it is another; none while the instance's is not known. It is
-// called from the goroutine that reconciles.
-func (r *Reconciler) VPCs() []string {
-	own := r.instance.vpc
-	if k, ok := r.view.primary(); ok {
-		own = cmp.Or(k.VPCID, own)
-	}
-	switch other := r.cfg.VPCID; {
-	case own == "":
-		return nil
-	case other == "" || other == own:
-		return []string{own}
-	default:
-		return []string{own, other}
-	}
-}
+// VPCs are where the node's ENIs are; none while that is not known. It is called
+// from the goroutine that reconciles.
+func (r *Reconciler) VPCs() []string { return r.placement.vpcs() }

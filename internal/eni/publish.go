@@ -36,7 +36,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
-		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
+		r.cfg.Shared.Subnets.Learn(e.SubnetID, e.Subnet)
 		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
 		// While this program was away others may have taken addresses off: no
@@ -93,7 +93,7 @@ func (r *Reconciler) inventory() Inventory {
 		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.Primary.IsValid() {
 			e.Addresses = append([]netip.Addr{k.Primary}, e.Addresses...)
 		}
-		e.Subnet, _ = r.cfg.Subnets.CIDRWith(k.SubnetID, k.Primary)
+		e.Subnet, _ = r.cfg.Shared.Subnets.CIDRWith(k.SubnetID, k.Primary)
 		inv.ENIs = append(inv.ENIs, e)
 		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 			for _, p := range sortedKeys(m) {

@@ -28,7 +28,7 @@ type Reconciler struct {
 	lookups      lookups
 	instance     instance
 	retries      retries
-	counts       subnetCounts
+	placement    placement
 	attachments  attachments
 	surplus      surplus
 	orphans      orphans
@@ -62,7 +62,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
 	r.instance.lag, r.instance.limits, r.instance.typ = cfg.Lag, cfg.Limits, cfg.InstanceType
-	r.counts.shared, r.surplus.delay, r.orphans.seen = passive, cfg.ShrinkDelay, Sightings{}
+	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Beside == nil {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
@@ -72,6 +72,7 @@ func New(cfg Config) (*Reconciler, error) {
 		r.lister = r.own
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
+	r.placement = placement{subnetCounts: subnetCounts{shared: passive}, cfg: &r.cfg, view: r.view, lister: r.lister}
 	return r, nil
 }
 
@@ -138,7 +139,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	}
 	r.report()
 	now := r.cfg.Clock.Now()
-	r.cfg.Outage.leave(&r.retries, now)
+	r.cfg.Shared.outage.leave(&r.retries, now)
 	r.cfg.Observer.Reconciled(now.Sub(start))
 	return r.wake(now)
 }
@@ -237,20 +238,20 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 		return p
 	}
 	e, hold := r.decide(now)
-	r.counts.exhausted = e.plan.Exhausted
-	r.retries.forgetUnwanted(e.plan.Actions, r.counts.exhausted || r.growthWaits() || r.attachments.stuck(now), now)
+	r.placement.exhausted = e.plan.Exhausted
+	r.retries.forgetUnwanted(e.plan.Actions, r.placement.exhausted || r.growthWaits() || r.attachments.stuck(now), now)
 	r.setTerminations(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
 		g := gateOfKind[a.Kind]
 		if r.waits(a, now) {
 			continue
 		}
-		if g == gateGrow && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
+		if g == gateGrow && r.placement.stale(now) && !r.retries.closed(gateSubnets, now) {
 			hold.end(0)
 			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == plan.Create {
-			ask, wait := r.routesMissing(e.routes, now)
+			ask, wait := e.routes.missing(r.retries.failed[gateRoutes], now)
 			if ask {
 				hold.end(0)
 				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
@@ -272,7 +273,7 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	hold.end(0)
 	r.evaluation = e
 	// A full subnet is asked about again, however little the plan can do.
-	if r.counts.exhausted && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
+	if r.placement.exhausted && r.placement.stale(now) && !r.retries.closed(gateSubnets, now) {
 		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
 	}
 	return nil
@@ -295,8 +296,8 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 		return r.evaluation
 	}
 	s := r.state(now)
-	s.Subnets = r.cfg.Subnets.States(now, r.ownSubnets(), r.forNew())
-	routes := r.markRoutes(s.Subnets)
+	s.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
+	routes := r.placement.markRoutes(s.Subnets)
 	return &evaluation{s, plan.Make(r.limits(), r.cfg.Policy, s), routes}
 }
 
@@ -304,9 +305,9 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 func (r *Reconciler) decide(now time.Time) (e *evaluation, hold *reservation) {
 	e = &evaluation{state: r.state(now)}
 	r.surplus.allow(r.limits(), r.cfg.Policy, &e.state, now)
-	hold = r.cfg.Subnets.choose(now, r.ownSubnets(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
+	hold = r.cfg.Shared.Subnets.choose(now, r.placement.subnetsInUse(), r.placement.candidates(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		e.state.Subnets = list
-		e.routes = r.markRoutes(list)
+		e.routes = r.placement.markRoutes(list)
 		e.plan = plan.Make(r.limits(), r.cfg.Policy, e.state)
 		for _, a := range e.plan.Actions {
 			switch a.Kind {

@@ -47,7 +47,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 	case plan.Assign:
 		p.Subnet = r.view.enis[p.ENI].SubnetID
 	case plan.Create:
-		groups, err := r.groups(ctx)
+		groups, err := r.placement.groups(ctx)
 		if err == nil {
 			p.intent = r.newIntent(p.Action, groups, now)
 			if err = r.cfg.Intents.Save(p.intent); err != nil {
@@ -156,24 +156,6 @@ func (r *Reconciler) restoreWithdrawn(p *step) {
 func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
 	delete(r.detaching, id)
 	_ = r.publish(ctx)
-}
-
-// groups are the security groups of a new ENI: those configured by ID or tags,
-// else the primary's.
-func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
-	if len(r.cfg.Groups) > 0 {
-		return r.cfg.Groups, nil
-	}
-	if len(r.cfg.GroupTags) > 0 {
-		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
-		defer cancel()
-		vpc, _ := r.vpcAndZone()
-		return r.cfg.Security.Find(ctx, vpc, r.cfg.GroupTags)
-	}
-	if k, ok := r.view.primary(); ok {
-		return k.Groups, nil
-	}
-	return nil, nil
 }
 
 // newIntent writes the request for a new ENI: all tags and addresses in the one call.

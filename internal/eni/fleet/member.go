@@ -56,7 +56,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	}
 	c := eni.Config{
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
-		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Subnets: f.subnets, Security: f.groups, Routes: f.routes, Outage: f.outage,
+		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}

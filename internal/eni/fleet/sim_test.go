@@ -177,7 +177,7 @@ func simulate(t *testing.T, r *rand.Rand) {
 	pass(60 * minute)
 	p.stop()
 	w.agree()
-	if err := p.subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
+	if err := p.shared.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
 		t.Error(err)
 	}
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})
