@@ -31,7 +31,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
-	if p.tidies && r.passive {
+	if p.tidies && r.passive() {
 		var done func()
 		ctx, done = r.recallable(ctx)
 		defer done()
@@ -68,8 +68,8 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 }
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
-	if p.hold == nil { // resumed
-		p.hold = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
+	if p.reserved == nil { // resumed
+		p.reserved = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
 	err := around(plan.Create, func() (err error) {
@@ -92,7 +92,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		p.doubtful = made.ID
 		return err
 	}
-	p.hold.end(p.Weight())
+	p.reserved.end(p.Weight())
 	k.replied = r.cfg.Clock.Now()
 	k.assigned(k.held, k.replied)
 	r.view.enis[k.ID] = k
@@ -149,7 +149,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
-	p.hold.end(p.Weight())
+	p.reserved.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
 	k.assigned(given, r.confidence.replied)
 	r.publishLater(ctx)
@@ -181,7 +181,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	at := *k.Attachment
 	at.Status = "detaching"
 	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
-	delete(r.detaching, k.ID)
+	delete(r.view.detaching, k.ID)
 	r.lookups.at[k.ID] = k.replied.Add(time.Second)
 	r.publishLater(ctx)
 	return nil
@@ -206,7 +206,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 func (r *Reconciler) forget(id string) {
 	delete(r.view.enis, id)
 	r.lookups.forget(id)
-	delete(r.detaching, id)
+	delete(r.view.detaching, id)
 	r.forgetIntent()
 }
 

@@ -166,7 +166,7 @@ func (k *known) keepForLife(e *facts) {
 func (r *Reconciler) checkContradictions() {
 	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
 	for what, ids := range r.view.contradictions {
-		if !r.contradicted[what] {
+		if !r.view.told[what] {
 			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
 		}
 		for _, id := range ids {
@@ -175,9 +175,9 @@ func (r *Reconciler) checkContradictions() {
 			}
 		}
 	}
-	clear(r.contradicted)
+	clear(r.view.told)
 	for what := range r.view.contradictions {
-		r.contradicted[what] = true
+		r.view.told[what] = true
 	}
 }
 

@@ -49,8 +49,8 @@ func (r *Reconciler) adoptCommitted(now time.Time) {
 			continue
 		}
 		if !c.Prefix.IsValid() {
-			if _, known := r.detaching[c.ENI]; !known && !primary(k.Attachment) {
-				r.detaching[c.ENI] = now
+			if _, known := r.view.detaching[c.ENI]; !known && !primary(k.Attachment) {
+				r.view.detaching[c.ENI] = now
 			}
 			continue
 		}
@@ -66,7 +66,7 @@ func (r *Reconciler) overdueReleaseOf(k *known) *step {
 		return nil
 	}
 	long := func(since time.Time) bool { return r.confidence.confirmed.Sub(since) >= r.cfg.Settle }
-	if since, ok := r.detaching[k.ID]; ok {
+	if since, ok := r.view.detaching[k.ID]; ok {
 		if long(since) {
 			return &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}
 		}

@@ -10,8 +10,30 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/retry"
 )
+
+// Settings is what a person may change while a reconciler works.
+type Settings struct {
+	InstanceType string // with a Lister: as somebody said, and the cloud's answer counts; else as the instance itself says
+	VPCID        string // where subnets and security groups are looked for; empty: the instance's
+	Zone         string // likewise
+	Policy       ipam.Policy
+
+	SubnetIDs  []string          // for new ENIs
+	SubnetTags map[string]string // choose subnets for new ENIs in VPC and zone
+	// AnySubnet: without SubnetIDs and SubnetTags every subnet of VPC and zone
+	// may have new ENIs (Cilium, "AWS ENI", "ENI Creation"), rather than only the
+	// primary ENI's.
+	AnySubnet bool
+	Groups    []string          // security groups of new ENIs
+	GroupTags map[string]string // choose them in the VPC; with neither: the primary ENI's
+	KeepENIs  bool              // do not delete ENIs with the instance (DeleteOnTermination off)
+	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
+	// instance's primary ENI excepted, is among its Addresses for pods.
+	UsePrimaryAddress bool
+}
 
 // Config is what a Reconciler needs to know. Zero durations take the defaults
 // named; all interfaces and pointers but Cloud and Node may be nil.
@@ -40,9 +62,9 @@ type Config struct {
 	Committed func() []Release
 	Intents   Intents
 	Observer  Observer
-	// Held is called by a pass in which a step waits for the cloud's rate limit
+	// RateLimited is called by a pass in which a step waits for the cloud's rate limit
 	// for longer than Patience: Status tells of it already.
-	Held func()
+	RateLimited func()
 	// Beside runs a call that a pass does not wait for, in a goroutine, and has
 	// a pass follow it. The call ends with the pass's context, or with End. Nil
 	// when Run is used, which sees to both.
@@ -90,8 +112,8 @@ func (c *Config) withDefaults() error {
 	if c.Elsewhere == nil {
 		c.Elsewhere = func(string, netip.Prefix) string { return "" }
 	}
-	if c.Held == nil {
-		c.Held = func() {}
+	if c.RateLimited == nil {
+		c.RateLimited = func() {}
 	}
 	if c.Intents == nil {
 		c.Intents = &MemoryIntents{}

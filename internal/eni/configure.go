@@ -29,7 +29,7 @@ func (r *Reconciler) Configure(s Settings) error {
 	if p := r.retries.throttled[gateGrow]; p != nil && !p.lost {
 		delete(r.retries.throttled, gateGrow)
 		r.retries.forget(gateGrow)
-		p.hold.end(0)
+		p.reserved.end(0)
 		if p.Kind == plan.Create {
 			r.forgetIntent()
 		}
@@ -42,7 +42,7 @@ func (r *Reconciler) Configure(s Settings) error {
 func (r *Reconciler) Close() {
 	r.kill()
 	for _, p := range r.retries.throttled {
-		p.hold.end(0)
+		p.reserved.end(0)
 	}
 }
 

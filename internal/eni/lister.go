@@ -73,6 +73,7 @@ type ownLister struct {
 	cfg            *Config
 	first          cloud.Instance // as described, if it was; its type and place never change
 	listedDetached bool           // what is detached was listed once
+	kept           Listing        // the first one, while what it takes besides fails
 }
 
 // List implements Lister. At a cold start, where many nodes may ask at once, it

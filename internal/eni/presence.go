@@ -12,7 +12,7 @@ import (
 // present tells whether a listing has the instance at all; after two without it
 // the instance is asked for.
 func (r *Reconciler) present(ctx context.Context, l Listing) error {
-	if !r.passive {
+	if !r.passive() {
 		return nil
 	}
 	if hasPrimary(l.ENIs) {
@@ -72,7 +72,7 @@ func (r *Reconciler) askInstance(ctx context.Context) {
 // stoppedRetry is when a stopped instance is asked for again, should nobody say
 // that it runs: nodes of one process do so in the same moment, by shared calls.
 func (r *Reconciler) stoppedRetry(now time.Time) time.Duration {
-	if !r.passive {
+	if !r.passive() {
 		return r.cfg.jitter(r.cfg.SlowRetry)
 	}
 	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)

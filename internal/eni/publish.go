@@ -74,7 +74,7 @@ func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
 	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.limits(), At: r.confidence.replied}
 	for _, k := range r.view.list() {
-		since, leaving := r.detaching[k.ID]
+		since, leaving := r.view.detaching[k.ID]
 		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true
 		}

@@ -33,7 +33,7 @@ var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubne
 var gateOfKind = map[plan.Kind]gate{
 	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
 	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
-	plan.SetDeletion: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
+	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
 	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
 }
 

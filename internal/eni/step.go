@@ -20,7 +20,7 @@ type step struct {
 	plan.Action
 	withdrawn []netip.Prefix // Unassign: what was withdrawn
 	intent    Intent         // Create
-	hold      *reservation   // Create, Assign: what is set apart of the subnet
+	reserved  *reservation   // Create, Assign: what is set apart of the subnet
 	priority  cloud.Priority // of its call
 	tidies    bool           // Assign: no pod needs it, it is a move's
 	lost      bool           // Create: it was made, and the reply was lost
@@ -38,7 +38,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false
 		}
-		r.detaching[p.ENI] = now
+		r.view.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
 			r.cancelDetach(ctx, p.ENI)
 			r.retries.fail(plan.Detach, err, now, r.cfg.SlowRetry)
@@ -105,7 +105,7 @@ func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) boo
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing gave it back meanwhile, and pods came
 		}
-		r.detaching[p.ENI] = now
+		r.view.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil && r.shared() {
 			r.cancelDetach(ctx, p.ENI)
 			return false
@@ -154,7 +154,7 @@ func (r *Reconciler) restoreWithdrawn(p *step) {
 
 // cancelDetach gives an ENI that was about to leave back to the node, by publishing it.
 func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
-	delete(r.detaching, id)
+	delete(r.view.detaching, id)
 	_ = r.publish(ctx)
 }
 

@@ -165,9 +165,8 @@ func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Ca
 	if subnet == "" {
 		return nil
 	}
-	h := b.hold(subnet, a.Weight())
-	h.action = a
-	return h
+	b.entry(subnet).reserved += a.Weight()
+	return &reservation{book: b, subnet: subnet, n: a.Weight(), action: a}
 }
 
 // reservation is a number of addresses of a subnet set apart for a call. A nil
@@ -180,14 +179,10 @@ type reservation struct {
 	ended  bool
 }
 
+// reserve sets a number of addresses apart.
 func (b *Subnets) reserve(subnet string, n int) *reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.hold(subnet, n)
-}
-
-// hold is reserve with b.mu held.
-func (b *Subnets) hold(subnet string, n int) *reservation {
 	b.entry(subnet).reserved += n
 	return &reservation{book: b, subnet: subnet, n: n}
 }

@@ -42,6 +42,7 @@ func TestDue(t *testing.T) {
 	}{
 		{"nothing to observe later", &confidence{observeNotBefore: unix(9)}, none},
 		{"an observation that must wait", &confidence{observeNotBefore: unix(12)}, unix(12)},
+		{"a listing for repair", &confidence{observeAt: unix(60)}, unix(60)},
 		{"no lookup", &lookups{}, none},
 		{"the first lookup that is not due yet", &lookups{at: map[string]time.Time{"a": unix(9), "b": unix(15), "c": unix(14)}}, unix(14)},
 		{"a call that counts as resolved", &lookups{at: map[string]time.Time{"a": unix(15)}, unresolved: map[string]unresolvedCall{"b": {until: unix(11)}}}, unix(11)},
@@ -69,7 +70,7 @@ func TestDue(t *testing.T) {
 
 func TestWake(t *testing.T) {
 	fresh := func() *Reconciler {
-		r := &Reconciler{}
+		r := &Reconciler{own: &ownLister{}}
 		r.confidence.observeAt = unix(60)
 		return r
 	}
@@ -85,9 +86,9 @@ func TestWake(t *testing.T) {
 			r.retries.failed = map[gate]*backoff{gateObserve: {until: unix(13), kind: plan.Observe}}
 		}, 3 * second},
 		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
-		{"somebody else lists", func(r *Reconciler) { r.passive = true }, idle},
+		{"somebody else lists", func(r *Reconciler) { r.own, r.confidence.observeAt = nil, time.Time{} }, idle},
 		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
-			r.passive = true
+			r.own, r.confidence.observeAt = nil, time.Time{}
 			r.lookups.at = map[string]time.Time{"a": unix(12)}
 		}, 2 * second},
 		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},

@@ -15,32 +15,37 @@ import (
 // replies of calls since. Listings may trail the truth (EC2 Developer Guide,
 // "Eventual consistency"), so what a reply said outranks them for a while.
 type view struct {
-	settle  time.Duration
-	enis    map[string]*known
-	deleted map[string]time.Time // ENIs that a reply said were deleted
+	settle    time.Duration
+	enis      map[string]*known
+	deleted   map[string]time.Time // ENIs that a reply said were deleted
+	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
 	// contradictions are what listings say that cannot be true, with the ENIs concerned.
 	contradictions map[string][]string
+	told           map[string]bool // those that were logged
 }
 
 // known is one ENI.
 type known struct {
 	facts
-	listed           bool                       // a listing had it; else it is as a reply, or what was stored, told
-	replied          time.Time                  // when a reply last changed its attachment or being
-	refusals         int                        // how often it was surely not attached, for what may be wrong with it
-	attachReplyLost  time.Time                  // when a reply to attaching it was last lost
-	attachUnresolved bool                       // attaching or detaching was asked for and the reply was lost
-	added            map[netip.Prefix]time.Time // given by a reply; a listing without them is old
-	removed          map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
-	releasing        map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
-	disputed         int                        // addresses and prefixes listed for it that another may have
-	contradiction    string                     // what the last listing said of it that cannot be true
-	terminationDue   time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
-	ambiguous        bool                       // listed with another's MAC, primary address or device index: left alone
+	listed                 bool                       // a listing had it; else it is as a reply, or what was stored, told
+	replied                time.Time                  // when a reply last changed its attachment or being
+	refusals               int                        // how often it was surely not attached, for what may be wrong with it
+	attachReplyLost        time.Time                  // when a reply to attaching it was last lost
+	attachUnresolved       bool                       // attaching or detaching was asked for and the reply was lost
+	added                  map[netip.Prefix]time.Time // given by a reply; a listing without them is old
+	removed                map[netip.Prefix]time.Time // taken by a reply; a listing with them is old
+	releasing              map[netip.Prefix]time.Time // withdrawn from pods, the cloud asked or about to be
+	disputed               int                        // addresses and prefixes listed for it that another may have
+	contradiction          string                     // what the last listing said of it that cannot be true
+	deleteOnTerminationDue time.Time                  // since when its DeleteOnTermination is to be set; zero: no call was begun for that
+	ambiguous              bool                       // listed with another's MAC, primary address or device index: left alone
 }
 
 func newView(settle time.Duration) *view {
-	return &view{settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, contradictions: map[string][]string{}}
+	return &view{
+		settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, detaching: map[string]time.Time{},
+		contradictions: map[string][]string{}, told: map[string]bool{},
+	}
 }
 
 func newKnown(f facts) *known {

@@ -63,7 +63,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	c.Elsewhere = func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) }
 	c.Committed = func() []eni.Release { return m.node.Committed() }
 	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
-	c.Held = func() { m.node.Reconciled(m.rec.Status()) }
+	c.RateLimited = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
 		c.Observer = seen{name, f.cfg.Observer}
 	}

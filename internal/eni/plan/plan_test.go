@@ -325,11 +325,11 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 }
 
 func TestRepairs(t *testing.T) {
-	e := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Amount: addresses(1), Used: 1, WrongDeletion: true, WrongTags: true}
-	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeletion = 1, true })
-	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
+	e := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Amount: addresses(1), Used: 1, WrongDeleteOnTermination: true, WrongTags: true}
+	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeleteOnTermination = 1, true })
+	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeleteOnTermination: true}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENI{p, e, foreign}},
-		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeletion, ENI: "eni-1"})
+		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeleteOnTermination, ENI: "eni-1"})
 }
 
 func BenchmarkPlan(b *testing.B) {

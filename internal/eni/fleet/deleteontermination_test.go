@@ -49,7 +49,7 @@ func (b *busy) waiting() int {
 // A node that waits to have DeleteOnTermination set serves its pods all the
 // same, is in no trouble, and has it set after two minutes in which others
 // never stopped calling.
-func TestDeletionYields(t *testing.T) {
+func TestDeleteOnTerminationYields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		cl := &busy{Cloud: w.cloud}
@@ -90,7 +90,7 @@ func TestDeletionYields(t *testing.T) {
 }
 
 // A call that waits goes with its node, and with what it is for.
-func TestDeletionIsGivenUp(t *testing.T) {
+func TestDeleteOnTerminationIsGivenUp(t *testing.T) {
 	for name, giveUp := range map[string]func(t *testing.T, p *operator, n *writer){
 		"the node is removed": func(_ *testing.T, p *operator, n *writer) { p.Remove(n.name) },
 		"the operator ends":   func(_ *testing.T, p *operator, _ *writer) { p.stop() },
