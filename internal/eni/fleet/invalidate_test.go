@@ -1,27 +1,24 @@
 package fleet
 
 import (
+	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/berthnet/berth/internal/eni"
 )
 
 // An ENI that somebody took off the instance is no longer published once the node
 // was observed after Invalidate, long before the next full listing.
 func TestInvalidateFindsWhatIsGone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
-		defer p.stop()
 		n := p.set(t, w.objects[0], settings(0, 4))
-		n.start()
-		p.Kick(n.name)
+		n.run(1)
 		pass(130 * time.Second)
+		w.apart = true // the pod's address is taken away
 		looked := 0
-		for _, e := range w.cloud.Truth() {
-			if e.Attachment == nil || e.Attachment.DeviceIndex == 0 {
-				continue
-			}
+		for _, e := range w.attached() {
 			looked++
 			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
 				t.Fatal(err)
@@ -31,15 +28,11 @@ func TestInvalidateFindsWhatIsGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Invalidate(n.name)
-			p.Kick(n.name)
+			n.run(0)
 			pass(5 * time.Second)
-			w.objects[0].mu.Lock()
-			for _, x := range w.objects[0].inv.ENIs {
-				if x.ID == e.ID {
-					t.Errorf("%s is published still", e.ID)
-				}
+			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
+				t.Errorf("%s is published still", e.ID)
 			}
-			w.objects[0].mu.Unlock()
 		}
 		if looked == 0 {
 			t.Fatal("the node has no ENI to take")

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -12,8 +11,7 @@ import (
 // One collector for the whole fleet deletes what vanished instances left, and
 // nothing of another cluster.
 func TestOrphansAreCollected(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		orphan := func(cluster, instance string) {
 			t.Helper()
 			made := time.Now().Add(-24 * time.Hour) // as anybody may write
@@ -46,6 +44,5 @@ func TestOrphansAreCollected(t *testing.T) {
 		if n := w.cloud.Count("Instances"); n != 2 {
 			t.Errorf("asked %d times for instances, want once for the type of the fleet's, and once for the vanished one", n)
 		}
-		p.stop()
 	})
 }
