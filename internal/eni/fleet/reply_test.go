@@ -11,38 +11,6 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// The operator publishes no address that a reply names and its ENI does not
-// have for pods: it describes the ENI instead.
-func TestAssignedAddressesThatCannotBeTrue(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, w *world) {
-		var lies atomic.Int32
-		p := w.operator(&api{Cloud: w.cloud, assigned: func(id string, got []netip.Addr) {
-			for _, e := range w.cloud.Truth() {
-				if e.ID == id && lies.CompareAndSwap(0, 1) {
-					got[0] = e.Primary
-				}
-			}
-		}})
-		s := settings(0, 4)
-		s.Policy.FirstInterfaceIndex = 0
-		n := p.set(t, w.objects[0], s)
-		pass(5 * time.Second)
-		for range 8 {
-			n.run(1)
-			pass(5 * time.Second)
-		}
-		n.wantPods(t, 8)
-		if lies.Load() != 1 {
-			t.Errorf("EC2 lied %d times", lies.Load())
-		}
-		for _, e := range w.cloud.Truth() {
-			if n.has(e.Primary) {
-				t.Errorf("a pod got %v, the primary address of %s", e.Primary, e.ID)
-			}
-		}
-	})
-}
-
 // What a listing says of two ENIs stays with the one that has it; pods of
 // either keep what they have, and the rest comes when descriptions agree.
 func TestListingsThatCannotBeTrue(t *testing.T) {
