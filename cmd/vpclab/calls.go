@@ -51,7 +51,7 @@ A call that was not authenticated is shown without its parameters.`,
 
 // showCalls prints the calls that ask returns, and when following those that
 // come later, until ctx ends.
-func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]control.Call, error), show func(control.Call) error, follow bool) error {
+func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]vpc.CallRecord, error), show func(vpc.CallRecord) error, follow bool) error {
 	tick := time.NewTicker(callsEvery)
 	defer tick.Stop()
 	for last := uint64(0); ; {
@@ -80,16 +80,16 @@ func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) 
 }
 
 // callPrinter returns what prints the calls of an action (name or pattern).
-func callPrinter(out io.Writer, format, action string) (func(control.Call) error, error) {
-	show := func(c control.Call) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
+func callPrinter(out io.Writer, format, action string) (func(vpc.CallRecord) error, error) {
+	show := func(c vpc.CallRecord) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
 	switch format {
 	case "text":
 	case "json":
-		show = func(c control.Call) error { return json.NewEncoder(out).Encode(c) }
+		show = func(c vpc.CallRecord) error { return json.NewEncoder(out).Encode(c) }
 	default:
 		return nil, fmt.Errorf("--output %q: want text or json", format)
 	}
-	return func(c control.Call) error {
+	return func(c vpc.CallRecord) error {
 		if !vpc.Covers(action, c.Action) {
 			return nil
 		}
@@ -98,8 +98,8 @@ func callPrinter(out io.Writer, format, action string) (func(control.Call) error
 }
 
 // callLine is one call for people: time, action, result, caller, parameters.
-func callLine(c control.Call) string {
-	result, caller := c.Code, c.Caller[strings.LastIndex(c.Caller, ":")+1:]
+func callLine(c vpc.CallRecord) string {
+	result, caller := c.Code, c.Principal[strings.LastIndex(c.Principal, ":")+1:]
 	if result == "" {
 		result = "ok"
 	}

@@ -88,7 +88,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		made.Tags = p.intent.Request.Tags
 	}
 	k := newKnown(factsOf(made, r.cfg.Cluster))
-	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), host(k.Primary))); err != nil {
+	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -128,20 +128,14 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
-	var addrs []netip.Addr
-	var prefixes []netip.Prefix
+	var given []netip.Prefix
 	err := around(plan.Assign, func() (err error) {
-		if p.Prefixes > 0 {
-			prefixes, err = r.cfg.Cloud.AssignPrefixes(ctx, k.ID, p.Prefixes)
-		} else {
-			addrs, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Addresses)
-		}
+		given, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	given := append(hosts(addrs), prefixes...)
 	subnet, _ := r.cfg.Shared.Subnets.CIDR(k.SubnetID)
 	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
@@ -157,13 +151,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	addrs, prefixes, _, _ := split(p.withdrawn)
-	err := around(plan.Unassign, func() error {
-		if len(prefixes) > 0 {
-			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
-		}
-		return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, addrs)
-	})
+	err := around(plan.Unassign, func() error { return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
 	if err != nil {
 		return err
 	}
@@ -198,7 +186,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Shared.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held)))
+	r.cfg.Shared.Subnets.returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held)))
 	return nil
 }
 

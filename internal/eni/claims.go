@@ -29,7 +29,7 @@ func claims(enis []facts) []claim {
 	var out []claim
 	for _, e := range enis {
 		if e.Primary.IsValid() {
-			out = append(out, claim{host(e.Primary), e.ID, true})
+			out = append(out, claim{cloud.HostPrefix(e.Primary), e.ID, true})
 		}
 		for _, p := range e.held {
 			out = append(out, claim{p, e.ID, false})
@@ -216,7 +216,7 @@ func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.E
 			}
 			lost = append(lost, brief(d.thing)+" of "+d.eni)
 			is := func(p netip.Prefix) bool { return p == d.thing }
-			one := func(a netip.Addr) bool { return host(a) == d.thing }
+			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.thing }
 			e := &out[at]
 			e.Addresses, e.IPv6 = without(e.Addresses, one), without(e.IPv6, one)
 			e.Prefixes, e.IPv6Prefixes = without(e.Prefixes, is), without(e.IPv6Prefixes, is)

@@ -70,7 +70,7 @@ func TestListingChangesNoENIsIdentity(t *testing.T) {
 	e.MAC = net.HardwareAddr{2, 0, 0, 0, 9, 9}
 	v.observed(1, e)
 	k := v.enis["eni-1"]
-	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.held, hosts(was.Addresses)) {
+	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.held, cloud.HostPrefixes(was.Addresses)) {
 		t.Errorf("got %+v", k.facts)
 	}
 	if len(v.contradictions) != 1 {

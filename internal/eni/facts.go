@@ -42,7 +42,7 @@ func factsOf(e cloud.ENI, cluster string) facts {
 
 // facts are those of a stored ENI, which was attached to an instance.
 func (e ENI) facts(instance string) facts {
-	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == host(e.PrimaryIPv4) }
+	own := func(p netip.Prefix) bool { return e.PrimaryIPv4.IsValid() && p == cloud.HostPrefix(e.PrimaryIPv4) }
 	return facts{
 		ID: e.ID, MAC: []byte(e.MAC), SubnetID: e.SubnetID, Groups: e.Groups, Primary: e.PrimaryIPv4,
 		held:       inOrder(slices.DeleteFunc(e.held(), own)),
@@ -53,7 +53,7 @@ func (e ENI) facts(instance string) facts {
 
 // held are addresses and prefixes as prefixes.
 func held(addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) []netip.Prefix {
-	return slices.Concat(hosts(addrs), prefixes, hosts(ipv6), ipv6Prefixes)
+	return slices.Concat(cloud.HostPrefixes(addrs), prefixes, cloud.HostPrefixes(ipv6), ipv6Prefixes)
 }
 
 // inOrder sorts a list and has each of its values once.
@@ -105,35 +105,6 @@ func (f facts) index() int {
 		return 0
 	}
 	return f.Attachment.DeviceIndex
-}
-
-// hosts are addresses as prefixes.
-func hosts(addrs []netip.Addr) []netip.Prefix {
-	out := make([]netip.Prefix, len(addrs))
-	for i, a := range addrs {
-		out[i] = host(a)
-	}
-	return out
-}
-
-// host is an address as a prefix.
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// amountOf counts addresses and prefixes.
-func amountOf(held []netip.Prefix) (n cloud.Amount) {
-	for _, p := range held {
-		switch single := p.IsSingleIP(); {
-		case single && p.Addr().Is4():
-			n.Addresses++
-		case single:
-			n.IPv6++
-		case p.Addr().Is4():
-			n.Prefixes++
-		default:
-			n.IPv6Prefixes++
-		}
-	}
-	return n
 }
 
 // split sorts IPv4 and IPv6 apart, each into addresses and prefixes.

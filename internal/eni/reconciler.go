@@ -377,7 +377,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.Attachment), Ours: r.ours(k),
 		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.Attachment) && r.ours(k),
-		Amount:        amountOf(k.kept()), Withdrawn: len(k.releasing) + k.disputed,
+		Amount:        cloud.AmountOf(k.kept()), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
 	if _, ok := r.view.detaching[k.ID]; ok && e.Phase == plan.Attached {

@@ -83,7 +83,7 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		}
 	}
 	if e.Primary.IsValid() {
-		f.held = append(f.held, host(e.Primary))
+		f.held = append(f.held, cloud.HostPrefix(e.Primary))
 	}
 	return checkFree(op, e.ID, f.held, subnet, others)
 }

@@ -51,7 +51,7 @@ func aView() *view {
 	one.Prefixes = prefixes("10.0.1.16/28")
 	one.Attachment = &cloud.Attachment{ID: "attach-1", InstanceID: "i-1"}
 	v.enis["eni-1"], v.enis["eni-2"] = newKnown(factsOf(one, "test")), newKnown(factsOf(two, "test"))
-	v.enis["eni-2"].releasing[host(two.Addresses[1])] = time.Unix(1, 0)
+	v.enis["eni-2"].releasing[cloud.HostPrefix(two.Addresses[1])] = time.Unix(1, 0)
 	return v
 }
 
@@ -64,19 +64,19 @@ func TestRepliesToAssignments(t *testing.T) {
 		subnet netip.Prefix
 		says   string // empty: it fits
 	}{
-		{"new ones", hosts(addrs("10.0.0.6", "10.0.0.7")), subnet1, ""},
+		{"new ones", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.7")), subnet1, ""},
 		{"a new prefix", prefixes("10.0.1.32/28"), subnet1, ""},
-		{"in a subnet that is not known", hosts(addrs("10.9.0.6")), netip.Prefix{}, ""},
-		{"one that another is giving back", hosts(addrs("10.0.0.22")), subnet1, ""},
-		{"its primary", hosts(addrs("10.0.0.6", "10.0.0.4")), subnet1, "primary address of eni-1"},
-		{"another's primary", hosts(addrs("10.0.0.20")), subnet1, "primary address of eni-2"},
-		{"one that it has", hosts(addrs("10.0.0.5")), subnet1, "of eni-1 already"},
-		{"another's", hosts(addrs("10.0.0.21")), subnet1, "of eni-2 already"},
-		{"one of its prefix", hosts(addrs("10.0.1.17")), subnet1, "of eni-1 already"},
+		{"in a subnet that is not known", cloud.HostPrefixes(addrs("10.9.0.6")), netip.Prefix{}, ""},
+		{"one that another is giving back", cloud.HostPrefixes(addrs("10.0.0.22")), subnet1, ""},
+		{"its primary", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.4")), subnet1, "primary address of eni-1"},
+		{"another's primary", cloud.HostPrefixes(addrs("10.0.0.20")), subnet1, "primary address of eni-2"},
+		{"one that it has", cloud.HostPrefixes(addrs("10.0.0.5")), subnet1, "of eni-1 already"},
+		{"another's", cloud.HostPrefixes(addrs("10.0.0.21")), subnet1, "of eni-2 already"},
+		{"one of its prefix", cloud.HostPrefixes(addrs("10.0.1.17")), subnet1, "of eni-1 already"},
 		{"a prefix with addresses in use", prefixes("10.0.0.16/28"), subnet1, "eni-2"},
-		{"outside of the subnet", hosts(addrs("10.9.0.6")), subnet1, "not of its subnet"},
+		{"outside of the subnet", cloud.HostPrefixes(addrs("10.9.0.6")), subnet1, "not of its subnet"},
 		{"larger than the subnet", prefixes("10.0.0.0/16"), subnet1, "not of its subnet"},
-		{"one twice", hosts(addrs("10.0.0.6", "10.0.0.6")), subnet1, "named twice"},
+		{"one twice", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.6")), subnet1, "named twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := aView()
@@ -96,7 +96,7 @@ func wantUnfit(t *testing.T, err error, says string) {
 }
 
 func TestRepliesToCreations(t *testing.T) {
-	q := cloud.CreateENI{SubnetID: "subnet-1", Addresses: 1, Tags: map[string]string{TagCreatedAt: "now"}}
+	q := cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1}, Tags: map[string]string{TagCreatedAt: "now"}}
 	for _, tt := range []struct {
 		name   string
 		change func(e *cloud.ENI)

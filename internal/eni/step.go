@@ -68,12 +68,12 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 	k := r.view.enis[p.ENI]
 	p.withdrawn = r.cfg.Node.Withdraw(p.ENI, p.Amount)
 	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
-		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == host(k.Primary) })
+		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == cloud.HostPrefix(k.Primary) })
 	}
 	if k == nil || len(p.withdrawn) == 0 {
 		return false
 	}
-	p.Amount = amountOf(p.withdrawn)
+	p.Amount = cloud.AmountOf(p.withdrawn)
 	for _, t := range p.withdrawn {
 		k.releasing[t] = now
 		delete(k.added, t)
@@ -163,7 +163,7 @@ func (r *Reconciler) newIntent(a plan.Action, groups []string, now time.Time) In
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
-		Addresses: a.Addresses, Prefixes: a.Prefixes,
+		Amount: a.Amount,
 	}}
 }
 
@@ -189,7 +189,7 @@ func (r *Reconciler) resume() {
 		return
 	}
 	q := intent.Request
-	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
+	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: q.Amount}, intent: intent, priority: cloud.Begun, lost: true}
 }
 
 func (r *Reconciler) forgetIntent() {

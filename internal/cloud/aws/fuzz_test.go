@@ -102,15 +102,15 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 		}
 		return err
 	case 6:
-		list, err := c.AssignAddresses(ctx, "eni-1", 1)
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
 		for _, a := range list {
-			if !a.Is4() {
+			if !a.Addr().Is4() || !a.IsSingleIP() {
 				t.Errorf("got %v", a)
 			}
 		}
 		return err
 	default:
-		list, err := c.AssignPrefixes(ctx, "eni-1", 1)
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
 		for _, p := range list {
 			if p.Bits() != prefixBits || p != p.Masked() {
 				t.Errorf("got %v", p)

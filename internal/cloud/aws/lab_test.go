@@ -120,7 +120,7 @@ func TestLabLife(t *testing.T) {
 
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	req := cloud.CreateENI{
-		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2,
+		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Amount: cloud.Amount{Addresses: 2},
 		Tags: map[string]string{cloud.TagCreatedAt: made.Format(time.RFC3339), "owner": "*"},
 	}
 	eni := must[cloud.ENI](t)(c.CreateENI(ctx, req))
@@ -158,14 +158,14 @@ func TestLabLife(t *testing.T) {
 		t.Errorf("interfaces of both nodes with the tag: %+v", tagged)
 	}
 
-	addrs := must[[]netip.Addr](t)(c.AssignAddresses(ctx, eni.ID, 1))
-	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0]) || !subnets[0].CIDR.Contains(addrs[0]) {
+	addrs := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Addresses: 1}))
+	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0].Addr()) || !subnets[0].CIDR.Contains(addrs[0].Addr()) {
 		t.Errorf("assigned %v", addrs)
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, eni.Addresses...)); err != nil {
+	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)); err != nil {
 		t.Fatal(err)
 	}
-	prefixes := must[[]netip.Prefix](t)(c.AssignPrefixes(ctx, eni.ID, 2))
+	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Prefixes: 2}))
 	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
 		t.Errorf("assigned %v", prefixes)
 	}
@@ -173,7 +173,7 @@ func TestLabLife(t *testing.T) {
 	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) {
 		t.Errorf("now %+v", list[0])
 	}
-	if err := c.UnassignPrefixes(ctx, eni.ID, prefixes); err != nil {
+	if err := c.UnassignAddresses(ctx, eni.ID, prefixes); err != nil {
 		t.Fatal(err)
 	}
 
@@ -200,23 +200,23 @@ func TestLabRefusals(t *testing.T) {
 	primary := node.ENIs[0]
 	eni := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t"}))
 	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
-	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Addresses: 3}))
+	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Amount: cloud.Amount{Addresses: 3}}))
 	const noENI, noInstance = "eni-00000000000000000", "i-00000000000000000"
 
 	_, createGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-00000000000000000"})
 	_, groupGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: []string{"sg-00000000000000000"}})
 	_, mismatch := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t", Description: "another"})
-	_, full := c.AssignAddresses(ctx, inTiny.ID, 9)
-	_, noPrefix := c.AssignPrefixes(ctx, inTiny.ID, 1)
-	_, tooMany := c.AssignAddresses(ctx, primary.ID, 4)
-	_, xenPrefix := c.AssignPrefixes(ctx, xen.ENIs[0].ID, 1)
+	_, full := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{Addresses: 9})
+	_, noPrefix := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{Prefixes: 1})
+	_, tooMany := c.AssignAddresses(ctx, primary.ID, cloud.Amount{Addresses: 4})
+	_, xenPrefix := c.AssignAddresses(ctx, xen.ENIs[0].ID, cloud.Amount{Prefixes: 1})
 	_, instanceGone := c.Instance(ctx, noInstance)
 	_, attachGone := c.AttachENI(ctx, noENI, id, 2)
 	_, attachNowhere := c.AttachENI(ctx, inTiny.ID, noInstance, 2)
 	_, indexTaken := c.AttachENI(ctx, inTiny.ID, id, 1)
 	_, attached := c.AttachENI(ctx, eni.ID, id, 2)
-	_, assignGone := c.AssignAddresses(ctx, noENI, 1)
-	_, malformed := c.AssignAddresses(ctx, "nonsense", 1)
+	_, assignGone := c.AssignAddresses(ctx, noENI, cloud.Amount{Addresses: 1})
+	_, malformed := c.AssignAddresses(ctx, "nonsense", cloud.Amount{Addresses: 1})
 	_, noType := c.Limits(ctx, "z9.huge")
 	_, third := c.AttachENI(ctx, inTiny.ID, id, 2)
 	if third != nil {
@@ -257,8 +257,8 @@ func TestLabRefusals(t *testing.T) {
 		{"delete no ENI", c.DeleteENI(ctx, noENI), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"detach nothing", c.DetachENI(ctx, "eni-attach-00000000000000000"), cloud.Gone, "InvalidAttachmentID.NotFound"},
 		{"detach the primary", c.DetachENI(ctx, primary.Attachment.ID), cloud.Bug, "OperationNotPermitted"},
-		{"unassign the primary address", c.UnassignAddresses(ctx, primary.ID, []netip.Addr{primary.Primary}), cloud.Bug, "InvalidParameterValue"},
-		{"unassign what is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Addr{netip.MustParseAddr("10.0.3.200")}), cloud.Gone, "InvalidParameterValue"},
+		{"unassign the primary address", c.UnassignAddresses(ctx, primary.ID, []netip.Prefix{cloud.HostPrefix(primary.Primary)}), cloud.Bug, "InvalidParameterValue"},
+		{"unassign what is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Prefix{netip.MustParsePrefix("10.0.3.200/32")}), cloud.Gone, "InvalidParameterValue"},
 		{"modify no ENI", c.SetDeleteOnTermination(ctx, noENI, attachment, true), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"a reserved tag", c.Tag(ctx, eni.ID, map[string]string{"aws:x": "y"}), cloud.Bug, "InvalidParameterValue"},
 	} {
@@ -281,7 +281,7 @@ func TestLabLostReply(t *testing.T) {
 		}
 	}
 	eni := node.ENIs[0].ID
-	if got, err := c.AssignAddresses(ctx, eni, 2); cloud.ClassOf(err) != cloud.Transient {
+	if got, err := c.AssignAddresses(ctx, eni, cloud.Amount{Addresses: 2}); cloud.ClassOf(err) != cloud.Transient {
 		t.Errorf("got %v, %v; want class transient", got, err)
 	}
 	if n := lab.Cloud.Calls()["AssignPrivateIpAddresses"].Count; n != 1 {

@@ -16,8 +16,14 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		return "<assignedPrivateIpAddressesSet>" + strings.Join(items, "") + "</assignedPrivateIpAddressesSet>"
 	}
 	const prefix = "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>"
-	two := func(ctx context.Context, c cloud.API) error { _, err := c.AssignAddresses(ctx, "eni-1", 2); return err }
-	prefixes := func(ctx context.Context, c cloud.API) error { _, err := c.AssignPrefixes(ctx, "eni-1", 1); return err }
+	two := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 2})
+		return err
+	}
+	prefixes := func(ctx context.Context, c cloud.API) error {
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
+		return err
+	}
 	list := func(f cloud.ENIFilter) func(context.Context, cloud.API) error {
 		return func(ctx context.Context, c cloud.API) error { _, err := c.ENIs(ctx, f); return err }
 	}
@@ -29,13 +35,13 @@ func TestRepliesAreComparedWithTheirRequests(t *testing.T) {
 		says                 string // empty: it fits
 	}{
 		{"as asked", pace.Assign.Action, "<networkInterfaceId>eni-1</networkInterfaceId>" + set(address("10.0.0.5"), address("10.0.0.6")), two, ""},
-		{"too many", pace.Assign.Action, set(address("10.0.0.5"), address("10.0.0.6"), address("10.0.0.7")), two, "3 assigned"},
-		{"too few", pace.Assign.Action, set(address("10.0.0.5")), two, "1 assigned"},
+		{"too many", pace.Assign.Action, set(address("10.0.0.5"), address("10.0.0.6"), address("10.0.0.7")), two, "3 addresses"},
+		{"too few", pace.Assign.Action, set(address("10.0.0.5")), two, "1 addresses"},
 		{"one twice", pace.Assign.Action, set(address("10.0.0.5"), address("10.0.0.5")), two, "each once"},
 		{"another ENI", pace.Assign.Action, "<networkInterfaceId>eni-9</networkInterfaceId>" + set(address("10.0.0.5"), address("10.0.0.6")), two, "eni-9"},
-		{"prefixes too", pace.Assign.Action, set(address("10.0.0.5"), address("10.0.0.6")) + prefix, two, "1 of another kind"},
+		{"prefixes too", pace.Assign.Action, set(address("10.0.0.5"), address("10.0.0.6")) + prefix, two, "1 prefixes"},
 		{"a prefix", pace.Assign.Action, prefix, prefixes, ""},
-		{"addresses for a prefix", pace.Assign.Action, set(address("10.0.0.5")), prefixes, "0 assigned"},
+		{"addresses for a prefix", pace.Assign.Action, set(address("10.0.0.5")), prefixes, "1 addresses and 0 prefixes"},
 		{"another ENI listed", describeENIs, eni, list(cloud.ENIFilter{IDs: []string{"eni-1"}}), "eni-2"},
 		{"another instance's ENI listed", describeENIs, eni, list(cloud.ENIFilter{InstanceIDs: []string{"i-1", "i-3"}}), "i-2"},
 		{"an ENI without the tag listed", describeENIs, eni, list(cloud.ENIFilter{Tags: map[string]string{"a": "b"}}), "tagSet[a]"},

@@ -460,7 +460,7 @@ type api struct {
 	instances func([]string) ([]cloud.Instance, error) // in place of it
 	subnets   func([]cloud.Subnet)                     // to free counts
 	created   func(cloud.CreateENI, *cloud.ENI)        // to what was created
-	assigned  func(id string, got []netip.Addr)        // to what was assigned
+	assigned  func(id string, got []netip.Prefix)      // to what was assigned
 	taking    <-chan struct{}                          // what takes something off waits for its end
 }
 
@@ -498,7 +498,7 @@ func (a *api) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, erro
 	return e, err
 }
 
-func (a *api) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (a *api) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	got, err := a.Cloud.AssignAddresses(ctx, id, n)
 	if a.assigned != nil && err == nil {
 		a.assigned(id, got)
@@ -506,12 +506,12 @@ func (a *api) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Ad
 	return got, err
 }
 
-func (a *api) UnassignAddresses(ctx context.Context, id string, addrs []netip.Addr) error {
+func (a *api) UnassignAddresses(ctx context.Context, id string, things []netip.Prefix) error {
 	if a.taking != nil {
 		<-a.taking
 		ctx = context.WithoutCancel(ctx)
 	}
-	return a.Cloud.UnassignAddresses(ctx, id, addrs)
+	return a.Cloud.UnassignAddresses(ctx, id, things)
 }
 
 func (a *api) DetachENI(ctx context.Context, id string) error {

@@ -85,17 +85,26 @@ func (l *thief) loot(eniID string) (a netip.Addr, ok bool) {
 }
 
 func (l *thief) api() *api {
-	give := func(id string, got []netip.Addr) {
-		if a, ok := l.loot(id); ok && l.replies.Load() && len(got) > 0 {
+	lie := func(id string) (netip.Addr, bool) {
+		a, ok := l.loot(id)
+		if ok = ok && l.replies.Load(); ok {
 			l.lies.Add(1)
-			got[0] = a
 		}
+		return a, ok
 	}
 	return &api{
-		Cloud: l.w.cloud, assigned: give,
+		Cloud: l.w.cloud,
+		assigned: func(id string, got []netip.Prefix) {
+			if a, ok := lie(id); ok {
+				got[0] = cloud.HostPrefix(a)
+			}
+		},
 		created: func(q cloud.CreateENI, e *cloud.ENI) {
-			if q.Tags[eni.TagInstanceID] != l.of {
-				give(e.ID, e.Addresses)
+			if q.Tags[eni.TagInstanceID] == l.of || len(e.Addresses) == 0 {
+				return
+			}
+			if a, ok := lie(e.ID); ok {
+				e.Addresses[0] = a
 			}
 		},
 		listed: func(list []cloud.ENI) {

@@ -34,7 +34,7 @@ func TestDocumentOfPools(t *testing.T) {
 	b.give(small)
 	b.adds(0, "10.2.0.0 fd02::")
 	b.adds(1, "10.2.0.1 fd02::1")
-	web := b.req(2)
+	web := podRequest(2)
 	web.Pod.Namespace = "web"
 	if got := b.answer(b.admit(web, b.now)); got != "10.3.0.0" {
 		t.Fatalf("pod 2 got %s", got)
@@ -43,7 +43,7 @@ func TestDocumentOfPools(t *testing.T) {
 	b.blocks["default-7"].draining = true
 	b.restoreCooling(netip.MustParseAddr("10.9.0.2"), b.now, b.now)
 	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: attachment.Origin{Pool: "gone", Block: "gone-1"}}
-	if err := b.restore(b.req(3), gone, b.now); err != nil {
+	if err := b.restore(podRequest(3), gone, b.now); err != nil {
 		t.Fatal(err)
 	}
 	b.setRequest(&request{name: requestName("web", nodeID, 0), pool: "web", uid: "r", created: b.now, failed: v1alpha1.ReasonPoolExhausted})

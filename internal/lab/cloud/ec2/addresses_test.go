@@ -30,9 +30,7 @@ func TestIPv4Addresses(t *testing.T) {
 		t.Helper()
 		in.NetworkInterfaceId = id
 		out, err := r.AssignPrivateIpAddresses(t.Context(), &in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return out
 	}
 	byCount := assign(awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}).AssignedPrivateIpAddresses
@@ -201,9 +199,7 @@ func TestFragmentation(t *testing.T) {
 	}
 	free := func() int32 {
 		out, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("small")}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return *out.Subnets[0].AvailableIpAddressCount
 	}
 	if free() != 64-5-2 {

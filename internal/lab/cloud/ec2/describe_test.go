@@ -59,9 +59,7 @@ func TestFilterENIs(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: tc.fs})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ok(t, err)
 			var got []string
 			for _, e := range out.NetworkInterfaces {
 				got = append(got, *e.NetworkInterfaceId)
@@ -102,9 +100,7 @@ func TestPages(t *testing.T) {
 	var sizes []int
 	for p := awsec2.NewDescribeNetworkInterfacesPaginator(r.Client, in); p.HasMorePages(); {
 		out, err := p.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		sizes = append(sizes, len(out.NetworkInterfaces))
 		for _, e := range out.NetworkInterfaces {
 			seen[*e.NetworkInterfaceId] = true
@@ -277,9 +273,7 @@ func TestDescribeInstanceTypes(t *testing.T) {
 	}
 	// The number of a type is that of all its cards, the limit of an ENI's card is the card's.
 	out, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"p4d.24xlarge"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if n := out.InstanceTypes[0].NetworkInfo; *n.MaximumNetworkInterfaces != 60 || *n.MaximumNetworkCards != 4 || len(n.NetworkCards) != 4 || *n.NetworkCards[3].MaximumNetworkInterfaces != 15 {
 		t.Errorf("p4d.24xlarge: %+v", n)
 	}
@@ -288,9 +282,7 @@ func TestDescribeInstanceTypes(t *testing.T) {
 	n := 0
 	for p := awsec2.NewDescribeInstanceTypesPaginator(r.Client, &awsec2.DescribeInstanceTypesInput{}); p.HasMorePages(); {
 		page, err := p.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		n += len(page.InstanceTypes)
 	}
 	for range limits.All() {
@@ -309,18 +301,12 @@ func TestTags(t *testing.T) {
 		return err
 	}
 	tag := func(k, v string) types.Tag { return types.Tag{Key: &k, Value: &v} }
-	if err := put([]string{id, subnet}, tag("a", "1"), tag("b", "2")); err != nil {
-		t.Fatal(err)
-	}
-	if err := put([]string{id}, tag("a", "replaced")); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, put([]string{id, subnet}, tag("a", "1"), tag("b", "2")))
+	ok(t, put([]string{id}, tag("a", "replaced")))
 	read := func() (got []string) {
 		t.Helper()
 		out, err := r.DescribeTags(t.Context(), &awsec2.DescribeTagsInput{Filters: filters("resource-id", id)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		for _, x := range out.Tags {
 			got = append(got, *x.Key+"="+*x.Value+" "+string(x.ResourceType))
 		}

@@ -80,9 +80,7 @@ func TestAttachErrors(t *testing.T) {
 	s := instant()
 	s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "m4.large", Subnet: "a"}, spec.Instance{Name: "gone", Type: "m5.large", Subnet: "a"})
 	r := newRig(t, s)
-	if err := r.lab.Cloud.TerminateInstance("gone"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, r.lab.Cloud.TerminateInstance("gone"))
 	gone, _ := r.lab.Cloud.Snapshot().Instance("gone")
 	id := func(name string) string { return r.lab.Cloud.InstanceID(name) }
 	used := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId

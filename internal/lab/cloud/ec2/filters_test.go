@@ -180,9 +180,7 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 func TestInstanceStatus(t *testing.T) {
 	r := newRig(t, instant())
 	a := r.lab.Cloud.InstanceID("node-a")
-	if err := r.lab.Cloud.StopInstance("node-b"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, r.lab.Cloud.StopInstance("node-b"))
 	out, err := r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{})
 	if err != nil || len(out.InstanceStatuses) != 1 {
 		t.Fatalf("%+v, %v; want the one that runs", out, err)
@@ -229,9 +227,7 @@ func TestNetworkInterfaceAttribute(t *testing.T) {
 	get := func(a types.NetworkInterfaceAttribute) *awsec2.DescribeNetworkInterfaceAttributeOutput {
 		t.Helper()
 		out, err := r.DescribeNetworkInterfaceAttribute(t.Context(), &awsec2.DescribeNetworkInterfaceAttributeInput{NetworkInterfaceId: e.NetworkInterfaceId, Attribute: a})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return out
 	}
 	if o := get("description"); *o.Description.Value != "spare" || o.SourceDestCheck != nil || o.Attachment != nil || *o.NetworkInterfaceId != *e.NetworkInterfaceId {

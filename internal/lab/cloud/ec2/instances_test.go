@@ -30,9 +30,7 @@ func TestLifeOfAnInstance(t *testing.T) {
 	state := func() types.Instance {
 		t.Helper()
 		out, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{InstanceIds: []string{id}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return out.Reservations[0].Instances[0]
 	}
 	if i := state(); i.State.Name != "running" || i.InstanceType != "t3.small" || *i.Placement.AvailabilityZone != "lab-1a" || *i.Tags[0].Value != "worker" {

@@ -27,11 +27,16 @@ type rig struct {
 func newRig(t *testing.T, s spec.Spec, opts ...vpc.Option) rig {
 	t.Helper()
 	lab, err := endpoints.Serve(s, opts...)
+	ok(t, err)
+	t.Cleanup(lab.Close)
+	return rig{t, lab, client(lab, static(lab), 1)}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(lab.Close)
-	return rig{t, lab, client(lab, static(lab), 1)}
 }
 
 func client(lab *endpoints.Cloud, creds aws.CredentialsProvider, attempts int) *awsec2.Client {

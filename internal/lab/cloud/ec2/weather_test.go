@@ -86,9 +86,7 @@ func TestLostReply(t *testing.T) {
 	inject(t, r, spec.Fault{Action: "CreateNetworkInterface", Kind: "lostReply", Count: 1})
 	retrying := client(r.lab, static(r.lab), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	books := r.lab.Cloud.Snapshot()
 	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
@@ -162,9 +160,7 @@ func TestLatency(t *testing.T) {
 	go func() { ended <- describeSubnets(t, r.Client) }()
 	arrive(t, fake, ended)
 	fake.Advance(time.Minute)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	ok(t, <-ended)
 }
 
 // arrive returns once a call waits for the clock, which is when it has arrived.
@@ -185,9 +181,7 @@ func TestOutage(t *testing.T) {
 	r.lab.Cloud.Outage(true)
 	wantNoReply(t, describeSubnets(t, r.Client))
 	r.lab.Cloud.Outage(false)
-	if err := describeSubnets(t, r.Client); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, r.Client))
 	if got := r.lab.Cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
 		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
 	}
