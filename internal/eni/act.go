@@ -47,7 +47,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	k, ok := r.view.enis[p.ENI]
 	if !ok {
-		return &cloud.Error{Class: cloud.Gone, Op: string(p.Kind), Message: p.ENI + " is gone"}
+		return gone(string(p.Kind), "%s is gone", p.ENI)
 	}
 	switch p.Kind {
 	case plan.Attach:
@@ -119,13 +119,9 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	k.replied, k.attachUnresolved = r.cfg.Clock.Now(), false
 	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
-
-// publishLater is publish for steps that are done whether or not it is recorded:
-// a failure is logged, and the next change or observation records it.
-func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	var given []netip.Prefix
@@ -146,7 +142,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	p.reserved.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
 	k.assigned(given, r.confidence.replied)
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
 
@@ -157,7 +153,7 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 	}
 	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
 	r.cfg.Shared.Subnets.returned(k.SubnetID, p.Weight())
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
 
@@ -171,7 +167,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
 	delete(r.view.detaching, k.ID)
 	r.lookups.at[k.ID] = k.replied.Add(time.Second)
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
 

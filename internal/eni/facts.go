@@ -107,18 +107,14 @@ func (f facts) index() int {
 	return f.Attachment.DeviceIndex
 }
 
-// split sorts IPv4 and IPv6 apart, each into addresses and prefixes.
+// split sorts what an ENI holds, which is in order, into IPv4 and IPv6, and each
+// into addresses and prefixes.
 func split(held []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix, ipv6 []netip.Addr, ipv6Prefixes []netip.Prefix) {
-	for _, p := range held {
-		to, blocks := &addrs, &prefixes
-		if p.Addr().Is6() {
-			to, blocks = &ipv6, &ipv6Prefixes
-		}
-		if p.IsSingleIP() {
-			*to = append(*to, p.Addr())
-		} else {
-			*blocks = append(*blocks, p)
-		}
+	n := 0
+	for n < len(held) && held[n].Addr().Is4() {
+		n++
 	}
+	addrs, prefixes = cloud.Split(held[:n])
+	ipv6, ipv6Prefixes = cloud.Split(held[n:])
 	return addrs, prefixes, ipv6, ipv6Prefixes
 }

@@ -152,9 +152,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 // there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
-		if at = at.Add(age); at.After(now) && (first.IsZero() || at.Before(first)) {
-			first = at
-		}
+		first = earliest(now, first, at.Add(age))
 	}
 	return first
 }

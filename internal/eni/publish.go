@@ -72,7 +72,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.limits(), At: r.confidence.replied}
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.instance.limits, At: r.confidence.replied}
 	for _, k := range r.view.list() {
 		since, leaving := r.view.detaching[k.ID]
 		if k.phase() == plan.Detaching {
@@ -104,7 +104,8 @@ func (r *Reconciler) inventory() Inventory {
 	return inv
 }
 
-// publish gives the node what is known now.
+// publish gives the node what is known now. A failure is logged. Steps that are done
+// whether or not it is recorded ignore it: the next change or observation records it.
 func (r *Reconciler) publish(ctx context.Context) error {
 	if r.Ended() {
 		return errors.New("record the inventory: the node was taken away")

@@ -303,17 +303,17 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 	s := r.state(now)
 	s.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
 	routes := r.placement.markRoutes(s.Subnets)
-	return &evaluation{s, plan.Make(r.limits(), r.cfg.Policy, s), routes}
+	return &evaluation{s, plan.Make(r.instance.limits, r.cfg.Policy, s), routes}
 }
 
 // decide makes the plan and reserves what its first step of growth takes.
 func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation) {
 	e = &evaluation{state: r.state(now)}
-	r.surplus.allow(r.limits(), r.cfg.Policy, &e.state, now)
+	r.surplus.allow(r.instance.limits, r.cfg.Policy, &e.state, now)
 	reserved = r.cfg.Shared.Subnets.choose(now, r.placement.subnetsInUse(), r.placement.candidates(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		e.state.Subnets = list
 		e.routes = r.placement.markRoutes(list)
-		e.plan = plan.Make(r.limits(), r.cfg.Policy, e.state)
+		e.plan = plan.Make(r.instance.limits, r.cfg.Policy, e.state)
 		for _, a := range e.plan.Actions {
 			switch a.Kind {
 			case plan.Create:

@@ -22,6 +22,11 @@ func badReply(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
 }
 
+// gone is the error for what does not exist, as op showed.
+func gone(op, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
 // checkAssigned judges the addresses and prefixes that a reply says were
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
 func (v *view) checkAssigned(k *known, given []netip.Prefix, subnet netip.Prefix) error {

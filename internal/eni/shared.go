@@ -48,7 +48,7 @@ func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]str
 			return nil, fmt.Errorf("find the security groups with tags %s: %w", text, err)
 		}
 		if len(ids) == 0 {
-			return nil, &cloud.Error{Class: cloud.Gone, Op: "DescribeSecurityGroups", Message: fmt.Sprintf("no security group of %s has the tags %s", vpc, text)}
+			return nil, gone("DescribeSecurityGroups", "no security group of %s has the tags %s", vpc, text)
 		}
 		return ids, nil
 	})

@@ -145,15 +145,9 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 	return in, nil
 }
 
-// Subnets lists what is known of subnets, by ID.
-func (f *Fleet) Subnets() []Subnet {
-	list := f.shared.Subnets.Free()
-	out := make([]Subnet, len(list))
-	for i, s := range list {
-		out[i] = Subnet{ID: s.ID, VPCID: s.VPCID, Zone: s.Zone, Free: s.Free}
-	}
-	return out
-}
+// Subnets lists what is known of subnets, by ID, each with its free addresses,
+// what is being asked for taken off.
+func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Subnets.Free() }
 
 // spawn runs work until it is done or the fleet ends.
 func (f *Fleet) spawn(work func(context.Context)) {

@@ -251,19 +251,18 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 
 // describeNodes lists the ENIs on some instances; of very many, by a full
 // listing if that takes no more calls.
-func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
+func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()
 	pages := o.pages
 	o.mu.Unlock()
-	at := o.clock.Now()
 	f := cloud.ENIFilter{InstanceIDs: ids}
 	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
 		f = cloud.ENIFilter{}
 	}
 	list, err := o.cloud.ENIs(ctx, f)
 	if err != nil {
-		return nil, at, err
+		return nil, err
 	}
 	asked := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -275,33 +274,31 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 			out[a.InstanceID] = append(out[a.InstanceID], e)
 		}
 	}
-	return out, at, nil
+	return out, nil
 }
 
-func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
-	at := o.clock.Now()
+func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	list, err := o.cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
-		return nil, at, err
+		return nil, err
 	}
 	out := make(map[string][]cloud.ENI, len(list))
 	for _, e := range list {
 		out[e.ID] = []cloud.ENI{e}
 	}
-	return out, at, nil
+	return out, nil
 }
 
-func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, time.Time, error) {
-	at := o.clock.Now()
+func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
 	list, err := o.cloud.Instances(ctx, ids)
 	if err != nil {
-		return nil, at, err
+		return nil, err
 	}
 	out := make(map[string]cloud.Instance, len(list))
 	for _, in := range list {
 		out[in.ID] = in
 	}
-	return out, at, nil
+	return out, nil
 }
 
 // Look implements eni.Lister.
