@@ -172,7 +172,7 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
-	if !k.listed { // a reply may name another's: if it is there and ours, a listing brings it back
+	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing shows it
 		r.forget(k.ID)
 		return nil
 	}

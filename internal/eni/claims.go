@@ -166,7 +166,7 @@ func (k *known) keepForLife(e *facts) {
 func (r *Reconciler) checkContradictions() {
 	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
 	for what, ids := range r.view.contradictions {
-		if !r.view.told[what] {
+		if !r.view.logged[what] {
 			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
 		}
 		for _, id := range ids {
@@ -175,9 +175,9 @@ func (r *Reconciler) checkContradictions() {
 			}
 		}
 	}
-	clear(r.view.told)
+	clear(r.view.logged)
 	for what := range r.view.contradictions {
-		r.view.told[what] = true
+		r.view.logged[what] = true
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // ENIs that an instance left behind when it vanished in the middle of a change
 // are nobody's: every node of the cluster looks for them now and then, at its
 // own random times, and deletes those that it has seen detached for long enough.
-// How old they say they are counts for nothing: anybody can write that.
+// Their tag with the time of creation counts for nothing: anybody can write one.
 
 // collectPause is when orphans are looked at again after pods that wait for
 // addresses of this node took precedence.

@@ -140,7 +140,7 @@ func (t *retries) succeed(g gate) {
 	t.cfg.Shared.outage.answered(t, g, t.cfg.Clock.Now())
 }
 
-// forget drops a gate's trouble, without anything that succeeded.
+// forget drops a gate's trouble although nothing succeeded.
 func (t *retries) forget(g gate) { delete(t.failed, g) }
 
 // forgetUnwanted forgets trouble with steps that nothing asks for any more:

@@ -15,7 +15,7 @@ import (
 
 // Subnets is what is known of the free addresses of subnets. One is shared
 // by all reconcilers of a process: what one is about to ask for is reserved,
-// so that many nodes do not herd onto the same subnet.
+// so that not all choose the same subnet and most of them fail.
 type Subnets struct {
 	api   cloud.API
 	asked *memory[struct{}] // by VPC and IDs
@@ -244,10 +244,9 @@ func (b *Subnets) refusedPrefix(id string, until time.Time) {
 	b.entry(id).noPrefix = until
 }
 
-// refused remembers that a subnet had fewer than n addresses free at now. When
-// its count said so little already or is not known, it counts as full for a while that
-// doubles with each refusal, from 15 s to 5 min; and the count is asked for
-// again.
+// refused remembers that a subnet had fewer than n addresses free at now. From the
+// second refusal in a row on it counts as full for a while, which doubles from 15 s
+// to 5 min. It tells when the count is to be asked for again.
 func (b *Subnets) refused(id string, n int, now time.Time) (again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

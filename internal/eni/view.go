@@ -21,7 +21,7 @@ type view struct {
 	detaching map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
 	// contradictions are what listings say that cannot be true, with the ENIs concerned.
 	contradictions map[string][]string
-	told           map[string]bool // those that were logged
+	logged         map[string]bool // those that were logged
 }
 
 // known is one ENI.
@@ -44,7 +44,7 @@ type known struct {
 func newView(settle time.Duration) *view {
 	return &view{
 		settle: settle, enis: map[string]*known{}, deleted: map[string]time.Time{}, detaching: map[string]time.Time{},
-		contradictions: map[string][]string{}, told: map[string]bool{},
+		contradictions: map[string][]string{}, logged: map[string]bool{},
 	}
 }
 

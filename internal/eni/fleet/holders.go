@@ -9,8 +9,8 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// holders are what the nodes of the fleet have of each subnet: two never have the
-// same, whatever EC2 answers one of them.
+// holders tell which node of the fleet has which address of a subnet, so that no
+// two are given the same, whatever EC2 answers.
 type holders struct {
 	mu   sync.Mutex           // guards all below; memory only
 	of   map[holding]holder   // who has what
