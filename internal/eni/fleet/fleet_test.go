@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
+	"github.com/berthnet/berth/internal/eni"
 )
 
 // Three subnets with 400 free addresses each, 100 nodes that need 11 each and
@@ -29,9 +30,7 @@ func TestSubnetsAreFilledWithoutOneFailedCreate(t *testing.T) {
 		p := w.operator(w.cloud)
 		s := settings(11, 0)
 		s.SubnetTags = map[string]string{"for": "pods"}
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		pass(5 * minute)
 		p.stop()
 		for _, c := range w.cloud.Calls() {
@@ -112,8 +111,7 @@ func TestBadSettingsConcernOneNodeAndHeal(t *testing.T) {
 func TestSetAgainIsNoRetry(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
-		p := w.operator(w.cloud)
-		n := p.set(t, w.objects[0], settings(0, 8))
+		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 8))
 		for range 100 {
 			pass(100 * time.Millisecond)
 			n.configure(t, settings(0, 8))
@@ -130,9 +128,7 @@ func TestSetAgainIsNoRetry(t *testing.T) {
 func TestPublishFailureStopsNobody(t *testing.T) {
 	bubble(t, 3, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 8))
-		}
+		p.setAll(settings(0, 8))
 		n := p.writers["node-000"]
 		n.fail(errors.New("API server down"))
 		pass(10 * time.Second)
@@ -170,6 +166,38 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 			if slices.Contains(x.Addresses, stolen) {
 				t.Errorf("%v was published again", stolen)
 			}
+		}
+	})
+}
+
+// An ENI that somebody took off the instance is no longer published once the node
+// was observed after Invalidate, long before the next full listing.
+func TestInvalidateFindsWhatIsGone(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *world) {
+		p := w.operator(w.cloud)
+		n := p.set(t, w.objects[0], settings(0, 4))
+		n.run(1)
+		pass(130 * time.Second)
+		w.apart = true // the pod's address is taken away
+		looked := 0
+		for _, e := range w.attached() {
+			looked++
+			if err := w.cloud.DetachENI(t.Context(), e.Attachment.ID); err != nil {
+				t.Fatal(err)
+			}
+			pass(3 * time.Second)
+			if err := w.cloud.DeleteENI(t.Context(), e.ID); err != nil {
+				t.Fatal(err)
+			}
+			p.Invalidate(n.name)
+			n.run(0)
+			pass(5 * time.Second)
+			if slices.ContainsFunc(n.inventory().ENIs, func(x eni.ENI) bool { return x.ID == e.ID }) {
+				t.Errorf("%s is published still", e.ID)
+			}
+		}
+		if looked == 0 {
+			t.Fatal("the node has no ENI to take")
 		}
 	})
 }

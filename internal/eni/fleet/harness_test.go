@@ -338,6 +338,7 @@ func (w *world) add(i int) *object {
 // operator is a fleet that runs.
 type operator struct {
 	*Fleet
+	world   *world
 	writers map[string]*writer
 	stop    func()
 }
@@ -360,7 +361,7 @@ func (w *world) operator(api cloud.API) *operator {
 			w.t.Errorf("Run: %v", err)
 		}
 	}()
-	p := &operator{Fleet: f, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
+	p := &operator{Fleet: f, world: w, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
 	w.operators = append(w.operators, p)
 	return p
 }
@@ -377,6 +378,14 @@ func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 		t.Fatal(err)
 	}
 	return wr
+}
+
+// setAll adds all nodes.
+func (p *operator) setAll(s eni.Settings) {
+	p.world.t.Helper()
+	for _, o := range p.world.objects {
+		p.set(p.world.t, o, s)
+	}
 }
 
 func settings(minimum, free int) eni.Settings {
@@ -445,6 +454,19 @@ func (w *world) kept() {
 		}
 		o.mu.Unlock()
 	}
+}
+
+// leftBehind is an ENI as one that was made for an instance, now or long ago, and
+// is on none.
+func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
+	w.t.Helper()
+	e, err := w.cloud.CreateENI(w.t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
+		eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: made.UTC().Format(time.RFC3339),
+	}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return e
 }
 
 // attached are the ENIs that the operator made and attached, as EC2 has them.

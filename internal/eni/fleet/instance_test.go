@@ -152,9 +152,7 @@ func TestSuspicionsShareCalls(t *testing.T) {
 	bubble(t, 300, func(t *testing.T, w *world) {
 		ec2 := instancesIn("running")
 		p, _ := w.suspect(ec2)
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 1))
-		}
+		p.setAll(settings(0, 1))
 		pass(minute)
 		ec2.calls.Store(0)
 		for _, c := range []struct {
@@ -253,9 +251,7 @@ func TestInstancesThatCannotBeTrue(t *testing.T) {
 		}})
 		s := settings(0, 4)
 		s.InstanceType = ""
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		for i := range 120 {
 			for _, n := range p.writers {
 				if i < 20 {

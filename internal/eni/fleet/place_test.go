@@ -59,9 +59,7 @@ func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
 		p := w.operator(w.cloud)
 		s := settings(0, 8)
 		s.AnySubnet = true
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		pass(10 * time.Second)
 		p.stop()
 		for _, e := range w.attached() {
@@ -91,9 +89,7 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		p := w.operator(w.cloud)
 		s := settings(1, 0)
 		s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-1"}, 1
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		pass(2 * minute)
 		w.cloud.ResetCalls()
 		pass(2 * minute)

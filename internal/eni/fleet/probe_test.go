@@ -40,9 +40,7 @@ func TestFleetProbesOneAtATime(t *testing.T) {
 	bubble(t, nodes, func(t *testing.T, w *world) {
 		w.cloud.SetLatency("", 50*time.Millisecond)
 		p := w.operator(w.cloud)
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 1))
-		}
+		p.setAll(settings(0, 1))
 		pass(20 * time.Second)
 		w.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
 		for _, n := range p.writers {

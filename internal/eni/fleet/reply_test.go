@@ -159,9 +159,7 @@ func TestAddressesOfAnotherNode(t *testing.T) {
 		p.stop()
 		// A new process knows what was published, before it has listed anything.
 		p = w.operator(ec2.api())
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		for range 20 {
 			p.writers[second.name].run(1)
 			pass(time.Second)
@@ -185,8 +183,9 @@ func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 	bubble(t, 2, func(t *testing.T, w *world) {
 		ec2 := &thief{w: w, of: w.objects[0].instance}
 		p := w.operator(ec2.api())
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 4)).start()
+		p.setAll(settings(0, 4))
+		for _, n := range p.writers {
+			n.start()
 		}
 		pass(20 * time.Second)
 		w.agree()

@@ -11,7 +11,6 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/eni"
 )
 
 // An old leader that goes on beside a new one, without any election: once pods
@@ -55,12 +54,7 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
 		pass(10 * time.Second)
-		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description("i-000"), Tags: map[string]string{
-			eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-000", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := w.leftBehind("test", "i-000", time.Now())
 		there := func() bool {
 			return slices.ContainsFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
@@ -149,9 +143,7 @@ func simulate(t *testing.T, w *world, r *rand.Rand) {
 		case n < 91:
 			p.stop()
 			p = w.operator(w.cloud)
-			for _, o := range w.objects {
-				p.set(t, o, settings(0, 4))
-			}
+			p.setAll(settings(0, 4))
 		case n < 94:
 			o := anyObject()
 			s := settings(r.IntN(10), 4)
