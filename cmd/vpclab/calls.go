@@ -21,8 +21,6 @@ import (
 const callsEvery = 200 * time.Millisecond
 
 func newCalls() *cobra.Command {
-	var dir, action, format string
-	var follow bool
 	c := &cobra.Command{
 		Use:   "calls",
 		Short: "Show the EC2 calls: when, what, with which parameters, by whom, and the result",
@@ -30,23 +28,17 @@ func newCalls() *cobra.Command {
 result (an EC2 error code, ok, LostRequest or LostReply), caller and parameters.
 A call that was not authenticated is shown without its parameters.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			show, err := callPrinter(cmd.OutOrStdout(), format, action)
-			if err != nil {
-				return err
-			}
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			return showCalls(cmd.Context(), control.Dial(dir).Calls, show, follow)
-		},
 	}
-	dirFlag(c, &dir)
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with calls as they come")
-	c.Flags().StringVar(&action, "action", "*", "only calls of this `action`, or pattern such as 'Describe*'")
-	c.Flags().StringVarP(&format, "output", "o", "text", "`format`: text, or json with one object a line")
-	return c
+	follow := c.Flags().BoolP("follow", "f", false, "go on with calls as they come")
+	action := c.Flags().String("action", "*", "only calls of this `action`, or pattern such as 'Describe*'")
+	format := c.Flags().StringP("output", "o", "text", "`format`: text, or json with one object a line")
+	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
+		show, err := callPrinter(cmd.OutOrStdout(), *format, *action)
+		if err != nil {
+			return err
+		}
+		return showCalls(cmd.Context(), lab.Calls, show, *follow)
+	})
 }
 
 // showCalls prints the calls that ask returns, and when following those that

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
@@ -86,7 +87,7 @@ func (r *Reconciler) inventory() Inventory {
 			continue
 		}
 		e := ENI{
-			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),
+			ID: k.ID, MAC: mac.Addr(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),
 			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.Primary, Groups: k.Groups,
 		}
 		e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes = split(k.held)

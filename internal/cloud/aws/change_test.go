@@ -124,22 +124,6 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestUnreadableAssignments: an assignment whose answer says nothing has an
-// unknown effect and is not made again.
-func TestUnreadableAssignments(t *testing.T) {
-	for _, body := range []string{
-		"", "<assignedPrivateIpAddressesSet/>",
-		"<assignedPrivateIpAddressesSet><item/></assignedPrivateIpAddressesSet>",
-		"<assignedPrivateIpAddressesSet><item><privateIpAddress>x</privateIpAddress></item></assignedPrivateIpAddressesSet>",
-	} {
-		s := serve(t, map[string][]answer{pace.Assign.Action: {ok(pace.Assign.Action, body)}})
-		got, err := client(t, s).AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
-		if cloud.ClassOf(err) != cloud.Transient || len(s.calls) != 1 {
-			t.Errorf("%q: got %v, %v after %d requests", body, got, err, len(s.calls))
-		}
-	}
-}
-
 // TestNonsense: requests that make no sense are refused before they are sent,
 // and those for nothing need no call.
 func TestNonsense(t *testing.T) {
@@ -172,6 +156,7 @@ func TestNonsense(t *testing.T) {
 		}
 	}
 	nothing := map[string]func() error{
+		"no instances":     func() error { _, err := c.Instances(ctx, nil); return err },
 		"unassign nothing": func() error { return c.UnassignAddresses(ctx, "eni-1", nil) },
 		"no tags":          func() error { return c.Tag(ctx, "eni-1", nil) },
 	}

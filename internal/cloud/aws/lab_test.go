@@ -16,7 +16,6 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
@@ -297,46 +296,6 @@ func TestLabLostReply(t *testing.T) {
 	}
 }
 
-// TestLabThrottled lets many callers at a bucket of 40 calls a second; all
-// calls succeed in the end, and few are refused. How long that takes is judged in
-// package pace, on a clock that no other program holds up.
-func TestLabThrottled(t *testing.T) {
-	s := labSpec()
-	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
-	var seen record
-	lab, c := labClient(t, s, func(o *setup) { o.Pace.Observer = &seen })
-	const callers, each = 10, 16
-	errs := make(chan error, callers)
-	for range callers {
-		go func() {
-			for range each {
-				if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{VPCID: "vpc-00000000000000000"}); err != nil {
-					errs <- err
-					return
-				}
-			}
-			errs <- nil
-		}()
-	}
-	for range callers {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
-	}
-	stats := lab.Cloud.Calls()["DescribeSubnets"]
-	refused := stats.Errors["RequestLimitExceeded"]
-	t.Logf("%d calls, %d refused", stats.Count, refused)
-	if stats.Count-refused != callers*each {
-		t.Errorf("%d calls went through, want %d", stats.Count-refused, callers*each)
-	}
-	if refused > callers*each/4 { // the search for the rate is part of it
-		t.Errorf("%d calls were refused", refused)
-	}
-	if seen.count("DescribeSubnets RequestLimitExceeded") != refused || seen.limited == 0 {
-		t.Errorf("the observer saw %v, limited %v", seen.codes, seen.limited)
-	}
-}
-
 // TestLabRoleCredentials takes credentials from the metadata service, loses
 // the right to make a call, and lives on when the credentials expire.
 func TestLabRoleCredentials(t *testing.T) {
@@ -377,38 +336,5 @@ func TestLabRoleCredentials(t *testing.T) {
 		case <-time.After(50 * time.Millisecond):
 		case <-t.Context().Done():
 		}
-	}
-}
-
-// TestLabOutage: EC2 goes away and comes back.
-func TestLabOutage(t *testing.T) {
-	lab, c := labClient(t, labSpec(), func(o *setup) { o.Pace.Clock = newHasty() })
-	ctx := t.Context()
-	lab.Cloud.Outage(true)
-	if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); cloud.ClassOf(err) != cloud.Transient {
-		t.Errorf("during the outage: %v", err)
-	}
-	lab.Cloud.Outage(false)
-	must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{}))
-}
-
-// TestLabPages lists more interfaces than fit on a page of the lab.
-func TestLabPages(t *testing.T) {
-	s := labSpec()
-	s.VPCs[0].Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/21")
-	lab, c := labClient(t, s)
-	ctx := t.Context()
-	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{Tags: map[string]string{"for": "pods"}}))
-	const n = 1010
-	for range n {
-		must[vpc.ENI](t)(lab.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnets[0].ID, Tags: map[string]string{"batch": "1"}}))
-	}
-	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Tags: map[string]string{"batch": "1"}}))
-	ids := map[string]bool{}
-	for _, e := range list {
-		ids[e.ID] = true
-	}
-	if len(list) != n || len(ids) != n {
-		t.Errorf("listed %d interfaces, %d different ones; want %d", len(list), len(ids), n)
 	}
 }

@@ -9,12 +9,16 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -139,4 +143,28 @@ func (l *Log) Count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), text)
+}
+
+// Values are the metrics of a registry whose families a source's reference is to
+// have, by name and labels as they are written; of a histogram the count.
+func Values(t testing.TB, r *prometheus.Registry, reference source.Reference) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[string]float64{}
+	for _, f := range families {
+		if !slices.ContainsFunc(reference.Families, func(r metric.Family) bool { return r.Name == f.GetName() && r.Help == f.GetHelp() }) {
+			t.Errorf("the reference lacks %s", f.GetName())
+		}
+		for _, m := range f.Metric {
+			var labels []string
+			for _, l := range m.Label {
+				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+			}
+			values[f.GetName()+"{"+strings.Join(labels, ",")+"}"] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return values
 }

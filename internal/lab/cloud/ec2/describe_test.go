@@ -24,8 +24,8 @@ func filters(nameValues ...string) (out []types.Filter) {
 
 func TestFilterENIs(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
-	a, b := r.lab.Cloud.InstanceID("node-a"), r.lab.Cloud.InstanceID("node-b")
+	books := r.cloud.Snapshot()
+	a, b := r.cloud.InstanceID("node-a"), r.cloud.InstanceID("node-b")
 	aENI, bENI := books.InstanceENIs(a)[0], books.InstanceENIs(b)[0]
 	spare := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("berth spare"), PrivateIpAddress: aws.String("10.0.1.10"), SecondaryPrivateIpAddressCount: aws.Int32(1),
@@ -58,20 +58,15 @@ func TestFilterENIs(t *testing.T) {
 		{"MAC", filters("mac-address", aENI.MAC.String()), []string{aENI.ID}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: tc.fs})
+			got, err := r.find("DescribeNetworkInterfaces", tc.fs)
 			ok(t, err)
-			var got []string
-			for _, e := range out.NetworkInterfaces {
-				got = append(got, *e.NetworkInterfaceId)
-			}
 			slices.Sort(tc.want)
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
 	}
-	_, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: filters("colour", "blue")})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.refuses(t, "InvalidParameterValue", &awsec2.DescribeNetworkInterfacesInput{Filters: filters("colour", "blue")})
 }
 
 // Interfaces that are not ordinary ones show their type.
@@ -81,7 +76,7 @@ func TestInterfaceTypes(t *testing.T) {
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "efa"}, {DeviceIndex: 2, Type: "trunk"}}
 	r := newRig(t, s)
 	for want, device := range map[string]int32{"interface": 0, "efa": 1, "trunk": 2} {
-		fs := filters("attachment.instance-id", r.lab.Cloud.InstanceID("node-a"), "interface-type", want)
+		fs := filters("attachment.instance-id", r.cloud.InstanceID("node-a"), "interface-type", want)
 		out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: fs})
 		if err != nil || len(out.NetworkInterfaces) != 1 || string(out.NetworkInterfaces[0].InterfaceType) != want ||
 			*out.NetworkInterfaces[0].Attachment.DeviceIndex != device {
@@ -106,9 +101,7 @@ func TestPages(t *testing.T) {
 			seen[*e.NetworkInterfaceId] = true
 		}
 		if len(sizes) == 1 { // what vanishes between pages moves nothing else
-			if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: out.NetworkInterfaces[0].NetworkInterfaceId}); err != nil {
-				t.Fatal(err)
-			}
+			r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: out.NetworkInterfaces[0].NetworkInterfaceId})
 		}
 	}
 	if len(seen) != 11 || !slices.Equal(sizes, []int{5, 5, 1}) {
@@ -123,8 +116,7 @@ func TestPages(t *testing.T) {
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NextToken: aws.String("no token")}, "InvalidNextToken"},
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NetworkInterfaceIds: []string{"eni-0123456789abcdef0"}}, "InvalidParameterCombination"},
 	} {
-		_, err := r.DescribeNetworkInterfaces(t.Context(), &tc.in)
-		wantCode(t, err, tc.code, http.StatusBadRequest)
+		r.refuses(t, tc.code, &tc.in)
 	}
 }
 
@@ -164,25 +156,13 @@ func TestDescribeNetworks(t *testing.T) {
 	if err != nil || len(tables.RouteTables) != 1 || len(tables.RouteTables[0].Routes) != 5 || *tables.RouteTables[0].Routes[0].GatewayId != "local" {
 		t.Errorf("route tables %+v, %v", tables, err)
 	}
-	for code, call := range map[string]func() error{
-		"InvalidSubnetID.NotFound": func() error {
-			_, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{"subnet-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidVpcID.NotFound": func() error {
-			_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{VpcIds: []string{"vpc-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidGroup.NotFound": func() error {
-			_, err := r.DescribeSecurityGroups(t.Context(), &awsec2.DescribeSecurityGroupsInput{GroupIds: []string{"sg-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidRouteTableID.NotFound": func() error {
-			_, err := r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{RouteTableIds: []string{"rtb-0123456789abcdef0"}})
-			return err
-		},
+	for code, in := range map[string]any{
+		"InvalidSubnetID.NotFound":     &awsec2.DescribeSubnetsInput{SubnetIds: []string{"subnet-0123456789abcdef0"}},
+		"InvalidVpcID.NotFound":        &awsec2.DescribeVpcsInput{VpcIds: []string{"vpc-0123456789abcdef0"}},
+		"InvalidGroup.NotFound":        &awsec2.DescribeSecurityGroupsInput{GroupIds: []string{"sg-0123456789abcdef0"}},
+		"InvalidRouteTableID.NotFound": &awsec2.DescribeRouteTablesInput{RouteTableIds: []string{"rtb-0123456789abcdef0"}},
 	} {
-		wantCode(t, call(), code, http.StatusBadRequest)
+		r.refuses(t, code, in)
 	}
 }
 
@@ -195,25 +175,11 @@ func TestFilterNetworks(t *testing.T) {
 		Subnets: []spec.Subnet{{Name: "far", Zone: "lab-1c", CIDR: netip.MustParsePrefix("172.16.0.0/24"), Public: true}},
 	})
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	home, _ := books.VPC("lab")
 	far, _ := books.Subnet("far")
-	count := map[string]func(fs []types.Filter) (int, error){
-		"VPC": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: fs}))(func(o *awsec2.DescribeVpcsOutput) int { return len(o.Vpcs) })
-		},
-		"subnet": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: fs}))(func(o *awsec2.DescribeSubnetsOutput) int { return len(o.Subnets) })
-		},
-		"group": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeSecurityGroups(t.Context(), &awsec2.DescribeSecurityGroupsInput{Filters: fs}))(func(o *awsec2.DescribeSecurityGroupsOutput) int { return len(o.SecurityGroups) })
-		},
-		"route table": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{Filters: fs}))(func(o *awsec2.DescribeRouteTablesOutput) int { return len(o.RouteTables) })
-		},
-		"tag": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeTags(t.Context(), &awsec2.DescribeTagsInput{Filters: fs}))(func(o *awsec2.DescribeTagsOutput) int { return len(o.Tags) })
-		},
+	actions := map[string]string{
+		"VPC": "DescribeVpcs", "subnet": "DescribeSubnets", "group": "DescribeSecurityGroups", "route table": "DescribeRouteTables", "tag": "DescribeTags",
 	}
 	for _, tc := range []struct {
 		kind, filter, value string
@@ -227,33 +193,22 @@ func TestFilterNetworks(t *testing.T) {
 		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", books.RouteTables[0].ID},
 		{"tag", "key", "team"}, {"tag", "value", "network"}, {"tag", "tag:team", "network"}, {"tag", "resource-id", far.ID},
 	} {
-		if n, err := count[tc.kind](filters(tc.filter, tc.value)); n != 1 || err != nil {
-			t.Errorf("%s by %s=%s: %d, %v; want 1", tc.kind, tc.filter, tc.value, n, err)
+		if ids, err := r.find(actions[tc.kind], filters(tc.filter, tc.value)); len(ids) != 1 || err != nil {
+			t.Errorf("%s by %s=%s: %v, %v; want 1", tc.kind, tc.filter, tc.value, ids, err)
 		}
-		if n, err := count[tc.kind](filters(tc.filter, tc.value+"-not")); n != 0 || err != nil {
-			t.Errorf("%s by another %s: %d, %v; want none", tc.kind, tc.filter, n, err)
+		if ids, err := r.find(actions[tc.kind], filters(tc.filter, tc.value+"-not")); len(ids) != 0 || err != nil {
+			t.Errorf("%s by another %s: %v, %v; want none", tc.kind, tc.filter, ids, err)
 		}
 	}
 	many := []types.Filter{{Name: aws.String("vpc-id")}}
 	for i := range 201 {
 		many[0].Values = append(many[0].Values, fmt.Sprintf("vpc-%08x", i))
 	}
-	_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: many})
-	wantCode(t, err, "FilterLimitExceeded", http.StatusBadRequest)
-	for kind, list := range count {
-		if _, err := list(filters("colour", "blue")); err == nil {
+	r.refuses(t, "FilterLimitExceeded", &awsec2.DescribeVpcsInput{Filters: many})
+	for kind, action := range actions {
+		if _, err := r.find(action, filters("colour", "blue")); err == nil {
 			t.Errorf("%s: a filter that does not exist is accepted", kind)
 		}
-	}
-}
-
-// rows counts what a listing answered.
-func rows[O any](o *O, err error) func(count func(*O) int) (int, error) {
-	return func(count func(*O) int) (int, error) {
-		if err != nil {
-			return 0, err
-		}
-		return count(o), nil
 	}
 }
 
@@ -277,8 +232,7 @@ func TestDescribeInstanceTypes(t *testing.T) {
 	if n := out.InstanceTypes[0].NetworkInfo; *n.MaximumNetworkInterfaces != 60 || *n.MaximumNetworkCards != 4 || len(n.NetworkCards) != 4 || *n.NetworkCards[3].MaximumNetworkInterfaces != 15 {
 		t.Errorf("p4d.24xlarge: %+v", n)
 	}
-	_, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"m5.lorge"}})
-	wantCode(t, err, "InvalidInstanceType", http.StatusBadRequest)
+	r.refuses(t, "InvalidInstanceType", &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"m5.lorge"}})
 	n := 0
 	for p := awsec2.NewDescribeInstanceTypesPaginator(r.Client, &awsec2.DescribeInstanceTypesInput{}); p.HasMorePages(); {
 		page, err := p.NextPage(t.Context())

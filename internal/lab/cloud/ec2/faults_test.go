@@ -50,7 +50,7 @@ func TestThrottling(t *testing.T) {
 	}
 	fake.Advance(time.Second)
 	burst(2)
-	got := r.lab.Cloud.Calls()["CreateNetworkInterface"]
+	got := r.cloud.Calls()["CreateNetworkInterface"]
 	if got.Count != 7 || got.Errors["RequestLimitExceeded"] != 2 {
 		t.Fatalf("counted %+v", got)
 	}
@@ -73,7 +73,7 @@ func TestDocumentedBuckets(t *testing.T) {
 	if n != 100 {
 		t.Errorf("%d bounded describe calls in a burst, want 100", n)
 	}
-	r.lab.Cloud.SetThrottle(false)
+	r.cloud.SetThrottle(false)
 	if err := describeSubnets(t, r.Client); err != nil {
 		t.Error(err)
 	}
@@ -84,14 +84,14 @@ func TestDocumentedBuckets(t *testing.T) {
 func TestLostReply(t *testing.T) {
 	r := newRig(t, instant())
 	inject(t, r, spec.Fault{Action: "CreateNetworkInterface", Kind: "lostReply", Count: 1})
-	retrying := client(r.lab, static(r.lab), 3)
+	retrying := client(r.cloud, static(r.cloud), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	ok(t, err)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
 	}
-	if got := r.lab.Cloud.Calls()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
+	if got := r.cloud.Calls()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
 		t.Fatalf("counted %+v", got)
 	}
 }
@@ -112,14 +112,14 @@ func TestLostReplyHasEffectLostRequestHasNone(t *testing.T) {
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 2 {
 		t.Fatalf("a lost reply left %+v", e.PrivateIpAddresses)
 	}
-	if got := r.lab.Cloud.Calls()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
+	if got := r.cloud.Calls()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
 		t.Fatalf("counted %+v", got)
 	}
 }
 
 func inject(t *testing.T, r rig, f spec.Fault) {
 	t.Helper()
-	if _, err := r.lab.Cloud.Inject(f); err != nil {
+	if _, err := r.cloud.Inject(f); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -140,14 +140,12 @@ func TestFaults(t *testing.T) {
 		_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})
 		wantCode(t, err, "RequestLimitExceeded", http.StatusServiceUnavailable)
 	}
-	if met := r.lab.Cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
+	if met := r.cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
 		t.Errorf("counted %v", met)
 	}
-	r.lab.Cloud.ClearFaults()
-	if _, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.lab.Cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
+	r.cloud.ClearFaults()
+	r.does(t, &awsec2.DescribeVpcsInput{})
+	if _, err := r.cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
 		t.Fatal("an unknown kind of fault is accepted")
 	}
 }
@@ -155,7 +153,7 @@ func TestFaults(t *testing.T) {
 func TestLatency(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, instant(), vpc.WithClock(fake))
-	r.lab.Cloud.SetLatency("DescribeSubnets", time.Minute)
+	r.cloud.SetLatency("DescribeSubnets", time.Minute)
 	ended := make(chan error, 1)
 	go func() { ended <- describeSubnets(t, r.Client) }()
 	arrive(t, fake, ended)
@@ -178,11 +176,11 @@ func arrive(t *testing.T, fake *clock.Fake, ended <-chan error) {
 
 func TestOutage(t *testing.T) {
 	r := newRig(t, instant())
-	r.lab.Cloud.Outage(true)
+	r.cloud.Outage(true)
 	wantNoReply(t, describeSubnets(t, r.Client))
-	r.lab.Cloud.Outage(false)
+	r.cloud.Outage(false)
 	ok(t, describeSubnets(t, r.Client))
-	if got := r.lab.Cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
+	if got := r.cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
 		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
 	}
 }
@@ -194,16 +192,13 @@ func TestEventualConsistency(t *testing.T) {
 	r := newRig(t, s, vpc.WithClock(fake))
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	byID := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}}
-	_, err := r.DescribeNetworkInterfaces(t.Context(), byID)
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", byID)
 	r.attach(id, "node-a", 1) // changes see it all the same
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Status != "in-use" {
 		t.Fatalf("described as %s", e.Status)
 	}
-	if _, err := r.AssignPrivateIpAddresses(t.Context(), &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &id, SecondaryPrivateIpAddressCount: aws.Int32(1)}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 1 {
 		t.Fatalf("described with %+v at once", e.PrivateIpAddresses)
 	}
@@ -223,12 +218,9 @@ func TestConsistencyOfWrites(t *testing.T) {
 	s.Consistency = spec.Consistency{Describe: spec.Duration(time.Second), Writes: true}
 	r := newRig(t, s, vpc.WithClock(fake))
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
-	_, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 	fake.Advance(time.Second)
-	if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 }
 
 func TestAttachTakesTime(t *testing.T) {
@@ -241,17 +233,13 @@ func TestAttachTakesTime(t *testing.T) {
 	if e := r.describe(id); e.Attachment.Status != "attaching" || e.Status != "in-use" {
 		t.Fatalf("%s, %s", e.Status, e.Attachment.Status)
 	}
-	_, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
-	wantCode(t, err, "IncorrectState", http.StatusBadRequest)
+	r.refuses(t, "IncorrectState", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Attachment.Status != "attached" {
 		t.Fatal(e.Attachment.Status)
 	}
-	if _, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: aws.Bool(true)}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: aws.Bool(true)})
+	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 	fake.Advance(time.Second)
 	if e := r.describe(id); e.Status != "available" {
 		t.Fatal(e.Status)
@@ -278,12 +266,9 @@ func TestAttachWaitsForTheInstance(t *testing.T) {
 		return err
 	}
 	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
-	_, err = r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance})
-	wantCode(t, err, "IncorrectInstanceState", http.StatusBadRequest)
+	r.refuses(t, "IncorrectInstanceState", &awsec2.StopInstancesInput{InstanceIds: instance})
 	fake.Advance(time.Minute)
-	if _, err := r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.StopInstancesInput{InstanceIds: instance})
 	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
 	fake.Advance(time.Minute)
 	if err := try(); err != nil {
@@ -297,7 +282,7 @@ func TestClientGivesUp(t *testing.T) {
 	r := newRig(t, instant(), vpc.WithClock(fake))
 	id := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	changed := make(chan vpc.Event, 1)
-	r.lab.Cloud.Subscribe(func(e vpc.Event) { changed <- e })
+	r.cloud.Subscribe(func(e vpc.Event) { changed <- e })
 	inject(t, r, spec.Fault{Action: "AssignPrivateIpAddresses", Kind: "latency", Latency: spec.Duration(time.Hour), Count: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
