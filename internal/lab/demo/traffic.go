@@ -97,7 +97,7 @@ func killUnderTraffic(ctx context.Context, s *stage) (string, error) {
 	}
 	talk, stop := context.WithCancel(ctx)
 	t := &traffic{stop: stop}
-	figures, err := t.around(talk, s, n, far.Addr())
+	figures, err := t.around(talk, n, far.Addr())
 	if err = errors.Join(err, t.end()); err != nil {
 		return "", err
 	}
@@ -120,7 +120,7 @@ func (t *traffic) begin(ctx context.Context, pods []*node.Pod, far netip.Addr) e
 const answersEach = 1000
 
 // around is the crash, with traffic before, during and after it.
-func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.Addr) (string, error) {
+func (t *traffic) around(ctx context.Context, n *node.Node, far netip.Addr) (string, error) {
 	if err := t.begin(ctx, n.Pods(), far); err != nil {
 		return "", err
 	}

@@ -67,6 +67,8 @@ func TestMistakesNameTheField(t *testing.T) {
 		{`actions: ["ec2:Describe*"]`, `actions: ["ec2:"]`, `roles[0].actions[0]: "ec2:"; expected an EC2 action`},
 		{"roles:", `accessKeys: [{id: a, secret: b, actions: ["AttachNetworkInterface"]}]` + "\nroles:", `accessKeys[0].actions[0]: "AttachNetworkInterface"; expected an EC2 action`},
 		{"roles:", "seed: 1\nseed: 2\nroles:", `"seed" already set`},
+		{"roles:", "account: \"12\"\nroles:", `account: "12"; expected 12 digits`},
+		{"roles:", "throttle: often\nroles:", `throttle: "often"; expected documented or none`},
 	} {
 		_, err := Parse([]byte(strings.Replace(good, tc.old, tc.new, 1)))
 		if err == nil || !strings.Contains(err.Error(), tc.want) {

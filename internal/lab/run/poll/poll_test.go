@@ -51,3 +51,28 @@ func TestUntilTheContextEnds(t *testing.T) {
 		}
 	})
 }
+
+func TestRetry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		passing, lasting := errors.New("passing"), errors.New("lasting")
+		again := func(err error) bool { return errors.Is(err, passing) }
+		for _, last := range []error{nil, lasting} {
+			tries := 0
+			err := Retry(ctx, func() error {
+				if tries++; tries < 3 {
+					return passing
+				}
+				return last
+			}, again)
+			if !errors.Is(err, last) || tries != 3 {
+				t.Errorf("%v after %d tries, want %v after 3", err, tries, last)
+			}
+		}
+		err := Retry(ctx, func() error { return passing }, again)
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, passing) {
+			t.Errorf("got %v, want the context's error and the last one", err)
+		}
+	})
+}
