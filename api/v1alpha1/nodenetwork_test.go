@@ -17,7 +17,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
 // object is a NodeNetwork as someone writes it down.
 func object(t *testing.T, name, spec string) *unstructured.Unstructured {

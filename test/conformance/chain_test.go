@@ -21,9 +21,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// chained are quick settings with the installation's own chain.
-func chained() []string {
-	return slices.DeleteFunc(slices.Clone(quick), func(s string) bool { return s == "--cni-chain=" })
+// chained is a quick lab with the installation's own chain.
+func chained(o lab.Options) lab.Options {
+	o = harness.Quick(lab.NodeMode, o)
+	o.DaemonArgs = slices.DeleteFunc(o.DaemonArgs, func(s string) bool { return s == "--cni-chain=" })
+	return o
 }
 
 // TestChain has the reference plugins portmap and bandwidth behind berth, in
@@ -32,7 +34,7 @@ func chained() []string {
 // drops them elsewhere.
 func TestChain(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: chained()})
+	l := harness.Raise(t, chained(lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: prompt}))
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 
@@ -64,9 +66,9 @@ func TestChain(t *testing.T) {
 	client, err := other.AddPod(ctx, "client", node.PodOptions{})
 	harness.OK(t, err)
 	for _, port := range ports {
-		to := netip.AddrPortFrom(primary(t, l, n), uint16(port))
+		to := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(port))
 		for from, want := range map[string]netip.Addr{
-			other.Netns:             primary(t, l, other),
+			other.Netns:             harness.PrimaryAddress(t, l, other),
 			client.Netns():          client.Addr(),
 			l.Fabric.OnPremPath():   fabric.OnPremHost,
 			l.Fabric.InternetPath(): fabric.InternetHost,
@@ -83,8 +85,8 @@ func TestChain(t *testing.T) {
 		harness.OK(t, n.DelPod(ctx, fmt.Sprintf("web-%d", i)))
 	}
 	harness.OK(t, other.DelPod(ctx, "client"))
-	closed := netip.AddrPortFrom(primary(t, l, n), uint16(ports[0]))
-	if err := reaches(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, primary(t, l, other)); err == nil {
+	closed := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(ports[0]))
+	if err := reaches(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, harness.PrimaryAddress(t, l, other)); err == nil {
 		t.Error("the host port still answers after DEL")
 	}
 	bandwidth(t, n, list)
@@ -137,8 +139,8 @@ func bandwidth(t *testing.T, n *node.Node, list *libcni.NetworkConfigList) {
 	r := add(t, s, list)
 	host := r.Interfaces[0].Name
 	harness.OK(t, ns.Do(n.Netns, func() error { return shaped(host, rate/8) }))
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 	gone(t, n, r)
 	harness.OK(t, ns.Do(n.Netns, func() error {
 		links, err := netlink.LinkList()

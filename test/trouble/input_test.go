@@ -20,7 +20,7 @@ import (
 // that names the field, and no trace.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick()})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]
 	s := harness.NewSandbox(t, n)
 	conf := func(change string) string {
@@ -106,13 +106,13 @@ func TestBadInput(t *testing.T) {
 			if code == 0 { // the specification has no code of its own; skel and the daemon choose
 				code = failure.Code
 			}
-			fails(t, failure, code, tt.want...)
+			harness.Fails(t, failure, code, tt.want...)
 			if failure.Msg == "" || failure.Code == types.ErrInternal {
 				t.Errorf("error %+v", failure)
 			}
 		})
 	}
-	if doc := document(t, n); len(doc.Allocated)+len(doc.Cooling) > 0 {
+	if doc := harness.Document(t, n); len(doc.Allocated)+len(doc.Cooling) > 0 {
 		t.Errorf("bad input left %v allocated, %v cooling", doc.Allocated, doc.Cooling)
 	}
 	harness.Settle(t, l)
@@ -141,7 +141,7 @@ func TestBadSettings(t *testing.T) {
 			t.Parallel()
 			state := t.TempDir()
 			args := append([]string{"--state-dir=" + state, "--socket=" + state + "/s"}, tt.args...)
-			cmd := exec.CommandContext(within(t, patience), filepath.Join(harness.BinDir, "berthd"), args...)
+			cmd := exec.CommandContext(harness.Deadline(t, patience), filepath.Join(harness.BinDir, "berthd"), args...)
 			cmd.Env = append(os.Environ(), tt.env...)
 			out, err := cmd.CombinedOutput()
 			if code := cmd.ProcessState.ExitCode(); err == nil || code < 1 {

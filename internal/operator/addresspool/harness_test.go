@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	if kubeconfig := os.Getenv(childVar); kubeconfig != "" {
 		os.Exit(child(kubeconfig))
 	}
-	os.Exit(harness.Kube(m))
+	os.Exit(harness.Kube(m.Run))
 }
 
 // limit is for what takes a second on an idle machine.

@@ -37,20 +37,7 @@ const (
 
 func TestMain(m *testing.M) {
 	os.Exit(crashsource.Main(func() int {
-		if err := harness.KubeUp(kube.Options{}); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		defer func() {
-			if err := harness.KubeDown(); err != nil {
-				fmt.Println(err)
-			}
-		}()
-		if err := harness.ControlPlane.Apply(context.Background(), operatormode.Roles); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		return m.Run()
+		return harness.Kube(m.Run, func() error { return harness.ControlPlane.Apply(context.Background(), operatormode.Roles) })
 	}, child))
 }
 

@@ -39,22 +39,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(crashsource.Main(func() int {
-		if err := harness.KubeUp(kube.Options{}); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		defer func() {
-			if err := harness.KubeDown(); err != nil {
-				fmt.Println(err)
-			}
-		}()
-		if err := prepare(); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		return m.Run()
-	}, child))
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run, prepare) }, child))
 }
 
 // prepare installs who berthd is, what it may do, and the policies that narrow

@@ -40,19 +40,13 @@ func echoPort(p *node.Pod) netip.AddrPort { return netip.AddrPortFrom(p.Addr(), 
 // no pods, until its first address is usable; then it has both, whole.
 func TestInstallation(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: chained(), NoDaemons: true})
+	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
 	n := l.Nodes()[0]
 	plugin := filepath.Join(n.CNIBinDir(), "berth")
 	l.Cloud.Outage(true)
 	harness.OK(t, n.Start())
 	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
-	harness.Eventually(t, patience, "the daemon has met the outage", func() error {
-		doc, err := lab.Document(t.Context(), n)
-		if err == nil && doc.LastError == "" {
-			err = fmt.Errorf("no error yet")
-		}
-		return err
-	})
+	harness.HasError(t, n)
 	if _, err := n.Get(t.Context(), node.ReadyURL); err == nil {
 		t.Error("the node calls itself ready without an address")
 	}
@@ -63,7 +57,7 @@ func TestInstallation(t *testing.T) {
 		t.Error("the plugin is there before the first address")
 	}
 	l.Cloud.Outage(false)
-	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
+	harness.Ready(t, n)
 	list := installed(t, n)
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" {
 		t.Errorf("network %s of version %s is installed, want berth of 1.0.0", list.Name, list.CNIVersion)
@@ -92,15 +86,14 @@ func TestInstallation(t *testing.T) {
 			}
 		}
 	}
-	_, err = n.AddPod(harness.Deadline(t, patience), "p", node.PodOptions{Once: true})
-	harness.OK(t, err)
+	harness.OK(t, harness.AddOnce(t, n, "p"))
 }
 
-// TestWhatANodeShows compares introspection, berthctl, metrics and probes with
+// TestIntrospectionAndMetrics compares introspection, berthctl, metrics and probes with
 // each other and the pods, and looks at who may read what.
-func TestWhatANodeShows(t *testing.T) {
+func TestIntrospectionAndMetrics(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(quick), "--cooling-period=10m", "--warm-wait=2m")})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 	for i := range 4 {
@@ -159,7 +152,7 @@ func TestWhatANodeShows(t *testing.T) {
 // urlAt is on the node's own address, which others can reach.
 func urlAt(t *testing.T, l *lab.Lab, n *node.Node, port, path string) string {
 	t.Helper()
-	return "http://" + net.JoinHostPort(primary(t, l, n).String(), port) + path
+	return "http://" + net.JoinHostPort(harness.PrimaryAddress(t, l, n).String(), port) + path
 }
 
 func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) string {

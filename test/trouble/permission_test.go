@@ -1,16 +1,93 @@
-package troubleop
+package trouble
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
+
+// TestPermissionDenied takes EC2 actions from who needs them next, and gives them
+// back. It stops what needs that action alone, is told with the action's name,
+// leaves nothing behind, and heals once the action is allowed.
+func TestPermissionDenied(t *testing.T) {
+	t.Parallel()
+	for mode, test := range map[lab.Mode]func(*testing.T){
+		lab.NodeMode: permissionDeniedToDaemons, lab.OperatorMode: permissionDeniedToOperator,
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
+
+// permissionDeniedToDaemons has three nodes with a role each. Nothing that only a
+// person can heal is tried again more than once in a minute or so.
+func permissionDeniedToDaemons(t *testing.T) {
+	s := lab.DefaultSpec(3, "t3.small")
+	denied := []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface"}
+	all := []string{
+		"ec2:Describe*", "ec2:CreateTags", "ec2:DeleteNetworkInterface", "ec2:DetachNetworkInterface",
+		"ec2:ModifyNetworkInterfaceAttribute", "ec2:UnassignPrivateIpAddresses",
+	}
+	s.Roles = nil
+	for i, action := range denied {
+		s.Roles = append(s.Roles, spec.Role{Name: action, Actions: []string{"*"}})
+		s.Instances[i].Role = action
+	}
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: []string{"--warm-eni-target=0", "--warm-ip-target=0", "--minimum-ip-target=1"}})
+	// The first node has room on its primary ENI, the others have filled it.
+	for i, n := range l.Nodes() {
+		for k := range []int{1, 3, 3}[i] {
+			harness.Add(t, n, fmt.Sprintf("p%d", k))
+		}
+	}
+	harness.Settle(t, l)
+	for _, n := range l.Nodes() { // nor does a spare address, of an ADD that was tried again, hide what is denied
+		harness.Shows(t, n, "no address is spare on "+n.Name, func(doc introspect.Document) error {
+			return harness.Equal("spare addresses", doc.Totals.Available+doc.Totals.Cooling, 0)
+		})
+	}
+	for _, action := range denied {
+		others := slices.DeleteFunc(slices.Clone(denied), func(a string) bool { return a == action })
+		l.Cloud.SetRoleActions(action, append(slices.Clone(all), others...))
+	}
+	for i, n := range l.Nodes() {
+		t.Run(denied[i], func(t *testing.T) {
+			full(t, n, "denied", denied[i], "UnauthorizedOperation", "allow the action")
+			harness.HasError(t, n, denied[i])
+			harness.Waiting(t, n, 0)
+			takesPods(t, n) // running pods are no reason to be evicted
+		})
+	}
+	for _, action := range denied {
+		l.Cloud.SetRoleActions(action, []string{"*"})
+	}
+	ctx := harness.Deadline(t, 10*time.Minute)
+	for i, n := range l.Nodes() {
+		t.Run(denied[i]+" allowed", func(t *testing.T) {
+			_, err := n.AddPod(ctx, "allowed", node.PodOptions{})
+			harness.OK(t, err)
+			if want, got := min(i+1, 2), len(harness.ENIs(l, n)); got != want {
+				t.Errorf("%d ENIs, want %d", got, want)
+			}
+		})
+	}
+	harness.Settle(t, l)
+	harness.StartedOnce(t, harness.Programs(l)...)
+	for _, n := range l.Nodes() {
+		harness.ErrorGone(t, n)
+	}
+}
 
 // denial is an EC2 action that a node needs next and the operator may not use.
 type denial struct {
@@ -40,11 +117,8 @@ func denials() [][]denial {
 // nodeOf names the node that needs an action.
 func nodeOf(action string) string { return strings.ToLower(action[:min(len(action), 40)]) }
 
-// TestPermissionDenied takes one EC2 action each from the operator that a node
-// needs next. It stops what needs that action alone, is told with the action's
-// name, leaves nothing behind, and heals once the action is allowed.
-func TestPermissionDenied(t *testing.T) {
-	t.Parallel()
+// permissionDeniedToOperator has a node for each action.
+func permissionDeniedToOperator(t *testing.T) {
 	const assign = "AssignPrivateIpAddresses"
 	s := lab.DefaultSpec(2, "t3.small")
 	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
@@ -89,7 +163,7 @@ func TestPermissionDenied(t *testing.T) {
 		c.condition(t, name, v1alpha1.ConditionDegraded, "False", "")
 		c.healed(t, name, int(min(d.before, d.after)))
 		harness.Eventually(t, patience, name+" has its ENIs", func() error {
-			return sameCount("ENIs", len(c.enis(c.named(t, name))), d.enis)
+			return harness.Equal("ENIs", len(harness.ENIs(c.Lab, c.named(t, name))), d.enis)
 		})
 	}
 	harness.Settle(t, c.Lab)
@@ -100,7 +174,7 @@ func TestPermissionDenied(t *testing.T) {
 func (c *cluster) kept(t *testing.T, name string) {
 	t.Helper()
 	harness.Eventually(t, patience, "the ENIs of "+name+" are as they should be", func() error {
-		for _, e := range c.enis(c.named(t, name)) {
+		for _, e := range harness.ENIs(c.Lab, c.named(t, name)) {
 			if !e.Attachment.DeleteOnTermination {
 				return fmt.Errorf("%s would outlive the instance", e.ID)
 			}
@@ -117,7 +191,7 @@ func (c *cluster) deny(t *testing.T, group []denial) {
 		c.Cloud.Deny(d.action)
 	}
 	for _, d := range group {
-		c.edit(t, nodeOf(d.action), func(s *v1alpha1.NodeNetworkSpec) {
+		harness.Edit(t, c.Lab, nodeOf(d.action), func(s *v1alpha1.NodeNetworkSpec) {
 			s.ENI.PreAllocate = &d.after
 			if d.edit != nil {
 				d.edit(s)

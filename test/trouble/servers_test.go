@@ -1,4 +1,4 @@
-package troubleop
+package trouble
 
 import (
 	"encoding/json"
@@ -24,9 +24,9 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestServers has EC2 and the API server throttle, vanish, and be busy with
+// TestTroubleOfServers has EC2 and the API server throttle, vanish, and be busy with
 // others. Nothing is restarted.
-func TestServers(t *testing.T) {
+func TestTroubleOfServers(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(3, "t3.small")
 	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
@@ -51,25 +51,7 @@ func TestServers(t *testing.T) {
 		c.rests(t, "node-3", 1)
 		harness.Settle(t, c.Lab)
 	}
-	if n := c.Operators()[0].Starts(); n != 1 {
-		t.Errorf("the operator was started %d times", n)
-	}
-	for _, n := range c.Nodes() {
-		if n.Starts() != 1 {
-			t.Errorf("the daemon of %s was started %d times", n.Name, n.Starts())
-		}
-	}
-}
-
-// fails wants a CNI error "try again later" that says all of words.
-func fails(t *testing.T, err error, words ...string) {
-	t.Helper()
-	if err == nil {
-		t.Fatal("an ADD worked that should not have")
-	}
-	if got := node.CNICode(err); got != types.ErrTryAgainLater || !says(err.Error(), words) {
-		t.Errorf("an ADD failed with code %d, want %d and words %q: %v", got, types.ErrTryAgainLater, words, err)
-	}
+	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
 // Without the API server pods get and give back warm addresses; an ADD that
@@ -83,57 +65,46 @@ func apiServerDown(t *testing.T, c *cluster) {
 	knows(t, n, 3)
 	knows(t, other, 2)
 	harness.OK(t, c.Kube.KillAPIServer())
-	a, b := add(t, n, "a"), add(t, n, "b")
+	a, b := harness.Add(t, n, "a"), harness.Add(t, n, "b")
 	if a.Addr() == b.Addr() {
 		t.Errorf("two pods have %s", a.Addr())
 	}
-	add(t, other, "a")
-	remove(t, n, "a")
-	remove(t, n, "b")
+	harness.Add(t, other, "a")
+	harness.Remove(t, n, "a")
+	harness.Remove(t, n, "b")
 	s := harness.NewSandbox(t, n) // a third and fourth: the ones that were used cool
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	_, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
+	_, err := s.Add(t, list)
 	harness.OK(t, err)
-	harness.OK(t, s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf))
+	harness.OK(t, s.Del(t, list))
 	for _, n := range []*node.Node{n, other} {
-		harness.Eventually(t, patience, "the daemon says that the API server is away", func() error {
-			doc, err := lab.Document(t.Context(), n)
-			if err == nil && !says(doc.LastError, []string{"Kubernetes API", "is the API server reachable"}) {
-				err = fmt.Errorf("last error %q", doc.LastError)
-			}
-			return err
-		})
+		harness.HasError(t, n, "Kubernetes API", "is the API server reachable")
 	}
-	full(t, other)
+	fullWithoutAPIServer(t, other)
 
 	harness.OK(t, c.Kube.StartAPIServer(harness.Deadline(t, patience)))
 	c.want(t, n.Name, 4)
 	c.has(t, n.Name, 4) // clients come back to it within half a minute
 	c.othersGrow(t)
 	c.well(t, n.Name)
-	harness.Eventually(t, patience, "the daemon is content", func() error {
-		doc, err := lab.Document(t.Context(), n)
-		if err == nil && doc.LastError != "" {
-			err = errors.New(doc.LastError)
-		}
-		return err
-	})
-	remove(t, other, "a")
+	harness.ErrorGone(t, n)
+	harness.Remove(t, other, "a")
 	c.want(t, n.Name, 1)
 }
 
-// full takes what is warm on a node and wants the next ADD to name the API server.
-func full(t *testing.T, n *node.Node) {
+// fullWithoutAPIServer takes what is warm on a node and wants the next ADD to name
+// the API server.
+func fullWithoutAPIServer(t *testing.T, n *node.Node) {
 	t.Helper()
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
 	for range 4 {
 		s := harness.NewSandbox(t, n)
-		_, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
+		_, err := s.Add(t, list)
 		defer func() {
-			harness.OK(t, s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf))
+			harness.OK(t, s.Del(t, list))
 		}()
 		if err != nil {
-			fails(t, err, "no address is free", "Kubernetes API")
+			harness.Fails(t, err, types.ErrTryAgainLater, "no address is free", "Kubernetes API")
 			return
 		}
 	}
@@ -147,16 +118,16 @@ func ec2Down(t *testing.T, c *cluster) {
 	c.want(t, "node-2", 3)
 	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
 	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
-	add(t, c.named(t, "node-3"), "warm")
-	add(t, c.named(t, "node-2"), "warm")
+	harness.Add(t, c.named(t, "node-3"), "warm")
+	harness.Add(t, c.named(t, "node-2"), "warm")
 	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come
 	c.condition(t, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "")
 	c.Cloud.Outage(false)
 	c.healed(t, "node-2", 4)
 	c.healed(t, "node-3", 2)
 	c.othersGrow(t)
-	remove(t, c.named(t, "node-3"), "warm")
-	remove(t, c.named(t, "node-2"), "warm")
+	harness.Remove(t, c.named(t, "node-3"), "warm")
+	harness.Remove(t, c.named(t, "node-2"), "warm")
 	c.want(t, "node-2", 1)
 }
 
@@ -187,16 +158,16 @@ func conflictStorm(t *testing.T, c *cluster) {
 	c.has(t, name, 2)
 	n := c.named(t, name)
 	for i := range 3 {
-		add(t, n, fmt.Sprintf("p%d", i))
+		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	c.has(t, name, 5)
 	c.othersGrow(t)
 	for i := range 3 {
-		remove(t, n, fmt.Sprintf("p%d", i))
+		harness.Remove(t, n, fmt.Sprintf("p%d", i))
 	}
 	c.want(t, name, 1)
-	harness.Eventually(t, patience, "the handshake gives back what is too much", func() error {
-		if have := len(c.object(t, name).Spec.IPAM.Available); have > 2 {
+	harness.Becomes(t, c.Lab, name, "the handshake gives back what is too much", func(o *v1alpha1.NodeNetwork) error {
+		if have := len(o.Spec.IPAM.Available); have > 2 {
 			return fmt.Errorf("%d addresses", have)
 		}
 		return nil
@@ -210,7 +181,7 @@ func conflictStorm(t *testing.T, c *cluster) {
 	})
 	close(stop)
 	storm.Wait()
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAboveWatermark = nil })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAboveWatermark = nil })
 	c.well(t, name)
 }
 
@@ -220,7 +191,7 @@ func staleWriter(t *testing.T, c *cluster) {
 	const name = "node-2"
 	c.want(t, name, 4)
 	c.has(t, name, 4)
-	old := c.object(t, name)
+	old := harness.NodeNetwork(t, c.Lab, name)
 	c.want(t, name, 1)
 	c.rests(t, name, 1)
 	write := func(meta map[string]any) error {
@@ -247,13 +218,13 @@ func staleWriter(t *testing.T, c *cluster) {
 	c.restored(t, name)
 	harness.Settle(t, c.Lab) // the daemon has seen that, too
 	for i := range 3 {       // what EC2 has taken is no pod's
-		p := add(t, c.named(t, name), fmt.Sprintf("s%d", i))
-		if !slices.ContainsFunc(c.enis(c.named(t, name)), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
+		p := harness.Add(t, c.named(t, name), fmt.Sprintf("s%d", i))
+		if !slices.ContainsFunc(harness.ENIs(c.Lab, c.named(t, name)), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
 			t.Errorf("a pod has %s, which EC2 has taken", p.Addr())
 		}
 	}
 	for i := range 3 {
-		remove(t, c.named(t, name), fmt.Sprintf("s%d", i))
+		harness.Remove(t, c.named(t, name), fmt.Sprintf("s%d", i))
 	}
 }
 
@@ -268,7 +239,7 @@ func throttled(t *testing.T, c *cluster) {
 	var slow string
 	harness.Eventually(t, patience, "a node is throttled", func() error {
 		for _, name := range []string{"node-2", "node-3"} {
-			for _, cond := range c.object(t, name).Status.Conditions {
+			for _, cond := range harness.NodeNetwork(t, c.Lab, name).Status.Conditions {
 				if cond.Type == v1alpha1.ConditionDegraded && cond.Reason == "Throttled" {
 					slow = name
 					return nil
@@ -278,8 +249,8 @@ func throttled(t *testing.T, c *cluster) {
 		return errors.New("none yet")
 	})
 	c.troubled(t, slow, v1alpha1.ConditionDegraded, "Throttled", "CreateNetworkInterface", "ask for a higher EC2 API rate")
-	add(t, c.named(t, slow), "warm")
-	remove(t, c.named(t, slow), "warm")
+	harness.Add(t, c.named(t, slow), "warm")
+	harness.Remove(t, c.named(t, slow), "warm")
 	for range 5 {
 		c.othersGrow(t)
 	}
