@@ -1,31 +1,22 @@
 package trouble
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ktypes "k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestTroubleOfServers has EC2 and the API server throttle, vanish, and be busy with
-// others. Nothing is restarted.
+// TestTroubleOfServers has EC2 and the API server throttle and vanish. Nothing is
+// restarted.
 func TestTroubleOfServers(t *testing.T) {
 	t.Parallel()
 	s := lab.DefaultSpec(3, "t3.small")
@@ -40,8 +31,6 @@ func TestTroubleOfServers(t *testing.T) {
 	}{
 		{"API server down", apiServerDown},
 		{"EC2 down", ec2Down},
-		{"conflict storm", conflictStorm},
-		{"stale writer", staleWriter},
 		{"throttled", throttled},
 	} {
 		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
@@ -129,103 +118,6 @@ func ec2Down(t *testing.T, c *cluster) {
 	harness.Remove(t, c.named(t, "node-3"), "warm")
 	harness.Remove(t, c.named(t, "node-2"), "warm")
 	c.want(t, "node-2", 1)
-}
-
-// A client that patches an object without pause keeps neither its growth nor
-// its daemon's reports from it.
-func conflictStorm(t *testing.T, c *cluster) {
-	const name = "node-2"
-	stop := make(chan struct{})
-	var patches atomic.Int64
-	var storm sync.WaitGroup
-	storm.Go(func() {
-		for i := 0; t.Context().Err() == nil; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
-			body := fmt.Sprintf(`{"metadata":{"annotations":{"storm":"%d"}},"spec":{"eni":{"maxAboveWatermark":%d}}}`, i, i%2)
-			if err := c.Kube.Client.Patch(t.Context(), o, client.RawPatch(ktypes.MergePatchType, []byte(body))); err == nil {
-				patches.Add(1)
-			} else if t.Context().Err() == nil {
-				t.Logf("patch %d: %v", i, err)
-			}
-		}
-	})
-	c.want(t, name, 2)
-	c.has(t, name, 2)
-	n := c.named(t, name)
-	for i := range 3 {
-		harness.Add(t, n, fmt.Sprintf("p%d", i))
-	}
-	c.has(t, name, 5)
-	c.othersGrow(t)
-	for i := range 3 {
-		harness.Remove(t, n, fmt.Sprintf("p%d", i))
-	}
-	c.want(t, name, 1)
-	harness.Becomes(t, c.Lab, name, "the handshake gives back what is too much", func(o *v1alpha1.NodeNetwork) error {
-		if have := len(o.Spec.IPAM.Available); have > 2 {
-			return fmt.Errorf("%d addresses", have)
-		}
-		return nil
-	})
-	t.Logf("%d patches meanwhile", patches.Load())
-	harness.Eventually(t, patience, "the patches are a storm", func() error {
-		if n := patches.Load(); n < 50 {
-			return fmt.Errorf("%d patches", n)
-		}
-		return nil
-	})
-	close(stop)
-	storm.Wait()
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAboveWatermark = nil })
-	c.well(t, name)
-}
-
-// A writer that did not see what happened since is refused by the API server; one
-// that forces its way with what was true once is put right.
-func staleWriter(t *testing.T, c *cluster) {
-	const name = "node-2"
-	c.want(t, name, 4)
-	c.has(t, name, 4)
-	old := harness.NodeNetwork(t, c.Lab, name)
-	c.want(t, name, 1)
-	c.rests(t, name, 1)
-	write := func(meta map[string]any) error {
-		body, err := json.Marshal(map[string]any{
-			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork",
-			"metadata": meta, "spec": map[string]any{"ipam": old.Spec.IPAM},
-		})
-		harness.OK(t, err)
-		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		return c.Kube.Client.Patch(t.Context(), o, client.RawPatch(ktypes.ApplyPatchType, body), client.ForceOwnership, client.FieldOwner(v1alpha1.OwnerOperator))
-	}
-	harness.Eventually(t, patience, "a write on an old state is refused", func() error {
-		err := write(map[string]any{"name": name, "resourceVersion": old.ResourceVersion})
-		if err == nil {
-			t.Fatal("a write on an old state was taken")
-		}
-		if apierrors.IsConflict(err) {
-			return nil
-		}
-		return err
-	})
-	harness.Eventually(t, patience, "a write by force", func() error { return write(map[string]any{"name": name}) })
-	c.othersGrow(t)
-	c.restored(t, name)
-	harness.Settle(t, c.Lab) // the daemon has seen that, too
-	for i := range 3 {       // what EC2 has taken is no pod's
-		p := harness.Add(t, c.named(t, name), fmt.Sprintf("s%d", i))
-		if !slices.ContainsFunc(harness.ENIs(c.Lab, c.named(t, name)), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
-			t.Errorf("a pod has %s, which EC2 has taken", p.Addr())
-		}
-	}
-	for i := range 3 {
-		harness.Remove(t, c.named(t, name), fmt.Sprintf("s%d", i))
-	}
 }
 
 // While EC2 lets an action through once and no more, who needs it waits, and says
