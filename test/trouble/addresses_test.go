@@ -207,53 +207,6 @@ func TestAddressesRunOut(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestFragmentedSubnet takes one address of every block of sixteen: prefixes
-// cannot be had, so pods get single addresses; an ENI is not made instead.
-func TestFragmentedSubnet(t *testing.T) {
-	t.Parallel()
-	s := lab.DefaultSpec(1, "t3.small")
-	cidr := netip.MustParsePrefix("10.0.8.0/25")
-	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "small", Zone: "lab-1a", CIDR: cidr})
-	s.Instances[0].Subnet = "small"
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: []string{"--warm-wait=2m", "--enable-prefix-delegation", "--warm-prefix-target=0", "--warm-ip-target=1", "--minimum-ip-target=1"}, NoDaemons: true})
-	n := l.Nodes()[0]
-	sn, _ := l.Books().Subnet("small")
-	var taken []string
-	for a := cidr.Addr(); cidr.Contains(a); {
-		for range 7 {
-			a = a.Next()
-		}
-		if e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Primary: a}); err == nil {
-			taken = append(taken, e.ID)
-		}
-		for range 9 {
-			a = a.Next()
-		}
-	}
-	harness.OK(t, n.Start())
-	harness.Ready(t, n)
-	harness.OK(t, harness.AddMany(t, n, "p", 2, harness.Once))
-	own := harness.ENIs(l, n)
-	if len(own) != 1 || len(own[0].Prefixes) > 0 || len(own[0].Secondary) < 2 {
-		t.Errorf("in a fragmented subnet the node has %d ENIs, the first with prefixes %v and addresses %v", len(own), own[0].Prefixes, own[0].Secondary)
-	}
-	for _, id := range taken {
-		harness.OK(t, l.Cloud.DeleteNetworkInterface(id))
-	}
-	// A refused subnet is asked for prefixes again after minutes, a new daemon at once.
-	harness.Restart(t, n)
-	harness.OK(t, harness.AddMany(t, n, "q", 3, harness.Once))
-	harness.Eventually(t, patience, "prefixes", func() error {
-		for _, e := range harness.ENIs(l, n) {
-			if len(e.Prefixes) > 0 {
-				return nil
-			}
-		}
-		return errors.New("no prefix yet")
-	})
-	harness.Settle(t, l)
-}
-
 // TestCoolingOutlivesTheDaemon: an address that cools when the daemon is
 // killed cools on, for what is left of its time.
 func TestCoolingOutlivesTheDaemon(t *testing.T) {

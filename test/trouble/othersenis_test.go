@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/lab"
@@ -58,47 +57,4 @@ func TestOthersENIs(t *testing.T) {
 		return harness.Equal("ENIs", len(l.Books().ENIs), 2*len(l.Nodes()))
 	})
 	harness.Settle(t, l)
-}
-
-// TestOrphans leaves detached ENIs of several owners: only those of this
-// cluster's vanished instances are removed.
-func TestOrphans(t *testing.T) {
-	t.Parallel()
-	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: []string{"--orphan-age=2s", "--orphan-interval=1s"}})
-	n, other := l.Nodes()[0], l.Nodes()[1]
-	leave := func(cluster, owner, instance, description string) string {
-		tags := vpc.Tags{
-			eni.TagCluster: cluster, eni.TagOwner: owner, eni.TagInstanceID: instance,
-			eni.TagCreatedAt: time.Now().Add(-time.Hour).UTC().Format(time.RFC3339),
-		}
-		e, err := l.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: harness.ENIs(l, n)[0].SubnetID, Description: description, Tags: tags})
-		harness.OK(t, err)
-		return e.ID
-	}
-	gone := other.InstanceID
-	harness.OK(t, l.Cloud.TerminateInstance(other.Name))
-	const unknown = "i-00000000000000bad"
-	kept := map[string]string{
-		"another cluster's":                leave("other", eni.Owner, gone, eni.Description(gone)),
-		"another owner's":                  leave(n.Cluster, "somebody", gone, eni.Description(gone)),
-		"somebody's":                       leave(n.Cluster, eni.Owner, gone, "a database's"),
-		"another one's by its description": leave(n.Cluster, eni.Owner, gone, eni.Description(n.InstanceID)),
-	}
-	orphan := leave(n.Cluster, eni.Owner, gone, eni.Description(gone))
-	never := leave(n.Cluster, eni.Owner, unknown, eni.Description(unknown))
-	adopted := leave(n.Cluster, eni.Owner, gone, eni.Description(unknown)) // attached to another instance by hand, and then adopted
-	harness.Eventually(t, patience, "the orphans are removed", func() error {
-		for _, id := range []string{orphan, never, adopted} {
-			if _, ok := l.Books().ENI(id); ok {
-				return fmt.Errorf("%s is there", id)
-			}
-		}
-		return nil
-	})
-	for what, id := range kept {
-		if _, ok := l.Books().ENI(id); !ok {
-			t.Errorf("%s ENI was removed", what)
-		}
-		harness.OK(t, l.Cloud.DeleteNetworkInterface(id))
-	}
 }
