@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -21,18 +22,45 @@ import (
 // cluster is a lab in operator mode, with a node that has no trouble of its own.
 type cluster struct {
 	*lab.Lab
-	witness string
 
 	mu    sync.Mutex // held while the witness grows
 	grown int32
 }
 
-// raise starts a lab. The witness is the node whose growth shows that another's
-// trouble is that node's alone.
-func raise(t *testing.T, witness string, o lab.Options) *cluster {
+// witness is the node whose growth shows that another's trouble is that node's alone.
+const witness = "witness"
+
+// withNodes has a witness and small nodes of some names.
+func withNodes(names ...string) spec.Spec {
+	s := lab.DefaultSpec(1, "m5.xlarge")
+	s.Instances[0].Name = witness
+	for _, name := range names {
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
+	}
+	return s
+}
+
+// raise starts a lab.
+func raise(t *testing.T, s spec.Spec) *cluster {
 	t.Helper()
-	o.OperatorArgs = append([]string{"--node-gone-grace=3s"}, o.OperatorArgs...)
-	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), witness: witness, grown: 1}
+	o := lab.Options{Spec: &s, OperatorArgs: []string{"--node-gone-grace=3s"}}
+	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), grown: 1}
+}
+
+// eachOnItsNode runs tests at the same time, each on the node of its name.
+func (c *cluster) eachOnItsNode(t *testing.T, tests map[string]func(*testing.T, *cluster, string)) {
+	t.Run("all", func(t *testing.T) {
+		for name, test := range tests {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c.has(t, name, 1)
+				c.well(t, name)
+				test(t, c, name)
+			})
+		}
+	})
+	harness.Settle(t, c.Lab)
+	harness.StartedOnce(t, c.Operators()[0].Process)
 }
 
 func (c *cluster) named(t *testing.T, name string) *node.Node {
@@ -85,10 +113,10 @@ func (c *cluster) othersGrow(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.grown++
-	c.want(t, c.witness, c.grown)
-	c.has(t, c.witness, int(c.grown))
+	c.want(t, witness, c.grown)
+	c.has(t, witness, int(c.grown))
 	// The trouble of another node is not its too.
-	c.condition(t, c.witness, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
+	c.condition(t, witness, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
 }
 
 // condition waits until one has a status and a reason, and its message has words.

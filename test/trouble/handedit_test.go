@@ -2,6 +2,7 @@ package trouble
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -11,49 +12,43 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// editNodes are those of TestHandEdits.
-var editNodes = []string{"emptied", "garbage", "invented", "smaller", "larger", "huge", "othervpc", "index", "wiped", "otherid"}
+// handEdits has an edit for each node.
+var handEdits = map[string]func(*testing.T, *cluster, string){
+	"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented,
+	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
+	"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
+}
 
 // TestHandEdits writes into NodeNetworks what CEL lets through and makes no
 // sense. What the operator or the daemon owns they put right; what is a person's
 // stays and is told. Pods go on all the while.
 func TestHandEdits(t *testing.T) {
 	t.Parallel()
-	s := lab.DefaultSpec(1, "m5.xlarge")
-	s.Instances[0].Name = "witness"
+	s := withNodes(slices.Sorted(maps.Keys(handEdits))...)
 	s.VPCs = append(s.VPCs, spec.Default().VPCs[0])
 	s.VPCs[1].Name, s.VPCs[1].CIDRs = "other", []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 	s.VPCs[1].Subnets = []spec.Subnet{{Name: "c", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.1.0.0/24")}}
-	for _, name := range editNodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
-	}
-	c := raise(t, "witness", lab.Options{Spec: &s})
-	t.Run("all", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, *cluster, string){
-			"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented, "smaller": smallerType, "larger": largerType,
-			"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				n := c.named(t, name)
-				c.want(t, name, 2)
-				c.has(t, name, 2)
-				p := harness.Add(t, n, "stays")
-				c.has(t, name, 3)
-				c.well(t, name)
-				test(t, c, name)
-				harness.OK(t, n.CheckPod(t.Context(), p.Name))
-				harness.Add(t, n, "after")
-				c.well(t, name)
-			})
+	tests := map[string]func(*testing.T, *cluster, string){}
+	for name, edit := range handEdits {
+		tests[name] = func(t *testing.T, c *cluster, name string) {
+			n := c.named(t, name)
+			c.want(t, name, 2)
+			c.has(t, name, 2)
+			p := harness.Add(t, n, "stays")
+			c.has(t, name, 3)
+			c.well(t, name)
+			edit(t, c, name)
+			harness.OK(t, n.CheckPod(t.Context(), p.Name))
+			harness.Add(t, n, "after")
+			c.well(t, name)
 		}
-	})
-	harness.Settle(t, c.Lab)
+	}
+	c := raise(t, s)
+	c.eachOnItsNode(t, tests)
 	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
@@ -121,29 +116,23 @@ func availableInvented(t *testing.T, c *cluster, name string) {
 	c.restored(t, name)
 }
 
-// A type with less room than the instance has is told, and the instance's counts.
-func smallerType(t *testing.T, c *cluster, name string) {
-	n := c.named(t, name)
-	harness.Add(t, n, "second")
-	free := int32(4) // t3.nano has room for one address on one further ENI
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.nano", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "t3.nano", "t3.small")
-	c.has(t, name, 6)
-	harness.OK(t, n.CheckPod(t.Context(), "second"))
-	free = 2
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.healed(t, name, 4)
-}
-
-// Nor does a type with more room than the instance has count.
-func largerType(t *testing.T, c *cluster, name string) {
-	free := int32(30)
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.4xlarge", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.4xlarge", "t3.small")
-	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
-	free = 2
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.healed(t, name, 3)
+// wrongType names another type than the instance's, which is told and does not
+// count: the node gets as many free addresses as it asks for, while there is room.
+func wrongType(instanceType string, free int32) func(*testing.T, *cluster, string) {
+	return func(t *testing.T, c *cluster, name string) {
+		set := func(to string, free int32) {
+			harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = to, &free })
+		}
+		const room = 6 // on the two further ENIs of a t3.small, for a pod and what is free
+		set(instanceType, free)
+		c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", instanceType, "t3.small")
+		c.has(t, name, min(1+int(free), room))
+		if 1+free > room {
+			c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
+		}
+		set("t3.small", 2)
+		c.healed(t, name, 3)
+	}
 }
 
 // More than any instance can have fills this one and stops.

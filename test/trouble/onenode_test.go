@@ -3,6 +3,7 @@ package trouble
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -16,60 +17,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nodes are those of TestTroubleOfOneNode: a trouble each.
-var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "idle", "dying", "removed", "nodeless"}
-
-// nodesSpec has a subnet for each trouble that is a subnet's.
-func nodesSpec() *spec.Spec {
-	s := lab.DefaultSpec(1, "m5.xlarge")
-	s.Instances[0].Name = "witness"
-	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
-	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
-	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
-		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
-	})
-	for _, name := range nodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
-	}
-	return &s
+// nodeTroubles has a trouble for each node.
+var nodeTroubles = map[string]func(*testing.T, *cluster, string){
+	"notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
+	"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
 }
 
 // TestTroubleOfOneNode has nodes in one cluster meet one trouble each, all at once.
 func TestTroubleOfOneNode(t *testing.T) {
 	t.Parallel()
-	c := raise(t, "witness", lab.Options{Spec: nodesSpec()})
-	t.Run("all", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, *cluster, string){
-			"badtype": unknownType, "notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
-			"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				c.has(t, name, 1)
-				c.well(t, name)
-				test(t, c, name)
-			})
-		}
+	s := withNodes(slices.Sorted(maps.Keys(nodeTroubles))...)
+	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
+	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
+	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
+		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
 	})
-	harness.Settle(t, c.Lab)
-	harness.StartedOnce(t, c.Operators()[0].Process)
-}
-
-// A wrong spec.instanceType is told, and stops nothing: EC2 says which it is.
-func unknownType(t *testing.T, c *cluster, name string) {
-	free := int32(3)
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.nosuch", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.nosuch", "t3.small")
-	harness.Add(t, c.named(t, name), "warm")
-	c.has(t, name, 4)
-	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
-	c.healed(t, name, 4)
+	raise(t, s).eachOnItsNode(t, nodeTroubles)
 }
 
 // Tags that no subnet has keep the node from a further ENI, not from the room on

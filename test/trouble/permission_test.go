@@ -120,21 +120,20 @@ func nodeOf(action string) string { return strings.ToLower(action[:min(len(actio
 // permissionDeniedToOperator has a node for each action.
 func permissionDeniedToOperator(t *testing.T) {
 	const assign = "AssignPrivateIpAddresses"
-	s := lab.DefaultSpec(2, "t3.small")
-	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
-	s.Instances[1].Name = "creator"
-	s.VPCs[0].SecurityGroups[0].Tags = map[string]string{"for": "pods"}
-	for _, d := range append(slices.Concat(denials()...), denial{action: assign}) {
-		s.Instances = append(s.Instances, spec.Instance{Name: nodeOf(d.action), Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
-	}
-	c := raise(t, "witness", lab.Options{Spec: &s})
 	all := slices.Concat(denials()...)
+	nodes := []string{"creator", nodeOf(assign)}
+	for _, d := range all {
+		nodes = append(nodes, nodeOf(d.action))
+	}
+	s := withNodes(nodes...)
+	s.VPCs[0].SecurityGroups[0].Tags = map[string]string{"for": "pods"}
+	c := raise(t, s)
 	for _, d := range all {
 		c.want(t, nodeOf(d.action), d.before)
 	}
 	c.want(t, "creator", 3)
 	c.has(t, "creator", 3)
-	for _, name := range []string{"witness", "creator", nodeOf(assign)} { // what is denied is nothing of theirs
+	for _, name := range []string{witness, "creator", nodeOf(assign)} { // what is denied is nothing of theirs
 		c.has(t, name, 1)
 		c.well(t, name)
 		c.kept(t, name)

@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -19,9 +18,7 @@ import (
 // restarted.
 func TestTroubleOfServers(t *testing.T) {
 	t.Parallel()
-	s := lab.DefaultSpec(3, "t3.small")
-	s.Instances[0].Name, s.Instances[0].Type = "witness", "m5.xlarge"
-	c := raise(t, "witness", lab.Options{Spec: &s})
+	c := raise(t, withNodes("node-2", "node-3"))
 	for _, n := range c.Nodes() {
 		c.has(t, n.Name, 1)
 	}
