@@ -21,16 +21,12 @@ var (
 	famCondition = metric.New("berth_condition", "gauge", "1 while the condition is healthy, else 0.", "type")
 	famRepairs   = metric.New("berth_repairs_total", "counter", "Pieces of kernel state that someone else changed and berthd put back.")
 
-	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
-	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
-	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
-	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
-	famIPAM       = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator) or pool (address pools).", "ipam")
-	famBuild      = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
+	famIPAM  = metric.New("berth_ipam_info", "gauge", "Always 1; the label tells where the node's addresses come from: eni (EC2, asked by this daemon), eni-operator (EC2, asked by the operator) or pool (address pools).", "ipam")
+	famBuild = metric.New("berth_build_info", "gauge", "Always 1; the label tells the version.", "version")
 
 	families = []metric.Family{
 		famRequests, famAdd, famDel, famAddresses, famWaiting, famReap, famCondition, famRepairs,
-		famCalls, famCallTime, famLimiter, famReconciles, famIPAM, famBuild,
+		famIPAM, famBuild,
 	}
 )
 

@@ -1,11 +1,75 @@
 package eni
 
 import (
+	"cmp"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
 )
 
-var famENIs = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
+var (
+	famENIs       = metric.New("berth_enis", "gauge", "ENIs of this node that carry pods, and the primary one in any case.")
+	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
+	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
+	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
+	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
+)
 
 // Reference is what this source adds to the page of metrics.
-var Reference = source.Reference{Families: []metric.Family{famENIs}}
+var Reference = source.Reference{Families: []metric.Family{famENIs, famCalls, famCallTime, famLimiter, famReconciles}}
+
+// Metrics count what node mode asks EC2 for. They observe the calls (pace.Observer).
+type Metrics struct {
+	calls      *prometheus.CounterVec
+	duration   *prometheus.HistogramVec
+	wait       *prometheus.HistogramVec
+	reconciles *prometheus.CounterVec
+}
+
+// NewMetrics makes and registers them.
+func NewMetrics(to prometheus.Registerer) Metrics {
+	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
+	m := Metrics{famCalls.Counter(), famCallTime.Histogram(buckets), famLimiter.Histogram(buckets), famReconciles.Counter()}
+	to.MustRegister(m.calls, m.duration, m.wait, m.reconciles)
+	return m
+}
+
+// Call counts one call to EC2 with the code of its answer.
+func (m Metrics) Call(operation, code string, took time.Duration) {
+	m.calls.WithLabelValues(operation, code).Inc()
+	m.duration.WithLabelValues(operation).Observe(took.Seconds())
+}
+
+// Limited counts the time that the limiter held one call back.
+func (m Metrics) Limited(operation string, waited time.Duration) {
+	m.wait.WithLabelValues(operation).Observe(waited.Seconds())
+}
+
+// Reconciler returns the observer of one reconciler.
+func (m Metrics) Reconciler() eni.Observer { return &passes{reconciles: m.reconciles} }
+
+// passes count those of a reconciler. Its calls come from one goroutine.
+type passes struct {
+	reconciles *prometheus.CounterVec
+	failed     string // class of the last error of the pass under way
+}
+
+// Acted implements eni.Observer.
+func (p *passes) Acted(_ plan.Action, class cloud.Class, err error, _ time.Duration) {
+	if err != nil {
+		p.failed = class.String()
+	}
+}
+
+// Reconciled implements eni.Observer: the result is success, or the class of
+// the last error of the pass.
+func (p *passes) Reconciled(time.Duration) {
+	p.reconciles.WithLabelValues(cmp.Or(p.failed, "success")).Inc()
+	p.failed = ""
+}

@@ -28,7 +28,7 @@ type way struct {
 // way puts itself between the daemon and the API server.
 func (m *machine) way() *way {
 	w := &way{held: make(chan struct{}, 100), passed: make(chan struct{}), lost: map[string]bool{}}
-	m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+	m.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return transport{w, next}
 	})
 	return w

@@ -14,7 +14,7 @@ func BenchmarkAddDel(b *testing.B) {
 			b.Run(fmt.Sprintf("bits=%d/pods=%d", bits, pods), func(b *testing.B) {
 				n := crowded(b, bits, pods)
 				for b.Loop() {
-					n.admit(n.req(pods), n.now)
+					n.admit(podRequest(pods), n.now)
 					n.cancel(key(pods), n.now)
 				}
 			})
@@ -46,7 +46,7 @@ func crowded(tb testing.TB, bits, pods int) *bench {
 	}
 	for i := range pods + 1 {
 		if i < pods {
-			b.admit(b.req(i), b.now)
+			b.admit(podRequest(i), b.now)
 		}
 	}
 	if len(b.leases) != pods {

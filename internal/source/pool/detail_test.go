@@ -2,7 +2,6 @@ package pool
 
 import (
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -15,8 +14,8 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/introspect"
-	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // pools are those of the source's snapshot.
@@ -34,7 +33,7 @@ func TestDocumentOfPools(t *testing.T) {
 	b.give(small)
 	b.adds(0, "10.2.0.0 fd02::")
 	b.adds(1, "10.2.0.1 fd02::1")
-	web := b.req(2)
+	web := podRequest(2)
 	web.Pod.Namespace = "web"
 	if got := b.answer(b.admit(web, b.now)); got != "10.3.0.0" {
 		t.Fatalf("pod 2 got %s", got)
@@ -43,7 +42,7 @@ func TestDocumentOfPools(t *testing.T) {
 	b.blocks["default-7"].draining = true
 	b.restoreCooling(netip.MustParseAddr("10.9.0.2"), b.now, b.now)
 	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: attachment.Origin{Pool: "gone", Block: "gone-1"}}
-	if err := b.restore(b.req(3), gone, b.now); err != nil {
+	if err := b.restore(podRequest(3), gone, b.now); err != nil {
 		t.Fatal(err)
 	}
 	b.setRequest(&request{name: requestName("web", nodeID, 0), pool: "web", uid: "r", created: b.now, failed: v1alpha1.ReasonPoolExhausted})
@@ -141,13 +140,12 @@ func TestMetricsAreRegistered(t *testing.T) {
 	m := NewMetrics(r)
 	m.Asked("create-request", "success", time.Second)
 	m.Supplied("default", time.Second)
-	families, err := r.Gather()
-	if err != nil || len(families) != 3 {
-		t.Errorf("%d families, %v", len(families), err)
+	want := map[string]float64{
+		`berth_kubernetes_calls_total{call="create-request",result="success"}`: 1,
+		`berth_kubernetes_call_duration_seconds{call="create-request"}`:        1,
+		`berth_block_request_duration_seconds{pool="default"}`:                 1,
 	}
-	for _, f := range families {
-		if !slices.ContainsFunc(Reference.Families, func(r metric.Family) bool { return r.Name == f.GetName() && r.Help == f.GetHelp() }) {
-			t.Errorf("the reference lacks %s", f.GetName())
-		}
+	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
 }

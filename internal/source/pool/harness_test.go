@@ -1,63 +1,46 @@
 package pool
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/fstest"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
-	"github.com/berthnet/berth/internal/lab/run/kube"
-	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
-	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcenode"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 const (
-	namespace = "ns"
-	longest   = 3 * time.Minute // for what takes milliseconds on a quiet machine
+	nodeID    = sourcenode.Name
+	namespace = sourcetest.Namespace
+	longest   = sourcenode.Longest
 )
 
+var key, podRequest = sourcetest.Key, sourcetest.Request
+
 func TestMain(m *testing.M) {
-	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run, prepare) }, child))
+	ctrllog.SetLogger(logr.Discard())
+	os.Exit(sourcenode.Main(m, poolmode.Roles, child))
 }
-
-// prepare installs who berthd is, what it may do, and the policies that narrow
-// that.
-func prepare() error {
-	dir := os.DirFS(filepath.Join(harness.Tree(), "deploy", "pool-mode"))
-	files := fstest.MapFS{}
-	for _, name := range []string{"admission.yaml", "rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml"} {
-		data, err := fs.ReadFile(dir, name)
-		if err != nil {
-			return err
-		}
-		files[name] = &fstest.MapFile{Data: data}
-	}
-	return harness.ControlPlane.Apply(context.Background(), files)
-}
-
-var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 
 // routes is a data path of which a test can tell the order of things.
 type routes struct {
@@ -116,28 +99,18 @@ func (r *routes) failWith(err error) {
 // machine is a node whose daemon can be stopped and started again, and an
 // administrator's hand.
 type machine struct {
-	t      *testing.T
-	dir    string
-	api    client.Client
-	log    *logs
-	cfg    *rest.Config
+	*sourcenode.Node
+	*Source
 	tune   func(*Config)
 	routes *routes
 	wishes map[string]string // pools that pods name, by pod
-	*Source
-	stop func()
+	stop   func()
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	harness.KubeClean(t)
-	m := &machine{t: t, dir: t.TempDir(), api: harness.KubeClient(t), log: &logs{t: t}, routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
-	token, err := harness.ControlPlane.NodeToken(t.Context(), account, nodeID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.cfg = harness.ControlPlane.ConfigWithToken(token)
-	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
+	m := &machine{Node: sourcenode.New(t), routes: &routes{}, wishes: map[string]string{}, tune: func(*Config) {}}
+	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
 	m.namespace(namespace, "")
 	return m
 }
@@ -145,7 +118,7 @@ func newMachine(t *testing.T) *machine {
 // start starts the daemon's source, with the leases that its records tell of. It
 // ends with the test at the latest.
 func (m *machine) start(leases ...restored) {
-	m.t.Helper()
+	m.T.Helper()
 	m.prepare(leases...)
 	m.run()
 }
@@ -156,75 +129,49 @@ type restored struct {
 }
 
 func (m *machine) prepare(leases ...restored) {
-	m.t.Helper()
-	api, err := kubeapi.New(m.cfg)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	m.T.Helper()
+	api, err := kubeapi.New(m.Config)
+	harness.OK(m.T, err)
 	cfg := Config{
-		NodeName: nodeID, Datapath: m.routes, StateDir: m.dir, Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: time.Hour,
-		Clock: unhurried{}, Logger: slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		NodeName: nodeID, Datapath: m.routes, StateDir: m.Dir, Cooling: time.Millisecond, Watermark: 25, ReleaseDelay: time.Hour,
+		Clock: unhurried{}, Logger: sourcetest.Logger(m.Log),
 	}
 	m.tune(&cfg)
-	if m.Source, err = newSource(cfg, api); err != nil {
-		m.t.Fatal(err)
-	}
+	m.Source, err = newSource(cfg, api)
+	harness.OK(m.T, err)
 	for _, l := range leases {
-		if err := m.Restore(podRequest(l.pod), l.lease); err != nil {
-			m.t.Fatal(err)
-		}
+		harness.OK(m.T, m.Restore(podRequest(l.pod), l.lease))
 	}
 }
 
-func (m *machine) run() {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func(s *Source) {
-		defer close(done)
-		_ = s.Run(ctx)
-	}(m.Source)
-	m.stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-	})
-	m.t.Cleanup(m.stop)
-}
-
-func (m *machine) create(o client.Object) {
-	m.t.Helper()
-	if err := m.api.Create(m.t.Context(), o); err != nil {
-		m.t.Fatal(err)
-	}
-}
+func (m *machine) run() { m.stop = sourcetest.Run(m.T, m.Source) }
 
 // namespace makes a namespace, or annotates it.
 func (m *machine) namespace(name, pool string) {
-	m.t.Helper()
+	m.T.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	err := m.api.Create(m.t.Context(), ns)
+	err := m.API.Create(m.T.Context(), ns)
 	if err == nil {
-		m.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}})
+		m.Create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "default"}})
 	} else if !apierrors.IsAlreadyExists(err) {
-		m.t.Fatal(err)
+		m.T.Fatal(err)
 	}
 	m.annotate(ns, pool)
 }
 
 func (m *machine) annotate(o client.Object, pool string) {
-	m.t.Helper()
+	m.T.Helper()
 	value := "null"
 	if pool != "" {
 		value = fmt.Sprintf("%q", pool)
 	}
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationPool, value)
-	if err := m.api.Patch(m.t.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
-		m.t.Fatal(err)
-	}
+	harness.OK(m.T, m.API.Patch(m.T.Context(), o, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
 // pool makes an AddressPool of subnets "IPv4 IPv6".
 func (m *machine) pool(name string, bits int32, podNamespaces []string, subnets ...string) {
-	m.t.Helper()
+	m.T.Helper()
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.AddressPoolSpec{BlockSizeBits: &bits, PodNamespaces: podNamespaces}}
 	for _, s := range subnets {
 		var sub v1alpha1.PoolSubnet
@@ -237,19 +184,19 @@ func (m *machine) pool(name string, bits int32, podNamespaces []string, subnets 
 		}
 		p.Spec.Subnets = append(p.Spec.Subnets, sub)
 	}
-	m.create(p)
+	m.Create(p)
 }
 
 // pods makes pods FROM to TO of this node.
 func (m *machine) pods(from, to int) {
-	m.t.Helper()
+	m.T.Helper()
 	for i := from; i <= to; i++ {
 		m.podNamed(namespace, fmt.Sprint("pod", i), "")
 	}
 }
 
 func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
-	m.t.Helper()
+	m.T.Helper()
 	no := false
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
@@ -263,37 +210,58 @@ func (m *machine) podNamed(namespace, name, pool string) *corev1.Pod {
 		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
 		m.wishes[name] = pool
 	}
-	m.create(p)
+	m.Create(p)
 	return p
+}
+
+// begin starts an operator, and a daemon whose first pod has an address of a pool of
+// these subnets. The other pods are there only. A pool that is not the default one
+// keeps nothing warm.
+func (m *machine) begin(pool string, bits int32, pods int, subnets ...string) source.Lease {
+	m.T.Helper()
+	m.pool(pool, bits, nil, subnets...)
+	if pool != v1alpha1.DefaultPool {
+		m.namespace(namespace, pool)
+	}
+	m.pods(0, pods-1)
+	m.startOperator()
+	m.start()
+	l := m.add(0)
+	m.settled(1)
+	return l
 }
 
 // add starts a pod.
 func (m *machine) add(i int) source.Lease {
-	m.t.Helper()
+	m.T.Helper()
 	l, err := m.try(i, longest)
 	if err != nil {
-		m.t.Fatalf("pod %d: %v", i, err)
+		m.T.Fatalf("pod %d: %v", i, err)
 	}
 	return l
 }
 
 func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
-	ctx, cancel := context.WithTimeout(m.t.Context(), within)
-	defer cancel()
-	req := podRequest(i)
-	req.Wish.Pool = m.wishes[req.Pod.Name]
-	return m.Acquire(ctx, req)
+	return sourcetest.Try(m.T, m, podRequest(i), within)
+}
+
+// Acquire tells of the pod's annotation, as the runtime does.
+func (m *machine) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
+	if pool, ok := m.wishes[r.Pod.Name]; ok {
+		r.Wish.Pool = pool
+	}
+	return m.Source.Acquire(ctx, r)
 }
 
 // fails starts a pod that gets no address, for a reason that is known soon, and
 // returns the message.
 func (m *machine) fails(i int, reason string) (message string) {
-	m.t.Helper()
+	m.T.Helper()
 	m.until(fmt.Sprintf("pod %d waits: %s", i, reason), func() bool {
 		l, err := m.try(i, 300*time.Millisecond)
 		why, ok := errors.AsType[*source.Exhausted](err)
 		if !ok {
-			m.t.Fatalf("pod %d: %v, %v; want %s", i, l, err, reason)
+			m.T.Fatalf("pod %d: %v, %v; want %s", i, l, err, reason)
 		}
 		message = why.Message
 		return why.Reason == reason
@@ -303,38 +271,33 @@ func (m *machine) fails(i int, reason string) (message string) {
 
 // until waits for something that no event tells of.
 func (m *machine) until(what string, ok func() bool) {
-	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
-	defer cancel()
-	if poll.Until(ctx, poll.True(ok)) != nil {
-		m.t.Fatalf("waited %v for: %s\nblocks: %v\nrequests: %v", longest, what, m.blocks(), m.requests())
-	}
+	m.T.Helper()
+	m.Until(what, ok, func() string { return fmt.Sprintf("blocks: %v\nrequests: %v", m.blocks(), m.requests()) })
+}
+
+// sees waits until the daemon knows something.
+func (m *machine) sees(what string, ok func(l *ledger) bool) {
+	m.T.Helper()
+	m.until("the daemon sees "+what, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return ok(m.ledger)
+	})
 }
 
 // known waits until the daemon has seen a namespace with this annotation.
 func (m *machine) known(namespace, pool string) {
-	m.t.Helper()
-	m.until("namespace "+namespace+" is seen", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		have, ok := m.ledger.namespaces[namespace]
+	m.T.Helper()
+	m.sees("namespace "+namespace, func(l *ledger) bool {
+		have, ok := l.namespaces[namespace]
 		return ok && have == pool
 	})
-}
-
-// read reads from the API server, also one that takes its time.
-func (m *machine) read(what string, do func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	return kube.Again(ctx, what, func() error { return do(ctx) })
 }
 
 // blocks lists the AddressBlocks.
 func (m *machine) blocks() (names []string) {
 	list := &v1alpha1.AddressBlockList{}
-	if err := m.read("list blocks", func(ctx context.Context) error { return m.api.List(ctx, list) }); err != nil {
-		m.t.Log(err)
-	}
+	m.List(list)
 	for _, b := range list.Items {
 		names = append(names, b.Name)
 	}
@@ -343,19 +306,22 @@ func (m *machine) blocks() (names []string) {
 
 func (m *machine) block(name string) *v1alpha1.AddressBlock {
 	b := &v1alpha1.AddressBlock{}
-	err := m.read("read block "+name, func(ctx context.Context) error { return m.api.Get(ctx, client.ObjectKey{Name: name}, b) })
-	if err != nil {
+	if !m.Get(name, b) {
 		return nil
 	}
 	return b
 }
 
+// drain deletes a block.
+func (m *machine) drain(name string) {
+	m.T.Helper()
+	harness.OK(m.T, m.API.Delete(m.T.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+}
+
 // requests lists the BlockRequests.
 func (m *machine) requests() (names []string) {
 	list := &v1alpha1.BlockRequestList{}
-	if err := m.read("list requests", func(ctx context.Context) error { return m.api.List(ctx, list) }); err != nil {
-		m.t.Log(err)
-	}
+	m.List(list)
 	for _, r := range list.Items {
 		names = append(names, r.Name)
 	}
@@ -364,22 +330,13 @@ func (m *machine) requests() (names []string) {
 
 // settled waits until there are this many blocks, all in use, and no request.
 func (m *machine) settled(blocks int) {
-	m.t.Helper()
+	m.T.Helper()
 	m.until(fmt.Sprintf("%d blocks and no request", blocks), func() bool {
 		return len(m.blocks()) == blocks && len(m.requests()) == 0 && len(m.routes.names()) == blocks
 	})
 }
 
-// logs passes a log to the test's output and keeps it.
-type logs struct {
-	t  *testing.T
-	mu sync.Mutex // guards b
-	b  bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.b.Write(p)
-	return l.t.Output().Write(p)
+// empty tells whether nothing is left of blocks.
+func (m *machine) empty() bool {
+	return len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
 }

@@ -16,9 +16,8 @@ import (
 )
 
 const (
-	cools  = 30 * time.Second
-	delay  = 5 * time.Minute
-	nodeID = "node-1"
+	cools = 30 * time.Second
+	delay = 5 * time.Minute
 )
 
 // bench is a ledger with a clock, and a world in which everything succeeds when
@@ -38,14 +37,6 @@ func newBench(t *testing.T, pools ...poolFacts) *bench {
 	}
 	b.namespaces["ns"] = ""
 	return b
-}
-
-func (b *bench) req(i int) source.Request {
-	return source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: fmt.Sprint("pod", i)}, Wish: source.Wish{Told: true}}
-}
-
-func key(i int) attachment.Key {
-	return attachment.Key{Network: "pods", ContainerID: fmt.Sprint("c", i), IfName: "eth0"}
 }
 
 // give puts a block in place.
@@ -88,7 +79,7 @@ func (b *bench) expect(what string, want ...string) {
 
 func (b *bench) add(i int) (*waiting.Waiter, string) {
 	b.t.Helper()
-	w := b.admit(b.req(i), b.now)
+	w := b.admit(podRequest(i), b.now)
 	return w, b.answer(w)
 }
 
@@ -370,10 +361,10 @@ func TestRestore(t *testing.T) {
 				if known {
 					b.give(f)
 				}
-				if err := b.restore(b.req(0), lease, b.now); err != nil {
+				if err := b.restore(podRequest(0), lease, b.now); err != nil {
 					t.Fatal(err)
 				}
-				if err := b.restore(b.req(1), lease, b.now); err == nil {
+				if err := b.restore(podRequest(1), lease, b.now); err == nil {
 					t.Error("two pods have one address")
 				}
 				b.give(f)

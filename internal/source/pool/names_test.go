@@ -1,28 +1,24 @@
 package pool
 
 import (
-	"context"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
 // Who has another node's token makes requests, for that node, under the names
 // that this one uses. It takes others.
 func TestNamesOfRequestsThatAnotherNodeTook(t *testing.T) {
 	m := newMachine(t)
-	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stranger"}})
+	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "stranger"}})
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pods(0, 2)
-	token, err := harness.ControlPlane.NodeToken(t.Context(), account, "stranger")
-	harness.OK(t, err)
-	stranger, err := client.New(harness.ControlPlane.ConfigWithToken(token), client.Options{Scheme: m.api.Scheme()})
-	harness.OK(t, err)
+	stranger := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "stranger"))
 	for slot := range maxOutstanding {
 		r := &v1alpha1.BlockRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: requestName("default", nodeID, slot)},
@@ -35,12 +31,12 @@ func TestNamesOfRequestsThatAnotherNodeTook(t *testing.T) {
 	for i := range 3 {
 		m.add(i)
 	}
-	if !m.log.has("another node's") {
+	if !(m.Log.Count("another node's") > 0) {
 		t.Error("nothing is told of the names")
 	}
 	m.until("its requests are over", func() bool {
 		list := &v1alpha1.BlockRequestList{}
-		harness.OK(t, m.read("requests", func(ctx context.Context) error { return m.api.List(ctx, list) }))
+		m.List(list)
 		for _, r := range list.Items {
 			if r.Spec.NodeName == nodeID {
 				return false

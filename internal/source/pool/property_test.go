@@ -209,7 +209,7 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
 				if i := pod.Draw(t, "pod"); l.held[i] == nil && l.waiters[i] == nil {
-					l.waiters[i] = l.admit(l.req(i), l.now)
+					l.waiters[i] = l.admit(podRequest(i), l.now)
 				}
 			},
 			"give up": func(t *rapid.T) {
@@ -309,7 +309,7 @@ func (l *life) restart(t *rapid.T) {
 	}
 	for i, addrs := range l.held {
 		lease := before.leases[key(i)].Lease
-		if err := l.restore(l.req(i), lease, l.now); err != nil {
+		if err := l.restore(podRequest(i), lease, l.now); err != nil {
 			t.Fatalf("pod %d with %v: %v", i, addrs, err)
 		}
 	}

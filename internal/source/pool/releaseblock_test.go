@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -13,10 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // A pool of single addresses: a second DEL of a pod does not touch what another
@@ -24,14 +23,8 @@ import (
 func TestLateSecondDelOfASingleAddress(t *testing.T) {
 	m := newMachine(t)
 	m.tune = func(c *Config) { c.ReleaseDelay = 100 * time.Millisecond }
-	m.pool("public", 0, nil, "10.0.0.1/32")
-	m.namespace(namespace, "public")
-	m.pods(0, 1)
-	m.startOperator()
-	m.start()
-	a := m.add(0)
-	m.settled(1)
-	back := m.withoutAPI()
+	a := m.begin("public", 0, 2, "10.0.0.1/32")
+	back := harness.WithoutAPIServer(t)
 	m.Release(key(0))
 	b := m.add(1)
 	if a.IPv4 != b.IPv4 {
@@ -49,13 +42,13 @@ func TestLateSecondDelOfASingleAddress(t *testing.T) {
 		t.Errorf("pod 1 has %v, %v", l, err)
 	}
 	m.Release(key(1))
-	m.until("the block goes back", func() bool { return len(m.blocks()) == 0 && len(m.routes.names()) == 0 })
+	m.until("the block goes back", m.empty)
 }
 
 // quiet lets some time pass in which nothing is to happen.
 func (m *machine) quiet(d time.Duration) {
-	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), d)
+	m.T.Helper()
+	ctx, cancel := context.WithTimeout(m.T.Context(), d)
 	defer cancel()
 	<-ctx.Done()
 }
@@ -64,15 +57,8 @@ func (m *machine) quiet(d time.Duration) {
 // one, and is let go only after the file and the routes are without it.
 func TestDraining(t *testing.T) {
 	m := newMachine(t)
-	m.pool("default", 2, nil, "10.0.0.0/24")
-	m.pods(0, 3)
-	m.startOperator()
-	m.start()
-	a := m.add(0)
-	m.settled(1)
-	if err := m.api.Delete(t.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: a.Block}}); err != nil {
-		t.Fatal(err)
-	}
+	a := m.begin("default", 2, 4, "10.0.0.0/24")
+	m.drain(a.Block)
 	m.until("the daemon drains it", func() bool { return m.pools()[0].Draining == 1 })
 	if b := m.add(1); b.Block == a.Block {
 		t.Errorf("pod 1 got %v of a draining block", b)
@@ -102,16 +88,11 @@ func TestClaims(t *testing.T) {
 	m.tune = func(c *Config) { c.Clock = ticks }
 	m.pool("default", 0, nil, "10.0.0.0/24")
 	m.pods(0, 2)
-	o := newOperator(t)
-	o.answerOnly(0)
-	o.start()
 	m.start()
 	node := &corev1.Node{}
-	if err := m.api.Get(t.Context(), client.ObjectKey{Name: nodeID}, node); err != nil {
-		t.Fatal(err)
-	}
+	m.Get(nodeID, node)
 	stop := ticks.flow()
-	a := m.addOwned(o, 0, node.UID)
+	a := m.addOwned(0, node.UID)
 	m.settled(1)
 	stop()
 	before := m.block(a.Block)
@@ -120,9 +101,7 @@ func TestClaims(t *testing.T) {
 	if now := m.block(a.Block); now.ResourceVersion != before.ResourceVersion {
 		t.Errorf("written while the Node is there: %+v", now.Status)
 	}
-	if err := m.api.Delete(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, m.API.Delete(t.Context(), node))
 	renewed := func() time.Time {
 		if b := m.block(a.Block); b.Status.RenewTime != nil {
 			return b.Status.RenewTime.Time
@@ -140,17 +119,13 @@ func TestClaims(t *testing.T) {
 		return renewed().After(first.Add(claimInterval - time.Second))
 	})
 	stop = ticks.flow()
-	m.addOwned(o, 1, "") // a block can still be asked for, and nobody owns the request
+	m.addOwned(1, "") // a block can still be asked for, and nobody owns the request
 	stop()
-	m.create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
-	m.until("the Node is seen", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return !m.ledger.node.missing
-	})
+	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
+	m.sees("the Node", func(l *ledger) bool { return !l.node.missing })
 	m.until("no claim is under way any more", func() bool {
 		ticks.Advance(time.Second)
-		return m.log.has("nothing is left to claim")
+		return (m.Log.Count("nothing is left to claim") > 0)
 	})
 	last := m.block(a.Block).ResourceVersion
 	ticks.Advance(5 * claimInterval)
@@ -162,19 +137,20 @@ func TestClaims(t *testing.T) {
 
 // addOwned starts a pod for which a block is asked for, and looks who owns the
 // request: the Node with this UID, or nobody.
-func (m *machine) addOwned(o *operator, i int, uid types.UID) (l source.Lease) {
-	m.t.Helper()
-	o.answerOnly(0)
+func (m *machine) addOwned(i int, uid types.UID) (l source.Lease) {
+	m.T.Helper()
 	var wg sync.WaitGroup
 	wg.Go(func() { l = m.add(i) })
 	list := &v1alpha1.BlockRequestList{}
-	m.until("a request", func() bool { return m.api.List(m.t.Context(), list) == nil && len(list.Items) > 0 })
+	m.until("a request", func() bool { return m.API.List(m.T.Context(), list) == nil && len(list.Items) > 0 })
 	owners := list.Items[0].OwnerReferences
 	if uid == "" && len(owners) > 0 || uid != "" && (len(owners) != 1 || owners[0].Kind != "Node" || owners[0].UID != uid || *owners[0].Controller || *owners[0].BlockOwnerDeletion) {
-		m.t.Errorf("owners %+v, want Node %s", owners, uid)
+		m.T.Errorf("owners %+v, want Node %s", owners, uid)
 	}
-	o.answerOnly(-1)
+	o := m.startOperator()
 	wg.Wait()
+	m.until("the request is done", func() bool { return len(m.requests()) == 0 })
+	o.stop()
 	return l
 }
 
@@ -183,14 +159,8 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 	m := newMachine(t)
 	ticks := newTicks()
 	m.tune = func(c *Config) { c.Clock, c.ReleaseDelay = ticks, 5*time.Minute }
-	m.pool("public", 2, nil, "10.0.0.0/24")
-	m.namespace(namespace, "public")
-	m.pods(0, 0)
-	m.startOperator()
-	m.start()
 	stop := ticks.flow()
-	m.add(0)
-	m.settled(1)
+	m.begin("public", 2, 1, "10.0.0.0/24")
 	stop()
 	m.Release(key(0))
 	ticks.Advance(time.Second)
@@ -212,32 +182,13 @@ func TestBlockGoesBackAfterTheDelay(t *testing.T) {
 // A deleted pool lets its blocks drain where they are.
 func TestPoolDeletedUnderPods(t *testing.T) {
 	m := newMachine(t)
-	m.pool("default", 2, nil, "10.0.0.0/24")
-	m.pods(0, 2)
-	m.startOperator()
-	m.start()
-	a := m.add(0)
-	m.settled(1)
+	a := m.begin("default", 2, 3, "10.0.0.0/24")
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	if err := errors.Join(
-		m.api.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, v1alpha1.FinalizerPool))),
-		m.api.Delete(t.Context(), p)); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, m.API.Delete(t.Context(), p))
 	// Who hears of the block first asks for another one.
-	m.until("the daemon knows of the pool", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return m.ledger.pools["default"].deleting
-	})
-	if err := m.api.Delete(t.Context(), m.block(a.Block)); err != nil {
-		t.Fatal(err)
-	}
-	m.until("the daemon knows of the block", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return m.ledger.blocks[a.Block].draining
-	})
+	m.sees("the pool's end", func(l *ledger) bool { return l.pools["default"].deleting })
+	m.drain(a.Block)
+	m.sees("the block's end", func(l *ledger) bool { return l.blocks[a.Block].draining })
 	m.fails(1, "pool-deleted")
 	if got := m.requests(); len(got) != 0 {
 		t.Errorf("requests %v", got)
@@ -253,28 +204,18 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 // looks again, and meanwhile gives no address of the block to anybody.
 func TestBlockChangedWhileItIsLetGo(t *testing.T) {
 	m := newMachine(t)
-	m.pool("public", 2, nil, "10.0.0.0/30")
-	m.namespace(namespace, "public")
-	m.pods(0, 1)
 	w := m.way()
 	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
-	m.startOperator()
-	m.start()
-	m.add(0)
-	m.settled(1)
+	m.begin("public", 2, 2, "10.0.0.0/30")
 	b := m.block("public-0")
-	if err := m.api.Delete(t.Context(), b); err != nil {
-		t.Fatal(err)
-	}
+	m.drain(b.Name)
 	m.Release(key(0))
 	<-w.held
-	if err := m.api.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"seen":"yes"}}}`))); err != nil {
-		t.Fatal(err)
-	}
+	m.annotate(b, "seen")
 	m.fails(1, "pool-exhausted") // all that the pool has is this block
 	w.release()
 	m.until("it is gone", func() bool { b := m.block("public-0"); return b == nil || b.UID != "" && b.DeletionTimestamp == nil })
-	if !m.log.has("remove the finalizer of AddressBlock public-0") {
+	if !(m.Log.Count("remove the finalizer of AddressBlock public-0") > 0) {
 		t.Error("there was no conflict")
 	}
 }

@@ -3,15 +3,16 @@ package pool
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // The first case of Coil's design: six blocks of a dual-stack pool; the seventh
@@ -47,7 +48,7 @@ func TestDualStackPoolUntilItIsExhausted(t *testing.T) {
 	if l := m.add(12); l.IPv4 != leases[3].IPv4 {
 		t.Errorf("pod 12: %+v", l)
 	}
-	if made, _ := o.counts("default"); made != 6 {
+	if made := o.served.Load(); made != 6 {
 		t.Errorf("%d blocks were made", made)
 	}
 }
@@ -62,47 +63,18 @@ func TestHundredAddsAtOnce(t *testing.T) {
 			m.pods(0, 99)
 			m.start()
 			want := map[int32]int{0: 100, 5: 4}[bits] // 108 addresses: a quarter of a block is to be free
-			first := newOperator(t)
-			first.answerOnly(want / 2)
-			first.start()
+			first := m.startLimitedOperator(want / 2)
 			var wg sync.WaitGroup
-			leases := make([]source.Lease, 100)
-			for i := range leases {
-				wg.Go(func() {
-					var err error
-					if leases[i], err = m.try(i, 2*longest); err != nil {
-						t.Errorf("pod %d: %v", i, err)
-					}
-				})
-			}
-			m.until("half is done", func() bool {
-				made, _ := first.counts("default")
-				return made == want/2
-			})
+			wg.Go(func() { sourcetest.AddAll(t, m, 0, 100, 2*longest) })
+			m.until("half is done", func() bool { return int(first.served.Load()) == want/2 })
 			first.stop()
-			second := newOperator(t)
-			second.follow(first)
-			second.start()
+			second := m.startOperator()
 			wg.Wait()
 			m.settled(want)
-			if made, asked := second.counts("default"); made != want || asked != want {
-				t.Errorf("%d blocks for %d requests, want %d", made, asked, want)
+			if made := int(first.served.Load() + second.served.Load()); made != want {
+				t.Errorf("%d requests were answered, want %d", made, want)
 			}
-			distinct(t, leases)
 		})
-	}
-}
-
-func distinct(t *testing.T, leases []source.Lease) {
-	t.Helper()
-	seen := map[netip.Addr]bool{}
-	for _, l := range leases {
-		for _, a := range l.Addrs() {
-			if seen[a] {
-				t.Errorf("%s was given twice", a)
-			}
-			seen[a] = true
-		}
 	}
 }
 
@@ -113,9 +85,6 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 	m.pool("public", 0, nil, "10.0.0.0/24")
 	m.namespace(namespace, "public")
 	m.pods(0, 19)
-	o := newOperator(t)
-	o.answerOnly(0)
-	o.start()
 	m.start()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -131,11 +100,8 @@ func TestFailedAddsLeakNothing(t *testing.T) {
 	cancel()
 	wg.Wait()
 	m.fails(0, "growing")
-	o.answerOnly(-1)
-	m.until("what was asked for came and went", func() bool {
-		made, _ := o.counts("public")
-		return made == maxOutstanding && len(m.blocks()) == 0 && len(m.requests()) == 0 && len(m.routes.names()) == 0
-	})
+	o := m.startOperator()
+	m.until("what was asked for came and went", func() bool { return o.served.Load() == maxOutstanding && m.empty() })
 }
 
 // A daemon whose role was not applied says so.
@@ -145,7 +111,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.cfg = cfg
+	m.Config = cfg
 	m.start()
 	m.pods(0, 0)
 	m.until("it hears", func() bool { return m.Snapshot().LastError != "" })
@@ -173,9 +139,9 @@ func TestNobodyWaitsForAnothersRequest(t *testing.T) {
 	m.start()
 	slow := make(chan error, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), longest)
-		defer cancel()
-		_, err := m.Acquire(ctx, source.Request{Key: key(99), Pod: attachment.Pod{Namespace: "snail", Name: "p"}, Wish: source.Wish{Told: true}})
+		pod := podRequest(99)
+		pod.Pod.Namespace = "snail"
+		_, err := sourcetest.Try(t, m, pod, longest)
 		slow <- err
 	}()
 	<-s.held
@@ -203,41 +169,58 @@ func TestLostReplies(t *testing.T) {
 	m.pods(0, 9)
 	s := m.way()
 	s.lose = func(method string) bool { return method != "GET" }
-	o := newOperator(t)
-	o.answerOnly(0)
-	o.start()
 	m.start()
 	var wg sync.WaitGroup
-	leases := make([]source.Lease, 10)
-	for i := range leases {
-		wg.Go(func() { leases[i] = m.add(i) })
-	}
+	wg.Go(func() { sourcetest.AddAll(t, m, 0, 10, longest) })
 	// A request may be made again while the watch is late, and must not find its
 	// answer taken already.
-	m.until("the daemon knows what it has asked for", func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return len(m.ledger.requests) == 5
-	})
+	m.sees("what it has asked for", func(l *ledger) bool { return len(l.requests) == 5 })
 	m.quiet(2 * firstRetry)
 	if got := m.requests(); len(got) != 5 {
 		t.Errorf("requests %v, want 5", got)
 	}
-	o.answerOnly(-1)
+	o := m.startOperator()
 	wg.Wait()
 	m.settled(5)
-	distinct(t, leases)
-	if made, asked := o.counts("public"); made != 5 || asked != 5 {
-		t.Errorf("%d blocks for %d requests", made, asked)
+	if made := o.served.Load(); made != 5 {
+		t.Errorf("%d requests were answered, want 5", made)
 	}
-	for i := range leases {
+	for i := range 10 {
 		m.Release(key(i))
 	}
-	m.until("all goes back", func() bool { return len(m.blocks()) == 0 && len(m.routes.names()) == 0 })
+	m.until("all goes back", m.empty)
 }
 
-func (l *logs) has(s string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Contains(l.b.String(), s)
+// A hundred pods of two pools at once; then both pools are deleted under them, and
+// nothing of them is left once the pods have gone.
+func TestPoolsDeletedUnderAHundredPods(t *testing.T) {
+	m := newMachine(t)
+	m.pool("default", 5, nil, "10.0.0.0/22 fd00::/118")
+	m.pool("public", 0, []string{namespace}, "10.1.0.0/25")
+	m.startOperator()
+	m.start()
+	m.until("a warm block", func() bool { return m.Ready() == nil })
+	for i := range 100 {
+		pool := ""
+		if i%2 > 0 {
+			pool = "public"
+		}
+		m.podNamed(namespace, fmt.Sprint("pod", i), pool)
+	}
+	leases := sourcetest.AddAll(t, m, 0, 100, longest)
+	m.settled(2 + 50)
+	for _, name := range []string{"default", "public"} {
+		harness.OK(t, m.API.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	}
+	for i, l := range leases {
+		if m.block(l.Block) == nil {
+			t.Errorf("block %s went under pod %d", l.Block, i)
+		}
+		m.Release(key(i))
+	}
+	pools := &v1alpha1.AddressPoolList{}
+	m.until("nothing is left", func() bool {
+		m.List(pools)
+		return len(pools.Items) == 0 && m.empty()
+	})
 }

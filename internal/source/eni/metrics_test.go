@@ -1,0 +1,34 @@
+package eni
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/test/harness/sourcetest"
+)
+
+func TestMetricsAreRegistered(t *testing.T) {
+	r := prometheus.NewRegistry()
+	m := NewMetrics(r)
+	m.Call("AssignPrivateIpAddresses", "OK", 0)
+	m.Limited("AssignPrivateIpAddresses", 0)
+	passes := m.Reconciler()
+	passes.Acted(plan.Action{}, cloud.Throttled, errors.New("slower"), 0)
+	passes.Reconciled(0)
+	passes.Reconciled(0)
+	want := map[string]float64{
+		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`: 1,
+		`berth_ec2_call_duration_seconds{operation="AssignPrivateIpAddresses"}`: 1,
+		`berth_ec2_limiter_wait_seconds{operation="AssignPrivateIpAddresses"}`:  1,
+		`berth_reconciles_total{result="success"}`:                              1,
+		`berth_reconciles_total{result="throttled"}`:                            1,
+	}
+	if d := cmp.Diff(want, sourcetest.Values(t, r, Reference)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
