@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -56,7 +55,7 @@ func TestChain(t *testing.T) {
 			{HostPort: port, ContainerPort: echo.Port, Protocol: "udp"},
 		}})
 		harness.OK(t, err)
-		if i == 0 || deviceIndex(t, l, p.Addr()) > 0 {
+		if i == 0 || eniOf(t, l, p.Addr()).Attachment.DeviceIndex > 0 {
 			ports = append(ports, port)
 		}
 	}
@@ -74,7 +73,7 @@ func TestChain(t *testing.T) {
 			l.Fabric.InternetPath(): fabric.InternetHost,
 		} {
 			for _, network := range []string{"tcp", "udp"} {
-				if err := reaches(ctx, from, network, to, want); err != nil {
+				if err := harness.AsksBy(t, from, network, to, want); err != nil {
 					t.Errorf("host port %d by %s: %v", port, network, err)
 				}
 			}
@@ -86,34 +85,11 @@ func TestChain(t *testing.T) {
 	}
 	harness.OK(t, other.DelPod(ctx, "client"))
 	closed := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(ports[0]))
-	if err := reaches(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, harness.PrimaryAddress(t, l, other)); err == nil {
+	if _, err := echo.Ask(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, netip.Addr{}, "hello"); err == nil {
 		t.Error("the host port still answers after DEL")
 	}
 	bandwidth(t, n, list)
 	harness.Settle(t, l)
-}
-
-// reaches asks and compares the source that arrived.
-func reaches(ctx context.Context, path, network string, to netip.AddrPort, want netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	r, err := echo.Ask(ctx, path, network, to, netip.Addr{}, "hello")
-	if err == nil && r.You != want {
-		err = fmt.Errorf("seen as %s, want %s", r.You, want)
-	}
-	return err
-}
-
-// deviceIndex of the ENI that has an address.
-func deviceIndex(t *testing.T, l *lab.Lab, a netip.Addr) int {
-	t.Helper()
-	for _, e := range l.Books().ENIs {
-		if e.Owns(a) && e.Attachment != nil {
-			return e.Attachment.DeviceIndex
-		}
-	}
-	t.Fatalf("%s belongs to no attached ENI", a)
-	return 0
 }
 
 // installed reads what berthd installed.

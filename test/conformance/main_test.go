@@ -12,6 +12,8 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -36,4 +38,16 @@ func addrOf(t *testing.T, r *types100.Result) netip.Addr {
 		t.Fatalf("the result's address is %v", r.IPs[0])
 	}
 	return a.Unmap()
+}
+
+// eniOf is the ENI that has an address.
+func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) vpc.ENI {
+	t.Helper()
+	for _, e := range l.Books().ENIs {
+		if e.Owns(a) {
+			return e
+		}
+	}
+	t.Fatalf("%s belongs to no ENI", a)
+	return vpc.ENI{}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -74,7 +76,7 @@ func TestDrain(t *testing.T) {
 	if status := n.ExitCode(); status != 0 {
 		t.Errorf("exit status %d after SIGTERM", status)
 	}
-	harness.OK(t, reaches(t.Context(), n.Netns, "tcp", echoPort(first), harness.PrimaryAddress(t, l, n)))
+	harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(first.Addr(), echo.Port), harness.PrimaryAddress(t, l, n)))
 	harness.OK(t, n.Start())
 	// The DEL that a runtime sends after the failed ADD waits for the new daemon.
 	err := <-waited
@@ -86,6 +88,6 @@ func TestDrain(t *testing.T) {
 	}
 	harness.Ready(t, n)
 	harness.OK(t, n.CheckPod(t.Context(), first.Name))
-	harness.OK(t, reaches(t.Context(), n.Netns, "tcp", echoPort(first), harness.PrimaryAddress(t, l, n)))
+	harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(first.Addr(), echo.Port), harness.PrimaryAddress(t, l, n)))
 	harness.Settle(t, l)
 }
