@@ -24,9 +24,7 @@ func TestDelVariants(t *testing.T) {
 	if len(r.Store.Records()) != 0 {
 		t.Errorf("records %v", r.Store.Records())
 	}
-	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
 }
 

@@ -22,9 +22,7 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	} {
 		path := filepath.Join(n.dir, name)
 		_ = os.Remove(path)
-		if err := unix.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mkfifo(path, 0o600))
 	}
 	if heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("a FIFO is a heartbeat")

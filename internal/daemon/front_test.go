@@ -50,9 +50,7 @@ func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
 		return err
 	}
 	wantFailure(t, status(), types.ErrPluginNotAvailable)
-	if err := heartbeat.Beat(f.Socket, n.clock.Boot()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, heartbeat.Beat(f.Socket, n.clock.Boot()))
 	if err := status(); err != nil {
 		t.Errorf("STATUS within a restart: %v", err)
 	}

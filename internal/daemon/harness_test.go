@@ -175,6 +175,22 @@ func (d *Daemon) attach(ctx context.Context, container, netns string) (attachmen
 	return d.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
 }
 
+// attached is an attach that works.
+func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Record {
+	t.Helper()
+	rec, err := d.attach(context.Background(), container, netns)
+	must(t, err)
+	return rec
+}
+
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // tick lets short waits of the daemon (the reaper's gathering) pass while a
 // test waits for real; the returned function ends it.
 func (n *node) tick() (stop func()) {

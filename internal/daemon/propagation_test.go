@@ -59,9 +59,7 @@ func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) er
 			errs <- do(<-paths)
 		}
 	}()
-	if err := <-errs; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-errs)
 	return func(path string) error {
 		paths <- path
 		return <-errs
@@ -85,9 +83,7 @@ func sharedDir(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	return dir
 }
 
@@ -95,12 +91,8 @@ func sharedDir(t *testing.T) string {
 func mountNetns(t *testing.T, path string) string {
 	t.Helper()
 	from, _ := newSpace(t)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(from, path, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, nil, 0o600))
+	must(t, unix.Mount(from, path, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 	return path
 }

@@ -56,9 +56,7 @@ func addVeth(t testing.TB, h *netlink.Handle, attrs netlink.LinkAttrs, peer stri
 	t.Helper()
 	v := netlink.NewVeth(attrs)
 	v.PeerName, v.PeerMTU = peer, uint32(attrs.MTU)
-	if err := h.LinkAdd(v); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.LinkAdd(v))
 }
 
 // machine is a node with a real kernel: a namespace with a primary link.
@@ -130,9 +128,7 @@ func (m *machine) start(period time.Duration) *started {
 		m.t.Fatal(err)
 	}
 	network := NewVPCNetwork(m.open())
-	if err := network.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
 	d := New(Options{
 		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
@@ -206,9 +202,7 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	}
 
 	// The same namespace again under another container ID, right after the DEL.
-	if err := s.del(ctx, keyFor("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.del(ctx, keyFor("a")))
 	if _, err := s.attach(ctx, "c", ns); err != nil {
 		t.Errorf("ADD into the namespace of a removed pod: %v", err)
 	}
@@ -255,23 +249,16 @@ func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapat
 func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
-	rec, err := s.attach(context.Background(), "a", mustSpace(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", mustSpace(t))
 	s.stop()
 	file := filepath.Join(m.dir, "attachments", "attachment-"+rec.HostLink+".json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	s = m.start(time.Hour)
 	s.repairer.repair(context.Background())
 	if links, routes := m.inventory(s); links != 1 || routes != 1 {
 		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
 	}
-	if err := s.del(context.Background(), keyFor("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.del(context.Background(), keyFor("a")))
 	m.empty(s)
 }
 
@@ -279,13 +266,9 @@ func TestNotANetns(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
 	plain := filepath.Join(t.TempDir(), "plain") // what an unmounted namespace leaves behind
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(plain, nil, 0o600))
 	fifo := plain + "-fifo"
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(fifo, 0o600))
 	for path, what := range map[string]string{
 		plain: "a file", "/proc/self/ns/pid": "another namespace", t.TempDir(): "a folder", fifo: "a FIFO", "/dev/null": "a device",
 		plain + "x": "does not exist", strings.Repeat("/x", 5000): "too long",
@@ -301,18 +284,13 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
 	ns := mustSpace(t)
-	rec, err := s.attach(context.Background(), "a", ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", ns)
 	intact := func() bool { return s.check(context.Background(), keyFor("a"), ns, rec.Lease.Addrs()) == nil }
 	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
 		t.Fatalf("routes %v, %v", routes, err)
 	}
-	if err := m.net.RouteDel(&routes[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.net.RouteDel(&routes[0]))
 	waitFor(t, intact)
 	m.deleteLink(rec.HostLink)
 	waitFor(t, intact)
@@ -327,12 +305,8 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 	}
 	ns := mustSpace(t)
 	for range 4 {
-		if _, err := s.attach(context.Background(), "a", ns); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.del(context.Background(), keyFor("a")); err != nil {
-			t.Fatal(err)
-		}
+		s.attached(t, "a", ns)
+		must(t, s.del(context.Background(), keyFor("a")))
 	}
 	waitFor(t, func() bool { return s.reaper.count() == 0 })
 	// A link of someone else is the last event: all before it were looked at.
@@ -406,10 +380,7 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 
 	s.Kernel = kernel
 	lead(own)
-	rec, err := s.attach(ctx, "a", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", path)
 	lead(other)
 	m.deleteLink(rec.HostLink)
 	s.repairer.repair(ctx)

@@ -71,9 +71,7 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 			n.leave("a")
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
-				if err := d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}))
 				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
@@ -152,9 +150,7 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	n.leave("a")
-	if err := os.RemoveAll(filepath.Join(n.dir, "attachments")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Join(n.dir, "attachments")))
 	r := n.restart(nil)
 	n.wantKernel(t, 0, 0)
 	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
@@ -214,9 +210,7 @@ func TestDamagedRecordOfALivePod(t *testing.T) {
 	r := n.restart(nil)
 	defer n.tick()()
 	mustDel(t, r, "a")
-	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
 		t.Error("its address does not cool")
@@ -239,9 +233,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 		if i < 2 {
 			text = fmt.Sprintf(`{"lease":{"ipv4":"10.0.0.%d"}`, 5+i)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	for range 2 {
 		r := n.restart(nil)
@@ -295,9 +287,7 @@ func TestVanishedSandbox(t *testing.T) {
 			n.listed = tt.listed
 			d := n.assemble()
 			ns := n.newNetns("a")
-			if _, err := d.attach(within(t), "a", ns); err != nil {
-				t.Fatal(err)
-			}
+			d.attached(t, "a", ns)
 			n.removeNetns(ns)
 			if tt.linkGone {
 				n.kernel.links, n.kernel.routes = newFakeKernel().links, newFakeKernel().routes
@@ -319,9 +309,7 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	ns := n.newNetns("a")
-	if _, err := d.attach(within(t), "a", ns); err != nil {
-		t.Fatal(err)
-	}
+	d.attached(t, "a", ns)
 	saved := n.netns[ns]
 	n.removeNetns(ns)
 	d.sweep(within(t))
@@ -354,9 +342,7 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	rec := recordOf("a", attachment.Lease{IPv4: n.addrs[0]})
-	if err := d.Store.Put(rec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Store.Put(rec))
 	n.kernel.links[rec.HostLink] = datapath.Pod{}
 	n.kernel.set("DetachPod", errors.New("busy"))
 	r := n.restart(nil)
@@ -413,9 +399,7 @@ func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	r = n.restart(r)
 	if len(r.Store.CoolingRecords()) != 0 || len(r.Store.Records()) != 1 {
 		t.Errorf("cooling %v, records %v", r.Store.CoolingRecords(), r.Store.Records())
@@ -440,9 +424,7 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	begun := n.clock.Now()
-	if err := d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
 	(&recovery{d: d.Daemon}).cooling(t.Context())

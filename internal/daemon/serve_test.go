@@ -40,9 +40,7 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	}
 	wantFailure(t, ask(r), types.ErrPluginNotAvailable)
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
-	if err := ask(r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ask(r))
 	r.stop()
 	r = n.start() // its source knows no address
 	if err := ask(r); err != nil {
@@ -81,9 +79,7 @@ func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.Run(within(t), front) }()
 	waitFor(t, func() bool { return heartbeat.Recent(d.socket, n.clock.Boot()) })
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	select {
 	case err := <-done:
 		if err == nil || !strings.Contains(err.Error(), "serving the plugin") {

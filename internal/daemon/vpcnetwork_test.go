@@ -22,9 +22,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	addVeth(t, m.net, attrs, "router6")
 	open := func() *VPCNetwork {
 		n := NewVPCNetwork(m.open())
-		if err := n.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.Setup(context.Background(), datapath.Config{}, m.vpc))
 		return n
 	}
 	enis := func(n *VPCNetwork) int {
@@ -38,9 +36,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 		ID: "eni-2", MAC: mac.Addr(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
 		Subnet: netip.MustParsePrefix("10.0.2.0/24"), Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")},
 	}
-	if err := open().SetENI(context.Background(), set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open().SetENI(context.Background(), set))
 
 	n := open() // another daemon, which has not heard of the ENI
 	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrSupplyUnknown) {
@@ -49,9 +45,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	if enis(n) != 1 {
 		t.Fatal("the repair removed an ENI that may be in use")
 	}
-	if err := n.SetENI(context.Background(), set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.SetENI(context.Background(), set))
 	if did, err := n.Repair(context.Background(), nil, nil, func(int) bool { return true }); err != nil || len(did) != 0 {
 		t.Errorf("repair of what is as it should be did %v, %v", did, err)
 	}

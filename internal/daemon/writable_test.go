@@ -39,9 +39,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 			func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT, "") }},
 	} {
 		waitFor(t, recovered)
-		if err := tt.begin(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tt.begin())
 		r.refused(t, addOf("a", ns), CodeRecord)
 		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
@@ -54,9 +52,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		if _, err := r.client.Status(within(t), &rpc.StatusRequest{}); err != nil {
 			t.Errorf("STATUS: %v", err)
 		}
-		if err := tt.end(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tt.end())
 	}
 	waitFor(t, recovered)
 	mustAdd(t, r, "a", ns)
@@ -66,9 +62,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 // onSmallDisk gives the node's folder a file system of its own.
 func (n *node) onSmallDisk() {
 	n.t.Helper()
-	if err := unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"))
 	n.t.Cleanup(func() {
 		if err := unix.Unmount(n.dir, unix.MNT_DETACH); err != nil {
 			n.t.Error(err)
@@ -100,13 +94,9 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	}
 	r.stop()
 	damaged := filepath.Join(n.dir, "attachments", "attachment-"+hostLinkName(keyFor("damaged"))+".json")
-	if err := os.Truncate(damaged, 200); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(damaged, 200))
 	r = n.restart(nil)
-	if err := n.fill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.fill())
 	stop := n.tick()
 	removed := func() {
 		t.Helper()
@@ -130,9 +120,7 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	stop = n.tick()
 	removed()
 	stop()
-	if err := n.empty(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.empty())
 	waitFor(t, func() bool {
 		n.clock.Advance(sweepInterval)
 		return len(r.Store.Records()) == 0 && len(r.quarantine.all()) == 0

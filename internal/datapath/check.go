@@ -204,8 +204,8 @@ func (c *check) gateway(addr netip.Addr) error {
 
 // podRouteLink finds the link that PodTable sends an address to, 0 for none,
 // without listing the table: the kernel names the route that matches.
-func (n *Node) podRouteLink(addr netip.Addr) (int, error) {
-	routes, err := n.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func (k *kernel) podRouteLink(addr netip.Addr) (int, error) {
+	routes, err := k.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
 		return 0, nil
 	}

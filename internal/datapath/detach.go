@@ -97,8 +97,8 @@ func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err e
 	return reaped, errors.Join(errs...)
 }
 
-func (n *Node) moveToGroup(name string, group int) error {
-	req := n.slowRequest(unix.RTM_SETLINK)
+func (k *kernel) moveToGroup(name string, group int) error {
+	req := k.slowRequest(unix.RTM_SETLINK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
@@ -106,8 +106,8 @@ func (n *Node) moveToGroup(name string, group int) error {
 	return err
 }
 
-func (n *Node) deleteGroup(group int) error {
-	req := n.slowRequest(unix.RTM_DELLINK)
+func (k *kernel) deleteGroup(group int) error {
+	req := k.slowRequest(unix.RTM_DELLINK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -115,8 +115,8 @@ func (n *Node) deleteGroup(group int) error {
 }
 
 // slowRequest is a request that the netlink library has no call for.
-func (n *Node) slowRequest(kind int) *nl.NetlinkRequest {
+func (k *kernel) slowRequest(kind int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	req.Sockets = n.raw
+	req.Sockets = k.raw
 	return req
 }

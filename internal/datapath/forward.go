@@ -37,8 +37,8 @@ func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	return append(found, legacy...), nil
 }
 
-func (n *Node) nftForwardDrops() ([]Finding, error) {
-	conn, err := n.nft()
+func (k *kernel) nftForwardDrops() ([]Finding, error) {
+	conn, err := k.nft()
 	if err != nil {
 		return nil, err
 	}

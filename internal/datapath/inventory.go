@@ -129,8 +129,8 @@ func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
 }
 
 // inventRoutes sorts one listing of Berth's routes into tables.
-func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
-	routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
+func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
+	routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func kindOfFile(mode uint32) string {
 // openPodNetns opens a pod's namespace, which must be the one that the pod was
 // given, if that is known, and not the node's own: what is at a path may change at
 // any time.
-func (n *Node) openPodNetns(pod Pod) (netns.NsHandle, error) {
+func (k *kernel) openPodNetns(pod Pod) (netns.NsHandle, error) {
 	ns, err := openNetns(pod.Netns)
 	if err != nil {
 		return netns.None(), err
@@ -93,7 +93,7 @@ func (n *Node) openPodNetns(pod Pod) (netns.NsHandle, error) {
 	case err != nil:
 	case pod.NetnsID != NetnsID{} && id != pod.NetnsID:
 		err = fmt.Errorf("%w: %s leads to another network namespace than the pod's", ErrNoNetns, pod.Netns)
-	case id == n.nsID:
+	case id == k.nsID:
 		err = fmt.Errorf("%s is the node's own network namespace, not a pod's", pod.Netns)
 	}
 	if err != nil {

@@ -181,8 +181,8 @@ func (n *Node) numberFree(uplink Uplink) error {
 	return nil
 }
 
-func (n *Node) findUplinkLink(uplink Uplink) (netlink.Link, error) {
-	links, err := whole(n.slow.LinkList)
+func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
+	links, err := whole(k.slow.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -204,16 +204,16 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (n *Node) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
+func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
 	a := link.Attrs()
 	if a.MTU != mtu {
-		if err := n.slow.LinkSetMTU(link, mtu); err != nil {
+		if err := k.slow.LinkSetMTU(link, mtu); err != nil {
 			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
 		}
 		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
 	}
 	if a.Flags&net.FlagUp == 0 {
-		if err := n.slow.LinkSetUp(link); err != nil {
+		if err := k.slow.LinkSetUp(link); err != nil {
 			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
 		}
 		changed = append(changed, a.Name+" up")
@@ -244,21 +244,21 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 }
 
 // setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
-func (n *Node) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
+func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
 	var have []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := n.listRoutes(n.slow, family, uplink.table())
+		routes, err := k.listRoutes(k.slow, family, uplink.table())
 		if err != nil {
 			return nil, err
 		}
 		have = append(have, routes...)
 	}
 	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
-	if changed, err = n.removeRoutes(extra); err != nil {
+	if changed, err = k.removeRoutes(extra); err != nil {
 		return changed, err
 	}
 	for _, r := range missing {
-		if err := n.slow.RouteReplace(&r); err != nil {
+		if err := k.slow.RouteReplace(&r); err != nil {
 			return changed, fmt.Errorf("add route %s: %w", r, err)
 		}
 		changed = append(changed, describeRoute(r))

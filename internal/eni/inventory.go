@@ -128,17 +128,5 @@ func (inv Inventory) validate() error {
 
 // held are all that the ENI holds for pods, addresses as prefixes of full length.
 func (e ENI) held() []netip.Prefix {
-	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
+	return held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 }
-
-// hosts are addresses as prefixes.
-func hosts(addrs []netip.Addr) []netip.Prefix {
-	out := make([]netip.Prefix, len(addrs))
-	for i, a := range addrs {
-		out[i] = host(a)
-	}
-	return out
-}
-
-// host is an address as a prefix.
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

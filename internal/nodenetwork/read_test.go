@@ -2,6 +2,7 @@ package nodenetwork
 
 import (
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -125,6 +126,28 @@ func TestReading(t *testing.T) {
 	}
 	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || !l.Prefixes {
 		t.Errorf("limits %+v", l)
+	}
+}
+
+// What makes no sense is no available address.
+func TestAvailable(t *testing.T) {
+	o := small()
+	on(o, eth0, "10.0.0.32/28")
+	on(o, eth1, "ten")
+	got := maps.Collect(Available(o))
+	want := map[netip.Prefix]string{
+		netip.MustParsePrefix("10.0.0.10/32"): eth1, netip.MustParsePrefix("10.0.0.11/32"): eth1, netip.MustParsePrefix("10.0.0.32/28"): eth0,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if !HasAvailable(o, eth0) || HasAvailable(o, "eni-9") {
+		t.Error("eth0 has an available address, and eni-9 has none")
+	}
+	older := small()
+	o.ResourceVersion, older.ResourceVersion = "10", "9"
+	if !Newer(o, older) || Newer(older, o) || Newer(o, o) {
+		t.Error("10 is newer than 9, and nothing else is newer")
 	}
 }
 

@@ -2,8 +2,11 @@ package operator
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -52,6 +56,44 @@ func (p *process) repeatsNothing() {
 			p.c.t.Errorf("%s says again that it waits because %s", p, why)
 		}
 		last = why
+	}
+}
+
+func TestWhyTheAPICannotBeUsed(t *testing.T) {
+	nodes := schema.GroupResource{Resource: "nodes"}
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{&meta.NoKindMatchError{}, lacks},
+		{apierrors.NewNotFound(nodes, "n"), lacks},
+		{apierrors.NewForbidden(nodes, "n", nil), refuses},
+		{fmt.Errorf("list: %w", &tls.CertificateVerificationError{}), refuses},
+		{http.ErrSchemeMismatch, refuses},
+		{errors.New("connection refused"), away},
+	} {
+		if got := because(tt.err); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)
+		}
+	}
+}
+
+// What a part reports after the end was asked for is no error in the log.
+func TestEndIsNoError(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		var b strings.Builder
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		if ended {
+			end()
+		}
+		log := slog.New(orderly{slog.NewTextHandler(&b, nil), ctx}).With("a", 1).WithGroup("g")
+		log.Error(afterEnd)
+		log.Error("another")
+		if got := strings.Count(b.String(), "level=ERROR"); (got == 1) != ended {
+			t.Errorf("ended: %t, logged:\n%s", ended, b.String())
+		}
 	}
 }
 

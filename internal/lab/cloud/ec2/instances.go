@@ -9,14 +9,10 @@ import (
 )
 
 func describeInstances(r *request) (any, error) {
-	ids, fs, p := r.list("InstanceId"), r.filters(), r.page("InstanceId", 1000)
 	r.text("IncludeManagedResources")
-	if err := r.ready(); err != nil {
-		return nil, err
-	}
 	n, view := r.names(), r.cloud.Described()
 	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
-	list, next, err := listing(r, from, ids, fs, p, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDSv1()))
+	list, next, err := describe(r, "InstanceId", 1000, from, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDSv1()))
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`

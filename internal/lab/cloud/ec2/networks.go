@@ -50,13 +50,9 @@ type subnetXML struct {
 }
 
 func describeSubnets(r *request) (any, error) {
-	ids, fs, p := r.list("SubnetId"), r.filters(), r.page("SubnetId", 1000)
-	if err := r.ready(); err != nil {
-		return nil, err
-	}
 	n := r.names()
-	list, next, err := listing(r, listed("subnet", r.cloud.Described().Subnets(), func(s *vpc.Subnet) string { return s.ID }),
-		ids, fs, p, filtering(subnetFilters, n.subnet, func(x *vpc.Subnet) vpc.Tags { return x.Tags }))
+	list, next, err := describe(r, "SubnetId", 1000, listed("subnet", r.cloud.Described().Subnets(), func(s *vpc.Subnet) string { return s.ID }),
+		filtering(subnetFilters, n.subnet, func(x *vpc.Subnet) vpc.Tags { return x.Tags }))
 	return struct {
 		Subnets []subnetXML `xml:"subnetSet>item"`
 		Next    string      `xml:"nextToken,omitempty"`
@@ -87,13 +83,9 @@ type vpcXML struct {
 }
 
 func describeVPCs(r *request) (any, error) {
-	ids, fs, p := r.list("VpcId"), r.filters(), r.page("VpcId", 1000)
-	if err := r.ready(); err != nil {
-		return nil, err
-	}
 	n := r.names()
-	list, next, err := listing(r, listed("vpc", r.cloud.Described().VPCs(), func(v *vpc.VPC) string { return v.ID }),
-		ids, fs, p, filtering(vpcFilters, n.vpc, func(x *vpc.VPC) vpc.Tags { return x.Tags }))
+	list, next, err := describe(r, "VpcId", 1000, listed("vpc", r.cloud.Described().VPCs(), func(v *vpc.VPC) string { return v.ID }),
+		filtering(vpcFilters, n.vpc, func(x *vpc.VPC) vpc.Tags { return x.Tags }))
 	return struct {
 		VPCs []vpcXML `xml:"vpcSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
@@ -133,13 +125,9 @@ type tableXML struct {
 }
 
 func describeRouteTables(r *request) (any, error) {
-	ids, fs, p := r.list("RouteTableId"), r.filters(), r.page("RouteTableId", 100)
-	if err := r.ready(); err != nil {
-		return nil, err
-	}
 	n := r.names()
-	list, next, err := listing(r, listed("rtb", r.cloud.Described().RouteTables(), func(t *vpc.RouteTable) string { return t.ID }),
-		ids, fs, p, filtering(tableFilters, n.table, func(x *vpc.RouteTable) vpc.Tags { return x.Tags }))
+	list, next, err := describe(r, "RouteTableId", 100, listed("rtb", r.cloud.Described().RouteTables(), func(t *vpc.RouteTable) string { return t.ID }),
+		filtering(tableFilters, n.table, func(x *vpc.RouteTable) vpc.Tags { return x.Tags }))
 	return struct {
 		Tables []tableXML `xml:"routeTableSet>item"`
 		Next   string     `xml:"nextToken,omitempty"`

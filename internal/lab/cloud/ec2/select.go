@@ -149,7 +149,17 @@ func (s source[T]) pick(ids []string) ([]*T, error) {
 	return out, nil
 }
 
-// listing is what every describe call does: pick by ID, filter, cut a page.
+// describe is what most describe calls do: read the parameters that all have, of
+// which ids names some resources and a page has at most so many, then list.
+func describe[T any](r *request, ids string, most int, s source[T], attrs attributes[T]) ([]*T, string, error) {
+	wanted, fs, p := r.list(ids), r.filters(), r.page(ids, most)
+	if err := r.ready(); err != nil {
+		return nil, "", err
+	}
+	return listing(r, s, wanted, fs, p, attrs)
+}
+
+// listing picks by ID, filters, and cuts a page.
 func listing[T any](r *request, s source[T], ids []string, fs []filter, p page, attrs attributes[T]) ([]*T, string, error) {
 	list, err := s.pick(ids)
 	if err == nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/cloud/limits"
 )
 
-// maxUnplugged is how many addresses of a family an available ENI may hold:
+// maxDetached is how many addresses of a family an available ENI may hold:
 // as many as the largest instance type takes.
-const maxUnplugged = 64
+const maxDetached = 64
 
 // AddressRequest says which addresses a call asks for: given ones, or counts
 // that EC2 chooses.
@@ -56,9 +56,9 @@ func (c *Cloud) AssignAddresses(eniID string, r AddressRequest) (out Assigned, e
 		out = a.got
 		c.putENI(&n)
 		c.countFree(e.SubnetID)
-		for _, id := range slices.Sorted(maps.Keys(a.robbed)) {
-			c.putENI(a.robbed[id])
-			c.emit(AddressesChanged, c.holder(a.robbed[id]), a.robbed[id])
+		for _, id := range slices.Sorted(maps.Keys(a.losers)) {
+			c.putENI(a.losers[id])
+			c.emit(AddressesChanged, c.holder(a.losers[id]), a.losers[id])
 		}
 		c.emit(AddressesChanged, c.holder(&n), &n)
 		return nil
@@ -76,15 +76,15 @@ type addressing struct {
 	limits limits.Limits
 	itype  string
 	got    Assigned
-	robbed map[string]*ENI // ENIs that lost addresses to this one
+	losers map[string]*ENI // ENIs that lost addresses to this one
 	undo   []func()
 }
 
-// addresses prepares to assign addresses to e, plugged in i or in nothing. The lock is held.
+// addresses prepares to assign addresses to e, attached to i or to nothing. The lock is held.
 func (c *Cloud) addresses(e *ENI, i *Instance) *addressing {
 	a := &addressing{
-		c: c, e: e, v4: c.space4[e.SubnetID], v6: c.space6[e.SubnetID], robbed: map[string]*ENI{},
-		limits: limits.Limits{IPv4PerENI: maxUnplugged, IPv6PerENI: maxUnplugged, Prefixes: true},
+		c: c, e: e, v4: c.space4[e.SubnetID], v6: c.space6[e.SubnetID], losers: map[string]*ENI{},
+		limits: limits.Limits{IPv4PerENI: maxDetached, IPv6PerENI: maxDetached, Prefixes: true},
 	}
 	if i != nil {
 		a.limits, _ = limits.Lookup(i.Type)
@@ -220,7 +220,7 @@ func (a *addressing) given4(r AddressRequest) error {
 			continue
 		}
 		if a.v4.taken(x) {
-			if !r.AllowReassignment || !a.rob(x) {
+			if !r.AllowReassignment || !a.takeOver(x) {
 				refused = append(refused, x.String())
 				continue
 			}
@@ -240,18 +240,18 @@ func (a *addressing) add4(x netip.Addr) {
 	a.got.IPv4 = append(a.got.IPv4, x)
 }
 
-// rob takes a secondary address off the ENI that has it, and tells whether it
+// takeOver takes a secondary address off the ENI that has it, and tells whether it
 // could: primary addresses and those of prefixes do not move.
-func (a *addressing) rob(x netip.Addr) bool {
+func (a *addressing) takeOver(x netip.Addr) bool {
 	for _, other := range a.c.enis.all() {
 		if other.SubnetID != a.e.SubnetID || other.ID == a.e.ID || !slices.Contains(other.Secondary, x) {
 			continue
 		}
-		n := a.robbed[other.ID]
+		n := a.losers[other.ID]
 		if n == nil {
 			c := other.Clone()
 			n = &c
-			a.robbed[other.ID] = n
+			a.losers[other.ID] = n
 		}
 		n.Secondary = slices.DeleteFunc(n.Secondary, func(y netip.Addr) bool { return y == x })
 		return true

@@ -33,7 +33,7 @@ func (c *Cloud) AttachNetworkInterface(r AttachRequest) (attachmentID string, er
 		if err := c.mayAttach(e, i, r.DeviceIndex, r.NetworkCard); err != nil {
 			return err
 		}
-		attachmentID = c.plug(i, e, r.DeviceIndex, r.NetworkCard, Attaching, false)
+		attachmentID = c.recordAttachment(i, e, r.DeviceIndex, r.NetworkCard, Attaching, false)
 		c.after(c.delays.Attach.D(), func() { c.attached(r.ENIID, attachmentID) })
 		c.after(c.delays.Link.D(), func() { c.linkUp(r.ENIID, attachmentID) })
 		return nil
@@ -62,7 +62,7 @@ func (c *Cloud) slotFree(e *ENI, i *Instance, device, card int) error {
 		return invalid("Network card index '%d' exceeds the limit for %s", card, i.Type)
 	}
 	used := 0
-	for _, other := range c.plugIn(i.ID) {
+	for _, other := range c.instanceENIs(i.ID) {
 		a := other.Attachment
 		if a.NetworkCard != card {
 			continue
@@ -93,21 +93,21 @@ func (c *Cloud) room(i *Instance, e *ENI) error {
 	return nil
 }
 
-// plug records an attachment and returns its ID. The lock is held.
-func (c *Cloud) plug(i *Instance, e *ENI, device, card int, s AttachmentStatus, deleteOnTermination bool) string {
+// recordAttachment records an attachment and returns its ID. The lock is held.
+func (c *Cloud) recordAttachment(i *Instance, e *ENI, device, card int, s AttachmentStatus, deleteOnTermination bool) string {
 	n := e.Clone()
 	n.Attachment = &Attachment{
 		ID: c.newID("eni-attach"), InstanceID: i.ID, DeviceIndex: device, NetworkCard: card,
 		Status: s, DeleteOnTermination: deleteOnTermination, Time: c.clock.Now(),
 	}
-	for _, index := range []map[string]map[string]struct{}{c.plugged, c.guests} {
+	for _, index := range []map[string]map[string]struct{}{c.attachedENIs, c.everAttached} {
 		if index[i.ID] == nil {
 			index[i.ID] = map[string]struct{}{}
 		}
 		index[i.ID][e.ID] = struct{}{}
 	}
-	if !slices.Contains(c.hosts[e.ID], i.ID) {
-		c.hosts[e.ID] = append(c.hosts[e.ID], i.ID)
+	if !slices.Contains(c.everHosts[e.ID], i.ID) {
+		c.everHosts[e.ID] = append(c.everHosts[e.ID], i.ID)
 	}
 	c.attachments[n.Attachment.ID] = e.ID
 	c.putENI(&n)
@@ -169,19 +169,19 @@ func (c *Cloud) DetachNetworkInterface(attachmentID string, force bool) error {
 		c.putENI(&n)
 		c.after(c.delays.Detach.D(), func() {
 			if e := c.enis.get(c.attachments[attachmentID]); e != nil {
-				c.unplug(e)
+				c.endAttachment(e)
 			}
 		})
 		return nil
 	})
 }
 
-// unplug ends an attachment at once. The lock is held.
-func (c *Cloud) unplug(e *ENI) {
+// endAttachment ends an attachment at once. The lock is held.
+func (c *Cloud) endAttachment(e *ENI) {
 	i := c.instances.get(e.Attachment.InstanceID)
-	delete(c.plugged[e.Attachment.InstanceID], e.ID)
-	if len(c.plugged[e.Attachment.InstanceID]) == 0 {
-		delete(c.plugged, e.Attachment.InstanceID)
+	delete(c.attachedENIs[e.Attachment.InstanceID], e.ID)
+	if len(c.attachedENIs[e.Attachment.InstanceID]) == 0 {
+		delete(c.attachedENIs, e.Attachment.InstanceID)
 	}
 	delete(c.attachments, e.Attachment.ID)
 	last := e.Clone()

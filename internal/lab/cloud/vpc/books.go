@@ -80,7 +80,7 @@ func find[T any](list []T, is func(T) bool) (found T, ok bool) {
 	return found, false
 }
 
-// InstanceENIs are the ENIs plugged in an instance, the primary one first.
+// InstanceENIs are the ENIs attached to an instance, the primary one first.
 func (b Books) InstanceENIs(instanceID string) []ENI {
 	var out []ENI
 	for _, e := range b.ENIs {
@@ -146,11 +146,11 @@ func (v View) Instance(id string) (out *Instance) {
 	return out
 }
 
-// InstanceENIs are the ENIs that the view shows plugged in an instance, the
+// InstanceENIs are the ENIs that the view shows attached to an instance, the
 // primary one first.
 func (v View) InstanceENIs(instanceID string) (out []*ENI) {
 	v.c.read(func() {
-		for id := range v.c.guests[instanceID] {
+		for id := range v.c.everAttached[instanceID] {
 			if e := v.c.enis.asOf(id, v.at); e != nil && e.Attachment != nil && e.Attachment.InstanceID == instanceID {
 				out = append(out, e)
 			}
@@ -169,7 +169,7 @@ func (v View) Self(id string) (*Instance, []*ENI) {
 		if i == nil {
 			i = v.c.instances.first(id)
 		}
-		for _, e := range v.c.plugIn(id) {
+		for _, e := range v.c.instanceENIs(id) {
 			if e.Attachment.Primary() && (len(enis) == 0 || !enis[0].Attachment.Primary()) {
 				enis = append([]*ENI{e}, enis...)
 			}

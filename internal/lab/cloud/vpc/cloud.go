@@ -29,14 +29,14 @@ type Cloud struct {
 	instances table[Instance]
 	enis      table[ENI]
 
-	space4      map[string]*space4             // by subnet ID
-	space6      map[string]*space6             // by subnet ID; only subnets with IPv6
-	plugged     map[string]map[string]struct{} // instance ID to the IDs of its ENIs
-	guests      map[string]map[string]struct{} // like plugged, with ENIs that were once plugged in
-	hosts       map[string][]string            // the inverse of guests: ENI ID to instance IDs
-	attachments map[string]string              // attachment ID to ENI ID
-	macs        uint32
-	tokens      map[string]idempotent
+	space4       map[string]*space4             // by subnet ID
+	space6       map[string]*space6             // by subnet ID; only subnets with IPv6
+	attachedENIs map[string]map[string]struct{} // instance ID to the IDs of its ENIs
+	everAttached map[string]map[string]struct{} // like attachedENIs, with those that were once attached
+	everHosts    map[string][]string            // the inverse of everAttached: ENI ID to instance IDs
+	attachments  map[string]string              // attachment ID to ENI ID
+	macs         uint32
+	tokens       map[string]idempotent
 
 	delays      spec.Delays
 	lag         time.Duration // of describe calls
@@ -76,7 +76,7 @@ func New(s spec.Spec, opts ...Option) (*Cloud, error) {
 		region: s.Region, account: s.Account, spec: s,
 		clock: clock.Real{}, done: make(chan struct{}),
 		space4: map[string]*space4{}, space6: map[string]*space6{},
-		plugged: map[string]map[string]struct{}{}, guests: map[string]map[string]struct{}{}, hosts: map[string][]string{},
+		attachedENIs: map[string]map[string]struct{}{}, everAttached: map[string]map[string]struct{}{}, everHosts: map[string][]string{},
 		attachments: map[string]string{},
 		tokens:      map[string]idempotent{},
 		lag:         s.Consistency.Describe.D(), lagWrites: s.Consistency.Writes,

@@ -372,7 +372,7 @@ func TestBooksStaySound(t *testing.T) {
 			},
 			"assign": func(t *rapid.T) {
 				r := vpc.AddressRequest{IPv4Count: rapid.IntRange(0, 3).Draw(t, "addresses"), PrefixCount: rapid.IntRange(0, 2).Draw(t, "prefixes")}
-				if other := anENI(t); len(other.Secondary) > 0 && rapid.Bool().Draw(t, "rob") {
+				if other := anENI(t); len(other.Secondary) > 0 && rapid.Bool().Draw(t, "take over") {
 					r = vpc.AddressRequest{IPv4: other.Secondary[:1], AllowReassignment: true}
 				}
 				_, _ = c.AssignAddresses(anENI(t).ID, r)

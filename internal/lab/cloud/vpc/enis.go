@@ -169,13 +169,13 @@ func (c *Cloud) delete(e *ENI) {
 // forget drops a deleted ENI for good. The lock is held.
 func (c *Cloud) forget(id string) {
 	c.enis.drop(id)
-	for _, host := range c.hosts[id] {
-		delete(c.guests[host], id)
-		if len(c.guests[host]) == 0 {
-			delete(c.guests, host)
+	for _, host := range c.everHosts[id] {
+		delete(c.everAttached[host], id)
+		if len(c.everAttached[host]) == 0 {
+			delete(c.everAttached, host)
 		}
 	}
-	delete(c.hosts, id)
+	delete(c.everHosts, id)
 }
 
 // Modification changes attributes of an ENI; nil fields stay as they are.
@@ -220,7 +220,7 @@ func (c *Cloud) ModifyNetworkInterface(id string, m Modification) error {
 	})
 }
 
-// holder is the instance that an ENI is plugged in, nil when it is available. The lock is held.
+// holder is the instance that an ENI is attached to, nil when it is available. The lock is held.
 func (c *Cloud) holder(e *ENI) *Instance {
 	if e.Attachment == nil {
 		return nil

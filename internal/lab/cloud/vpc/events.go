@@ -8,7 +8,7 @@ type EventKind string
 // The kinds of events.
 const (
 	// InstanceLaunched: the instance runs, for the first time or after a stop.
-	// ENIAttached follows for each ENI that is plugged in.
+	// ENIAttached follows for each ENI that is attached.
 	InstanceLaunched EventKind = "InstanceLaunched"
 	// InstanceStopped: the machine is off and all its links are gone, though
 	// its ENIs stay attached.

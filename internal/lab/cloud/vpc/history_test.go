@@ -68,7 +68,7 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 	c.Snapshot() // settles what is due
 	for what, n := range map[string]int{
 		"ENIs": len(c.enis.rows) - 2, "their order": len(c.enis.ids) - 2, "instances": len(c.instances.rows) - 2,
-		"places of ENIs": len(c.hosts) - 2, "guests": len(c.guests) - 2, "plugged": len(c.plugged) - 2, "attachments": len(c.attachments) - 2,
+		"places of ENIs": len(c.everHosts) - 2, "ENIs ever attached": len(c.everAttached) - 2, "attached ENIs": len(c.attachedENIs) - 2, "attachments": len(c.attachments) - 2,
 		"timers": len(c.timers), "events": len(c.queue), "role keys": len(c.credentials.keys) - 1, "current keys": len(c.credentials.current),
 	} {
 		if n != 0 {

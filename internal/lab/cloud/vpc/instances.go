@@ -154,14 +154,14 @@ func (c *Cloud) launch(r LaunchRequest, reservation string, index int) (*Instanc
 		c.instances.drop(id)
 		return nil, err
 	}
-	c.plug(i, e, 0, 0, Attached, true)
+	c.recordAttachment(i, e, 0, 0, Attached, true)
 	return i, nil
 }
 
 // erase undoes a launch that was part of a failed request. The lock is held.
 func (c *Cloud) erase(id string) {
-	for _, e := range c.plugIn(id) {
-		c.unplug(e)
+	for _, e := range c.instanceENIs(id) {
+		c.endAttachment(e)
 		c.delete(c.enis.get(e.ID))
 	}
 	c.instances.drop(id)
@@ -175,7 +175,7 @@ func (c *Cloud) start(id string) {
 	}
 	i = c.setState(i, Running)
 	c.emit(InstanceLaunched, i, nil)
-	for _, e := range c.plugIn(id) {
+	for _, e := range c.instanceENIs(id) {
 		if e.Attachment.Status == Attached {
 			c.linkUp(e.ID, e.Attachment.ID)
 		}
@@ -189,10 +189,10 @@ func (c *Cloud) setState(i *Instance, s InstanceState) *Instance {
 	return &n
 }
 
-// plugIn lists an instance's ENIs by network card and device index. The lock is held.
-func (c *Cloud) plugIn(instanceID string) []*ENI {
+// instanceENIs lists an instance's ENIs by network card and device index. The lock is held.
+func (c *Cloud) instanceENIs(instanceID string) []*ENI {
 	var out []*ENI
-	for id := range c.plugged[instanceID] {
+	for id := range c.attachedENIs[instanceID] {
 		out = append(out, c.enis.get(id))
 	}
 	slices.SortFunc(out, func(a, b *ENI) int { return bySlot(a.Attachment, b.Attachment) })
@@ -227,7 +227,7 @@ func (c *Cloud) stopped(id string) {
 		return
 	}
 	i = c.setState(i, Stopped)
-	for _, e := range c.plugIn(id) {
+	for _, e := range c.instanceENIs(id) {
 		n := e.Clone()
 		n.Attachment.LinkUp = false
 		c.putENI(&n)
@@ -269,9 +269,9 @@ func (c *Cloud) terminated(id string) {
 	if i == nil || i.State != ShuttingDown {
 		return
 	}
-	for _, e := range c.plugIn(id) {
+	for _, e := range c.instanceENIs(id) {
 		gone := e.Attachment.DeleteOnTermination
-		c.unplug(e)
+		c.endAttachment(e)
 		if gone {
 			c.delete(c.enis.get(e.ID))
 		}

@@ -95,6 +95,6 @@ func (c *Cloud) launchInterface(i *Instance, subnet *Subnet, s spec.Instance, e 
 		c.delete(eni)
 		return err
 	}
-	c.plug(i, eni, e.DeviceIndex, e.NetworkCard, Attached, e.DeleteOnTermination)
+	c.recordAttachment(i, eni, e.DeviceIndex, e.NetworkCard, Attached, e.DeleteOnTermination)
 	return nil
 }

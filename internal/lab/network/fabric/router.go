@@ -3,6 +3,7 @@ package fabric
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -30,23 +31,15 @@ var gateways = [...]gateway{
 	{"onprem", onPremLink, [2]netip.Prefix{onPremNet, onPremNet6}, [2]netip.Addr{OnPremHost, OnPremHost6}, false},
 }
 
-// routerSysctls: the router forwards, leaves the judgement of sources to
-// nftables, and answers ARP at once for what it has a route to elsewhere.
-// New links inherit the defaults.
-var routerSysctls = []ns.Sysctl{
-	{Name: "net/ipv4/ip_forward", Value: "1"},
-	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
-	{Name: "net/ipv4/conf/default/rp_filter", Value: "0"},
+// routerSysctls: the router leaves the judgement of sources to nftables, and answers
+// ARP at once for what it has a route to elsewhere. New links inherit the defaults.
+var routerSysctls = slices.Concat(ns.Forwarding, []ns.Sysctl{
 	{Name: "net/ipv4/conf/all/send_redirects", Value: "0"},
 	{Name: "net/ipv4/conf/default/send_redirects", Value: "0"},
 	{Name: "net/ipv4/conf/default/proxy_arp", Value: "1"},
-	{Name: "net/ipv6/conf/all/disable_ipv6", Value: "0"},
-	{Name: "net/ipv6/conf/default/disable_ipv6", Value: "0"},
-	{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
-	{Name: "net/ipv6/conf/default/accept_dad", Value: "0"},
 	{Name: "net/ipv6/conf/default/addr_gen_mode", Value: "1"}, // no link-local address but Router6
 	{Name: "net/ipv6/conf/default/proxy_ndp", Value: "1"},
-}
+})
 
 // setUpRouter gives the router its own addresses, and sends to nowhere what
 // is inside the VPC and owned by nobody.

@@ -10,6 +10,18 @@ import (
 // link names may contain dots: "net/ipv4/ip_forward".
 type Sysctl struct{ Name, Value string }
 
+// Forwarding makes a router of a namespace, which judges no sources. New links
+// inherit the defaults.
+var Forwarding = []Sysctl{
+	{Name: "net/ipv4/ip_forward", Value: "1"},
+	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
+	{Name: "net/ipv4/conf/default/rp_filter", Value: "0"},
+	{Name: "net/ipv6/conf/all/disable_ipv6", Value: "0"},
+	{Name: "net/ipv6/conf/default/disable_ipv6", Value: "0"},
+	{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
+	{Name: "net/ipv6/conf/default/accept_dad", Value: "0"},
+}
+
 // SetSysctls sets parameters of the calling thread's namespace, in order.
 func SetSysctls(params ...Sysctl) error {
 	for _, p := range params {

@@ -114,20 +114,9 @@ func (s *Site) raise() error {
 	return s.bird.start()
 }
 
-// routerSysctls: the router forwards. New links inherit the defaults.
-var routerSysctls = []ns.Sysctl{
-	{Name: "net/ipv4/ip_forward", Value: "1"},
-	{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
-	{Name: "net/ipv4/conf/default/rp_filter", Value: "0"},
-	{Name: "net/ipv6/conf/all/disable_ipv6", Value: "0"},
-	{Name: "net/ipv6/conf/default/disable_ipv6", Value: "0"},
-	{Name: "net/ipv6/conf/all/forwarding", Value: "1"},
-	{Name: "net/ipv6/conf/default/accept_dad", Value: "0"},
-}
-
 func (s *Site) raiseRouter() error {
 	return ns.Do(s.RouterPath(), func() (err error) {
-		if err := ns.SetSysctls(routerSysctls...); err != nil {
+		if err := ns.SetSysctls(ns.Forwarding...); err != nil {
 			return err
 		}
 		if s.rt, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
