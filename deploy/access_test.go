@@ -20,7 +20,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
 // The service accounts may do everything here, so that it is the policies that refuse.
 const everything = `

@@ -16,7 +16,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
 // clean is a client of an API server without objects of Berth's.
 func clean(t *testing.T) client.Client {

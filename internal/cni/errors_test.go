@@ -80,6 +80,7 @@ func TestBadConfiguration(t *testing.T) {
 		{"timeout too short", "ADD", conf("/x", v, "timeout", `"10ms"`), 7, []string{"timeout", "10ms", "1s"}},
 		{"timeout too long", "ADD", conf("/x", v, "timeout", `"1h"`), 7, []string{"timeout", "10m"}},
 		{"dns of a wrong type", "ADD", conf("/x", v, "dns", `{"nameservers":"10.0.0.2"}`), 7, []string{"dns.nameservers", "string", "a list"}},
+		{"dns no object", "ADD", conf("/x", v, "dns", `"10.0.0.2"`), 7, []string{"dns", "string", "an object"}},
 		{"runtimeConfig of a wrong type", "ADD", conf("/x", v, "runtimeConfig", `[]`), 7, []string{"runtimeConfig", "array", "an object"}},
 		{"ips of a wrong type", "ADD", conf("/x", v, "runtimeConfig", `{"ips":"10.0.0.1/32"}`), 7, []string{"runtimeConfig.ips", "a list"}},
 		{"ips asked for", "ADD", conf("/x", v, "runtimeConfig", `{"ips":["10.0.0.1/32"]}`), 2, []string{"runtimeConfig.ips", "10.0.0.1/32"}},

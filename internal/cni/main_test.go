@@ -88,6 +88,9 @@ func (i invocation) run(t testing.TB) (stdout []byte, failure *types.Error) {
 	if err := json.Unmarshal(stdout, failure); err != nil {
 		t.Fatalf("the plugin failed (%v) and printed no CNI error but %q, on standard error %q", exit, stdout, exit.Stderr)
 	}
+	if len(exit.Stderr) > 0 {
+		t.Errorf("the plugin printed on standard error: %q", exit.Stderr)
+	}
 	return nil, failure
 }
 

@@ -16,12 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -36,17 +34,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ctrl.SetLogger(logr.Discard()) // of the tests' own clients
-	if err := harness.KubeUp(kube.Options{}); err != nil {
-		fmt.Println("FAIL:", err)
-		os.Exit(1)
-	}
-	code := harness.Main(m, "berth-operator")
-	if err := harness.KubeDown(); err != nil {
-		fmt.Println("FAIL:", err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(harness.Kube(func() int { return harness.Main(m, "berth-operator") }))
 }
 
 // cluster is a control plane and an EC2 with two instances, and what runs there.

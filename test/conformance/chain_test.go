@@ -1,7 +1,6 @@
 package conformance
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -21,9 +20,11 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// chained are quick settings with the installation's own chain.
-func chained() []string {
-	return slices.DeleteFunc(slices.Clone(quick), func(s string) bool { return s == "--cni-chain=" })
+// chained is a quick lab with the installation's own chain.
+func chained(o lab.Options) lab.Options {
+	o = harness.Quick(lab.NodeMode, o)
+	o.DaemonArgs = slices.DeleteFunc(o.DaemonArgs, func(s string) bool { return s == "--cni-chain=" })
+	return o
 }
 
 // TestChain has the reference plugins portmap and bandwidth behind berth, in
@@ -32,7 +33,7 @@ func chained() []string {
 // drops them elsewhere.
 func TestChain(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: chained()})
+	l := harness.Raise(t, chained(lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: prompt}))
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 
@@ -54,7 +55,7 @@ func TestChain(t *testing.T) {
 			{HostPort: port, ContainerPort: echo.Port, Protocol: "udp"},
 		}})
 		harness.OK(t, err)
-		if i == 0 || deviceIndex(t, l, p.Addr()) > 0 {
+		if i == 0 || eniOf(t, l, p.Addr()).Attachment.DeviceIndex > 0 {
 			ports = append(ports, port)
 		}
 	}
@@ -64,15 +65,15 @@ func TestChain(t *testing.T) {
 	client, err := other.AddPod(ctx, "client", node.PodOptions{})
 	harness.OK(t, err)
 	for _, port := range ports {
-		to := netip.AddrPortFrom(primary(t, l, n), uint16(port))
+		to := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(port))
 		for from, want := range map[string]netip.Addr{
-			other.Netns:             primary(t, l, other),
+			other.Netns:             harness.PrimaryAddress(t, l, other),
 			client.Netns():          client.Addr(),
 			l.Fabric.OnPremPath():   fabric.OnPremHost,
 			l.Fabric.InternetPath(): fabric.InternetHost,
 		} {
 			for _, network := range []string{"tcp", "udp"} {
-				if err := reaches(ctx, from, network, to, want); err != nil {
+				if err := harness.AsksBy(t, from, network, to, want); err != nil {
 					t.Errorf("host port %d by %s: %v", port, network, err)
 				}
 			}
@@ -83,35 +84,12 @@ func TestChain(t *testing.T) {
 		harness.OK(t, n.DelPod(ctx, fmt.Sprintf("web-%d", i)))
 	}
 	harness.OK(t, other.DelPod(ctx, "client"))
-	closed := netip.AddrPortFrom(primary(t, l, n), uint16(ports[0]))
-	if err := reaches(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, primary(t, l, other)); err == nil {
+	closed := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), uint16(ports[0]))
+	if _, err := echo.Ask(harness.Deadline(t, 2*time.Second), other.Netns, "tcp", closed, netip.Addr{}, "hello"); err == nil {
 		t.Error("the host port still answers after DEL")
 	}
 	bandwidth(t, n, list)
 	harness.Settle(t, l)
-}
-
-// reaches asks and compares the source that arrived.
-func reaches(ctx context.Context, path, network string, to netip.AddrPort, want netip.Addr) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	r, err := echo.Ask(ctx, path, network, to, netip.Addr{}, "hello")
-	if err == nil && r.You != want {
-		err = fmt.Errorf("seen as %s, want %s", r.You, want)
-	}
-	return err
-}
-
-// deviceIndex of the ENI that has an address.
-func deviceIndex(t *testing.T, l *lab.Lab, a netip.Addr) int {
-	t.Helper()
-	for _, e := range l.Books().ENIs {
-		if e.Owns(a) && e.Attachment != nil {
-			return e.Attachment.DeviceIndex
-		}
-	}
-	t.Fatalf("%s belongs to no attached ENI", a)
-	return 0
 }
 
 // installed reads what berthd installed.
@@ -137,8 +115,8 @@ func bandwidth(t *testing.T, n *node.Node, list *libcni.NetworkConfigList) {
 	r := add(t, s, list)
 	host := r.Interfaces[0].Name
 	harness.OK(t, ns.Do(n.Netns, func() error { return shaped(host, rate/8) }))
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 	gone(t, n, r)
 	harness.OK(t, ns.Do(n.Netns, func() error {
 		links, err := netlink.LinkList()

@@ -66,13 +66,13 @@ func checkNames(t *testing.T, n *node.Node) {
 			s := harness.NewSandbox(t, n)
 			r := add(t, s, list)
 			made := hostLink(t, n, r)
-			harness.OK(t, check(t, s, list))
+			harness.OK(t, s.Check(t, list))
 			harness.OK(t, tt.breaks(s, r))
-			err := check(t, s, list)
+			err := s.Check(t, list)
 			for now := hostLink(t, n, r); now != 0 && now != made; now = hostLink(t, n, r) {
 				// The daemon made the link again, perhaps before CHECK looked.
 				harness.OK(t, tt.breaks(s, r))
-				err = check(t, s, list)
+				err = s.Check(t, list)
 			}
 			if node.CNICode(err) != daemon.CodeMismatch {
 				t.Errorf("CHECK answers %v with code %d, want code %d", err, node.CNICode(err), daemon.CodeMismatch)
@@ -82,7 +82,7 @@ func checkNames(t *testing.T, n *node.Node) {
 					t.Errorf("CHECK answers %v, want something about %q", err, want)
 				}
 			}
-			del(t, s, list)
+			harness.OK(t, s.Del(t, list))
 			gone(t, n, r)
 		})
 	}
@@ -94,7 +94,7 @@ func checkNames(t *testing.T, n *node.Node) {
 		if node.CNICode(err) != types.ErrInvalidNetworkConfig || !strings.Contains(err.Error(), "prevResult") {
 			t.Errorf("CHECK without a previous result answers %v with code %d", err, node.CNICode(err))
 		}
-		del(t, s, list)
+		harness.OK(t, s.Del(t, list))
 	})
 }
 
@@ -135,8 +135,8 @@ func checkUnknown(t *testing.T, n *node.Node) {
 	add(t, s, list)
 	// Another runtime removes the pod; ours still remembers its result.
 	harness.OK(t, n.Runtime(t.TempDir()).DelNetworkList(t.Context(), list, s.RuntimeConf))
-	if err := check(t, s, list); node.CNICode(err) != types.ErrUnknownContainer {
+	if err := s.Check(t, list); node.CNICode(err) != types.ErrUnknownContainer {
 		t.Errorf("CHECK answers %v with code %d, want %d", err, node.CNICode(err), types.ErrUnknownContainer)
 	}
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
 }

@@ -27,7 +27,7 @@ var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 // and its supply of addresses; each part leaves nothing of its own.
 func TestVerbs(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: quick})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "m5.large", DaemonArgs: prompt})
 	n := l.Nodes()[0]
 	for _, v := range versions {
 		t.Run("life in "+v, func(t *testing.T) { life(t, n, v) })
@@ -65,31 +65,18 @@ func result(t *testing.T, r types.Result) *types100.Result {
 
 func add(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) *types100.Result {
 	t.Helper()
-	r, err := s.CNI.AddNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
+	r, err := s.Add(t, list)
 	if err != nil {
 		t.Fatalf("ADD: %v", err)
 	}
 	return result(t, r)
 }
 
-func del(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) {
-	t.Helper()
-	if err := s.CNI.DelNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf); err != nil {
-		t.Fatalf("DEL: %v", err)
-	}
-}
-
-func check(t *testing.T, s *harness.Sandbox, list *libcni.NetworkConfigList) error {
-	t.Helper()
-	return s.CNI.CheckNetworkList(harness.Deadline(t, patience), list, s.RuntimeConf)
-}
-
 // life is ADD, the same ADD again, CHECK, DEL and DEL again in one version.
 func life(t *testing.T, n *node.Node, version string) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, version, "berth", harness.Plugin(n, nil))
-	ctx := harness.Deadline(t, patience)
-	first, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	first, err := s.Add(t, list)
 	harness.OK(t, err)
 	if first.Version() != version {
 		t.Errorf("the result is of version %s, asked in %s", first.Version(), version)
@@ -97,17 +84,17 @@ func life(t *testing.T, n *node.Node, version string) {
 	res := result(t, first)
 	judge(t, s, res, version)
 
-	again, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	again, err := s.Add(t, list)
 	harness.OK(t, err)
 	if !reflect.DeepEqual(first, again) {
 		t.Errorf("the same ADD again answered %v, before %v", again, first)
 	}
 	if version != "0.3.1" { // CHECK came with 0.4.0
-		harness.OK(t, check(t, s, list))
+		harness.OK(t, s.Check(t, list))
 	}
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
 	gone(t, n, res)
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
 	s.Do(t, func() error {
 		if _, err := netlink.LinkByName("eth0"); err == nil {
 			t.Error("eth0 is still there after DEL")
@@ -215,10 +202,10 @@ func statusVerb(t *testing.T, n *node.Node) {
 func delUnknown(t *testing.T, n *node.Node) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	del(t, s, list)
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
+	harness.OK(t, s.Del(t, list))
 	s.NetNS = "" // as after a crash of the runtime: it knows the container only
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
 }
 
 func delAfterNetns(t *testing.T, n *node.Node) {
@@ -227,9 +214,9 @@ func delAfterNetns(t *testing.T, n *node.Node) {
 		list := harness.Network(t, version, "berth", harness.Plugin(n, nil))
 		r := add(t, s, list)
 		s.Vanish(t)
-		del(t, s, list)
+		harness.OK(t, s.Del(t, list))
 		gone(t, n, r)
-		del(t, s, list)
+		harness.OK(t, s.Del(t, list))
 	}
 }
 
@@ -240,9 +227,9 @@ func delLeavesOthers(t *testing.T, n *node.Node) {
 	if addrOf(t, ra) == addrOf(t, rb) {
 		t.Fatalf("both pods have %s", addrOf(t, ra))
 	}
-	del(t, a, list)
-	harness.OK(t, check(t, b, list))
-	del(t, b, list)
+	harness.OK(t, a.Del(t, list))
+	harness.OK(t, b.Check(t, list))
+	harness.OK(t, b.Del(t, list))
 }
 
 func twoInterfaces(t *testing.T, n *node.Node) {
@@ -255,18 +242,18 @@ func twoInterfaces(t *testing.T, n *node.Node) {
 	if addrOf(t, first) == addrOf(t, second) || first.Interfaces[0].Name == second.Interfaces[0].Name {
 		t.Errorf("the interfaces share %v and %v", first, second)
 	}
-	harness.OK(t, check(t, s, other))
+	harness.OK(t, s.Check(t, other))
 	again := add(t, s, other)
 	if !reflect.DeepEqual(second, again) {
 		t.Errorf("the same ADD again answered %v, before %v", again, second)
 	}
 	s.IfName = "eth0"
-	harness.OK(t, check(t, s, list)) // the second did not take anything from the first
+	harness.OK(t, s.Check(t, list)) // the second did not take anything from the first
 	s.IfName = "net1"
-	del(t, s, other)
+	harness.OK(t, s.Del(t, other))
 	s.IfName = "eth0"
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 }
 
 // collect asks for GC through a runtime that remembers nothing, so that libcni
@@ -282,20 +269,20 @@ func collect(t *testing.T, n *node.Node) {
 	blank := n.Runtime(t.TempDir())
 	harness.OK(t, blank.GCNetworkList(t.Context(), list, valid))
 	gone(t, n, lost)
-	harness.OK(t, check(t, keep, list))
-	harness.OK(t, check(t, foreign, other))
+	harness.OK(t, keep.Check(t, list))
+	harness.OK(t, foreign.Check(t, other))
 	harness.OK(t, blank.GCNetworkList(t.Context(), list, valid)) // nothing more to do
-	harness.OK(t, check(t, keep, list))
+	harness.OK(t, keep.Check(t, list))
 
 	// The same container with another interface is another attachment.
 	wrong := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: keep.ContainerID, IfName: "net1"}}}
 	harness.OK(t, blank.GCNetworkList(t.Context(), list, wrong))
-	if err := check(t, keep, list); node.CNICode(err) != types.ErrUnknownContainer {
+	if err := keep.Check(t, list); node.CNICode(err) != types.ErrUnknownContainer {
 		t.Errorf("an attachment that is not in the list is still there: %v", err)
 	}
-	del(t, keep, list)
-	del(t, lose, list)
-	del(t, foreign, other)
+	harness.OK(t, keep.Del(t, list))
+	harness.OK(t, lose.Del(t, list))
+	harness.OK(t, foreign.Del(t, other))
 }
 
 // collectSpares: a GC whose list is missing must not release anything.
@@ -307,8 +294,8 @@ func collectSpares(t *testing.T, n *node.Node) {
 	if err == nil || !strings.Contains(err.Error(), "valid-attachments") {
 		t.Errorf("GC without a list answers %v, want something about valid-attachments", err)
 	}
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 }
 
 func addAgainRepairs(t *testing.T, n *node.Node) {
@@ -326,8 +313,8 @@ func addAgainRepairs(t *testing.T, n *node.Node) {
 	if !reflect.DeepEqual(first, again) {
 		t.Errorf("ADD again answers %v, before %v", again, first)
 	}
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 }
 
 func configured(t *testing.T, n *node.Node) {
@@ -345,8 +332,8 @@ func configured(t *testing.T, n *node.Node) {
 		}
 		return err
 	})
-	harness.OK(t, check(t, s, list))
-	del(t, s, list)
+	harness.OK(t, s.Check(t, list))
+	harness.OK(t, s.Del(t, list))
 }
 
 func unknownArgs(t *testing.T, n *node.Node) {
@@ -359,7 +346,7 @@ func unknownArgs(t *testing.T, n *node.Node) {
 	}
 	s.Args = append(s.Args, [2]string{"IgnoreUnknown", "1"})
 	add(t, s, list)
-	del(t, s, list)
+	harness.OK(t, s.Del(t, list))
 }
 
 // oddities: fields that berth does not know do not matter to it, and DEL does

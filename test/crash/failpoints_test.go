@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 // the restart all must agree, and after the last pod nodes must have no more than
 // they keep.
 func TestKillAtEveryFailpoint(t *testing.T) {
+	t.Parallel()
 	for _, m := range modes {
 		t.Run(string(m.name), func(t *testing.T) {
 			t.Parallel() // most of the time it waits for a process to start
@@ -110,15 +110,9 @@ func prepare(ctx context.Context, t *testing.T, l *lab.Lab, name string) {
 
 // exercise makes pods at once, and removes them one after the other.
 func exercise(ctx context.Context, t *testing.T, book *ledger, n *node.Node, pods int) {
-	var wg sync.WaitGroup
-	for i := range pods {
-		wg.Go(func() {
-			if err := book.add(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
-				t.Error(err)
-			}
-		})
+	if err := harness.AtOnce(pods, func(i int) error { return book.add(ctx, n, fmt.Sprintf("pod-%d", i)) }); err != nil {
+		t.Error(err)
 	}
-	wg.Wait()
 	for i := range pods {
 		if err := book.del(ctx, n, fmt.Sprintf("pod-%d", i)); err != nil {
 			t.Error(err)

@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -16,7 +13,6 @@ import (
 var soakFlags options
 
 func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard()) // of the labs' clients; errors come as such
 	soakFlags.register(flag.CommandLine)
 	os.Exit(harness.Main(m, "berth", "berthd", "berth-operator"))
 }

@@ -13,6 +13,7 @@ import (
 	_ "github.com/berthnet/berth/internal/daemon" // these register their failpoints
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/lab/run/proc"
@@ -21,14 +22,16 @@ import (
 	_ "github.com/berthnet/berth/internal/source/eni"
 	_ "github.com/berthnet/berth/internal/source/nodenetwork"
 	_ "github.com/berthnet/berth/internal/source/pool"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // mode is what differs between the modes in which Berth runs.
 type mode struct {
 	name lab.Mode
 	// options are a lab's, besides its mode and numbers of nodes and operators.
-	options func(operators int) lab.Options
-	pods    int // that a node is asked for at most
+	options lab.Options
+	faults  []spec.Fault // of the cloud
+	pods    int          // that a node is asked for at most
 
 	daemon, operator []string // failpoints that these pass
 	kills            []string // those of them that are killed at in turn
@@ -45,16 +48,10 @@ var modes = []mode{nodeMode, operatorMode, poolMode}
 // nodeMode has addresses for nine pods on three ENIs, so that cooling and
 // exhaustion are met all the time.
 var nodeMode = mode{
-	name: lab.NodeMode, pods: 9,
-	options: func(int) lab.Options {
-		return lab.Options{
-			InstanceType: "t3.small",
-			DaemonArgs: append([]string{
-				"--warm-ip-target=2", "--minimum-ip-target=2", "--shrink-delay=" + shrinkDelay.String(),
-				"--listing-interval=2s", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s",
-			}, daemonArgs...),
-		}
-	},
+	name: lab.NodeMode, pods: 9, faults: faults,
+	options: lab.Options{InstanceType: "t3.small", DaemonArgs: []string{
+		"--warm-ip-target=2", "--minimum-ip-target=2", "--settle-time=2s", "--orphan-age=3s", "--orphan-interval=1s",
+	}},
 	daemon:   named("daemon.", "eni.", "inventory.", "intent."),
 	kills:    named("daemon.", "eni.", "inventory.", "intent."),
 	ops:      600,
@@ -65,17 +62,8 @@ var nodeMode = mode{
 // operatorMode has nodes that keep one address warm and leave the primary ENI to
 // themselves. Six pods fill the two further ENIs of a t3.small.
 var operatorMode = mode{
-	name: lab.OperatorMode, pods: 6,
-	options: func(operators int) lab.Options {
-		return lab.Options{
-			InstanceType: "t3.small",
-			OperatorArgs: append([]string{
-				"--shrink-delay=" + shrinkDelay.String(), "--listing-interval=2s", "--settle-time=2s",
-				"--orphan-age=3s", "--orphan-interval=1s", "--log-level=debug",
-			}, leases(operators)...),
-			DaemonArgs: append([]string{"--pre-allocate=1"}, daemonArgs...),
-		}
-	},
+	name: lab.OperatorMode, pods: 6, faults: faults,
+	options:  lab.Options{InstanceType: "t3.small"},
 	daemon:   named("daemon.", "nodenetwork.", "inventory.save."),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
@@ -90,12 +78,9 @@ var ofENIOperator = slices.DeleteFunc(named("eni.", "operator."), func(name stri
 // pool with room for a few blocks more than the nodes need at most.
 var poolMode = mode{
 	name: lab.PoolMode, pods: 10,
-	options: func(operators int) lab.Options {
-		return lab.Options{
-			Pools:        []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/26", IPv6: "fd02::/122"})},
-			OperatorArgs: append([]string{"--block-claim-grace=20s", "--orphan-interval=1s", "--log-level=debug"}, leases(operators)...),
-			DaemonArgs:   append([]string{"--block-release-delay=300ms"}, daemonArgs...),
-		}
+	options: lab.Options{
+		Pools:        []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/26", IPv6: "fd02::/122"})},
+		OperatorArgs: []string{"--block-claim-grace=20s"},
 	},
 	daemon:   named("daemon.", "pool."),
 	operator: named("operator.pool."),
@@ -104,19 +89,11 @@ var poolMode = mode{
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
 	ops:      240,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
-	empty:    oneWarmBlock,
+	empty:    blocks(1),
 }
 
-// Short times, so that a run passes through many lives of an address.
-const (
-	cooling     = time.Second
-	shrinkDelay = 300 * time.Millisecond
-)
-
-var daemonArgs = []string{
-	"--cni-chain=", "--log-level=debug", "--cooling-period=" + cooling.String(),
-	"--netns-grace=1s", "--repair-interval=5s", "--warm-wait=5s",
-}
+// cooling is the cooling period of all labs (harness.Quick).
+const cooling = time.Second
 
 // leases are of operators while there is no trouble: a leader stays one, however
 // busy the machine. One alone has nobody to follow it, and no Lease.
@@ -140,12 +117,12 @@ func named(prefixes ...string) []string {
 
 // lab is what a test or a round raises.
 func (m mode) lab(nodes, operators int) lab.Options {
-	o := m.options(operators)
-	o.Mode, o.Nodes = m.name, nodes
+	o := m.options
+	o.Nodes, o.DaemonArgs = nodes, append([]string{"--warm-wait=5s"}, o.DaemonArgs...)
 	if m.name != lab.NodeMode {
-		o.OperatorCount = operators
+		o.OperatorCount, o.OperatorArgs = operators, append(leases(operators), o.OperatorArgs...)
 	}
-	return o
+	return harness.Quick(m.name, o)
 }
 
 // program is a daemon or an operator of a lab, which may be armed.
@@ -200,24 +177,18 @@ func oneWarmAddress(ctx context.Context, l *lab.Lab) error {
 	})
 }
 
-// oneWarmBlock waits until every node is back to its one warm block.
-func oneWarmBlock(ctx context.Context, l *lab.Lab) error {
-	return eachNode(ctx, l, func(n *node.Node) error {
-		blocks, err := l.Kube.Blocks(ctx)
-		if err != nil {
-			return err
-		}
-		have := 0
-		for _, b := range blocks {
-			if b.NodeName == n.Name {
-				have++
+// blocks waits until every node is back to so many blocks.
+func blocks(want int) func(ctx context.Context, l *lab.Lab) error {
+	return func(ctx context.Context, l *lab.Lab) error {
+		return eachNode(ctx, l, func(n *node.Node) error {
+			all, err := l.Kube.Blocks(ctx)
+			if err != nil {
+				return err
 			}
-		}
-		if have != 1 {
-			return fmt.Errorf("%s has %d blocks, expected the warm one alone", n.Name, have)
-		}
-		return nil
-	})
+			others := func(b v1alpha1.AddressBlock) bool { return b.NodeName != n.Name }
+			return harness.Equal("blocks of "+n.Name, len(slices.DeleteFunc(all, others)), want)
+		})
+	}
 }
 
 // eachNode waits until is returns nil for all nodes at once, and returns what it

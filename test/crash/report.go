@@ -3,6 +3,7 @@ package crash
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -54,8 +55,12 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 		fmt.Fprintf(b, "  %-14s%s\n", what, fmt.Sprintf(format, args...))
 	}
 	fmt.Fprintf(b, "\nMode %s\n", t.mode)
-	line("rounds", "%d, %d failed", t.round.round, e[failedRound])
-	line("seeds", "%s", t.seeds())
+	line("rounds", "%d, %d failed", len(t.rounds), e[failedRound])
+	var seeds []string
+	for _, p := range t.rounds {
+		seeds = append(seeds, fmt.Sprint(p.seed))
+	}
+	line("seeds", "%s", strings.Join(seeds, " "))
 	ops := e[added] + e[deleted]
 	line("operations", "%d (%d ADD, %d DEL), %.1f a second, %d failed", ops, e[added], e[deleted], float64(ops)/max(elapsed.Seconds(), 1), e[failed])
 	line("kills", "daemons %d, operators %d, API server %d", e[daemonKill], e[operatorKill], e[apiServerKill])
@@ -64,12 +69,10 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 		e[daemonStop], e[operatorHalt], e[endedByItself], e[ec2Outage])
 	line("EC2 faults", "%s", counts(slices.Sorted(maps.Keys(t.faults)), t.faults))
 	line("violations", "%s", counts(kinds, t.wrong))
-	for _, s := range []struct {
-		what event
-		*spread
-	}{{added, &t.add}, {deleted, &t.del}} {
-		line(string(s.what), "p50 %s, p90 %s, p99 %s, p99.9 %s, longest %s", short(s.percentile(50)), short(s.percentile(90)),
-			short(s.percentile(99)), short(s.percentile(99.9)), short(s.longest))
+	for _, what := range []event{added, deleted} {
+		times := slices.Sorted(slices.Values(t.times[what]))
+		line(string(what), "p50 %s, p90 %s, p99 %s, p99.9 %s, longest %s", short(percentile(times, 50)), short(percentile(times, 90)),
+			short(percentile(times, 99)), short(percentile(times, 99.9)), short(percentile(times, 100)))
 	}
 	for i, s := range t.slowest {
 		what := ""
@@ -80,16 +83,12 @@ func (t *tally) report(b *strings.Builder, elapsed time.Duration) {
 	}
 }
 
-// seeds lists those of the rounds, in order.
-func (t *tally) seeds() string {
-	var list []string
-	for _, p := range t.rounds {
-		list = append(list, fmt.Sprint(p.seed))
+// percentile is the shortest of sorted times that p percent do not exceed; 0 of none.
+func percentile(sorted []time.Duration, p float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
 	}
-	if len(t.rounds) < t.round.round {
-		list = append(list, "...")
-	}
-	return strings.Join(list, " ")
+	return sorted[int(math.Ceil(p*float64(len(sorted))/100))-1]
 }
 
 func (t *tally) reportViolations(b *strings.Builder) {

@@ -125,11 +125,9 @@ func (r *round) play() {
 		return
 	}
 	defer r.finish(l)
-	if l.Cloud != nil {
-		for _, f := range faults {
-			_, err := l.Cloud.Inject(f)
-			r.ok("inject", err)
-		}
+	for _, f := range r.mode.faults {
+		_, err := l.Cloud.Inject(f)
+		r.ok("inject", err)
 	}
 	book := newLedger(r.violate)
 	r.operate(ctx, l, book)
@@ -152,7 +150,7 @@ func (r *round) operate(ctx context.Context, l *lab.Lab, book *ledger) {
 	nodes := l.Nodes()
 	for i, n := range nodes {
 		workers.Go(func() {
-			w := &worker{round: r, node: n, late: late, book: book, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
+			w := &worker{round: r, node: n, late: late, book: book, atOnce: 4, dice: rand.New(rand.NewPCG(r.seed, uint64(i+1)))}
 			w.run(ctx, (r.ops+i)/len(nodes))
 		})
 	}

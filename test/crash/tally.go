@@ -71,39 +71,37 @@ type step struct {
 	took time.Duration
 }
 
-// How much a tally remembers of a night.
+// How much of what could be much a tally remembers.
 const (
 	slowestSteps   = 10
 	keptViolations = 10 // of each kind
-	keptSeeds      = 500
 )
 
-// tally is what happened in one mode. Its size has a limit.
+// tally is what happened in one mode.
 type tally struct {
 	mode lab.Mode
 
 	mu         sync.Mutex // guards all below
-	rounds     []place    // the first of them
-	round      place      // the last one
+	rounds     []place
+	round      place // the last one
 	events     map[event]int
-	faults     map[string]int // that calls of EC2 met, by kind
-	add, del   spread
-	slowest    []step // the slowest first
+	faults     map[string]int            // that calls of EC2 met, by kind
+	times      map[event][]time.Duration // of operations
+	slowest    []step                    // the slowest first
 	wrong      map[kind]int
 	violations []violation // the first of each kind
 }
 
 func newTally(m lab.Mode) *tally {
-	return &tally{mode: m, events: map[event]int{}, faults: map[string]int{}, wrong: map[kind]int{}}
+	return &tally{
+		mode: m, events: map[event]int{}, faults: map[string]int{}, times: map[event][]time.Duration{}, wrong: map[kind]int{},
+	}
 }
 
 func (t *tally) begin(p place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.round = p
-	if len(t.rounds) < keptSeeds {
-		t.rounds = append(t.rounds, p)
-	}
+	t.rounds, t.round = append(t.rounds, p), p
 }
 
 func (t *tally) count(e event, n int) {
@@ -135,12 +133,9 @@ func (t *tally) took(p place, what, who string, d time.Duration, err error) {
 	case e != added && e != deleted:
 	case err != nil:
 		t.events[failed]++
-	case e == added:
-		t.events[added]++
-		t.add.add(d)
 	default:
-		t.events[deleted]++
-		t.del.add(d)
+		t.events[e]++
+		t.times[e] = append(t.times[e], d)
 	}
 	if who != "" {
 		what += " " + who

@@ -13,12 +13,13 @@ import (
 // worker makes and removes the pods of one node.
 type worker struct {
 	*round
-	node *node.Node
-	book *ledger
-	dice *rand.Rand
-	late time.Time // when two thirds of the operations are enough
-	pods []string
-	next int
+	node   *node.Node
+	book   *ledger
+	dice   *rand.Rand
+	atOnce int       // the most operations at a time
+	late   time.Time // when two thirds of the operations are enough
+	pods   []string
+	next   int
 }
 
 func (w *worker) run(ctx context.Context, ops int) {
@@ -39,9 +40,9 @@ func (w *worker) run(ctx context.Context, ops int) {
 	}
 }
 
-// some makes up to four operations at once, each of which begin chooses.
+// some makes some operations at once, each of which begin chooses.
 func (w *worker) some(most int, begin func() func()) int {
-	n := 1 + w.dice.IntN(min(4, most))
+	n := 1 + w.dice.IntN(min(w.atOnce, most))
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(begin())

@@ -147,10 +147,3 @@ func holds(doc introspect.Document, s *sandbox) bool {
 func cools(doc introspect.Document, a netip.Addr) bool {
 	return slices.ContainsFunc(doc.Cooling, func(c introspect.Cooling) bool { return c.Address == a })
 }
-
-func document(t *testing.T, n *node.Node) introspect.Document {
-	t.Helper()
-	doc, err := lab.Document(harness.Deadline(t, patience), n)
-	harness.OK(t, err)
-	return doc
-}

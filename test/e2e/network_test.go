@@ -4,8 +4,6 @@ package e2e
 
 import (
 	"errors"
-	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -53,8 +50,14 @@ func (c *containerd) startDaemon(t *testing.T) {
 // networkReady waits until daemon and runtime can take sandboxes.
 func (c *containerd) networkReady(t *testing.T) {
 	t.Helper()
-	harness.OK(t, c.node.WaitReady(harness.Deadline(t, patience)))
-	harness.Eventually(t, patience, "containerd calls the network ready", func() error {
+	harness.Ready(t, c.node)
+	c.callsNetworkReady(t)
+}
+
+// callsNetworkReady waits until the runtime can take sandboxes.
+func (c *containerd) callsNetworkReady(t *testing.T) {
+	t.Helper()
+	harness.Eventually(t, time.Minute, "containerd calls the network ready", func() error {
 		ok, err := c.condition(t, cri.NetworkReady)
 		if err == nil && !ok {
 			err = errors.New("it does not")
@@ -94,24 +97,12 @@ func TestNetworkReady(t *testing.T) {
 
 	l.Cloud.Outage(true)
 	c.startDaemon(t)
-	harness.Eventually(t, patience, "the daemon reports that EC2 is away", func() error {
-		doc, err := lab.Document(t.Context(), c.node)
-		if err == nil && doc.LastError == "" {
-			err = errors.New("no last error")
-		}
-		return err
-	})
+	harness.HasError(t, c.node)
 	notReady("before the first address", 1)
 
 	l.Cloud.Outage(false)
-	harness.Eventually(t, time.Minute, "containerd calls the network ready", func() error {
-		ok, err := c.condition(t, cri.NetworkReady)
-		if err == nil && !ok {
-			err = errors.New("it does not")
-		}
-		return err
-	})
-	if doc := document(t, c.node); doc.Totals.Available == 0 {
+	c.callsNetworkReady(t)
+	if doc := harness.Document(t, c.node); doc.Totals.Available == 0 {
 		t.Errorf("containerd calls the network ready while no address is: %+v", doc.Totals)
 	}
 	s, err := c.run(harness.Deadline(t, patience), "first", func(err error) {
@@ -126,7 +117,7 @@ func TestNetworkReady(t *testing.T) {
 	}
 	c.startDaemon(t)
 	c.networkReady(t)
-	s.answers(t, c.node.Netns, primary(l, c.node))
+	s.answers(t, c.node.Netns, harness.PrimaryAddress(t, l, c.node))
 	empty(t, l, c)
 }
 
@@ -146,7 +137,7 @@ func TestSandboxAddresses(t *testing.T) {
 	for _, s := range sandboxes {
 		eni, _ := owner(l.Books(), c.node, s.addr)
 		used[eni.Attachment.DeviceIndex]++
-		s.answers(t, other.node.Netns, primary(l, other.node))
+		s.answers(t, other.node.Netns, harness.PrimaryAddress(t, l, other.node))
 		s.answers(t, client.netns, client.addr)
 		client.answers(t, s.netns, s.addr)
 	}
@@ -161,11 +152,8 @@ func TestSandboxAddresses(t *testing.T) {
 		t.Errorf("%s was handed out while it cooled", again.addr)
 	}
 	empty(t, l, runtimes...)
-	harness.Eventually(t, cooling+patience, "all addresses have cooled", func() error {
-		if doc := document(t, c.node); doc.Totals.Cooling+doc.Totals.Allocated > 0 {
-			return fmt.Errorf("totals %+v", doc.Totals)
-		}
-		return nil
+	harness.Shows(t, c.node, "all addresses have cooled", func(doc introspect.Document) error {
+		return harness.Equal("addresses in use or cooling", doc.Totals.Cooling+doc.Totals.Allocated, 0)
 	})
 	harness.Settle(t, l)
 }
@@ -178,7 +166,7 @@ func stopAndCool(t *testing.T, c *containerd, s *sandbox) {
 	before := time.Now()
 	_, err := c.StopPodSandbox(harness.Deadline(t, patience), stop)
 	harness.OK(t, err)
-	doc := document(t, c.node)
+	doc := harness.Document(t, c.node)
 	if holds(doc, s) {
 		t.Errorf("a stopped sandbox still has %s", s.addr)
 	}
@@ -196,14 +184,4 @@ func stopAndCool(t *testing.T, c *containerd, s *sandbox) {
 		_, err = c.RemovePodSandbox(harness.Deadline(t, patience), &cri.RemovePodSandboxRequest{PodSandboxId: s.id})
 		harness.OK(t, err)
 	}
-}
-
-// primary is a node's own address.
-func primary(l *lab.Lab, n *node.Node) netip.Addr {
-	for _, e := range l.Books().InstanceENIs(n.InstanceID) {
-		if e.Attachment != nil && e.Attachment.DeviceIndex == 0 {
-			return e.Primary
-		}
-	}
-	return netip.Addr{}
 }

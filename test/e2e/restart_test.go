@@ -3,10 +3,9 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -44,21 +44,21 @@ func TestDaemonKilled(t *testing.T) {
 		return nil
 	})
 	c.startDaemon(t)
-	created.wait(t)
+	harness.OK(t, <-created.done)
 	harness.Eventually(t, patience, "a sandbox is removed when tried again", func() error {
 		return c.remove(t.Context(), sandboxes[1].id)
 	})
 
 	burst := c.runInBackground(t, "burst", 8)
-	harness.Eventually(t, patience, "the burst has begun", func() error {
-		if n := document(t, c.node).Totals; n.Allocated < 14 { // 11 old ones, 1 new
-			return fmt.Errorf("totals %+v", n)
+	harness.Shows(t, c.node, "the burst has begun", func(doc introspect.Document) error {
+		if doc.Totals.Allocated < 14 { // 11 old ones, 1 new
+			return fmt.Errorf("totals %+v", doc.Totals)
 		}
 		return nil
 	})
 	harness.OK(t, c.node.Kill())
 	c.startDaemon(t)
-	burst.wait(t)
+	harness.OK(t, <-burst.done)
 	c.networkReady(t)
 
 	agree(t, l, runtimes...)
@@ -71,29 +71,25 @@ func TestDaemonKilled(t *testing.T) {
 
 // attempts are sandboxes on their way.
 type attempts struct {
-	done sync.WaitGroup
-	mu   sync.Mutex // guards below
+	done chan error
+	mu   sync.Mutex // guards last
 	last error      // of the attempts that were followed by another
-	err  error
 }
 
 // runInBackground makes sandboxes name-0 and so on, trying again and again.
 func (c *containerd) runInBackground(t *testing.T, name string, count int) *attempts {
-	a := &attempts{}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	for i := range count {
-		a.done.Go(func() {
+	a := &attempts{done: make(chan error, 1)}
+	ctx := harness.Deadline(t, time.Minute)
+	go func() {
+		a.done <- harness.AtOnce(count, func(i int) error {
 			_, err := c.run(ctx, fmt.Sprintf("%s-%d", name, i), func(err error) {
 				a.mu.Lock()
 				defer a.mu.Unlock()
 				a.last = err
 			})
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.err = errors.Join(a.err, err)
+			return err
 		})
-	}
-	t.Cleanup(func() { cancel(); a.done.Wait() })
+	}()
 	return a
 }
 
@@ -102,12 +98,6 @@ func (a *attempts) failure() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.last
-}
-
-func (a *attempts) wait(t *testing.T) {
-	t.Helper()
-	a.done.Wait()
-	harness.OK(t, a.err)
 }
 
 // TestVanishedSandboxes loses sandboxes while the daemon is down. At its start
@@ -135,7 +125,7 @@ func TestVanishedSandboxes(t *testing.T) {
 
 	c.startDaemon(t)
 	c.networkReady(t)
-	doc := document(t, c.node)
+	doc := harness.Document(t, c.node)
 	if holds(doc, gone) || !cools(doc, gone.addr) {
 		t.Errorf("%s, whose sandbox is gone and forgotten, was not released at start: %+v", gone.addr, doc)
 	}
@@ -146,21 +136,21 @@ func TestVanishedSandboxes(t *testing.T) {
 	}
 
 	unlisted.dropNetns(t)
-	harness.Eventually(t, grace+patience, "the address of the forgotten sandbox is released", func() error {
-		if holds(document(t, c.node), unlisted) {
+	harness.Shows(t, c.node, "the address of the forgotten sandbox is released", func(doc introspect.Document) error {
+		if holds(doc, unlisted) {
 			return errors.New("still held")
 		}
 		return nil
 	})
-	if !holds(document(t, c.node), listed) { // gone for longer than unlisted
+	if !holds(harness.Document(t, c.node), listed) { // gone for longer than unlisted
 		t.Errorf("%s was released though the runtime lists its sandbox", listed.addr)
 	}
 	_, err := c.StopPodSandbox(harness.Deadline(t, patience), &cri.StopPodSandboxRequest{PodSandboxId: listed.id})
 	harness.OK(t, err)
-	if doc = document(t, c.node); holds(doc, listed) || !cools(doc, listed.addr) {
+	if doc = harness.Document(t, c.node); holds(doc, listed) || !cools(doc, listed.addr) {
 		t.Errorf("%s was not released when the runtime stopped its sandbox: %+v", listed.addr, doc)
 	}
-	alive.answers(t, c.node.Netns, primary(l, c.node))
+	alive.answers(t, c.node.Netns, harness.PrimaryAddress(t, l, c.node))
 	empty(t, l, c)
 }
 
@@ -169,15 +159,13 @@ func wantListed(t *testing.T, c *containerd, ids ...string) {
 	t.Helper()
 	reply, err := c.ListPodSandbox(harness.Deadline(t, patience), &cri.ListPodSandboxRequest{})
 	harness.OK(t, err)
-	want, got := map[string]bool{}, map[string]bool{}
-	for _, id := range ids {
-		want[id] = true
-	}
+	var got []string
 	for _, s := range reply.GetItems() {
-		got[s.GetId()] = true
+		got = append(got, s.GetId())
 	}
-	if !maps.Equal(got, want) {
-		t.Fatalf("containerd lists sandboxes %v, want %v", got, want)
+	slices.Sort(ids)
+	if slices.Sort(got); !slices.Equal(got, ids) {
+		t.Fatalf("containerd lists sandboxes %v, want %v", got, ids)
 	}
 }
 
@@ -193,7 +181,7 @@ func TestContainerdRestarts(t *testing.T) {
 	for _, end := range []func(*testing.T){c.crash, c.stop} {
 		end(t)
 		talk.goesOn(t)
-		if doc := document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
+		if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) || len(doc.Cooling) > 0 {
 			t.Errorf("without containerd: %+v", doc)
 		}
 		c.start(t)
@@ -211,8 +199,8 @@ func TestContainerdRestarts(t *testing.T) {
 	harness.OK(t, c.node.Kill())
 	talk.goesOn(t)
 	c.startDaemon(t) // with nobody at the CRI socket
-	harness.OK(t, c.node.WaitReady(harness.Deadline(t, patience)))
-	if doc := document(t, c.node); len(doc.Allocated) != len(sandboxes) {
+	harness.Ready(t, c.node)
+	if doc := harness.Document(t, c.node); len(doc.Allocated) != len(sandboxes) {
 		t.Errorf("daemon started without containerd: %+v", doc)
 	}
 	c.start(t)

@@ -85,13 +85,11 @@ func (c *containerd) run(ctx context.Context, name string, failed func(error)) (
 func (c *containerd) runMany(t *testing.T, name string, count int) []*sandbox {
 	t.Helper()
 	ctx := harness.Deadline(t, time.Minute)
-	made, errs := make([]*sandbox, count), make([]error, count)
-	var wg sync.WaitGroup
-	for i := range count {
-		wg.Go(func() { made[i], errs[i] = c.run(ctx, fmt.Sprintf("%s-%d", name, i), nil) })
-	}
-	wg.Wait()
-	harness.OK(t, errors.Join(errs...))
+	made := make([]*sandbox, count)
+	harness.OK(t, harness.AtOnce(count, func(i int) (err error) {
+		made[i], err = c.run(ctx, fmt.Sprintf("%s-%d", name, i), nil)
+		return err
+	}))
 	return made
 }
 
@@ -150,13 +148,7 @@ func (c *containerd) removeAll(t *testing.T) {
 	ctx := harness.Deadline(t, time.Minute)
 	list, err := c.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	harness.OK(t, err)
-	errs := make([]error, len(list.GetItems()))
-	var wg sync.WaitGroup
-	for i, s := range list.GetItems() {
-		wg.Go(func() { errs[i] = c.remove(ctx, s.GetId()) })
-	}
-	wg.Wait()
-	harness.OK(t, errors.Join(errs...))
+	harness.OK(t, harness.AtOnce(len(list.GetItems()), func(i int) error { return c.remove(ctx, list.GetItems()[i].GetId()) }))
 }
 
 // forget makes the runtime lose a sandbox without a word to CNI: what CRI

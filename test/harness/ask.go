@@ -18,11 +18,17 @@ import (
 // it treated the first packet, whatever was repaired since.
 func Asks(t *testing.T, path string, to, want netip.Addr) error {
 	t.Helper()
+	return AsksBy(t, path, "udp", netip.AddrPortFrom(to, echo.Port), want)
+}
+
+// AsksBy is Asks for another network or port.
+func AsksBy(t *testing.T, path, network string, to netip.AddrPort, want netip.Addr) error {
+	t.Helper()
 	var r echo.Reply
 	var err error
 	for limit := Deadline(t, time.Minute); limit.Err() == nil; {
 		try, cancel := context.WithTimeout(limit, 5*time.Second)
-		r, err = echo.Ask(try, path, "udp", netip.AddrPortFrom(to, echo.Port), netip.Addr{}, "hello")
+		r, err = echo.Ask(try, path, network, to, netip.Addr{}, "hello")
 		cancel()
 		if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) {
 			break

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // BinDir holds the programs under test while Main runs.
@@ -19,7 +21,7 @@ var BinDir string
 
 // parallel is how many tests run at a time: most of the time each waits for
 // something, and none needs a processor of its own.
-const parallel = "6"
+const parallel = "10"
 
 // Main builds programs (names under cmd/) and runs a package's tests with
 // them, for TestMain. It returns the exit code. Daemon and operator look for
@@ -35,6 +37,7 @@ func Main(m *testing.M, programs ...string) int {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
+	ctrllog.SetLogger(logr.Discard()) // of the labs' clients; errors come as such
 	if err := flag.Set("test.parallel", parallel); err != nil {
 		fmt.Println("FAIL:", err)
 		return 1

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,66 +22,57 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy/crds"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
-// ControlPlane is the package's, between KubeUp and KubeDown.
+// ControlPlane is the package's while Kube runs.
 var ControlPlane *kube.ControlPlane
 
-// Kube runs a package's tests with a control plane that has Berth's CRDs, for
-// TestMain. It returns the exit code.
+// Kube starts a control plane that has Berth's CRDs, has prepare add to it, runs a
+// package's tests, and returns the exit code, for TestMain.
 //
-//	func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
-func Kube(m *testing.M) int {
-	if err := KubeUp(kube.Options{}); err != nil {
-		fmt.Println("FAIL:", err)
-		return 1
+//	func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
+func Kube(run func() int, prepare ...func() error) (code int) {
+	ctrllog.SetLogger(logr.Discard()) // of the tests' own clients
+	err := kubeUp()
+	for _, do := range prepare {
+		if err == nil {
+			err = do()
+		}
 	}
-	code := m.Run()
-	if err := KubeDown(); err != nil {
+	if err == nil {
+		code = run()
+	}
+	if ControlPlane != nil {
+		err = errors.Join(err, ControlPlane.Stop(), os.RemoveAll(ControlPlane.Dir))
+	}
+	if err != nil {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
 	return code
 }
 
-// KubeUp starts ControlPlane, for a TestMain that does more than Kube. Assets,
-// Dir and CRDs are filled in where they are not set.
-func KubeUp(o kube.Options) error {
-	if o.Assets == "" {
-		o.Assets = os.Getenv("KUBEBUILDER_ASSETS")
-	}
+// kubeUp starts ControlPlane.
+func kubeUp() error {
+	o := kube.Options{Assets: os.Getenv("KUBEBUILDER_ASSETS"), CRDs: crds.Files}
 	if o.Assets == "" {
 		return errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
 	}
-	if o.CRDs == nil {
-		o.CRDs = os.DirFS(filepath.Join(Tree(), "deploy", "crds"))
-	}
-	if o.Dir == "" {
-		dir, err := os.MkdirTemp("", "kube-")
-		if err != nil {
-			return err
-		}
-		o.Dir = dir
+	var err error
+	if o.Dir, err = os.MkdirTemp("", "kube-"); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
-	c, err := kube.Start(ctx, o)
-	if err != nil {
+	if ControlPlane, err = kube.Start(ctx, o); err != nil {
 		return errors.Join(err, os.RemoveAll(o.Dir))
 	}
-	ControlPlane = c
 	return nil
-}
-
-// KubeDown stops ControlPlane and removes its directory.
-func KubeDown() error {
-	if err := ControlPlane.Stop(); err != nil {
-		return err
-	}
-	return os.RemoveAll(ControlPlane.Dir)
 }
 
 // WithoutAPIServer kills the API server of ControlPlane. It runs again, with the

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -48,6 +49,30 @@ func NewSandbox(t *testing.T, n *node.Node) *Sandbox {
 			CapabilityArgs: map[string]any{"io.kubernetes.cri.pod-annotations": map[string]string{"kubernetes.io/config.source": "api"}},
 		},
 	}
+}
+
+// Add sends an ADD.
+func (s *Sandbox) Add(t *testing.T, list *libcni.NetworkConfigList) (types.Result, error) {
+	t.Helper()
+	return s.CNI.AddNetworkList(Deadline(t, Patience), list, s.RuntimeConf)
+}
+
+// Del sends a DEL.
+func (s *Sandbox) Del(t *testing.T, list *libcni.NetworkConfigList) error {
+	t.Helper()
+	return s.CNI.DelNetworkList(Deadline(t, Patience), list, s.RuntimeConf)
+}
+
+// Check sends a CHECK.
+func (s *Sandbox) Check(t *testing.T, list *libcni.NetworkConfigList) error {
+	t.Helper()
+	return s.CNI.CheckNetworkList(Deadline(t, Patience), list, s.RuntimeConf)
+}
+
+// Status sends a STATUS.
+func (s *Sandbox) Status(t *testing.T, list *libcni.NetworkConfigList) error {
+	t.Helper()
+	return s.CNI.GetStatusNetworkList(Deadline(t, Patience), list)
 }
 
 // Vanish removes the namespace as a dying sandbox does, without a word to CNI.

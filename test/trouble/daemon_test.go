@@ -22,38 +22,37 @@ import (
 // TestDaemonDown is a node whose daemon never ran, then one that left for good.
 func TestDaemonDown(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick(), NoDaemons: true})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
 	n := l.Nodes()[0]
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
 	harness.OK(t, installPlugin(n))
-	ctx := within(t, 15*time.Minute)
-	_, err := s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
-	fails(t, err, types.ErrTryAgainLater, "berthd", n.Socket(), "--socket")
-	fails(t, s.CNI.DelNetworkList(ctx, list, s.RuntimeConf), types.ErrTryAgainLater, n.Socket())
-	fails(t, s.CNI.GetStatusNetworkList(ctx, list), types.ErrPluginNotAvailable, n.Socket())
+	_, err := s.Add(t, list)
+	harness.Fails(t, err, types.ErrTryAgainLater, "berthd", n.Socket(), "--socket")
+	harness.Fails(t, s.Del(t, list), types.ErrTryAgainLater, n.Socket())
+	harness.Fails(t, s.Status(t, list), types.ErrPluginNotAvailable, n.Socket())
 
 	// Once it runs, the same calls work. When it is killed, they wait for the
 	// next one for a while, and STATUS does not fail.
 	harness.OK(t, n.Start())
-	ready(t, n)
-	_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+	harness.Ready(t, n)
+	_, err = s.Add(t, list)
 	harness.OK(t, err)
 	harness.Eventually(t, patience, "the first heartbeat", func() error {
 		_, err := os.Stat(heartbeat.Path(n.Socket()))
 		return err
 	})
 	harness.OK(t, n.Kill())
-	harness.OK(t, s.CNI.GetStatusNetworkList(ctx, list))
+	harness.OK(t, s.Status(t, list))
 	harness.Eventually(t, patience, "a DEL finds the next daemon", func() error {
 		harness.OK(t, n.Kill())
 		started := make(chan error, 1)
 		time.AfterFunc(200*time.Millisecond, func() { started <- n.Start() })
 		begun := time.Now()
-		err := s.CNI.DelNetworkList(ctx, list, s.RuntimeConf)
+		err := s.Del(t, list)
 		waited := time.Since(begun)
 		harness.OK(t, <-started)
-		ready(t, n)
+		harness.Ready(t, n)
 		if err != nil && waited < 5*time.Second { // else the daemon was late
 			t.Errorf("a DEL waited only %v for the next daemon: %v", waited, err)
 		}
@@ -63,17 +62,17 @@ func TestDaemonDown(t *testing.T) {
 	harness.Eventually(t, patience, "an ADD gives up", func() error {
 		harness.OK(t, n.Kill())
 		begun := time.Now()
-		_, err = s.CNI.AddNetworkList(ctx, list, s.RuntimeConf)
+		_, err = s.Add(t, list)
 		took := time.Since(begun)
-		fails(t, err, types.ErrTryAgainLater, "does not answer", n.Socket())
+		harness.Fails(t, err, types.ErrTryAgainLater, "does not answer", n.Socket())
 		harness.OK(t, n.Start())
 		if took > 40*time.Second { // the machine may have stood still once
 			return fmt.Errorf("the plugin waited %v for a daemon that is gone", took)
 		}
 		return nil
 	})
-	ready(t, n)
-	harness.OK(t, s.CNI.DelNetworkList(ctx, list, s.RuntimeConf))
+	harness.Ready(t, n)
+	harness.OK(t, s.Del(t, list))
 	harness.Settle(t, l)
 }
 
@@ -86,33 +85,25 @@ func installPlugin(n *node.Node) error {
 // configuration says so, and the daemon, once it goes on, keeps nothing of them.
 func TestDaemonSlow(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick()})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, map[string]any{"timeout": "1s"}))
 	s := harness.NewSandbox(t, n)
 	pid := n.PID()
 	harness.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
 	// One whose second is over before it has connected says something else.
-	told := func(call func() error) {
-		harness.Eventually(t, patience, "the plugin tells of its timeout", func() error {
-			err := call()
-			if err == nil || node.CNICode(err) != types.ErrTryAgainLater || !says(err.Error(), []string{"1s", "timeout"}) {
-				return fmt.Errorf("want words \"1s\" and \"timeout\": %w", err)
-			}
-			return nil
-		})
-	}
+	told := func(call func() error) { failsAtLast(t, types.ErrTryAgainLater, []string{"1s", "timeout"}, call) }
 	told(func() error {
-		_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+		_, err := s.Add(t, list)
 		return err
 	})
-	told(func() error { return s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf) })
+	told(func() error { return s.Del(t, list) })
 	harness.OK(t, syscall.Kill(pid, syscall.SIGCONT))
 	// A DEL comes until one works, as a pod may be set up before it is seen that its caller left.
 	patient := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), patient, s.RuntimeConf))
+	harness.OK(t, s.Del(t, patient))
 	harness.Settle(t, l)
-	add(t, n, "after")
+	harness.Add(t, n, "after")
 	harness.Settle(t, l)
 }
 
@@ -120,11 +111,11 @@ func TestDaemonSlow(t *testing.T) {
 // anything, say who is there, and end.
 func TestSecondDaemon(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick()})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small"})
 	n := l.Nodes()[0]
-	add(t, n, "p")
+	harness.Add(t, n, "p")
 	var out []byte
-	second := exec.CommandContext(within(t, patience), filepath.Join(harness.BinDir, "berthd"),
+	second := exec.CommandContext(harness.Deadline(t, patience), filepath.Join(harness.BinDir, "berthd"),
 		"--state-dir="+n.StateDir(), "--socket="+n.Socket(), "--ec2-endpoint="+n.EC2URL)
 	err := ns.Do(n.Netns, func() (err error) {
 		out, err = second.CombinedOutput()
@@ -134,6 +125,6 @@ func TestSecondDaemon(t *testing.T) {
 		t.Errorf("a second daemon ended with %v: %s", err, out)
 	}
 	harness.OK(t, n.CheckPod(t.Context(), "p"))
-	add(t, n, "q")
+	harness.Add(t, n, "q")
 	harness.Settle(t, l)
 }

@@ -20,16 +20,16 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// TestMeddling has others on the node drop packets, flush what they do not
+// TestForeignKernelChanges has others on the node drop packets, flush what they do not
 // know, and remove sandboxes without a word.
-func TestMeddling(t *testing.T) {
+func TestForeignKernelChanges(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: quick(lean...)})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: lean})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	for i := range 4 { // the last is on the second ENI
-		add(t, n, fmt.Sprintf("p%d", i))
+		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
-	add(t, other, "far")
+	harness.Add(t, other, "far")
 	harness.Settle(t, l)
 	t.Run("FORWARD policy of DROP", func(t *testing.T) { forwardDrop(t, n) })
 	t.Run("flush", func(t *testing.T) { flushes(t, l, n, other) })
@@ -66,14 +66,12 @@ func forwardDrop(t *testing.T, n *node.Node) {
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	set(nftables.ChainPolicyDrop)
 	c := condition(t, n, daemon.ConditionForwarding, introspect.False)
-	for _, want := range []string{"FORWARD", "iptables -P FORWARD ACCEPT", "pods"} {
-		if !strings.Contains(c.Message, want) {
-			t.Errorf("the condition says nothing about %q: %s", want, c.Message)
-		}
+	if !harness.Says(c.Message, "FORWARD", "iptables -P FORWARD ACCEPT", "pods") {
+		t.Errorf("the condition says %q", c.Message)
 	}
 	gauge("0")
-	add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
-	remove(t, n, "meanwhile")
+	harness.Add(t, n, "meanwhile") // it is the owner's business, and no reason to refuse pods
+	harness.Remove(t, n, "meanwhile")
 	set(nftables.ChainPolicyAccept)
 	condition(t, n, daemon.ConditionForwarding, introspect.True)
 	gauge("1")
@@ -140,7 +138,7 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 					return errors.Join(
 						harness.Asks(t, p.Netns(), far.Addr(), p.Addr()),
 						harness.Asks(t, far.Netns(), p.Addr(), far.Addr()),
-						harness.Asks(t, p.Netns(), fabric.InternetHost, enis(l, n)[0].Primary),
+						harness.Asks(t, p.Netns(), fabric.InternetHost, harness.ENIs(l, n)[0].Primary),
 					)
 				})
 				harness.Eventually(t, patience, "CHECK of "+p.Name, func() error { return n.CheckPod(t.Context(), p.Name) })
@@ -158,54 +156,58 @@ func flushes(t *testing.T, l *lab.Lab, n, other *node.Node) {
 func vanishes(t *testing.T, l *lab.Lab, n *node.Node) {
 	s := harness.NewSandbox(t, n)
 	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
-	_, err := s.CNI.AddNetworkList(within(t, patience), list, s.RuntimeConf)
+	_, err := s.Add(t, list)
 	harness.OK(t, err)
 	s.Vanish(t)
-	harness.Eventually(t, patience, "the attachment is released", func() error {
-		doc, err := lab.Document(t.Context(), n)
+	harness.Shows(t, n, "the attachment is released", func(doc introspect.Document) error {
 		for _, a := range doc.Allocated {
 			if a.ContainerID == s.ContainerID {
-				err = fmt.Errorf("%+v", a)
+				return fmt.Errorf("%+v", a)
 			}
 		}
-		return err
+		return nil
 	})
-	harness.OK(t, s.CNI.DelNetworkList(within(t, patience), list, s.RuntimeConf)) // should it come after all
+	harness.OK(t, s.Del(t, list)) // should it come after all
 	harness.Settle(t, l)
 }
 
-// TestReboot pulls a node's plug: its pods and cooling end with it, and the
+// TestNodeReboots pulls a node's plug: its pods and cooling end with it, and the
 // node takes pods again by itself.
-func TestReboot(t *testing.T) {
+func TestNodeReboots(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick("--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m", "--max-eni=2")})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--cooling-period=10m", "--warm-eni-target=0", "--warm-wait=1m", "--shrink-delay=10m", "--max-eni=2"}})
 	n := l.Nodes()[0]
 	for i := range 5 {
-		add(t, n, fmt.Sprintf("p%d", i))
+		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
-	remove(t, n, "p4")
+	harness.Remove(t, n, "p4")
 	harness.OK(t, l.Cloud.StopInstance(n.Name))
-	harness.Eventually(t, patience, "the node is off", func() error {
-		if len(l.Nodes()) > 0 {
-			return errors.New("it runs")
-		}
-		return nil
-	})
+	harness.Eventually(t, patience, "the node is off", func() error { return harness.Equal("nodes", len(l.Nodes()), 0) })
 	harness.OK(t, l.Cloud.StartInstance(n.Name))
-	harness.Eventually(t, patience, "the node is on", func() error {
-		if len(l.Nodes()) == 0 {
-			return errors.New("it is off")
-		}
-		return nil
-	})
+	harness.Eventually(t, patience, "the node is on", func() error { return harness.Equal("nodes", len(l.Nodes()), 1) })
 	n = l.Nodes()[0]
-	ready(t, n)
-	doc := document(t, n)
+	harness.Ready(t, n)
+	doc := harness.Document(t, n)
 	if len(doc.Allocated)+len(doc.Cooling) > 0 {
 		t.Errorf("after a reboot %v are allocated and %v cool", doc.Allocated, doc.Cooling)
 	}
 	for i := range 6 { // all that two ENIs have, and more than would be free if what cooled still did
-		add(t, n, fmt.Sprintf("q%d", i))
+		harness.Add(t, n, fmt.Sprintf("q%d", i))
 	}
 	harness.Settle(t, l)
+}
+
+// condition waits until a condition has a status, and returns it.
+func condition(t *testing.T, n *node.Node, kind, status string) (found introspect.Condition) {
+	t.Helper()
+	harness.Shows(t, n, kind+" is "+status, func(doc introspect.Document) error {
+		for _, c := range doc.Conditions {
+			if c.Type == kind && c.Status == status {
+				found = c
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", doc.Conditions)
+	})
+	return found
 }

@@ -32,7 +32,7 @@ import (
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(crashsource.Main(func() int { return harness.Kube(m) }, child))
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m.Run) }, child))
 }
 
 // limit is for what takes a second on an idle machine.

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
@@ -39,10 +37,7 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-func TestMain(m *testing.M) {
-	ctrllog.SetLogger(logr.Discard())
-	os.Exit(harness.Kube(m))
-}
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
 
 // limit is for what takes a moment on a machine with nothing else to do.
 const limit = 3 * time.Minute

@@ -4,7 +4,6 @@ package sourcenode
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"testing"
 	"time"
@@ -32,20 +31,7 @@ const (
 // does. It returns the exit code.
 func Main[T any](m *testing.M, roles fs.FS, child func(T) error) int {
 	return crashsource.Main(func() int {
-		if err := harness.KubeUp(kube.Options{}); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		defer func() {
-			if err := harness.KubeDown(); err != nil {
-				fmt.Println(err)
-			}
-		}()
-		if err := harness.ControlPlane.Apply(context.Background(), roles); err != nil {
-			fmt.Println("FAIL:", err)
-			return 1
-		}
-		return m.Run()
+		return harness.Kube(m.Run, func() error { return harness.ControlPlane.Apply(context.Background(), roles) })
 	}, child)
 }
 

@@ -1,7 +1,9 @@
-package troubleop
+package trouble
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,76 +13,41 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	ktypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// nodes are those of TestNodes: a trouble each.
-var nodes = []string{"badtype", "notags", "full", "nogroup", "halted", "idle", "dying", "removed", "nodeless"}
+// nodeTroubles has a trouble for each node.
+var nodeTroubles = map[string]func(*testing.T, *cluster, string){
+	"notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
+	"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
+}
 
-// nodesSpec has a subnet for each trouble that is a subnet's.
-func nodesSpec() *spec.Spec {
-	s := lab.DefaultSpec(1, "m5.xlarge")
-	s.Instances[0].Name = "witness"
+// TestTroubleOfOneNode has nodes in one cluster meet one trouble each, all at once.
+func TestTroubleOfOneNode(t *testing.T) {
+	t.Parallel()
+	s := withNodes(slices.Sorted(maps.Keys(nodeTroubles))...)
 	s.Delays.Stop = spec.Duration(time.Hour) // until a test has seen enough of it
 	s.VPCs[0].Subnets[0].Tags = map[string]string{"for": "pods"}
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{
 		Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28"), Tags: map[string]string{"for": "few"},
 	})
-	for _, name := range nodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
-	}
-	return &s
-}
-
-// TestNodes has nodes in one cluster meet one trouble each, all at once.
-func TestNodes(t *testing.T) {
-	t.Parallel()
-	c := raise(t, "witness", lab.Options{Spec: nodesSpec()})
-	t.Run("all", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, *cluster, string){
-			"badtype": unknownType, "notags": noMatchingSubnet, "full": subnetFull, "nogroup": deletedGroup,
-			"halted": instanceStopped, "idle": idleInstanceStopped, "dying": instanceTerminated, "removed": objectDeleted, "nodeless": nodeDeleted,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				c.has(t, name, 1)
-				c.well(t, name)
-				test(t, c, name)
-			})
-		}
-	})
-	harness.Settle(t, c.Lab)
-	if n := c.Operators()[0].Starts(); n != 1 {
-		t.Errorf("the operator was started %d times", n)
-	}
-}
-
-// A wrong spec.instanceType is told, and stops nothing: EC2 says which it is.
-func unknownType(t *testing.T, c *cluster, name string) {
-	free := int32(3)
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.nosuch", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.nosuch", "t3.small")
-	add(t, c.named(t, name), "warm")
-	c.has(t, name, 4)
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType = "t3.small" })
-	c.healed(t, name, 4)
+	raise(t, s).eachOnItsNode(t, nodeTroubles)
 }
 
 // Tags that no subnet has keep the node from a further ENI, not from the room on
 // those that it has.
 func noMatchingSubnet(t *testing.T, c *cluster, name string) {
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "nobody"} })
 	c.want(t, name, 5) // one ENI of a t3.small has room for three
 	c.has(t, name, 3)
 	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "zone and VPC")
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "pods"} })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "pods"} })
 	c.healed(t, name, 5)
 }
 
@@ -90,7 +57,7 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 	other, err := c.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: sn.ID, Addresses: vpc.AddressRequest{IPv4Count: sn.Free - 3}})
 	harness.OK(t, err)
 	defer func() { _ = c.Cloud.DeleteNetworkInterface(other.ID) }()
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SubnetTags = map[string]string{"for": "few"} })
 	c.want(t, name, 6) // three more on an ENI in tiny, which has room for one
 	c.has(t, name, 4)
 	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "no subnet", "free some")
@@ -100,10 +67,10 @@ func subnetFull(t *testing.T, c *cluster, name string) {
 
 // A security group that was deleted is named until somebody names another.
 func deletedGroup(t *testing.T, c *cluster, name string) {
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = []string{"sg-0123456789abcdef0"} })
 	c.want(t, name, 5)
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "NotFound", "sg-0123456789abcdef0", "security groups")
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = nil })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.SecurityGroups = nil })
 	c.healed(t, name, 5)
 }
 
@@ -111,11 +78,11 @@ func deletedGroup(t *testing.T, c *cluster, name string) {
 func instanceStopped(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	instance := n.InstanceID
-	before := len(c.enis(n))
+	before := len(harness.ENIs(c.Lab, n))
 	harness.OK(t, c.Cloud.StopInstance(instance)) // while it is stopping nothing can be attached
 	c.want(t, name, 5)
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "Conflict", instance, "stopped", "start the instance")
-	if o := c.object(t, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
+	if o := harness.NodeNetwork(t, c.Lab, name); len(o.Spec.IPAM.Available) == 0 || len(c.Books().InstanceENIs(instance)) != before {
 		t.Errorf("a stopped instance lost something: %d addresses, %d ENIs of %d", len(o.Spec.IPAM.Available), len(c.Books().InstanceENIs(instance)), before)
 	}
 	harness.OK(t, c.Cloud.ForceStop(instance))
@@ -128,7 +95,7 @@ func instanceStopped(t *testing.T, c *cluster, name string) {
 		}
 		return n.WaitReady(harness.Deadline(t, patience))
 	})
-	add(t, c.named(t, name), "after")
+	harness.Add(t, c.named(t, name), "after")
 }
 
 // An instance that is stopped while its node needs nothing is noticed by its
@@ -151,7 +118,7 @@ func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 	body := fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":%q}]}}`, is)
 	harness.Eventually(t, patience, fmt.Sprintf("report Ready=%s of %s", is, name), func() error {
 		k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		return c.Kube.Client.Status().Patch(t.Context(), k, client.RawPatch(ktypes.MergePatchType, body))
+		return c.Kube.Client.Status().Patch(t.Context(), k, client.RawPatch(types.MergePatchType, body))
 	})
 }
 
@@ -159,11 +126,11 @@ func (c *cluster) ready(t *testing.T, name string, is corev1.ConditionStatus) {
 // its object nor an ENI.
 func instanceTerminated(t *testing.T, c *cluster, name string) {
 	n, keep := c.named(t, name), false
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.DeleteOnTermination = &keep }) // they outlive it
 	c.want(t, name, 6)
 	harness.Eventually(t, patience, "growth began", func() error {
-		if len(c.enis(n)) < 2 {
-			return fmt.Errorf("%d ENIs", len(c.enis(n)))
+		if len(harness.ENIs(c.Lab, n)) < 2 {
+			return fmt.Errorf("%d ENIs", len(harness.ENIs(c.Lab, n)))
 		}
 		return nil
 	})
@@ -205,6 +172,17 @@ func (c *cluster) remove(t *testing.T, o client.Object) {
 	})
 }
 
+// madeAnew waits until a node has another object than the one with a UID.
+func (c *cluster) madeAnew(t *testing.T, name string, old types.UID) {
+	t.Helper()
+	harness.Becomes(t, c.Lab, name, "another than before", func(o *v1alpha1.NodeNetwork) error {
+		if o.UID == old {
+			return errors.New("it is the old one")
+		}
+		return nil
+	})
+}
+
 // The daemon makes an object anew that somebody deleted, and its pods go on.
 func objectDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
@@ -212,24 +190,17 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 	c.has(t, name, 3)
 	pods := map[string]netip.Addr{}
 	for i := range 3 {
-		p := add(t, n, fmt.Sprintf("p%d", i))
+		p := harness.Add(t, n, fmt.Sprintf("p%d", i))
 		pods[p.Name] = p.Addr()
 	}
 	c.has(t, name, 6)
-	old := c.object(t, name)
+	old := harness.NodeNetwork(t, c.Lab, name)
 	c.remove(t, old)
 	c.othersGrow(t)
-	harness.Eventually(t, patience, "the daemon makes another object", func() error {
-		o, err := c.Kube.NodeNetwork(t.Context(), name)
-		if err == nil && o.UID == old.UID {
-			err = fmt.Errorf("it is the old one")
-		}
-		return err
-	})
+	c.madeAnew(t, name, old.UID)
 	c.has(t, name, 4) // three pods and the configured one
 	c.well(t, name)
-	harness.Eventually(t, patience, "its pods' addresses are in the new object", func() error {
-		o := c.object(t, name)
+	harness.Becomes(t, c.Lab, name, "its pods' addresses are in the new object", func(o *v1alpha1.NodeNetwork) error {
 		for pod, a := range pods {
 			at, use := o.Spec.IPAM.Available[a.String()], o.Status.IPAM.Used[a.String()]
 			if at.Resource == "" || at.Resource != use.Resource || use.Cooling {
@@ -244,10 +215,8 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 			t.Errorf("pod %s has %v now, want %s (%v)", pod, p, a, err)
 		}
 	}
-	if n.Starts() != 1 {
-		t.Errorf("the daemon was started %d times", n.Starts())
-	}
-	add(t, n, "after")
+	harness.StartedOnce(t, n.Process)
+	harness.Add(t, n, "after")
 	c.condition(t, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
 }
 
@@ -255,28 +224,22 @@ func objectDeleted(t *testing.T, c *cluster, name string) {
 // the daemon, which is not, makes it anew, and pods come and go.
 func nodeDeleted(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
-	p := add(t, n, "before")
+	p := harness.Add(t, n, "before")
 	k := &corev1.Node{}
 	harness.Eventually(t, patience, "read the Node", func() error {
 		return c.Kube.Client.Get(t.Context(), client.ObjectKey{Name: name}, k)
 	})
-	old := c.object(t, name).UID
+	old := harness.NodeNetwork(t, c.Lab, name).UID
 	c.remove(t, k)
-	harness.Eventually(t, patience, "the object goes and comes again", func() error {
-		o, err := c.Kube.NodeNetwork(t.Context(), name)
-		if err == nil && o.UID == old {
-			err = fmt.Errorf("it is the old one")
-		}
-		return err
-	})
+	c.madeAnew(t, name, old)
 	c.othersGrow(t)
-	add(t, n, "meanwhile")
+	harness.Add(t, n, "meanwhile")
 	harness.OK(t, n.CheckPod(t.Context(), p.Name))
 	harness.Eventually(t, patience, "its kubelet registers the Node", func() error {
 		k := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: k.Spec}
 		return client.IgnoreAlreadyExists(c.Kube.Client.Create(t.Context(), k))
 	})
 	c.has(t, name, 3)
-	add(t, n, "after")
+	harness.Add(t, n, "after")
 	c.well(t, name)
 }

@@ -1,4 +1,4 @@
-package operator
+package conformance
 
 import (
 	"errors"
@@ -24,20 +24,15 @@ import (
 // and traffic like any other. Without it again the pod keeps the address; then
 // the node has it. An ENI that holds nothing else goes back whole.
 func TestUsePrimaryAddress(t *testing.T) {
-	l := harness.Raise(t, lab.Options{
-		Mode: lab.OperatorMode, Nodes: 2, InstanceType: "m5.large",
-		DaemonArgs: append(slices.Clone(quickDaemon), "--pre-allocate=1"), OperatorArgs: quickOperator,
-	})
+	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Nodes: 2, InstanceType: "m5.large"})
 	n, far := l.Nodes()[0], l.Nodes()[1]
-	other, err := far.AddPod(harness.Deadline(t, patience), "other", node.PodOptions{})
-	harness.OK(t, err)
+	other := harness.Add(t, far, "other")
 
 	// No other address comes when the pod is seen, and before it asks for one.
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress, e.MaxAllocate = true, new(int32(1)) })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress, s.ENI.MaxAllocate = true, new(int32(1)) })
 	e := aloneOn(t, l, n)
-	p, err := n.AddPod(harness.Deadline(t, patience), "own", node.PodOptions{})
-	harness.OK(t, err)
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.MaxAllocate = nil })
+	p := harness.Add(t, n, "own")
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.MaxAllocate = nil })
 	if p.Addr() != e.Primary {
 		t.Fatalf("the pod has %s, want %s, which is the own address of %s", p.Addr(), e.Primary, e.ID)
 	}
@@ -47,12 +42,21 @@ func TestUsePrimaryAddress(t *testing.T) {
 			return errors.Join(
 				harness.Asks(t, p.Netns(), other.Addr(), p.Addr()),
 				harness.Asks(t, other.Netns(), p.Addr(), other.Addr()),
-				harness.Asks(t, p.Netns(), fabric.InternetHost, primaryENI(l, n).Primary),
-				harness.Asks(t, n.Netns, p.Addr(), primaryENI(l, n).Primary),
+				harness.Asks(t, p.Netns(), fabric.InternetHost, harness.PrimaryAddress(t, l, n)),
+				harness.Asks(t, n.Netns, p.Addr(), harness.PrimaryAddress(t, l, n)),
 				n.CheckPod(harness.Deadline(t, patience), "own"))
 		})
 	}
 	served()
+	available := func(want bool) {
+		t.Helper()
+		harness.Becomes(t, l, n.Name, fmt.Sprintf("%s is available: %t", e.Primary, want), func(o *v1alpha1.NodeNetwork) error {
+			if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; ok != want {
+				return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
+			}
+			return nil
+		})
+	}
 	harness.Settle(t, l)
 	address, err := netlink.ParseAddr(e.Primary.String() + "/20")
 	harness.OK(t, err)
@@ -60,23 +64,12 @@ func TestUsePrimaryAddress(t *testing.T) {
 	served()
 	harness.Settle(t, l)
 
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = false })
-	harness.Eventually(t, patience, "the operator takes the address off the list", func() error {
-		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
-		if err != nil {
-			return err
-		}
-		if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; ok {
-			return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
-		}
-		return nil
-	})
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = false })
+	available(false)
 	served()
-	harness.OK(t, n.Kill())
-	harness.OK(t, n.Start())
-	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
+	harness.Restart(t, n)
 	served()
-	harness.OK(t, n.DelPod(harness.Deadline(t, patience), "own"))
+	harness.Remove(t, n, "own")
 	harness.Eventually(t, patience, "the node has the address", func() error {
 		return onLink(n, e, func(l netlink.Link) error {
 			have, err := netlink.AddrList(l, netlink.FAMILY_V4)
@@ -90,25 +83,13 @@ func TestUsePrimaryAddress(t *testing.T) {
 
 	w, err := l.Kube.Client.Watch(harness.Deadline(t, 4*patience), &v1alpha1.NodeNetworkList{})
 	harness.OK(t, err)
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.UsePrimaryAddress = true })
-	harness.Eventually(t, patience, "the address is for pods again", func() error {
-		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
-		if err != nil {
-			return err
-		}
-		if _, ok := o.Spec.IPAM.Available[e.Primary.String()]; !ok {
-			return fmt.Errorf("it has %v", o.Spec.IPAM.Available)
-		}
-		return nil
-	})
-	edit(t, l, n, func(e *v1alpha1.ENISpec) { e.PreAllocate = new(int32) })
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.UsePrimaryAddress = true })
+	available(true)
+	harness.Edit(t, l, n.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32) })
 	confirmed := make(chan bool, 1)
 	go func() { confirmed <- releases(w, n.Name, e.Primary) }()
 	harness.Eventually(t, patience, "the ENI is given back", func() error {
-		if enis := l.Books().InstanceENIs(n.InstanceID); len(enis) > 1 {
-			return fmt.Errorf("%s has %d ENIs", n.Name, len(enis))
-		}
-		return nil
+		return harness.Equal("ENIs", len(harness.ENIs(l, n)), 1)
 	})
 	harness.Settle(t, l)
 	select { // the watch may trail all that
@@ -125,12 +106,8 @@ func TestUsePrimaryAddress(t *testing.T) {
 // a secondary ENI.
 func aloneOn(t *testing.T, l *lab.Lab, n *node.Node) (own vpc.ENI) {
 	t.Helper()
-	harness.Eventually(t, patience, "the node has the own address of an ENI and no other", func() error {
-		o, err := l.Kube.NodeNetwork(t.Context(), n.Name)
-		if err != nil {
-			return err
-		}
-		for _, e := range l.Books().InstanceENIs(n.InstanceID) {
+	harness.Becomes(t, l, n.Name, "the own address of an ENI and no other", func(o *v1alpha1.NodeNetwork) error {
+		for _, e := range harness.ENIs(l, n) {
 			_, ok := o.Spec.IPAM.Available[e.Primary.String()]
 			if ok && len(o.Spec.IPAM.Available) == 1 && e.Attachment.DeviceIndex > 0 && len(e.Secondary) == 0 {
 				own = e
@@ -150,9 +127,6 @@ func gives(t *testing.T, n *node.Node, a netip.Addr) error {
 	}
 	return err
 }
-
-// primaryENI is the node's first.
-func primaryENI(l *lab.Lab, n *node.Node) vpc.ENI { return l.Books().InstanceENIs(n.InstanceID)[0] }
 
 // onLink runs do with the link of an ENI, in the node's network namespace.
 func onLink(n *node.Node, e vpc.ENI, do func(netlink.Link) error) error {

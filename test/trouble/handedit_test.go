@@ -1,11 +1,10 @@
-package troubleop
+package trouble
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,55 +12,44 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// editNodes are those of TestHandEdits.
-var editNodes = []string{"emptied", "garbage", "invented", "smaller", "larger", "huge", "othervpc", "index", "wiped", "otherid"}
+// handEdits has an edit for each node.
+var handEdits = map[string]func(*testing.T, *cluster, string){
+	"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented,
+	"smaller": wrongType("t3.nano", 4), "larger": wrongType("m5.4xlarge", 30), "nosuch": wrongType("m5.nosuch", 3),
+	"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
+}
 
 // TestHandEdits writes into NodeNetworks what CEL lets through and makes no
 // sense. What the operator or the daemon owns they put right; what is a person's
 // stays and is told. Pods go on all the while.
 func TestHandEdits(t *testing.T) {
 	t.Parallel()
-	s := lab.DefaultSpec(1, "m5.xlarge")
-	s.Instances[0].Name = "witness"
+	s := withNodes(slices.Sorted(maps.Keys(handEdits))...)
 	s.VPCs = append(s.VPCs, spec.Default().VPCs[0])
 	s.VPCs[1].Name, s.VPCs[1].CIDRs = "other", []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
 	s.VPCs[1].Subnets = []spec.Subnet{{Name: "c", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.1.0.0/24")}}
-	for _, name := range editNodes {
-		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
-	}
-	c := raise(t, "witness", lab.Options{Spec: &s})
-	t.Run("all", func(t *testing.T) {
-		for name, test := range map[string]func(*testing.T, *cluster, string){
-			"emptied": availableEmptied, "garbage": releasingGarbage, "invented": availableInvented, "smaller": smallerType, "larger": largerType,
-			"huge": hugeWatermark, "othervpc": otherVPC, "index": indexBeyond, "wiped": statusWiped, "otherid": otherInstance,
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				n := c.named(t, name)
-				c.want(t, name, 2)
-				c.has(t, name, 2)
-				p := add(t, n, "stays")
-				c.has(t, name, 3)
-				c.well(t, name)
-				test(t, c, name)
-				harness.OK(t, n.CheckPod(t.Context(), p.Name))
-				add(t, n, "after")
-				c.well(t, name)
-				if n.Starts() != 1 {
-					t.Errorf("the daemon was started %d times", n.Starts())
-				}
-			})
+	tests := map[string]func(*testing.T, *cluster, string){}
+	for name, edit := range handEdits {
+		tests[name] = func(t *testing.T, c *cluster, name string) {
+			n := c.named(t, name)
+			c.want(t, name, 2)
+			c.has(t, name, 2)
+			p := harness.Add(t, n, "stays")
+			c.has(t, name, 3)
+			c.well(t, name)
+			edit(t, c, name)
+			harness.OK(t, n.CheckPod(t.Context(), p.Name))
+			harness.Add(t, n, "after")
+			c.well(t, name)
 		}
-	})
-	harness.Settle(t, c.Lab)
-	if n := c.Operators()[0].Starts(); n != 1 {
-		t.Errorf("the operator was started %d times", n)
 	}
+	c := raise(t, s)
+	c.eachOnItsNode(t, tests)
+	harness.StartedOnce(t, harness.Programs(c.Lab)...)
 }
 
 // patch changes any part of an object as `kubectl patch` does.
@@ -73,27 +61,16 @@ func (c *cluster) patch(t *testing.T, name, body string) {
 	})
 }
 
-func sameCount(what string, got, want int) error {
-	if got != want {
-		return fmt.Errorf("%d %s, want %d", got, what, want)
-	}
-	return nil
-}
-
 // restored waits until an object has exactly the addresses of EC2's books.
 func (c *cluster) restored(t *testing.T, name string) {
 	t.Helper()
 	n := c.named(t, name)
-	harness.Eventually(t, patience, "spec.ipam of "+name+" is the operator's again", func() error {
+	harness.Becomes(t, c.Lab, name, "spec.ipam is the operator's again", func(o *v1alpha1.NodeNetwork) error {
 		want := map[string]string{}
-		for _, e := range c.enis(n) {
+		for _, e := range harness.ENIs(c.Lab, n) {
 			for _, a := range e.Secondary {
 				want[a.String()] = e.ID
 			}
-		}
-		o, err := c.Kube.NodeNetwork(t.Context(), name)
-		if err != nil {
-			return err
 		}
 		for a, id := range want {
 			if o.Spec.IPAM.Available[a].Resource != id {
@@ -105,7 +82,7 @@ func (c *cluster) restored(t *testing.T, name string) {
 				return fmt.Errorf("%s is releasing", a)
 			}
 		}
-		return sameCount("available addresses", len(o.Spec.IPAM.Available), len(want))
+		return harness.Equal("available addresses", len(o.Spec.IPAM.Available), len(want))
 	})
 }
 
@@ -123,46 +100,39 @@ func releasingGarbage(t *testing.T, c *cluster, name string) {
 	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"releasing":["192.0.2.1","10.0.0.0/24","fd00::1",%q]}}}`, p.Addr()))
 	c.othersGrow(t)
 	c.restored(t, name)
-	harness.Eventually(t, patience, "the pod's address stays", func() error {
-		o, err := c.Kube.NodeNetwork(t.Context(), name)
-		if err == nil && slices.Contains(o.Spec.IPAM.Releasing, p.Addr().String()) {
-			err = fmt.Errorf("%s is releasing", p.Addr())
+	harness.Becomes(t, c.Lab, name, "the pod's address stays", func(o *v1alpha1.NodeNetwork) error {
+		if slices.Contains(o.Spec.IPAM.Releasing, p.Addr().String()) {
+			return fmt.Errorf("%s is releasing", p.Addr())
 		}
-		return err
+		return nil
 	})
 }
 
 // Addresses that EC2 did not assign, or of no ENI, are taken out again.
 func availableInvented(t *testing.T, c *cluster, name string) {
-	eni := c.enis(c.named(t, name))[1].ID
+	eni := harness.ENIs(c.Lab, c.named(t, name))[1].ID
 	c.patch(t, name, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.3.250":{"resource":%q},"192.0.2.9":{"resource":"eni-nosuch"},"fd00::1":{"resource":""}}}}}`, eni))
 	c.othersGrow(t)
 	c.restored(t, name)
 }
 
-// A type with less room than the instance has is told, and the instance's counts.
-func smallerType(t *testing.T, c *cluster, name string) {
-	n := c.named(t, name)
-	add(t, n, "second")
-	free := int32(4) // t3.nano has room for one address on one further ENI
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.nano", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "t3.nano", "t3.small")
-	c.has(t, name, 6)
-	harness.OK(t, n.CheckPod(t.Context(), "second"))
-	free = 2
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.healed(t, name, 4)
-}
-
-// Nor does a type with more room than the instance has count.
-func largerType(t *testing.T, c *cluster, name string) {
-	free := int32(30)
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "m5.4xlarge", &free })
-	c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", "m5.4xlarge", "t3.small")
-	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
-	free = 2
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = "t3.small", &free })
-	c.healed(t, name, 3)
+// wrongType names another type than the instance's, which is told and does not
+// count: the node gets as many free addresses as it asks for, while there is room.
+func wrongType(instanceType string, free int32) func(*testing.T, *cluster, string) {
+	return func(t *testing.T, c *cluster, name string) {
+		set := func(to string, free int32) {
+			harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceType, s.ENI.PreAllocate = to, &free })
+		}
+		const room = 6 // on the two further ENIs of a t3.small, for a pod and what is free
+		set(instanceType, free)
+		c.troubled(t, name, v1alpha1.ConditionDegraded, "InstanceTypeMismatch", instanceType, "t3.small")
+		c.has(t, name, min(1+int(free), room))
+		if 1+free > room {
+			c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionTrue, "AtLimit")
+		}
+		set("t3.small", 2)
+		c.healed(t, name, 3)
+	}
 }
 
 // More than any instance can have fills this one and stops.
@@ -178,21 +148,21 @@ func hugeWatermark(t *testing.T, c *cluster, name string) {
 // A VPC that is not the instance's has no subnet for it, or one where EC2 lets
 // it have no ENI. Those that it has are seen and used still.
 func otherVPC(t *testing.T, c *cluster, name string) {
-	mine, other, free := c.enis(c.named(t, name))[0].VPCID, "", int32(5)
+	mine, other, free := harness.ENIs(c.Lab, c.named(t, name))[0].VPCID, "", int32(5)
 	for _, v := range c.Books().VPCs {
 		if v.ID != mine {
 			other = v.ID
 		}
 	}
 	in := func(vpc string) {
-		c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.VPCID, s.ENI.PreAllocate = vpc, &free })
+		harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.VPCID, s.ENI.PreAllocate = vpc, &free })
 	}
 	in("vpc-0123456789abcdef0")
 	c.troubled(t, name, v1alpha1.ConditionInDeficit, "SubnetFull", "none of the configured subnets", "VPC")
 	in(other)
 	c.troubled(t, name, v1alpha1.ConditionDegraded, "InvalidRequest", "different networks", "check the configured subnets")
-	add(t, c.named(t, name), "meanwhile")
-	remove(t, c.named(t, name), "meanwhile")
+	harness.Add(t, c.named(t, name), "meanwhile")
+	harness.Remove(t, c.named(t, name), "meanwhile")
 	in(mine)
 	c.healed(t, name, 6)
 	c.want(t, name, 2) // there is no room for more, and another pod comes
@@ -203,24 +173,17 @@ func otherVPC(t *testing.T, c *cluster, name string) {
 func indexBeyond(t *testing.T, c *cluster, name string) {
 	n := c.named(t, name)
 	first := int32(9)
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
-	harness.Eventually(t, patience, "it is told", func() error {
-		for _, cond := range c.object(t, name).Status.Conditions {
-			if cond.Type == v1alpha1.ConditionDegraded && cond.Reason == "InvalidSpec" && strings.Contains(cond.Message, "spec.eni.firstInterfaceIndex is 9") {
-				return nil
-			}
-		}
-		return errors.New(conditions(c.object(t, name)))
-	})
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
+	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionTrue, "InvalidSpec", "spec.eni.firstInterfaceIndex is 9")
 	c.othersGrow(t)
 	harness.OK(t, n.CheckPod(t.Context(), "stays"))
-	for _, e := range c.enis(n) {
+	for _, e := range harness.ENIs(c.Lab, n) {
 		if e.Attachment.DeviceIndex == 9 {
 			t.Errorf("%s is attached at index 9", e.ID)
 		}
 	}
 	first = 1
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.FirstInterfaceIndex = &first })
 	c.has(t, name, 3)
 	c.restored(t, name)
 }
@@ -234,8 +197,7 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 	c.othersGrow(t)
 	p, err := c.named(t, name).Pod("stays")
 	harness.OK(t, err)
-	harness.Eventually(t, patience, "operator and daemon report again", func() error {
-		o := c.object(t, name)
+	harness.Becomes(t, c.Lab, name, "operator and daemon report again", func(o *v1alpha1.NodeNetwork) error {
 		if len(o.Status.ENI.ENIs) == 0 || len(o.Status.Conditions) == 0 || o.Status.IPAM.Used[p.Addr().String()].UID != p.UID {
 			return fmt.Errorf("%+v", o.Status)
 		}
@@ -245,14 +207,13 @@ func statusWiped(t *testing.T, c *cluster, name string) {
 
 // An object of an instance that does not exist is replaced by the daemon.
 func otherInstance(t *testing.T, c *cluster, name string) {
-	c.edit(t, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.InstanceID = "i-0123456789abcdef0" })
 	c.othersGrow(t)
-	harness.Eventually(t, patience, "the object is of the instance again", func() error {
-		o, err := c.Kube.NodeNetwork(t.Context(), name)
-		if err == nil && o.Spec.InstanceID != c.named(t, name).InstanceID {
-			err = fmt.Errorf("it is of %s", o.Spec.InstanceID)
+	harness.Becomes(t, c.Lab, name, "it is of the instance again", func(o *v1alpha1.NodeNetwork) error {
+		if o.Spec.InstanceID != c.named(t, name).InstanceID {
+			return fmt.Errorf("it is of %s", o.Spec.InstanceID)
 		}
-		return err
+		return nil
 	})
 	c.has(t, name, 2)
 }

@@ -32,12 +32,12 @@ func inNetns(t *testing.T, path string, args ...string) {
 // else asks gets an answer.
 func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	harness.OK(t, n.Stop(patience))
-	n.Args = append(n.Args, "--metrics-address="+primary(t, l, n).String()+":61678")
+	n.Args = append(n.Args, "--metrics-address="+harness.PrimaryAddress(t, l, n).String()+":61678")
 	harness.OK(t, n.Start())
 	// Probes stay where they are.
 	harness.Eventually(t, patience, "ready", func() error { _, err := n.Get(t.Context(), readyURL); return err })
 	metricsURL := urlAt(t, l, n, "61678", "/metrics")
-	to := netip.AddrPortFrom(primary(t, l, n), 61678).String()
+	to := netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), 61678).String()
 	before := resident(t, n)
 
 	harness.OK(t, ns.Do(n.Pods()[0].Netns(), func() error {
@@ -66,8 +66,7 @@ func crowd(t *testing.T, l *lab.Lab, n, other *node.Node) {
 	if grown := resident(t, n) - before; grown > harness.RaceMemory*32<<10 {
 		t.Errorf("berthd grew by %d KiB", grown)
 	}
-	_, err = n.AddPod(harness.Deadline(t, patience), "late", node.PodOptions{Once: true})
-	harness.OK(t, err)
+	harness.OK(t, harness.AddOnce(t, n, "late"))
 	harness.OK(t, n.Status(harness.Deadline(t, patience)))
 }
 
@@ -95,7 +94,7 @@ func localnet(t *testing.T, l *lab.Lab, n *node.Node) {
 	for port, path := range map[uint16]string{7666: introspect.Path, 7678: "/metrics"} {
 		// Without a Host header of another name, which is refused for itself.
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		c, err := ns.Dial(ctx, n.Pods()[0].Netns(), "tcp", netip.AddrPortFrom(primary(t, l, n), port), netip.Addr{})
+		c, err := ns.Dial(ctx, n.Pods()[0].Netns(), "tcp", netip.AddrPortFrom(harness.PrimaryAddress(t, l, n), port), netip.Addr{})
 		cancel()
 		if err != nil {
 			continue // something else keeps the pod out

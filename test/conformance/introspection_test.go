@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,7 +21,6 @@ import (
 
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
@@ -34,25 +32,17 @@ const (
 	readyURL = "http://127.0.0.1:6666/readyz"
 )
 
-func echoPort(p *node.Pod) netip.AddrPort { return netip.AddrPortFrom(p.Addr(), echo.Port) }
-
 // TestInstallation: a node has neither plugin nor configuration, and so takes
 // no pods, until its first address is usable; then it has both, whole.
 func TestInstallation(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: chained(), NoDaemons: true})
+	l := harness.Raise(t, chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true}))
 	n := l.Nodes()[0]
 	plugin := filepath.Join(n.CNIBinDir(), "berth")
 	l.Cloud.Outage(true)
 	harness.OK(t, n.Start())
 	harness.Eventually(t, patience, "the daemon lives", func() error { _, err := n.Get(t.Context(), liveURL); return err })
-	harness.Eventually(t, patience, "the daemon has met the outage", func() error {
-		doc, err := lab.Document(t.Context(), n)
-		if err == nil && doc.LastError == "" {
-			err = fmt.Errorf("no error yet")
-		}
-		return err
-	})
+	harness.HasError(t, n)
 	if _, err := n.Get(t.Context(), node.ReadyURL); err == nil {
 		t.Error("the node calls itself ready without an address")
 	}
@@ -63,7 +53,7 @@ func TestInstallation(t *testing.T) {
 		t.Error("the plugin is there before the first address")
 	}
 	l.Cloud.Outage(false)
-	harness.OK(t, n.WaitReady(harness.Deadline(t, patience)))
+	harness.Ready(t, n)
 	list := installed(t, n)
 	if list.Name != "berth" || list.CNIVersion != "1.0.0" {
 		t.Errorf("network %s of version %s is installed, want berth of 1.0.0", list.Name, list.CNIVersion)
@@ -92,15 +82,14 @@ func TestInstallation(t *testing.T) {
 			}
 		}
 	}
-	_, err = n.AddPod(harness.Deadline(t, patience), "p", node.PodOptions{Once: true})
-	harness.OK(t, err)
+	harness.OK(t, harness.AddOnce(t, n, "p"))
 }
 
-// TestWhatANodeShows compares introspection, berthctl, metrics and probes with
+// TestIntrospectionAndMetrics compares introspection, berthctl, metrics and probes with
 // each other and the pods, and looks at who may read what.
-func TestWhatANodeShows(t *testing.T) {
+func TestIntrospectionAndMetrics(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(quick), "--cooling-period=10m", "--warm-wait=2m")})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 2, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(prompt), "--cooling-period=10m")})
 	n, other := l.Nodes()[0], l.Nodes()[1]
 	ctx := harness.Deadline(t, 15*time.Minute)
 	for i := range 4 {
@@ -121,7 +110,7 @@ func TestWhatANodeShows(t *testing.T) {
 		p, err := n.Pod(a.Pod)
 		harness.OK(t, err)
 		if a.Address != p.Addr() || a.Namespace != "shop" || a.ContainerID != p.ContainerID || a.UID != p.UID ||
-			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address) || time.Since(a.Since) > 10*time.Minute {
+			a.Interface != "eth0" || a.Network != "berth" || a.ENI != eniOf(t, l, a.Address).ID || time.Since(a.Since) > 10*time.Minute {
 			t.Errorf("allocated: %+v, pod %s has %s in %s", a, p.Name, p.Addr(), p.ContainerID)
 		}
 	}
@@ -159,18 +148,7 @@ func TestWhatANodeShows(t *testing.T) {
 // urlAt is on the node's own address, which others can reach.
 func urlAt(t *testing.T, l *lab.Lab, n *node.Node, port, path string) string {
 	t.Helper()
-	return "http://" + net.JoinHostPort(primary(t, l, n).String(), port) + path
-}
-
-func eniOf(t *testing.T, l *lab.Lab, a netip.Addr) string {
-	t.Helper()
-	for _, e := range l.Books().ENIs {
-		if e.Owns(a) {
-			return e.ID
-		}
-	}
-	t.Fatalf("%s belongs to no ENI", a)
-	return ""
+	return "http://" + net.JoinHostPort(harness.PrimaryAddress(t, l, n).String(), port) + path
 }
 
 // metrics reads the samples of the text format by name and labels.
@@ -245,10 +223,10 @@ func compareMetrics(t *testing.T, n *node.Node, before map[string]float64) {
 	if before["berth_del_duration_seconds_count"] != 0 {
 		t.Errorf("berth_del_duration_seconds_count was %v before the first DEL", before["berth_del_duration_seconds_count"])
 	}
-	for _, family := range []string{"berth_ec2_limiter_wait_seconds", "berth_repairs_total", "berth_reap_pending", "berth_build_info", "go_goroutines", "process_start_time_seconds"} {
-		body, err := n.Get(t.Context(), node.MetricsURL)
-		harness.OK(t, err)
-		if !strings.Contains(body, family) && family != "berth_ec2_limiter_wait_seconds" { // nothing was held back
+	body, err := n.Get(t.Context(), node.MetricsURL)
+	harness.OK(t, err)
+	for _, family := range []string{"berth_repairs_total", "berth_reap_pending", "berth_build_info", "go_goroutines", "process_start_time_seconds"} {
+		if !strings.Contains(body, family) {
 			t.Errorf("no family %s", family)
 		}
 	}

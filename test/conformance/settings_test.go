@@ -1,4 +1,4 @@
-package trouble
+package conformance
 
 import (
 	"fmt"
@@ -19,17 +19,17 @@ import (
 
 const metadata = "http://169.254.169.254/latest/meta-data/instance-id"
 
-// TestSwitches restarts one node's daemon with each of the data path's
+// TestDataPathSettings restarts one node's daemon with each of the data path's
 // switches and back, and sees with live pods on both ENIs what they do.
-func TestSwitches(t *testing.T) {
+func TestDataPathSettings(t *testing.T) {
 	t.Parallel()
-	l := harness.Raise(t, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: quick(lean...)})
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--warm-ip-target=1", "--minimum-ip-target=1"}})
 	n := l.Nodes()[0]
 	for i := range 4 {
-		add(t, n, fmt.Sprintf("p%d", i))
+		harness.Add(t, n, fmt.Sprintf("p%d", i))
 	}
 	pods := []*node.Pod{}
-	for i, e := range enis(l, n) {
+	for i, e := range harness.ENIs(l, n) {
 		for _, p := range n.Pods() {
 			if e.Owns(p.Addr()) {
 				pods = append(pods, p)
@@ -40,7 +40,7 @@ func TestSwitches(t *testing.T) {
 			t.Fatalf("no pod is on ENI %d", i)
 		}
 	}
-	primary := enis(l, n)[0].Primary
+	primary := harness.ENIs(l, n)[0].Primary
 	none := netip.Addr{}
 	for _, tt := range []struct {
 		name             string
@@ -56,7 +56,7 @@ func TestSwitches(t *testing.T) {
 		{name: "default again", internet: primary, onPrem: primary, blocked: true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			restart(t, n, tt.args...)
+			harness.Restart(t, n, tt.args...)
 			for _, p := range pods {
 				seen := func(a netip.Addr) netip.Addr {
 					if a == none {
@@ -71,7 +71,7 @@ func TestSwitches(t *testing.T) {
 					// With its own address a pod gets no answer from the internet:
 					// the gateway has no public one for it.
 					to := netip.AddrPortFrom(fabric.InternetHost, echo.Port)
-					if r, err := echo.Ask(within(t, 5*time.Second), p.Netns(), "udp", to, none, "hello"); err == nil {
+					if r, err := echo.Ask(harness.Deadline(t, 5*time.Second), p.Netns(), "udp", to, none, "hello"); err == nil {
 						t.Errorf("%s, internet: answered as %s", p.Name, r.You)
 					}
 				} else {
@@ -80,7 +80,7 @@ func TestSwitches(t *testing.T) {
 					})
 				}
 				if tt.blocked {
-					if id, err := ns.Get(within(t, time.Second), p.Netns(), metadata); err == nil {
+					if id, err := ns.Get(harness.Deadline(t, time.Second), p.Netns(), metadata); err == nil {
 						t.Errorf("%s, metadata: %q", p.Name, id)
 					}
 				} else {
@@ -92,8 +92,8 @@ func TestSwitches(t *testing.T) {
 		})
 	}
 	t.Run("MTU", func(t *testing.T) {
-		restart(t, n, "--mtu=1400")
-		p := add(t, n, "narrow")
+		harness.Restart(t, n, "--mtu=1400")
+		p := harness.Add(t, n, "narrow")
 		harness.OK(t, ns.Do(p.Netns(), func() error { return hasMTU("eth0", 1400) }))
 		harness.Eventually(t, patience, "the second ENI has the MTU", func() error { // the pod may be on the first
 			return ns.Do(n.Netns, func() error { return hasMTU("ens6", 1400) })
@@ -107,7 +107,7 @@ func TestSwitches(t *testing.T) {
 
 // reads wants an instance ID from the metadata service.
 func reads(t *testing.T, path, want string) error {
-	id, err := ns.Get(within(t, patience), path, metadata)
+	id, err := ns.Get(harness.Deadline(t, patience), path, metadata)
 	if err == nil && strings.TrimSpace(id) != want {
 		err = fmt.Errorf("instance ID %q, want %s", id, want)
 	}

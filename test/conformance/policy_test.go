@@ -1,4 +1,4 @@
-package operator
+package conformance
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -27,13 +26,12 @@ func TestPolicySuffices(t *testing.T) {
 	further := s.VPCs[0].Subnets[0] // of the zone, so that there is a choice
 	further.Name, further.ID, further.IPv6, further.CIDR = "further", "", netip.Prefix{}, netip.MustParsePrefix("10.0.200.0/24")
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, further)
-	l := harness.Raise(t, lab.Options{Mode: lab.OperatorMode, Spec: &s, DaemonArgs: quickDaemon, OperatorArgs: quickOperator})
-	ctx := harness.Deadline(t, 4*patience)
+	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Spec: &s, DaemonArgs: []string{"--pre-allocate=8", "--warm-wait=20s"}})
 
 	first, prefixes := l.Nodes()[0], l.Nodes()[1]
 	// One edit, and no pods before it is heard: the ENI that it wants is the one with a look for groups.
-	edit(t, l, first, func(e *v1alpha1.ENISpec) {
-		e.SecurityGroupTags, e.PreAllocate = map[string]string{"for": "pods"}, new(int32(10)) // more than an ENI has room for
+	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) {
+		s.ENI.SecurityGroupTags, s.ENI.PreAllocate = map[string]string{"for": "pods"}, new(int32(10)) // more than an ENI has room for
 	})
 	harness.Eventually(t, patience, "the operator looks for groups", func() error {
 		if l.Cloud.Calls()["DescribeSecurityGroups"].Count == 0 {
@@ -41,21 +39,20 @@ func TestPolicySuffices(t *testing.T) {
 		}
 		return nil
 	})
-	edit(t, l, prefixes, func(e *v1alpha1.ENISpec) { e.PrefixDelegation = true })
+	harness.Edit(t, l, prefixes.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PrefixDelegation = true })
 	const pods = 12 // one ENI of an m5.large has room for nine
 	for _, n := range l.Nodes() {
 		for i := range pods {
-			_, err := n.AddPod(ctx, fmt.Sprintf("p%d", i), node.PodOptions{})
-			harness.OK(t, err)
+			harness.Add(t, n, fmt.Sprintf("p%d", i))
 		}
 	}
 	for _, n := range l.Nodes() {
 		for i := range pods {
-			harness.OK(t, n.DelPod(ctx, fmt.Sprintf("p%d", i)))
+			harness.Remove(t, n, fmt.Sprintf("p%d", i))
 		}
 	}
 	// Whichever ENIs were the first to give addresses back, one has room for this one.
-	edit(t, l, first, func(e *v1alpha1.ENISpec) { e.PreAllocate = new(int32(1)) })
+	harness.Edit(t, l, first.Name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = new(int32(1)) })
 	harness.Eventually(t, patience, "surplus ENIs go", func() error {
 		if enis := l.Books().InstanceENIs(first.InstanceID); len(enis) > 2 {
 			return fmt.Errorf("%s has %d ENIs", first.Name, len(enis))
@@ -82,12 +79,4 @@ func TestPolicySuffices(t *testing.T) {
 			t.Errorf("%s was refused", action)
 		}
 	}
-}
-
-// edit changes what a person asks for on a node.
-func edit(t *testing.T, l *lab.Lab, n *node.Node, change func(*v1alpha1.ENISpec)) {
-	t.Helper()
-	harness.Eventually(t, patience, "edit the object of "+n.Name, func() error {
-		return l.Kube.EditNodeNetwork(t.Context(), n.Name, func(o *v1alpha1.NodeNetwork) { change(&o.Spec.ENI) })
-	})
 }

@@ -1,0 +1,102 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/site"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// Pods of three nodes reach each other, the nodes and the outside with their own
+// addresses in both families, by what BIRD has announced; a block that goes back
+// is withdrawn.
+func TestRoutedByBIRD(t *testing.T) {
+	t.Parallel()
+	for name, subnet := range map[string]v1alpha1.PoolSubnet{
+		"dual": {IPv4: "10.2.0.0/16", IPv6: "fd02::/112"},
+		"ipv4": {IPv4: "10.2.0.0/16"},
+		"ipv6": {IPv6: "fd02::/112"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 3, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, subnet)}})
+			nodes := l.Nodes()
+			pods := map[string]*node.Pod{}
+			for _, n := range nodes {
+				harness.OK(t, harness.AddMany(t, n, "pod", 5, node.PodOptions{}))
+				p, err := n.Pod("pod-0")
+				harness.OK(t, err)
+				pods[n.Name] = p
+			}
+			harness.Settle(t, l)
+			for i, n := range nodes {
+				p, other := pods[n.Name], nodes[(i+1)%len(nodes)]
+				for k, own := range p.Addrs {
+					outside, far := site.OutsideHost, l.Site.Addrs(other.Name).IPv4
+					if own.Is6() {
+						outside, far = site.OutsideHost6, l.Site.Addrs(other.Name).IPv6
+					}
+					harness.OK(t, errors.Join(
+						harness.Asks(t, p.Netns(), pods[other.Name].Addrs[k], own),
+						harness.Asks(t, p.Netns(), far, own),
+						harness.Asks(t, p.Netns(), outside, own),
+						harness.Asks(t, l.OutsidePath(), own, outside),
+						harness.Asks(t, other.Netns, own, far),
+					))
+				}
+			}
+			n := nodes[0]
+			gone := harness.Blocks(t, l, n)
+			harness.RemoveAll(t, n)
+			harness.HasBlocks(t, l, n, 1) // the warm one
+			kept := harness.Blocks(t, l, n)[0].Name
+			for _, b := range gone {
+				for _, text := range []string{b.IPv4, b.IPv6} {
+					if p, err := netip.ParsePrefix(text); err == nil {
+						learned(t, l, p, b.Name == kept)
+					}
+				}
+			}
+			harness.Settle(t, l)
+			harness.StartedOnce(t, harness.Programs(l)...)
+		})
+	}
+}
+
+// A daemon that ends leaves its blocks announced, since its pods live on, unless
+// it was told to withdraw them.
+func TestWithdrawOnExit(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 2, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/28"})}})
+	n := l.Nodes()[0]
+	harness.OK(t, harness.AddMany(t, n, "pod", 1, node.PodOptions{}))
+	harness.Settle(t, l)
+	block := netip.MustParsePrefix(harness.Blocks(t, l, n)[0].IPv4)
+	harness.OK(t, n.Stop(patience))
+	learned(t, l, block, true)
+	harness.OK(t, n.Start("--withdraw-on-exit"))
+	harness.Ready(t, n)
+	harness.OK(t, n.Stop(patience))
+	learned(t, l, block, false)
+	harness.OK(t, n.Start())
+	harness.Ready(t, n)
+	learned(t, l, block, true)
+	harness.Settle(t, l)
+}
+
+// learned waits until the router forwards to a prefix, or does not.
+func learned(t *testing.T, l *lab.Lab, p netip.Prefix, want bool) {
+	t.Helper()
+	harness.Eventually(t, patience, fmt.Sprintf("route to %s: %t", p, want), func() error {
+		routes, err := l.Site.Routes(t.Context())
+		if _, ok := routes[p]; err == nil && ok != want {
+			err = fmt.Errorf("the router has %v", routes)
+		}
+		return err
+	})
+}

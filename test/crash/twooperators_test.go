@@ -1,0 +1,117 @@
+package crash
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestTwoActiveOperators has two operators work for the same nodes, neither of
+// which knows of the other, while pods come and go, and one of them is halted now
+// and then, and goes on with what it knew before. No address is ever in two pods,
+// nor available on two nodes but where one has given it up already, no block is
+// cut twice and no request lost, and at the end nodes have no more than they keep.
+func TestTwoActiveOperators(t *testing.T) {
+	t.Parallel()
+	smallBlocks := poolMode // of two addresses, a quarter of which is no warm one
+	smallBlocks.options.Pools = []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 1, v1alpha1.PoolSubnet{IPv4: "10.2.0.0/25", IPv6: "fd02::/121"})}
+	smallBlocks.pods, smallBlocks.empty = 20, blocks(0)
+	for _, m := range []mode{operatorMode, smallBlocks} {
+		t.Run(string(m.name), func(t *testing.T) {
+			t.Parallel()
+			o := m.lab(3, 2)
+			o.OperatorArgs = append(o.OperatorArgs, "--leader-elect=false")
+			l := harness.Raise(t, o)
+			r := &round{place: place{mode: m.name, seed: 7}, mode: m, tally: newTally(m.name), soak: t.Context()}
+			ctx := harness.Deadline(t, 2*patience)
+			w, err := l.Kube.Client.Watch(ctx, &v1alpha1.NodeNetworkList{})
+			harness.OK(t, err)
+			var watching sync.WaitGroup
+			watching.Go(func() { availableOnce(t, w) })
+
+			book := newLedger(r.violate)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				var workers sync.WaitGroup
+				for i, n := range l.Nodes() {
+					w := &worker{
+						round: r, node: n, book: book, atOnce: m.pods, late: time.Now().Add(patience),
+						dice: rand.New(rand.NewPCG(r.seed, uint64(i+1))),
+					}
+					workers.Go(func() { w.run(ctx, 8*m.pods) })
+				}
+				workers.Wait()
+			}()
+			haltInTurn(t, l.Operators(), done)
+			<-done
+			r.rest(ctx, l, book)
+			w.Stop()
+			watching.Wait()
+			for _, text := range r.violations() {
+				t.Error(text)
+			}
+			harness.StartedOnce(t, harness.Programs(l)...)
+			t.Logf("%d pods", book.adds)
+		})
+	}
+}
+
+// haltInTurn holds one operator after the other until done is closed.
+func haltInTurn(t *testing.T, operators []*lab.Operator, done <-chan struct{}) {
+	for i := 0; ; i++ {
+		o := operators[i%len(operators)]
+		harness.OK(t, o.Pause())
+		over := closedWithin(done, 1500*time.Millisecond)
+		harness.OK(t, o.Resume())
+		if over || closedWithin(done, 500*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// closedWithin tells whether done is closed within a time, which is the trouble's
+// pace and not a wait for anything.
+func closedWithin(done <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// availableOnce looks at every state of every NodeNetwork, in the order in which
+// they were written, for addresses that two nodes may give to pods.
+func availableOnce(t *testing.T, w watch.Interface) {
+	nodes := map[string]*v1alpha1.NodeNetwork{}
+	for e := range w.ResultChan() {
+		o, ok := e.Object.(*v1alpha1.NodeNetwork)
+		if !ok {
+			continue
+		}
+		nodes[o.Name] = o
+		for a := range o.Spec.IPAM.Available {
+			for _, other := range nodes {
+				if other.Name != o.Name && serves(o, a) && serves(other, a) {
+					t.Errorf("%s is available on %s and on %s", a, o.Name, other.Name)
+				}
+			}
+		}
+	}
+}
+
+// serves tells whether a node may give an address to a pod: it is available, and
+// was not withdrawn to go back.
+func serves(o *v1alpha1.NodeNetwork, a string) bool {
+	_, ok := o.Spec.IPAM.Available[a]
+	return ok && !(slices.Contains(o.Spec.IPAM.Releasing, a) && slices.Contains(o.Status.IPAM.Released, a))
+}

@@ -1,0 +1,66 @@
+package harness
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/node"
+)
+
+// NodeNetwork is a node's, as the API server has it. One that is busy is asked
+// again, here and in all that a person does: that is no trouble of Berth's.
+func NodeNetwork(t *testing.T, l *lab.Lab, name string) (o *v1alpha1.NodeNetwork) {
+	t.Helper()
+	Becomes(t, l, name, "read", func(now *v1alpha1.NodeNetwork) error {
+		o = now
+		return nil
+	})
+	return o
+}
+
+// Becomes waits until a node's NodeNetwork is as a test wants it.
+func Becomes(t *testing.T, l *lab.Lab, name, what string, is func(*v1alpha1.NodeNetwork) error) {
+	t.Helper()
+	Eventually(t, Patience, "NodeNetwork "+name+": "+what, func() error {
+		o, err := l.Kube.NodeNetwork(t.Context(), name)
+		if err != nil {
+			return err
+		}
+		return is(o)
+	})
+}
+
+// Edit changes what a person may of a NodeNetwork, as a person does.
+func Edit(t *testing.T, l *lab.Lab, name string, change func(*v1alpha1.NodeNetworkSpec)) {
+	t.Helper()
+	Eventually(t, Patience, "edit NodeNetwork "+name, func() error {
+		return l.Kube.EditNodeNetwork(t.Context(), name, func(o *v1alpha1.NodeNetwork) { change(&o.Spec) })
+	})
+}
+
+// Blocks are the blocks of the default pool that a node has, by index.
+func Blocks(t *testing.T, l *lab.Lab, n *node.Node) []v1alpha1.AddressBlock {
+	t.Helper()
+	var all []v1alpha1.AddressBlock
+	OK(t, kube.Again(Deadline(t, Patience), "list blocks", func() (err error) {
+		all, err = l.Kube.Blocks(t.Context())
+		return err
+	}))
+	mine := slices.DeleteFunc(all, func(b v1alpha1.AddressBlock) bool {
+		return b.NodeName != n.Name || b.PoolName != v1alpha1.DefaultPool
+	})
+	slices.SortFunc(mine, func(a, b v1alpha1.AddressBlock) int { return int(a.Index - b.Index) })
+	return mine
+}
+
+// HasBlocks waits until a node has so many blocks of the default pool.
+func HasBlocks(t *testing.T, l *lab.Lab, n *node.Node, want int) {
+	t.Helper()
+	Eventually(t, Patience, fmt.Sprintf("%s has %d blocks", n.Name, want), func() error {
+		return Equal("blocks", len(Blocks(t, l, n)), want)
+	})
+}

@@ -1,0 +1,188 @@
+package trouble
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// cluster is a lab in operator mode, with a node that has no trouble of its own.
+type cluster struct {
+	*lab.Lab
+
+	mu    sync.Mutex // held while the witness grows
+	grown int32
+}
+
+// witness is the node whose growth shows that another's trouble is that node's alone.
+const witness = "witness"
+
+// withNodes has a witness and small nodes of some names.
+func withNodes(names ...string) spec.Spec {
+	s := lab.DefaultSpec(1, "m5.xlarge")
+	s.Instances[0].Name = witness
+	for _, name := range names {
+		s.Instances = append(s.Instances, spec.Instance{Name: name, Type: "t3.small", Subnet: "a", Role: s.Roles[0].Name})
+	}
+	return s
+}
+
+// raise starts a lab.
+func raise(t *testing.T, s spec.Spec) *cluster {
+	t.Helper()
+	o := lab.Options{Spec: &s, OperatorArgs: []string{"--node-gone-grace=3s"}}
+	return &cluster{Lab: harness.RaiseQuick(t, lab.OperatorMode, o), grown: 1}
+}
+
+// eachOnItsNode runs tests at the same time, each on the node of its name.
+func (c *cluster) eachOnItsNode(t *testing.T, tests map[string]func(*testing.T, *cluster, string)) {
+	t.Run("all", func(t *testing.T) {
+		for name, test := range tests {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				c.has(t, name, 1)
+				c.well(t, name)
+				test(t, c, name)
+			})
+		}
+	})
+	harness.Settle(t, c.Lab)
+	harness.StartedOnce(t, c.Operators()[0].Process)
+}
+
+func (c *cluster) named(t *testing.T, name string) *node.Node {
+	t.Helper()
+	n, err := c.Node(name)
+	harness.OK(t, err)
+	return n
+}
+
+// want has a node keep so many addresses free.
+func (c *cluster) want(t *testing.T, name string, free int32) {
+	t.Helper()
+	harness.Edit(t, c.Lab, name, func(s *v1alpha1.NodeNetworkSpec) { s.ENI.PreAllocate = &free })
+}
+
+// has waits until a node has so many addresses at least.
+func (c *cluster) has(t *testing.T, name string, count int) {
+	t.Helper()
+	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%d addresses", count), func(o *v1alpha1.NodeNetwork) error {
+		if len(o.Spec.IPAM.Available) < count {
+			return fmt.Errorf("it has %d: %s", len(o.Spec.IPAM.Available), conditions(o))
+		}
+		return nil
+	})
+}
+
+// rests waits until a node has so many addresses and no more.
+func (c *cluster) rests(t *testing.T, name string, count int) {
+	t.Helper()
+	harness.Becomes(t, c.Lab, name, fmt.Sprintf("back to %d addresses", count), func(o *v1alpha1.NodeNetwork) error {
+		return harness.Equal("addresses", len(o.Spec.IPAM.Available), count)
+	})
+}
+
+// knows waits until a node's daemon has so many addresses to give at least: those
+// that stand in the object it may not have seen yet.
+func knows(t *testing.T, n *node.Node, free int) {
+	t.Helper()
+	harness.Shows(t, n, fmt.Sprintf("the daemon of %s knows of %d free addresses", n.Name, free), func(doc introspect.Document) error {
+		if doc.Totals.Available < free {
+			return fmt.Errorf("it has %d", doc.Totals.Available)
+		}
+		return nil
+	})
+}
+
+// othersGrow wants the witness to get another address, whatever others wait for.
+func (c *cluster) othersGrow(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.grown++
+	c.want(t, witness, c.grown)
+	c.has(t, witness, int(c.grown))
+	// The trouble of another node is not its too.
+	c.condition(t, witness, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
+}
+
+// condition waits until one has a status and a reason, and its message has words.
+func (c *cluster) condition(t *testing.T, name, kind string, is metav1.ConditionStatus, reason string, words ...string) {
+	t.Helper()
+	harness.Becomes(t, c.Lab, name, fmt.Sprintf("%s is %s as %s", kind, is, reason), func(o *v1alpha1.NodeNetwork) error {
+		got := meta.FindStatusCondition(o.Status.Conditions, kind)
+		if got == nil || got.Status != is || reason != "" && got.Reason != reason || !harness.Says(got.Message, words...) {
+			return fmt.Errorf("want words %q; %s", words, conditions(o))
+		}
+		return nil
+	})
+}
+
+func conditions(o *v1alpha1.NodeNetwork) string {
+	var b strings.Builder
+	for _, c := range o.Status.Conditions {
+		fmt.Fprintf(&b, "\n\t%s=%s %s %q", c.Type, c.Status, c.Reason, c.Message)
+	}
+	return b.String()
+}
+
+// event waits until the Node has an event of a reason whose note has words.
+func (c *cluster) event(t *testing.T, name, reason string, words ...string) {
+	t.Helper()
+	harness.Eventually(t, patience, fmt.Sprintf("Node %s has an event %s that says %q", name, reason, words), func() error {
+		list := &eventsv1.EventList{}
+		if err := c.Kube.Client.List(t.Context(), list); err != nil {
+			return err
+		}
+		errs := []error{errors.New("it has none")}
+		for _, e := range list.Items {
+			if e.Regarding.Kind != "Node" || e.Regarding.Name != name {
+				continue
+			}
+			if e.Reason == reason && harness.Says(e.Note, words...) {
+				return nil
+			}
+			errs = append(errs, fmt.Errorf("but %s %s: %s", e.Type, e.Reason, e.Note))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// troubled wants what every trouble must show: a condition and an event on the
+// Node that tell the same, and another node that grows meanwhile.
+func (c *cluster) troubled(t *testing.T, name, kind, reason string, words ...string) {
+	t.Helper()
+	c.condition(t, name, kind, metav1.ConditionTrue, reason, words...)
+	c.event(t, name, "Network"+reason, words...)
+	c.othersGrow(t)
+}
+
+// healed wants a node to be well by itself, with so many addresses at least, and
+// an event that says so.
+func (c *cluster) healed(t *testing.T, name string, count int) {
+	t.Helper()
+	c.has(t, name, count)
+	c.well(t, name)
+	c.event(t, name, "NetworkHealed")
+}
+
+// well wants a node that lacks nothing.
+func (c *cluster) well(t *testing.T, name string) {
+	t.Helper()
+	c.condition(t, name, v1alpha1.ConditionDegraded, metav1.ConditionFalse, "")
+	c.condition(t, name, v1alpha1.ConditionInDeficit, metav1.ConditionFalse, "")
+	c.condition(t, name, v1alpha1.ConditionReady, metav1.ConditionTrue, "")
+}

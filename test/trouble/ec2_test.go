@@ -1,0 +1,187 @@
+package trouble
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestCloudAwayAtStart takes EC2, then the metadata service, away from a
+// daemon that starts: the first time it waits and heals by itself, later it
+// serves from what was confirmed before.
+func TestCloudAwayAtStart(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", NoDaemons: true})
+	n := l.Nodes()[0]
+	harness.OK(t, installPlugin(n))
+	s := harness.NewSandbox(t, n)
+	list := harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+
+	// The plugin waits five seconds for a daemon, which may be late, or starting still.
+	statusFails := func(words ...string) {
+		t.Helper()
+		failsAtLast(t, types.ErrPluginNotAvailable, words, func() error { return s.Status(t, list) })
+	}
+
+	l.Cloud.IMDSOutage(true)
+	l.Cloud.Outage(true)
+	harness.OK(t, n.Start())
+	harness.Eventually(t, patience, "the daemon says what it waits for", func() error {
+		body, err := n.Get(t.Context(), "http://127.0.0.1:61678/readyz")
+		if err == nil || !strings.Contains(body+err.Error(), "metadata service") {
+			return fmt.Errorf("readyz: %q, %w", body, err)
+		}
+		return nil
+	})
+	_, err := s.Add(t, list)
+	harness.Fails(t, err, types.ErrTryAgainLater, "starting", "metadata service")
+	statusFails("metadata service")
+
+	l.Cloud.IMDSOutage(false)
+	harness.HasError(t, n)
+	_, err = s.Add(t, list)
+	harness.Fails(t, err, types.ErrTryAgainLater, "EC2")
+	statusFails("no address was usable", "EC2")
+	harness.OK(t, s.Del(t, list))
+
+	l.Cloud.Outage(false)
+	harness.Ready(t, n)
+	harness.Add(t, n, "first")
+	harness.Settle(t, l)
+	harness.ErrorGone(t, n)
+
+	brief := harness.Add(t, n, "brief").Addr()
+	harness.Remove(t, n, "brief")
+	harness.Shows(t, n, "its address has cooled", func(doc introspect.Document) error {
+		return harness.Equal("cool", len(doc.Cooling), 0)
+	})
+	l.Cloud.Outage(true)
+	l.Cloud.IMDSOutage(true)
+	harness.Restart(t, n)
+	// Warm since before; the cloud gets a moment to say otherwise.
+	if second := harness.Add(t, n, "second").Addr(); second == brief {
+		t.Errorf("%s was given out first, which a pod had last before the restart", second)
+	}
+	harness.OK(t, n.CheckPod(t.Context(), "first"))
+	l.Cloud.Outage(false)
+	l.Cloud.IMDSOutage(false)
+	harness.RemoveAll(t, n)
+	harness.Settle(t, l)
+}
+
+// TestStaleCloudAtRestart takes addresses off a node while its daemon is down,
+// and has metadata and describe calls lag: no pod gets what EC2 has taken, even
+// if it gave it a moment before.
+func TestStaleCloudAtRestart(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--cooling-period=0s"}})
+	n := l.Nodes()[0]
+	keep := harness.Add(t, n, "keep")
+	harness.Settle(t, l)
+	l.Cloud.SetIMDSDelay(time.Hour) // the metadata knows nothing of what follows
+	for round, tries := 0, 0; round < 2; tries++ {
+		if tries == 20 {
+			t.Fatal("EC2 never answered within the seconds that a daemon leaves it")
+		}
+		harness.OK(t, n.Kill())
+		before := log(t, n)
+		taken := takeAllBut(t, l, n, keep.Addr())
+		// EC2's answers are late; pods are not.
+		l.Cloud.SetLatency("Describe*", 500*time.Millisecond)
+		harness.OK(t, n.Start())
+		var lost []netip.Addr
+		for i := range 2 {
+			p := harness.Add(t, n, fmt.Sprintf("p%d", i))
+			if !slices.ContainsFunc(harness.ENIs(l, n), func(e vpc.ENI) bool { return e.Owns(p.Addr()) }) {
+				lost = append(lost, p.Addr())
+			}
+		}
+		l.Cloud.SetLatency("Describe*", 0)
+		// Where the machine stood still for longer than that, the daemon takes EC2
+		// for away, and there is nothing to be seen.
+		tooLate := strings.Contains(strings.TrimPrefix(log(t, n), before), "by the stored inventory")
+		if !tooLate {
+			round++
+			if len(lost) > 0 {
+				t.Errorf("pods have %v, of %v that EC2 took while the daemon was down", lost, taken)
+			}
+			harness.Settle(t, l)
+		}
+		harness.Remove(t, n, "p0")
+		harness.Remove(t, n, "p1")
+		harness.Settle(t, l)
+	}
+}
+
+// log is all that the daemon has logged.
+func log(t *testing.T, n *node.Node) string {
+	t.Helper()
+	data, err := os.ReadFile(n.LogFile())
+	harness.OK(t, err)
+	return string(data)
+}
+
+// takeAllBut unassigns every address of a node but one, behind its back.
+func takeAllBut(t *testing.T, l *lab.Lab, n *node.Node, keep netip.Addr) (taken []netip.Addr) {
+	t.Helper()
+	for _, e := range harness.ENIs(l, n) {
+		gone := slices.DeleteFunc(slices.Clone(e.Secondary), func(a netip.Addr) bool { return a == keep })
+		harness.OK(t, l.Cloud.Unassign(e.ID, vpc.Assigned{IPv4: gone}))
+		taken = append(taken, gone...)
+	}
+	if len(taken) == 0 {
+		t.Fatal("the node has no warm address to take")
+	}
+	return taken
+}
+
+// TestThrottled refuses each growing call a few times: it is made again as it
+// was, and there is never another ENI instead.
+func TestThrottled(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: append(slices.Clone(lean), "--warm-wait=2m")})
+	n := l.Nodes()[0]
+	harness.Add(t, n, "first")
+	harness.Settle(t, l)
+	l.Cloud.ResetCalls()
+	const times = 3
+	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface"} {
+		_, err := l.Cloud.Inject(spec.Fault{Action: action, Kind: "throttle", Count: times})
+		harness.OK(t, err)
+	}
+	harness.OK(t, harness.AddMany(t, n, "p", 4, harness.Once))
+	harness.Settle(t, l)
+	calls := l.Cloud.Calls()
+	if got := len(harness.ENIs(l, n)); got != 2 {
+		t.Errorf("%d ENIs, five pods need 2", got)
+	}
+	tokens := map[string]bool{}
+	for _, c := range l.Cloud.CallLog() {
+		if c.Action == "CreateNetworkInterface" {
+			tokens[strings.Join(c.Params["ClientToken"], "")] = true
+		}
+	}
+	for _, action := range []string{"CreateNetworkInterface", "AttachNetworkInterface"} {
+		// One whose answer came too late is made again, too.
+		if c := calls[action]; c.Count <= times || c.Errors["RequestLimitExceeded"] != times {
+			t.Errorf("%s: %d calls, %v refused; want %d and one that works", action, c.Count, c.Errors, times)
+		}
+	}
+	if len(tokens) != 1 || tokens[""] {
+		t.Errorf("a throttled creation was repeated with client tokens %v, want one", slices.Collect(maps.Keys(tokens)))
+	}
+}

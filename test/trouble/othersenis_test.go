@@ -1,0 +1,60 @@
+package trouble
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestOthersENIs: what is not Berth's is neither changed, counted nor used,
+// but takes its place on the instance.
+func TestOthersENIs(t *testing.T) {
+	t.Parallel()
+	s := lab.DefaultSpec(3, "t3.small")
+	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2}}
+	s.Instances[1].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2, Tags: map[string]string{eni.TagUnmanaged: "true"}}}
+	s.Instances[2].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 2, Type: "efa"}}
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Spec: &s, DaemonArgs: lean})
+	before := map[string]vpc.ENI{}
+	for _, n := range l.Nodes() {
+		before[n.Name] = harness.ENIs(l, n)[1]
+	}
+	// The second node's carries every tag of Berth's, besides.
+	second := l.Nodes()[1]
+	tags := vpc.Tags{eni.TagCluster: second.Cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: second.InstanceID}
+	harness.OK(t, l.Cloud.CreateTags([]string{before[second.Name].ID}, tags))
+	for i, n := range l.Nodes() {
+		t.Run([]string{"foreign", "unmanaged", "EFA"}[i], func(t *testing.T) {
+			for k := range 6 { // two ENIs of three addresses are left to Berth
+				harness.Add(t, n, fmt.Sprintf("p%d", k))
+			}
+			full(t, n, "seventh")
+			was := before[n.Name]
+			now, _ := l.Books().ENI(was.ID)
+			if now.Attachment == nil || !slices.Equal(was.Secondary, now.Secondary) || was.Attachment.DeleteOnTermination != now.Attachment.DeleteOnTermination {
+				t.Errorf("it was changed from %+v to %+v", was, now)
+			}
+			for _, e := range harness.Document(t, n).ENIs {
+				if e.ID == was.ID {
+					t.Errorf("it is counted: %+v", e)
+				}
+			}
+			for _, p := range n.Pods() {
+				if was.Owns(p.Addr()) {
+					t.Errorf("pod %s has its address %s", p.Name, p.Addr())
+				}
+			}
+			harness.RemoveAll(t, n)
+		})
+	}
+	harness.Eventually(t, patience, "Berth's own ENIs go back", func() error {
+		return harness.Equal("ENIs", len(l.Books().ENIs), 2*len(l.Nodes()))
+	})
+	harness.Settle(t, l)
+}

@@ -1,0 +1,156 @@
+package trouble
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/types"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// TestTroubleOfServers has EC2 and the API server throttle and vanish. Nothing is
+// restarted.
+func TestTroubleOfServers(t *testing.T) {
+	t.Parallel()
+	c := raise(t, withNodes("node-2", "node-3"))
+	for _, n := range c.Nodes() {
+		c.has(t, n.Name, 1)
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *cluster)
+	}{
+		{"API server down", apiServerDown},
+		{"EC2 down", ec2Down},
+		{"throttled", throttled},
+	} {
+		if !t.Run(test.name, func(t *testing.T) { test.run(t, c) }) {
+			break
+		}
+		c.rests(t, "node-2", 1)
+		c.rests(t, "node-3", 1)
+		harness.Settle(t, c.Lab)
+	}
+	harness.StartedOnce(t, harness.Programs(c.Lab)...)
+}
+
+// Without the API server pods get and give back warm addresses; an ADD that
+// needs a further one says what is wrong. With it growth goes on.
+func apiServerDown(t *testing.T, c *cluster) {
+	n, other := c.named(t, "node-2"), c.named(t, "node-3")
+	harness.OK(t, c.BindPods(t.Context(), n, "a", "b")) // their objects cannot be made later
+	harness.OK(t, c.BindPods(t.Context(), other, "a"))
+	c.has(t, n.Name, 3) // two wait, and one is to be warm
+	c.has(t, other.Name, 2)
+	knows(t, n, 3)
+	knows(t, other, 2)
+	harness.OK(t, c.Kube.KillAPIServer())
+	a, b := harness.Add(t, n, "a"), harness.Add(t, n, "b")
+	if a.Addr() == b.Addr() {
+		t.Errorf("two pods have %s", a.Addr())
+	}
+	harness.Add(t, other, "a")
+	harness.Remove(t, n, "a")
+	harness.Remove(t, n, "b")
+	s := harness.NewSandbox(t, n) // a third and fourth: the ones that were used cool
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	_, err := s.Add(t, list)
+	harness.OK(t, err)
+	harness.OK(t, s.Del(t, list))
+	for _, n := range []*node.Node{n, other} {
+		harness.HasError(t, n, "Kubernetes API", "is the API server reachable")
+	}
+	fullWithoutAPIServer(t, other)
+
+	harness.OK(t, c.Kube.StartAPIServer(harness.Deadline(t, patience)))
+	c.want(t, n.Name, 4)
+	c.has(t, n.Name, 4) // clients come back to it within half a minute
+	c.othersGrow(t)
+	c.well(t, n.Name)
+	harness.ErrorGone(t, n)
+	harness.Remove(t, other, "a")
+	c.want(t, n.Name, 1)
+}
+
+// fullWithoutAPIServer takes what is warm on a node and wants the next ADD to name
+// the API server.
+func fullWithoutAPIServer(t *testing.T, n *node.Node) {
+	t.Helper()
+	list := harness.Network(t, "1.0.0", "berth", harness.Plugin(n, nil))
+	for range 4 {
+		s := harness.NewSandbox(t, n)
+		_, err := s.Add(t, list)
+		defer func() {
+			harness.OK(t, s.Del(t, list))
+		}()
+		if err != nil {
+			harness.Fails(t, err, types.ErrTryAgainLater, "no address is free", "Kubernetes API")
+			return
+		}
+	}
+	t.Error("four ADDs worked on a node with two addresses")
+}
+
+// Without EC2 nodes that need nothing go on, one that needs something says so.
+func ec2Down(t *testing.T, c *cluster) {
+	c.Cloud.Outage(true)
+	defer c.Cloud.Outage(false)
+	c.want(t, "node-2", 3)
+	c.condition(t, "node-2", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient", "is the EC2 endpoint reachable", "next try at")
+	c.event(t, "node-2", "NetworkTransient", "is the EC2 endpoint reachable")
+	harness.Add(t, c.named(t, "node-3"), "warm")
+	harness.Add(t, c.named(t, "node-2"), "warm")
+	c.condition(t, "node-3", v1alpha1.ConditionDegraded, metav1.ConditionTrue, "Transient") // the next one cannot come
+	c.condition(t, "node-3", v1alpha1.ConditionReady, metav1.ConditionFalse, "")
+	c.Cloud.Outage(false)
+	c.healed(t, "node-2", 4)
+	c.healed(t, "node-3", 2)
+	c.othersGrow(t)
+	harness.Remove(t, c.named(t, "node-3"), "warm")
+	harness.Remove(t, c.named(t, "node-2"), "warm")
+	c.want(t, "node-2", 1)
+}
+
+// While EC2 lets an action through once and no more, who needs it waits, and says
+// so; others grow by other actions. It ends when EC2 has time.
+func throttled(t *testing.T, c *cluster) {
+	began := time.Now()
+	c.Cloud.ResetCalls()
+	c.Cloud.SetRateLimit("CreateNetworkInterface", spec.RateLimit{Bucket: 1, Refill: 1e-6})
+	c.want(t, "node-2", 4) // a further ENI each
+	c.want(t, "node-3", 4)
+	var slow string
+	harness.Eventually(t, patience, "a node is throttled", func() error {
+		for _, name := range []string{"node-2", "node-3"} {
+			for _, cond := range harness.NodeNetwork(t, c.Lab, name).Status.Conditions {
+				if cond.Type == v1alpha1.ConditionDegraded && cond.Reason == "Throttled" {
+					slow = name
+					return nil
+				}
+			}
+		}
+		return errors.New("none yet")
+	})
+	c.troubled(t, slow, v1alpha1.ConditionDegraded, "Throttled", "CreateNetworkInterface", "ask for a higher EC2 API rate")
+	harness.Add(t, c.named(t, slow), "warm")
+	harness.Remove(t, c.named(t, slow), "warm")
+	for range 5 {
+		c.othersGrow(t)
+	}
+	calls, took := c.Cloud.Calls()["CreateNetworkInterface"], time.Since(began)
+	if most := 20 + int(took/(5*time.Second)); calls.Count > most {
+		t.Errorf("%d calls in %v against an empty bucket, want at most %d: %v", calls.Count, took, most, calls.Errors)
+	}
+	c.Cloud.ClearRateLimit("CreateNetworkInterface")
+	c.healed(t, slow, 4)
+	c.has(t, "node-2", 4)
+	c.has(t, "node-3", 4)
+	c.want(t, "node-2", 1)
+	c.want(t, "node-3", 1)
+}
