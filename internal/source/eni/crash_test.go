@@ -127,9 +127,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 					}
 					n.settle(10 * time.Second)
 					n.check()
-					for i := range 7 {
-						n.del(i)
-					}
+					n.delAll(0, 7)
 					for range 60 {
 						n.settle(5 * time.Second)
 						n.reborn()

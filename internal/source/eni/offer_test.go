@@ -12,11 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // asker is a supplier whose test hands over addresses itself.
@@ -80,7 +80,7 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
-		InstanceID: instance, Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, Cooling: 30 * time.Second, Store: store,
+		InstanceID: instance, Datapath: newLinks(), Cooling: 30 * time.Second, Store: store,
 	}, asker{})
 	if err != nil {
 		t.Fatal(err)
@@ -101,9 +101,7 @@ func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...st
 // take is who gets the next address; zero: nobody does at once.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	l, _ := s.Acquire(ctx, source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: "pod"}})
+	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)
 	return l.IPv4
 }
 
@@ -150,7 +148,7 @@ func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 			t.Errorf("got %v", a)
 		}
 		uses, waiting := s.Uses()
-		if len(uses) != 1 || uses[0].Pod.Name != "pod" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
+		if len(uses) != 1 || uses[0].Pod.Name != "pod1" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
 			t.Errorf("uses: %+v, %d wait", uses, waiting)
 		}
 	})

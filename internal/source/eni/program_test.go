@@ -89,7 +89,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 
 // slow is a Datapath whose calls take until a test lets them go on.
 type slow struct {
-	links
+	*links
 	begun, on chan struct{}
 }
 
@@ -103,7 +103,7 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 // the first waits for the second.
 func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &slow{links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, make(chan struct{}), make(chan struct{})}
+		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
 		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, asker{})
 		if err != nil {
 			t.Fatal(err)

@@ -49,7 +49,7 @@ func (s *Source) claim(ctx context.Context) {
 func (s *Source) claimed() (blocks []blockFacts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ledger.node.missing {
+	if !s.ledger.node.missing() {
 		return nil
 	}
 	for _, name := range s.ledger.blockNames() {

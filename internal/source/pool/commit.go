@@ -110,7 +110,6 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 			return
 		}
 		l.each(want, func(h *heldBlock) {
-			h.saved = true
 			if no := partly.Failed[h.name]; no != nil {
 				h.down, h.unroutable = no.Error(), true
 				return

@@ -31,7 +31,7 @@ type bench struct {
 func newBench(t *testing.T, pools ...poolFacts) *bench {
 	b := &bench{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
 	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
-	b.node = nodeState{known: true, uid: "n"}
+	b.node = nodeState{listed: true, uid: "n"}
 	for _, p := range pools {
 		b.setPool(p)
 	}
@@ -48,7 +48,7 @@ func (b *bench) give(f blockFacts) {
 // commit is the file and the data path.
 func (b *bench) commit() {
 	want, gone := b.wanted(), b.withdrawnNow()
-	b.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	b.each(want, func(h *heldBlock) { h.programmed = true })
 	b.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	b.serveAll(b.now)
 }

@@ -38,7 +38,7 @@ func newLife(t *rapid.T) *life {
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
 	l.synced.blocks, l.synced.requests, l.synced.pools, l.synced.namespaces = true, true, true, true
-	l.node = nodeState{known: true, uid: "n"}
+	l.node = nodeState{listed: true, uid: "n"}
 	l.namespaces["ns"] = ""
 	l.setPool(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
 	return l
@@ -133,7 +133,7 @@ func (l *life) putInPlace() (want, gone []blockFacts) {
 
 func (l *life) commit() {
 	want, gone := l.putInPlace()
-	l.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	l.each(want, func(h *heldBlock) { h.programmed = true })
 	l.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	l.serveAll(l.now)
 }

@@ -122,7 +122,7 @@ func TestClaims(t *testing.T) {
 	m.addOwned(1, "") // a block can still be asked for, and nobody owns the request
 	stop()
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
-	m.sees("the Node", func(l *ledger) bool { return !l.node.missing })
+	m.sees("the Node", func(l *ledger) bool { return !l.node.missing() })
 	m.until("no claim is under way any more", func() bool {
 		ticks.Advance(time.Second)
 		return (m.Log.Count("nothing is left to claim") > 0)

@@ -18,6 +18,7 @@ func TestAway(t *testing.T) {
 		{errors.New("connection refused"), true},
 		{apierrors.NewServiceUnavailable("etcd"), true},
 		{apierrors.NewForbidden(pods, "p", errors.New("not yet ready to handle request")), true},
+		{apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy")), true},
 		{apierrors.NewForbidden(pods, "p", errors.New("no such right")), false},
 		{apierrors.NewNotFound(pods, "p"), false},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},
