@@ -17,17 +17,17 @@ import (
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// herd is nodes that start cold at once, with a pod or more to serve, each with
+// coldNodes is nodes that start cold at once, with a pod or more to serve, each with
 // a limiter of its own, on one bucket of the account.
-type herd struct {
+type coldNodes struct {
 	nodes, pods int
 	bucket      cloudfake.Bucket
 }
 
-// came is when the last node had its first address, and all nodes what they keep warm.
-type came struct{ first, warm time.Duration }
+// times is when the last node had its first address, and all nodes what they keep warm.
+type times struct{ first, warm time.Duration }
 
-func (h herd) run(t *testing.T, seed uint64) (out came) {
+func (h coldNodes) run(t *testing.T, seed uint64) (out times) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cloudfake.New(cloudfake.Options{Clock: clock.Real{}, Latency: 100 * time.Millisecond, AttachTime: 2 * time.Second, Shared: &h.bucket})
 		c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
@@ -84,7 +84,7 @@ func settle(d time.Duration) {
 // none knows of the others, and no call is made twice because another failed.
 func TestFirstAddressesGoFirst(t *testing.T) {
 	const firstCalls, allCalls = 4, 9 // of a node that is alone
-	for _, h := range []herd{
+	for _, h := range []coldNodes{
 		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 10}},
 		{5, 1, cloudfake.Bucket{Rate: 0.5, Size: 5}},
 		{20, 1, cloudfake.Bucket{Rate: 5, Size: 50}},

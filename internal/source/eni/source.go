@@ -96,7 +96,7 @@ type Source struct {
 	usable      bool               // an address was assignable once
 	served      bool               // the inventory came from the supplier or the file
 	unconfirmed bool               // it came from the file, and the supplier still has a moment to correct it
-	kept        []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
+	releasing   []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -113,7 +113,7 @@ func NewSupplied(o Options, supply Supplier) (*Source, error) {
 	s.supply = supply
 	s.load()
 	for _, r := range s.inv.Releasing {
-		s.kept = append(s.kept, r.Prefix) // until an Offer says otherwise
+		s.releasing = append(s.releasing, r.Prefix) // until an Offer says otherwise
 	}
 	return s, nil
 }

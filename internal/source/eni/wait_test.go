@@ -170,7 +170,7 @@ func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 			t.Fatal("the daemon did not die in the middle of a creation")
 		}
 		*n.store, n.leases = memStore{}, map[attachment.Key]source.Lease{}
-		n.reborn()
+		n.restartDead()
 		n.settle(10 * time.Minute)
 		n.finalCheck()
 		n.wantLayout("1")

@@ -20,7 +20,7 @@ func (s *Source) wait(req source.Request) *waiting.Waiter {
 // serve hands out addresses in the order of arrival while any is assignable.
 // All handing out is done here. s.mu is held.
 func (s *Source) serve(now time.Time) {
-	s.keepBack(now)
+	s.withdrawReleasing(now)
 	for s.waiters.Len() > 0 && !s.unconfirmed {
 		w := s.waiters.Front()
 		a, ok := s.alloc.Take(w.Request.Key, now)

@@ -13,8 +13,8 @@ import (
 	"github.com/berthnet/berth/internal/source/confirm"
 )
 
-// way is the way to the API server, on which requests are held and replies lost.
-type way struct {
+// faults are on the way to the API server, where requests are held and replies lost.
+type faults struct {
 	hold func(method, path, body string) bool
 	lose func(method string) bool
 
@@ -25,18 +25,18 @@ type way struct {
 	lost map[string]bool // requests whose reply was lost once
 }
 
-// way puts itself between the daemon and the API server.
-func (m *machine) way() *way {
-	w := &way{held: make(chan struct{}, 100), passed: make(chan struct{}), lost: map[string]bool{}}
+// faults puts itself between the daemon and the API server.
+func (m *machine) faults() *faults {
+	w := &faults{held: make(chan struct{}, 100), passed: make(chan struct{}), lost: map[string]bool{}}
 	m.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return transport{w, next}
 	})
 	return w
 }
 
-// transport is a client's use of a way.
+// transport is a client's use of it.
 type transport struct {
-	*way
+	*faults
 	next http.RoundTripper
 }
 
@@ -66,7 +66,7 @@ func (w transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-func (w *way) first(request string) bool {
+func (w *faults) first(request string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := w.lost[request]
@@ -74,7 +74,7 @@ func (w *way) first(request string) bool {
 	return !seen
 }
 
-func (w *way) release() { close(w.passed) }
+func (w *faults) release() { close(w.passed) }
 
 // unhurried is the machine's clock, by which the API server's first word always
 // comes in time.

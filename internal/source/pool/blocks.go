@@ -314,23 +314,26 @@ func (l *ledger) uncommitted() bool {
 	return false
 }
 
-// wanted lists the blocks that the file and the data path are to have, by name.
+// wanted lists the blocks that the file and the data path are to have.
 func (l *ledger) wanted() []blockFacts {
-	var out []blockFacts
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == stays && h.conflict == "" {
-			out = append(out, h.blockFacts)
-		}
-	}
-	return out
+	return l.factsOf(func(h *heldBlock) bool { return h.leaving == stays && h.conflict == "" })
 }
 
-// withdrawnNow lists the blocks that the file and the data path are to lose,
-// by name.
+// withdrawnNow lists the blocks that the file and the data path are to lose.
 func (l *ledger) withdrawnNow() []blockFacts {
-	var out []blockFacts
+	return l.factsOf(func(h *heldBlock) bool { return h.leaving == withdrawn })
+}
+
+// toRenew lists the blocks that are kept by saying that this node lives.
+func (l *ledger) toRenew() []blockFacts {
+	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.leaving == stays })
+}
+
+// factsOf lists blocks, by name.
+func (l *ledger) factsOf(is func(*heldBlock) bool) []blockFacts {
+	out := []blockFacts{}
 	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == withdrawn {
+		if h := l.blocks[name]; is(h) {
 			out = append(out, h.blockFacts)
 		}
 	}

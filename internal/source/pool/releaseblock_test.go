@@ -204,7 +204,7 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 // looks again, and meanwhile gives no address of the block to anybody.
 func TestBlockChangedWhileItIsLetGo(t *testing.T) {
 	m := newMachine(t)
-	w := m.way()
+	w := m.faults()
 	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
 	m.begin("public", 2, 2, "10.0.0.0/30")
 	b := m.block("public-0")

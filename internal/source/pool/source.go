@@ -136,7 +136,7 @@ func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	s.follow(ctx, &wg)
 	wg.Go(func() { s.commitBlocks(ctx) })
-	wg.Go(func() { s.claim(ctx) })
+	wg.Go(func() { s.renewBlocks(ctx) })
 	wg.Go(func() { confirm.Await(ctx, s.clock, s.serveUnconfirmed) })
 	s.loop(ctx)
 	wg.Wait()
