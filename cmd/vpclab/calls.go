@@ -21,8 +21,6 @@ import (
 const callsEvery = 200 * time.Millisecond
 
 func newCalls() *cobra.Command {
-	var dir, action, format string
-	var follow bool
 	c := &cobra.Command{
 		Use:   "calls",
 		Short: "Show the EC2 calls: when, what, with which parameters, by whom, and the result",
@@ -30,28 +28,22 @@ func newCalls() *cobra.Command {
 result (an EC2 error code, ok, LostRequest or LostReply), caller and parameters.
 A call that was not authenticated is shown without its parameters.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			show, err := callPrinter(cmd.OutOrStdout(), format, action)
-			if err != nil {
-				return err
-			}
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			return showCalls(cmd.Context(), control.Dial(dir).Calls, show, follow)
-		},
 	}
-	dirFlag(c, &dir)
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on with calls as they come")
-	c.Flags().StringVar(&action, "action", "*", "only calls of this `action`, or pattern such as 'Describe*'")
-	c.Flags().StringVarP(&format, "output", "o", "text", "`format`: text, or json with one object a line")
-	return c
+	follow := c.Flags().BoolP("follow", "f", false, "go on with calls as they come")
+	action := c.Flags().String("action", "*", "only calls of this `action`, or pattern such as 'Describe*'")
+	format := c.Flags().StringP("output", "o", "text", "`format`: text, or json with one object a line")
+	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
+		show, err := callPrinter(cmd.OutOrStdout(), *format, *action)
+		if err != nil {
+			return err
+		}
+		return showCalls(cmd.Context(), lab.Calls, show, *follow)
+	})
 }
 
 // showCalls prints the calls that ask returns, and when following those that
 // come later, until ctx ends.
-func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]control.Call, error), show func(control.Call) error, follow bool) error {
+func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) ([]vpc.CallRecord, error), show func(vpc.CallRecord) error, follow bool) error {
 	tick := time.NewTicker(callsEvery)
 	defer tick.Stop()
 	for last := uint64(0); ; {
@@ -80,16 +72,16 @@ func showCalls(ctx context.Context, ask func(ctx context.Context, after uint64) 
 }
 
 // callPrinter returns what prints the calls of an action (name or pattern).
-func callPrinter(out io.Writer, format, action string) (func(control.Call) error, error) {
-	show := func(c control.Call) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
+func callPrinter(out io.Writer, format, action string) (func(vpc.CallRecord) error, error) {
+	show := func(c vpc.CallRecord) error { _, err := fmt.Fprintln(out, callLine(c)); return err }
 	switch format {
 	case "text":
 	case "json":
-		show = func(c control.Call) error { return json.NewEncoder(out).Encode(c) }
+		show = func(c vpc.CallRecord) error { return json.NewEncoder(out).Encode(c) }
 	default:
 		return nil, fmt.Errorf("--output %q: want text or json", format)
 	}
-	return func(c control.Call) error {
+	return func(c vpc.CallRecord) error {
 		if !vpc.Covers(action, c.Action) {
 			return nil
 		}
@@ -98,8 +90,8 @@ func callPrinter(out io.Writer, format, action string) (func(control.Call) error
 }
 
 // callLine is one call for people: time, action, result, caller, parameters.
-func callLine(c control.Call) string {
-	result, caller := c.Code, c.Caller[strings.LastIndex(c.Caller, ":")+1:]
+func callLine(c vpc.CallRecord) string {
+	result, caller := c.Code, c.Principal[strings.LastIndex(c.Principal, ":")+1:]
 	if result == "" {
 		result = "ok"
 	}

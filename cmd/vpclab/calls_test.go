@@ -15,22 +15,22 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/berthnet/berth/internal/lab"
-	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 func TestCallLine(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.Local)
 	for _, tc := range []struct {
-		call control.Call
+		call vpc.CallRecord
 		want string
 	}{
 		{
-			control.Call{Time: at, Action: "DescribeVpcs"},
+			vpc.CallRecord{Time: at, Action: "DescribeVpcs"},
 			"03:04:05.006  DescribeVpcs                     ok           -",
 		},
 		{
-			control.Call{
-				Time: at, Action: "CreateNetworkInterface", Caller: "arn:aws:sts::123456789012:assumed-role/node/i-1", Code: "LostReply", Omitted: 2,
+			vpc.CallRecord{
+				Time: at, Action: "CreateNetworkInterface", Principal: "arn:aws:sts::123456789012:assumed-role/node/i-1", Code: "LostReply", Omitted: 2,
 				Params: map[string][]string{"Action": {"x"}, "SubnetId": {"subnet-1"}, "Description": {"two words"}, "B": {"\x1b[2J"}, "E": {""}},
 			},
 			`03:04:05.006  CreateNetworkInterface           LostReply    assumed-role/node/i-1 B="\x1b[2J" Description="two words" E="" SubnetId=subnet-1 (2 more parameters)`,

@@ -16,8 +16,7 @@ import (
 )
 
 func newExec() *cobra.Command {
-	var dir string
-	c := &cobra.Command{
+	return labCommand(&cobra.Command{
 		Use:   "exec NODE[/POD] -- COMMAND [ARG...]",
 		Short: "Run a command in the network of a node or pod",
 		Long: `Run a command in the network of a node or pod; internet, onprem and vpc stand for
@@ -28,23 +27,16 @@ and BERTH_SOCKET leads them to the node's daemon.`,
   vpclab exec node-1/web -- ping -c 1 10.0.4.20
   vpclab exec internet -- tcpdump -ni eth0`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
-				return errors.New("want NODE -- COMMAND, such as vpclab exec node-1 -- ip route")
-			}
-			t, err := control.Dial(dir).Target(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			return run(t, args[1:])
-		},
-	}
-	dirFlag(c, &dir)
-	return c
+	}, func(cmd *cobra.Command, lab *control.Client, args []string) error {
+		if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+			return errors.New("want NODE -- COMMAND, such as vpclab exec node-1 -- ip route")
+		}
+		t, err := lab.Target(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return run(t, args[1:])
+	})
 }
 
 // run becomes the command; it returns only when that fails.

@@ -10,25 +10,17 @@ import (
 )
 
 func newFault() *cobra.Command {
-	var dir string
-	var count int
 	c := &cobra.Command{
 		Use:     "fault KIND [ACTION] [VALUE] | list | clear [KIND]",
 		Short:   "Make the cloud misbehave",
 		Long:    faultHelp(),
 		Example: faultExamples(),
 		Args:    cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			return fault(cmd, control.Dial(dir), args, count)
-		},
 	}
-	dirFlag(c, &dir)
-	c.Flags().IntVar(&count, "count", 0, "how many calls it meets, for error, lost-reply and lost-request (default: all until cleared)")
-	return c
+	count := c.Flags().Int("count", 0, "how many calls it meets, for error, lost-reply and lost-request (default: all until cleared)")
+	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
+		return fault(cmd, lab, args, *count)
+	})
 }
 
 func fault(cmd *cobra.Command, ctl *control.Client, args []string, count int) error {

@@ -27,10 +27,6 @@ TCP and UDP on port 7777, HTTP on 8080.`,
 }
 
 func newPodAdd() *cobra.Command {
-	var dir, namespace string
-	var ports []string
-	var count int
-	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "add NODE [NAME...]",
 		Short: "Add pods to a node",
@@ -38,40 +34,33 @@ func newPodAdd() *cobra.Command {
   vpclab pod add node-1 web --port 30080:8080/tcp
   vpclab pod add node-2 --count 8`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			mappings, err := parsePorts(ports)
-			if err != nil {
-				return err
-			}
-			names := args[1:]
-			for len(names) < max(count, 1) {
-				names = append(names, "") // the lab chooses
-			}
-			ctl := control.Dial(dir)
-			var errs []error
-			for _, name := range names {
-				p, err := ctl.AddPod(cmd.Context(), control.PodRequest{
-					Node: args[0], Name: name, Namespace: namespace, Ports: mappings, Timeout: timeout.String(),
-				})
-				if err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s  %s  in %s\n", args[0], p.Name, strings.Join(p.Addresses, ","), p.Took)
-			}
-			return errors.Join(errs...)
-		},
 	}
-	dirFlag(c, &dir)
-	c.Flags().StringVarP(&namespace, "namespace", "n", "default", "Kubernetes `namespace` that the plugin is told")
-	c.Flags().StringArrayVar(&ports, "port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
-	c.Flags().IntVar(&count, "count", 1, "how many pods, the named ones included")
-	c.Flags().DurationVar(&timeout, "timeout", 90*time.Second, "how long each may take; failures are tried again until then, as a kubelet does")
-	return c
+	namespace := c.Flags().StringP("namespace", "n", "default", "Kubernetes `namespace` that the plugin is told")
+	ports := c.Flags().StringArray("port", nil, "`HOST:POD[/tcp|udp]` for the portmap plugin (repeatable)")
+	count := c.Flags().Int("count", 1, "how many pods, the named ones included")
+	timeout := c.Flags().Duration("timeout", 90*time.Second, "how long each may take; failures are tried again until then, as a kubelet does")
+	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, args []string) error {
+		mappings, err := parsePorts(*ports)
+		if err != nil {
+			return err
+		}
+		names := args[1:]
+		for len(names) < max(*count, 1) {
+			names = append(names, "") // the lab chooses
+		}
+		var errs []error
+		for _, name := range names {
+			p, err := lab.AddPod(cmd.Context(), control.PodRequest{
+				Node: args[0], Name: name, Namespace: *namespace, Ports: mappings, Timeout: timeout.String(),
+			})
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s/%s  %s  in %s\n", args[0], p.Name, strings.Join(p.Addresses, ","), p.Took)
+		}
+		return errors.Join(errs...)
+	})
 }
 
 func parsePorts(in []string) ([]node.PortMapping, error) {
@@ -93,59 +82,42 @@ func parsePorts(in []string) ([]node.PortMapping, error) {
 }
 
 func newPodDel() *cobra.Command {
-	var dir string
-	c := &cobra.Command{
+	return labCommand(&cobra.Command{
 		Use:     "del NODE NAME...",
 		Aliases: []string{"delete", "rm"},
 		Short:   "Remove pods from a node",
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
+	}, func(cmd *cobra.Command, lab *control.Client, args []string) error {
+		var errs []error
+		for _, name := range args[1:] {
+			if err := lab.DelPod(cmd.Context(), args[0], name); err != nil {
+				errs = append(errs, err)
+				continue
 			}
-			ctl := control.Dial(dir)
-			var errs []error
-			for _, name := range args[1:] {
-				if err := ctl.DelPod(cmd.Context(), args[0], name); err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s/%s removed\n", args[0], name)
-			}
-			return errors.Join(errs...)
-		},
-	}
-	dirFlag(c, &dir)
-	return c
+			fmt.Fprintf(cmd.OutOrStdout(), "%s/%s removed\n", args[0], name)
+		}
+		return errors.Join(errs...)
+	})
 }
 
 func newPodList() *cobra.Command {
-	var dir string
-	c := &cobra.Command{
+	return labCommand(&cobra.Command{
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List pods",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
+	}, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
+		s, err := lab.Status(cmd.Context())
+		if err != nil {
+			return err
+		}
+		w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
+		fmt.Fprintln(w, "POD\tNAMESPACE\tADDRESS\tENI\tINDEX\tNETNS")
+		for _, n := range s.Nodes {
+			for _, p := range n.Pods {
+				fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex, p.Netns)
 			}
-			s, err := control.Dial(dir).Status(cmd.Context())
-			if err != nil {
-				return err
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 8, 2, ' ', 0)
-			fmt.Fprintln(w, "POD\tNAMESPACE\tADDRESS\tENI\tINDEX\tNETNS")
-			for _, n := range s.Nodes {
-				for _, p := range n.Pods {
-					fmt.Fprintf(w, "%s/%s\t%s\t%s\t%s\t%d\t%s\n", n.Name, p.Name, p.Namespace, join(p.Addresses), p.ENI, p.DeviceIndex, p.Netns)
-				}
-			}
-			return w.Flush()
-		},
-	}
-	dirFlag(c, &dir)
-	return c
+		}
+		return w.Flush()
+	})
 }

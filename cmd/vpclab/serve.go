@@ -9,7 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 func newServe() *cobra.Command {
@@ -55,8 +55,8 @@ SIGINT or SIGTERM.`,
 			if err != nil {
 				return err
 			}
-			ask := func(_ context.Context, after uint64) ([]control.Call, error) {
-				return control.CallsOf(lab.Cloud, after), nil
+			ask := func(_ context.Context, after uint64) ([]vpc.CallRecord, error) {
+				return lab.Cloud.CallsAfter(after), nil
 			}
 			return showCalls(cmd.Context(), ask, show, true)
 		},

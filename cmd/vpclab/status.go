@@ -19,36 +19,29 @@ import (
 )
 
 func newStatus() *cobra.Command {
-	var dir, format string
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, ENIs, addresses, pods, dropped packets and faults",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if format != "table" && format != "json" {
-				return fmt.Errorf("--output %q: want table or json", format)
-			}
-			dir, err := absDir(dir)
-			if err != nil {
-				return err
-			}
-			ctx, cancel := contextFor(cmd, 30*time.Second)
-			defer cancel()
-			s, err := control.Dial(dir).Status(ctx)
-			if err != nil {
-				return err
-			}
-			if format == "json" {
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetIndent("", "  ")
-				return e.Encode(s)
-			}
-			return printStatus(cmd.OutOrStdout(), s)
-		},
 	}
-	dirFlag(c, &dir)
-	c.Flags().StringVarP(&format, "output", "o", "table", "`format`: table or json")
-	return c
+	format := c.Flags().StringP("output", "o", "table", "`format`: table or json")
+	return labCommand(c, func(cmd *cobra.Command, lab *control.Client, _ []string) error {
+		if *format != "table" && *format != "json" {
+			return fmt.Errorf("--output %q: want table or json", *format)
+		}
+		ctx, cancel := contextFor(cmd, 30*time.Second)
+		defer cancel()
+		s, err := lab.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if *format == "json" {
+			e := json.NewEncoder(cmd.OutOrStdout())
+			e.SetIndent("", "  ")
+			return e.Encode(s)
+		}
+		return printStatus(cmd.OutOrStdout(), s)
+	})
 }
 
 // printStatus writes what a person wants to see at a glance.

@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/demo"
 )
 
 // labFlags describe a lab to raise.
@@ -128,7 +129,7 @@ plane's programs; hack/kubebox.sh builds them and prints it.`,
 			if err != nil || len(s.Nodes) == 0 {
 				return err
 			}
-			printNext(out, f.dir, s)
+			demo.PrintNext(out, "vpclab", s)
 			return nil
 		},
 	}

@@ -127,8 +127,7 @@ type CreateENI struct {
 	Description string
 	Tags        map[string]string // applied in the creation call itself
 	ClientToken string
-	Addresses   int // secondary IPv4 addresses to assign at creation; 0 with Prefixes set
-	Prefixes    int // IPv4 /28 prefixes to assign at creation
+	Amount      // to assign at creation; of one kind
 }
 
 // ENIFilter narrows a listing of ENIs. Empty fields do not narrow.
@@ -187,16 +186,14 @@ type Changes interface {
 	DeleteENI(ctx context.Context, eniID string) error
 	// SetDeleteOnTermination sets whether an ENI goes with its instance.
 	SetDeleteOnTermination(ctx context.Context, eniID, attachmentID string, on bool) error
-	// AssignAddresses assigns n further secondary IPv4 addresses of the
-	// cloud's choice and returns them. Not idempotent: after an error of class
-	// Transient the caller describes the ENI before it asks again.
-	AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error)
-	// AssignPrefixes is AssignAddresses for IPv4 /28 prefixes.
-	AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error)
-	// UnassignAddresses takes secondary IPv4 addresses off an ENI.
-	UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error
-	// UnassignPrefixes takes IPv4 prefixes off an ENI.
-	UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error
+	// AssignAddresses assigns further addresses or prefixes of the cloud's
+	// choice, of one kind, and returns them, an address as its HostPrefix. Not
+	// idempotent: after an error of class Transient the caller describes the ENI
+	// before it asks again.
+	AssignAddresses(ctx context.Context, eniID string, n Amount) ([]netip.Prefix, error)
+	// UnassignAddresses takes addresses, each given as its HostPrefix, or prefixes
+	// off an ENI; of one kind.
+	UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error
 	// Tag creates or replaces tags on a resource.
 	Tag(ctx context.Context, resourceID string, tags map[string]string) error
 }

@@ -5,7 +5,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -168,32 +167,37 @@ func (c *Config) finish(unknown []string) []error {
 
 // contradictions finds settings that are right alone and wrong together.
 func (c *Config) contradictions() []error {
-	var out []error
 	aws := c.WarmENITarget >= 0 || c.WarmIPTarget >= 0 || c.MinimumIPTarget >= 0 || c.WarmPrefixTarget >= 0
-	if aws && c.CiliumDialect() {
-		out = append(out, errors.New("--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"))
+	out := wrongTogether([]contradiction{
+		{aws && c.CiliumDialect(),
+			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
+		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
+		{c.IPAM != IPAMOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "", "--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"},
+		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
+		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
+		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
+		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
+		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
+		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
+	})
+	if c.IPAM == IPAMPool {
+		out = append(out, c.withoutMeaningForPools()...)
 	}
-	if len(c.Subnets) > 0 && len(c.SubnetTags) > 0 {
-		out = append(out, errors.New("--subnets and --subnet-tags exclude each other"))
-	}
-	if c.IPAM != IPAMOperator && c.AutoCreateNodeNetwork {
-		out = append(out, errors.New("--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"))
-	}
-	if c.IPAM == IPAMENI && c.Kubeconfig != "" {
-		out = append(out, errors.New("--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"))
-	}
-	if len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0 {
-		out = append(out, errors.New("--security-groups and --security-group-tags exclude each other"))
-	}
-	if c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0 {
-		out = append(out, errors.New("--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"))
-	}
-	out = append(out, c.poolContradictions()...)
-	if c.IPAM == IPAMENI && c.UsePrimaryAddress {
-		out = append(out, errors.New("--use-primary-address needs --ipam=eni-operator"))
-	}
-	if c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr {
-		out = append(out, fmt.Errorf("--introspection-address and --metrics-address are both %s", c.MetricsAddr))
+	return out
+}
+
+// contradiction is a condition that must not hold, and what is said where it does.
+type contradiction struct {
+	holds bool
+	text  string
+}
+
+func wrongTogether(all []contradiction) (out []error) {
+	for _, c := range all {
+		if c.holds {
+			out = append(out, errors.New(c.text))
+		}
 	}
 	return out
 }

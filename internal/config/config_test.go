@@ -16,12 +16,36 @@ import (
 
 func load(t *testing.T, args, env []string) (Config, error) {
 	t.Helper()
-	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
-	l := NewLoader(flags)
+	return loadBy(t, NewLoader, args, env)
+}
+
+func loadOperator(t *testing.T, args, env []string) (Operator, error) {
+	t.Helper()
+	return loadBy(t, NewOperatorLoader, args, env)
+}
+
+func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *Loader[C], args, env []string) (C, error) {
+	t.Helper()
+	flags := pflag.NewFlagSet("program", pflag.ContinueOnError)
+	l := newLoader(flags)
 	if err := flags.Parse(args); err != nil {
 		t.Fatal(err)
 	}
 	return l.Load(env)
+}
+
+// says checks that settings are refused with each of these texts.
+func says(t *testing.T, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("accepted, want %q", texts)
+		return
+	}
+	for _, want := range texts {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("lacks %s\nin %v", want, err)
+		}
+	}
 }
 
 func TestDefaults(t *testing.T) {
@@ -76,13 +100,15 @@ func TestOperatorMode(t *testing.T) {
 	if err != nil || c.IPAM != IPAMOperator || !c.AutoCreateNodeNetwork || c.Kubeconfig != "/etc/berth/kubeconfig" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	for _, args := range [][]string{{"--auto-create-node-network"}, {"--kubeconfig=/k"}, {"--ipam=eni", "--auto-create-node-network"}} {
-		if _, err := load(t, args, nil); err == nil || !strings.Contains(err.Error(), "needs --ipam=eni-operator") {
-			t.Errorf("%v: %v", args, err)
-		}
+}
+
+func TestPoolMode(t *testing.T) {
+	c, err := load(t, []string{"--ipam=pool", "--withdraw-on-exit", "--kubeconfig=/k", "--node-name=n"}, []string{"BERTH_BLOCK_WATERMARK=50", "BERTH_EXPORT_TABLE=120"})
+	if err != nil || c.IPAM != IPAMPool || !c.WithdrawOnExit || c.BlockWatermark != 50 || c.ExportTable != 120 || c.BlockReleaseDelay != 5*time.Minute {
+		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := load(t, []string{"--ipam=crd"}, nil); err == nil || !strings.Contains(err.Error(), "expected one of eni, eni-operator") {
-		t.Error(err)
+	if c, err := load(t, []string{"--ipam=pool"}, nil); err != nil || c.ExportTable != 119 || c.BlockWatermark != 25 || c.WithdrawOnExit {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 
@@ -155,21 +181,13 @@ func TestAllMistakesAreNamedAtOnce(t *testing.T) {
 	_, err := load(t,
 		[]string{"--warm-wait=soon", "--introspection-address=0.0.0.0:6666", "--mtu=100"},
 		[]string{"WARM_ENI_TARGET=many", "BERTH_SUBNETS=subnet-1,vpc-2", "AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS=10.0.0.1/8"})
-	if err == nil {
-		t.Fatal("accepted")
-	}
-	for _, want := range []string{
+	says(t, err,
 		`--warm-wait: "soon": expected a duration`,
 		`--introspection-address: "0.0.0.0:6666": host "0.0.0.0" is not a loopback address`,
 		`--mtu: "100": expected 0 or a number of bytes from 576`,
 		`environment variable WARM_ENI_TARGET: "many": expected a whole number from 0 to 64`,
 		`environment variable BERTH_SUBNETS: "subnet-1,vpc-2": item "vpc-2": expected an ID such as subnet-`,
-		`environment variable AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS: "10.0.0.1/8": item "10.0.0.1/8": bits are set outside the mask, expected 10.0.0.0/8`,
-	} {
-		if !strings.Contains(err.Error(), want) {
-			t.Errorf("lacks %s\nin %v", want, err)
-		}
-	}
+		`environment variable AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS: "10.0.0.1/8": item "10.0.0.1/8": bits are set outside the mask, expected 10.0.0.0/8`)
 }
 
 func TestWrongValues(t *testing.T) {
@@ -186,17 +204,31 @@ func TestWrongValues(t *testing.T) {
 }
 
 func TestContradictions(t *testing.T) {
-	for _, args := range [][]string{
-		{"--warm-ip-target=1", "--pre-allocate=8"},
-		{"--subnets=subnet-1", "--subnet-tags=a=b"},
-		{"--ipam=eni-operator", "--security-groups=sg-1", "--security-group-tags=a=b"},
-		{"--ipam=eni", "--security-group-tags=a=b"},
-		{"--ipam=eni", "--use-primary-address"},
-		{"--introspection-address=127.0.0.1:7000", "--metrics-address=127.0.0.1:7000"},
+	for args, want := range map[string]string{
+		"--warm-ip-target=1 --pre-allocate=8":                                     "use one dialect",
+		"--subnets=subnet-1 --subnet-tags=a=b":                                    "--subnets and --subnet-tags exclude each other",
+		"--ipam=eni-operator --security-groups=sg-1 --security-group-tags=a=b":    "--security-groups and --security-group-tags exclude each other",
+		"--ipam=eni --security-group-tags=a=b":                                    "--security-group-tags needs --ipam=eni-operator",
+		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
+		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
+		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
+		"--kubeconfig=/k":                                                         "needs --ipam=eni-operator",
+		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
+		"--ipam=crd":                                                              "expected one of eni, eni-operator",
+		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
+		"--ipam=eni-operator --export-table=7":                                    "--export-table needs --ipam=pool",
+		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
+		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",
+		"--ipam=pool --subnets=subnet-1":                                          "--subnets: of no meaning",
+		"--ipam=pool --export-table=254":                                          "but for 253 to 255",
+		"--ipam=pool --export-table=0":                                            "expected the number of a routing table",
+		"--ipam=pool --block-watermark=101":                                       "from 0 to 100",
+		"--ipam=pool --block-release-delay=-1s":                                   "expected a duration",
 	} {
-		if _, err := load(t, args, nil); err == nil {
-			t.Errorf("%v were accepted together", args)
-		}
+		t.Run(args, func(t *testing.T) {
+			_, err := load(t, strings.Fields(args), nil)
+			says(t, err, want)
+		})
 	}
 }
 
@@ -210,33 +242,42 @@ func TestUnknownVariables(t *testing.T) {
 	}
 }
 
-func TestSettingsAreWellFormed(t *testing.T) { wellFormed(t, table(&Config{})) }
+// tables are those of both programs, with what writes their reference pages.
+var tables = map[string]struct {
+	settings []Setting
+	write    func(io.Writer) error
+}{
+	"berthd":         {table(&Config{}), WriteReference},
+	"berth-operator": {operatorTable(&Operator{}), WriteOperatorReference},
+}
 
-func wellFormed(t *testing.T, settings []Setting) {
-	seen := map[string]string{}
-	for _, s := range settings {
-		if s.Doc == "" || !strings.HasSuffix(s.Doc, ".") || s.Group == "" {
-			t.Errorf("--%s: documentation %q, group %q", s.Flag, s.Doc, s.Group)
-		}
-		for _, name := range append([]string{"--" + s.Flag}, s.Env...) {
-			if other, dup := seen[name]; dup {
-				t.Errorf("%s belongs to --%s and --%s", name, other, s.Flag)
+func TestSettingsAreWellFormed(t *testing.T) {
+	for program, tt := range tables {
+		seen := map[string]string{}
+		for _, s := range tt.settings {
+			if s.Doc == "" || !strings.HasSuffix(s.Doc, ".") || s.Group == "" {
+				t.Errorf("%s --%s: documentation %q, group %q", program, s.Flag, s.Doc, s.Group)
 			}
-			seen[name] = s.Flag
+			for _, name := range append([]string{"--" + s.Flag}, s.Env...) {
+				if other, dup := seen[name]; dup {
+					t.Errorf("%s: %s belongs to --%s and --%s", program, name, other, s.Flag)
+				}
+				seen[name] = s.Flag
+			}
 		}
 	}
 }
 
-func TestReferenceListsEverySetting(t *testing.T) { listsAll(t, WriteReference, table(&Config{})) }
-
-func listsAll(t *testing.T, write func(io.Writer) error, settings []Setting) {
-	var b strings.Builder
-	if err := write(&b); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range settings {
-		if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
-			t.Errorf("lacks --%s", s.Flag)
+func TestReferenceListsEverySetting(t *testing.T) {
+	for program, tt := range tables {
+		var b strings.Builder
+		if err := tt.write(&b); err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range tt.settings {
+			if !strings.Contains(b.String(), "`--"+s.Flag+"`") || !strings.Contains(b.String(), "`"+s.Env[0]+"`") {
+				t.Errorf("%s: lacks --%s", program, s.Flag)
+			}
 		}
 	}
 }

@@ -2,7 +2,6 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -95,19 +94,14 @@ func (o *Operator) finish(unknown []string) []error {
 const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
-	var out []error
-	if len(o.IPAM) == 0 {
-		out = append(out, fmt.Errorf("--ipam is empty: expected %s, %s or both", IPAMOperator, IPAMPool))
-	}
-	if o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline {
-		out = append(out, fmt.Errorf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline))
-	}
-	if o.RetryPeriod > 0 && float64(o.RenewDeadline) <= renewJitter*float64(o.RetryPeriod) {
-		out = append(out, fmt.Errorf("--renew-deadline %s must be longer than %g times --retry-period %s", o.RenewDeadline, renewJitter, o.RetryPeriod))
-	}
-	if o.LeaseDuration%time.Second != 0 {
-		out = append(out, errors.New("--lease-duration must be a whole number of seconds, as a Lease counts them"))
-	}
+	out := wrongTogether([]contradiction{
+		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s or both", IPAMOperator, IPAMPool)},
+		{o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline,
+			fmt.Sprintf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline)},
+		{o.RetryPeriod > 0 && float64(o.RenewDeadline) <= renewJitter*float64(o.RetryPeriod),
+			fmt.Sprintf("--renew-deadline %s must be longer than %g times --retry-period %s", o.RenewDeadline, renewJitter, o.RetryPeriod)},
+		{o.LeaseDuration%time.Second != 0, "--lease-duration must be a whole number of seconds, as a Lease counts them"},
+	})
 	listeners := map[string]string{}
 	for _, l := range []struct{ flag, address string }{
 		{"metrics-address", o.MetricsAddr}, {"health-address", o.HealthAddr}, {"pprof-address", o.PprofAddr},
@@ -139,7 +133,7 @@ func operatorTable(o *Operator) []Setting {
 
 func operatorClusterSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: nonEmpty(&o.ClusterName),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
 		{Flag: "ipam", Default: IPAMOperator, parse: list(&o.IPAM, among(IPAMOperator, IPAMPool)),
 			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, or `pool`, address pools. Only the first needs EC2."},
@@ -167,7 +161,7 @@ func leaderSettings(o *Operator) []Setting {
 
 func operatorNodeSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "instance-node-tag", Unit: "key", parse: tagKey(&o.InstanceNodeTag),
+		{Flag: "instance-node-tag", Unit: "key", parse: checked(&o.InstanceNodeTag, tagKey),
 			Doc: "Key of an EC2 tag of instances whose value is the name of the instance's Node. It proves that an instance is a Node's where Nodes have no spec.providerID and another name than the instance's private DNS name. Not set: no such tag."},
 		{Flag: "instance-cluster-tag", Unit: "key[=value]", parse: tag(&o.InstanceClusterTag),
 			Doc: "EC2 tag that an instance must have for the operator to work for it, with any value if none is given. Not set: none."},
@@ -199,11 +193,11 @@ func operatorPoolSettings(o *Operator) []Setting {
 
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: hostPort(&o.MetricsAddr),
+		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
 			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
-		{Flag: "health-address", parse: hostPort(&o.HealthAddr),
+		{Flag: "health-address", parse: checked(&o.HealthAddr, orEmpty(hostPort)),
 			Doc: "Where /livez and /readyz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
-		{Flag: "pprof-address", parse: loopbackPort(&o.PprofAddr),
+		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 	"net/url"
@@ -16,24 +17,37 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// Each function returns a parser that checks a text and stores its value.
+// A check tells whether a text is right, a parser checks one and stores its value.
 // Their errors say what was expected; the caller adds the setting's name.
 
-func text(dst *string) func(string) error {
+func text(dst *string) func(string) error { return checked(dst, func(string) error { return nil }) }
+
+// checked is the parser of a text that is stored as it is.
+func checked(dst *string, check func(string) error) func(string) error {
 	return func(s string) error {
+		if err := check(s); err != nil {
+			return err
+		}
 		*dst = s
 		return nil
 	}
 }
 
-func nonEmpty(dst *string) func(string) error {
+// orEmpty is a check that takes an empty text too.
+func orEmpty(check func(string) error) func(string) error {
 	return func(s string) error {
 		if s == "" {
-			return errors.New("expected a name")
+			return nil
 		}
-		*dst = s
-		return nil
+		return check(s)
 	}
+}
+
+func nonEmpty(s string) error {
+	if s == "" {
+		return errors.New("expected a name")
+	}
+	return nil
 }
 
 func boolean(dst *bool) func(string) error {
@@ -105,13 +119,21 @@ func duration(dst *time.Duration, low, high time.Duration) func(string) error {
 	}
 }
 
+// items are what a list has between its commas.
+func items(s string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for item := range strings.SplitSeq(s, ",") {
+			if item = strings.TrimSpace(item); item != "" && !yield(item) {
+				return
+			}
+		}
+	}
+}
+
 func list(dst *[]string, check func(string) error) func(string) error {
 	return func(s string) error {
 		var out []string
-		for item := range strings.SplitSeq(s, ",") {
-			if item = strings.TrimSpace(item); item == "" {
-				continue
-			}
+		for item := range items(s) {
 			if err := check(item); err != nil {
 				return fmt.Errorf("item %q: %w", item, err)
 			}
@@ -136,10 +158,7 @@ func prefixed(prefix string) func(string) error {
 func pairs(dst *map[string]string) func(string) error {
 	return func(s string) error {
 		out := map[string]string{}
-		for item := range strings.SplitSeq(s, ",") {
-			if item = strings.TrimSpace(item); item == "" {
-				continue
-			}
+		for item := range items(s) {
 			key, value, ok := strings.Cut(item, "=")
 			if !ok || key == "" {
 				return fmt.Errorf("item %q: expected key=value", item)
@@ -157,25 +176,23 @@ type Tag struct{ Key, Value string }
 // EC2 User Guide, "Tag restrictions".
 const maxTagKey, maxTagValue = 128, 256
 
-func tagKey(dst *string) func(string) error {
-	return func(s string) error {
-		if n := utf8.RuneCountInString(s); s != strings.TrimSpace(s) || strings.Contains(s, "=") || n > maxTagKey {
-			return fmt.Errorf("expected the key of an EC2 tag, at most %d characters without =", maxTagKey)
-		}
-		*dst = s
-		return nil
+func tagKey(s string) error {
+	if n := utf8.RuneCountInString(s); s != strings.TrimSpace(s) || strings.Contains(s, "=") || n > maxTagKey {
+		return fmt.Errorf("expected the key of an EC2 tag, at most %d characters without =", maxTagKey)
 	}
+	return nil
 }
 
 func tag(dst *Tag) func(string) error {
 	return func(s string) error {
 		key, value, valued := strings.Cut(s, "=")
-		if err := tagKey(&dst.Key)(key); err != nil {
+		if err := tagKey(key); err != nil {
 			return err
 		}
-		if dst.Value = value; valued && (key == "" || value == "") || utf8.RuneCountInString(value) > maxTagValue {
+		if valued && (key == "" || value == "") || utf8.RuneCountInString(value) > maxTagValue {
 			return fmt.Errorf("expected key or key=value of an EC2 tag, the value of at most %d characters", maxTagValue)
 		}
+		*dst = Tag{key, value}
 		return nil
 	}
 }
@@ -183,10 +200,7 @@ func tag(dst *Tag) func(string) error {
 func cidrs(dst *[]netip.Prefix) func(string) error {
 	return func(s string) error {
 		var out []netip.Prefix
-		for item := range strings.SplitSeq(s, ",") {
-			if item = strings.TrimSpace(item); item == "" {
-				continue
-			}
+		for item := range items(s) {
 			p, err := netip.ParsePrefix(item)
 			if err != nil {
 				return fmt.Errorf("item %q: expected a CIDR such as 10.20.0.0/16", item)
@@ -201,18 +215,13 @@ func cidrs(dst *[]netip.Prefix) func(string) error {
 	}
 }
 
+// oneOf takes certain words in either case.
 func oneOf(dst *string, allowed ...string) func(string) error {
-	return func(s string) error {
-		v := strings.ToLower(s)
-		if !slices.Contains(allowed, v) {
-			return fmt.Errorf("expected one of %s", strings.Join(allowed, ", "))
-		}
-		*dst = v
-		return nil
-	}
+	store := checked(dst, among(allowed...))
+	return func(s string) error { return store(strings.ToLower(s)) }
 }
 
-// among accepts certain items of a list.
+// among accepts certain words.
 func among(allowed ...string) func(string) error {
 	return func(s string) error {
 		if !slices.Contains(allowed, s) {
@@ -249,76 +258,50 @@ func socketPath(dst *string, optional bool) func(string) error {
 	}
 }
 
-func fileName(dst *string) func(string) error {
-	return func(s string) error {
-		if s == "" || s == "." || s == ".." || strings.ContainsRune(s, '/') {
-			return errors.New("expected a file name without a path")
-		}
-		*dst = s
-		return nil
+func fileName(s string) error {
+	if s == "" || s == "." || s == ".." || strings.ContainsRune(s, '/') {
+		return errors.New("expected a file name without a path")
 	}
+	return nil
 }
 
-func conflistName(dst *string) func(string) error {
-	store := fileName(dst)
-	return func(s string) error {
-		if !strings.HasSuffix(s, ".conflist") {
-			return errors.New("expected a file name that ends in .conflist")
-		}
-		return store(s)
+func conflistName(s string) error {
+	if !strings.HasSuffix(s, ".conflist") {
+		return errors.New("expected a file name that ends in .conflist")
 	}
+	return fileName(s)
 }
 
-func httpURL(dst *string) func(string) error {
-	return func(s string) error {
-		if s == "" {
-			*dst = ""
-			return nil
-		}
-		u, err := url.Parse(s)
-		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-			return errors.New("expected a URL such as https://ec2.eu-west-1.amazonaws.com")
-		}
-		*dst = s
-		return nil
+func httpURL(s string) error {
+	u, err := url.Parse(s)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+		return errors.New("expected a URL such as https://ec2.eu-west-1.amazonaws.com")
 	}
+	return nil
 }
 
-// hostPort takes host:port with a numeric port; empty turns the listener off.
-func hostPort(dst *string) func(string) error {
-	return func(s string) error {
-		if s == "" {
-			*dst = ""
-			return nil
-		}
-		_, port, err := net.SplitHostPort(s)
-		if err != nil {
-			return errors.New("expected host:port, such as :61678")
-		}
-		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return fmt.Errorf("port %q: expected a number up to 65535", port)
-		}
-		*dst = s
-		return nil
+// hostPort accepts host:port with a numeric port.
+func hostPort(s string) error {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return errors.New("expected host:port, such as :61678")
 	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("port %q: expected a number up to 65535", port)
+	}
+	return nil
 }
 
 // loopbackPort is hostPort for what must not be reachable from elsewhere.
-func loopbackPort(dst *string) func(string) error {
-	store := hostPort(dst)
-	return func(s string) error {
-		if err := store(s); err != nil || s == "" {
-			return err
-		}
-		host, _, _ := net.SplitHostPort(s)
-		if host == "localhost" {
-			return nil
-		}
-		if a, err := netip.ParseAddr(host); err != nil || !a.IsLoopback() {
-			return fmt.Errorf("host %q is not a loopback address, and this interface must not be reachable from elsewhere: expected 127.0.0.1, [::1] or localhost", host)
-		}
-		return nil
+func loopbackPort(s string) error {
+	if err := hostPort(s); err != nil {
+		return err
 	}
+	host, _, _ := net.SplitHostPort(s)
+	if a, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !a.IsLoopback()) {
+		return fmt.Errorf("host %q is not a loopback address, and this interface must not be reachable from elsewhere: expected 127.0.0.1, [::1] or localhost", host)
+	}
+	return nil
 }
 
 // mtu takes 0 or what links and IPv4 allow (RFC 791, RFC 8200 for IPv6: 1280).

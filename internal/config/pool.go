@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -40,19 +39,9 @@ func routingTable(dst *int) func(string) error {
 	}
 }
 
-// poolContradictions finds settings that mean nothing where addresses come from
-// pools, and those of pools where they do not.
-func (c *Config) poolContradictions() []error {
-	var out []error
-	if c.IPAM != IPAMPool {
-		if c.WithdrawOnExit {
-			out = append(out, errors.New("--withdraw-on-exit needs --ipam=pool"))
-		}
-		if c.ExportTable != defaultExportTable {
-			out = append(out, errors.New("--export-table needs --ipam=pool"))
-		}
-		return out
-	}
+// withoutMeaningForPools finds settings that mean nothing where addresses come
+// from pools.
+func (c *Config) withoutMeaningForPools() []error {
 	var idle []string
 	for _, s := range []struct {
 		flag string
@@ -72,8 +61,8 @@ func (c *Config) poolContradictions() []error {
 			idle = append(idle, s.flag)
 		}
 	}
-	if len(idle) > 0 {
-		out = append(out, fmt.Errorf("%s: of no meaning with --ipam=pool: addresses come from AddressPools, not from ENIs, and nothing is translated", strings.Join(idle, ", ")))
+	if len(idle) == 0 {
+		return nil
 	}
-	return out
+	return []error{fmt.Errorf("%s: of no meaning with --ipam=pool: addresses come from AddressPools, not from ENIs, and nothing is translated", strings.Join(idle, ", "))}
 }

@@ -62,7 +62,7 @@ func nodeSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "node-name", Env: []string{"MY_NODE_NAME", "NODE_NAME"}, parse: text(&c.NodeName),
 			Doc: "Name of this node, shown by introspection and put on ENIs; with ipam=eni-operator and ipam=pool that of its Node object. Default: the host name."},
-		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: nonEmpty(&c.ClusterName),
+		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&c.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
 		{Flag: "state-dir", Default: "/run/berth", parse: absolutePath(&c.StateDir, false),
 			Doc: "Directory of the attachment records and the last inventory that the cloud, or the API server, confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
@@ -140,9 +140,9 @@ func cloudSettings(region, ec2Endpoint, imdsEndpoint, imdsMode *string) []Settin
 	return []Setting{
 		{Flag: "region", Env: []string{"AWS_REGION", "AWS_DEFAULT_REGION"}, parse: text(region),
 			Doc: "AWS region. Default: the instance's."},
-		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: httpURL(ec2Endpoint),
+		{Flag: "ec2-endpoint", Env: []string{"AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL"}, parse: checked(ec2Endpoint, orEmpty(httpURL)),
 			Doc: "URL of the EC2 API. Default: the region's. With AWS_IGNORE_CONFIGURED_ENDPOINT_URLS=true the AWS variables do not count."},
-		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: httpURL(imdsEndpoint),
+		{Flag: "imds-endpoint", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT"}, parse: checked(imdsEndpoint, orEmpty(httpURL)),
 			Doc: "URL of the instance metadata service. Default: http://169.254.169.254, or http://[fd00:ec2::254] as imds-endpoint-mode says."},
 		{Flag: "imds-endpoint-mode", Env: []string{"AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE"}, Default: imdsModeIPv4, parse: oneOf(imdsMode, imdsModeIPv4, imdsModeIPv6),
 			Doc: "Protocol by which the metadata service is reached where imds-endpoint is not set: ipv4 or ipv6."},
@@ -183,9 +183,9 @@ func servingSettings(c *Config) []Setting {
 
 func watchingSettings(c *Config) []Setting {
 	return []Setting{
-		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: loopbackPort(&c.IntrospectionAddr),
+		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: checked(&c.IntrospectionAddr, orEmpty(loopbackPort)),
 			Doc: "Where /ip-manager, /livez and /readyz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
-		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: hostPort(&c.MetricsAddr),
+		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: checked(&c.MetricsAddr, orEmpty(hostPort)),
 			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
@@ -210,15 +210,15 @@ func installSettings(c *Config) []Setting {
 			Doc: "Where the runtime looks for plugin binaries."},
 		{Flag: "cni-conf-dir", Default: "/etc/cni/net.d", parse: absolutePath(&c.CNIConfDir, false),
 			Doc: "Where the runtime looks for network configuration."},
-		{Flag: "cni-conf-name", Default: "10-berth.conflist", parse: conflistName(&c.CNIConfName),
+		{Flag: "cni-conf-name", Default: "10-berth.conflist", parse: checked(&c.CNIConfName, conflistName),
 			Doc: "Name of the configuration file, ending in .conflist. Where there are several, runtimes take the one whose name sorts first."},
 		{Flag: "cni-plugin", parse: absolutePath(&c.CNIPlugin, true),
 			Doc: "The plugin binary to install. Default: berth, beside berthd's own binary."},
 		{Flag: "cni-version", Default: "1.0.0", parse: oneOf(&c.CNIVersion, "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
 			Doc: "CNI version of the installed configuration."},
-		{Flag: "cni-network", Default: "berth", parse: fileName(&c.CNINetwork),
+		{Flag: "cni-network", Default: "berth", parse: checked(&c.CNINetwork, fileName),
 			Doc: "Network name of the installed configuration."},
-		{Flag: "cni-chain", Default: "portmap,bandwidth", parse: list(&c.CNIChain, func(s string) error { return fileName(new(string))(s) }),
+		{Flag: "cni-chain", Default: "portmap,bandwidth", parse: list(&c.CNIChain, fileName),
 			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir is left out."},
 	}
 }

@@ -54,6 +54,26 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
+// goldenRun executes berthctl and compares what it printed with a file.
+func goldenRun(t *testing.T, name string, args ...string) {
+	t.Helper()
+	out, err := run(t, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, name, out)
+}
+
+// refused executes berthctl, which must fail with each of these texts.
+func refused(t *testing.T, wantByArgs map[string]string) {
+	t.Helper()
+	for args, want := range wantByArgs {
+		if _, err := run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q in it", args, err, want)
+		}
+	}
+}
+
 // busyNode is a document with something of everything.
 func busyNode() introspect.Document {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -137,11 +157,7 @@ func TestIPManager(t *testing.T) {
 		"busy": busyNode(), "dual-stack": dualStackNode(), "pool": poolNode(), "empty": {Node: "node-a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := run(t, "ip-manager", "--address", serve(t, doc, ""))
-			if err != nil {
-				t.Fatal(err)
-			}
-			golden(t, "ip-manager-"+name+".txt", out)
+			goldenRun(t, "ip-manager-"+name+".txt", "ip-manager", "--address", serve(t, doc, ""))
 		})
 	}
 }
@@ -253,19 +269,11 @@ func TestMaxPods(t *testing.T) {
 			t.Errorf("%s, prefixes %v: %d pods, %v; want %d", tc.kind, tc.prefixes, c.MaxPods, err, tc.want)
 		}
 	}
-	for args, want := range map[string]string{
+	refused(t, map[string]string{
 		"max-pods": "instance-type", "max-pods --instance-type m5.huge": "m5.large", "max-pods --instance-type x": "not known",
 		"max-pods --instance-type m4.large --prefix-delegation": "Nitro", "max-pods --instance-type m5.large -o yaml": "expected table or json",
-	} {
-		if _, err := run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q in it", args, err, want)
-		}
-	}
-	out, err := run(t, "max-pods", "--instance-type", "m5.24xlarge")
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "max-pods.txt", out)
+	})
+	goldenRun(t, "max-pods.txt", "max-pods", "--instance-type", "m5.24xlarge")
 }
 
 // The table of what the Amazon VPC CNI itself does.
@@ -316,18 +324,12 @@ func TestWarm(t *testing.T) {
 }
 
 func TestWarmTables(t *testing.T) {
-	out, err := run(t, "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
-	if err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "warm.txt", out)
-	for args, want := range map[string]string{
-		"--pods=-1": "--pods is -1", "--warm-ip-target=x": "--warm-ip-target", "--warm-ip-target=1 --pre-allocate=1": "one dialect",
-	} {
-		if _, err := run(t, append([]string{"warm", "--instance-type", "t3.small"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q in it", args, err, want)
-		}
-	}
+	goldenRun(t, "warm.txt", "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
+	refused(t, map[string]string{
+		"warm --instance-type t3.small --pods=-1":                           "--pods is -1",
+		"warm --instance-type t3.small --warm-ip-target=x":                  "--warm-ip-target",
+		"warm --instance-type t3.small --warm-ip-target=1 --pre-allocate=1": "one dialect",
+	})
 }
 
 func TestUninstall(t *testing.T) {

@@ -34,10 +34,10 @@ const maxDocument = 64 << 20
 // document asks berthd for its addresses.
 func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	var doc introspect.Document
-	body, code, err := n.get(ctx, n.address, introspect.Path)
+	body, code, err := n.get(ctx, introspect.Path)
 	switch {
 	case err != nil:
-		return doc, explain(err, n.address, "--address")
+		return doc, n.explain(err)
 	case code != http.StatusOK:
 		return doc, fmt.Errorf("berthd at %s: %s", n.address, printable(strings.TrimSpace(string(body))))
 	}
@@ -47,9 +47,10 @@ func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	return doc, nil
 }
 
-func (n *node) get(ctx context.Context, address, path string) (body []byte, code int, err error) {
+func (n *node) get(ctx context.Context, path string) (body []byte, code int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
+	address := n.address
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
 	}
@@ -68,13 +69,13 @@ func (n *node) get(ctx context.Context, address, path string) (body []byte, code
 }
 
 // explain says what to do about a berthd that cannot be asked.
-func explain(err error, address, flag string) error {
+func (n *node) explain(err error) error {
 	var timeout net.Error
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("nobody listens at %s: is berthd running on this node, and is %s right?", address, flag)
+		return fmt.Errorf("nobody listens at %s: is berthd running on this node, and is --address right?", n.address)
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return fmt.Errorf("no answer from %s in time: look at berthd's log", address)
+		return fmt.Errorf("no answer from %s in time: look at berthd's log", n.address)
 	}
 	return fmt.Errorf("asking berthd: %w", err)
 }

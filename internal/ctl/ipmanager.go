@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,30 +36,17 @@ func newIPManager() *cobra.Command {
 
 // writeAddresses prints the document's addresses, by state.
 func writeAddresses(w io.Writer, doc introspect.Document) error {
-	p := &printer{w: w}
-	p.printf("Node %s\n%s\n", nodeName(doc), totals(doc))
-	p.section("Allocated", allocatedGrid(doc), "No pod holds an address.")
-	p.section("Available", availableGrid(doc), "No address is available.")
-	p.section("Cooling", coolingGrid(doc), "No address is cooling.")
-	p.supply(doc)
-	p.trouble(doc)
+	p, from := &printer{w: w}, supplyOf(doc)
+	p.printf("Node %s\n%s\n", nodeName(doc, from), totals(doc, from))
+	p.section("Allocated", allocatedGrid(doc, from), "No pod holds an address.")
+	p.section("Available", availableGrid(doc, from), "No address is available.")
+	p.section("Cooling", coolingGrid(doc, from), "No address is cooling.")
+	from.besides(p, doc)
+	p.trouble(doc, from)
 	return p.err
 }
 
-// ofPools tells whether the node's addresses are of pools.
-func ofPools(doc introspect.Document) bool {
-	return doc.IPAM == "pool" || len(doc.Pools)+len(doc.Blocks) > 0
-}
-
-// nodeName names the node, and the instance if that is something else.
-func nodeName(doc introspect.Document) string {
-	if ofPools(doc) && doc.InstanceID == doc.Node {
-		return orDash(doc.Node)
-	}
-	return fmt.Sprintf("%s (%s)", orDash(doc.Node), orDash(doc.InstanceID))
-}
-
-func totals(doc introspect.Document) string {
+func totals(doc introspect.Document, from supply) string {
 	t := doc.Totals
 	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
 	for _, more := range []struct {
@@ -71,77 +57,43 @@ func totals(doc introspect.Document) string {
 			s += fmt.Sprintf(", %d %s", more.n, more.what)
 		}
 	}
-	if ofPools(doc) {
-		s += fmt.Sprintf("; the node's blocks hold %d", t.Capacity)
-	} else {
-		s += fmt.Sprintf("; the attached ENIs hold %d at most", t.Capacity)
-	}
+	s += fmt.Sprintf(from.capacity, t.Capacity)
 	if t.Waiting > 0 {
 		s += fmt.Sprintf("; %s waiting for an address", count(t.Waiting, "pod"))
 	}
 	return s
 }
 
-func allocatedGrid(doc introspect.Document) grid {
-	dual, pools := false, ofPools(doc)
-	for _, a := range doc.Allocated {
-		dual = dual || a.IPv6.IsValid()
-	}
-	head := []string{"ADDRESS"}
+func allocatedGrid(doc introspect.Document, from supply) grid {
+	first, dual := []string{"ADDRESS"}, slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool { return a.IPv6.IsValid() })
 	if dual {
-		head = append(head, "IPV6")
+		first = append(first, "IPV6")
 	}
-	head = append(head, "NAMESPACE", "POD", "CONTAINER", "INTERFACE")
-	if pools {
-		head = append(head, "POOL", "BLOCK")
-	} else {
-		head = append(head, "ENI", "INDEX")
-	}
-	g := grid{append(head, "SINCE")}
+	g := grid{slices.Concat(first, []string{"NAMESPACE", "POD", "CONTAINER", "INTERFACE"}, from.allocated.head, []string{"SINCE"})}
 	for _, a := range doc.Allocated {
 		row := []string{a.Address.String()}
 		if dual {
 			row = append(row, text(a.IPv6))
 		}
 		row = append(row, a.Namespace, a.Pod, short(a.ContainerID), a.Interface)
-		if pools {
-			row = append(row, a.Pool, a.Block)
-		} else {
-			row = append(row, a.ENI, strconv.Itoa(a.DeviceIndex))
-		}
-		g.add(append(row, age(a.Since, doc.Time))...)
+		g.add(slices.Concat(row, from.allocated.cells(a), []string{age(a.Since, doc.Time)})...)
 	}
 	return g
 }
 
-func availableGrid(doc introspect.Document) grid {
-	if ofPools(doc) {
-		g := grid{{"ADDRESS", "POOL", "BLOCK"}}
-		for _, a := range doc.Available {
-			g.add(a.Address.String(), a.Pool, a.Block)
-		}
-		return g
-	}
-	g := grid{{"ADDRESS", "ENI", "PREFIX"}}
+func availableGrid(doc introspect.Document, from supply) grid {
+	g := grid{append([]string{"ADDRESS"}, from.available.head...)}
 	for _, a := range doc.Available {
-		g.add(a.Address.String(), a.ENI, text(a.Prefix))
+		g.add(append([]string{a.Address.String()}, from.available.cells(a)...)...)
 	}
 	return g
 }
 
-func coolingGrid(doc introspect.Document) grid {
-	from := []string{"ENI"}
-	if ofPools(doc) {
-		from = []string{"POOL", "BLOCK"}
-	}
-	g := grid{slices.Concat([]string{"ADDRESS"}, from, []string{"RELEASED", "REMAINING"})}
+func coolingGrid(doc introspect.Document, from supply) grid {
+	g := grid{slices.Concat([]string{"ADDRESS"}, from.cooling.head, []string{"RELEASED", "REMAINING"})}
 	for _, c := range doc.Cooling {
-		from := []string{c.ENI}
-		if ofPools(doc) {
-			from = []string{c.Pool, c.Block}
-		}
 		left := time.Duration(c.RemainingSeconds * float64(time.Second))
-		g.add(slices.Concat([]string{c.Address.String()}, from, []string{age(c.Since, doc.Time), left.Round(time.Second).String()})...)
+		g.add(slices.Concat([]string{c.Address.String()}, from.cooling.cells(c), []string{age(c.Since, doc.Time), left.Round(time.Second).String()})...)
 	}
 	return g
 }
@@ -172,22 +124,18 @@ func (p *printer) section(title string, g grid, empty string) {
 }
 
 // trouble prints what a person should know of, if anything.
-func (p *printer) trouble(doc introspect.Document) {
+func (p *printer) trouble(doc introspect.Document, from supply) {
 	for _, c := range doc.Conditions {
 		if c.Status != introspect.True {
 			p.printf("\n! %s is %s (%s): %s\n", c.Type, c.Status, c.Reason, c.Message)
 		}
 	}
-	p.lastTrouble(doc)
+	p.lastTrouble(doc, from)
 }
 
-func (p *printer) lastTrouble(doc introspect.Document) {
-	switch {
-	case doc.LastError == "":
-	case ofPools(doc):
-		p.printf("\n! last trouble with blocks: %s\n", doc.LastError)
-	default:
-		p.printf("\n! last trouble with the cloud: %s\n", doc.LastError)
+func (p *printer) lastTrouble(doc introspect.Document, from supply) {
+	if doc.LastError != "" {
+		p.printf("\n! last trouble with %s: %s\n", from.authority, doc.LastError)
 	}
 }
 

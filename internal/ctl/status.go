@@ -3,7 +3,6 @@ package ctl
 import (
 	"errors"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -64,9 +63,9 @@ func newStatus() *cobra.Command {
 
 // readiness asks the probe that Kubernetes asks.
 func (n *node) readiness(cmd *cobra.Command) (ready bool, reason string, err error) {
-	body, code, err := n.get(cmd.Context(), n.address, "/readyz")
+	body, code, err := n.get(cmd.Context(), "/readyz")
 	if err != nil {
-		return false, "", explain(err, n.address, "--address")
+		return false, "", n.explain(err)
 	}
 	if code == http.StatusOK {
 		return true, "", nil
@@ -75,42 +74,18 @@ func (n *node) readiness(cmd *cobra.Command) (ready bool, reason string, err err
 }
 
 func writeStatus(cmd *cobra.Command, s nodeStatus, doc introspect.Document) error {
-	p := &printer{w: cmd.OutOrStdout()}
+	p, from := &printer{w: cmd.OutOrStdout()}, supplyOf(doc)
 	verdict := "ready"
 	if !s.Ready {
 		verdict = "NOT READY: " + s.Reason
 	}
-	p.printf("Node %s: %s\n%s\n", nodeName(doc), verdict, totals(doc))
-	if ofPools(doc) {
-		p.supply(doc)
-	} else {
-		p.section("ENIs", eniGrid(s.ENIs), "No ENI is known.")
-	}
+	p.printf("Node %s: %s\n%s\n", nodeName(doc, from), verdict, totals(doc, from))
+	from.status(p, doc)
 	g := grid{{"CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"}}
 	for _, c := range s.Conditions {
 		g.add(c.Type, c.Status, age(c.Since, doc.Time), c.Reason, c.Message)
 	}
 	p.section("Conditions", g, "No condition is known.")
-	p.lastTrouble(doc)
+	p.lastTrouble(doc, from)
 	return p.err
-}
-
-func eniGrid(enis []introspect.ENI) grid {
-	g := grid{{"ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY"}}
-	for _, e := range enis {
-		primary := ""
-		if e.Primary {
-			primary = "yes"
-		}
-		g.add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
-			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), yesOrWhy(e.Ready, e.Reason))
-	}
-	return g
-}
-
-func yesOrWhy(yes bool, why string) string {
-	if yes {
-		return "yes"
-	}
-	return "no: " + why
 }

@@ -94,7 +94,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		k.Tags = p.intent.Request.Tags
 	}
 	k.replied = r.cfg.Clock.Now()
-	k.assigned(made.Addresses, made.Prefixes, k.replied)
+	k.assigned(k.held(), k.replied)
 	r.view.enis[made.ID] = k
 	return nil
 }
@@ -128,42 +128,30 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
-	var addrs []netip.Addr
-	var prefixes []netip.Prefix
+	var things []netip.Prefix
 	err := around(plan.Assign, func() (err error) {
-		if p.Prefixes > 0 {
-			prefixes, err = r.cfg.Cloud.AssignPrefixes(ctx, k.ID, p.Prefixes)
-		} else {
-			addrs, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Addresses)
-		}
+		things, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
-	if err := r.view.checkAssigned(k, addrs, prefixes, subnet); err != nil {
+	if err := r.view.checkAssigned(k, things, subnet); err != nil {
 		return err
 	}
-	given := known{ENI: cloud.ENI{Addresses: addrs, Prefixes: prefixes}}
-	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given.held()); err != nil {
+	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, things); err != nil {
 		return err
 	}
 	p.hold.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
-	k.assigned(addrs, prefixes, r.confidence.replied)
+	k.assigned(things, r.confidence.replied)
 	r.publishLater(ctx)
 	return nil
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	addrs, prefixes := split(p.withdrawn)
-	err := around(plan.Unassign, func() error {
-		if len(prefixes) > 0 {
-			return r.cfg.Cloud.UnassignPrefixes(ctx, k.ID, prefixes)
-		}
-		return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, addrs)
-	})
+	err := around(plan.Unassign, func() error { return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
 	if err != nil {
 		return err
 	}
@@ -198,7 +186,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(amountOf(k.held())))
+	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held())))
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
 )
 
@@ -89,5 +90,5 @@ func (r *Reconciler) overdueReleaseOf(k *known) *step {
 	if len(things) == 0 {
 		return nil
 	}
-	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: amountOf(things)}, withdrawn: things}
+	return &step{Action: plan.Action{Kind: plan.Unassign, ENI: k.ID, Amount: cloud.AmountOf(things)}, withdrawn: things}
 }

@@ -371,7 +371,7 @@ func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
 		Primary: primary(k.ENI), Ours: r.ours(k),
 		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Amount:        amountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
+		Amount:        cloud.AmountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
 	if _, ok := r.detaching[k.ID]; ok && e.Phase == plan.Attached {

@@ -24,9 +24,8 @@ func badReply(op, format string, args ...any) error {
 
 // checkAssigned judges the addresses and prefixes that a reply says were
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
-func (v *view) checkAssigned(k *known, addrs []netip.Addr, prefixes []netip.Prefix, subnet netip.Prefix) error {
-	const op = "AssignPrivateIpAddresses"
-	return checkFree(op, k.ID, slices.Concat(prefixes, hosts(addrs)), subnet, v.list())
+func (v *view) checkAssigned(k *known, things []netip.Prefix, subnet netip.Prefix) error {
+	return checkFree("AssignPrivateIpAddresses", k.ID, things, subnet, v.list())
 }
 
 // checkFree refuses things that are not of the subnet, or that one of others has.

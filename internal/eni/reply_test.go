@@ -68,7 +68,7 @@ func TestRepliesToAssignments(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := aView()
-			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], tt.addrs, tt.prefixes, tt.subnet), tt.says)
+			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], append(hosts(tt.addrs), tt.prefixes...), tt.subnet), tt.says)
 		})
 	}
 }
@@ -84,7 +84,7 @@ func wantUnfit(t *testing.T, err error, says string) {
 }
 
 func TestRepliesToCreations(t *testing.T) {
-	q := cloud.CreateENI{SubnetID: "subnet-1", Addresses: 1, Tags: map[string]string{TagCreatedAt: "now"}}
+	q := cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 1}, Tags: map[string]string{TagCreatedAt: "now"}}
 	for _, tt := range []struct {
 		name   string
 		change func(e *cloud.ENI)

@@ -73,7 +73,7 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 	if k == nil || len(p.withdrawn) == 0 {
 		return false
 	}
-	p.Amount = amountOf(p.withdrawn)
+	p.Amount = cloud.AmountOf(p.withdrawn)
 	for _, t := range p.withdrawn {
 		k.releasing[t] = now
 		delete(k.added, t)
@@ -158,35 +158,6 @@ func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
 	_ = r.publish(ctx)
 }
 
-// split sorts things into single addresses and prefixes.
-func split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
-	for _, t := range things {
-		if t.IsSingleIP() {
-			addrs = append(addrs, t.Addr())
-		} else {
-			prefixes = append(prefixes, t)
-		}
-	}
-	return addrs, prefixes
-}
-
-// amountOf counts things.
-func amountOf(things []netip.Prefix) (n cloud.Amount) {
-	for _, t := range things {
-		switch single := t.IsSingleIP(); {
-		case single && t.Addr().Is4():
-			n.Addresses++
-		case single:
-			n.IPv6++
-		case t.Addr().Is4():
-			n.Prefixes++
-		default:
-			n.IPv6Prefixes++
-		}
-	}
-	return n
-}
-
 // groups are the security groups of a new ENI: those configured by ID or tags,
 // else the primary's.
 func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
@@ -210,7 +181,7 @@ func (r *Reconciler) newIntent(a plan.Action, groups []string, now time.Time) In
 	return Intent{Index: a.Index, At: now, Request: cloud.CreateENI{
 		SubnetID: a.Subnet, Groups: groups, Description: Description(r.cfg.InstanceID),
 		Tags: r.cfg.creationTags(now), ClientToken: "berth-" + rand.Text(),
-		Addresses: a.Addresses, Prefixes: a.Prefixes,
+		Amount: a.Amount,
 	}}
 }
 
@@ -236,7 +207,7 @@ func (r *Reconciler) resume() {
 		return
 	}
 	q := intent.Request
-	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: cloud.Amount{Addresses: q.Addresses, Prefixes: q.Prefixes}}, intent: intent, priority: cloud.Begun, lost: true}
+	r.retries.throttled[gateGrow] = &step{Action: plan.Action{Kind: plan.Create, Subnet: q.SubnetID, Index: intent.Index, Amount: q.Amount}, intent: intent, priority: cloud.Begun, lost: true}
 }
 
 func (r *Reconciler) forgetIntent() {

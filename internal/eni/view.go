@@ -174,8 +174,8 @@ func (k *known) isReleasing(p netip.Prefix) bool { _, ok := k.releasing[p]; retu
 func (k *known) held() []netip.Prefix { return slices.Concat(hosts(k.Addresses), k.Prefixes) }
 
 // assigned records what a reply assigned.
-func (k *known) assigned(addrs []netip.Addr, prefixes []netip.Prefix, now time.Time) {
-	for _, p := range slices.Concat(hosts(addrs), prefixes) {
+func (k *known) assigned(things []netip.Prefix, now time.Time) {
+	for _, p := range things {
 		k.added[p] = now
 		delete(k.removed, p)
 		delete(k.releasing, p)

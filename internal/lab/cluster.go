@@ -39,7 +39,7 @@ type Cluster struct {
 	mode    Mode
 	dir     string
 	reports *reports
-	door    *doorway // for Kubeconfig
+	forward *portForward // for Kubeconfig
 }
 
 // The service accounts of deploy/operator-mode.
@@ -86,11 +86,11 @@ func (c *Cluster) open() error {
 	if err != nil {
 		return err
 	}
-	if c.door, err = openDoorway(c.Netns, inside); err != nil {
+	if c.forward, err = forwardPort(c.Netns, inside); err != nil {
 		return err
 	}
 	cfg.ServerName = inside.Addr().String() // that of the certificate
-	cfg.Host = "https://" + c.door.listener.Addr().String()
+	cfg.Host = "https://" + c.forward.Addr().String()
 	c.Kubeconfig = filepath.Join(c.dir, "kubeconfig")
 	return kube.WriteKubeconfig(c.Kubeconfig, cfg)
 }
@@ -127,10 +127,14 @@ func (c *Cluster) kubeconfig(ctx context.Context, file string, account types.Nam
 // NodeNetwork reads a node's object.
 func (c *Cluster) NodeNetwork(ctx context.Context, node string) (*v1alpha1.NodeNetwork, error) {
 	o := &v1alpha1.NodeNetwork{}
-	if err := c.Client.Get(ctx, client.ObjectKey{Name: node}, o); err != nil {
-		return nil, fmt.Errorf("read NodeNetwork %s: %w", node, err)
+	return o, c.read(ctx, "NodeNetwork", node, o)
+}
+
+func (c *Cluster) read(ctx context.Context, kind, name string, o client.Object) error {
+	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, o); err != nil {
+		return fmt.Errorf("read %s %s: %w", kind, name, err)
 	}
-	return o, nil
+	return nil
 }
 
 // NodeNetworks lists them all.
@@ -193,8 +197,8 @@ func (l *Lab) closeKube() error {
 	for _, o := range l.operators {
 		errs = append(errs, o.Kill())
 	}
-	if l.Kube.door != nil {
-		errs = append(errs, l.Kube.door.close())
+	if l.Kube.forward != nil {
+		errs = append(errs, l.Kube.forward.Close())
 	}
 	l.Kube.reports.close()
 	return errors.Join(append(errs, l.Kube.Stop())...)

@@ -3,15 +3,9 @@ package lab
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
-	"regexp"
 
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
-	"github.com/berthnet/berth/internal/lab/run/node"
 )
-
-var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
 
 // follow brings the fabric to where the books are and keeps it there: every
 // later event of the cloud is turned into links, routes and machines. CatchUp
@@ -127,37 +121,14 @@ func nameOf(i vpc.Instance) string {
 // addMachine turns an instance's power on.
 func (l *Lab) addMachine(i vpc.Instance) error {
 	name := nameOf(i)
-	if !validNode.MatchString(name) {
-		return fmt.Errorf("instance %s: the name %q cannot name a node: want lower-case letters, digits and dashes, at most 42", i.ID, name)
-	}
-	l.mu.Lock()
-	taken := l.nodes[name] != nil
-	l.mu.Unlock()
-	if taken {
-		return fmt.Errorf("instance %s: there is a node %s already", i.ID, name)
+	if err := l.mayName(name); err != nil {
+		return fmt.Errorf("instance %s: %w", i.ID, err)
 	}
 	if err := l.Fabric.AddNode(name); err != nil {
 		return err
 	}
-	o := node.Options{
-		Name: name, InstanceID: i.ID, Netns: l.Fabric.NodePath(name),
-		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
-		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
-		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
-	}
-	if l.Kube != nil {
-		l.Kube.equip(&o)
-	}
-	n, err := node.New(o)
-	if err != nil {
+	if _, err := l.newMachine(name, i.ID, l.Fabric.NodePath(name), nodeOf(name, i)); err != nil {
 		return errors.Join(err, l.Fabric.RemoveNode(name))
-	}
-	m := &machine{Node: n, instanceID: i.ID, autostart: !l.NoDaemons}
-	l.mu.Lock()
-	l.nodes[name] = m
-	l.mu.Unlock()
-	if l.Kube != nil {
-		l.Kube.join(m, nodeOf(name, i))
 	}
 	return nil
 }
@@ -180,7 +151,7 @@ func (l *Lab) machine(instanceID string) *machine {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, m := range l.nodes {
-		if m.instanceID == instanceID {
+		if m.InstanceID == instanceID {
 			return m
 		}
 	}
@@ -188,8 +159,7 @@ func (l *Lab) machine(instanceID string) *machine {
 }
 
 // attach makes an ENI's link appear. With the primary one the machine has
-// booted: an echo server answers on it, and berthd starts as a DaemonSet's
-// pod would.
+// booted.
 func (l *Lab) attach(e vpc.ENI) error {
 	m := l.machine(e.Attachment.InstanceID)
 	if m == nil {
@@ -201,17 +171,5 @@ func (l *Lab) attach(e vpc.ENI) error {
 	if !e.Attachment.Primary() {
 		return nil
 	}
-	if err := m.Serve(); err != nil {
-		return err
-	}
-	l.Progress(fmt.Sprintf("node %s (%s) has %s", m.Name, e.Attachment.InstanceID, e.Primary))
-	if !m.autostart {
-		return nil
-	}
-	m.autostart = false
-	if m.joined == nil {
-		return m.Start()
-	}
-	l.startJoined(m)
-	return nil
+	return l.boot(m, fmt.Sprintf("node %s (%s) has %s", m.Name, e.Attachment.InstanceID, e.Primary))
 }

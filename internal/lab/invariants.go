@@ -13,7 +13,6 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
-	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
@@ -43,13 +42,13 @@ func (l *Lab) CheckInvariants(ctx context.Context) []error {
 	nodes := l.Nodes()
 	var errs []error
 	var networks map[string]*v1alpha1.NodeNetwork
-	var pools *cut
+	var pools *poolView
 	switch l.Mode {
 	case OperatorMode:
 		networks, errs = l.networks(ctx, nodes)
 	case PoolMode:
 		var err error
-		if pools, err = l.cut(ctx); err != nil {
+		if pools, err = l.viewPools(ctx); err != nil {
 			return []error{err}
 		}
 		errs = append(pools.errs, l.announced(ctx, pools)...)
@@ -132,8 +131,8 @@ func (f *findings) check(ctx context.Context, books vpc.Books) {
 			f.enis = append(f.enis, e)
 		}
 	}
-	var k kernelState
-	if err := ns.Do(f.node.Netns, func() (err error) { k, err = observeKernel(); return err }); err != nil {
+	k, err := observeKernel(f.node.Netns)
+	if err != nil {
 		f.wrong("read its kernel: %w", err)
 		return
 	}

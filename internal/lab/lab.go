@@ -90,14 +90,6 @@ type Lab struct {
 	closed   bool
 }
 
-// machine is a running instance, or a running node of a site.
-type machine struct {
-	*node.Node
-	instanceID string        // empty in a site
-	autostart  bool          // berthd is started when the primary link appears
-	joined     chan struct{} // closed once the API knows the node, and it the API; nil in node mode
-}
-
 // Start raises a lab and returns when every node can take pods. Leftovers of
 // an earlier lab of the same ID are removed first.
 func Start(ctx context.Context, o Options) (*Lab, error) {

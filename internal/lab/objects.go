@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -167,18 +166,11 @@ func (o *podObjects) Bind(ctx context.Context, namespace, name string, annotatio
 	}
 	pod.Annotations = maps.Clone(annotations)
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, bindingAnnotation, rand.Text())
-	for began := time.Now(); ; {
-		err := o.cluster.create(ctx, pod.DeepCopy(), &uid)
-		if err == nil {
-			break
-		}
-		if !apierrors.IsAlreadyExists(err) && !kube.Away(err) {
-			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
-		}
-		// The object goes when its removal has been sent.
-		if end := poll.Pause(ctx, began, poll.Often); end != nil {
-			return "", "", fmt.Errorf("bind pod %s/%s to %s: %w: %w", namespace, name, o.node, end, err)
-		}
+	err = poll.Retry(ctx, func() error { return o.cluster.create(ctx, pod.DeepCopy(), &uid) }, func(err error) bool {
+		return apierrors.IsAlreadyExists(err) || kube.Away(err) // an object goes when its removal has been sent
+	})
+	if err != nil {
+		return "", "", fmt.Errorf("bind pod %s/%s to %s: %w", namespace, name, o.node, err)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

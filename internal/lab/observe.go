@@ -31,21 +31,21 @@ type kernelState struct {
 	ruleIndex   map[string]int        // device index that a rule leads to, for ENI rules
 }
 
-// observeKernel reads the calling thread's namespace.
-func observeKernel() (k kernelState, err error) {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return k, fmt.Errorf("open rtnetlink: %w", err)
-	}
-	defer h.Close()
-	k = kernelState{
+// observeKernel reads the namespace at path.
+func observeKernel(path string) (kernelState, error) {
+	k := kernelState{
 		links: map[int]string{}, addrs: map[netip.Addr]string{}, routes: map[netip.Addr]int{}, tables: map[int]bool{},
 		exported: map[netip.Prefix]bool{}, unreachable: map[netip.Prefix]bool{},
 		rules: map[string]int{}, ruleIndex: map[string]int{},
 	}
+	err := ns.Netlink(path, k.observe)
+	return k, err
+}
+
+func (k *kernelState) observe(h *netlink.Handle) error {
 	links, err := again(h.LinkList)
 	if err != nil {
-		return k, fmt.Errorf("list links: %w", err)
+		return fmt.Errorf("list links: %w", err)
 	}
 	names := map[int]string{}
 	for _, l := range links {
@@ -57,7 +57,7 @@ func observeKernel() (k kernelState, err error) {
 	}
 	own, err := again(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return k, fmt.Errorf("list addresses: %w", err)
+		return fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range own {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok {
@@ -66,11 +66,11 @@ func observeKernel() (k kernelState, err error) {
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		if err := k.observeRoutes(h, family); err != nil {
-			return k, err
+			return err
 		}
 		rules, err := again(func() ([]netlink.Rule, error) { return h.RuleList(family) })
 		if err != nil {
-			return k, fmt.Errorf("list rules: %w", err)
+			return fmt.Errorf("list rules: %w", err)
 		}
 		for _, r := range rules {
 			if r.Protocol != datapath.Protocol {
@@ -83,7 +83,7 @@ func observeKernel() (k kernelState, err error) {
 			}
 		}
 	}
-	return k, nil
+	return nil
 }
 
 func (k *kernelState) observeRoutes(h *netlink.Handle, family int) error {
@@ -138,12 +138,7 @@ type podState struct {
 }
 
 func observePod(path string) (p podState, err error) {
-	err = ns.Do(path, func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return fmt.Errorf("open rtnetlink: %w", err)
-		}
-		defer h.Close()
+	err = ns.Netlink(path, func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
 		if err != nil {
 			return fmt.Errorf("find eth0: %w", err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/site"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/internal/lab/run/node"
@@ -77,15 +75,9 @@ func (c *Cluster) createPool(ctx context.Context, p *v1alpha1.AddressPool) error
 // has read the policies that it was given a moment ago, or again after a start,
 // or ctx ends.
 func settledPolicies(ctx context.Context, write func() error) error {
-	for began := time.Now(); ; {
-		err := write()
-		if err == nil || !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !kube.Away(err) {
-			return err
-		}
-		if poll.Pause(ctx, began, poll.Often) != nil {
-			return err
-		}
-	}
+	return poll.Retry(ctx, write, func(err error) bool {
+		return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || kube.Away(err)
+	})
 }
 
 // Blocks lists all AddressBlocks.
@@ -100,10 +92,7 @@ func (c *Cluster) Blocks(ctx context.Context) ([]v1alpha1.AddressBlock, error) {
 // AddressPool reads a pool.
 func (c *Cluster) AddressPool(ctx context.Context, name string) (*v1alpha1.AddressPool, error) {
 	p := &v1alpha1.AddressPool{}
-	if err := c.Client.Get(ctx, client.ObjectKey{Name: name}, p); err != nil {
-		return nil, fmt.Errorf("read AddressPool %s: %w", name, err)
-	}
-	return p, nil
+	return p, c.read(ctx, "AddressPool", name, p)
 }
 
 // EditAddressPool changes a pool as a person does with kubectl edit.
@@ -132,42 +121,21 @@ func (c *Cluster) CreateNamespace(ctx context.Context, name string, annotations 
 // AddHost adds a node to a lab in pool mode: its machine, its BIRD, its Node,
 // and, unless daemons are left to others, its daemon.
 func (l *Lab) AddHost(name string) (*node.Node, error) {
-	if !validNode.MatchString(name) {
-		return nil, fmt.Errorf("node name %q: want lower-case letters, digits and dashes, at most 42", name)
-	}
-	l.mu.Lock()
-	taken := l.nodes[name] != nil
-	l.mu.Unlock()
-	if taken {
-		return nil, fmt.Errorf("there is a node %s already", name)
+	if err := l.mayName(name); err != nil {
+		return nil, err
 	}
 	addrs, err := l.Site.AddNode(name)
 	if err != nil {
 		return nil, err
 	}
-	o := node.Options{
-		Name: name, Netns: l.Site.NodePath(name), Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
-		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
-		Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
-	}
-	l.Kube.equip(&o)
-	n, err := node.New(o)
+	m, err := l.newMachine(name, "", l.Site.NodePath(name), hostNode(name))
 	if err != nil {
 		return nil, errors.Join(err, l.Site.RemoveNode(name))
 	}
-	m := &machine{Node: n}
-	l.mu.Lock()
-	l.nodes[name] = m
-	l.mu.Unlock()
-	if err := n.Serve(); err != nil {
+	if err := l.boot(m, fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6)); err != nil {
 		return nil, err
 	}
-	l.Progress(fmt.Sprintf("node %s has %s and %s", name, addrs.IPv4, addrs.IPv6))
-	l.Kube.join(m, hostNode(name))
-	if !l.NoDaemons {
-		l.startJoined(m)
-	}
-	return n, nil
+	return m.Node, nil
 }
 
 func hostNode(name string) *corev1.Node {
@@ -178,18 +146,6 @@ func hostNode(name string) *corev1.Node {
 // kubelet does after somebody deleted it.
 func (l *Lab) RegisterHost(ctx context.Context, name string) error {
 	return l.Kube.register(ctx, hostNode(name))
-}
-
-// startJoined starts a machine's daemon once the API knows the machine, for
-// which nobody waits: the API server may be away.
-func (l *Lab) startJoined(m *machine) {
-	go func() {
-		select {
-		case <-m.joined:
-			l.note(m.Start())
-		case <-l.ended:
-		}
-	}()
 }
 
 // RemoveHost pulls the plug of a node of a lab in pool mode for good. Its Node

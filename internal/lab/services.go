@@ -3,7 +3,6 @@ package lab
 import (
 	"bufio"
 	"bytes"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -97,19 +96,5 @@ func (h *heldReply) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // identify finds the instance that a metadata request comes from by its source
 // address, which the fabric has checked.
 func (l *Lab) identify(r *http.Request) (string, bool) {
-	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return "", false
-	}
-	for _, e := range l.Cloud.Snapshot().ENIs {
-		if e.Attachment != nil && e.Owns(from.Addr().Unmap()) {
-			return e.Attachment.InstanceID, true
-		}
-	}
-	return "", false
-}
-
-// CloudEndpoints tells where nodes find the cloud, for people.
-func CloudEndpoints() string {
-	return fmt.Sprintf("EC2 API %s, metadata http://%s", EC2URL, fabric.IMDSEndpoint)
+	return l.Cloud.Snapshot().OwnerOf(r.RemoteAddr)
 }

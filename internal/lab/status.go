@@ -182,7 +182,7 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	s.Kubeconfig = l.Kube.Kubeconfig
 	networks, err := l.Kube.NodeNetworks(ctx)
 	if l.Mode == PoolMode {
-		err = errors.Join(err, l.poolStatus(ctx, s))
+		err = errors.Join(err, l.siteStatus(ctx, s))
 	}
 	leader, leaderErr := l.Leader(ctx)
 	if err := errors.Join(err, leaderErr); err != nil {
@@ -208,9 +208,9 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	}
 }
 
-// poolStatus adds what pool mode has.
-func (l *Lab) poolStatus(ctx context.Context, s *Status) error {
-	c, err := l.cut(ctx)
+// siteStatus adds what pool mode has.
+func (l *Lab) siteStatus(ctx context.Context, s *Status) error {
+	c, err := l.viewPools(ctx)
 	if err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (l *Lab) poolStatus(ctx context.Context, s *Status) error {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.pools)) {
-		s.Pools = append(s.Pools, statusOf(c.pools[name]))
+		s.Pools = append(s.Pools, poolStatus(c.pools[name]))
 	}
 	for i := range c.blocks {
 		b := &c.blocks[i]
@@ -232,7 +232,7 @@ func (l *Lab) poolStatus(ctx context.Context, s *Status) error {
 		for k := range n.Pods {
 			p := &n.Pods[k]
 			for b := range c.blocks {
-				if slices.ContainsFunc(prefixes(&c.blocks[b]), func(x netip.Prefix) bool { return len(p.Addresses) > 0 && x.Contains(p.Addresses[0]) }) {
+				if len(p.Addresses) > 0 && inBlock(&c.blocks[b], p.Addresses[0]) {
 					p.Block = c.blocks[b].Name
 				}
 			}
@@ -241,19 +241,26 @@ func (l *Lab) poolStatus(ctx context.Context, s *Status) error {
 	return nil
 }
 
-func statusOf(p *v1alpha1.AddressPool) PoolStatus {
-	s := PoolStatus{Name: p.Name, Blocks: p.Status.Blocks.Total, Allocated: p.Status.Blocks.Allocated, Free: p.Status.Blocks.Free, Ready: "Unknown"}
-	var why []string
-	for _, c := range p.Status.Conditions {
+func poolStatus(p *v1alpha1.AddressPool) PoolStatus {
+	s := PoolStatus{Name: p.Name, Blocks: p.Status.Blocks.Total, Allocated: p.Status.Blocks.Allocated, Free: p.Status.Blocks.Free}
+	s.Ready, s.Why = readiness(p.Status.Conditions)
+	return s
+}
+
+// readiness is what the condition Ready says, and what those say that are not as
+// they should be: all others are of trouble.
+func readiness(conditions []metav1.Condition) (ready, why string) {
+	ready = "Unknown"
+	var bad []string
+	for _, c := range conditions {
 		if c.Type == v1alpha1.ConditionReady {
-			s.Ready = string(c.Status)
+			ready = string(c.Status)
 		}
 		if (c.Type == v1alpha1.ConditionReady) != (c.Status == metav1.ConditionTrue) {
-			why = append(why, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
+			bad = append(bad, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
 		}
 	}
-	s.Why = strings.Join(why, "; ")
-	return s
+	return ready, strings.Join(bad, "; ")
 }
 
 func operatorStatus(ctx context.Context, o *Operator) OperatorStatus {
@@ -270,32 +277,17 @@ func operatorStatus(ctx context.Context, o *Operator) OperatorStatus {
 func networkStatus(o *v1alpha1.NodeNetwork) *NetworkStatus {
 	s := &NetworkStatus{
 		Available: int(o.Status.ENI.Available), Used: int(o.Status.IPAM.UsedCount), Needed: int(o.Status.ENI.Needed),
-		Releasing: len(o.Spec.IPAM.Releasing), Ready: "Unknown",
+		Releasing: len(o.Spec.IPAM.Releasing),
 	}
-	var why []string
-	for _, c := range o.Status.Conditions {
-		if c.Type == v1alpha1.ConditionReady {
-			s.Ready = string(c.Status)
-		}
-		if good := c.Type == v1alpha1.ConditionReady; good != (c.Status == metav1.ConditionTrue) {
-			why = append(why, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
-		}
-	}
-	s.Why = strings.Join(why, "; ")
+	s.Ready, s.Why = readiness(o.Status.Conditions)
 	return s
 }
 
 func callCounts(calls map[string]vpc.CallStats) []CallCount {
 	var out []CallCount
-	for action, c := range calls {
-		out = append(out, CallCount{action, c.Count, c.Errors})
+	for _, action := range slices.Sorted(maps.Keys(calls)) {
+		out = append(out, CallCount{action, calls[action].Count, calls[action].Errors})
 	}
-	slices.SortFunc(out, func(a, b CallCount) int {
-		if a.Action < b.Action {
-			return -1
-		}
-		return 1
-	})
 	return out
 }
 

@@ -1,6 +1,7 @@
 // Package nodenetwork reads what a NodeNetwork says of its instance: the ENIs, the
 // addresses that pods may have, and those on their way back. The operator wrote
-// it, but so may have a person: an entry that makes no sense is left out.
+// it, but so may have a person: an entry that makes no sense is left out. Operator
+// and daemon write their parts of the object by ApplyBody.
 package nodenetwork
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path"
 	"slices"
 	"strings"
 
@@ -214,6 +216,15 @@ func Format(p netip.Prefix) string {
 
 // Host is an address as a prefix of full length.
 func Host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// InstanceOf is the EC2 instance that a Node's providerID (aws:///ZONE/INSTANCE)
+// names; empty: it names none.
+func InstanceOf(providerID string) string {
+	if !strings.HasPrefix(providerID, "aws://") {
+		return ""
+	}
+	return path.Base(providerID)
+}
 
 // Newer tells whether a is a later state of an object than b. Resource versions
 // that do not compare are taken as they come.

@@ -37,6 +37,16 @@ func (b *Backoff) Fail(now time.Time, first, most time.Duration) {
 	b.failures++
 }
 
+// Earliest is the first of some moments that are after now; zero: there is none.
+func Earliest(now time.Time, moments ...time.Time) (first time.Time) {
+	for _, t := range moments {
+		if t.After(now) && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
+}
+
 // Signal wakes its one receiver, who may be awake: several signals before it
 // receives are one.
 type Signal chan struct{}

@@ -38,7 +38,7 @@ func TestRepeats(t *testing.T) {
 		if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); err != nil {
 			return err
 		}
-		_, err := c.AssignAddresses(ctx, "eni-1", 1)
+		_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
 		return err
 	}
 	attachENI := func(ctx context.Context, c cloud.API) error {
@@ -136,7 +136,7 @@ func TestExpiredCredentials(t *testing.T) {
 	t.Run("renewed", func(t *testing.T) {
 		s := serve(t, map[string][]answer{pace.Assign.Action: {old, ok(pace.Assign.Action, oneAddress)}})
 		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
-		if _, err := c.AssignAddresses(t.Context(), "eni-1", 1); err != nil {
+		if _, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1}); err != nil {
 			t.Fatal(err)
 		}
 		if len(s.keys) != 2 || s.keys[0] != "KEY1" || s.keys[1] != "KEY2" {
@@ -146,7 +146,7 @@ func TestExpiredCredentials(t *testing.T) {
 	t.Run("still expired", func(t *testing.T) {
 		s := serve(t, map[string][]answer{pace.Assign.Action: {old}})
 		c := client(t, s, func(o *setup) { o.Credentials = &rotating{} })
-		_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
+		_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
 		if cloud.ClassOf(err) != cloud.Permission || len(s.sent(pace.Assign.Action)) != 2 {
 			t.Errorf("got %v after %d requests, want class permission after 2", err, len(s.sent(pace.Assign.Action)))
 		}
@@ -176,7 +176,7 @@ func TestNoCredentials(t *testing.T) {
 			c := client(t, s, func(o *setup) {
 				o.Credentials, o.IMDSEndpoint, o.HTTPClient, o.Pace.Observer = nil, imds.URL, calm, &seen
 			})
-			_, err := c.AssignAddresses(t.Context(), "eni-1", 1)
+			_, err := c.AssignAddresses(t.Context(), "eni-1", cloud.Amount{Addresses: 1})
 			if cloud.ClassOf(err) != tt.want {
 				t.Errorf("class %v, want %v: %v", cloud.ClassOf(err), tt.want, err)
 			}

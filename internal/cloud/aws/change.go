@@ -119,35 +119,28 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 }
 
 // AssignAddresses implements pace.Calls.
-func (c *Client) AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
+func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
 	got, err := invoke(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, &ec2.AssignPrivateIpAddressesInput{
-		NetworkInterfaceId: &eniID, SecondaryPrivateIpAddressCount: sdk.Int32(int32(n)),
-	})
-	if err != nil {
-		return nil, err
-	}
-	var r reading
-	var out []netip.Addr
-	for _, a := range got.AssignedPrivateIpAddresses {
-		out = append(out, r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress))
-	}
-	return assigned(pace.Assign, asked{eniID, n}, reply[netip.Addr]{got.NetworkInterfaceId, out, len(got.AssignedIpv4Prefixes)}, r.err)
-}
-
-// AssignPrefixes implements pace.Calls.
-func (c *Client) AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error) {
-	got, err := invoke(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, &ec2.AssignPrivateIpAddressesInput{
-		NetworkInterfaceId: &eniID, Ipv4PrefixCount: sdk.Int32(int32(n)),
+		NetworkInterfaceId:             &eniID,
+		SecondaryPrivateIpAddressCount: positive(n.Addresses),
+		Ipv4PrefixCount:                positive(n.Prefixes),
 	})
 	if err != nil {
 		return nil, err
 	}
 	var r reading
 	var out []netip.Prefix
+	for _, a := range got.AssignedPrivateIpAddresses {
+		out = append(out, cloud.HostPrefix(r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress)))
+	}
 	for _, p := range got.AssignedIpv4Prefixes {
 		out = append(out, r.delegated("assignedIpv4PrefixSet", p.Ipv4Prefix))
 	}
-	return assigned(pace.Assign, asked{eniID, n}, reply[netip.Prefix]{got.NetworkInterfaceId, out, len(got.AssignedPrivateIpAddresses)}, r.err)
+	r.assigned(eniID, n, got.NetworkInterfaceId, out)
+	if r.err != nil {
+		return nil, useless(pace.Assign, r.err)
+	}
+	return out, nil
 }
 
 func texts[T fmt.Stringer](values []T) []string {
@@ -159,16 +152,10 @@ func texts[T fmt.Stringer](values []T) []string {
 }
 
 // UnassignAddresses implements pace.Calls.
-func (c *Client) UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	return c.unassign(ctx, &ec2.UnassignPrivateIpAddressesInput{NetworkInterfaceId: &eniID, PrivateIpAddresses: texts(addrs)})
-}
-
-// UnassignPrefixes implements pace.Calls.
-func (c *Client) UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error {
-	return c.unassign(ctx, &ec2.UnassignPrivateIpAddressesInput{NetworkInterfaceId: &eniID, Ipv4Prefixes: texts(prefixes)})
-}
-
-func (c *Client) unassign(ctx context.Context, in *ec2.UnassignPrivateIpAddressesInput) error {
-	_, err := invoke(ctx, c, pace.Unassign, c.api.UnassignPrivateIpAddresses, in)
+func (c *Client) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
+	addrs, prefixes := cloud.Split(things)
+	_, err := invoke(ctx, c, pace.Unassign, c.api.UnassignPrivateIpAddresses, &ec2.UnassignPrivateIpAddressesInput{
+		NetworkInterfaceId: &eniID, PrivateIpAddresses: texts(addrs), Ipv4Prefixes: texts(prefixes),
+	})
 	return err
 }

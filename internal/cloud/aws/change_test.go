@@ -13,7 +13,7 @@ import (
 
 // TestRequests holds the parameters of every changing call.
 func TestRequests(t *testing.T) {
-	addrs := []netip.Addr{netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("10.0.0.6")}
+	addrs := []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.6/32")}
 	tests := []struct {
 		action string
 		answer string
@@ -26,7 +26,7 @@ func TestRequests(t *testing.T) {
 			func(ctx context.Context, c cloud.API) (any, error) {
 				e, err := c.CreateENI(ctx, cloud.CreateENI{
 					SubnetID: "subnet-1", Groups: []string{"sg-1"}, Description: "d", ClientToken: "t",
-					Tags: map[string]string{"b": "2", "a": "1"}, Addresses: 9,
+					Tags: map[string]string{"b": "2", "a": "1"}, Amount: cloud.Amount{Addresses: 9},
 				})
 				return e.ID, err
 			},
@@ -37,7 +37,7 @@ func TestRequests(t *testing.T) {
 		{
 			"CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>",
 			func(ctx context.Context, c cloud.API) (any, error) {
-				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Prefixes: 2})
+				e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", ClientToken: "t", Amount: cloud.Amount{Prefixes: 2}})
 				return e.ID, err
 			},
 			"ClientToken=t Ipv4PrefixCount=2 SubnetId=subnet-1", "eni-1",
@@ -66,12 +66,16 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			pace.Assign.Action, "<assignedPrivateIpAddressesSet><item><privateIpAddress>10.0.0.9</privateIpAddress></item><item><privateIpAddress>10.0.0.8</privateIpAddress></item></assignedPrivateIpAddressesSet>",
-			func(ctx context.Context, c cloud.API) (any, error) { return c.AssignAddresses(ctx, "eni-1", 2) },
-			"NetworkInterfaceId=eni-1 SecondaryPrivateIpAddressCount=2", "[10.0.0.9 10.0.0.8]",
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 2})
+			},
+			"NetworkInterfaceId=eni-1 SecondaryPrivateIpAddressCount=2", "[10.0.0.9/32 10.0.0.8/32]",
 		},
 		{
 			pace.Assign.Action, "<assignedIpv4PrefixSet><item><ipv4Prefix>10.0.0.16/28</ipv4Prefix></item></assignedIpv4PrefixSet>",
-			func(ctx context.Context, c cloud.API) (any, error) { return c.AssignPrefixes(ctx, "eni-1", 1) },
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
+			},
 			"Ipv4PrefixCount=1 NetworkInterfaceId=eni-1", "[10.0.0.16/28]",
 		},
 		{
@@ -84,7 +88,7 @@ func TestRequests(t *testing.T) {
 		{
 			"UnassignPrivateIpAddresses", "<return>true</return>",
 			func(ctx context.Context, c cloud.API) (any, error) {
-				return nil, c.UnassignPrefixes(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")})
+				return nil, c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")})
 			},
 			"Ipv4Prefix.1=10.0.0.16/28 NetworkInterfaceId=eni-1", "<nil>",
 		},
@@ -120,22 +124,6 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestUnreadableAssignments: an assignment whose answer says nothing has an
-// unknown effect and is not made again.
-func TestUnreadableAssignments(t *testing.T) {
-	for _, body := range []string{
-		"", "<assignedPrivateIpAddressesSet/>",
-		"<assignedPrivateIpAddressesSet><item/></assignedPrivateIpAddressesSet>",
-		"<assignedPrivateIpAddressesSet><item><privateIpAddress>x</privateIpAddress></item></assignedPrivateIpAddressesSet>",
-	} {
-		s := serve(t, map[string][]answer{pace.Assign.Action: {ok(pace.Assign.Action, body)}})
-		got, err := client(t, s).AssignAddresses(t.Context(), "eni-1", 1)
-		if cloud.ClassOf(err) != cloud.Transient || len(s.calls) != 1 {
-			t.Errorf("%q: got %v, %v after %d requests", body, got, err, len(s.calls))
-		}
-	}
-}
-
 // TestNonsense: requests that make no sense are refused before they are sent,
 // and those for nothing need no call.
 func TestNonsense(t *testing.T) {
@@ -143,14 +131,24 @@ func TestNonsense(t *testing.T) {
 	c := client(t, s)
 	ctx := t.Context()
 	bugs := map[string]func() error{
-		"no addresses":  func() error { _, err := c.AssignAddresses(ctx, "eni-1", 0); return err },
-		"fewer than no": func() error { _, err := c.AssignPrefixes(ctx, "eni-1", -1); return err },
-		"too many":      func() error { _, err := c.AssignAddresses(ctx, "eni-1", 1<<33+1); return err },
-		"both kinds": func() error {
-			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Addresses: 1, Prefixes: 1})
+		"no addresses":  func() error { _, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 0}); return err },
+		"fewer than no": func() error { _, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: -1}); return err },
+		"too many": func() error {
+			_, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1<<33 + 1})
 			return err
 		},
-		"negative": func() error { _, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Prefixes: -1}); return err },
+		"both kinds": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Addresses: 1, Prefixes: 1}})
+			return err
+		},
+		"IPv6": func() error { _, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{IPv6: 1}); return err },
+		"unassign both kinds": func() error {
+			return c.UnassignAddresses(ctx, "eni-1", []netip.Prefix{netip.MustParsePrefix("10.0.0.5/32"), netip.MustParsePrefix("10.0.0.16/28")})
+		},
+		"negative": func() error {
+			_, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "s", Amount: cloud.Amount{Prefixes: -1}})
+			return err
+		},
 	}
 	for name, call := range bugs {
 		if err := call(); cloud.ClassOf(err) != cloud.Bug {
@@ -158,9 +156,9 @@ func TestNonsense(t *testing.T) {
 		}
 	}
 	nothing := map[string]func() error{
-		"unassign no address": func() error { return c.UnassignAddresses(ctx, "eni-1", nil) },
-		"unassign no prefix":  func() error { return c.UnassignPrefixes(ctx, "eni-1", nil) },
-		"no tags":             func() error { return c.Tag(ctx, "eni-1", nil) },
+		"no instances":     func() error { _, err := c.Instances(ctx, nil); return err },
+		"unassign nothing": func() error { return c.UnassignAddresses(ctx, "eni-1", nil) },
+		"no tags":          func() error { return c.Tag(ctx, "eni-1", nil) },
 	}
 	for name, call := range nothing {
 		if err := call(); err != nil {

@@ -48,6 +48,9 @@ func (h *hasty) After(d time.Duration) <-chan time.Time {
 
 func (h *hasty) advance(d time.Duration) { h.After(d) }
 
+// call is one of which only the error counts.
+type call func(context.Context, cloud.API) error
+
 // answer is one HTTP reply of the server; drop closes the connection instead.
 type answer struct {
 	status int

@@ -102,15 +102,15 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 		}
 		return err
 	case 6:
-		list, err := c.AssignAddresses(ctx, "eni-1", 1)
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Addresses: 1})
 		for _, a := range list {
-			if !a.Is4() {
+			if !a.Addr().Is4() || !a.IsSingleIP() {
 				t.Errorf("got %v", a)
 			}
 		}
 		return err
 	default:
-		list, err := c.AssignPrefixes(ctx, "eni-1", 1)
+		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
 		for _, p := range list {
 			if p.Bits() != prefixBits || p != p.Masked() {
 				t.Errorf("got %v", p)
@@ -164,7 +164,7 @@ func FuzzIdentity(f *testing.F) {
 	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1")
 	f.Fuzz(func(t *testing.T, id, kind, mac, addr, blocks, v6 string) {
 		m := NewMetadata(Options{
-			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler), Clock: newPatient(),
+			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler),
 			HTTPClient: byPath{
 				"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra",
 				"mac": mac, "local-ipv4": addr, "vpc-id": "vpc-1", "subnet-id": "subnet-1",

@@ -16,7 +16,6 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // labSpec is one VPC with a roomy and a tiny subnet, dual stack, and nodes.
@@ -120,7 +119,7 @@ func TestLabLife(t *testing.T) {
 
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	req := cloud.CreateENI{
-		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Addresses: 2,
+		SubnetID: node.SubnetID, Groups: node.ENIs[0].Groups, Description: "Berth", ClientToken: "intent-1", Amount: cloud.Amount{Addresses: 2},
 		Tags: map[string]string{cloud.TagCreatedAt: made.Format(time.RFC3339), "owner": "*"},
 	}
 	eni := must[cloud.ENI](t)(c.CreateENI(ctx, req))
@@ -158,14 +157,14 @@ func TestLabLife(t *testing.T) {
 		t.Errorf("interfaces of both nodes with the tag: %+v", tagged)
 	}
 
-	addrs := must[[]netip.Addr](t)(c.AssignAddresses(ctx, eni.ID, 1))
-	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0]) || !subnets[0].CIDR.Contains(addrs[0]) {
+	addrs := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Addresses: 1}))
+	if len(addrs) != 1 || slices.Contains(eni.Addresses, addrs[0].Addr()) || !subnets[0].CIDR.Contains(addrs[0].Addr()) {
 		t.Errorf("assigned %v", addrs)
 	}
-	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, eni.Addresses...)); err != nil {
+	if err := c.UnassignAddresses(ctx, eni.ID, append(addrs, cloud.HostPrefixes(eni.Addresses)...)); err != nil {
 		t.Fatal(err)
 	}
-	prefixes := must[[]netip.Prefix](t)(c.AssignPrefixes(ctx, eni.ID, 2))
+	prefixes := must[[]netip.Prefix](t)(c.AssignAddresses(ctx, eni.ID, cloud.Amount{Prefixes: 2}))
 	if len(prefixes) != 2 || prefixes[0].Bits() != 28 {
 		t.Errorf("assigned %v", prefixes)
 	}
@@ -173,7 +172,7 @@ func TestLabLife(t *testing.T) {
 	if len(list[0].Addresses) != 0 || !slices.Equal(list[0].Prefixes, prefixes) {
 		t.Errorf("now %+v", list[0])
 	}
-	if err := c.UnassignPrefixes(ctx, eni.ID, prefixes); err != nil {
+	if err := c.UnassignAddresses(ctx, eni.ID, prefixes); err != nil {
 		t.Fatal(err)
 	}
 
@@ -200,23 +199,23 @@ func TestLabRefusals(t *testing.T) {
 	primary := node.ENIs[0]
 	eni := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t"}))
 	attachment := must[string](t)(c.AttachENI(ctx, eni.ID, id, 1))
-	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Addresses: 3}))
+	inTiny := must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: tiny[0].ID, Amount: cloud.Amount{Addresses: 3}}))
 	const noENI, noInstance = "eni-00000000000000000", "i-00000000000000000"
 
 	_, createGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-00000000000000000"})
 	_, groupGone := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, Groups: []string{"sg-00000000000000000"}})
 	_, mismatch := c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID, ClientToken: "t", Description: "another"})
-	_, full := c.AssignAddresses(ctx, inTiny.ID, 9)
-	_, noPrefix := c.AssignPrefixes(ctx, inTiny.ID, 1)
-	_, tooMany := c.AssignAddresses(ctx, primary.ID, 4)
-	_, xenPrefix := c.AssignPrefixes(ctx, xen.ENIs[0].ID, 1)
+	_, full := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{Addresses: 9})
+	_, noPrefix := c.AssignAddresses(ctx, inTiny.ID, cloud.Amount{Prefixes: 1})
+	_, tooMany := c.AssignAddresses(ctx, primary.ID, cloud.Amount{Addresses: 4})
+	_, xenPrefix := c.AssignAddresses(ctx, xen.ENIs[0].ID, cloud.Amount{Prefixes: 1})
 	_, instanceGone := c.Instance(ctx, noInstance)
 	_, attachGone := c.AttachENI(ctx, noENI, id, 2)
 	_, attachNowhere := c.AttachENI(ctx, inTiny.ID, noInstance, 2)
 	_, indexTaken := c.AttachENI(ctx, inTiny.ID, id, 1)
 	_, attached := c.AttachENI(ctx, eni.ID, id, 2)
-	_, assignGone := c.AssignAddresses(ctx, noENI, 1)
-	_, malformed := c.AssignAddresses(ctx, "nonsense", 1)
+	_, assignGone := c.AssignAddresses(ctx, noENI, cloud.Amount{Addresses: 1})
+	_, malformed := c.AssignAddresses(ctx, "nonsense", cloud.Amount{Addresses: 1})
 	_, noType := c.Limits(ctx, "z9.huge")
 	_, third := c.AttachENI(ctx, inTiny.ID, id, 2)
 	if third != nil {
@@ -257,8 +256,8 @@ func TestLabRefusals(t *testing.T) {
 		{"delete no ENI", c.DeleteENI(ctx, noENI), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"detach nothing", c.DetachENI(ctx, "eni-attach-00000000000000000"), cloud.Gone, "InvalidAttachmentID.NotFound"},
 		{"detach the primary", c.DetachENI(ctx, primary.Attachment.ID), cloud.Bug, "OperationNotPermitted"},
-		{"unassign the primary address", c.UnassignAddresses(ctx, primary.ID, []netip.Addr{primary.Primary}), cloud.Bug, "InvalidParameterValue"},
-		{"unassign what is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Addr{netip.MustParseAddr("10.0.3.200")}), cloud.Gone, "InvalidParameterValue"},
+		{"unassign the primary address", c.UnassignAddresses(ctx, primary.ID, []netip.Prefix{cloud.HostPrefix(primary.Primary)}), cloud.Bug, "InvalidParameterValue"},
+		{"unassign what is not there", c.UnassignAddresses(ctx, eni.ID, []netip.Prefix{netip.MustParsePrefix("10.0.3.200/32")}), cloud.Gone, "InvalidParameterValue"},
 		{"modify no ENI", c.SetDeleteOnTermination(ctx, noENI, attachment, true), cloud.Gone, "InvalidNetworkInterfaceID.NotFound"},
 		{"a reserved tag", c.Tag(ctx, eni.ID, map[string]string{"aws:x": "y"}), cloud.Bug, "InvalidParameterValue"},
 	} {
@@ -281,7 +280,7 @@ func TestLabLostReply(t *testing.T) {
 		}
 	}
 	eni := node.ENIs[0].ID
-	if got, err := c.AssignAddresses(ctx, eni, 2); cloud.ClassOf(err) != cloud.Transient {
+	if got, err := c.AssignAddresses(ctx, eni, cloud.Amount{Addresses: 2}); cloud.ClassOf(err) != cloud.Transient {
 		t.Errorf("got %v, %v; want class transient", got, err)
 	}
 	if n := lab.Cloud.Calls()["AssignPrivateIpAddresses"].Count; n != 1 {
@@ -294,46 +293,6 @@ func TestLabLostReply(t *testing.T) {
 	must[cloud.ENI](t)(c.CreateENI(ctx, cloud.CreateENI{SubnetID: node.SubnetID}))
 	if calls, enis := lab.Cloud.Calls()["CreateNetworkInterface"].Count, len(lab.Cloud.Snapshot().ENIs); calls != 2 || enis != 3 {
 		t.Errorf("%d calls to create made the number of interfaces %d, want 2 calls and 3 interfaces", calls, enis)
-	}
-}
-
-// TestLabThrottled lets many callers at a bucket of 40 calls a second; all
-// calls succeed in the end, and few are refused. How long that takes is judged in
-// package pace, on a clock that no other program holds up.
-func TestLabThrottled(t *testing.T) {
-	s := labSpec()
-	s.RateLimits = map[string]spec.RateLimit{"DescribeSubnets": {Bucket: 20, Refill: 40}}
-	var seen record
-	lab, c := labClient(t, s, func(o *setup) { o.Pace.Observer = &seen })
-	const callers, each = 10, 16
-	errs := make(chan error, callers)
-	for range callers {
-		go func() {
-			for range each {
-				if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{VPCID: "vpc-00000000000000000"}); err != nil {
-					errs <- err
-					return
-				}
-			}
-			errs <- nil
-		}()
-	}
-	for range callers {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
-	}
-	stats := lab.Cloud.Calls()["DescribeSubnets"]
-	refused := stats.Errors["RequestLimitExceeded"]
-	t.Logf("%d calls, %d refused", stats.Count, refused)
-	if stats.Count-refused != callers*each {
-		t.Errorf("%d calls went through, want %d", stats.Count-refused, callers*each)
-	}
-	if refused > callers*each/4 { // the search for the rate is part of it
-		t.Errorf("%d calls were refused", refused)
-	}
-	if seen.count("DescribeSubnets RequestLimitExceeded") != refused || seen.limited == 0 {
-		t.Errorf("the observer saw %v, limited %v", seen.codes, seen.limited)
 	}
 }
 
@@ -377,38 +336,5 @@ func TestLabRoleCredentials(t *testing.T) {
 		case <-time.After(50 * time.Millisecond):
 		case <-t.Context().Done():
 		}
-	}
-}
-
-// TestLabOutage: EC2 goes away and comes back.
-func TestLabOutage(t *testing.T) {
-	lab, c := labClient(t, labSpec(), func(o *setup) { o.Pace.Clock = newHasty() })
-	ctx := t.Context()
-	lab.Cloud.Outage(true)
-	if _, err := c.Subnets(ctx, cloud.SubnetFilter{}); cloud.ClassOf(err) != cloud.Transient {
-		t.Errorf("during the outage: %v", err)
-	}
-	lab.Cloud.Outage(false)
-	must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{}))
-}
-
-// TestLabPages lists more interfaces than fit on a page of the lab.
-func TestLabPages(t *testing.T) {
-	s := labSpec()
-	s.VPCs[0].Subnets[0].CIDR = netip.MustParsePrefix("10.0.0.0/21")
-	lab, c := labClient(t, s)
-	ctx := t.Context()
-	subnets := must[[]cloud.Subnet](t)(c.Subnets(ctx, cloud.SubnetFilter{Tags: map[string]string{"for": "pods"}}))
-	const n = 1010
-	for range n {
-		must[vpc.ENI](t)(lab.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnets[0].ID, Tags: map[string]string{"batch": "1"}}))
-	}
-	list := must[[]cloud.ENI](t)(c.ENIs(ctx, cloud.ENIFilter{Tags: map[string]string{"batch": "1"}}))
-	ids := map[string]bool{}
-	for _, e := range list {
-		ids[e.ID] = true
-	}
-	if len(list) != n || len(ids) != n {
-		t.Errorf("listed %d interfaces, %d different ones; want %d", len(list), len(ids), n)
 	}
 }

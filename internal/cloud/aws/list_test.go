@@ -1,10 +1,10 @@
 package aws
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,30 +36,118 @@ const fullENI = `<item>
 <ipv6PrefixSet><item><ipv6Prefix>2001:db8:0:0:1::/80</ipv6Prefix></item></ipv6PrefixSet>
 </item>`
 
-func TestENIConversion(t *testing.T) {
-	detached := `<item><networkInterfaceId>eni-0b</networkInterfaceId><status>available</status>
-<tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item>`
-	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, "<networkInterfaceSet>"+fullENI+detached+"</networkInterfaceSet>")}})
-	got, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []cloud.ENI{{
-		ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
-		Description: "made by Berth", VPCID: "vpc-1", SubnetID: "subnet-1", Zone: "eu-west-1a", Groups: []string{"sg-1", "sg-2"},
-		Tags:         map[string]string{"berth.dev/created-at": "2026-05-04T03:02:01Z", "Name": "x"},
-		CreatedAt:    time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC),
-		Primary:      netip.MustParseAddr("10.0.0.10"),
-		Addresses:    []netip.Addr{netip.MustParseAddr("10.0.0.12"), netip.MustParseAddr("10.0.0.11")},
-		Prefixes:     []netip.Prefix{netip.MustParsePrefix("10.0.0.32/28")},
-		IPv6:         []netip.Addr{netip.MustParseAddr("2001:db8::5")},
-		IPv6Prefixes: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:0:1::/80")},
-		Attachment:   &cloud.Attachment{ID: "eni-attach-1", InstanceID: "i-1", DeviceIndex: 1, Status: "attached", DeleteOnTermination: true},
-	}, {
-		ID: "eni-0b", Status: "available", Tags: map[string]string{"berth.dev/created-at": "yesterday"},
-	}}
-	if d := cmp.Diff(want, got, sameValues); d != "" {
-		t.Error(d)
+const instance = `<item><instanceId>%[1]s</instanceId><instanceType>m5.large</instanceType><instanceState><name>running</name></instanceState>
+<placement><availabilityZone>z</availabilityZone></placement><privateIpAddress>10.0.0.10</privateIpAddress><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId></item>`
+
+// TestListings holds what is made of the elements of a listing, on all its pages,
+// and what the last page was asked for by.
+func TestListings(t *testing.T) {
+	associated := "<associationState><state>associated</state></associationState>"
+	for _, tt := range []struct {
+		name, action string
+		pages        []string
+		call         func(context.Context, cloud.API) (any, error)
+		want         any
+		asked        string // name=value pairs
+	}{
+		{
+			"ENIs", describeENIs, []string{"<networkInterfaceSet>" + fullENI + `<item><networkInterfaceId>eni-0b</networkInterfaceId><status>available</status>
+<tagSet><item><key>berth.dev/created-at</key><value>yesterday</value></item></tagSet></item></networkInterfaceSet>`},
+			func(ctx context.Context, c cloud.API) (any, error) { return c.ENIs(ctx, cloud.ENIFilter{}) },
+			[]cloud.ENI{{
+				ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
+				Description: "made by Berth", VPCID: "vpc-1", SubnetID: "subnet-1", Zone: "eu-west-1a", Groups: []string{"sg-1", "sg-2"},
+				Tags:         map[string]string{"berth.dev/created-at": "2026-05-04T03:02:01Z", "Name": "x"},
+				CreatedAt:    time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC),
+				Primary:      netip.MustParseAddr("10.0.0.10"),
+				Addresses:    []netip.Addr{netip.MustParseAddr("10.0.0.12"), netip.MustParseAddr("10.0.0.11")},
+				Prefixes:     []netip.Prefix{netip.MustParsePrefix("10.0.0.32/28")},
+				IPv6:         []netip.Addr{netip.MustParseAddr("2001:db8::5")},
+				IPv6Prefixes: []netip.Prefix{netip.MustParsePrefix("2001:db8:0:0:1::/80")},
+				Attachment:   &cloud.Attachment{ID: "eni-attach-1", InstanceID: "i-1", DeviceIndex: 1, Status: "attached", DeleteOnTermination: true},
+			}, {
+				ID: "eni-0b", Status: "available", Tags: map[string]string{"berth.dev/created-at": "yesterday"},
+			}}, "MaxResults=1000",
+		},
+		{
+			"ENIs on three pages", describeENIs, []string{
+				"<networkInterfaceSet><item><networkInterfaceId>eni-1</networkInterfaceId></item></networkInterfaceSet><nextToken>a</nextToken>",
+				"<networkInterfaceSet><item><networkInterfaceId>eni-2</networkInterfaceId></item></networkInterfaceSet><nextToken>b</nextToken>",
+				"<networkInterfaceSet><item><networkInterfaceId>eni-3</networkInterfaceId></item></networkInterfaceSet><nextToken/>",
+			},
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.ENIs(ctx, cloud.ENIFilter{VPCID: "vpc-1"})
+			},
+			[]cloud.ENI{{ID: "eni-1"}, {ID: "eni-2"}, {ID: "eni-3"}}, "Filter.1.Value.1=vpc-1 NextToken=b MaxResults=1000",
+		},
+		{
+			"security groups, in order", "DescribeSecurityGroups", []string{
+				"<securityGroupInfo><item><groupId>sg-2</groupId></item></securityGroupInfo><nextToken>a</nextToken>",
+				"<securityGroupInfo><item><groupId>sg-1</groupId></item></securityGroupInfo>",
+			},
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.SecurityGroups(ctx, "vpc-1", map[string]string{"for": "pods"})
+			},
+			[]string{"sg-1", "sg-2"}, "Filter.1.Value.1=vpc-1 Filter.2.Name=tag:for NextToken=a",
+		},
+		{
+			"route tables", "DescribeRouteTables", []string{
+				routeTables(routeTable("rtb-1", "", "<item><main>true</main>"+associated+"</item>")) + "<nextToken>a</nextToken>",
+				routeTables(routeTable("rtb-2", "", "<item><main>false</main><subnetId>subnet-1</subnetId>"+associated+"</item>",
+					"<item><subnetId>subnet-2</subnetId><associationState><state>disassociated</state></associationState></item>",
+					"<item><gatewayId>igw-1</gatewayId>"+associated+"</item>")),
+			},
+			func(ctx context.Context, c cloud.API) (any, error) { return c.RouteTables(ctx, "vpc-1") },
+			[]cloud.RouteTable{{ID: "rtb-1", Main: true}, {ID: "rtb-2", Subnets: []string{"subnet-1"}}},
+			"Filter.1.Name=vpc-id Filter.1.Value.1=vpc-1 NextToken=a",
+		},
+		{
+			"subnets", "DescribeSubnets", []string{`<subnetSet><item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><cidrBlock>10.0.1.0/24</cidrBlock>
+<ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
+<item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
+<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item></subnetSet>`},
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.Subnets(ctx, cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
+			},
+			[]cloud.Subnet{{
+				ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
+				IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
+			}}, "Filter.2.Value.1=z Filter.3.Name=subnet-id Filter.3.Value.1=subnet-1",
+		},
+		{
+			"instances, one of which EC2 does not know", "DescribeInstances", []string{
+				"<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item><item><instancesSet>" +
+					"<item><instanceId>i-2</instanceId><instanceState><name>terminated</name></instanceState></item></instancesSet></item></reservationSet>",
+			},
+			func(ctx context.Context, c cloud.API) (any, error) {
+				return c.Instances(ctx, []string{"i-1", "i-2", "i-3"})
+			},
+			[]cloud.Instance{
+				{ID: "i-1", Type: "m5.large", State: "running", Zone: "z", VPCID: "vpc-1", SubnetID: "subnet-1", Primary: netip.MustParseAddr("10.0.0.10")},
+				{ID: "i-2", State: "terminated"},
+			}, "Filter.1.Name=instance-id Filter.1.Value.3=i-3",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var script []answer
+			for _, p := range tt.pages {
+				script = append(script, ok(tt.action, p))
+			}
+			s := serve(t, map[string][]answer{tt.action: script})
+			got, err := tt.call(t.Context(), client(t, s))
+			if d := cmp.Diff(tt.want, got, sameValues); d != "" || err != nil {
+				t.Errorf("%v %s", err, d)
+			}
+			if len(s.calls) != len(tt.pages) {
+				t.Fatalf("%d requests for %d pages", len(s.calls), len(tt.pages))
+			}
+			for _, pair := range strings.Fields(tt.asked) {
+				name, value, _ := strings.Cut(pair, "=")
+				if last := s.calls[len(s.calls)-1]; last.Get(name) != value {
+					t.Errorf("asked for %v, want %s", last, pair)
+				}
+			}
+		})
 	}
 }
 
@@ -99,28 +187,6 @@ func TestMalformedAnswers(t *testing.T) {
 	}
 }
 
-func TestPagination(t *testing.T) {
-	page := func(id, next string) answer {
-		return ok(describeENIs, "<networkInterfaceSet><item><networkInterfaceId>"+id+"</networkInterfaceId></item></networkInterfaceSet>"+next)
-	}
-	s := serve(t, map[string][]answer{describeENIs: {page("eni-1", "<nextToken>a</nextToken>"), page("eni-2", "<nextToken>b</nextToken>"), page("eni-3", "<nextToken/>")}})
-	got, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{VPCID: "vpc-1"})
-	if err != nil || len(got) != 3 || got[2].ID != "eni-3" {
-		t.Fatalf("got %v, %v", got, err)
-	}
-	for i, want := range []string{"", "a", "b"} {
-		r := s.sent(describeENIs)[i]
-		if r.Get("NextToken") != want || r.Get("MaxResults") != "1000" || r.Get("Filter.1.Value.1") != "vpc-1" {
-			t.Errorf("request %d: %v", i, r)
-		}
-	}
-
-	s = serve(t, map[string][]answer{describeENIs: {page("eni-1", "<nextToken>a</nextToken>")}})
-	if _, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{}); err == nil || !strings.Contains(err.Error(), "nextToken") {
-		t.Errorf("a listing that goes round in circles gave %v", err)
-	}
-}
-
 func TestENIFilters(t *testing.T) {
 	var ids []string
 	for i := range 450 {
@@ -147,118 +213,5 @@ func TestENIFilters(t *testing.T) {
 		if got := sent[2].Get(key); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
-	}
-}
-
-// TestENIsOfManyInstances: the instances are split as IDs are, and every part is
-// narrowed by the rest of the filter.
-func TestENIsOfManyInstances(t *testing.T) {
-	var ids []string
-	for i := range 401 {
-		ids = append(ids, fmt.Sprintf("i-%d", i))
-	}
-	s := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, noENIs)}})
-	if _, err := client(t, s).ENIs(t.Context(), cloud.ENIFilter{InstanceIDs: ids, VPCID: "vpc-1"}); err != nil {
-		t.Fatal(err)
-	}
-	sent := s.sent(describeENIs)
-	if len(sent) != 3 {
-		t.Fatalf("%d requests for 401 instances, want 3 of at most 200", len(sent))
-	}
-	for i, last := range []string{"i-199", "i-399", "i-400"} {
-		n := len(ids[i*200 : min(401, i*200+200)])
-		if r := sent[i]; r.Get("Filter.1.Value.1") != "vpc-1" || r.Get("Filter.2.Name") != "attachment.instance-id" || r.Get(fmt.Sprintf("Filter.2.Value.%d", n)) != last {
-			t.Errorf("request %d: %v", i, r)
-		}
-	}
-}
-
-// TestSecurityGroups follows pages and puts the groups in order.
-func TestSecurityGroups(t *testing.T) {
-	const op = "DescribeSecurityGroups"
-	s := serve(t, map[string][]answer{op: {
-		ok(op, "<securityGroupInfo><item><groupId>sg-2</groupId></item></securityGroupInfo><nextToken>a</nextToken>"),
-		ok(op, "<securityGroupInfo><item><groupId>sg-1</groupId></item></securityGroupInfo>"),
-		ok(op, "<securityGroupInfo><item><groupName>x</groupName></item></securityGroupInfo>"),
-	}})
-	c := client(t, s)
-	got, err := c.SecurityGroups(t.Context(), "vpc-1", map[string]string{"for": "pods"})
-	if err != nil || !slices.Equal(got, []string{"sg-1", "sg-2"}) {
-		t.Errorf("got %v, %v", got, err)
-	}
-	if r := s.sent(op)[1]; r.Get("Filter.1.Value.1") != "vpc-1" || r.Get("Filter.2.Name") != "tag:for" || r.Get("NextToken") != "a" {
-		t.Errorf("asked for %v", r)
-	}
-	if _, err := c.SecurityGroups(t.Context(), "vpc-1", nil); cloud.ClassOf(err) != cloud.Transient {
-		t.Errorf("a group without an ID: %v", err)
-	}
-}
-
-func TestSubnets(t *testing.T) {
-	const op = "DescribeSubnets"
-	item := `<item><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId><cidrBlock>10.0.1.0/24</cidrBlock>
-<ipv6CidrBlockAssociationSet><item><ipv6CidrBlock>2001:db8::/64</ipv6CidrBlock><ipv6CidrBlockState><state>associated</state></ipv6CidrBlockState></item>
-<item><ipv6CidrBlock>2001:db8:1::/64</ipv6CidrBlock><ipv6CidrBlockState><state>disassociated</state></ipv6CidrBlockState></item></ipv6CidrBlockAssociationSet>
-<availableIpAddressCount>251</availableIpAddressCount><availabilityZone>z</availabilityZone></item>`
-	s := serve(t, map[string][]answer{op: {ok(op, "<subnetSet>"+item+"</subnetSet>"), ok(op, "<subnetSet>"+strings.Replace(item, "251", "-1", 1)+"</subnetSet>")}})
-	c := client(t, s)
-	got, err := c.Subnets(t.Context(), cloud.SubnetFilter{IDs: []string{"subnet-1"}, VPCID: "vpc-1", Zone: "z"})
-	want := []cloud.Subnet{{
-		ID: "subnet-1", VPCID: "vpc-1", Zone: "z", CIDR: netip.MustParsePrefix("10.0.1.0/24"),
-		IPv6: []netip.Prefix{netip.MustParsePrefix("2001:db8::/64")}, Free: 251,
-	}}
-	if d := cmp.Diff(want, got, sameValues); d != "" || err != nil {
-		t.Errorf("%v %s", err, d)
-	}
-	if _, err := c.Subnets(t.Context(), cloud.SubnetFilter{}); err == nil || !strings.Contains(err.Error(), "subnetSet[subnet-1].availableIpAddressCount") {
-		t.Errorf("got %v", err)
-	}
-}
-
-const instance = `<item><instanceId>%[1]s</instanceId><instanceType>m5.large</instanceType><instanceState><name>running</name></instanceState>
-<placement><availabilityZone>z</availabilityZone></placement><privateIpAddress>10.0.0.10</privateIpAddress><subnetId>subnet-1</subnetId><vpcId>vpc-1</vpcId></item>`
-
-func TestInstance(t *testing.T) {
-	const op = "DescribeInstances"
-	one := "<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item></reservationSet>"
-	s := serve(t, map[string][]answer{
-		op:           {ok(op, one), ok(op, "<reservationSet/>"), ok(op, one)},
-		describeENIs: {ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>")},
-	})
-	c := client(t, s)
-	got, err := c.Instance(t.Context(), "i-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got.ID != "i-1" || got.Type != "m5.large" || got.State != "running" || got.Zone != "z" || got.Primary.String() != "10.0.0.10" ||
-		len(got.ENIs) != 1 || got.ENIs[0].Tags["Name"] != "x" {
-		t.Errorf("got %+v", got)
-	}
-	if f := s.sent(describeENIs)[0]; f.Get("Filter.1.Name") != "attachment.instance-id" || f.Get("Filter.1.Value.1") != "i-1" {
-		t.Errorf("interfaces asked for by %v", f)
-	}
-	if _, err := c.Instance(t.Context(), "i-9"); cloud.ClassOf(err) != cloud.Gone {
-		t.Errorf("got %v, want class gone", err)
-	}
-	if _, err := c.Instance(t.Context(), "i-9"); cloud.ClassOf(err) != cloud.Transient {
-		t.Errorf("an answer with another instance: %v, want class transient", err)
-	}
-}
-
-func TestInstances(t *testing.T) {
-	const op = "DescribeInstances"
-	terminated := "<item><instanceId>i-2</instanceId><instanceState><name>terminated</name></instanceState></item>"
-	list := "<reservationSet><item><instancesSet>" + fmt.Sprintf(instance, "i-1") + "</instancesSet></item><item><instancesSet>" + terminated + "</instancesSet></item></reservationSet>"
-	s := serve(t, map[string][]answer{
-		op:           {ok(op, list)},
-		describeENIs: {ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>")},
-	})
-	c := client(t, s)
-	got, err := c.Instances(t.Context(), []string{"i-1", "i-2", "i-3"})
-	if err != nil || len(got) != 2 || got[0].ID != "i-1" || got[1].State != "terminated" || len(s.sent(describeENIs)) != 0 {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if got, err := c.Instances(t.Context(), nil); err != nil || len(got) != 0 || len(s.sent(op)) != 1 {
-		t.Errorf("for no IDs: %v, %v after %d requests; want nothing, asked nobody", got, err, len(s.sent(op)))
 	}
 }

@@ -1,7 +1,7 @@
 package aws
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -11,10 +11,11 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
-	"time"
+	"testing/synctest"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -38,9 +39,9 @@ type metadataServer struct {
 	paths    map[string]string
 	v1       bool // tokens are not served
 	failures int
-	status   int
+	status   int    // 0: nobody answers
+	token    string // "token" when empty; else a request without one is served too
 	tokens   int
-	bare     int // requests without a token
 }
 
 func (s *metadataServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -58,14 +59,11 @@ func (s *metadataServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/latest/api/token":
 		s.tokens++
 		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", "21600")
-		_, _ = fmt.Fprint(w, "token")
+		_, _ = fmt.Fprint(w, cmp.Or(s.token, "token"))
 		return
-	case r.Header.Get("X-Aws-Ec2-Metadata-Token") == "":
-		s.bare++
-		if !s.v1 {
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
+	case r.Header.Get("X-Aws-Ec2-Metadata-Token") == "" && !s.v1 && s.token == "":
+		w.WriteHeader(http.StatusUnauthorized)
+		return
 	}
 	v, ok := s.paths[strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")]
 	if !ok {
@@ -75,34 +73,21 @@ func (s *metadataServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprint(w, v)
 }
 
-func metadata(t *testing.T, s *metadataServer) *Metadata {
-	t.Helper()
-	clearAWS(t)
-	h := httptest.NewServer(s)
-	t.Cleanup(h.Close)
-	return NewMetadata(Options{IMDSEndpoint: h.URL, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), Clock: newPatient()})
-}
-
-// patiently is a context whose deadline keeps the SDK from its own of five seconds
-// an answer.
-func patiently(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// patient is a clock on which only short waits end: a time-out of the whole
-// reading never comes.
-type patient struct{ *hasty }
-
-func newPatient() patient { return patient{newHasty()} }
-
-func (p patient) After(d time.Duration) <-chan time.Time {
-	if d > metadataMaxPause {
-		return nil
+// Do answers a request without a network.
+func (s *metadataServer) Do(r *http.Request) (*http.Response, error) {
+	if s.failures > 0 && s.status == 0 {
+		s.failures--
+		return nil, syscall.ECONNREFUSED
 	}
-	return p.hasty.After(d)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	out := w.Result()
+	out.Request = r
+	return out, nil
+}
+
+func (s *metadataServer) options() Options {
+	return Options{IMDSEndpoint: "http://imds.test", HTTPClient: s, Logger: slog.New(slog.DiscardHandler)}
 }
 
 func TestIdentity(t *testing.T) {
@@ -125,63 +110,19 @@ func TestIdentity(t *testing.T) {
 		{"version 2", &metadataServer{paths: machine()}, want, 1},
 		{"version 1", &metadataServer{paths: machine(), v1: true}, want, 0},
 		{"without IPv6", &metadataServer{paths: v4}, noIPv6, 1},
-		{"coming up, broken at first", &metadataServer{paths: machine(), failures: 20, status: 503}, want, 1},
+		{"coming up, broken at first", &metadataServer{paths: machine(), failures: 10, status: 503}, want, 1},
+		{"coming up, nobody listens at first", &metadataServer{paths: machine(), failures: 10}, want, 1},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := metadata(t, tt.server).Identity(patiently(t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d := cmp.Diff(tt.want, got, sameValues); d != "" {
-				t.Error(d)
+		synctest.Test(t, func(t *testing.T) {
+			got, err := NewMetadata(tt.server.options()).Identity(t.Context())
+			if d := gocmp.Diff(tt.want, got, sameValues); d != "" || err != nil {
+				t.Errorf("%s: %v %s", tt.name, err, d)
 			}
 			if tt.server.tokens != tt.tokens {
-				t.Errorf("%d tokens fetched, want %d", tt.server.tokens, tt.tokens)
+				t.Errorf("%s: %d tokens fetched, want %d", tt.name, tt.server.tokens, tt.tokens)
 			}
 		})
 	}
-}
-
-// TestIdentityComingUp: nothing listens at first.
-func TestIdentityComingUp(t *testing.T) {
-	clearAWS(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	_ = l.Close()
-	clk := &riser{hasty: newHasty(), up: func() {
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		s := &http.Server{Handler: &metadataServer{paths: machine()}}
-		go func() { _ = s.Serve(l) }()
-		t.Cleanup(func() { _ = s.Close() })
-	}}
-	got, err := NewMetadata(Options{IMDSEndpoint: "http://" + addr, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), Clock: clk}).Identity(patiently(t))
-	if err != nil || got.InstanceID != "i-1" {
-		t.Errorf("got %+v, %v", got, err)
-	}
-}
-
-// riser lets something happen at the second pause between attempts.
-type riser struct {
-	*hasty
-	pauses int
-	up     func()
-}
-
-func (r *riser) After(d time.Duration) <-chan time.Time {
-	if d > metadataMaxPause {
-		return nil
-	}
-	if r.pauses++; r.pauses == 2 {
-		r.up()
-	}
-	return r.hasty.After(d)
 }
 
 func TestIdentityErrors(t *testing.T) {
@@ -190,69 +131,41 @@ func TestIdentityErrors(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		s     *metadataServer
-		clock interface {
-			Now() time.Time
-			Boot() time.Duration
-			After(time.Duration) <-chan time.Time
-		}
 		path  string
 		class cloud.Class
 	}{
-		// On the hasty clock the time-out of the whole reading is over at once.
-		{"missing path", &metadataServer{paths: without("instance-type")}, nil, "instance-type", cloud.Transient},
-		{"switched off", &metadataServer{failures: 1 << 20, status: 403}, newPatient(), "instance-id", cloud.Permission},
-		{"not a MAC", &metadataServer{paths: with("mac", "x")}, newPatient(), "mac", cloud.Transient},
-		{"not an address", &metadataServer{paths: with("local-ipv4", "::1")}, newPatient(), "local-ipv4", cloud.Transient},
-		{"a log-in page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, newPatient(), "instance-id", cloud.Transient},
-		{"no blocks", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", " ")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"host bits", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.0.0.1/16")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"blocks of another VPC", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.9.0.0/16")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"all IPv4", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, newPatient(), nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
-		{"all IPv6", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, newPatient(), nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
-		{"not IPv6", &metadataServer{paths: with(nic+"ipv6s", "10.0.0.1")}, newPatient(), nic + "ipv6s", cloud.Transient},
-		{"endless", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20))}, nil, "instance-id", cloud.Transient},
+		{"missing path", &metadataServer{paths: without("instance-type")}, "instance-type", cloud.Transient},
+		{"switched off", &metadataServer{failures: 1 << 20, status: 403}, "instance-id", cloud.Permission},
+		{"not a MAC", &metadataServer{paths: with("mac", "x")}, "mac", cloud.Transient},
+		{"not an address", &metadataServer{paths: with("local-ipv4", "::1")}, "local-ipv4", cloud.Transient},
+		{"a log-in page", &metadataServer{paths: with("instance-id", "<html> log in </html>")}, "instance-id", cloud.Transient},
+		{"no blocks", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", " ")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"host bits", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.0.0.1/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"blocks of another VPC", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.9.0.0/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"all IPv4", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
+		{"all IPv6", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
+		{"not IPv6", &metadataServer{paths: with(nic+"ipv6s", "10.0.0.1")}, nic + "ipv6s", cloud.Transient},
+		{"endless", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20))}, "instance-id", cloud.Transient},
+		{"endless, as is the token", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20)), token: strings.Repeat("t", 1<<20)}, "instance-id", cloud.Transient},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			m := metadata(t, tt.s)
-			if m.clock = tt.clock; tt.clock == nil {
-				m.clock = &deadliner{hasty: newHasty()}
-			}
-			_, err := m.Identity(patiently(t))
+		synctest.Test(t, func(t *testing.T) {
+			_, err := NewMetadata(tt.s.options()).Identity(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "instance metadata "+tt.path) || cloud.ClassOf(err) != tt.class {
-				t.Errorf("got %v (class %v), want class %v and the path %s", err, cloud.ClassOf(err), tt.class, tt.path)
+				t.Errorf("%s: got %v (class %v), want class %v and the path %s", tt.name, err, cloud.ClassOf(err), tt.class, tt.path)
+			}
+			if strings.Contains(tt.name, "endless") && !strings.Contains(fmt.Sprint(err), "bytes") {
+				t.Errorf("%s: got %v, want one that says how many bytes an answer may have", tt.name, err)
 			}
 		})
 	}
 }
 
-// deadliner ends the whole reading at its third pause.
-type deadliner struct {
-	*hasty
-	mu     sync.Mutex
-	end    chan time.Time
-	pauses int
-}
-
-func (d *deadliner) After(wait time.Duration) <-chan time.Time {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if wait > metadataMaxPause {
-		d.end = make(chan time.Time, 1)
-		return d.end
-	}
-	if d.pauses++; d.pauses < 3 {
-		return d.hasty.After(wait)
-	}
-	close(d.end)
-	return nil
-}
-
 // TestRegionFromMetadata: New finds the region where nothing else tells it.
 func TestRegionFromMetadata(t *testing.T) {
 	clearAWS(t)
-	h := httptest.NewServer(&metadataServer{paths: machine()})
-	t.Cleanup(h.Close)
-	c, err := New(t.Context(), Options{IMDSEndpoint: h.URL, Credentials: static})
+	o := (&metadataServer{paths: machine()}).options()
+	o.Credentials = static
+	c, err := New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}

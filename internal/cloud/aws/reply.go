@@ -3,54 +3,30 @@ package aws
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
+	sdk "github.com/aws/aws-sdk-go-v2/aws"
+
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
 // A reply is compared with its request here; with what else is known of the
 // node, by who called. The call has taken effect, so one that does not fit is
 // like a lost one: Transient.
 
-// asked is what an assignment asked for: so many addresses or prefixes.
-type asked struct {
-	eni string
-	n   int
-}
-
-// reply is what an assignment answered.
-type reply[T comparable] struct {
-	eni  *string // may be left out
-	got  []T
-	rest int // how many of the other kind
-}
-
-// assigned returns what a reply says was assigned, if that is what was asked
-// for. EC2 assigns all or nothing. Err is what of it could not be read.
-func assigned[T comparable](op pace.Call, q asked, r reply[T], err error) ([]T, error) {
-	switch {
-	case err != nil:
-	case r.eni != nil && *r.eni != q.eni:
-		err = &badAnswer{fmt.Errorf("networkInterfaceId %q: expected %s", *r.eni, q.eni)}
-	case len(r.got) != q.n || r.rest > 0:
-		err = &badAnswer{fmt.Errorf("%d assigned, and %d of another kind: expected the %d asked for", len(r.got), r.rest, q.n)}
-	case twice(r.got):
-		err = &badAnswer{fmt.Errorf("assigned %v: expected each once", r.got)}
+// assigned refuses what was not asked for: EC2 assigns all or nothing. The ID of
+// the ENI may be left out of a reply.
+func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, things []netip.Prefix) {
+	r.as("networkInterfaceId", sdk.ToString(repliedID), eniID)
+	if got := cloud.AmountOf(things); got != n {
+		r.bad("assigned", fmt.Sprintf("%d addresses and %d prefixes", got.Addresses, got.Prefixes), fmt.Sprintf("%d and %d", n.Addresses, n.Prefixes))
 	}
-	if err != nil {
-		return nil, useless(op, err)
-	}
-	return r.got, nil
-}
-
-func twice[T comparable](list []T) bool {
-	for i, x := range list {
-		if slices.Contains(list[:i], x) {
-			return true
+	for i, t := range things {
+		if slices.Contains(things[:i], t) {
+			r.bad("assigned", fmt.Sprint(things), "each once")
 		}
 	}
-	return false
 }
 
 // scope is what a listing of ENIs was asked for.

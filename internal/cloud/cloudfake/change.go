@@ -43,7 +43,7 @@ func (c *Cloud) CreateENI(ctx context.Context, r cloud.CreateENI) (out cloud.ENI
 			}
 		}
 		e := c.newENI(s)
-		if err := c.assign(q, e, r.Addresses, r.Prefixes); err != nil {
+		if _, err := c.assign(q, e, r.Amount); err != nil {
 			c.remove(e)
 			return err
 		}
@@ -63,29 +63,30 @@ func (q call) full(s *subnet) error {
 	return q.refuse(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet", "subnet %s has %d free addresses", s.ID, s.left)
 }
 
-// assign gives an ENI addresses and prefixes, all or nothing. c.mu is held.
-func (c *Cloud) assign(q call, e *eni, addrs, prefixes int) error {
+// assign gives an ENI addresses or prefixes, all or nothing. c.mu is held.
+func (c *Cloud) assign(q call, e *eni, n cloud.Amount) ([]netip.Prefix, error) {
 	s := c.subnets[e.SubnetID]
-	if s.left < addrs {
-		return q.full(s)
+	if s.left < n.Addresses {
+		return nil, q.full(s)
 	}
 	var blocks []netip.Prefix
-	for range prefixes {
+	for range n.Prefixes {
 		p, ok := s.takePrefix()
 		if !ok {
 			for _, p := range blocks {
 				s.givePrefix(p)
 			}
-			return q.refuse(cloud.SubnetFull, "InsufficientCidrBlocks", "subnet %s has no %d free /28 blocks", s.ID, prefixes)
+			return nil, q.refuse(cloud.SubnetFull, "InsufficientCidrBlocks", "subnet %s has no %d free /28 blocks", s.ID, n.Prefixes)
 		}
 		blocks = append(blocks, p)
 	}
 	e.Prefixes = append(e.Prefixes, blocks...)
-	for range addrs {
+	for range n.Addresses {
 		a, _ := s.take()
 		e.Addresses = append(e.Addresses, a)
+		blocks = append(blocks, cloud.HostPrefix(a))
 	}
-	return nil
+	return blocks, nil
 }
 
 // tag adds tags. The map is replaced, never changed: callers have it.
@@ -182,19 +183,9 @@ func (c *Cloud) SetDeleteOnTermination(ctx context.Context, id, attachment strin
 }
 
 // AssignAddresses implements cloud.API.
-func (c *Cloud) AssignAddresses(ctx context.Context, id string, n int) (out []netip.Addr, err error) {
-	err = c.more(ctx, call{"AssignAddresses", pace.Assign, id, n}, n, 0, func(e *eni) { out = slices.Clone(e.Addresses[len(e.Addresses)-n:]) })
-	return out, err
-}
-
-// AssignPrefixes implements cloud.API.
-func (c *Cloud) AssignPrefixes(ctx context.Context, id string, n int) (out []netip.Prefix, err error) {
-	err = c.more(ctx, call{"AssignPrefixes", pace.Assign, id, n}, 0, n, func(e *eni) { out = slices.Clone(e.Prefixes[len(e.Prefixes)-n:]) })
-	return out, err
-}
-
-func (c *Cloud) more(ctx context.Context, q call, addrs, prefixes int, done func(*eni)) error {
-	return c.changeENI(ctx, q, func(e *eni) error {
+func (c *Cloud) AssignAddresses(ctx context.Context, id string, n cloud.Amount) (out []netip.Prefix, err error) {
+	q := call{"AssignAddresses", pace.Assign, id, n.Addresses + n.Prefixes}
+	err = c.changeENI(ctx, q, func(e *eni) (err error) {
 		if q.n < 1 {
 			return q.refuse(cloud.Bug, "InvalidParameterValue", "%d addresses asked for: expected at least 1", q.n)
 		}
@@ -204,43 +195,35 @@ func (c *Cloud) more(ctx context.Context, q call, addrs, prefixes int, done func
 				return q.refuse(cloud.LimitReached, "PrivateIpAddressLimitExceeded", "%s holds %d of %d", q.eni, has, l.IPv4PerENI)
 			}
 		}
-		err := c.assign(q, e, addrs, prefixes)
-		if err == nil {
-			done(e)
-		}
+		out, err = c.assign(q, e, n)
 		return err
 	})
+	return out, err
 }
 
 // UnassignAddresses implements cloud.API.
-func (c *Cloud) UnassignAddresses(ctx context.Context, id string, addrs []netip.Addr) error {
-	q := call{"UnassignAddresses", pace.Unassign, id, len(addrs)}
-	return c.changeENI(ctx, q, func(e *eni) (err error) {
-		e.Addresses, err = without(q, e.Addresses, addrs, c.subnets[e.SubnetID].give)
-		return err
+func (c *Cloud) UnassignAddresses(ctx context.Context, id string, things []netip.Prefix) error {
+	q := call{"UnassignAddresses", pace.Unassign, id, len(things)}
+	return c.changeENI(ctx, q, func(e *eni) error {
+		addrs, prefixes := cloud.Split(things)
+		keptAddrs, keptPrefixes := without(e.Addresses, addrs), without(e.Prefixes, prefixes)
+		if len(keptAddrs)+len(keptPrefixes)+len(things) != len(e.Addresses)+len(e.Prefixes) {
+			return q.refuse(cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", things, q.eni)
+		}
+		e.Addresses, e.Prefixes = keptAddrs, keptPrefixes
+		for _, a := range addrs {
+			c.subnets[e.SubnetID].give(a)
+		}
+		for _, p := range prefixes {
+			c.subnets[e.SubnetID].givePrefix(p)
+		}
+		return nil
 	})
 }
 
-// UnassignPrefixes implements cloud.API.
-func (c *Cloud) UnassignPrefixes(ctx context.Context, id string, prefixes []netip.Prefix) error {
-	q := call{"UnassignPrefixes", pace.Unassign, id, len(prefixes)}
-	return c.changeENI(ctx, q, func(e *eni) (err error) {
-		e.Prefixes, err = without(q, e.Prefixes, prefixes, c.subnets[e.SubnetID].givePrefix)
-		return err
-	})
-}
-
-// without is have less gone, which is given back; or have and an error when some
-// of gone is not in it.
-func without[T comparable](q call, have, gone []T, give func(T)) ([]T, error) {
-	left := slices.DeleteFunc(slices.Clone(have), func(v T) bool { return slices.Contains(gone, v) })
-	if len(left)+len(gone) != len(have) {
-		return have, q.refuse(cloud.Gone, "InvalidParameterValue", "some of %v are not assigned to %s", gone, q.eni)
-	}
-	for _, v := range gone {
-		give(v)
-	}
-	return left, nil
+// without is have less gone.
+func without[T comparable](have, gone []T) []T {
+	return slices.DeleteFunc(slices.Clone(have), func(v T) bool { return slices.Contains(gone, v) })
 }
 
 // Tag implements cloud.API for ENIs.

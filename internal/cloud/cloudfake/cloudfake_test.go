@@ -46,7 +46,7 @@ func free(t *testing.T, c *Cloud) int {
 // TestLife takes ENIs through their lives, with the refusals on the way.
 func TestLife(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
-	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Addresses: 3, ClientToken: "t", Tags: map[string]string{"a": "1"}}
+	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
 	e, err := c.CreateENI(ctx, req)
 	ok(t, err)
 	if again, err := c.CreateENI(ctx, req); err != nil || again.ID != e.ID || len(e.Addresses) != 3 || free(t, c) != 6 {
@@ -55,7 +55,7 @@ func TestLife(t *testing.T) {
 	req.Addresses = 4
 	_, err = c.CreateENI(ctx, req)
 	class(t, err, cloud.Bug)
-	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Addresses: 6})
+	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 6}})
 	class(t, err, cloud.SubnetFull)
 	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-2"})
 	class(t, err, cloud.Gone)
@@ -68,13 +68,13 @@ func TestLife(t *testing.T) {
 	ok(t, c.SetDeleteOnTermination(ctx, e.ID, a, true))
 	ok(t, c.Tag(ctx, e.ID, map[string]string{"b": "2"}))
 	class(t, c.DeleteENI(ctx, e.ID), cloud.Conflict)
-	_, err = c.AssignAddresses(ctx, e.ID, 7)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 7})
 	class(t, err, cloud.LimitReached) // 10 on an ENI of an m5.large
-	got, err := c.AssignAddresses(ctx, e.ID, 6)
+	got, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 6})
 	ok(t, err)
 	_, err = c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1"})
 	class(t, err, cloud.SubnetFull)
-	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Addr{netip.MustParseAddr("10.9.9.9")}), cloud.Gone)
+	class(t, c.UnassignAddresses(ctx, e.ID, []netip.Prefix{netip.MustParsePrefix("10.9.9.9/32")}), cloud.Gone)
 	ok(t, c.UnassignAddresses(ctx, e.ID, got[:5]))
 
 	list, err := c.ENIs(ctx, cloud.ENIFilter{InstanceIDs: []string{"i-0", "i-1"}, Tags: map[string]string{"a": "1", "b": "2"}})
@@ -123,17 +123,17 @@ func TestTerminate(t *testing.T) {
 func TestPrefixes(t *testing.T) {
 	c, ctx := New(Options{}), t.Context()
 	c.AddSubnet("subnet-1", "a", "10.0.0.0/26", map[string]string{"for": "pods"})
-	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Prefixes: 1})
+	e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Prefixes: 1}})
 	ok(t, err)
-	more, err := c.AssignPrefixes(ctx, e.ID, 1)
+	more, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
 	ok(t, err)
 	if more[0] == e.Prefixes[0] || more[0].Bits() != 28 || free(t, c) != 59-1-32 {
 		t.Errorf("prefixes %v and %v, %d free", e.Prefixes, more, free(t, c))
 	}
-	_, err = c.AssignPrefixes(ctx, e.ID, 1)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
 	class(t, err, cloud.SubnetFull) // 26 are free, but no aligned 16
-	ok(t, c.UnassignPrefixes(ctx, e.ID, more))
-	if back, err := c.AssignPrefixes(ctx, e.ID, 1); err != nil || back[0] != more[0] {
+	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	if back, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}); err != nil || back[0] != more[0] {
 		t.Errorf("%v: %v", back, err)
 	}
 }
@@ -189,7 +189,7 @@ func TestManyNodes(t *testing.T) {
 	for i := range nodes {
 		id := fmt.Sprintf("i-%d", i)
 		for index := 1; index < 4; index++ {
-			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Addresses: 8, ClientToken: fmt.Sprint(id, index)})
+			e, err := c.CreateENI(ctx, cloud.CreateENI{SubnetID: "subnet-1", Amount: cloud.Amount{Addresses: 8}, ClientToken: fmt.Sprint(id, index)})
 			ok(t, err)
 			_, err = c.AttachENI(ctx, e.ID, id, index)
 			ok(t, err)
@@ -225,7 +225,7 @@ func TestFaultsAndLag(t *testing.T) {
 		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Transient, ""), After: true})
 		c.Inject(Fault{Op: "AssignAddresses", ENI: e, Times: 1, Err: Err(cloud.Conflict, "")})
 		for _, want := range []cloud.Class{cloud.Transient, cloud.Conflict} {
-			_, err := c.AssignAddresses(ctx, e, 1)
+			_, err := c.AssignAddresses(ctx, e, cloud.Amount{Addresses: 1})
 			class(t, err, want)
 		}
 		for _, want := range []int{0, 1} {

@@ -224,17 +224,26 @@ func wrong(c Call, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Bug, Op: c.Action, Message: fmt.Sprintf(format, args...)}
 }
 
+// checkAmount refuses an amount that a call should not be made for: EC2 would take
+// it for something else.
+func checkAmount(c Call, n cloud.Amount, least int) error {
+	switch {
+	case n.IPv6 != 0 || n.IPv6Prefixes != 0:
+		return wrong(c, "%d IPv6 addresses and %d IPv6 prefixes asked for: expected none", n.IPv6, n.IPv6Prefixes)
+	case n.Addresses > 0 && n.Prefixes > 0:
+		return wrong(c, "addresses and prefixes asked for: EC2 gives one kind in a call")
+	case min(n.Addresses, n.Prefixes) < 0, max(n.Addresses, n.Prefixes) < least, max(n.Addresses, n.Prefixes) > mostAtOnce:
+		return wrong(c, "%d addresses and %d prefixes asked for: expected %d to %d", n.Addresses, n.Prefixes, least, mostAtOnce)
+	}
+	return nil
+}
+
 // CreateENI implements cloud.API. Without a client token in the request it
 // makes one up, so that its own repetitions create one ENI only. A token that
 // was used for a different request is an error of class Bug.
 func (p *paced) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
-	for _, n := range []int{req.Addresses, req.Prefixes} {
-		if n < 0 || n > mostAtOnce {
-			return cloud.ENI{}, wrong(CreateENI, "%d addresses and %d prefixes asked for: expected 0 to %d", req.Addresses, req.Prefixes, mostAtOnce)
-		}
-	}
-	if req.Addresses > 0 && req.Prefixes > 0 {
-		return cloud.ENI{}, wrong(CreateENI, "addresses and prefixes asked for: EC2 gives one kind in a call")
+	if err := checkAmount(CreateENI, req.Amount, 0); err != nil {
+		return cloud.ENI{}, err
 	}
 	if req.ClientToken == "" {
 		req.ClientToken = rand.Text()
@@ -268,40 +277,24 @@ func (p *paced) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID 
 	})
 }
 
-// assign makes a call for n addresses or prefixes; EC2 would take other numbers
-// for something else.
-func assign[T any](ctx context.Context, p *paced, n int, call func(context.Context) ([]T, error)) ([]T, error) {
-	if n < 1 || n > mostAtOnce {
-		return nil, wrong(Assign, "%d addresses or prefixes asked for: expected 1 to %d", n, mostAtOnce)
-	}
-	return do(ctx, p, Assign, call)
-}
-
 // AssignAddresses implements cloud.API.
-func (p *paced) AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
-	return assign(ctx, p, n, func(ctx context.Context) ([]netip.Addr, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
-}
-
-// AssignPrefixes implements cloud.API.
-func (p *paced) AssignPrefixes(ctx context.Context, eniID string, n int) ([]netip.Prefix, error) {
-	return assign(ctx, p, n, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignPrefixes(ctx, eniID, n) })
+func (p *paced) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
+	if err := checkAmount(Assign, n, 1); err != nil {
+		return nil, err
+	}
+	return do(ctx, p, Assign, func(ctx context.Context) ([]netip.Prefix, error) { return p.calls.AssignAddresses(ctx, eniID, n) })
 }
 
 // UnassignAddresses implements cloud.API. An address that is not on the ENI is
 // an error of class Gone, and none is taken off then.
-func (p *paced) UnassignAddresses(ctx context.Context, eniID string, addrs []netip.Addr) error {
-	if len(addrs) == 0 {
+func (p *paced) UnassignAddresses(ctx context.Context, eniID string, things []netip.Prefix) error {
+	if len(things) == 0 {
 		return nil
 	}
-	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignAddresses(ctx, eniID, addrs) })
-}
-
-// UnassignPrefixes is UnassignAddresses for prefixes.
-func (p *paced) UnassignPrefixes(ctx context.Context, eniID string, prefixes []netip.Prefix) error {
-	if len(prefixes) == 0 {
-		return nil
+	if err := checkAmount(Unassign, cloud.AmountOf(things), 1); err != nil {
+		return err
 	}
-	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignPrefixes(ctx, eniID, prefixes) })
+	return try(ctx, p, Unassign, func(ctx context.Context) error { return p.calls.UnassignAddresses(ctx, eniID, things) })
 }
 
 // Tag implements cloud.API.

@@ -3,6 +3,7 @@ package pace_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -10,9 +11,10 @@ import (
 )
 
 // lists answers listings: each ENI filter with the number of its pairs, and
-// subnets with one page over and over.
+// subnets with one page after the other, of one subnet each.
 type lists struct {
 	pace.Calls
+	id, token    func(page int) string
 	pairs, pages int
 }
 
@@ -23,7 +25,7 @@ func (l *lists) ENIPage(_ context.Context, f cloud.ENIFilter, _ string) ([]cloud
 
 func (l *lists) SubnetPage(context.Context, cloud.SubnetFilter, string) ([]cloud.Subnet, string, error) {
 	l.pages++
-	return []cloud.Subnet{{ID: "subnet-1"}}, fmt.Sprint("token-", l.pages), nil
+	return []cloud.Subnet{{ID: l.id(l.pages)}}, l.token(l.pages), nil
 }
 
 // A filter with more values than a call takes, of two kinds, asks for all pairs.
@@ -39,11 +41,27 @@ func TestFiltersOfTwoKindsAreAskedForWhole(t *testing.T) {
 	}
 }
 
-// A listing that repeats itself ends at the first repetition.
-func TestRepeatedPagesEndAListing(t *testing.T) {
-	l := &lists{}
-	_, err := pace.Cloud(l, pace.Options{}).Subnets(t.Context(), cloud.SubnetFilter{})
-	if cloud.ClassOf(err) != cloud.Transient || l.pages != 2 {
-		t.Errorf("%d pages, %v; want the second refused as Transient", l.pages, err)
+// A listing ends, whatever EC2 says of the next page.
+func TestListingsEnd(t *testing.T) {
+	numbered := func(page int) string { return fmt.Sprint("number-", page) }
+	same := func(int) string { return "same" }
+	for _, tt := range []struct {
+		name      string
+		id, token func(page int) string
+		pages     int
+		says      string
+	}{
+		{"the same page for ever", numbered, same, 2, "nextToken"},
+		{"two pages in turn", numbered, func(page int) string { return string(rune('a' + page%2)) }, 3, "nextToken"},
+		{"ever new pages", numbered, numbered, pace.MaxPages, "pages"},
+		{"the same subnet for ever", same, numbered, 2, "subnetSet"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := &lists{id: tt.id, token: tt.token}
+			_, err := pace.Cloud(l, pace.Options{}).Subnets(t.Context(), cloud.SubnetFilter{})
+			if cloud.ClassOf(err) != cloud.Transient || !strings.Contains(err.Error(), tt.says) || l.pages != tt.pages {
+				t.Errorf("%d pages, %v; want %d and a transient error that says %q", l.pages, err, tt.pages, tt.says)
+			}
+		})
 	}
 }

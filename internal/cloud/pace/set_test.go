@@ -3,10 +3,8 @@ package pace
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -34,13 +32,18 @@ type turn struct {
 }
 
 func (w *waiting) join(name string, c Call, p cloud.Priority, ticket uint64) {
+	w.joinUntil(w.t.Context(), name, c, p, ticket)
+}
+
+// joinUntil joins a call that is given up with ctx, which is recorded with the reason.
+func (w *waiting) joinUntil(ctx context.Context, name string, c Call, p cloud.Priority, ticket uint64) {
 	go func() {
-		got, _, _, err := w.set.acquire(cloud.WithPriority(w.t.Context(), p), c, ticket)
-		if err != nil {
-			w.t.Error(err)
-			return
+		got, _, _, err := w.set.acquire(cloud.WithPriority(ctx, p), c, ticket)
+		if err == nil {
+			w.set.report(got, passed)
+		} else {
+			name += ": " + err.Error()
 		}
-		w.set.report(got, passed)
 		w.turns <- turn{name, time.Since(w.start)}
 	}()
 	synctest.Wait()
@@ -115,98 +118,22 @@ func TestHeld(t *testing.T) {
 func TestCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := limited(Assign, Limit{Rate: 1, Burst: 1})
-		if _, _, _, err := s.acquire(t.Context(), Assign, 0); err != nil {
-			t.Fatal(err)
-		}
-		start := time.Now()
-		ctx, cancel := context.WithCancel(t.Context())
-		gone := make(chan error, 3)
-		leave := func() { _, _, _, err := s.acquire(ctx, Assign, 0); gone <- err }
-		done := make(chan time.Duration, 2)
-		stay := func() {
-			if _, _, _, err := s.acquire(t.Context(), Assign, 0); err != nil {
-				t.Error(err)
-			}
-			done <- time.Since(start)
-		}
-		for _, f := range []func(){leave, stay, leave, leave, stay} {
-			go f()
-			synctest.Wait()
-		}
-		time.Sleep(500 * time.Millisecond) //nolint:forbidigo // bubble time
-		cancel()
-		for range 3 {
-			if err := <-gone; !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v", err)
+		w := newWaiting(t, s)
+		w.join("first", Assign, 0, 0)
+		w.expect(turn{"first", 0})
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		for _, stays := range []bool{false, true, false, false, true} {
+			if stays {
+				w.join("stays", Assign, 0, 0)
+			} else {
+				w.joinUntil(ctx, "leaves", Assign, 0, 0)
 			}
 		}
-		for i := range 2 {
-			if got, want := <-done, time.Duration(i+1)*time.Second; (got - want).Abs() > time.Millisecond {
-				t.Errorf("turn %d came after %v, want %v", i, got, want)
-			}
-		}
+		gaveUp := turn{"leaves: context deadline exceeded", 500 * time.Millisecond}
+		w.expect(gaveUp, gaveUp, gaveUp, turn{"stays", time.Second}, turn{"stays", 2 * time.Second})
 		if n := s.actions[Assign.Action].queue.len(); n != 0 {
 			t.Errorf("%d waiters left behind", n)
-		}
-	})
-}
-
-// TestLearns runs many callers through a Set against a bucket of 5 calls a
-// second that nobody told it about.
-func TestLearns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := NewSet(Options{})
-		b := &bucket{rate: 5, size: 50, tokens: 50, at: time.Now()}
-		var mu sync.Mutex
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		outcome := make(chan bool, 64)
-		var callers sync.WaitGroup
-		defer callers.Wait()
-		for range 32 {
-			callers.Go(func() {
-				var ticket uint64
-				for {
-					p, tk, _, err := s.acquire(ctx, Assign, ticket)
-					if err != nil {
-						return
-					}
-					mu.Lock()
-					ok := b.take(time.Now())
-					mu.Unlock()
-					time.Sleep(50 * time.Millisecond) //nolint:forbidigo // bubble time
-					if ticket = 0; ok {
-						s.report(p, passed)
-					} else {
-						s.report(p, refused)
-						ticket = tk
-					}
-					select {
-					case outcome <- ok:
-					case <-ctx.Done():
-					}
-				}
-			})
-		}
-		start, passed, refused := time.Now(), 0, 0
-		for {
-			var ok bool
-			select {
-			case ok = <-outcome:
-			case <-ctx.Done():
-				got := float64(passed) / 240
-				if got < 4 || got > 6 || refused*20 > passed {
-					t.Errorf("after a minute %.2f/s passed and %d calls were refused, want 5/s ± 20 %% and at most 5 %%", got, refused)
-				}
-				return
-			}
-			switch {
-			case time.Since(start) < time.Minute:
-			case ok:
-				passed++
-			default:
-				refused++
-			}
 		}
 	})
 }
@@ -249,10 +176,9 @@ func TestGivenUpBegun(t *testing.T) {
 		w.expect(turn{"attach a", 0})
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
-		go func() { _, _, _, _ = s.acquire(cloud.WithPriority(ctx, cloud.Begun), AttachENI, 0) }()
-		synctest.Wait()
+		w.joinUntil(ctx, "attach b", AttachENI, cloud.Begun, 0)
 		w.join("create b", CreateENI, 1, 0)
-		w.expect(turn{"create b", 3 * time.Second})
+		w.expect(turn{"attach b: context deadline exceeded", 3 * time.Second}, turn{"create b", 3 * time.Second})
 	})
 }
 
@@ -345,21 +271,4 @@ func TestAllCallsEnd(t *testing.T) {
 			t.Errorf("%d begun ones wait, alarm %v", s.begun, s.alarm)
 		}
 	})
-}
-
-// BenchmarkWaiters is the cost of a call while so many wait.
-func BenchmarkWaiters(b *testing.B) {
-	for _, n := range []int{10, 1000, 10_000, 100_000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			s := limited(Assign, Limit{Rate: 0.001, Burst: 1})
-			s.report(s.join(Assign, 0, false, 0).permit, passed)
-			for i := range n {
-				s.join(Assign, cloud.Priority(i%16), false, 0)
-			}
-			b.ResetTimer()
-			for i := range b.N {
-				s.leave(s.join(Assign, cloud.Priority(i%16), false, 0))
-			}
-		})
-	}
 }

@@ -18,9 +18,9 @@ type stopped struct {
 	on chan struct{}
 }
 
-func (s *stopped) UnassignAddresses(ctx context.Context, id string, addrs []netip.Addr) error {
+func (s *stopped) UnassignAddresses(ctx context.Context, id string, things []netip.Prefix) error {
 	<-s.on
-	return s.Cloud.UnassignAddresses(context.WithoutCancel(ctx), id, addrs)
+	return s.Cloud.UnassignAddresses(context.WithoutCancel(ctx), id, things)
 }
 
 func (s *stopped) DetachENI(ctx context.Context, id string) error {

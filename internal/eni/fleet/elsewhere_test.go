@@ -40,11 +40,11 @@ func (l *thief) strangers(id string) bool {
 	})
 }
 
-func (l *thief) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (l *thief) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	got, err := l.Cloud.AssignAddresses(ctx, id, n)
 	if a, ok := l.loot(); ok && err == nil && l.strangers(id) {
 		l.lies.Add(1)
-		got[0] = a
+		got[0] = cloud.HostPrefix(a)
 	}
 	return got, err
 }
@@ -170,7 +170,7 @@ func TestListingsWithAddressesOfAnotherNode(t *testing.T) {
 // cloud2 lies in listings alone.
 type cloud2 struct{ *thief }
 
-func (c *cloud2) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (c *cloud2) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	return c.Cloud.AssignAddresses(ctx, id, n)
 }
 

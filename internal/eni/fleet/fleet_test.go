@@ -298,7 +298,7 @@ func TestDoubtObservesBeforePublishing(t *testing.T) {
 		o.inv.ENIs[1].Addresses = e.Addresses[1:]
 		o.version++ // another operator released it, and published that
 		o.mu.Unlock()
-		if err := w.cloud.UnassignAddresses(t.Context(), e.ID, e.Addresses[:1]); err != nil {
+		if err := w.cloud.UnassignAddresses(t.Context(), e.ID, cloud.HostPrefixes(e.Addresses[:1])); err != nil {
 			t.Fatal(err)
 		}
 		o.start()

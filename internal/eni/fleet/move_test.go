@@ -20,7 +20,7 @@ type account struct{ *cloudfake.Cloud }
 
 const ofOthers = "eni-of-others"
 
-func (a account) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (a account) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	if id == ofOthers {
 		return nil, nil
 	}
@@ -60,7 +60,7 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		for range 20 { // more than the burst lets through, all of them worse off
 			others.Go(func() {
 				for ctx.Err() == nil {
-					_, _ = ec2.AssignAddresses(ctx, ofOthers, 1)
+					_, _ = ec2.AssignAddresses(ctx, ofOthers, cloud.Amount{Addresses: 1})
 				}
 			})
 		}

@@ -20,7 +20,7 @@ type liar struct {
 	lies atomic.Int32
 }
 
-func (l *liar) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (l *liar) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	got, err := l.Cloud.AssignAddresses(ctx, id, n)
 	if err != nil || l.lies.Load() > 0 {
 		return got, err
@@ -28,7 +28,7 @@ func (l *liar) AssignAddresses(ctx context.Context, id string, n int) ([]netip.A
 	l.lies.Add(1)
 	for _, e := range l.Truth() {
 		if e.ID == id {
-			got[0] = e.Primary
+			got[0] = cloud.HostPrefix(e.Primary)
 		}
 	}
 	return got, nil

@@ -4,9 +4,7 @@ package control
 
 import (
 	"path/filepath"
-	"time"
 
-	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
@@ -47,26 +45,6 @@ type FaultRequest struct {
 	Action string `json:"action,omitempty"` // an EC2 action or a pattern, such as Describe*
 	Value  string `json:"value,omitempty"`
 	Count  int    `json:"count,omitempty"` // how many calls; 0: until cleared
-}
-
-// Call is one EC2 call in the lab's log.
-type Call struct {
-	Seq     uint64              `json:"seq"` // counts the calls
-	Time    time.Time           `json:"time"`
-	Action  string              `json:"action"`
-	Caller  string              `json:"caller"` // ARN, empty when not authenticated
-	Params  map[string][]string `json:"params,omitempty"`
-	Omitted int                 `json:"omitted,omitempty"` // parameters that the log had no room for
-	Code    string              `json:"code,omitempty"`    // EC2 error code, LostRequest or LostReply; empty for success
-}
-
-// CallsOf are the calls of a cloud's log behind seq, oldest first.
-func CallsOf(c *vpc.Cloud, seq uint64) []Call {
-	out := []Call{}
-	for _, r := range c.CallsAfter(seq) {
-		out = append(out, Call{r.Seq, r.Time, r.Action, r.Principal, r.Params, r.Omitted, r.Code})
-	}
-	return out
 }
 
 // DownReply says what ending the lab removed.

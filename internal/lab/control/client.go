@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
 // ErrNotRunning says that no lab listens in the directory.
@@ -115,7 +116,7 @@ func (c *Client) Start(ctx context.Context, name string) (what string, err error
 
 // Calls returns the EC2 calls in the lab's log that came after the one that is
 // numbered after, oldest first.
-func (c *Client) Calls(ctx context.Context, after uint64) (list []Call, err error) {
+func (c *Client) Calls(ctx context.Context, after uint64) (list []vpc.CallRecord, err error) {
 	err = c.get(ctx, fmt.Sprintf("/v1/calls?after=%d", after), &list)
 	return list, err
 }

@@ -12,6 +12,13 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // moody is a cloud whose spec already slows it down.
 func moody(t *testing.T) *vpc.Cloud {
 	t.Helper()
@@ -22,9 +29,7 @@ func moody(t *testing.T) *vpc.Cloud {
 	s.Consistency.Describe = spec.Duration(2 * time.Second)
 	s.IMDS.Delay = spec.Duration(3 * time.Second)
 	c, err := vpc.New(s, vpc.WithClock(clock.NewFake(time.Unix(1e9, 0))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -37,13 +42,9 @@ func ask(c *vpc.Cloud) vpc.Verdict {
 func request(t *testing.T, count int, words ...string) FaultRequest {
 	t.Helper()
 	k, err := KindNamed(words[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	r, err := k.Request(words[1:], count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return r
 }
 
@@ -70,9 +71,7 @@ func TestFaultsComeAndGo(t *testing.T) {
 			f := &faults{cloud: c}
 			r := request(t, 0, tc.words...)
 			for range 2 { // the second takes the place of the first
-				if err := f.add(r); err != nil {
-					t.Fatal(err)
-				}
+				ok(t, f.add(r))
 			}
 			if got := f.strings(); !slices.Equal(got, []string{strings.Join(tc.words, " ")}) {
 				t.Errorf("in force: %q", got)
@@ -105,14 +104,12 @@ func TestFaultsComeAndGo(t *testing.T) {
 // lag is how many seconds a view is behind.
 func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 	t.Helper()
-	fake, ok := c.Clock().(*clock.Fake)
-	if !ok {
+	fake, isFake := c.Clock().(*clock.Fake)
+	if !isFake {
 		t.Fatal("not a fake clock")
 	}
 	e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: c.Snapshot().Subnets[0].ID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	for s := range 60 {
 		if view(c).ENI(e.ID) != nil {
 			return s
@@ -126,9 +123,7 @@ func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 func TestCountedFault(t *testing.T) {
 	c := moody(t)
 	f := &faults{cloud: c}
-	if err := f.add(request(t, 2, "lost-request", "Describe*")); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, f.add(request(t, 2, "lost-request", "Describe*")))
 	for _, want := range [][]string{{"lost-request Describe* (next 2 calls)"}, {"lost-request Describe* (next 1 calls)"}, {}} {
 		if got := f.strings(); !slices.Equal(got, want) {
 			t.Errorf("in force: %q, want %q", got, want)
@@ -151,9 +146,7 @@ func TestFaultMistakes(t *testing.T) {
 		{[]string{"lost-reply", "*"}, -3, "count -3"},
 	} {
 		k, err := KindNamed(tc.words[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if _, err := k.Request(tc.words[1:], tc.count); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v, count %d: %v, want %q", tc.words, tc.count, err, tc.want)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // ReportFD is the descriptor on which a spawned lab process reports progress.
@@ -87,16 +88,7 @@ func Spawn(ctx context.Context, dir string, args []string, show func(string)) (p
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return 0, fmt.Errorf("%w: the lab was removed, its logs are in %s", context.Cause(ctx), dir)
 	}
-	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), tail(LogPath(dir), 20))
-}
-
-func tail(path string, n int) string {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
-	return strings.Join(all[max(0, len(all)-n):], "\n")
+	return 0, fmt.Errorf("the lab did not come up: %w\n%s", errors.Join(ctx.Err(), err), proc.Tail(LogPath(dir), 20))
 }
 
 // Down removes the lab in dir, whether it runs, hangs or died, and returns

@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // podTimeout bounds the making of a pod whose request names no time.
@@ -188,13 +189,13 @@ func (s *server) kill(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !p.running() {
-		return nil, fmt.Errorf("%s does not run", p.what)
+	if !p.Running() {
+		return nil, fmt.Errorf("%s does not run", p)
 	}
-	if err := p.kill(); err != nil || r.URL.Query().Get("restart") != "true" {
-		return p.what, err
+	if err := p.Kill(); err != nil || r.URL.Query().Get("restart") != "true" {
+		return p.String(), err
 	}
-	return p.what, p.start(r.Context())
+	return p.String(), p.start(r.Context())
 }
 
 func (s *server) start(r *http.Request) (any, error) {
@@ -207,7 +208,34 @@ func (s *server) start(r *http.Request) (any, error) {
 	if err := p.start(ctx); err != nil {
 		return nil, err
 	}
-	return p.what, p.ready(ctx)
+	return p.String(), p.ready(ctx)
+}
+
+// program is what kill and start act on.
+type program struct {
+	*proc.Process
+	start func(context.Context) error
+	ready func(context.Context) error // returns when what was started is
+}
+
+// program finds one: a node's berthd by the node's name, an operator or the API
+// server by its own.
+func (s *server) program(name string) (program, error) {
+	if k := s.lab.Kube; k != nil && name == k.APIServer.String() {
+		started := func(context.Context) error { return nil } // is ready
+		return program{k.APIServer, k.StartAPIServer, started}, nil
+	}
+	start := func(p *proc.Process) func(context.Context) error {
+		return func(context.Context) error { return p.Start() }
+	}
+	if o, err := s.lab.Operator(name); err == nil {
+		return program{o.Process, start(o.Process), o.WaitReady}, nil
+	}
+	n, err := s.lab.Node(name)
+	if err != nil {
+		return program{}, err
+	}
+	return program{n.Process, start(n.Process), n.WaitReady}, nil
 }
 
 // calls lists the log behind the call that the query names.
@@ -219,7 +247,7 @@ func (s *server) calls(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("after: %w", err)
 	}
-	return CallsOf(s.lab.Cloud, after), nil
+	return s.lab.Cloud.CallsAfter(after), nil
 }
 
 func (s *server) listFaults(*http.Request) (any, error) { return s.faults.strings(), nil }

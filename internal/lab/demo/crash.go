@@ -121,7 +121,7 @@ const answersEach = 1000
 
 // around is the crash, with traffic before, during and after it.
 func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.Addr) (string, error) {
-	if err := t.begin(ctx, s.pods[n.Name], far); err != nil {
+	if err := t.begin(ctx, n.Pods(), far); err != nil {
 		return "", err
 	}
 	if err := t.flow(ctx); err != nil {
@@ -142,7 +142,6 @@ func (t *traffic) around(ctx context.Context, s *stage, n *node.Node, far netip.
 	if err != nil {
 		return "", err
 	}
-	s.pods[n.Name] = n.Pods()
 	if _, err := p.Ask(ctx, "tcp", far, "hello"); err != nil {
 		return "", fmt.Errorf("the pod that was added after: %w", err)
 	}

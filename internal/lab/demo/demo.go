@@ -56,62 +56,11 @@ var sizes = map[lab.Mode]size{
 	lab.PoolMode:     {pods: 10}, // a block holds 8
 }
 
-// proof is one claim and the way to try it. It returns figures.
-type proof struct {
-	name string
-	try  func(context.Context, *stage) (string, error)
-}
-
-// proofs in the order in which they are shown; later ones build on earlier ones.
-var proofs = map[lab.Mode][]proof{
-	lab.PoolMode: poolProofs,
-	lab.NodeMode: slices.Concat(
-		[]proof{{"pods come up through CNI, on several ENIs", bringUp}},
-		reach,
-		[]proof{
-			{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
-			{"EC2 throttled: a node joins, its pods come up", throttled},
-			{"pods are kept from the metadata service, nodes are not", metadataBlocked},
-			{"kernel, records, introspection and EC2 agree", agreement},
-		}),
-	lab.OperatorMode: slices.Concat(
-		[]proof{
-			{"nodes join, and may not call EC2", join},
-			{"a burst of pods is seen before its first ADD", burst},
-			{"pods come up through CNI, on several ENIs", bringUp},
-		},
-		reach,
-		[]proof{
-			{"pods beyond the watermark make the operator grow", grow},
-			{"operator killed with -9 under load: a standby goes on", killOperator},
-			{"API server away: ADD and DEL go on", withoutAPI},
-			{"EC2 throttled: a node joins, its pods come up", throttled},
-			{"a full subnet is told by conditions, and heals", fullSubnet},
-			{"a scrapped node's object and ENIs go", scrapped},
-			{"excess goes back by handshake, the ENI is deleted", shrink},
-			{"kernel, records, introspection, objects and EC2 agree", agreement},
-		}),
-}
-
-// reach is who reaches whom, in either mode.
-var reach = []proof{
-	{"pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
-	{"pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
-	{"pod to node and node to pod", podsAndNodes},
-	{"pod to internet, seen as the node's primary address", toInternet},
-	{"pod to on-premises host and back, with its own address", onPremises},
-	{"a service address is DNATed, the source is kept", service},
-	{"what enters by the primary interface is answered by it", nodePort},
-	{"curl localhost:6666/ip-manager tells who has what", introspection},
-	{"a deleted pod's address cools and is not reused", cooling},
-}
-
 // stage is what the proofs act on.
 type stage struct {
 	size
 	lab   *lab.Lab
 	nodes []*node.Node
-	pods  map[string][]*node.Pod // by node name, in the order in which they came up
 }
 
 // errFailed says that the story was told to its end, but not all of it held.
@@ -125,7 +74,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	t := &teller{out: o.Out, began: time.Now(), proofs: len(proofs[o.Lab.Mode])}
+	t := &teller{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab.Mode))}
 	o.Lab.Progress = t.note
 	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
@@ -146,7 +95,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("raise the lab: %w", err), told(o, err))
 	}
-	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes(), pods: map[string][]*node.Pod{}}
+	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes()}
 	failed := s.play(ctx, t)
 	if !o.Keep || ctx.Err() != nil {
 		return errors.Join(failed, s.clear(t, o.Program), told(o, failed))
@@ -198,7 +147,7 @@ func told(o Options, err error) error {
 // play tries the proofs one after the other.
 func (s *stage) play(ctx context.Context, t *teller) error {
 	t.say("")
-	for i, p := range proofs[s.lab.Mode] {
+	for i, p := range proofsOf(s.lab.Mode) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
 		figures, err := p.try(trial, s)

@@ -64,7 +64,6 @@ func (s *stage) serveWithoutAPI(ctx context.Context, n *node.Node, coming, leavi
 		err = n.DelPod(ctx, leaving)
 	}
 	deleted := time.Since(began)
-	s.pods[n.Name] = n.Pods()
 	return fmt.Sprintf("ADD %s, DEL %s without it", ms(added), ms(deleted)), errors.Join(err, s.lab.Kube.StartAPIServer(ctx))
 }
 
@@ -176,7 +175,6 @@ func scrapped(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	s.nodes = s.nodes[:len(s.nodes)-1]
-	delete(s.pods, n.Name)
 	err := until(ctx, "nothing is left of "+n.Name, func() error {
 		_, err := s.lab.Kube.NodeNetwork(ctx, n.Name)
 		switch {
@@ -214,7 +212,6 @@ func shrink(ctx context.Context, s *stage) (string, error) {
 			return "", err
 		}
 	}
-	s.pods[n.Name] = n.Pods()
 	err = until(ctx, "the excess goes back", func() error {
 		if o, err = s.lab.Kube.NodeNetwork(ctx, n.Name); err != nil {
 			return err

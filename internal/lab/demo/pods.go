@@ -12,36 +12,17 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
-// bringUp makes the pods, all at once on every node, and checks that each node
-// has some on a secondary ENI.
-func bringUp(ctx context.Context, s *stage) (string, error) {
-	var mu sync.Mutex // guards took and errs
-	var took []time.Duration
-	var errs []error
-	var wg sync.WaitGroup
-	for _, n := range s.nodes {
-		for i := range s.size.pods {
-			wg.Go(func() {
-				began := time.Now()
-				_, err := n.AddPod(ctx, fmt.Sprintf("pod-%d", i+1), node.PodOptions{})
-				mu.Lock()
-				defer mu.Unlock()
-				took = append(took, time.Since(began))
-				errs = append(errs, err)
-			})
-		}
-	}
-	wg.Wait()
-	for _, n := range s.nodes {
-		s.pods[n.Name] = n.Pods()
-	}
-	if err := errors.Join(errs...); err != nil {
+// onSeveralENIs makes the pods, all at once on every node, and checks that each
+// node has some on a secondary ENI.
+func onSeveralENIs(ctx context.Context, s *stage) (string, error) {
+	took, err := add(ctx, s.nodes, names("pod", s.size.pods))
+	if err != nil {
 		return "", err
 	}
 	onPrimary := 0
 	for _, n := range s.nodes {
 		used := map[int]bool{}
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			i, err := s.index(n, p.Addr())
 			if err != nil {
 				return "", err
@@ -55,9 +36,7 @@ func bringUp(ctx context.Context, s *stage) (string, error) {
 			return "", fmt.Errorf("all pods of %s are on one ENI; %d were to need a second one", n.Name, s.size.pods)
 		}
 	}
-	slices.Sort(took)
-	return fmt.Sprintf("%d pods on %d nodes; ADD median %s, slowest %s; %d on secondary ENIs",
-		len(took), len(s.nodes), ms(took[len(took)/2]), ms(took[len(took)-1]), len(took)-onPrimary), nil
+	return fmt.Sprintf("%d pods on %d nodes; %s; %d on secondary ENIs", len(took), len(s.nodes), spread(took), len(took)-onPrimary), nil
 }
 
 // names are pod names that begin alike: web-1, web-2 and so on.
@@ -69,16 +48,32 @@ func names(stem string, count int) []string {
 	return out
 }
 
-// add makes pods on a node, all at once.
-func (s *stage) add(ctx context.Context, n *node.Node, names []string) error {
-	errs := make([]error, len(names))
+// add makes pods of these names on each node, all at once, and returns how long each
+// took, in order.
+func add(ctx context.Context, nodes []*node.Node, names []string) ([]time.Duration, error) {
+	took, errs := make([]time.Duration, len(nodes)*len(names)), make([]error, len(nodes)*len(names))
 	var wg sync.WaitGroup
-	for i, name := range names {
-		wg.Go(func() { _, errs[i] = n.AddPod(ctx, name, node.PodOptions{}) })
+	for i := range took {
+		wg.Go(func() {
+			began := time.Now()
+			_, errs[i] = nodes[i/len(names)].AddPod(ctx, names[i%len(names)], node.PodOptions{})
+			took[i] = time.Since(began)
+		})
 	}
 	wg.Wait()
-	s.pods[n.Name] = n.Pods()
-	return errors.Join(errs...)
+	slices.Sort(took)
+	return took, errors.Join(errs...)
+}
+
+// add makes pods on a node, all at once.
+func (s *stage) add(ctx context.Context, n *node.Node, names []string) error {
+	_, err := add(ctx, []*node.Node{n}, names)
+	return err
+}
+
+// spread tells of times in order.
+func spread(took []time.Duration) string {
+	return fmt.Sprintf("ADD median %s, slowest %s", ms(took[len(took)/2]), ms(took[len(took)-1]))
 }
 
 // index is the device index of the ENI that has an address.
@@ -93,7 +88,7 @@ func (s *stage) index(n *node.Node, a netip.Addr) (int, error) {
 
 // first is a pod of a node.
 func (s *stage) first(n *node.Node) (*node.Pod, error) {
-	if pods := s.pods[n.Name]; len(pods) > 0 {
+	if pods := n.Pods(); len(pods) > 0 {
 		return pods[0], nil
 	}
 	return nil, fmt.Errorf("%s has no pod", n.Name)
@@ -101,7 +96,7 @@ func (s *stage) first(n *node.Node) (*node.Pod, error) {
 
 // onSecondary is a pod of a node that is not on the primary ENI.
 func (s *stage) onSecondary(n *node.Node) (*node.Pod, error) {
-	for _, p := range s.pods[n.Name] {
+	for _, p := range n.Pods() {
 		if i, err := s.index(n, p.Addr()); err == nil && i > 0 {
 			return p, nil
 		}

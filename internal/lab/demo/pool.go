@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -39,30 +38,6 @@ func demoPools() []v1alpha1.AddressPool {
 	lent := lab.Pool(lentPool, 2, v1alpha1.PoolSubnet{IPv4: "10.3.0.0/24", IPv6: "fd03::/120"})
 	lent.Spec.PodNamespaces = []string{tenant}
 	return append(lab.DefaultPools(), lab.Pool(publicPool, 0, v1alpha1.PoolSubnet{IPv4: "198.51.101.0/31"}), lent)
-}
-
-// poolProofs in the order in which they are shown.
-var poolProofs = []proof{
-	{"nodes have blocks, and the router has learned them", firstBlocks},
-	{"pods come up through CNI, from several blocks", fillBlocks},
-	{"pod to pod on one node and across nodes", podsToPods},
-	{"pod to node and node to pod", podsAndNodes},
-	{"pod to the outside and back, with its own address", toOutside},
-	{"a packet to a free address is refused, and does not loop", freeAddress},
-	{"a namespace's annotation chooses the pool", annotatedNamespace},
-	{"a pod's own annotation counts where the pool allows it", annotatedPod},
-	{"curl localhost:6666/ip-manager tells who has what", introspection},
-	{"a deleted pod's address cools and is not reused", cooling},
-	{"berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
-	{"operator killed with -9: a standby cuts the next block", killPoolOperator},
-	{"an exhausted pool is told by conditions, and heals", exhausted},
-	{"an empty block goes back, and its route is withdrawn", blockReturns},
-	{"a Node deleted by mistake does not cost it its blocks", nodeDeleted},
-	// After it policies on pools take a while to work, and the daemons' watches to come
-	// back: who does not hear that its Node is gone claims nothing.
-	{"API server away: ADD and DEL go on", poolWithoutAPI},
-	{"a node that is gone gives its blocks back", nodeGone},
-	{"kernel, records, introspection, objects and router agree", agreement},
 }
 
 // blocksOf are the blocks of a node, of one pool or, with "", of all.
@@ -123,31 +98,14 @@ func firstBlocks(ctx context.Context, s *stage) (string, error) {
 	return strings.Join(told, ", ") + "; by BGP", nil
 }
 
-// fillBlocks makes the pods, all at once on every node: more than one block holds.
-func fillBlocks(ctx context.Context, s *stage) (string, error) {
-	var mu sync.Mutex // guards took and errs
-	var took []time.Duration
-	var errs []error
-	var wg sync.WaitGroup
-	for _, n := range s.nodes {
-		for _, name := range names("pod", s.size.pods) {
-			wg.Go(func() {
-				began := time.Now()
-				_, err := n.AddPod(ctx, name, node.PodOptions{})
-				mu.Lock()
-				defer mu.Unlock()
-				took = append(took, time.Since(began))
-				errs = append(errs, err)
-			})
-		}
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+// fromSeveralBlocks makes the pods, all at once on every node: more than one block holds.
+func fromSeveralBlocks(ctx context.Context, s *stage) (string, error) {
+	took, err := add(ctx, s.nodes, names("pod", s.size.pods))
+	if err != nil {
 		return "", err
 	}
 	total := 0
 	for _, n := range s.nodes {
-		s.pods[n.Name] = n.Pods()
 		for _, p := range n.Pods() {
 			if len(p.Addrs) != 2 {
 				return "", fmt.Errorf("pod %s of %s has %v, want both families", p.Name, n.Name, p.Addrs)
@@ -162,9 +120,7 @@ func fillBlocks(ctx context.Context, s *stage) (string, error) {
 		}
 		total += len(blocks)
 	}
-	slices.Sort(took)
-	return fmt.Sprintf("%d dual-stack pods on %d nodes from %d blocks; ADD median %s, slowest %s",
-		len(took), len(s.nodes), total, ms(took[len(took)/2]), ms(took[len(took)-1])), nil
+	return fmt.Sprintf("%d dual-stack pods on %d nodes from %d blocks; %s", len(took), len(s.nodes), total, spread(took)), nil
 }
 
 // askBoth asks in each family that a pod has.
@@ -183,8 +139,8 @@ func podsToPods(ctx context.Context, s *stage) (string, error) {
 	pairs := 0
 	for i, n := range s.nodes {
 		for _, other := range []*node.Node{n, s.nodes[(i+1)%len(s.nodes)]} {
-			for k, p := range s.pods[n.Name] {
-				q := s.pods[other.Name][(k+1)%len(s.pods[other.Name])]
+			for k, p := range n.Pods() {
+				q := other.Pods()[(k+1)%len(other.Pods())]
 				a.askBoth(ctx, n.Name+"/"+p.Name, p, q.Addrs)
 				pairs++
 			}
@@ -198,7 +154,7 @@ func toOutside(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	outside := []netip.Addr{site.OutsideHost, site.OutsideHost6}
 	for _, n := range s.nodes {
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			a.askBoth(ctx, n.Name+"/"+p.Name, p, outside)
 			for i, to := range p.Addrs {
 				a.ask(ctx, "outside", s.lab.OutsidePath(), port(to), outside[i])

@@ -242,7 +242,6 @@ func nodeGone(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	s.nodes = s.nodes[:len(s.nodes)-1]
-	delete(s.pods, n.Name)
 	began := time.Now()
 	if err := errors.Join(s.lab.RemoveHost(n.Name), s.lab.RemoveNodeObject(ctx, n.Name)); err != nil {
 		return "", err

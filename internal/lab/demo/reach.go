@@ -83,8 +83,8 @@ func port(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, echo.Port)
 
 // pairs asks from each of from to each of to, and counts the pairs of ENIs.
 func (s *stage) pairs(ctx context.Context, a *asks, fromNode, toNode *node.Node, enis map[[2]int]bool) {
-	for _, p := range s.pods[fromNode.Name] {
-		for _, q := range s.pods[toNode.Name] {
+	for _, p := range fromNode.Pods() {
+		for _, q := range toNode.Pods() {
 			if p == q {
 				continue
 			}
@@ -124,7 +124,7 @@ func podsAndNodes(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	for i, n := range s.nodes {
 		other := s.nodes[(i+1)%len(s.nodes)]
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			who := n.Name + "/" + p.Name
 			a.ask(ctx, who, p.Netns(), port(s.primary(n)), p.Addr())
 			a.ask(ctx, who, p.Netns(), port(s.primary(other)), p.Addr())
@@ -140,7 +140,7 @@ func toInternet(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	enis := map[[2]int]bool{}
 	for k, n := range s.nodes {
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet), s.primary(n))
 			a.long(ctx, n.Name+"/"+p.Name, p.Netns(), port(internet))
 			if i, err := s.index(n, p.Addr()); err == nil {
@@ -155,7 +155,7 @@ func toInternet(ctx context.Context, s *stage) (string, error) {
 func onPremises(ctx context.Context, s *stage) (string, error) {
 	var a asks
 	for _, n := range s.nodes {
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), port(onPrem), p.Addr())
 			a.ask(ctx, "on-premises", s.lab.Fabric.OnPremPath(), port(p.Addr()), onPrem)
 		}

@@ -35,7 +35,7 @@ func service(ctx context.Context, s *stage) (string, error) {
 	}
 	var a asks
 	for _, n := range s.nodes {
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			if p != backend {
 				a.ask(ctx, n.Name+"/"+p.Name, p.Netns(), serviceAddr, p.Addr())
 			}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"text/tabwriter"
 	"time"
 
 	"github.com/berthnet/berth/internal/lab"
@@ -82,45 +83,62 @@ func (t *teller) summary() error {
 
 // next says what to do with a lab that stays up.
 func (t *teller) next(program string, l *lab.Lab) {
-	t.say("The lab stays up. Where to go next:")
-	node := l.Nodes()[0].Name
-	at := func(verb, rest string) string {
-		return strings.TrimSpace(program + " " + verb + " --dir " + l.Dir + " " + rest)
-	}
+	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
-		t.table([][2]string{
-			{"export KUBECONFIG=" + l.Kube.Kubeconfig, "for kubectl, if you have it: kubectl get nodenetworks"},
+		s.Kubeconfig = l.Kube.Kubeconfig
+	}
+	t.say("The lab stays up. Where to go next:")
+	PrintNext(t.out, program, s)
+}
+
+// PrintNext says what to do with a lab that has a node.
+func PrintNext(w io.Writer, program string, s lab.Status) {
+	node := s.Nodes[0].Name
+	at := func(verb, rest string) string {
+		if s.Dir != lab.DefaultDir {
+			verb += " --dir " + s.Dir
+		}
+		return strings.TrimSpace(program + " " + verb + " " + rest)
+	}
+	pool := s.Mode == lab.PoolMode
+	shown, kinds := "nodes, ENIs, addresses, pods, dropped packets", "nodenetworks"
+	routes := [2]string{at("exec", node+" -- ip rule"), "policy routing"}
+	if pool {
+		shown, kinds = "pools, blocks, nodes, pods", "addresspools,addressblocks"
+		routes = [2]string{at("exec", node+" -- ip route show table 119"), "what BIRD announces"}
+	}
+	var rows [][2]string
+	if s.Kubeconfig != "" {
+		rows = append(rows, [][2]string{
+			{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl get " + kinds + ", if you have kubectl"},
 			{at("kill", "operator-1"), "kill -9 an operator; start brings it back"},
 			{at("kill", "kube-apiserver"), "the same for the API server"},
-		})
+		}...)
 	}
-	if l.Mode == lab.PoolMode {
-		t.table([][2]string{
-			{at("status", ""), "pools, blocks, nodes, pods"},
-			{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
-			{at("exec", node+" -- ip route show table 119"), "what BIRD announces"},
-			{at("pod add", node+" mine"), "another pod"},
-			{at("kill", node+" --restart"), "kill -9 berthd and start it again"},
-			{at("down", ""), "remove everything"},
-		})
-		return
-	}
-	t.table([][2]string{
-		{at("status", ""), "nodes, ENIs, pods, dropped packets"},
+	rows = append(rows, [][2]string{
+		{at("status", ""), shown},
+		{at("pod add", node+" web"), "a pod, through CNI as a runtime would"},
+		{at("exec", node+"/web -- ip addr"), "a command inside the pod, or inside a node"},
 		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
-		{at("exec", node+" -- ip rule"), "policy routing"},
-		{at("pod add", node+" mine"), "another pod"},
-		{at("exec", node+"/mine -- curl -s "+internet.String()+":8080/"), "ask the internet who you are"},
-		{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
+		routes,
+	}...)
+	if !pool {
+		rows = append(rows, [][2]string{
+			{at("exec", node+"/web -- curl -s "+internet.String()+":8080/"), "ask the internet who you are"},
+			{at("calls", "--follow"), "EC2 calls with their parameters"},
+			{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"},
+		}...)
+	}
+	printTable(w, append(rows, [][2]string{
 		{at("kill", node+" --restart"), "kill -9 berthd and start it again"},
 		{at("down", ""), "remove everything"},
-	})
+	}...))
 }
 
 // after says what to do when the lab is gone again.
 func (t *teller) after(program string) {
 	t.say("The lab is removed. Where to go next:")
-	t.table([][2]string{
+	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
@@ -130,12 +148,10 @@ func (t *teller) after(program string) {
 	})
 }
 
-func (t *teller) table(rows [][2]string) {
-	width := 0
+func printTable(w io.Writer, rows [][2]string) {
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, r := range rows {
-		width = max(width, len(r[0]))
+		fmt.Fprintf(table, "  %s\t%s\n", r[0], r[1])
 	}
-	for _, r := range rows {
-		t.say("  %-*s  %s", width, r[0], r[1])
-	}
+	_ = table.Flush() // to a terminal or a pipe that nobody needs
 }

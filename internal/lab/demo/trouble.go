@@ -22,7 +22,7 @@ func introspection(ctx context.Context, s *stage) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		for _, p := range s.pods[n.Name] {
+		for _, p := range n.Pods() {
 			found := false
 			for _, a := range doc.Allocated {
 				found = found || a.Address == p.Addr() && a.Pod == p.ObjectName && a.Namespace == p.Namespace
@@ -58,7 +58,7 @@ func cooling(ctx context.Context, s *stage) (string, error) {
 
 func (s *stage) cool(ctx context.Context, try int) (string, error) {
 	n := s.nodes[0]
-	pods := s.pods[n.Name]
+	pods := n.Pods()
 	if len(pods) < 2 {
 		return "", fmt.Errorf("%s has %d pods, 2 are to be deleted", n.Name, len(pods))
 	}
@@ -70,7 +70,6 @@ func (s *stage) cool(ctx context.Context, try int) (string, error) {
 			return "", err
 		}
 	}
-	defer func() { s.pods[n.Name] = n.Pods() }()
 	doc, err := lab.Document(ctx, n)
 	if err != nil {
 		return "", err

@@ -2,7 +2,6 @@ package nodenetwork
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,27 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
-
-// applied is the operator's part of an object: nothing else is in the request,
-// so nothing else becomes its. It names the state that it was decided on.
-type applied struct {
-	APIVersion string         `json:"apiVersion"`
-	Kind       string         `json:"kind"`
-	Metadata   appliedMeta    `json:"metadata"`
-	Spec       *appliedSpec   `json:"spec,omitempty"`
-	Status     *appliedStatus `json:"status,omitempty"`
-}
-
-type appliedMeta struct {
-	Name            string    `json:"name"`
-	UID             types.UID `json:"uid"`
-	ResourceVersion string    `json:"resourceVersion"`
-}
-
-type appliedSpec struct {
-	IPAM appliedIPAM `json:"ipam"`
-}
 
 // appliedIPAM is an IPAMSpec that is in the request also where it is empty:
 // what a request does not have stays as whoever wrote it last left it.
@@ -39,11 +19,6 @@ type appliedIPAM struct {
 	Releasing []string                             `json:"releasing"`
 	// Unassigning, as above.
 	Unassigning []string `json:"unassigning"`
-}
-
-type appliedStatus struct {
-	ENI        appliedENI         `json:"eni"`
-	Conditions []metav1.Condition `json:"conditions"`
 }
 
 // appliedENI is an ENIStatus likewise.
@@ -59,16 +34,18 @@ type appliedENI struct {
 // apply, unless anybody wrote to the object since base: then the error is a
 // conflict. It returns the object after it, trimmed.
 func (c *Controller) apply(ctx context.Context, base *v1alpha1.NodeNetwork, q request, want desiredState) (*v1alpha1.NodeNetwork, error) {
-	a := applied{
-		APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork",
-		Metadata: appliedMeta{Name: base.Name, UID: base.UID, ResourceVersion: base.ResourceVersion},
-	}
+	var spec, status any
 	if q == writeSpec {
-		a.Spec = &appliedSpec{IPAM: appliedIPAM(want.ipam)}
+		spec = struct {
+			IPAM appliedIPAM `json:"ipam"`
+		}{appliedIPAM(want.ipam)}
 	} else {
-		a.Status = &appliedStatus{ENI: appliedENI(want.eni), Conditions: want.conditions}
+		status = struct {
+			ENI        appliedENI         `json:"eni"`
+			Conditions []metav1.Condition `json:"conditions"`
+		}{appliedENI(want.eni), want.conditions}
 	}
-	body, err := json.Marshal(a)
+	body, err := nodenetwork.ApplyBody(base, spec, status)
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}

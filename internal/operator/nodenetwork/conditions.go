@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -64,7 +65,7 @@ func (n *node) conditions() []metav1.Condition {
 	list := look.conditions()
 	for i := range list {
 		list[i].LastTransitionTime = metav1.NewTime(n.c.now().Truncate(time.Second))
-		if h, ok := find(n.obj.Status.Conditions, list[i].Type); ok && h.Status == list[i].Status {
+		if h := meta.FindStatusCondition(n.obj.Status.Conditions, list[i].Type); h != nil && h.Status == list[i].Status {
 			list[i].LastTransitionTime = h.LastTransitionTime
 		}
 	}
@@ -208,15 +209,18 @@ const noteLimit = 1024
 // degraded, or else why it cannot have the addresses that it lacks. What cools
 // is there in a moment, and a full node whose pods all have addresses is well.
 func problemOf(o *v1alpha1.NodeNetwork) (reason, message string, is bool) {
-	if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); c.Status == metav1.ConditionTrue {
+	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == metav1.ConditionTrue {
 		return c.Reason, untimed(c.Message), true
 	}
-	c, _ := find(o.Status.Conditions, v1alpha1.ConditionInDeficit)
-	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(plan.ReasonCooling)
-	if c.Status == metav1.ConditionTrue && !healthy {
-		return c.Reason, c.Message, true
+	c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionInDeficit)
+	if c == nil || c.Status != metav1.ConditionTrue {
+		return "", "", false
 	}
-	return "", "", false
+	healthy := c.Reason == reasonAllocating || c.Reason == reasonAtLimit || c.Reason == camel(plan.ReasonCooling)
+	if healthy {
+		return "", "", false
+	}
+	return c.Reason, c.Message, true
 }
 
 // reportedProblem is the problem of a node that the last event was about.

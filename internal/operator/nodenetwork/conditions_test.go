@@ -8,6 +8,7 @@ import (
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -76,48 +77,45 @@ func TestConditions(t *testing.T) {
 // Trouble and its end are told once each; the time of the next try is kept
 // current, not at each retry.
 func TestTroubleIsTold(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
 	now := clock.NewFake(time.Now()) // time passes where the test waits
-	start(t, Options{Fleet: fl, Clock: now})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	_, n := setUp(t, Options{Clock: now})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	at := now.Now()
 	trouble := eni.Status{Confirmed: true, Grows: true, Class: cloud.Throttled, LastError: "assign: slow down"}
-	degraded := func(status, reason string) func(o *v1alpha1.NodeNetwork) error {
+	inTime := func(reason string) func(o *v1alpha1.NodeNetwork) error {
 		return func(o *v1alpha1.NodeNetwork) error {
 			now.Advance(20 * time.Millisecond)
-			if c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); string(c.Status) != status || c.Reason != reason {
-				return fmt.Errorf("%+v", o.Status.Conditions)
-			}
-			return nil
+			return degraded(reason)(o)
 		}
 	}
 	trouble.NextTry = at
 	n.Reconciled(trouble)
-	first := until(t, "node-1", "degraded", degraded("True", "Throttled"))
+	first := until(t, "node-1", "degraded", inTime("Throttled"))
 	for i := range 50 {
 		trouble.NextTry = at.Add(time.Duration(i) * time.Second)
 		n.Reconciled(trouble)
 	}
-	harness.OK(t, degraded("True", "Throttled")(get(t, "node-1")))
+	harness.OK(t, inTime("Throttled")(get(t, "node-1")))
 	if o := get(t, "node-1"); o.ResourceVersion != first.ResourceVersion {
 		t.Error("written again for the time of the next try")
 	}
 	until(t, "node-1", "the time in the end", func(o *v1alpha1.NodeNetwork) error {
 		now.Advance(timeEvery)
-		c, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
+		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
 		if want := withTime("assign: slow down", trouble.NextTry); c.Message != want {
 			return fmt.Errorf("%q, want %q", c.Message, want)
 		}
 		return nil
 	})
 	n.Reconciled(eni.Status{Confirmed: true})
-	until(t, "node-1", "healed", degraded("False", reasonAsExpected))
-	harness.Eventually(t, limit, "two events", func() error {
-		return sameList("events", told(t, "node-1"), []string{"Warning NetworkThrottled", "Normal NetworkHealed"})
-	})
+	until(t, "node-1", "healed", inTime(reasonAsExpected))
+	awaitEvents(t, "Warning NetworkThrottled", "Normal NetworkHealed")
+}
+
+// awaitEvents waits until node-1's Node has these events.
+func awaitEvents(t *testing.T, want ...string) {
+	t.Helper()
+	harness.Eventually(t, limit, "events", func() error { return sameList("events", told(t, "node-1"), want) })
 }
 
 // told are the types and reasons of a Node's events.
@@ -137,7 +135,6 @@ func told(t *testing.T, name string) (out []string) {
 // once it is right.
 func TestNonsense(t *testing.T) {
 	fl := newScript()
-	fl.sets = map[string]int{}
 	n := &node{obj: &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, name: "node-1", instanceID: instance}
 	c := &Controller{o: Options{Clock: clock.Real{}}, fleet: fl, nodes: map[string]*node{}, recreations: map[string]recreation{}}
 	n.obj.Spec.InstanceID = instance
@@ -149,8 +146,8 @@ func TestNonsense(t *testing.T) {
 	o.Spec.ENI.PreAllocate = new(int32(-5))
 	n.obj = o
 	c.configure(n)
-	if n.config.err == nil || fl.sets["node-1"] != 1 {
-		t.Errorf("%v after %d settings", n.config.err, fl.sets["node-1"])
+	if n.config.err == nil || fl.called("Set") != 1 {
+		t.Errorf("%v after %d settings", n.config.err, fl.called("Set"))
 	}
 	o = o.DeepCopy()
 	o.Spec.ENI.PreAllocate = new(int32(5))

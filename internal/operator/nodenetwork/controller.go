@@ -162,37 +162,33 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 	switch {
 	case apierrors.IsNotFound(err):
 		c.forget(q.Name)
-		c.forgetRecreation(q.Name)
-		return reconcile.Result{}, nil
+		return reconcile.Result{RequeueAfter: c.forgetRecreation(q.Name)}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("read NodeNetwork %s from the cache: %w", q.Name, err)
 	}
+	k := &corev1.Node{}
+	err = c.client.Get(ctx, q.NamespacedName, k, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		k = nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("read Node %s from the cache: %w", q.Name, err)
+	}
 	n := c.adopt(o)
 	n.notify(ctx, n.update(o))
-	n, ask, err := c.identify(ctx, n)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
+	n = c.identify(ctx, n, k)
 	c.configure(n)
-	if n.expireSuppressed(c.now()) {
+	if n.expireSuppressed() {
 		c.fleet.Invalidate(n.name)
 	}
-	wait, err := c.deleteIfGone(ctx, n)
-	if err != nil {
+	if err := c.deleteIfGone(ctx, n, k); err != nil {
 		return reconcile.Result{}, err
 	}
+	// It schedules the next reconciliation (timers.go).
 	if err := n.write(ctx, settled); err != nil && !errors.Is(err, errForeign) {
 		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
 	}
-	return reconcile.Result{RequeueAfter: sooner(wait, ask)}, nil
-}
-
-// sooner is the shorter of two waits, of which zero is none.
-func sooner(x, y time.Duration) time.Duration {
-	if x == 0 || y == 0 {
-		return max(x, y)
-	}
-	return min(x, y)
+	return reconcile.Result{}, nil
 }
 
 // forget ends the work for an object that is gone.

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -38,34 +39,32 @@ func nodeEvents() builder.WatchesOption {
 	})
 }
 
-// deleteIfGone deletes the object if its node is gone, and tells when to look
-// again; zero: when something changes.
-func (c *Controller) deleteIfGone(ctx context.Context, n *node) (time.Duration, error) {
-	k := &corev1.Node{}
-	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return 0, fmt.Errorf("read Node %s from the cache: %w", n.name, err)
-	}
-	gone := err != nil
+// deleteIfGone deletes the object if its node, of which k is the Node, is gone for
+// long enough.
+func (c *Controller) deleteIfGone(ctx context.Context, n *node, k *corev1.Node) error {
+	gone := k == nil
+	now := c.now()
 	n.mu.Lock()
 	changed := !gone && watched.Readiness(k) != nil && n.liveness.setReady(watched.Ready(k))
-	o, since := n.obj, n.liveness.goneSince(n.madeAt, gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), c.now())
+	o, since := n.obj, n.liveness.goneSince(n.madeAt, gone, !gone && watched.Ready(k) && isOf(k, n.instanceID), now)
+	at := time.Time{}
+	if !since.IsZero() && o.DeletionTimestamp == nil {
+		at = since.Add(c.o.Grace)
+	}
+	n.liveness.deleteAt = at
 	n.mu.Unlock()
 	if changed {
 		c.fleet.CheckInstance(n.name)
 	}
-	if since.IsZero() || o.DeletionTimestamp != nil {
-		return 0, nil
+	if at.IsZero() || at.After(now) {
+		return nil
 	}
-	if wait := since.Add(c.o.Grace).Sub(c.now()); wait > 0 {
-		return wait, nil
-	}
-	return 0, c.deleteObject(ctx, o, gone)
+	return c.deleteObject(ctx, o, gone)
 }
 
 // isOf tells whether a Node is of an instance, as far as it says.
 func isOf(k *corev1.Node, instanceID string) bool {
-	of := instanceOf(k)
+	of := nodenetwork.InstanceOf(k.Spec.ProviderID)
 	return of == "" || of == instanceID
 }
 

@@ -2,7 +2,6 @@ package nodenetwork
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -53,35 +52,27 @@ func TestGoneSince(t *testing.T) {
 }
 
 func TestObjectGoesWithItsNode(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl, Grace: 2 * time.Second})
-	create(t, "node-1", nil)
+	fl, _ := setUp(t, Options{Grace: 2 * time.Second})
 	create(t, "node-2", nil)
-	fl.node(t, "node-1")
 	fl.node(t, "node-2")
 	c := harness.KubeClient(t)
 	began := time.Now()
 	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
-	harness.Eventually(t, limit, "the object is deleted", func() error {
-		err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{})
-		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", errors.Join(err, errors.ErrUnsupported))
-		}
-		return nil
-	})
+	awaitDeleted(t)
 	if took := time.Since(began); took < 1500*time.Millisecond {
 		t.Errorf("deleted after %v, want 2 s", took)
 	}
-	harness.Eventually(t, limit, "the fleet leaves it", func() error {
-		fl.mu.Lock()
-		defer fl.mu.Unlock()
-		if len(fl.nodes) != 1 || fl.nodes["node-2"] == nil {
-			return fmt.Errorf("it has %v", keys(fl.nodes))
-		}
-		return nil
-	})
+	fl.works(t, "node-1", false)
+	fl.works(t, "node-2", true)
 	get(t, "node-2")
+}
+
+// awaitDeleted waits until node-1's object is gone.
+func awaitDeleted(t *testing.T) {
+	t.Helper()
+	await(t, "the object is deleted", func() bool {
+		return apierrors.IsNotFound(harness.KubeClient(t).Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}))
+	})
 }
 
 // setReady plays the kubelet.
@@ -103,13 +94,10 @@ func patchStatus(t *testing.T, o client.Object, status any) {
 // healthy waits until the operator has seen that a node's Node is ready.
 func healthy(t *testing.T, n *node) {
 	t.Helper()
-	harness.Eventually(t, limit, "the Node is seen", func() error {
+	await(t, "the Node is seen to be ready", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if n.liveness.readiness != ready {
-			return fmt.Errorf("readiness %d", n.liveness.readiness)
-		}
-		return nil
+		return n.liveness.readiness == ready
 	})
 }
 
@@ -117,63 +105,34 @@ func healthy(t *testing.T, n *node) {
 // when it is again: also an operator that did not see it happen. A Node that
 // was never ready joins.
 func TestSuspicion(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	op := start(t, Options{Fleet: fl})
-	suspected := func(fl *script, times int) {
-		t.Helper()
-		harness.Eventually(t, limit, fmt.Sprintf("the instance was suspected %d times", times), func() error {
-			if n := fl.of(fl.checked, "node-1"); n != times {
-				return fmt.Errorf("%d times", n)
-			}
-			return nil
-		})
-	}
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{})
 	setReady(t, "node-1", corev1.ConditionFalse)
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	setReady(t, "node-1", corev1.ConditionTrue)
 	healthy(t, n)
-	suspected(fl, 0)
+	fl.awaitCalls(t, "CheckInstance", 0)
 	setReady(t, "node-1", corev1.ConditionUnknown)
-	suspected(fl, 1)
+	fl.awaitCalls(t, "CheckInstance", 1)
 	setReady(t, "node-1", corev1.ConditionTrue)
-	suspected(fl, 2)
-	op.end()
+	fl.awaitCalls(t, "CheckInstance", 2)
+	fl.end()
 
 	setReady(t, "node-1", corev1.ConditionFalse)
-	next := newScript()
-	start(t, Options{Fleet: next})
-	suspected(next, 1)
+	next, _ := play(t, Options{})
+	next.awaitCalls(t, "CheckInstance", 1)
 }
 
 // An instance that is gone takes the object with it, if its Node does not live.
 func TestObjectGoesWithItsInstance(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl, Grace: time.Second})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
-	c := harness.KubeClient(t)
+	_, n := setUp(t, Options{Grace: time.Second})
 	setReady(t, "node-1", corev1.ConditionTrue)
 	healthy(t, n)
 	throughout(t, time.Second, func() {}) // the object is older than the grace then
 	n.Reconciled(eni.Status{Confirmed: true, Vanished: true})
-	until(t, "node-1", "told", func(o *v1alpha1.NodeNetwork) error {
-		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonInstanceGone {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
+	until(t, "node-1", "told", degraded(reasonInstanceGone))
 	throughout(t, 2*time.Second, func() { get(t, "node-1") })
 	setReady(t, "node-1", corev1.ConditionUnknown)
-	harness.Eventually(t, limit, "the object is deleted", func() error {
-		if err := c.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &v1alpha1.NodeNetwork{}); err == nil {
-			return errors.New("it is there")
-		}
-		return nil
-	})
+	awaitDeleted(t)
 }
 
 // throughout checks again and again that something stays so for d.
@@ -189,38 +148,29 @@ func throughout(t *testing.T, d time.Duration, check func()) {
 	})
 }
 
-// The same name with another instance is another node.
+// The same name with another instance is another node. A pass of the fleet that
+// began before writes nothing of the old instance into its object.
 func TestAnotherInstance(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	first := fl.node(t, "node-1")
+	const other = "i-0aaaaaaaaaaaaaaaa"
+	fl, first := setUp(t, Options{})
 	publish(t, first, inventory([]string{"10.0.0.1"}))
-	replace(t, "node-1", "i-0aaaaaaaaaaaaaaaa")
-	patch := `{"spec":{"instanceID":"i-0aaaaaaaaaaaaaaaa"}}`
-	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
-	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	harness.Eventually(t, limit, "another node", func() error {
-		if n := fl.node(t, "node-1"); n == first || n.instanceID != "i-0aaaaaaaaaaaaaaaa" {
-			return errors.New("it is the first")
-		}
-		return nil
-	})
-	if s := fl.seeds["node-1"]; len(s.ENIs) != 0 || s.InstanceID != "i-0aaaaaaaaaaaaaaaa" {
+	replace(t, "node-1", other)
+	patch(t, `{"spec":{"instanceID":"`+other+`"}}`)
+	if n := fl.another(t, "node-1", first); n.instanceID != other {
+		t.Errorf("the node is of %s", n.instanceID)
+	}
+	if s := fl.seed(); len(s.ENIs) != 0 || s.InstanceID != other {
 		t.Errorf("seeded with what the other had: %+v", s)
 	}
+	rejected(t, first, inventory([]string{"10.0.0.1", "10.0.0.2"}), errOther)
+	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
 }
 
 // Pods that are bound to the node and have no address yet are seen before
 // their ADDs, and how long they waited is told.
 func TestPodsWait(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
 	served := make(chan time.Duration, 10)
-	start(t, Options{Fleet: fl, DemandServed: func(d time.Duration) { served <- d }})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{DemandServed: func(d time.Duration) { served <- d }})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	c := harness.KubeClient(t)
 	pod := func(name string, change func(*corev1.Pod)) *corev1.Pod {
@@ -236,14 +186,9 @@ func TestPodsWait(t *testing.T) {
 	}
 	waiting := func(want int) {
 		t.Helper()
-		harness.Eventually(t, limit, "pods wait", func() error {
-			if u := n.Usage(); u.Waiting != want {
-				return fmt.Errorf("%d, want %d", u.Waiting, want)
-			}
-			return nil
-		})
+		awaitUsage(t, n, func(u eni.Usage) bool { return u.Waiting == want })
 	}
-	kicks, began := fl.of(fl.kicks, "node-1"), time.Now()
+	kicks, began := fl.called("Kick"), time.Now()
 	first := pod("first", nil)
 	pod("second", nil)
 	third := pod("third", nil)
@@ -251,12 +196,7 @@ func TestPodsWait(t *testing.T) {
 	pod("elsewhere", func(p *corev1.Pod) { p.Spec.NodeName = "node-2" })
 	pod("host", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
 	waiting(3)
-	harness.Eventually(t, limit, "a kick", func() error { // the fleet is told right after
-		if fl.of(fl.kicks, "node-1") == kicks {
-			return errors.New("none")
-		}
-		return nil
-	})
+	await(t, "a kick", func() bool { return fl.called("Kick") > kicks }) // the fleet is told right after
 	// The daemon gave one an address; its kubelet has not told yet.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: map[string]v1alpha1.UsedAddress{"10.0.0.1": {UID: string(first.UID), Resource: "eni-1"}}})
 	waiting(2)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -119,30 +120,30 @@ func statusOf(inv *eni.Inventory) v1alpha1.ENIStatus {
 	return s
 }
 
-// next is the next request on the way from the object to the desired state. An ENI is
-// explained before its addresses are published, and until none of them is. The
-// duration is when to ask again if the answer is nothing; zero: when something
-// changes. n.mu is held.
-func (n *node) next(want desiredState, s scope) (request, time.Duration) {
+// next is the next request on the way from the object to the desired state, and
+// notes when there will be one if there is none now. An ENI is explained before its
+// addresses are published, and until none of them is. n.mu is held.
+func (n *node) next(want desiredState, s scope) request {
 	have := &n.obj.Status.ENI
 	if n.fleet.inv != nil && !n.ownership.observeFirst {
 		switch {
 		case !explains(have.ENIs, want.eni.ENIs):
-			return writeStatus, 0
+			return writeStatus
 		case !sameIPAM(n.obj.Spec.IPAM, want.ipam):
-			return writeSpec, 0
+			return writeSpec
 		case len(have.ENIs) != len(want.eni.ENIs):
-			return writeStatus, 0
+			return writeStatus
 		}
 	}
 	if s == urgent {
-		return nothing, 0
+		return nothing
 	}
-	wait := n.newsWait(want)
-	if wait == 0 {
-		return writeStatus, 0
+	now := n.c.now()
+	n.writes.newsAt = n.newsAt(want, now)
+	if n.writes.newsAt.IsZero() || n.writes.newsAt.After(now) {
+		return nothing
 	}
-	return nothing, max(0, wait)
+	return writeStatus
 }
 
 // explains tells whether all of want is in have as it should be.
@@ -161,28 +162,27 @@ func sameENI(x, y v1alpha1.ENI) bool {
 		x.SubnetID == y.SubnetID && x.SubnetCIDR == y.SubnetCIDR
 }
 
-// newsWait is how long status may stay as it is: 0 not at all, negative for
-// good. n.mu is held.
-func (n *node) newsWait(want desiredState) time.Duration {
-	have, pause := n.obj.Status.Conditions, time.Duration(-1)
+// newsAt is until when status may stay as it is; zero: for good. n.mu is held.
+func (n *node) newsAt(want desiredState, now time.Time) time.Time {
+	pause := time.Duration(0)
 	for _, c := range want.conditions {
-		h, ok := find(have, c.Type)
+		h := meta.FindStatusCondition(n.obj.Status.Conditions, c.Type)
 		switch {
-		case !ok || h.Status != c.Status || h.Reason != c.Reason:
-			return 0
+		case h == nil || h.Status != c.Status || h.Reason != c.Reason:
+			return now
 		case untimed(h.Message) != untimed(c.Message):
 			pause = newsEvery
-		case h.Message != c.Message && pause < 0:
+		case h.Message != c.Message && pause == 0:
 			pause = timeEvery
 		}
 	}
 	if !sameCounts(&n.obj.Status.ENI, &want.eni) {
 		pause = newsEvery
 	}
-	if pause < 0 {
-		return pause
+	if pause == 0 {
+		return time.Time{}
 	}
-	return max(0, n.writes.statusAt.Add(pause).Sub(n.c.now()))
+	return n.writes.statusAt.Add(pause)
 }
 
 func sameCounts(x, y *v1alpha1.ENIStatus) bool {
@@ -194,13 +194,4 @@ func sameCounts(x, y *v1alpha1.ENIStatus) bool {
 func untimed(message string) string {
 	text, _, _ := strings.Cut(message, nextTry)
 	return text
-}
-
-func find(list []metav1.Condition, kind string) (metav1.Condition, bool) {
-	for _, c := range list {
-		if c.Type == kind {
-			return c, true
-		}
-	}
-	return metav1.Condition{}, false
 }

@@ -8,6 +8,7 @@
 //	identity.go    whether an object's instance is its Node's
 //	node.go        one node's side, as the fleet sees it (fleet.Node)
 //	fleetstate.go  what the fleet last said of it, and what it begins with
+//	timers.go      which of its parts have times of their own, and the next of them
 //	state.go       which state of the object is the newest
 //	ownership.go   whether somebody else writes it, and what follows
 //	usage.go       what pods do with the addresses

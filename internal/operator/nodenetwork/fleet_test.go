@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
@@ -26,7 +27,7 @@ func TestWithFleet(t *testing.T) {
 	f, err := fleet.New(fleet.Config{
 		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
 		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
-		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Logger: harness.Logger(t),
 	})
 	harness.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -42,7 +43,7 @@ func TestWithFleet(t *testing.T) {
 	create(t, "node-1", nil)
 	until(t, "node-1", "8 addresses", count(8))
 	o := until(t, "node-1", "ready", func(o *v1alpha1.NodeNetwork) error {
-		if c, _ := find(o.Status.Conditions, v1alpha1.ConditionReady); c.Status != "True" || o.Status.ENI.Available != 8 || o.Status.ENI.Count != 1 {
+		if !meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady) || o.Status.ENI.Available != 8 || o.Status.ENI.Count != 1 {
 			return fmt.Errorf("%+v, %+v", o.Status.Conditions, o.Status.ENI)
 		}
 		return nil

@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -24,28 +23,18 @@ import (
 // Whoever writes where the operator publishes is told of on the Node, by one
 // event however often it happens. The operator's own writes are not.
 func TestForeignWritesAreTold(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	op := start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
+	fl, n := setUp(t, Options{})
 	create(t, "node-2", nil)
-	n, other := fl.node(t, "node-1"), fl.node(t, "node-2")
+	other := fl.node(t, "node-2")
 	harness.Eventually(t, limit, "the Node is seen", func() error { // an event before that is of another Node
-		return op.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
+		return fl.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
 	})
 	right := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	for i := range 3 {
 		publish(t, n, right)
 		publish(t, other, inventory([]string{fmt.Sprintf("10.0.1.%d", i)}))
-		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
-		patch := fmt.Appendf(nil, `{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i)
-		harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", patch), client.FieldOwner("kubectl-edit")))
-		harness.Eventually(t, limit, "doubt", func() error {
-			if d := fl.of(fl.invalidated, "node-1"); d != i+1 {
-				return fmt.Errorf("%d invalidations, want %d", d, i+1)
-			}
-			return nil
-		})
+		patch(t, fmt.Sprintf(`{"spec":{"ipam":{"available":{"10.0.0.%d":{"resource":"eni-1"}}}}}`, 10+i))
+		fl.awaitCalls(t, "Invalidate", i+1)
 	}
 	harness.Eventually(t, limit, "one event, counted", func() error {
 		list := &eventsv1.EventList{}
@@ -63,17 +52,16 @@ func TestForeignWritesAreTold(t *testing.T) {
 // late holds a write of spec.ipam back, whose sender hears that the connection
 // broke, and delivers it right before the next one.
 type late struct {
-	next http.RoundTripper
 	mu   sync.Mutex // guards both
 	arm  bool
 	held *http.Request
 }
 
-func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l *late) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Method != http.MethodPatch || !strings.HasSuffix(r.URL.Path, "/nodenetworks/node-1") {
-		return l.next.RoundTrip(r)
+		return next.RoundTrip(r)
 	}
 	if l.arm {
 		body, err := io.ReadAll(r.Body)
@@ -85,24 +73,21 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errors.New("connection lost")
 	}
 	if l.held != nil {
-		resp, err := l.next.RoundTrip(l.held)
+		resp, err := next.RoundTrip(l.held)
 		if err != nil {
 			return nil, err
 		}
 		resp.Body.Close()
 		l.held = nil
 	}
-	return l.next.RoundTrip(r)
+	return next.RoundTrip(r)
 }
 
 // A write whose answer was lost, and that the API server takes after all, is
 // nobody else's.
 func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
-	harness.KubeClean(t)
-	fl, l := newScript(), &late{}
-	start(t, Options{Fleet: fl}, func(next http.RoundTripper) http.RoundTripper { l.next = next; return l })
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	l := &late{}
+	fl, n := setUp(t, Options{}, harness.Through(l.do))
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	l.mu.Lock()
 	l.arm = true
@@ -119,49 +104,20 @@ func TestLateWriteIsTheOperatorsOwn(t *testing.T) {
 		t.Errorf("no write broke, or it was not delivered: %t, %t", l.arm, l.held != nil)
 	}
 	l.mu.Unlock()
-	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+	if d := fl.called("Invalidate"); d != 0 {
 		t.Errorf("%d invalidations about the own write", d)
 	}
 	harness.OK(t, sameList("events", told(t, "node-1"), nil))
 }
 
-// A pass that began before an object became another instance's writes nothing
-// of the old one into it.
-func TestInstanceChangesUnderAPass(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	old := fl.node(t, "node-1")
-	publish(t, old, inventory([]string{"10.0.0.1"}))
-	o := get(t, "node-1")
-	before := o.DeepCopy()
-	o.Spec.InstanceID = "i-0fedcba9876543210"
-	replace(t, "node-1", o.Spec.InstanceID)
-	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.MergeFrom(before)))
-	harness.Eventually(t, limit, "the fleet has another node", func() error {
-		if fl.node(t, "node-1") == old {
-			return errors.New("it has the old one")
-		}
-		return nil
-	})
-	rejected(t, old, inventory([]string{"10.0.0.1", "10.0.0.2"}), errOther)
-	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-}
-
 // An operator that is behind does not bring back what another took away.
 func TestStaleWriter(t *testing.T) {
-	harness.KubeClean(t)
-	oldFleet, newFleet := newScript(), newScript()
-	older := start(t, Options{Fleet: oldFleet, Settle: time.Hour}) // the test is over by then
-	create(t, "node-1", nil)
-	stale := oldFleet.node(t, "node-1")
+	older, stale := setUp(t, Options{Settle: time.Hour}) // the test is over by then
 	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, stale, all)
 	older.end() // it learns nothing any more, and its writes still go out
 
-	start(t, Options{Fleet: newFleet, Settle: time.Second})
-	fresh := newFleet.node(t, "node-1")
+	_, fresh := play(t, Options{Settle: time.Second})
 	publish(t, fresh, inventory([]string{"10.0.0.1"}))
 	for range 3 {
 		harness.Eventually(t, limit, "published or not", func() error {
@@ -176,7 +132,7 @@ func TestStaleWriter(t *testing.T) {
 		})
 		harness.OK(t, available("10.0.0.1")(dropped(get(t, "node-1"), "10.0.0.3")))
 	}
-	if d := oldFleet.of(oldFleet.invalidated, "node-1"); d != 1 {
+	if d := older.called("Invalidate"); d != 1 {
 		t.Errorf("the old fleet was told to look %d times, want once", d)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -22,45 +21,29 @@ var compareAddrs = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 // handOut asks until the node hands something out.
 func handOut(t *testing.T, n *node, id string, addresses int) (out []netip.Prefix) {
 	t.Helper()
-	harness.Eventually(t, limit, "something is handed out", func() error {
-		if out = n.Withdraw(id, cloud.Amount{Addresses: addresses}); len(out) == 0 {
-			return errors.New("nothing")
-		}
-		return nil
+	await(t, "something is handed out", func() bool {
+		out = n.Withdraw(id, cloud.Amount{Addresses: addresses})
+		return len(out) > 0
 	})
 	return out
 }
 
 func TestHandshake(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	op := start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"})
 	publish(t, n, inv)
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4"), Released: []string{"10.0.0.3"}}) // that of an older round
-	harness.Eventually(t, limit, "use", func() error {
-		if n.Usage().ENIs["eni-1"].Used != 1 {
-			return errors.New("not seen")
-		}
-		return nil
-	})
+	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 })
 	// Nothing is handed out that is not confirmed, nor is what is used, or
 	// confirmed by accident, asked for.
 	if a := n.Withdraw("eni-1", cloud.Amount{Addresses: 2}); len(a) != 0 {
 		t.Fatalf("handed out unconfirmed: %v", a)
 	}
 	until(t, "node-1", "candidates", releasing("10.0.0.1", "10.0.0.2"))
-	kicks := fl.of(fl.kicks, "node-1")
+	kicks := fl.called("Kick")
 	// A pod takes one of them before the daemon sees the list.
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.4", "10.0.0.2"), Released: []string{"10.0.0.1"}})
-	harness.Eventually(t, limit, "a kick", func() error {
-		if fl.of(fl.kicks, "node-1") <= kicks {
-			return errors.New("none")
-		}
-		return nil
-	})
+	await(t, "a kick", func() bool { return fl.called("Kick") > kicks })
 	got := handOut(t, n, "eni-1", 2)
 	if d := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.0.0.1/32")}, got, compareAddrs); d != "" {
 		t.Fatal(d)
@@ -73,11 +56,9 @@ func TestHandshake(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 
 	// A failover in between: it is on its way back still.
-	op.end()
-	fl = newScript()
-	start(t, Options{Fleet: fl})
-	n = fl.node(t, "node-1")
-	if r := fl.seeds["node-1"].Releasing; len(r) != 1 || r[0].Prefix != got[0] || r[0].ENI != "eni-1" {
+	fl.end()
+	fl, n = play(t, Options{})
+	if r := fl.seed().Releasing; len(r) != 1 || r[0].Prefix != got[0] || r[0].ENI != "eni-1" {
 		t.Fatalf("seed has %+v on its way back", r)
 	}
 	publish(t, n, inv)
@@ -95,10 +76,8 @@ func TestHandshake(t *testing.T) {
 
 func TestWithdrawENI(t *testing.T) {
 	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.UsePrimaryAddress = true })
-	n := fl.node(t, "node-1")
+	_, n := play(t, Options{})
 	// eni-2's own address serves pods, too.
 	publish(t, n, inventory([]string{"10.0.0.1"}, []string{"10.0.0.2", "10.0.255.12", "10.0.0.32/28"}))
 	if a := n.Withdraw("eni-2", cloud.Amount{Addresses: 2}); len(a) != 0 {
@@ -114,12 +93,7 @@ func TestWithdrawENI(t *testing.T) {
 		t.Fatal("withdrawn though not all is confirmed")
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Released: o.Spec.IPAM.Releasing})
-	harness.Eventually(t, limit, "withdrawn", func() error {
-		if !n.WithdrawENI("eni-2") {
-			return errors.New("not yet")
-		}
-		return nil
-	})
+	await(t, "withdrawn", func() bool { return n.WithdrawENI("eni-2") })
 	leaving := inventory([]string{"10.0.0.1"})
 	leaving.Leaving = []eni.Leave{{ENI: "eni-2", Attached: true}}
 	publish(t, n, leaving)
@@ -143,10 +117,8 @@ func TestWithdrawENI(t *testing.T) {
 // Candidates that pods need, or that nobody asks for, are the daemon's again.
 func TestUnneededCandidatesAreCanceled(t *testing.T) {
 	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
 	create(t, "node-1", func(o *v1alpha1.NodeNetwork) { o.Spec.ENI.PreAllocate = new(int32) })
-	n := fl.node(t, "node-1")
+	_, n := play(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"}, []string{"10.0.0.16/28"}))
 	n.Reconciled(eni.Status{Confirmed: true})
 	n.Withdraw("eni-1", cloud.Amount{Addresses: 2})
@@ -156,33 +128,23 @@ func TestUnneededCandidatesAreCanceled(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true}) // a pass that could not ask
 	harness.OK(t, releasing("10.0.0.2", "10.0.0.3", "10.0.0.16/28")(get(t, "node-1")))
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 1})
-	harness.Eventually(t, limit, "a pod waits", func() error {
-		if w := n.Usage().Waiting; w != 1 {
-			return fmt.Errorf("%d", w)
-		}
-		return nil
-	})
+	awaitUsage(t, n, func(u eni.Usage) bool { return u.Waiting == 1 })
 	n.Reconciled(eni.Status{Confirmed: true})
 	until(t, "node-1", "nothing on its way back", releasing())
 }
 
-// unassigning tells whether exactly these are with EC2.
-func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
-	return func(o *v1alpha1.NodeNetwork) error {
-		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
-	}
-}
-
-// awaitConfirmed waits until an operator has seen that the daemon confirms an address.
-func (n *node) awaitConfirmed(t *testing.T, address string) {
+// confirm has a node publish an inventory and begin to take an address back, and
+// returns once it has seen that the daemon confirms that.
+func confirm(t *testing.T, n *node, inv eni.Inventory, address string) {
 	t.Helper()
-	harness.Eventually(t, limit, "confirmed", func() error {
+	publish(t, n, inv)
+	n.Withdraw("eni-1", cloud.Amount{Addresses: 1})
+	until(t, "node-1", "a candidate", releasing(address))
+	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{address}})
+	await(t, "confirmed", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if !confirmed(n.obj, netip.MustParsePrefix(address+"/32")) {
-			return errors.New("not seen")
-		}
-		return nil
+		return confirmed(n.obj, netip.MustParsePrefix(address+"/32"))
 	})
 }
 
@@ -190,25 +152,16 @@ func (n *node) awaitConfirmed(t *testing.T, address string) {
 // works for the node: that one does not give the address back to the daemon, nor
 // an ENI that is to be detached, whatever pods need and its own fleet thinks of it.
 func TestMarkOutlivesItsOperator(t *testing.T) {
-	harness.KubeClean(t)
-	one, two := newScript(), newScript()
-	older := start(t, Options{Fleet: one})
-	create(t, "node-1", nil)
-	stopped := one.node(t, "node-1")
+	older, stopped := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
-	publish(t, stopped, inv)
-	stopped.Withdraw("eni-1", cloud.Amount{Addresses: 1})
-	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
-	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
-	stopped.awaitConfirmed(t, "10.0.0.2")
+	confirm(t, stopped, inv, "10.0.0.2")
 	got := handOut(t, stopped, "eni-1", 1)
 	handed := inv
 	handed.Releasing = []eni.Release{{Prefix: got[0], ENI: "eni-1", Since: time.Now()}}
 	publish(t, stopped, handed)
 	older.end() // EC2 is asked next, whenever that is
 
-	start(t, Options{Fleet: two})
-	n := two.node(t, "node-1")
+	_, n := play(t, Options{})
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1"), Waiting: 3, Released: []string{"10.0.0.2"}})
 	publish(t, n, inv)
 	n.RestoreWithdrawn(got)
@@ -227,20 +180,11 @@ func TestMarkOutlivesItsOperator(t *testing.T) {
 // What an operator that slept was handed, another may have given back to the
 // daemon meanwhile: it must not be unassigned.
 func TestHandedOutOnAnOldState(t *testing.T) {
-	harness.KubeClean(t)
-	one, two := newScript(), newScript()
-	older := start(t, Options{Fleet: one})
-	create(t, "node-1", nil)
-	sleeper := one.node(t, "node-1")
+	older, sleeper := setUp(t, Options{})
 	inv := inventory([]string{"10.0.0.1", "10.0.0.2"})
-	publish(t, sleeper, inv)
-	sleeper.Withdraw("eni-1", cloud.Amount{Addresses: 1})
-	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
-	report(t, "node-1", v1alpha1.IPAMStatus{Released: []string{"10.0.0.2"}})
-	sleeper.awaitConfirmed(t, "10.0.0.2")
+	confirm(t, sleeper, inv, "10.0.0.2")
 	older.end()
-	start(t, Options{Fleet: two})
-	n := two.node(t, "node-1")
+	_, n := play(t, Options{})
 	publish(t, n, inv)
 	for range 2 { // passes that did not ask for it
 		n.Reconciled(eni.Status{Confirmed: true, Needed: 1})

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -14,22 +14,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/transport"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-
-	"github.com/go-logr/logr"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	operatormode "github.com/berthnet/berth/deploy/operator-mode"
@@ -38,9 +31,10 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/nodenetwork"
-	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
 )
 
 func TestMain(m *testing.M) {
@@ -51,27 +45,48 @@ func TestMain(m *testing.M) {
 // limit is for what takes a moment on a machine with nothing else to do.
 const limit = 3 * time.Minute
 
-// script is a fleet that does nothing by itself: tests play it.
+// script is a fleet that does nothing by itself: tests play it. Once an operator
+// works with it, it has that too.
 type script struct {
-	mu          sync.Mutex // guards all below
-	settings    map[string]eni.Settings
-	seeds       map[string]eni.Inventory
-	nodes       map[string]fleet.Node
-	sets        map[string]int
-	kicks       map[string]int
-	invalidated map[string]int
-	checked     map[string]int
-	says        map[string]cloud.Instance // what the cloud does of instances
+	*operator
+
+	mu       sync.Mutex // guards all below
+	settings map[string]eni.Settings
+	seeds    map[string]eni.Inventory
+	nodes    map[string]fleet.Node
+	calls    map[call]int
+	says     map[string]cloud.Instance // what the cloud does of instances
 }
+
+// call is a method of the fleet that was called, and for which node.
+type call struct{ method, node string }
 
 func newScript() *script {
 	return &script{
 		settings: map[string]eni.Settings{}, seeds: map[string]eni.Inventory{}, nodes: map[string]fleet.Node{},
-		sets: map[string]int{}, kicks: map[string]int{}, invalidated: map[string]int{}, checked: map[string]int{},
-		says: map[string]cloud.Instance{},
+		calls: map[call]int{}, says: map[string]cloud.Instance{},
 	}
 }
 
+// setUp begins a test with node-1 and an operator.
+func setUp(t *testing.T, o Options, through ...transport.WrapperFunc) (*script, *node) {
+	t.Helper()
+	harness.KubeClean(t)
+	create(t, "node-1", nil)
+	return play(t, o, through...)
+}
+
+// play starts an operator with a fleet that the test plays, and returns that, and
+// its side of node-1.
+func play(t *testing.T, o Options, through ...transport.WrapperFunc) (*script, *node) {
+	t.Helper()
+	s := newScript()
+	o.Fleet = s
+	s.operator = start(t, o, through...)
+	return s, s.node(t, "node-1")
+}
+
+// Set implements Fleet, as the others do.
 func (s *script) Set(name, _ string, st eni.Settings, seed eni.Inventory, n fleet.Node) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +94,7 @@ func (s *script) Set(name, _ string, st eni.Settings, seed eni.Inventory, n flee
 		s.seeds[name] = seed
 	}
 	s.settings[name], s.nodes[name] = st, n
-	s.sets[name]++
+	s.calls[call{"Set", name}]++
 	return nil
 }
 
@@ -89,7 +104,6 @@ func (s *script) Remove(name string) {
 	delete(s.nodes, name)
 }
 
-// Describe implements Fleet.
 func (s *script) Describe(_ context.Context, id string) (cloud.Instance, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,36 +114,74 @@ func (s *script) Describe(_ context.Context, id string) (cloud.Instance, error) 
 	return in, nil
 }
 
-func (s *script) Kick(name string)       { s.count(s.kicks, name) }
-func (s *script) Invalidate(name string) { s.count(s.invalidated, name) }
+func (s *script) Kick(name string)          { s.count("Kick", name) }
+func (s *script) Invalidate(name string)    { s.count("Invalidate", name) }
+func (s *script) CheckInstance(name string) { s.count("CheckInstance", name) }
 
-func (s *script) CheckInstance(name string) { s.count(s.checked, name) }
-
-func (s *script) count(m map[string]int, name string) {
+func (s *script) count(method, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m[name]++
+	s.calls[call{method, name}]++
 }
 
-func (s *script) of(m map[string]int, name string) int {
+// called is how often a method was called for node-1.
+func (s *script) called(method string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return m[name]
+	return s.calls[call{method, "node-1"}]
+}
+
+// awaitCalls waits until a method was called so many times for node-1.
+func (s *script) awaitCalls(t *testing.T, method string, want int) {
+	t.Helper()
+	harness.Eventually(t, limit, method, func() error {
+		if n := s.called(method); n != want {
+			return fmt.Errorf("called %d times, want %d", n, want)
+		}
+		return nil
+	})
+}
+
+// seed is what the fleet was told that was published of node-1.
+func (s *script) seed() eni.Inventory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seeds["node-1"]
 }
 
 // node waits until the controller has told of a node.
 func (s *script) node(t *testing.T, name string) *node {
 	t.Helper()
-	var out fleet.Node
-	harness.Eventually(t, limit, "the fleet has node "+name, func() error {
+	return s.another(t, name, nil)
+}
+
+// another waits until the controller has told of another node of a name.
+func (s *script) another(t *testing.T, name string, than *node) (n *node) {
+	t.Helper()
+	await(t, "the fleet has node "+name, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if out = s.nodes[name]; out == nil {
-			return fmt.Errorf("it has %d others", len(s.nodes))
+		n, _ = s.nodes[name].(*node)
+		return n != nil && n != than
+	})
+	return n
+}
+
+// await waits until something is so.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	harness.Eventually(t, limit, what, poll.True(is))
+}
+
+// awaitUsage waits until a node's usage is as it should be.
+func awaitUsage(t *testing.T, n *node, is func(eni.Usage) bool) {
+	t.Helper()
+	harness.Eventually(t, limit, "use is seen", func() error {
+		if u := n.Usage(); !is(u) {
+			return fmt.Errorf("%+v", u)
 		}
 		return nil
 	})
-	return out.(*node)
 }
 
 // operator is a controller at work under the operator's service account, with
@@ -142,38 +194,18 @@ type operator struct {
 // start takes what its requests go through, besides.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator {
 	t.Helper()
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), operatormode.Roles))
-	account := types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
-	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
-	harness.OK(t, err)
-	scheme := runtime.NewScheme()
-	harness.OK(t, clientscheme.AddToScheme(scheme))
-	harness.OK(t, v1alpha1.AddToScheme(scheme))
-	cfg := harness.ControlPlane.ConfigWithToken(token)
+	cfg := harness.OperatorConfig(t, operatormode.Roles)
 	for _, w := range through {
 		cfg.Wrap(w)
 	}
-	mgr, err := manager.New(cfg, ctrl.Options{
-		Scheme: scheme, Cache: cache.Options{ByObject: watched.ByObject(Watches())},
-		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
-	})
+	mgr, err := controllers.Manager(cfg, Watches())
 	harness.OK(t, err)
 	if o.Logger == nil {
-		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+		o.Logger = harness.Logger(t)
 	}
 	c, err := Setup(mgr, o)
 	harness.OK(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- mgr.Start(ctx) }()
-	op := &operator{Controller: c, end: sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("controller: %v", err)
-		}
-	})}
-	t.Cleanup(op.end)
-	return op
+	return &operator{c, controllers.Run(t, mgr)}
 }
 
 const instance = "i-0123456789abcdef0"
@@ -199,10 +231,7 @@ func replace(t *testing.T, name, instanceID string) {
 // of node-1 is instance.
 func create(t *testing.T, name string, change func(*v1alpha1.NodeNetwork)) *v1alpha1.NodeNetwork {
 	t.Helper()
-	o := &v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
-	}
+	o := objectOf(name, instance)
 	if name != "node-1" {
 		o.Spec.InstanceID = fmt.Sprintf("i-%017x", crc32.ChecksumIEEE([]byte(name)))
 	}
@@ -212,6 +241,14 @@ func create(t *testing.T, name string, change func(*v1alpha1.NodeNetwork)) *v1al
 	}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), o))
 	return o
+}
+
+// objectOf is an object as a daemon makes it.
+func objectOf(name, instanceID string) *v1alpha1.NodeNetwork {
+	return &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instanceID, InstanceType: "m5.large"},
+	}
 }
 
 func get(t *testing.T, name string) *v1alpha1.NodeNetwork {
@@ -283,12 +320,45 @@ func releasing(want ...string) func(*v1alpha1.NodeNetwork) error {
 	}
 }
 
-func keys[V any](m map[string]V) (out []string) {
-	for k := range m {
-		out = append(out, k)
+// unassigning tells whether exactly these are with EC2.
+func unassigning(want ...string) func(*v1alpha1.NodeNetwork) error {
+	return func(o *v1alpha1.NodeNetwork) error {
+		return sameList("unassigning", slices.Clone(o.Spec.IPAM.Unassigning), want)
 	}
-	return out
 }
+
+// degraded tells whether an object is degraded for a reason, or as expected.
+func degraded(reason string) func(*v1alpha1.NodeNetwork) error {
+	return func(o *v1alpha1.NodeNetwork) error {
+		d := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded)
+		if d == nil || d.Reason != reason || (d.Status == metav1.ConditionTrue) != (reason != reasonAsExpected) {
+			return fmt.Errorf("%+v", o.Status.Conditions)
+		}
+		return nil
+	}
+}
+
+// awaitDegraded waits until an object is refused for a reason, or for none.
+func awaitDegraded(t *testing.T, name, reason string) {
+	t.Helper()
+	until(t, name, "degraded as "+reason, func(o *v1alpha1.NodeNetwork) error {
+		r := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady)
+		if reason != reasonAsExpected && (r == nil || r.Reason != reason) {
+			return fmt.Errorf("%+v", o.Status.Conditions)
+		}
+		return degraded(reason)(o)
+	})
+}
+
+// patch changes node-1's object as a person does, by a JSON merge patch.
+func patch(t *testing.T, body string) *v1alpha1.NodeNetwork {
+	t.Helper()
+	o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.FieldOwner("kubectl-edit")))
+	return o
+}
+
+func keys[V any](m map[string]V) []string { return slices.Collect(maps.Keys(m)) }
 
 func sameList(what string, have, want []string) error {
 	slices.Sort(have)

@@ -5,16 +5,14 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
 // An object says which instance it is of, and whoever has a node's token may
@@ -57,6 +55,7 @@ const (
 type eligibility struct {
 	refused    refusal // zero: it may
 	proof      proof
+	askAt      time.Time // when EC2 is asked for the proof again; zero: it needs not be
 	pacedUntil time.Time // when it may begin, if not at once (pace.go)
 }
 
@@ -72,12 +71,12 @@ type proof struct {
 	absent   bool // err is the first answer without the instance: nothing follows from it
 }
 
-// wait is how long it takes until EC2 is asked again.
-func (p *proof) wait(now time.Time) time.Duration {
+// retryAt is when EC2 may be asked again.
+func (p *proof) retryAt() time.Time {
 	if p.absent {
-		return p.at.Add(absentRetry).Sub(now)
+		return p.at.Add(absentRetry)
 	}
-	return p.at.Add(proofRetry).Sub(now)
+	return p.at.Add(proofRetry)
 }
 
 // evaluate holds an object against its Node (nil: there is none) and what EC2 said
@@ -86,7 +85,7 @@ func (i Identity) evaluate(name, instanceID string, k *corev1.Node, in *cloud.In
 	if k == nil {
 		return refusal{reasonNoNode, "there is no Node " + name + ": nothing is changed at EC2 until there is one of this instance"}, false
 	}
-	of := instanceOf(k)
+	of := nodenetwork.InstanceOf(k.Spec.ProviderID)
 	switch {
 	case of != "" && of != instanceID:
 		return refusal{reasonAnotherInstance, fmt.Sprintf("spec.instanceID is %s and the Node is of %s (spec.providerID): expected the Node's own instance", instanceID, of)}, false
@@ -126,28 +125,11 @@ func (i Identity) clusterTag() string {
 	return i.ClusterTag + "=" + i.ClusterValue
 }
 
-// instanceOf is the EC2 instance that a Node says it is of (aws:///ZONE/INSTANCE);
-// empty: it does not say.
-func instanceOf(k *corev1.Node) string {
-	if !strings.HasPrefix(k.Spec.ProviderID, "aws://") {
-		return ""
-	}
-	return path.Base(k.Spec.ProviderID)
-}
-
-// identify finds out whether the fleet may work for an object, and tells when to
-// look again; zero: when something changes. It returns the node to go on with:
-// another one, if the fleet worked for it and may not any more.
-func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duration, error) {
-	k := &corev1.Node{}
-	err := c.client.Get(ctx, client.ObjectKey{Name: n.name}, k, client.UnsafeDisableDeepCopy)
-	switch {
-	case apierrors.IsNotFound(err):
-		k = nil
-	case err != nil:
-		return n, 0, fmt.Errorf("read Node %s from the cache: %w", n.name, err)
-	}
-	why, wait := n.identity(ctx, k)
+// identify finds out whether the fleet may work for an object, of which k is the
+// Node. It returns the node to go on with: another one, if the fleet worked for it
+// and may not any more.
+func (c *Controller) identify(ctx context.Context, n *node, k *corev1.Node) *node {
+	why := n.identity(ctx, k)
 	if why == (refusal{}) {
 		if older := c.claim(n); older != "" {
 			why = refusal{reasonAlreadyClaimed, fmt.Sprintf("NodeNetwork %s is of %s too, and older: delete the one that is wrong", older, n.instanceID)}
@@ -165,12 +147,12 @@ func (c *Controller) identify(ctx context.Context, n *node) (*node, time.Duratio
 	n.mu.Lock()
 	n.eligibility.refused = why
 	n.mu.Unlock()
-	return n, wait, nil
+	return n
 }
 
 // identity is evaluate with what EC2 said, which is asked in the background if it
 // has to be: nodes that need no answer do not wait for those that do.
-func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Duration) {
+func (n *node) identity(ctx context.Context, k *corev1.Node) refusal {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := &n.eligibility.proof
@@ -179,11 +161,12 @@ func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Dura
 		in = &p.instance
 	}
 	why, ask := n.c.o.Identity.evaluate(n.name, n.instanceID, k, in)
+	n.eligibility.askAt = time.Time{}
 	if !ask || why == (refusal{}) {
-		return why, 0
+		return why
 	}
-	wait := p.wait(n.c.now())
-	if wait <= 0 && !p.asking {
+	n.eligibility.askAt = p.retryAt()
+	if !p.asking && !n.c.now().Before(p.retryAt()) {
 		p.asking = true
 		go n.ask(ctx)
 	}
@@ -195,7 +178,7 @@ func (n *node) identity(ctx context.Context, k *corev1.Node) (refusal, time.Dura
 	case p.err != nil:
 		why = refusal{reasonOf(cloud.ClassOf(p.err)), fmt.Sprintf("ask EC2 whether %s is the Node's: %v", n.instanceID, p.err)}
 	}
-	return why, max(0, wait)
+	return why
 }
 
 // ask asks EC2 what it has to say of the instance.
@@ -281,7 +264,7 @@ func (c *Controller) suspend(n *node) *node {
 	c.fleet.Remove(n.name)
 	n.mu.Lock()
 	next := c.newNode(n.obj, false)
-	next.eligibility.proof, next.problem, next.liveness = n.eligibility.proof, n.problem, n.liveness
+	next.eligibility, next.problem, next.liveness = n.eligibility, n.problem, n.liveness
 	next.eligibility.proof.asking = false // the answer would go to n
 	n.mu.Unlock()
 	c.mu.Lock()

@@ -1,8 +1,8 @@
 package nodenetwork
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,29 +68,13 @@ func TestProofOfInstance(t *testing.T) {
 	}
 }
 
-// degraded waits until an object is refused for a reason, or for none.
-func degraded(t *testing.T, name, reason string) {
-	t.Helper()
-	until(t, name, "degraded as "+reason, func(o *v1alpha1.NodeNetwork) error {
-		d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
-		r, _ := find(o.Status.Conditions, v1alpha1.ConditionReady)
-		if d.Reason != reason || reason != reasonAsExpected && r.Reason != reason {
-			return fmt.Errorf("%+v", o.Status.Conditions)
-		}
-		return nil
-	})
-}
-
 // works waits until the fleet works for a node, or does not.
 func (s *script) works(t *testing.T, name string, want bool) {
 	t.Helper()
-	harness.Eventually(t, limit, fmt.Sprintf("the fleet works for %s: %t", name, want), func() error {
+	await(t, fmt.Sprintf("the fleet works for %s: %t", name, want), func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if (s.nodes[name] != nil) != want {
-			return fmt.Errorf("it does for %v", keys(s.nodes))
-		}
-		return nil
+		return (s.nodes[name] != nil) == want
 	})
 }
 
@@ -102,11 +86,8 @@ func TestProofComesAndGoes(t *testing.T) {
 	fl, now := newScript(), clock.NewFake(time.Now())
 	start(t, Options{Fleet: fl, Clock: now, Grace: 24 * time.Hour})
 	c := harness.KubeClient(t)
-	harness.OK(t, c.Create(t.Context(), &v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
-		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
-	}))
-	degraded(t, "node-1", reasonNoNode)
+	harness.OK(t, c.Create(t.Context(), objectOf("node-1", instance)))
+	awaitDegraded(t, "node-1", reasonNoNode)
 	fl.works(t, "node-1", false)
 	register(t, "node-1", "")
 	askAgain := func(want string) {
@@ -118,10 +99,7 @@ func TestProofComesAndGoes(t *testing.T) {
 			if err := c.Update(t.Context(), o); err != nil {
 				return err
 			}
-			if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != want {
-				return fmt.Errorf("%+v", d)
-			}
-			return nil
+			return degraded(want)(o)
 		})
 	}
 	askAgain(reasonInstanceGone)
@@ -139,23 +117,15 @@ func TestProofComesAndGoes(t *testing.T) {
 	until(t, "node-1", "a candidate", releasing("10.0.0.2"))
 
 	replace(t, "node-1", "i-0bbbbbbbbbbbbbbbb")
-	degraded(t, "node-1", reasonAnotherInstance)
+	awaitDegraded(t, "node-1", reasonAnotherInstance)
 	fl.works(t, "node-1", false)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}))
-	degraded(t, "node-1", reasonNoNode)
+	awaitDegraded(t, "node-1", reasonNoNode)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 	register(t, "node-1", instance)
-	harness.Eventually(t, limit, "another node goes on", func() error {
-		if fl.node(t, "node-1") == n {
-			return errors.New("it is the first")
-		}
-		return nil
-	})
-	fl.mu.Lock()
-	seed := fl.seeds["node-1"]
-	fl.mu.Unlock()
-	if len(seed.ENIs) != 2 {
+	fl.another(t, "node-1", n) // goes on
+	if seed := fl.seed(); len(seed.ENIs) != 2 {
 		t.Errorf("it begins with %+v", seed)
 	}
 }
@@ -163,43 +133,32 @@ func TestProofComesAndGoes(t *testing.T) {
 // Of two objects that name one instance, each with a Node that does, the older
 // has it; the other follows when that one is gone.
 func TestTwoObjectsOfOneInstance(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	fl.works(t, "node-1", true)
-	for _, name := range []string{"anode", "node-3"} { // one is first by name, if they are of the same second
+	fl, _ := setUp(t, Options{})
+	names := []string{"node-1", "anode", "node-3"}
+	for _, name := range names[1:] { // one is first by name, if they are of the same second
 		register(t, name, instance)
-		harness.OK(t, harness.KubeClient(t).Create(t.Context(), &v1alpha1.NodeNetwork{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
-		}))
+		harness.OK(t, harness.KubeClient(t).Create(t.Context(), objectOf(name, instance)))
 	}
 	harness.Eventually(t, limit, "one stands", func() error {
 		stands := ""
-		for _, name := range []string{"node-1", "anode", "node-3"} {
-			if d, _ := find(get(t, name).Status.Conditions, v1alpha1.ConditionDegraded); d.Reason != reasonAlreadyClaimed {
+		for _, name := range names {
+			if degraded(reasonAlreadyClaimed)(get(t, name)) != nil {
 				stands += name
 			}
 		}
-		if want := oldest(t, "node-1", "anode", "node-3"); stands != want {
+		if want := oldest(t, names...); stands != want {
 			return fmt.Errorf("%s, want %s", stands, want)
 		}
 		return nil
 	})
-	gone := oldest(t, "node-1", "anode", "node-3")
+	gone := oldest(t, names...)
 	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: gone}}))
-	rest := []string{}
-	for _, name := range []string{"node-1", "anode", "node-3"} {
-		if name != gone {
-			rest = append(rest, name)
-		}
-	}
+	rest := slices.DeleteFunc(names, func(name string) bool { return name == gone })
 	next := oldest(t, rest...)
 	fl.works(t, next, true)
 	for _, name := range rest {
 		if name != next {
-			degraded(t, name, reasonAlreadyClaimed)
+			awaitDegraded(t, name, reasonAlreadyClaimed)
 			fl.works(t, name, false)
 		}
 	}

@@ -8,6 +8,7 @@ type liveness struct {
 	vanishedAt time.Time // since when the cloud says that the instance is gone; zero: it does not
 	nodeGoneAt time.Time // since when there is no Node; zero: there is
 	readiness  readiness
+	deleteAt   time.Time // when the object is deleted, if nothing changes; zero: it stays
 }
 
 // readiness is whether a Node was ready when it was last looked at, as far as

@@ -94,15 +94,15 @@ func (n *node) Reconciled(s eni.Status) {
 	now := n.c.now()
 	n.mu.Lock()
 	n.fleet.status = s
-	if n.liveness.setVanished(s.Vanished, now) {
-		n.c.requeueAfter(n.name, n.c.o.Grace)
-	}
+	first := n.liveness.setVanished(s.Vanished, now)
 	canceled := n.cancelUnneeded(n.fleet.passBegan, s)
 	n.fleet.passBegan = now
-	q, wait := n.next(n.desired(), settled)
+	q := n.next(n.desired(), settled)
 	n.mu.Unlock()
 	n.trackDemand()
-	if canceled || q != nothing || wait > 0 {
-		n.c.requeueAfter(n.name, wait)
+	if first || canceled || q != nothing {
+		n.c.requeueAfter(n.name, 0)
+		return
 	}
+	n.schedule()
 }

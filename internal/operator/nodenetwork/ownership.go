@@ -67,16 +67,6 @@ func (w *ownership) expire(now time.Time) bool {
 	return true
 }
 
-// due is when the next expires; zero: nothing is suppressed.
-func (w *ownership) due() (first time.Time) {
-	for _, until := range w.suppressed {
-		if first.IsZero() || until.Before(first) {
-			first = until
-		}
-	}
-	return first
-}
-
 func sameIPAM(x, y v1alpha1.IPAMSpec) bool {
 	return maps.Equal(x.Available, y.Available) && slices.Equal(x.Releasing, y.Releasing) && slices.Equal(x.Unassigning, y.Unassigning)
 }

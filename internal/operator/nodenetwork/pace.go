@@ -43,7 +43,7 @@ func (r recreation) next(uid types.UID, now time.Time) recreation {
 }
 
 // paced tells whether a node's object waits, as too many were made under its
-// name lately, and has it looked at when that is over.
+// name lately, and notes for how long.
 func (c *Controller) paced(n *node) bool {
 	now := c.now()
 	c.mu.Lock()
@@ -57,24 +57,19 @@ func (c *Controller) paced(n *node) bool {
 		n.eligibility.pacedUntil = r.from
 	}
 	n.mu.Unlock()
-	if wait > 0 {
-		c.requeueAfter(n.name, wait)
-	}
 	return wait > 0
 }
 
 // forgetRecreation forgets a name whose object is gone, once it would start
-// over, and has it looked at then.
-func (c *Controller) forgetRecreation(name string) {
+// over, and tells how long that takes; zero: it is forgotten.
+func (c *Controller) forgetRecreation(name string) time.Duration {
 	now := c.now()
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	r, ok := c.recreations[name]
-	wait := r.at.Add(steady).Sub(now)
-	if ok && wait <= 0 {
-		delete(c.recreations, name)
+	if wait := r.at.Add(steady).Sub(now); ok && wait > 0 {
+		return wait
 	}
-	c.mu.Unlock()
-	if ok && wait > 0 {
-		c.requeueAfter(name, wait)
-	}
+	delete(c.recreations, name)
+	return 0
 }

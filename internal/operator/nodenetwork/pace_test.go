@@ -1,14 +1,12 @@
 package nodenetwork
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -47,49 +45,29 @@ func TestObjectsThatFollowEachOther(t *testing.T) {
 // A node that deletes its object and makes it again, over and over, has the
 // fleet begin anew a few times only, and the object says why it has no addresses.
 func TestObjectMadeAgainTooOften(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
 	now := clock.NewFake(time.Now())
-	c := start(t, Options{Fleet: fl, Clock: now})
+	fl, _ := setUp(t, Options{Clock: now})
 	api := harness.KubeClient(t)
-	o := create(t, "node-1", nil)
-	fl.node(t, "node-1")
+	o := get(t, "node-1")
 	for range 20 {
 		harness.OK(t, api.Delete(t.Context(), o))
-		o = &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"}}
-		o.Name = "node-1"
+		o = objectOf("node-1", instance)
 		harness.OK(t, api.Create(t.Context(), o))
-		harness.Eventually(t, limit, "the object is seen", func() error {
-			if n := c.node("node-1"); n == nil || n.uid != o.UID {
-				return errors.New("another is")
-			}
-			return nil
+		await(t, "the object is seen", func() bool {
+			n := fl.Controller.node("node-1")
+			return n != nil && n.uid == o.UID
 		})
 		now.Advance(time.Second)
 	}
-	if sets := fl.of(fl.sets, "node-1"); sets > 6 {
+	sets := fl.called("Set")
+	if sets > 6 {
 		t.Errorf("the fleet began %d times in 20 s", sets)
 	}
-	until(t, "node-1", "told", func(o *v1alpha1.NodeNetwork) error {
-		d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded)
-		if r, _ := find(o.Status.Conditions, v1alpha1.ConditionReady); d.Reason != reasonPaced || r.Reason != reasonPaced {
-			return fmt.Errorf("%+v", o.Status.Conditions)
-		}
-		return nil
-	})
-	sets := fl.of(fl.sets, "node-1")
-	harness.Eventually(t, limit, "it is worked for in the end", func() error {
+	awaitDegraded(t, "node-1", reasonPaced)
+	await(t, "it is worked for in the end", func() bool {
 		now.Advance(10 * time.Second)
-		c.requeueAfter("node-1", 0) // the queue goes by the machine's clock
-		if fl.of(fl.sets, "node-1") == sets {
-			return errors.New("it is not")
-		}
-		return nil
+		fl.requeueAfter("node-1", 0) // the queue goes by the machine's clock
+		return fl.called("Set") > sets
 	})
-	until(t, "node-1", "no longer told", func(o *v1alpha1.NodeNetwork) error {
-		if d, _ := find(o.Status.Conditions, v1alpha1.ConditionDegraded); d.Status != "False" {
-			return fmt.Errorf("%+v", d)
-		}
-		return nil
-	})
+	until(t, "node-1", "no longer told", degraded(reasonAsExpected))
 }

@@ -7,9 +7,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 )
@@ -21,10 +19,7 @@ func asked(fl *script) *node {
 		o: Options{Fleet: fl, Clock: clock.Real{}, Logger: slog.New(slog.DiscardHandler)}, fleet: fl,
 		nodes: map[string]*node{}, claims: map[string]map[string]*node{}, recreations: map[string]recreation{},
 	}
-	n := c.newNode(&v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "1"},
-		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: "m5.large"},
-	}, false)
+	n := c.newNode(objectOf("node-1", instance), false)
 	c.nodes[n.name] = n
 	return n
 }
@@ -38,11 +33,10 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 			t.Helper()
 			n.identity(t.Context(), bare) // asks, if that is due
 			synctest.Wait()
-			why, wait := n.identity(t.Context(), bare)
-			if why.reason != want {
+			if why := n.identity(t.Context(), bare); why.reason != want {
 				t.Fatalf("got %+v, want %q", why, want)
 			}
-			return wait
+			return n.wake(n.c.now())
 		}
 		if wait := look(reasonNotProved); wait != absentRetry || !n.liveness.vanishedAt.IsZero() {
 			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)
@@ -63,7 +57,7 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 		fl.says[instance] = cloud.Instance{ID: instance, State: "terminated"}
 		n.identity(t.Context(), &corev1.Node{})
 		synctest.Wait()
-		if why, _ := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.liveness.vanishedAt.IsZero() {
+		if why := n.identity(t.Context(), &corev1.Node{}); why.reason != reasonInstanceGone || n.liveness.vanishedAt.IsZero() {
 			t.Errorf("terminated, by EC2's own words: %+v", why)
 		}
 	})
@@ -76,14 +70,14 @@ func TestProofIsAskedForAfterTheFleetStops(t *testing.T) {
 		fl := newScript()
 		n, bare := asked(fl), &corev1.Node{}
 		fl.says[instance] = cloud.Instance{ID: instance, State: "running", DNSName: n.name}
-		if why, _ := n.identity(t.Context(), bare); why.reason != reasonNotProved {
+		if why := n.identity(t.Context(), bare); why.reason != reasonNotProved {
 			t.Fatalf("not asked yet: %+v", why)
 		}
 		next := n.c.suspend(n)
 		synctest.Wait()
 		next.identity(t.Context(), bare)
 		synctest.Wait()
-		if why, _ := next.identity(t.Context(), bare); why != (refusal{}) {
+		if why := next.identity(t.Context(), bare); why != (refusal{}) {
 			t.Errorf("EC2 names the Node, and: %+v", why)
 		}
 	})

@@ -2,7 +2,6 @@ package nodenetwork
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
@@ -19,11 +18,7 @@ import (
 )
 
 func TestPublish(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	op := start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.1.16/28"}))
 	o := get(t, "node-1") // durable on return
 	harness.OK(t, available("10.0.0.1", "10.0.0.2", "10.0.1.16/28")(o))
@@ -36,19 +31,14 @@ func TestPublish(t *testing.T) {
 		return nil
 	})
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1", "10.0.1.17"), Waiting: 5})
-	harness.Eventually(t, limit, "use is seen", func() error {
-		u := n.Usage()
-		want, kicks := eni.ENIUsage{Used: 2, Free: cloud.Amount{Addresses: 1}}, fl.of(fl.kicks, "node-1")
-		if u.Waiting != 5 || u.ENIs["eni-1"] != want || kicks == 0 {
-			return fmt.Errorf("%+v, %d kicks", u, kicks)
-		}
-		return nil
+	awaitUsage(t, n, func(u eni.Usage) bool {
+		return u.Waiting == 5 && u.ENIs["eni-1"] == eni.ENIUsage{Used: 2, Free: cloud.Amount{Addresses: 1}} && fl.called("Kick") > 0
 	})
-	if got, want := op.Totals(), (Totals{Used: 2, Available: 18, Needed: 3, ENIs: 1, Nodes: 1, InDeficit: 1}); got != want {
+	if got, want := fl.Totals(), (Totals{Used: 2, Available: 18, Needed: 3, ENIs: 1, Nodes: 1, InDeficit: 1}); got != want {
 		t.Errorf("totals: %+v, want %+v", got, want)
 	}
 	// Only the daemon's report was news to the fleet, and nobody else wrote.
-	if k, d, s := fl.of(fl.kicks, "node-1"), fl.of(fl.invalidated, "node-1"), fl.of(fl.sets, "node-1"); k != 1 || d != 0 || s != 1 {
+	if k, d, s := fl.called("Kick"), fl.called("Invalidate"), fl.called("Set"); k != 1 || d != 0 || s != 1 {
 		t.Errorf("%d kicks, %d invalidations, %d settings; want 1, 0, 1", k, d, s)
 	}
 	// What is published already is not written again.
@@ -64,11 +54,7 @@ func TestPublish(t *testing.T) {
 
 // The daemon never sees an available address whose ENI it does not know.
 func TestOrderOfWrites(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	_, n := setUp(t, Options{})
 	watcher, err := client.NewWithWatch(harness.ControlPlane.Config(), client.Options{Scheme: harness.KubeClient(t).Scheme()})
 	harness.OK(t, err)
 	w, err := watcher.Watch(t.Context(), &v1alpha1.NodeNetworkList{})
@@ -103,11 +89,7 @@ func TestOrderOfWrites(t *testing.T) {
 // Two writers of the same object, and a daemon that reports all the time: what
 // is published arrives.
 func TestConflictStorm(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	var writes atomic.Int32
@@ -137,7 +119,7 @@ func TestConflictStorm(t *testing.T) {
 	}
 	cancel()
 	<-ended
-	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+	if d := fl.called("Invalidate"); d != 0 {
 		t.Errorf("%d invalidations, though nobody wrote what the operator publishes", d)
 	}
 }
@@ -145,11 +127,7 @@ func TestConflictStorm(t *testing.T) {
 // While the API server is away Publish fails at once but for the first time,
 // and once it is back the newest inventory is written without anybody asking.
 func TestAPIServerAway(t *testing.T) {
-	harness.KubeClean(t)
-	fl := newScript()
-	start(t, Options{Fleet: fl})
-	create(t, "node-1", nil)
-	n := fl.node(t, "node-1")
+	fl, n := setUp(t, Options{})
 	publish(t, n, inventory([]string{"10.0.0.1"}))
 	back := harness.WithoutAPIServer(t)
 	for i := range 20 {
@@ -160,23 +138,18 @@ func TestAPIServerAway(t *testing.T) {
 	n.Reconciled(eni.Status{Confirmed: true})
 	back()
 	until(t, "node-1", "the newest inventory", available("10.0.0.1", "10.0.1.19"))
-	if d := fl.of(fl.invalidated, "node-1"); d != 0 {
+	if d := fl.called("Invalidate"); d != 0 {
 		t.Errorf("%d invalidations about the own writes", d)
 	}
 	report(t, "node-1", v1alpha1.IPAMStatus{Used: used("10.0.0.1")})
-	harness.Eventually(t, limit, "the watch is back", func() error {
-		if u := n.Usage(); u.ENIs["eni-1"].Used != 1 {
-			return fmt.Errorf("%+v", u)
-		}
-		return nil
-	})
+	awaitUsage(t, n, func(u eni.Usage) bool { return u.ENIs["eni-1"].Used == 1 }) // the watch is back
 }
 
 // Whatever a person writes where the operator publishes is put right, as soon
 // as the cloud was looked at, and spoils no other node.
 func TestHandEdits(t *testing.T) {
 	right := inventory([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3"})
-	for name, patch := range map[string]string{
+	for name, edit := range map[string]string{
 		"emptied":        `{"spec":{"ipam":{"available":null}}}`,
 		"one-gone":       `{"spec":{"ipam":{"available":{"10.0.0.2":null}}}}`,
 		"garbage":        `{"spec":{"ipam":{"releasing":["10.9.9.9","10.0.0.0/8","10.0.0.2"]}}}`,
@@ -184,20 +157,10 @@ func TestHandEdits(t *testing.T) {
 		"moved":          `{"spec":{"ipam":{"available":{"10.0.0.1":{"resource":"eni-0"}}}}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			harness.KubeClean(t)
-			fl := newScript()
-			start(t, Options{Fleet: fl})
-			create(t, "node-1", nil)
-			n := fl.node(t, "node-1")
+			fl, n := setUp(t, Options{})
 			publish(t, n, right)
-			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
-			harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch("application/merge-patch+json", []byte(patch)), client.FieldOwner("kubectl-edit")))
-			harness.Eventually(t, limit, "doubt", func() error {
-				if d := fl.of(fl.invalidated, "node-1"); d != 1 {
-					return fmt.Errorf("%d invalidations, want 1", d)
-				}
-				return nil
-			})
+			o := patch(t, edit)
+			fl.awaitCalls(t, "Invalidate", 1)
 			n.Reconciled(eni.Status{Confirmed: true}) // a pass before the cloud was observed
 			if now := get(t, "node-1"); !sameIPAM(now.Spec.IPAM, o.Spec.IPAM) {
 				t.Error("written before the cloud was looked at")
@@ -214,53 +177,33 @@ func TestHandEdits(t *testing.T) {
 // What another took away is published again only when the cloud still lists it
 // long after.
 func TestTakenAwayStaysAway(t *testing.T) {
-	harness.KubeClean(t)
-	one, two := newScript(), newScript()
 	const settle = 5 * time.Second
 	now := clock.NewFake(time.Now()) // so that the listing is not an old one because of a stall
-	start(t, Options{Fleet: one, Settle: settle, Clock: now})
-	create(t, "node-1", nil)
-	n := one.node(t, "node-1")
+	fl, n := setUp(t, Options{Settle: settle, Clock: now})
 	all := inventory([]string{"10.0.0.1", "10.0.0.2"})
 	publish(t, n, all)
-	start(t, Options{Fleet: two})
-	other := two.node(t, "node-1")
+	_, other := play(t, Options{})
 	publish(t, other, inventory([]string{"10.0.0.1"}))
-	harness.Eventually(t, limit, "doubt", func() error {
-		if one.of(one.invalidated, "node-1") == 0 {
-			return errors.New("none")
-		}
-		return nil
-	})
+	await(t, "doubt", func() bool { return fl.called("Invalidate") > 0 })
 	publish(t, n, all) // by a listing that is old
 	harness.OK(t, available("10.0.0.1")(get(t, "node-1")))
-	if d := one.of(one.invalidated, "node-1"); d != 1 {
+	if d := fl.called("Invalidate"); d != 1 {
 		t.Errorf("%d invalidations before it is time, want 1", d)
 	}
 	now.Advance(settle)
-	harness.Eventually(t, limit, "another look", func() error {
-		if d := one.of(one.invalidated, "node-1"); d != 2 {
-			return fmt.Errorf("%d invalidations, want 2", d)
-		}
-		return nil
-	})
+	fl.awaitCalls(t, "Invalidate", 2)
 	publish(t, n, all)
 	harness.OK(t, available("10.0.0.1", "10.0.0.2")(get(t, "node-1")))
 }
 
 // A new operator seeds the fleet with what the last one published.
 func TestSeed(t *testing.T) {
-	harness.KubeClean(t)
-	first := newScript()
-	op := start(t, Options{Fleet: first})
-	create(t, "node-1", nil)
+	first, n := setUp(t, Options{})
 	inv, began := inventory([]string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.32/28"}), time.Now()
-	publish(t, first.node(t, "node-1"), inv)
-	op.end()
-	second := newScript()
-	start(t, Options{Fleet: second})
-	second.node(t, "node-1")
-	got := second.seeds["node-1"]
+	publish(t, n, inv)
+	first.end()
+	second, _ := play(t, Options{})
+	got := second.seed()
 	if got.InstanceID != instance || len(got.ENIs) != 3 || got.Limits != (cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true}) {
 		t.Fatalf("seed: %+v", got)
 	}

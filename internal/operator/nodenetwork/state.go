@@ -3,7 +3,6 @@ package nodenetwork
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/nodenetwork"
@@ -30,9 +29,7 @@ func (n *node) update(o *v1alpha1.NodeNetwork) change {
 	n.obj = o
 	c := change{foreign: n.ownership.foreign(before, o)}
 	if c.foreign {
-		now := n.c.now()
-		n.ownership.overwritten(before, o, now, n.c.o.Settle)
-		n.requeueSuppressed(now)
+		n.ownership.overwritten(before, o, n.c.now(), n.c.o.Settle)
 		n.handshake.adoptReleasing(o)
 	}
 	if sameReport(before, o) {
@@ -49,20 +46,9 @@ func sameReport(x, y *v1alpha1.NodeNetwork) bool {
 	return a.Waiting == b.Waiting && a.InstanceID == b.InstanceID && slices.Equal(a.Released, b.Released) && maps.Equal(a.Used, b.Used)
 }
 
-// requeueSuppressed has the node looked at when something is not suppressed any
-// more. The queue keeps one time for each node, so every look asks for the next.
-// n.mu is held.
-func (n *node) requeueSuppressed(now time.Time) {
-	if due := n.ownership.due(); !due.IsZero() {
-		n.c.requeueAfter(n.name, due.Sub(now))
-	}
-}
-
 // expireSuppressed is ownership.expire.
-func (n *node) expireSuppressed(now time.Time) bool {
+func (n *node) expireSuppressed() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	expired := n.ownership.expire(now)
-	n.requeueSuppressed(now)
-	return expired
+	return n.ownership.expire(n.c.now())
 }

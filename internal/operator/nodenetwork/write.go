@@ -45,6 +45,7 @@ type backoff struct {
 type writes struct {
 	retry    backoff
 	statusAt time.Time // when status was last written
+	newsAt   time.Time // when it is to be written next; zero: nothing is new
 }
 
 // fail closes for twice as long as the last time, spread over half to one and a half.
@@ -63,11 +64,11 @@ func (b *backoff) fail(now time.Time, err error) {
 func (n *node) write(ctx context.Context, s scope) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
+	defer n.schedule()
 	n.mu.Lock()
 	last := n.writes.retry
 	n.mu.Unlock()
-	if wait := last.Until.Sub(n.c.now()); wait > 0 {
-		n.c.requeueAfter(n.name, wait)
+	if last.Until.After(n.c.now()) {
 		return last.err
 	}
 	err := n.converge(ctx, s)
@@ -79,7 +80,6 @@ func (n *node) write(ctx context.Context, s scope) error {
 	case errors.Is(err, errForeign), ctx.Err() != nil:
 	default:
 		n.writes.retry.fail(n.c.now(), err)
-		n.c.requeueAfter(n.name, n.writes.retry.Until.Sub(n.c.now()))
 	}
 	return err
 }
@@ -94,18 +94,14 @@ func (n *node) converge(ctx context.Context, s scope) error {
 			return errForeign
 		}
 		base, want := n.obj, n.desired()
-		q, wait := n.next(want, s)
+		q := n.next(want, s)
 		if q == writeSpec {
 			n.ownership.sent = &want.ipam
 		}
 		n.mu.Unlock()
-		switch q {
-		case nothing:
+		if q == nothing {
 			if s == settled {
 				n.recordProblem(ctx) // unless the answer to the write that said it was lost
-			}
-			if wait > 0 {
-				n.c.requeueAfter(n.name, wait)
 			}
 			return nil
 		}

@@ -279,4 +279,4 @@ func (n *node) wantLayout(want string) {
 
 // changes are the calls that change something at EC2.
 var changes = []string{"CreateENI", "AttachENI", "DetachENI", "DeleteENI", "SetDeleteOnTermination",
-	"AssignAddresses", "AssignPrefixes", "UnassignAddresses", "UnassignPrefixes", "Tag"}
+	"AssignAddresses", "UnassignAddresses", "Tag"}

@@ -95,7 +95,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	// attached makes an ENI with tags and one secondary address on the node.
 	attached := func(tags map[string]string) (e cloud.ENI, attachment string) {
 		t.Helper()
-		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Addresses: 1})
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1}})
 		must(err)
 		attachment, err = admin.AttachENI(ctx, e.ID, node, 1)
 		must(err)
@@ -103,15 +103,17 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	}
 	detached := func(tags map[string]string) cloud.ENI {
 		t.Helper()
-		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Addresses: 1})
+		e, err := admin.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: tags, Amount: cloud.Amount{Addresses: 1}})
 		must(err)
 		return e
 	}
 	assign := func(ctx context.Context, e cloud.ENI) error {
-		_, err := berth.AssignAddresses(ctx, e.ID, 1)
+		_, err := berth.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1})
 		return err
 	}
-	unassign := func(ctx context.Context, e cloud.ENI) error { return berth.UnassignAddresses(ctx, e.ID, e.Addresses) }
+	unassign := func(ctx context.Context, e cloud.ENI) error {
+		return berth.UnassignAddresses(ctx, e.ID, cloud.HostPrefixes(e.Addresses))
+	}
 	denied := func(what string, err error) {
 		t.Helper()
 		if err == nil || !strings.Contains(err.Error(), "UnauthorizedOperation") {
@@ -167,7 +169,7 @@ func denials(t *testing.T, lab *endpoints.Cloud, admin, berth cloud.API) {
 	denied("create without tags", err)
 	_, err = berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: map[string]string{eni.TagCluster: "other"}})
 	denied("create for another cluster", err)
-	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Addresses: 1})
+	e, err := berth.CreateENI(ctx, cloud.CreateENI{SubnetID: subnet.ID, Tags: mine, Amount: cloud.Amount{Addresses: 1}})
 	must(err)
 	_, err = berth.AttachENI(ctx, e.ID, stranger.ID, 1)
 	denied("attach to an instance that is no node", err)

@@ -35,12 +35,36 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 		t.Errorf("stored and loaded differ (%v, %v):\n%s", ok, err, d)
 	}
 	in := f.Intents()
-	intent := eni.Intent{Index: 2, At: time.Unix(1, 0).UTC(), Request: cloud.CreateENI{ClientToken: "berth-x", Addresses: 3}}
+	intent := eni.Intent{Index: 2, At: time.Unix(1, 0).UTC(), Request: cloud.CreateENI{ClientToken: "berth-x", Amount: cloud.Amount{Addresses: 3}}}
 	if err := in.Save(intent); err != nil {
 		t.Fatal(err)
 	}
 	if got, ok, err := in.Load(); !ok || err != nil || cmp.Diff(intent, got) != "" {
 		t.Errorf("intent %+v %v %v", got, ok, err)
+	}
+	// As an earlier version stored it.
+	const stored = `{
+  "request": {
+    "SubnetID": "subnet-1",
+    "Groups": ["sg-1"],
+    "Description": "Berth (i-1)",
+    "Tags": {"berth.dev/instance-id": "i-1"},
+    "ClientToken": "berth-y",
+    "Addresses": 0,
+    "Prefixes": 2
+  },
+  "deviceIndex": 2,
+  "at": "1970-01-01T00:00:01Z"
+}`
+	if err := os.WriteFile(filepath.Join(f.Dir, intentFile), []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	intent.Request = cloud.CreateENI{
+		SubnetID: "subnet-1", Groups: []string{"sg-1"}, Description: "Berth (i-1)", Tags: map[string]string{"berth.dev/instance-id": "i-1"},
+		ClientToken: "berth-y", Amount: cloud.Amount{Prefixes: 2},
+	}
+	if got, ok, err := in.Load(); !ok || err != nil || cmp.Diff(intent, got) != "" {
+		t.Errorf("stored intent %+v %v %v", got, ok, err)
 	}
 	for range 2 { // clearing what is not there is no error
 		if err := in.Clear(); err != nil {

@@ -15,10 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
-type childConfig struct{ Kubeconfig, Name, Dir string }
+type childConfig struct{ Kubeconfig, Dir string }
 
 func (c childConfig) leases() crashsource.Leases {
 	return crashsource.Leases(filepath.Join(c.Dir, "leases"))
@@ -26,11 +27,10 @@ func (c childConfig) leases() crashsource.Leases {
 
 // child is a daemon's address source that a failpoint may kill.
 func child(c childConfig) error {
-	many := int32(256)
 	s, err := New(Config{
-		NodeName: c.Name, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: &links{set: map[string]eni.ENI{}},
+		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: &links{set: map[string]eni.ENI{}},
 		Cooling: time.Millisecond, Store: enisource.Files{Dir: c.Dir}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		Spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: v1alpha1.ENISpec{PreAllocate: &many}},
+		Spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(256))}},
 	})
 	if err != nil {
 		return err
@@ -38,40 +38,36 @@ func child(c childConfig) error {
 	return c.leases().Serve(s, request, 300*time.Millisecond, os.Stdin, os.Stdout)
 }
 
-// mortalNode is a machine whose daemon is a process, started again when it dies.
-type mortalNode struct {
+// crashNode is a machine whose daemon is a process, started again when it dies.
+type crashNode struct {
 	*machine
 	*crashsource.Process
 	leases crashsource.Leases
 }
 
-func newMortal(t *testing.T) *mortalNode {
+func newCrashNode(t *testing.T) *crashNode {
 	m := newMachine(t)
-	c := childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Name: m.name, Dir: m.dir}
-	if err := kube.WriteKubeconfig(c.Kubeconfig, m.cfg); err != nil {
-		t.Fatal(err)
-	}
-	return &mortalNode{m, crashsource.New(t, c, m.log), c.leases()}
+	c := childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Dir: m.dir}
+	harness.OK(t, kube.WriteKubeconfig(c.Kubeconfig, m.cfg))
+	return &crashNode{m, crashsource.New(t, c, m.log), c.leases()}
 }
 
-// see waits for a state of the object that a daemon brings about, living or dead.
-func (m *mortalNode) see(what string, ok func(*v1alpha1.NodeNetwork) bool) {
+// await waits for a state of the object that a daemon brings about, living or dead.
+func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 	m.t.Helper()
 	m.until(what, func() bool {
 		m.Live()
-		o := m.peek()
+		o := m.find()
 		return o != nil && ok(o)
 	})
 }
 
-// hold checks the pods' addresses: all different, and none among those that the
+// checkLeases checks the pods' addresses: all different, and none among those that the
 // operator took, or was told that it may take.
-func (m *mortalNode) hold(want int, not ...string) {
+func (m *crashNode) checkLeases(want int, not ...string) {
 	m.t.Helper()
 	leases, err := m.leases.All()
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	harness.OK(m.t, err)
 	if len(leases) != want {
 		m.t.Errorf("%d pods have addresses, want %d: %v", len(leases), want, leases)
 	}
@@ -88,7 +84,7 @@ func (m *mortalNode) hold(want int, not ...string) {
 	}
 }
 
-func sees(released ...string) func(*v1alpha1.NodeNetwork) bool {
+func confirms(released ...string) func(*v1alpha1.NodeNetwork) bool {
 	return func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, released) }
 }
 
@@ -114,50 +110,48 @@ func TestKilledAtEveryStep(t *testing.T) {
 }
 
 func killedAt(t *testing.T, failpoints string) {
-	m := newMortal(t)
+	m := newCrashNode(t)
 	m.put("i-0ddd") // it is to find the object of another
 	m.operator(ofNoUse)
 	m.Launch(failpoints)
-	m.see("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	m.await("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
 	m.operator(give(10, 16))
 	used := func(n int32) func(*v1alpha1.NodeNetwork) bool {
 		return func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == n }
 	}
 	m.until("two pods have addresses", func() bool { return m.Do("add 1") && m.Do("add 2") }) // 10, 11
-	m.see("they are reported", used(2))
+	m.await("they are reported", used(2))
 
 	m.operator(releasing("10.0.0.11", "10.0.0.13", "10.0.0.14", "10.0.0.15"))
-	m.see("what is free is released", sees("10.0.0.13", "10.0.0.14", "10.0.0.15"))
+	m.await("what is free is released", confirms("10.0.0.13", "10.0.0.14", "10.0.0.15"))
 	m.Do("add 3") // 12 or 16
 	m.operator(func(o *v1alpha1.NodeNetwork) {
 		releasing("10.0.0.11", "10.0.0.13", "10.0.0.15")(o) // 14 stays
 		unassigned("10.0.0.13")(o)                          // EC2 took it
 	})
-	m.see("the answer", sees("10.0.0.15"))
+	m.await("the answer", confirms("10.0.0.15"))
 	m.until("pods get what stays", func() bool { return m.Do("add 3") && m.Do("add 4") && m.Do("add 5") }) // 12, 14, 16
 	for i := 6; i < 8; i++ {
 		if m.Do("add %d", i) {
 			t.Errorf("pod %d got an address", i)
 		}
 	}
-	m.hold(5, "10.0.0.13", "10.0.0.15")
+	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
 	leases, err := m.leases.All()
-	if err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, err)
 	for i, l := range leases {
 		if l.IPv4 == address(11) {
 			m.Do("del %d", i)
 		}
 	}
-	m.see("the one that a pod had is released", sees("10.0.0.11", "10.0.0.15"))
+	m.await("the one that a pod had is released", confirms("10.0.0.11", "10.0.0.15"))
 	m.operator(unassigned("10.0.0.15"))
-	m.see("the end of 15 is heard", sees("10.0.0.11"))
+	m.await("the end of 15 is heard", confirms("10.0.0.11"))
 	m.operator(releasing())
-	m.see("11 stays after all", sees())
+	m.await("11 stays after all", confirms())
 	m.until("the last pod has an address", func() bool { return m.Do("add 8") })
-	m.hold(5, "10.0.0.13", "10.0.0.15")
-	m.see("all is told", used(5))
+	m.checkLeases(5, "10.0.0.13", "10.0.0.15")
+	m.await("all is told", used(5))
 	if m.Deaths != 1 {
 		t.Errorf("the daemon died %d times", m.Deaths)
 	}

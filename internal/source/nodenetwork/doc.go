@@ -4,13 +4,14 @@
 //
 //	supplier.go  what it is made of, and its one loop
 //	follow.go    watching the object
-//	wishes.go    what the object asks for
+//	targets.go   what the object asks for
 //	handshake.go giving addresses back
 //	report.go    telling who uses what
-//	own.go       making the object, and replacing a stale one
+//	object.go    making the object, and replacing a stale one
 //	spec.go      the object's spec from berthd's settings
 //	why.go       why pods wait in vain
-//	client.go    the requests to the API server
+//	client.go    requests to the API server
+//	limits.go    what the object's definition takes of a report
 //
 // No ADD or DEL waits for the API server: all of this happens beside them.
 package nodenetwork

@@ -3,6 +3,9 @@ package nodenetwork
 import (
 	"context"
 
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/nodenetwork"
@@ -12,12 +15,11 @@ import (
 // ends. Neither begins with an old state: what was unassigned since would be a
 // pod's again.
 func (s *supplier) follow(ctx context.Context) {
-	kubeapi.Follow(ctx, resource, s.api.lister(), kubeapi.Handler[*v1alpha1.NodeNetwork]{
+	own := s.api.Objects(resource, fields.OneTermEqualSelector("metadata.name", s.cfg.NodeName).String(),
+		func() runtime.Object { return &v1alpha1.NodeNetworkList{} })
+	kubeapi.Follow(ctx, resource, own, kubeapi.Handler[*v1alpha1.NodeNetwork]{
 		Heard: s.heard,
-		// The watch may trail the reply to a report.
-		Put: func(n *v1alpha1.NodeNetwork) {
-			s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, n) })
-		},
+		Put:   s.put,
 		Gone: func(n *v1alpha1.NodeNetwork) {
 			s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == n.UID })
 		},
@@ -29,6 +31,12 @@ func (s *supplier) follow(ctx context.Context) {
 			s.observe(n, func(*v1alpha1.NodeNetwork) bool { return true })
 		},
 	})
+}
+
+// put takes a state of the object unless it is behind: the watch may trail the
+// reply to a report.
+func (s *supplier) put(n *v1alpha1.NodeNetwork) {
+	s.observe(n, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, n) })
 }
 
 // observe takes a state of the object, nil when there is none, if accept agrees

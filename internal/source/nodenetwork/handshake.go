@@ -28,46 +28,46 @@ import (
 //   - Every report is conditional on the state of the object that it answers. A
 //     request that is on its way for long confirms nothing that was freed since.
 
-// hands is the daemon's side of the handshake.
-type hands struct {
-	kept        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
-	withdrawn   []netip.Prefix // of those, recorded as having no pod
-	offered     *eni.Inventory // what the core has
-	offeredKept []netip.Prefix
-	retry       retry.Backoff
+// handshake is the daemon's side of the handshake.
+type handshake struct {
+	withheld        []netip.Prefix // given to no pod: releasing, released, or not yet surely neither
+	withdrawn       []netip.Prefix // of those, recorded as having no pod
+	offered         *eni.Inventory // what the allocator has
+	offeredWithheld []netip.Prefix
+	retry           retry.Backoff
 }
 
-// shake gives the core what the object says, withdraws what is to go back, and
+// reconcile gives the allocator what the object says, withdraws what is to go back, and
 // reports. o is this instance's.
-func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+func (s *supplier) reconcile(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	r := nodenetwork.Read(o)
-	s.complain(r.Bad)
-	keep := slices.Concat(r.Releasing, r.Released)
-	for _, p := range s.hands.kept {
+	s.logBad(r.Bad)
+	withhold := slices.Concat(r.Releasing, r.Released)
+	for _, p := range s.handshake.withheld {
 		if r.Available[p] {
-			keep = append(keep, p)
+			withhold = append(withhold, p)
 		}
 	}
-	slices.SortFunc(keep, netip.Prefix.Compare)
-	keep = slices.Compact(keep)
-	if err := s.offer(r, keep); err != nil {
+	slices.SortFunc(withhold, netip.Prefix.Compare)
+	withhold = slices.Compact(withhold)
+	if err := s.offer(r, withhold); err != nil {
 		s.log.Error("inventory not recorded, will try again; nothing new is confirmed meanwhile", "error", err)
-		s.hands.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
+		s.handshake.retry.Fail(s.clock.Now(), time.Second, 10*time.Second)
 		// What was confirmed before stands: the file of then still has it.
-		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.hands.retry.Until) {
+		if at := s.report(ctx, o, intersect(r.Released, r.Releasing), nil); !at.IsZero() && at.Before(s.handshake.retry.Until) {
 			return at
 		}
-		return s.hands.retry.Until
+		return s.handshake.retry.Until
 	}
-	s.hands.retry = retry.Backoff{}
+	s.handshake.retry = retry.Backoff{}
 	// Confirmed is what is both asked for and withdrawn; what else is kept has
 	// left releasing and is free again after this report.
-	confirmed := intersect(s.hands.withdrawn, r.Releasing)
-	if len(keep) == len(r.Releasing) {
+	confirmed := intersect(s.handshake.withdrawn, r.Releasing)
+	if len(withhold) == len(r.Releasing) {
 		return s.report(ctx, o, confirmed, nil)
 	}
 	return s.report(ctx, o, confirmed, func() {
-		s.hands.kept = r.Releasing
+		s.handshake.withheld = r.Releasing
 		if err := failpoint.Hit("nodenetwork.restore.confirmed"); err != nil {
 			s.log.Warn("before addresses are free again", "error", err)
 		}
@@ -75,29 +75,29 @@ func (s *supplier) shake(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time
 	})
 }
 
-// offer hands an inventory to the core, if it says anything new: that, other
+// offer hands an inventory to the allocator, if it says anything new: that, other
 // things to keep back, or such as may be without a pod by now.
-func (s *supplier) offer(r nodenetwork.Reading, keep []netip.Prefix) error {
-	h := &s.hands
-	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredKept, keep)
-	if same && len(h.withdrawn) == len(keep) {
+func (s *supplier) offer(r nodenetwork.Reading, withhold []netip.Prefix) error {
+	h := &s.handshake
+	same := h.offered != nil && sameInventory(*h.offered, r.Inventory) && slices.Equal(h.offeredWithheld, withhold)
+	if same && len(h.withdrawn) == len(withhold) {
 		return nil
 	}
 	point := "nodenetwork.withdraw.recorded"
-	if len(keep) < len(h.offeredKept) {
+	if len(withhold) < len(h.offeredWithheld) {
 		point = "nodenetwork.restore.after"
 	}
-	h.kept, h.withdrawn, h.offered = keep, nil, nil
+	h.withheld, h.withdrawn, h.offered = withhold, nil, nil
 	if err := failpoint.Hit("nodenetwork.withdraw.before"); err != nil {
 		return err
 	}
 	inv := r.Inventory
 	inv.At = s.clock.Now()
-	withdrawn, err := s.core.Offer(inv, keep)
+	withdrawn, err := s.allocator.Offer(inv, withhold)
 	if err != nil {
 		return err
 	}
-	h.withdrawn, h.offered, h.offeredKept = withdrawn, &inv, keep
+	h.withdrawn, h.offered, h.offeredWithheld = withdrawn, &inv, withhold
 	return failpoint.Hit(point)
 }
 
@@ -115,8 +115,8 @@ func intersect(list, others []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// complain logs entries that make no sense, once each time they change.
-func (s *supplier) complain(bad []string) {
+// logBad logs entries that make no sense, once each time they change.
+func (s *supplier) logBad(bad []string) {
 	s.mu.Lock()
 	changed := !slices.Equal(s.bad, bad)
 	s.bad = bad

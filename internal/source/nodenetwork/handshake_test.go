@@ -15,6 +15,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	enisource "github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // releasing sets the operator's list of candidates.
@@ -32,22 +33,14 @@ func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
 	}
 }
 
+// released waits until the daemon has confirmed exactly these.
 func (m *machine) released(want ...string) {
 	m.t.Helper()
 	m.appears("released: "+cmp.Diff(nil, want), func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, want) })
 }
 
-// hurry makes every report due at once.
-func hurry(m *machine) {
-	n := int32(256)
-	m.spec.ENI.PreAllocate = &n
-}
-
 func TestHandshake(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t)
 	m.operator(give(10, 13))
 	m.add(1) // 10.0.0.10
 
@@ -57,57 +50,42 @@ func TestHandshake(t *testing.T) {
 	if err != nil || len(inv.Releasing) != 2 {
 		t.Errorf("recorded before it was confirmed: %+v, %v", inv.Releasing, err)
 	}
-	if l := m.add(2); l.IPv4 != address(11) {
-		t.Errorf("pod 2 got %v, want the only one that stays", l.IPv4)
-	}
-	if l, err := m.try(3, 100*time.Millisecond); err == nil {
-		t.Errorf("pod 3 got %v, which the operator may take at any time", l.IPv4)
-	}
+	m.gets(2, 11)    // the only one that stays
+	m.getsNothing(3) // as the operator may take it at any time
 
 	m.operator(releasing("10.0.0.10", "10.0.0.13")) // 12 stays after all
-	if l := m.add(3); l.IPv4 != address(12) {
-		t.Errorf("pod 3 got %v, want 10.0.0.12", l.IPv4)
-	}
+	m.gets(3, 12)
 	m.released("10.0.0.13")
 
 	m.operator(unassigned("10.0.0.13"))
 	m.released()
 	m.Release(key(1))
 	m.released("10.0.0.10") // once it has cooled
-	if l, err := m.try(4, 100*time.Millisecond); err == nil {
-		t.Errorf("pod 4 got %v", l.IPv4)
-	}
+	m.getsNothing(4)
 }
 
 func TestPrefixesGoBackWhole(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t)
 	m.operator(func(o *v1alpha1.NodeNetwork) {
 		give(1, 0)(o)
 		o.Spec.IPAM.Available["10.0.0.32/28"] = v1alpha1.AvailableAddress{Resource: eth1}
 		o.Spec.IPAM.Available["10.0.0.64/28"] = v1alpha1.AvailableAddress{Resource: eth1}
 	})
-	l := m.add(1)
+	m.gets(1, 32)
 	m.operator(releasing("10.0.0.32/28", "10.0.0.64/28"))
 	m.released("10.0.0.64/28")
 	m.Release(key(1))
 	m.released("10.0.0.32/28", "10.0.0.64/28")
-	if l.IPv4 != address(32) {
-		t.Errorf("the pod got %v", l.IPv4)
-	}
 }
 
 // gate holds back the daemon's reports.
 type gate struct {
-	next http.RoundTripper
 	mu   sync.Mutex    // guards both
 	shut chan struct{} // nil: open
 	held chan struct{} // gets one a request that is held back
 }
 
-func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
+func (g *gate) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	g.mu.Lock()
 	shut := g.shut
 	g.mu.Unlock()
@@ -118,7 +96,7 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		<-shut
 	}
-	return g.next.RoundTrip(r)
+	return next.RoundTrip(r)
 }
 
 func (g *gate) close() {
@@ -149,59 +127,42 @@ func (g *gate) open() {
 // daemon's answer to the first has arrived: it stays withdrawn all the time, as
 // the operator may rely on the confirmation that it still sees.
 func TestRelistedBeforeTheAnswer(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
 	g := &gate{}
-	m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t, harness.Through(g.do))
 	m.operator(give(10, 11))
 	m.operator(releasing("10.0.0.11"))
 	m.released("10.0.0.11")
 	m.add(1)
-	m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	m.reports(1)
 
 	g.close()
 	m.operator(releasing())
 	g.await(t) // the answer is on its way
 	m.operator(releasing("10.0.0.11"))
-	if l, err := m.try(2, 100*time.Millisecond); err == nil {
-		t.Errorf("pod 2 got %v before the operator heard that it is not released", l.IPv4)
-	}
+	m.getsNothing(2) // before the operator heard that it is not released
 	g.open()
-	if l, err := m.try(2, 300*time.Millisecond); err == nil {
-		t.Errorf("pod 2 got %v, which the operator may take", l.IPv4)
-	}
+	m.getsNothing(2) // as the operator may take it
 	m.released("10.0.0.11")
 
 	m.operator(releasing())
-	if l := m.add(2); l.IPv4 != address(11) {
-		t.Errorf("pod 2 got %v", l.IPv4)
-	}
+	m.gets(2, 11)
 	m.released()
 }
 
 // An address that vanishes while a pod has it stays that pod's, and is told of once.
 func TestAddressVanishesUnderAPod(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t)
 	m.operator(give(10, 11))
 	m.add(1)
 	m.operator(unassigned("10.0.0.10"))
 	m.add(2)
-	m.appears("both pods are reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 2 })
+	m.reports(2)
 	m.operator(give(10, 10)) // to another pod, for all we know
 	m.operator(unassigned("10.0.0.10"))
-	if l, err := m.try(3, 100*time.Millisecond); err == nil {
-		t.Errorf("pod 3 got %v", l.IPv4)
-	}
-	if l, err := m.try(1, longest); err != nil || l.IPv4 != address(10) {
-		t.Errorf("the first pod's lease is %v, %v", l.IPv4, err)
-	}
+	m.getsNothing(3)
+	m.gets(1, 10) // still
 	m.Release(key(1))
-	m.appears("its end is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	m.reports(1)
 	if n := m.log.count("not available to this node any more"); n < 1 || n > 2 {
 		t.Errorf("told of %d times", n)
 	}
@@ -209,17 +170,16 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 
 // refusal answers the daemon's reports with an error, while it is on.
 type refusal struct {
-	next http.RoundTripper
 	mu   sync.Mutex // guards both
 	on   bool
 	last []byte // the last report refused
 }
 
-func (r *refusal) RoundTrip(q *http.Request) (*http.Response, error) {
+func (r *refusal) do(q *http.Request, next http.RoundTripper) (*http.Response, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.on || q.Method != http.MethodPatch {
-		return r.next.RoundTrip(q)
+		return next.RoundTrip(q)
 	}
 	var err error
 	if r.last, err = io.ReadAll(q.Body); err != nil {
@@ -262,12 +222,8 @@ func TestReleasedOverARestart(t *testing.T) {
 		"file lost, then report": {fileLost, reportLost},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMachine(t)
-			hurry(m)
 			r := &refusal{}
-			m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { r.next = next; return r })
-			m.start()
-			m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+			m := startMachine(t, harness.Through(r.do))
 			m.operator(give(10, 10))
 			m.operator(releasing("10.0.0.10"))
 			m.released("10.0.0.10")
@@ -279,9 +235,7 @@ func TestReleasedOverARestart(t *testing.T) {
 			m.until("a report is refused", func() bool { return r.refused(m.object()) })
 			tt.after(m)
 			m.until("another one is, on what the object is now", func() bool { return r.refused(m.object()) })
-			if l, err := m.try(1, 500*time.Millisecond); err == nil {
-				t.Errorf("the pod got %v before the operator heard that it is not released", l.IPv4)
-			}
+			m.getsNothing(1) // before the operator heard that it is not released
 			r.turn(false)
 			m.add(1)
 			m.released()

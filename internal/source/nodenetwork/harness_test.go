@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -54,20 +54,7 @@ func TestMain(m *testing.M) {
 	}, child))
 }
 
-var account = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
-
 const nodeName = "node-1"
-
-// daemonConfig is what the daemon's pod reaches the API with: the generated
-// role, the policy of what daemons may write, and nothing else.
-func daemonConfig(t *testing.T) *rest.Config {
-	t.Helper()
-	token, err := harness.ControlPlane.NodeToken(t.Context(), account, nodeName)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return harness.ControlPlane.ConfigWithToken(token)
-}
 
 // links is a Datapath in which every link is there.
 type links struct {
@@ -93,7 +80,6 @@ func (l *links) RemoveENI(_ context.Context, id string) error {
 // hand, and an administrator's.
 type machine struct {
 	t     *testing.T
-	name  string
 	dir   string
 	api   client.Client
 	log   *logs
@@ -108,35 +94,46 @@ type machine struct {
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	harness.KubeClean(t)
-	m := &machine{
-		t: t, name: nodeName, dir: t.TempDir(), api: harness.KubeClient(t),
-		log: &logs{t: t}, cfg: daemonConfig(t), links: &links{set: map[string]eni.ENI{}},
+	return &machine{
+		t: t, dir: t.TempDir(), api: harness.KubeClient(t),
+		log: &logs{t: t}, cfg: harness.DaemonConfig(t, nodeName), links: &links{set: map[string]eni.ENI{}},
 		spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype},
 	}
+}
+
+// startMachine is one whose daemon has made the object, and makes every report at
+// once, with requests that go through something.
+func startMachine(t *testing.T, through ...transport.WrapperFunc) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.spec.ENI.PreAllocate = new(int32(256))
+	for _, w := range through {
+		m.cfg.Wrap(w)
+	}
+	m.begin()
 	return m
+}
+
+// begin starts the daemon, and waits for the object that it makes.
+func (m *machine) begin() *v1alpha1.NodeNetwork {
+	m.t.Helper()
+	m.start()
+	return m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
 }
 
 // start starts the daemon's source. It ends with the test at the latest.
 func (m *machine) start() {
 	m.t.Helper()
-	api, err := clientFor(m.cfg, m.name)
-	if err != nil {
-		m.t.Fatal(err)
-	}
 	cfg := Config{
-		NodeName: m.name, Spec: m.spec, InstanceID: instance, Datapath: m.links, Cooling: time.Millisecond,
+		NodeName: nodeName, Spec: m.spec, InstanceID: instance, Datapath: m.links, Cooling: time.Millisecond,
 		Store: enisource.Files{Dir: m.dir}, Logger: slog.New(slog.NewTextHandler(m.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	if m.tune != nil {
 		m.tune(&cfg)
 	}
-	if m.Source, err = newSource(cfg, api); err != nil {
-		m.t.Fatal(err)
-	}
-	m.run()
-}
-
-func (m *machine) run() {
+	var err error
+	m.Source, err = newSource(cfg, m.cfg)
+	harness.OK(m.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func(s *enisource.Source) {
@@ -162,10 +159,30 @@ func request(i int) source.Request {
 func (m *machine) add(i int) source.Lease {
 	m.t.Helper()
 	l, err := m.try(i, longest)
-	if err != nil {
-		m.t.Fatalf("pod %d: %v", i, err)
-	}
+	harness.OK(m.t, err)
 	return l
+}
+
+// gets starts a pod, which is to get 10.0.0.LAST.
+func (m *machine) gets(i, last int) {
+	m.t.Helper()
+	if l := m.add(i); l.IPv4 != address(last) {
+		m.t.Errorf("pod %d got %v, want %v", i, l.IPv4, address(last))
+	}
+}
+
+// getsNothing starts a pod for which there is no address.
+func (m *machine) getsNothing(i int) {
+	m.t.Helper()
+	if l, err := m.try(i, 300*time.Millisecond); err == nil {
+		m.t.Errorf("pod %d got %v", i, l.IPv4)
+	}
+}
+
+// reports waits until the daemon has reported so many pods.
+func (m *machine) reports(pods int32) *v1alpha1.NodeNetwork {
+	m.t.Helper()
+	return m.appears(fmt.Sprintf("%d pods are reported", pods), func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == pods })
 }
 
 func (m *machine) try(i int, within time.Duration) (source.Lease, error) {
@@ -180,25 +197,25 @@ func (m *machine) until(what string, ok func() bool) {
 	ctx, cancel := context.WithTimeout(m.t.Context(), longest)
 	defer cancel()
 	if poll.Until(ctx, poll.True(ok)) != nil {
-		m.t.Fatalf("waited %v for: %s\nobject: %+v", longest, what, m.peek())
+		m.t.Fatalf("waited %v for: %s\nobject: %+v", longest, what, m.find())
 	}
 }
 
 // object reads the NodeNetwork as it is.
 func (m *machine) object() *v1alpha1.NodeNetwork {
 	m.t.Helper()
-	o := m.peek()
+	o := m.find()
 	if o == nil {
 		m.t.Fatal("there is no object")
 	}
 	return o
 }
 
-func (m *machine) peek() *v1alpha1.NodeNetwork {
+func (m *machine) find() *v1alpha1.NodeNetwork {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	o := &v1alpha1.NodeNetwork{}
-	err := kube.Again(ctx, "read the object", func() error { return m.api.Get(ctx, client.ObjectKey{Name: m.name}, o) })
+	err := kube.Again(ctx, "read the object", func() error { return m.api.Get(ctx, client.ObjectKey{Name: nodeName}, o) })
 	if err != nil {
 		return nil
 	}
@@ -210,7 +227,7 @@ func (m *machine) appears(what string, ok func(*v1alpha1.NodeNetwork) bool) *v1a
 	m.t.Helper()
 	var o *v1alpha1.NodeNetwork
 	m.until(what, func() bool {
-		o = m.peek()
+		o = m.find()
 		return o != nil && ok(o)
 	})
 	return o
@@ -219,23 +236,11 @@ func (m *machine) appears(what string, ok func(*v1alpha1.NodeNetwork) bool) *v1a
 // operator changes the object as the operator does: its status, then the rest.
 func (m *machine) operator(change func(*v1alpha1.NodeNetwork)) {
 	m.t.Helper()
-	if err := operate(m.t.Context(), m.api, m.name, change); err != nil {
-		m.t.Fatal(err)
-	}
-}
-
-func operate(ctx context.Context, api client.Client, name string, change func(*v1alpha1.NodeNetwork)) error {
-	before := &v1alpha1.NodeNetwork{}
-	if err := api.Get(ctx, client.ObjectKey{Name: name}, before); err != nil {
-		return err
-	}
-	owner := client.FieldOwner(v1alpha1.OwnerOperator)
+	before, owner := m.object(), client.FieldOwner(v1alpha1.OwnerOperator)
 	after := before.DeepCopy()
 	change(after)
-	if err := api.Status().Patch(ctx, after.DeepCopy(), client.MergeFrom(before), owner); err != nil {
-		return err
-	}
-	return api.Patch(ctx, after, client.MergeFrom(before), owner)
+	harness.OK(m.t, m.api.Status().Patch(m.t.Context(), after.DeepCopy(), client.MergeFrom(before), owner))
+	harness.OK(m.t, m.api.Patch(m.t.Context(), after, client.MergeFrom(before), owner))
 }
 
 // give makes addresses 10.0.0.FROM to TO available on eth1, besides what is.

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -14,10 +13,7 @@ import (
 // from its file and keeps back what it had confirmed, and what happened
 // meanwhile is told afterwards.
 func TestAPIServerOutage(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t)
 	m.operator(give(10, 15))
 	kept := map[int]source.Lease{1: m.add(1)}
 	m.operator(releasing("10.0.0.15"))
@@ -50,7 +46,7 @@ func TestAPIServerOutage(t *testing.T) {
 	})
 
 	back()
-	o := m.appears("the new state is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 5 })
+	o := m.reports(5)
 	for i, l := range kept {
 		if u := o.Status.IPAM.Used[l.IPv4.String()]; u.UID != request(i).Pod.UID {
 			t.Errorf("%v is reported as %+v", l.IPv4, u)
@@ -60,7 +56,5 @@ func TestAPIServerOutage(t *testing.T) {
 		t.Errorf("released: %v", o.Status.IPAM.Released)
 	}
 	m.operator(releasing())
-	if l := m.add(7); l.IPv4 != address(15) {
-		t.Errorf("the last pod got %v", l.IPv4)
-	}
+	m.gets(7, 15)
 }

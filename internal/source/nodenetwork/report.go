@@ -28,19 +28,19 @@ const (
 
 	firstRetry = 250 * time.Millisecond
 	lastRetry  = 10 * time.Second
-	// races is how many reports in a row go out without a wait in between when
+	// maxOvertaken is how many reports in a row go out without a wait in between when
 	// each was overtaken by somebody's write to the object: who waits between
 	// looking at it and writing loses again to whoever writes all the time.
-	races = 10
+	maxOvertaken = 10
 )
 
 // pending is the report that may be due.
 type pending struct {
-	since time.Time     // when something changed that the last one does not have; zero: nothing did
-	delay time.Duration // how long it may wait for more
-	last  time.Time     // when the last one went out that was not overtaken
-	lost  int           // how many since then were
-	retry retry.Backoff
+	since     time.Time     // when something changed that the last one does not have; zero: nothing did
+	delay     time.Duration // how long it may wait for more
+	last      time.Time     // when the last one went out that was not overtaken
+	overtaken int           // how many since then were
+	retry     retry.Backoff
 }
 
 // note says that something may have changed.
@@ -74,7 +74,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	if p.since.IsZero() {
 		return time.Time{}
 	}
-	free, waiting := s.core.Room()
+	free, waiting := s.allocator.Room()
 	if at := p.due(then != nil || waiting > 0 || 2*free < watermark(o)); at.After(now) {
 		return at
 	}
@@ -88,15 +88,15 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 		p.retry.Fail(now, firstRetry, lastRetry)
 		return p.retry.Until
 	}
-	got, err := s.api.report(ctx, o, status)
+	got, err := s.patchStatus(ctx, o, status)
 	s.cfg.Observer.Reported(result(err), s.clock.Now().Sub(now))
 	if err != nil {
-		return s.notTaken(ctx, err)
+		return s.reportFailed(ctx, err)
 	}
 	*p = pending{last: s.clock.Now()}
 	s.heard(nil)
 	s.mu.Lock()
-	s.sent = p.last
+	s.reportedAt = p.last
 	s.mu.Unlock()
 	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have != nil && !nodenetwork.Newer(have, got) })
 	if err := failpoint.Hit("nodenetwork.report.after"); err != nil {
@@ -108,16 +108,16 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	return time.Time{}
 }
 
-// notTaken deals with a report that failed: the next has what is new by then.
-func (s *supplier) notTaken(ctx context.Context, err error) time.Time {
+// reportFailed deals with a report that failed: the next has what is new by then.
+func (s *supplier) reportFailed(ctx context.Context, err error) time.Time {
 	p := &s.pending
 	switch {
 	case kubeapi.Ended(err):
 		return time.Time{}
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		// Somebody wrote to the object, or made another: look before the next.
-		p.lost++
-		if looked := s.refresh(ctx); looked && p.lost%races != 0 {
+		p.overtaken++
+		if looked := s.refresh(ctx); looked && p.overtaken%maxOvertaken != 0 {
 			return s.clock.Now()
 		}
 		p.retry.Fail(s.clock.Now(), gather, time.Second)
@@ -133,7 +133,8 @@ func (s *supplier) notTaken(ctx context.Context, err error) time.Time {
 // refresh looks at the object without waiting for the watch, and tells whether
 // the API server answered.
 func (s *supplier) refresh(ctx context.Context) bool {
-	o, err := s.api.get(ctx)
+	o := &v1alpha1.NodeNetwork{}
+	err := s.api.Get(ctx, resource, s.cfg.NodeName, o)
 	switch {
 	case apierrors.IsNotFound(err):
 		s.observe(nil, func(*v1alpha1.NodeNetwork) bool { return true })
@@ -141,7 +142,7 @@ func (s *supplier) refresh(ctx context.Context) bool {
 		s.heard(err)
 		return false
 	default:
-		s.observe(o, func(have *v1alpha1.NodeNetwork) bool { return have == nil || !nodenetwork.Newer(have, o) })
+		s.put(o)
 	}
 	return true
 }
@@ -159,17 +160,17 @@ func result(err error) string {
 
 // status is the daemon's part of the object as it should be now.
 func (s *supplier) status(released []netip.Prefix) v1alpha1.IPAMStatus {
-	uses, waiting := s.core.Uses()
-	s.tellLost(uses)
+	uses, waiting := s.allocator.Uses()
+	s.logLost(uses)
 	st := v1alpha1.IPAMStatus{
 		Used: make(map[string]v1alpha1.UsedAddress, len(uses)), UsedCount: int32(len(uses)),
-		Waiting: int32(min(waiting, mostWaiting)), InstanceID: s.cfg.InstanceID,
+		Waiting: int32(min(waiting, maxWaiting)), InstanceID: s.cfg.InstanceID,
 	}
-	owners := ownersTotal
+	owners := maxOwners
 	for _, u := range uses {
-		a := v1alpha1.UsedAddress{UID: cut(u.Pod.UID, uidLength), Resource: u.ENI, Cooling: u.Cooling}
+		a := v1alpha1.UsedAddress{UID: truncate(u.Pod.UID, maxUID), Resource: u.ENI, Cooling: u.Cooling}
 		if u.Pod.Name != "" {
-			a.Owner = cut(u.Pod.Namespace+"/"+u.Pod.Name, min(ownerLength, owners))
+			a.Owner = truncate(u.Pod.Namespace+"/"+u.Pod.Name, min(maxOwner, owners))
 			owners -= len(a.Owner)
 		}
 		st.Used[u.Addr.String()] = a
@@ -185,19 +186,19 @@ func sameStatus(x, y v1alpha1.IPAMStatus) bool {
 		maps.Equal(x.Used, y.Used) && slices.Equal(x.Released, y.Released)
 }
 
-// tellLost logs once each address that a pod has and that is not available any
+// logLost logs once each address that a pod has and that is not available any
 // more. The pod keeps it, and nobody else gets it.
-func (s *supplier) tellLost(uses []enisource.Use) {
+func (s *supplier) logLost(uses []enisource.Use) {
 	lost := map[netip.Addr]bool{}
 	for _, u := range uses {
 		if u.Listed || u.Cooling {
 			continue
 		}
 		lost[u.Addr] = true
-		if !s.told.lost[u.Addr] {
+		if !s.logged.lost[u.Addr] {
 			s.log.Warn("an address of a running pod is not available to this node any more; the pod keeps it, and may be cut off",
 				"address", u.Addr, "eni", u.ENI, "namespace", u.Pod.Namespace, "pod", u.Pod.Name)
 		}
 	}
-	s.told.lost = lost
+	s.logged.lost = lost
 }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,23 +15,12 @@ import (
 )
 
 // counted counts the reports that were taken.
-type counted struct {
-	mu sync.Mutex // guards n
-	n  int
-}
+type counted struct{ atomic.Int32 }
 
 func (c *counted) Reported(result string, _ time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if result == "success" {
-		c.n++
+		c.Add(1)
 	}
-}
-
-func (c *counted) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n
 }
 
 // With addresses enough, changes are gathered; below half of the watermark, or
@@ -79,19 +68,19 @@ func TestReportsAreFew(t *testing.T) {
 	m.add(1)
 	m.appears("the first pod", reported(1))
 
-	before := reports.count()
+	before := reports.Load()
 	for i := 3; i < 23; i++ {
 		m.add(i)
 	}
 	m.appears("the burst", reported(21))
-	if n := reports.count() - before; n > 2 { // one of them may be the first pod's
+	if n := reports.Load() - before; n > 2 { // one of them may be the first pod's
 		t.Errorf("%d reports for a burst", n)
 	}
 }
 
-// stock is a core with some addresses.
+// stock is an allocator with some addresses.
 type stock struct {
-	core
+	allocator
 	uses []enisource.Use
 }
 
@@ -103,7 +92,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 	clk := clock.NewFake(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	s := &supplier{
 		cfg: Config{InstanceID: instance}, clock: clk, log: slog.New(slog.DiscardHandler), // and no API
-		core: stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}},
+		allocator: stock{uses: []enisource.Use{{Addr: address(10), ENI: eth1, Pod: request(1).Pod, Listed: true}}},
 	}
 	o := small()
 	o.Status.IPAM = v1alpha1.IPAMStatus{
@@ -121,8 +110,7 @@ func TestNothingIsWrittenWithoutAChange(t *testing.T) {
 // One that waits is told of, and told of again when it has given up.
 func TestWaitingPodsAreReported(t *testing.T) {
 	m := newMachine(t)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.begin()
 	m.operator(give(1, 0)) // ENIs without addresses
 	done := make(chan error)
 	ctx, giveUp := context.WithCancel(t.Context())
@@ -142,15 +130,14 @@ func TestWaitingPodsAreReported(t *testing.T) {
 // A name that no pod of Kubernetes has does not keep the node from reporting.
 func TestLongNamesAreCut(t *testing.T) {
 	m := newMachine(t)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.begin()
 	m.operator(give(10, 17))
 	r := request(1)
 	r.Pod.Name, r.Pod.UID = strings.Repeat("ä", 50_000), strings.Repeat("u", 1000)
 	if _, err := m.Acquire(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	o := m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	o := m.reports(1)
 	if u := o.Status.IPAM.Used["10.0.0.10"]; u.Owner != "ns/"+strings.Repeat("?", 314) || len(u.UID) != 64 {
 		t.Errorf("reported as %d bytes, UID %d", len(u.Owner), len(u.UID))
 	}

@@ -25,7 +25,7 @@ func TestServesFromTheObject(t *testing.T) {
 	if err := m.Ready(); err != nil {
 		t.Error(err)
 	}
-	o := m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 })
+	o := m.reports(1)
 	want := v1alpha1.IPAMStatus{
 		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
 		UsedCount: 1, InstanceID: instance,

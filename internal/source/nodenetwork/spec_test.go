@@ -65,8 +65,7 @@ func TestSpecOfSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.spec = SpecOf(&c, id)
-			m.start()
-			got := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true }).Spec
+			got := m.begin().Spec
 			tt.want.VPCID, tt.want.AvailabilityZone = id.VPCID, id.Zone
 			if tt.want.FirstInterfaceIndex == nil {
 				tt.want.FirstInterfaceIndex = n(1) // the API's default

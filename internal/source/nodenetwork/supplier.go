@@ -3,11 +3,12 @@ package nodenetwork
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
 	"time"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
@@ -54,8 +55,8 @@ type silent struct{}
 
 func (silent) Reported(string, time.Duration) {}
 
-// core is the owner of the addresses.
-type core interface {
+// allocator is the owner of the addresses.
+type allocator interface {
 	Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error)
 	ServeUnconfirmed()
 	Uses() (uses []enisource.Use, waiting int)
@@ -68,14 +69,18 @@ func New(cfg Config) (*enisource.Source, error) {
 	if cfg.NodeName == "" {
 		return nil, errors.New("NodeNetwork source: NodeName: want the name of this node")
 	}
-	api, err := newClient(cfg.Kubeconfig, cfg.NodeName)
+	rc, err := kubeapi.Config(cfg.Kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	return newSource(cfg, api)
+	return newSource(cfg, rc)
 }
 
-func newSource(cfg Config, api *apiClient) (*enisource.Source, error) {
+func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
+	api, err := kubeapi.New(rc)
+	if err != nil {
+		return nil, err
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock.Real{}
 	}
@@ -96,42 +101,42 @@ func newSource(cfg Config, api *apiClient) (*enisource.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.core = source
+	s.allocator = source
 	return source, nil
 }
 
 // supplier is an enisource.Supplier.
 type supplier struct {
-	cfg   Config
-	api   *apiClient
-	core  core
-	clock clock.Clock
-	log   *slog.Logger
+	cfg       Config
+	api       *kubeapi.Client
+	allocator allocator
+	clock     clock.Clock
+	log       *slog.Logger
 
 	changed retry.Signal // wakes the loop: the object, or whether the API answers
 	kicked  retry.Signal // likewise: pods came or went
 
-	mu     sync.Mutex            // guards what follows, memory only
-	object *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
-	listed bool                  // the API server has told whether there is one
-	apiErr error                 // why the API cannot be used; nil: it answers
-	ownErr error                 // why the object could not be made
-	bad    []string              // entries of the object that make no sense
-	sent   time.Time             // when the last report was taken
+	mu         sync.Mutex            // guards what follows, memory only
+	object     *v1alpha1.NodeNetwork // as last seen; nil: none. Never changed in place
+	listed     bool                  // the API server has told whether there is one
+	apiErr     error                 // why the API cannot be used; nil: it answers
+	createErr  error                 // why the object could not be made
+	bad        []string              // entries of the object that make no sense
+	reportedAt time.Time             // when the last report was taken
 
 	// What follows belongs to the loop.
-	told    told // what was logged already
-	hands   hands
-	owner   owner
-	pending pending
+	logged    logged
+	handshake handshake
+	creation  creation
+	pending   pending
 }
 
 var _ enisource.Supplier = (*supplier)(nil)
 
-// told is what was logged already.
-type told struct {
-	ownership string
-	lost      map[netip.Addr]bool // addresses of pods that are no longer available
+// logged is what was logged already.
+type logged struct {
+	object string              // why addresses are not served from it
+	lost   map[netip.Addr]bool // addresses of pods that are no longer available
 }
 
 // Run implements enisource.Supplier.
@@ -148,7 +153,7 @@ func (s *supplier) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-s.changed:
-			s.heed(s.clock.Now())
+			s.objectChanged(s.clock.Now())
 		case <-s.kicked:
 			s.pending.note(s.clock.Now())
 		case <-due:
@@ -158,14 +163,14 @@ func (s *supplier) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// heed looks whether a report is due because the object changed, and does not
+// objectChanged looks whether a report is due because the object changed, and does not
 // let one wait for long that an outage delayed.
-func (s *supplier) heed(now time.Time) {
+func (s *supplier) objectChanged(now time.Time) {
 	s.pending.note(now)
 	s.mu.Lock()
 	answers := s.apiErr == nil
 	s.mu.Unlock()
-	for _, b := range []*retry.Backoff{&s.pending.retry, &s.owner.retry} {
+	for _, b := range []*retry.Backoff{&s.pending.retry, &s.creation.retry} {
 		if soon := now.Add(retry.Jitter(coalesce)); answers && b.Until.After(soon) {
 			b.Until = soon
 		}
@@ -181,25 +186,25 @@ func (s *supplier) pass(ctx context.Context) time.Time {
 	switch {
 	case !listed:
 		if apiErr != nil {
-			s.core.ServeUnconfirmed() // as when EC2 does not answer in node mode
+			s.allocator.ServeUnconfirmed() // as when EC2 does not answer in node mode
 		}
 		return time.Time{}
 	case o == nil || o.Spec.InstanceID != s.cfg.InstanceID:
-		s.core.ServeUnconfirmed()
-		return s.own(ctx, o)
+		s.allocator.ServeUnconfirmed()
+		return s.ensureObject(ctx, o)
 	}
-	s.owned()
+	s.objectFound()
 	if !reported(o) {
-		s.core.ServeUnconfirmed()
-		s.sayOnce(&s.told.ownership, "the operator has not reported on this node yet")
+		s.allocator.ServeUnconfirmed()
+		s.logOnce(&s.logged.object, "the operator has not reported on this node yet")
 		return s.report(ctx, o, nil, nil)
 	}
-	s.sayOnce(&s.told.ownership, "")
-	return s.shake(ctx, o)
+	s.logOnce(&s.logged.object, "")
+	return s.reconcile(ctx, o)
 }
 
-// sayOnce logs a state when it changes.
-func (s *supplier) sayOnce(last *string, now string) {
+// logOnce logs a state when it changes.
+func (s *supplier) logOnce(last *string, now string) {
 	if *last != now && now != "" {
 		s.log.Warn("addresses are not served from the object", "because", now)
 	}
@@ -210,7 +215,7 @@ func (s *supplier) sayOnce(last *string, now string) {
 // so until the API server says otherwise.
 func (s *supplier) Seed(inv eni.Inventory) {
 	for _, r := range inv.Releasing {
-		s.hands.kept = append(s.hands.kept, r.Prefix)
+		s.handshake.withheld = append(s.handshake.withheld, r.Prefix)
 	}
 }
 
@@ -222,8 +227,4 @@ func (s *supplier) PrefixDelegation() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.object != nil && s.object.Spec.ENI.PrefixDelegation
-}
-
-func wrap(what, name string, err error) error {
-	return fmt.Errorf("%s NodeNetwork %s: %w", what, name, err)
 }

@@ -24,9 +24,9 @@ func (s *supplier) Why(bool) *source.Exhausted {
 	if c := meta.FindStatusCondition(s.object.Status.Conditions, v1alpha1.ConditionAtCapacity); c != nil && c.Status == "True" {
 		return &source.Exhausted{Reason: source.ReasonOf(c.Reason), Message: "no address is free: " + c.Message}
 	}
-	if !s.sent.IsZero() {
+	if !s.reportedAt.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
-			"no address is free yet: the operator was told %v ago and has not given more in time; is berth-operator running?", s.clock.Now().Sub(s.sent).Round(100*time.Millisecond))}
+			"no address is free yet: the operator was told %v ago and has not given more in time; is berth-operator running?", s.clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
 	}
 	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more in time; is berth-operator running?"}
 }
@@ -55,8 +55,8 @@ func (s *supplier) trouble() (reason, message string, err error) {
 		return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", s.apiErr), s.apiErr
 	case !s.listed:
 		return "starting", "the API server has not told yet whether there is a NodeNetwork " + name, nil
-	case s.ownErr != nil:
-		return "no-object", s.ownErr.Error(), s.ownErr
+	case s.createErr != nil:
+		return "no-object", s.createErr.Error(), s.createErr
 	case o == nil && s.cfg.Spec == nil:
 		return "no-object", fmt.Sprintf("there is no NodeNetwork %s: create it, or let berthd do so by --auto-create-node-network", name), nil
 	case o == nil:

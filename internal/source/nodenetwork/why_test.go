@@ -26,13 +26,13 @@ func TestWhyPodsWait(t *testing.T) {
 		reason, says string
 	}{
 		"all well":    {func(*supplier) {}, "growing", "is berth-operator running?"},
-		"told before": {func(s *supplier) { s.sent = s.clock.Now() }, "growing", "the operator was told 0s ago"},
+		"told before": {func(s *supplier) { s.reportedAt = s.clock.Now() }, "growing", "the operator was told 0s ago"},
 		"no API":      {func(s *supplier) { s.apiErr = errors.New("connection refused") }, "unreachable", "connection refused"},
 		"no right": {func(s *supplier) {
 			s.apiErr = apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil)
 		}, "permission", "apply deploy/operator-mode"},
 		"first second":    {func(s *supplier) { s.object, s.listed = nil, false }, "starting", "has not told yet"},
-		"not made":        {func(s *supplier) { s.object, s.ownErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
+		"not made":        {func(s *supplier) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
 		"being made":      {func(s *supplier) { s.object = nil }, "no-object", "is being created"},
 		"nobody makes it": {func(s *supplier) { s.object, s.cfg.Spec = nil, nil }, "no-object", "--auto-create-node-network"},
 		"another's":       {func(s *supplier) { s.object.Spec.InstanceID = "i-0ddd" }, "other-instance", "is of instance i-0ddd"},

@@ -114,7 +114,7 @@ func (e *ec2) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, erro
 }
 
 // AssignAddresses implements cloud.API.
-func (e *ec2) AssignAddresses(ctx context.Context, id string, n int) ([]netip.Addr, error) {
+func (e *ec2) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
 	if err := e.refused(ctx, pace.Assign.Action); err != nil {
 		return nil, err
 	}

@@ -49,7 +49,7 @@ func booksAlone(ctx context.Context, o Order) (uint64, error) {
 	e := newEC2(o, nil)
 	for i, id := range e.instances {
 		made, err := e.CreateENI(ctx, cloud.CreateENI{
-			SubnetID: primaries, Addresses: usedByPods + keptFree, ClientToken: fmt.Sprint("berth-token-of-the-same-length", i),
+			SubnetID: primaries, Amount: cloud.Amount{Addresses: usedByPods + keptFree}, ClientToken: fmt.Sprint("berth-token-of-the-same-length", i),
 			Description: "Berth (" + id + ")", Tags: map[string]string{"berth.dev/cluster": clusterName, "berth.dev/instance-id": id},
 		})
 		if err == nil {

@@ -30,9 +30,7 @@ func TestIPv4Addresses(t *testing.T) {
 		t.Helper()
 		in.NetworkInterfaceId = id
 		out, err := r.AssignPrivateIpAddresses(t.Context(), &in)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return out
 	}
 	byCount := assign(awsec2.AssignPrivateIpAddressesInput{SecondaryPrivateIpAddressCount: aws.Int32(2)}).AssignedPrivateIpAddresses
@@ -58,9 +56,7 @@ func TestIPv4Addresses(t *testing.T) {
 		{Ipv4Prefixes: []string{"10.0.2.32/28"}},
 	} {
 		in.NetworkInterfaceId = id
-		if _, err := r.UnassignPrivateIpAddresses(t.Context(), &in); err != nil {
-			t.Fatal(err)
-		}
+		r.does(t, &in)
 	}
 	if e := r.describe(*id); len(e.PrivateIpAddresses) != 3 || len(e.Ipv4Prefixes) != 1 {
 		t.Fatalf("left %+v %+v", e.PrivateIpAddresses, e.Ipv4Prefixes)
@@ -74,19 +70,15 @@ func TestReassignment(t *testing.T) {
 	}})
 	to := r.create(awsec2.CreateNetworkInterfaceInput{})
 	in := &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: to.NetworkInterfaceId, PrivateIpAddresses: []string{"10.0.1.11"}}
-	_, err := r.AssignPrivateIpAddresses(t.Context(), in)
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.refuses(t, "InvalidParameterValue", in)
 
 	in.AllowReassignment = aws.Bool(true)
-	if _, err := r.AssignPrivateIpAddresses(t.Context(), in); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, in)
 	if a, b := r.describe(*from.NetworkInterfaceId), r.describe(*to.NetworkInterfaceId); len(a.PrivateIpAddresses) != 1 || len(b.PrivateIpAddresses) != 2 {
 		t.Fatalf("moved from %+v to %+v", a.PrivateIpAddresses, b.PrivateIpAddresses)
 	}
 	in.PrivateIpAddresses = []string{"10.0.1.10"} // a primary address does not move
-	_, err = r.AssignPrivateIpAddresses(t.Context(), in)
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.refuses(t, "InvalidParameterValue", in)
 }
 
 func TestIPv6Addresses(t *testing.T) {
@@ -110,8 +102,7 @@ func TestIPv6Addresses(t *testing.T) {
 		t.Fatalf("addresses %+v, prefixes %+v", e.Ipv6Addresses, e.Ipv6Prefixes)
 	}
 	other := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
-	_, err := r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: other, Ipv6Addresses: []string{given}})
-	wantCode(t, err, "InvalidIPAddress.InUse", http.StatusBadRequest)
+	r.refuses(t, "InvalidIPAddress.InUse", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: other, Ipv6Addresses: []string{given}})
 
 	for _, in := range []awsec2.UnassignIpv6AddressesInput{{Ipv6Addresses: []string{given}}, {Ipv6Prefixes: []string{prefix}}} {
 		in.NetworkInterfaceId = id
@@ -163,8 +154,7 @@ func TestAssignErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			tc.in.NetworkInterfaceId = &tc.eni
-			_, err := r.AssignPrivateIpAddresses(t.Context(), &tc.in)
-			wantCode(t, err, tc.code, http.StatusBadRequest)
+			r.refuses(t, tc.code, &tc.in)
 		})
 	}
 	for _, tc := range []struct {
@@ -178,14 +168,11 @@ func TestAssignErrors(t *testing.T) {
 	} {
 		t.Run("unassign "+tc.name, func(t *testing.T) {
 			tc.in.NetworkInterfaceId = &tc.eni
-			_, err := r.UnassignPrivateIpAddresses(t.Context(), &tc.in)
-			wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+			r.refuses(t, "InvalidParameterValue", &tc.in)
 		})
 	}
-	_, err := r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &nodeB, Ipv6AddressCount: aws.Int32(1)})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
-	_, err = r.AssignIpv6Addresses(t.Context(), &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6AddressCount: aws.Int32(11)})
-	wantCode(t, err, "PrivateIpAddressLimitExceeded", http.StatusBadRequest)
+	r.refuses(t, "InvalidParameterValue", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &nodeB, Ipv6AddressCount: aws.Int32(1)})
+	r.refuses(t, "PrivateIpAddressLimitExceeded", &awsec2.AssignIpv6AddressesInput{NetworkInterfaceId: &node, Ipv6AddressCount: aws.Int32(11)})
 }
 
 // A subnet with room enough but no free aligned block refuses prefixes, and
@@ -201,23 +188,18 @@ func TestFragmentation(t *testing.T) {
 	}
 	free := func() int32 {
 		out, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{r.subnet("small")}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		return *out.Subnets[0].AvailableIpAddressCount
 	}
 	if free() != 64-5-2 {
 		t.Fatalf("%d free", free())
 	}
 	ask := &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &enis[0], Ipv4PrefixCount: aws.Int32(1)}
-	_, err := r.AssignPrivateIpAddresses(t.Context(), ask)
-	wantCode(t, err, "InsufficientCidrBlocks", http.StatusBadRequest)
+	r.refuses(t, "InsufficientCidrBlocks", ask)
 	if free() != 64-5-2 {
 		t.Fatalf("a refused call took addresses: %d free", free())
 	}
-	if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &enis[1]}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &enis[1]})
 	out, err := r.AssignPrivateIpAddresses(t.Context(), ask)
 	if err != nil || *out.AssignedIpv4Prefixes[0].Ipv4Prefix != "10.0.8.32/28" || free() != 64-5-1-16 {
 		t.Fatalf("%+v, %v, %d free", out, err, free())

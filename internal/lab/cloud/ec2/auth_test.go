@@ -29,9 +29,7 @@ func TestSignatures(t *testing.T) {
 	as := func(id, secret, token string) *awsec2.Client {
 		return client(r.lab, credentials.NewStaticCredentialsProvider(id, secret, token), 1)
 	}
-	if err := describeSubnets(t, as(k.AccessKeyID, k.SecretAccessKey, "")); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, as(k.AccessKeyID, k.SecretAccessKey, "")))
 	wantCode(t, describeSubnets(t, as(k.AccessKeyID, "wrong", "")), "AuthFailure", http.StatusUnauthorized)
 	wantCode(t, describeSubnets(t, as("AKIAUNKNOWN", k.SecretAccessKey, "")), "AuthFailure", http.StatusUnauthorized)
 	wantCode(t, describeSubnets(t, as(k.AccessKeyID, k.SecretAccessKey, "token")), "AuthFailure", http.StatusUnauthorized)
@@ -73,15 +71,11 @@ func TestRoleCredentials(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, s, vpc.WithClock(fake))
 	role := roleClient(t, r.lab, "node-a")
-	if err := describeSubnets(t, role); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, role))
 	_, err := role.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	fake.Advance(59 * time.Minute)
-	if err := describeSubnets(t, role); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, role))
 	fake.Advance(time.Minute)
 	wantCode(t, describeSubnets(t, role), "RequestExpired", http.StatusBadRequest)
 	if err := describeSubnets(t, roleClient(t, r.lab, "node-a")); err != nil {
@@ -112,9 +106,7 @@ func TestPermissions(t *testing.T) {
 	r.lab.Cloud.Deny("ec2:*NetworkInterface")
 	_, err = r.CreateNetworkInterface(t.Context(), tagged)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
-	if err := describeSubnets(t, r.Client); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, r.Client))
 }
 
 func TestDryRun(t *testing.T) {

@@ -59,9 +59,7 @@ func TestFilterENIs(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: tc.fs})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ok(t, err)
 			var got []string
 			for _, e := range out.NetworkInterfaces {
 				got = append(got, *e.NetworkInterfaceId)
@@ -72,8 +70,7 @@ func TestFilterENIs(t *testing.T) {
 			}
 		})
 	}
-	_, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: filters("colour", "blue")})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.refuses(t, "InvalidParameterValue", &awsec2.DescribeNetworkInterfacesInput{Filters: filters("colour", "blue")})
 }
 
 // Interfaces that are not ordinary ones show their type.
@@ -102,17 +99,13 @@ func TestPages(t *testing.T) {
 	var sizes []int
 	for p := awsec2.NewDescribeNetworkInterfacesPaginator(r.Client, in); p.HasMorePages(); {
 		out, err := p.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		sizes = append(sizes, len(out.NetworkInterfaces))
 		for _, e := range out.NetworkInterfaces {
 			seen[*e.NetworkInterfaceId] = true
 		}
 		if len(sizes) == 1 { // what vanishes between pages moves nothing else
-			if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: out.NetworkInterfaces[0].NetworkInterfaceId}); err != nil {
-				t.Fatal(err)
-			}
+			r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: out.NetworkInterfaces[0].NetworkInterfaceId})
 		}
 	}
 	if len(seen) != 11 || !slices.Equal(sizes, []int{5, 5, 1}) {
@@ -127,8 +120,7 @@ func TestPages(t *testing.T) {
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NextToken: aws.String("no token")}, "InvalidNextToken"},
 		{awsec2.DescribeNetworkInterfacesInput{MaxResults: aws.Int32(5), NetworkInterfaceIds: []string{"eni-0123456789abcdef0"}}, "InvalidParameterCombination"},
 	} {
-		_, err := r.DescribeNetworkInterfaces(t.Context(), &tc.in)
-		wantCode(t, err, tc.code, http.StatusBadRequest)
+		r.refuses(t, tc.code, &tc.in)
 	}
 }
 
@@ -168,25 +160,13 @@ func TestDescribeNetworks(t *testing.T) {
 	if err != nil || len(tables.RouteTables) != 1 || len(tables.RouteTables[0].Routes) != 5 || *tables.RouteTables[0].Routes[0].GatewayId != "local" {
 		t.Errorf("route tables %+v, %v", tables, err)
 	}
-	for code, call := range map[string]func() error{
-		"InvalidSubnetID.NotFound": func() error {
-			_, err := r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{SubnetIds: []string{"subnet-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidVpcID.NotFound": func() error {
-			_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{VpcIds: []string{"vpc-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidGroup.NotFound": func() error {
-			_, err := r.DescribeSecurityGroups(t.Context(), &awsec2.DescribeSecurityGroupsInput{GroupIds: []string{"sg-0123456789abcdef0"}})
-			return err
-		},
-		"InvalidRouteTableID.NotFound": func() error {
-			_, err := r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{RouteTableIds: []string{"rtb-0123456789abcdef0"}})
-			return err
-		},
+	for code, in := range map[string]any{
+		"InvalidSubnetID.NotFound":     &awsec2.DescribeSubnetsInput{SubnetIds: []string{"subnet-0123456789abcdef0"}},
+		"InvalidVpcID.NotFound":        &awsec2.DescribeVpcsInput{VpcIds: []string{"vpc-0123456789abcdef0"}},
+		"InvalidGroup.NotFound":        &awsec2.DescribeSecurityGroupsInput{GroupIds: []string{"sg-0123456789abcdef0"}},
+		"InvalidRouteTableID.NotFound": &awsec2.DescribeRouteTablesInput{RouteTableIds: []string{"rtb-0123456789abcdef0"}},
 	} {
-		wantCode(t, call(), code, http.StatusBadRequest)
+		r.refuses(t, code, in)
 	}
 }
 
@@ -202,22 +182,16 @@ func TestFilterNetworks(t *testing.T) {
 	books := r.lab.Cloud.Snapshot()
 	home, _ := books.VPC("lab")
 	far, _ := books.Subnet("far")
-	count := map[string]func(fs []types.Filter) (int, error){
-		"VPC": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: fs}))(func(o *awsec2.DescribeVpcsOutput) int { return len(o.Vpcs) })
-		},
-		"subnet": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeSubnets(t.Context(), &awsec2.DescribeSubnetsInput{Filters: fs}))(func(o *awsec2.DescribeSubnetsOutput) int { return len(o.Subnets) })
-		},
-		"group": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeSecurityGroups(t.Context(), &awsec2.DescribeSecurityGroupsInput{Filters: fs}))(func(o *awsec2.DescribeSecurityGroupsOutput) int { return len(o.SecurityGroups) })
-		},
-		"route table": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeRouteTables(t.Context(), &awsec2.DescribeRouteTablesInput{Filters: fs}))(func(o *awsec2.DescribeRouteTablesOutput) int { return len(o.RouteTables) })
-		},
-		"tag": func(fs []types.Filter) (int, error) {
-			return rows(r.DescribeTags(t.Context(), &awsec2.DescribeTagsInput{Filters: fs}))(func(o *awsec2.DescribeTagsOutput) int { return len(o.Tags) })
-		},
+	kinds := map[string][2]string{ // the action, and where its output has the rows' IDs
+		"VPC": {"DescribeVpcs", "Vpcs.VpcId"}, "subnet": {"DescribeSubnets", "Subnets.SubnetId"}, "group": {"DescribeSecurityGroups", "SecurityGroups.GroupId"},
+		"route table": {"DescribeRouteTables", "RouteTables.RouteTableId"}, "tag": {"DescribeTags", "Tags.ResourceId"},
+	}
+	count := func(kind, filter, value string) (int, error) {
+		out, err := r.call(r.input(kinds[kind][0], filters(filter, value)))
+		if err != nil {
+			return 0, err
+		}
+		return len(texts(out, kinds[kind][1])), nil
 	}
 	for _, tc := range []struct {
 		kind, filter, value string
@@ -231,10 +205,10 @@ func TestFilterNetworks(t *testing.T) {
 		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", books.RouteTables[0].ID},
 		{"tag", "key", "team"}, {"tag", "value", "network"}, {"tag", "tag:team", "network"}, {"tag", "resource-id", far.ID},
 	} {
-		if n, err := count[tc.kind](filters(tc.filter, tc.value)); n != 1 || err != nil {
+		if n, err := count(tc.kind, tc.filter, tc.value); n != 1 || err != nil {
 			t.Errorf("%s by %s=%s: %d, %v; want 1", tc.kind, tc.filter, tc.value, n, err)
 		}
-		if n, err := count[tc.kind](filters(tc.filter, tc.value+"-not")); n != 0 || err != nil {
+		if n, err := count(tc.kind, tc.filter, tc.value+"-not"); n != 0 || err != nil {
 			t.Errorf("%s by another %s: %d, %v; want none", tc.kind, tc.filter, n, err)
 		}
 	}
@@ -242,22 +216,11 @@ func TestFilterNetworks(t *testing.T) {
 	for i := range 201 {
 		many[0].Values = append(many[0].Values, fmt.Sprintf("vpc-%08x", i))
 	}
-	_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{Filters: many})
-	wantCode(t, err, "FilterLimitExceeded", http.StatusBadRequest)
-	for kind, list := range count {
-		if _, err := list(filters("colour", "blue")); err == nil {
+	r.refuses(t, "FilterLimitExceeded", &awsec2.DescribeVpcsInput{Filters: many})
+	for kind := range kinds {
+		if _, err := count(kind, "colour", "blue"); err == nil {
 			t.Errorf("%s: a filter that does not exist is accepted", kind)
 		}
-	}
-}
-
-// rows counts what a listing answered.
-func rows[O any](o *O, err error) func(count func(*O) int) (int, error) {
-	return func(count func(*O) int) (int, error) {
-		if err != nil {
-			return 0, err
-		}
-		return count(o), nil
 	}
 }
 
@@ -277,20 +240,15 @@ func TestDescribeInstanceTypes(t *testing.T) {
 	}
 	// The number of a type is that of all its cards, the limit of an ENI's card is the card's.
 	out, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"p4d.24xlarge"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if n := out.InstanceTypes[0].NetworkInfo; *n.MaximumNetworkInterfaces != 60 || *n.MaximumNetworkCards != 4 || len(n.NetworkCards) != 4 || *n.NetworkCards[3].MaximumNetworkInterfaces != 15 {
 		t.Errorf("p4d.24xlarge: %+v", n)
 	}
-	_, err = r.DescribeInstanceTypes(t.Context(), &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"m5.lorge"}})
-	wantCode(t, err, "InvalidInstanceType", http.StatusBadRequest)
+	r.refuses(t, "InvalidInstanceType", &awsec2.DescribeInstanceTypesInput{InstanceTypes: []types.InstanceType{"m5.lorge"}})
 	n := 0
 	for p := awsec2.NewDescribeInstanceTypesPaginator(r.Client, &awsec2.DescribeInstanceTypesInput{}); p.HasMorePages(); {
 		page, err := p.NextPage(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		n += len(page.InstanceTypes)
 	}
 	for range limits.All() {
@@ -309,18 +267,12 @@ func TestTags(t *testing.T) {
 		return err
 	}
 	tag := func(k, v string) types.Tag { return types.Tag{Key: &k, Value: &v} }
-	if err := put([]string{id, subnet}, tag("a", "1"), tag("b", "2")); err != nil {
-		t.Fatal(err)
-	}
-	if err := put([]string{id}, tag("a", "replaced")); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, put([]string{id, subnet}, tag("a", "1"), tag("b", "2")))
+	ok(t, put([]string{id}, tag("a", "replaced")))
 	read := func() (got []string) {
 		t.Helper()
 		out, err := r.DescribeTags(t.Context(), &awsec2.DescribeTagsInput{Filters: filters("resource-id", id)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		for _, x := range out.Tags {
 			got = append(got, *x.Key+"="+*x.Value+" "+string(x.ResourceType))
 		}

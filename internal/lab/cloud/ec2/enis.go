@@ -18,7 +18,7 @@ func describeENIs(r *request) (any, error) {
 		return nil, err
 	}
 	from := source[vpc.ENI]{"eni", func(e *vpc.ENI) string { return e.ID }, func() []*vpc.ENI { return candidates(view, fs) }, view.ENI}
-	list, next, err := listing(r, from, ids, fs, p, n.eniFilters().tagged(func(e *vpc.ENI) vpc.Tags { return e.Tags }))
+	list, next, err := listing(r, from, ids, fs, p, n.eniFiltering())
 	return struct {
 		ENIs []eniXML `xml:"networkInterfaceSet>item"`
 		Next string   `xml:"nextToken,omitempty"`

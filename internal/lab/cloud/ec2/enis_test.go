@@ -54,8 +54,7 @@ func TestCreateErrors(t *testing.T) {
 			if tc.name == "quota" {
 				r.create(awsec2.CreateNetworkInterfaceInput{})
 			}
-			_, err := r.CreateNetworkInterface(t.Context(), &tc.in)
-			wantCode(t, err, tc.code, http.StatusBadRequest)
+			r.refuses(t, tc.code, &tc.in)
 		})
 	}
 }
@@ -69,8 +68,7 @@ func TestClientToken(t *testing.T) {
 	}
 	in.SecondaryPrivateIpAddressCount = aws.Int32(3)
 	in.SubnetId = aws.String(r.subnet("a"))
-	_, err := r.CreateNetworkInterface(t.Context(), &in)
-	wantCode(t, err, "IdempotentParameterMismatch", http.StatusBadRequest)
+	r.refuses(t, "IdempotentParameterMismatch", &in)
 	if n := len(r.lab.Cloud.Snapshot().ENIs); n != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and one", n)
 	}
@@ -80,9 +78,7 @@ func TestAttachErrors(t *testing.T) {
 	s := instant()
 	s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "m4.large", Subnet: "a"}, spec.Instance{Name: "gone", Type: "m5.large", Subnet: "a"})
 	r := newRig(t, s)
-	if err := r.lab.Cloud.TerminateInstance("gone"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, r.lab.Cloud.TerminateInstance("gone"))
 	gone, _ := r.lab.Cloud.Snapshot().Instance("gone")
 	id := func(name string) string { return r.lab.Cloud.InstanceID(name) }
 	used := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
@@ -125,14 +121,10 @@ func TestDetachAndDeleteErrors(t *testing.T) {
 	r := newRig(t, instant())
 	books := r.lab.Cloud.Snapshot()
 	primary := books.InstanceENIs(r.lab.Cloud.InstanceID("node-a"))[0]
-	_, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
-	wantCode(t, err, "OperationNotPermitted", http.StatusBadRequest)
-	_, err = r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
-	wantCode(t, err, "InvalidAttachmentID.NotFound", http.StatusBadRequest)
-	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
-	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: aws.String("eni-0123456789abcdef0")})
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.refuses(t, "OperationNotPermitted", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
+	r.refuses(t, "InvalidAttachmentID.NotFound", &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
+	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: aws.String("eni-0123456789abcdef0")})
 }
 
 func TestModify(t *testing.T) {
@@ -147,9 +139,7 @@ func TestModify(t *testing.T) {
 		{SourceDestCheck: &types.AttributeBooleanValue{Value: aws.Bool(false)}},
 	} {
 		in.NetworkInterfaceId = id
-		if _, err := r.ModifyNetworkInterfaceAttribute(t.Context(), &in); err != nil {
-			t.Fatal(err)
-		}
+		r.does(t, &in)
 	}
 	e := r.describe(*id)
 	if len(e.Groups) != 1 || *e.Groups[0].GroupName != "pods" || *e.Description != "renamed" || *e.SourceDestCheck {
@@ -162,7 +152,6 @@ func TestModify(t *testing.T) {
 			AttachmentId: aws.String("eni-attach-0123456789abcdef0"), DeleteOnTermination: aws.Bool(true)}},
 	} {
 		in.NetworkInterfaceId = id
-		_, err := r.ModifyNetworkInterfaceAttribute(t.Context(), &in)
-		wantCode(t, err, code, http.StatusBadRequest)
+		r.refuses(t, code, &in)
 	}
 }

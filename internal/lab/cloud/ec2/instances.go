@@ -16,7 +16,7 @@ func describeInstances(r *request) (any, error) {
 	}
 	n, view := r.names(), r.cloud.Described()
 	from := source[vpc.Instance]{"i", func(i *vpc.Instance) string { return i.ID }, view.Instances, view.Instance}
-	list, next, err := listing(r, from, ids, fs, p, n.instanceFilters(view.InstanceENIs, r.cloud.IMDSv1()))
+	list, next, err := listing(r, from, ids, fs, p, n.instanceFiltering(view.InstanceENIs, r.cloud.IMDSv1()))
 	return struct {
 		Reservations []reservationXML `xml:"reservationSet>item"`
 		Next         string           `xml:"nextToken,omitempty"`
@@ -170,7 +170,7 @@ func describeInstanceTypes(r *request) (any, error) {
 	if len(unknown) > 0 {
 		return nil, vpc.Errorf("InvalidInstanceType", "The following supplied instance types do not exist: [%s]", strings.Join(unknown, ", "))
 	}
-	list, err := apply(list, fs, typeFilters().find)
+	list, err := apply(list, fs, filtering(typeFilters, typeInfo, nil))
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func describeSubnets(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("subnet", r.cloud.Described().Subnets(), func(s *vpc.Subnet) string { return s.ID }),
-		ids, fs, p, n.subnetFilters().tagged(func(x *vpc.Subnet) vpc.Tags { return x.Tags }))
+		ids, fs, p, filtering(subnetFilters, n.subnet, func(x *vpc.Subnet) vpc.Tags { return x.Tags }))
 	return struct {
 		Subnets []subnetXML `xml:"subnetSet>item"`
 		Next    string      `xml:"nextToken,omitempty"`
@@ -93,16 +93,18 @@ func describeVPCs(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("vpc", r.cloud.Described().VPCs(), func(v *vpc.VPC) string { return v.ID }),
-		ids, fs, p, n.vpcFilters().tagged(func(x *vpc.VPC) vpc.Tags { return x.Tags }))
+		ids, fs, p, filtering(vpcFilters, n.vpc, func(x *vpc.VPC) vpc.Tags { return x.Tags }))
 	return struct {
 		VPCs []vpcXML `xml:"vpcSet>item"`
 		Next string   `xml:"nextToken,omitempty"`
-	}{each(list, func(v *vpc.VPC) vpcXML {
-		return vpcXML{
-			ID: v.ID, OwnerID: n.account, State: "available", CIDR: v.CIDRs[0].String(), Tenancy: "default",
-			CIDRs: associations(v.ID, v.CIDRs), IPv6: associations(v.ID, v.IPv6CIDRs), Tags: tagSet(v.Tags),
-		}
-	}), next}, err
+	}{each(list, n.vpc), next}, err
+}
+
+func (n names) vpc(v *vpc.VPC) vpcXML {
+	return vpcXML{
+		ID: v.ID, OwnerID: n.account, State: "available", CIDR: v.CIDRs[0].String(), Tenancy: "default",
+		CIDRs: associations(v.ID, v.CIDRs), IPv6: associations(v.ID, v.IPv6CIDRs), Tags: tagSet(v.Tags),
+	}
 }
 
 type routeXML struct {
@@ -137,7 +139,7 @@ func describeRouteTables(r *request) (any, error) {
 	}
 	n := r.names()
 	list, next, err := listing(r, listed("rtb", r.cloud.Described().RouteTables(), func(t *vpc.RouteTable) string { return t.ID }),
-		ids, fs, p, n.tableFilters().tagged(func(x *vpc.RouteTable) vpc.Tags { return x.Tags }))
+		ids, fs, p, filtering(tableFilters, n.table, func(x *vpc.RouteTable) vpc.Tags { return x.Tags }))
 	return struct {
 		Tables []tableXML `xml:"routeTableSet>item"`
 		Next   string     `xml:"nextToken,omitempty"`
@@ -181,6 +183,7 @@ type range6XML struct {
 type pairXML struct {
 	UserID  string `xml:"userId"`
 	GroupID string `xml:"groupId"`
+	Name    string `xml:"-" filter:"groupName"`
 }
 
 type permissionXML struct {
@@ -216,18 +219,20 @@ func describeGroups(r *request) (any, error) {
 			return nil, vpc.Errorf("InvalidGroup.NotFound", "The security group '%s' does not exist", strings.Join(wanted, ", "))
 		}
 	}
-	list, next, err := listing(r, listed("sg", all, func(g *vpc.SecurityGroup) string { return g.ID }), ids, fs, p, n.groupFilters().tagged(func(x *vpc.SecurityGroup) vpc.Tags { return x.Tags }))
+	list, next, err := listing(r, listed("sg", all, func(g *vpc.SecurityGroup) string { return g.ID }), ids, fs, p, filtering(groupFilters, n.group, func(x *vpc.SecurityGroup) vpc.Tags { return x.Tags }))
 	return struct {
 		Groups []securityGroupXML `xml:"securityGroupInfo>item"`
 		Next   string             `xml:"nextToken,omitempty"`
-	}{each(list, func(g *vpc.SecurityGroup) securityGroupXML {
-		return securityGroupXML{g.ID, g.Name, g.Description, n.account, g.VPCID, n.permissions(g.Ingress), n.permissions(g.Egress), tagSet(g.Tags)}
-	}), next}, err
+	}{each(list, n.group), next}, err
+}
+
+func (n names) group(g *vpc.SecurityGroup) securityGroupXML {
+	return securityGroupXML{g.ID, g.Name, g.Description, n.account, g.VPCID, n.permissions(g.Ingress), n.permissions(g.Egress), tagSet(g.Tags)}
 }
 
 func (n names) permissions(rules []vpc.Rule) []permissionXML {
 	return each(rules, func(r vpc.Rule) permissionXML {
-		x := permissionXML{Protocol: r.Protocol, Groups: each(r.Groups, func(id string) pairXML { return pairXML{n.account, id} })}
+		x := permissionXML{Protocol: r.Protocol, Groups: each(r.Groups, func(id string) pairXML { return pairXML{n.account, id, n.groups[id]} })}
 		if r.Protocol != "-1" {
 			x.From, x.To = &r.FromPort, &r.ToPort
 		}

@@ -118,9 +118,7 @@ func TestLogOfUnsignedCalls(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15&Filter.1.Name=" + strings.Repeat("a", 1000)
 	resp, err := http.Post(r.lab.EC2URL, "application/x-www-form-urlencoded", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	defer resp.Body.Close()
 	r.wantRefusal(r.refusal(resp), "MissingAuthenticationToken", http.StatusForbidden)
 	log := r.lab.Cloud.CallLog()
@@ -190,18 +188,12 @@ func TestPresigned(t *testing.T) {
 		t.Helper()
 		target := r.lab.EC2URL + "/?Action=DescribeVpcs&Version=2016-11-15&X-Amz-Expires=" + expires
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, target, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		k, err := static(r.lab).Retrieve(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		sum := sha256.Sum256(nil)
 		signed, _, err := v4.NewSigner().PresignHTTP(t.Context(), k, req, hex.EncodeToString(sum[:]), "ec2", r.lab.Cloud.Region(), time.Now().Add(-age))
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if req, err = http.NewRequestWithContext(t.Context(), http.MethodGet, tamper(signed), http.NoBody); err != nil {
 			t.Fatal(err)
 		}

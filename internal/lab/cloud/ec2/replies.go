@@ -36,6 +36,7 @@ type addressXML struct {
 
 type ipv6XML struct {
 	Address string `xml:"ipv6Address"`
+	Primary bool   `xml:"-" filter:"isPrimaryIpv6"`
 }
 
 type prefix4XML struct {
@@ -122,7 +123,7 @@ func (n names) eniCommon(e *vpc.ENI) eniXML {
 		ID: e.ID, SubnetID: e.SubnetID, VPCID: e.VPCID, Description: e.Description, OwnerID: n.account,
 		Status: e.Status(), MAC: e.MAC.String(),
 		SourceDestCheck: e.SourceDestCheck, Groups: n.groupSet(e.Groups), InterfaceType: e.Type,
-		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{a.String()} }),
+		IPv6:     each(e.IPv6, func(a netip.Addr) ipv6XML { return ipv6XML{Address: a.String()} }),
 		Prefixes: each(e.Prefixes, func(p netip.Prefix) prefix4XML { return prefix4XML{p.String()} }),
 	}
 	x.IPv6Prefixes = each(e.IPv6Prefixes, func(p netip.Prefix) prefix6XML { return prefix6XML{p.String()} })
@@ -208,6 +209,14 @@ type instanceXML struct {
 	Profile         *profileXML `xml:"iamInstanceProfile"`
 	HTTPTokens      string      `xml:"metadataOptions>httpTokens"`
 	HTTPEndpoint    string      `xml:"metadataOptions>httpEndpoint"`
+
+	// What filters see besides, also of a terminated instance.
+	OwnerID       string `xml:"-" filter:"ownerId"`
+	ReservationID string `xml:"-" filter:"reservationId"`
+	Hypervisor    string `xml:"-" filter:"hypervisor"`
+	LaunchedIn    string `xml:"-" filter:"launchedIn"`
+	LaunchedInVPC string `xml:"-" filter:"launchedInVpc"`
+	Checked       *bool  `xml:"-" filter:"checked"` // SourceDestCheck, where there is a primary ENI
 }
 
 // profile is the instance profile of a role, empty for none.
@@ -224,6 +233,7 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 		Zone: i.Zone, ZoneID: n.zones[i.Zone], Tenancy: "default", Architecture: architecture, Tags: tagSet(i.Tags),
 		LaunchIndex: i.LaunchIndex, ClientToken: i.ClientToken,
 		HTTPTokens: "required", HTTPEndpoint: "enabled",
+		OwnerID: n.account, ReservationID: i.ReservationID, Hypervisor: hypervisor(i.Type), LaunchedIn: i.SubnetID, LaunchedInVPC: i.VPCID,
 	}
 	if v1 {
 		x.HTTPTokens = "optional"
@@ -240,7 +250,7 @@ func (n names) instance(i *vpc.Instance, enis []*vpc.ENI, v1 bool) instanceXML {
 		x.Interfaces = append(x.Interfaces, n.eniCommon(e))
 		if e.Attachment.Primary() {
 			x.PrivateIP, x.PrivateDNS = e.Primary.String(), n.dns(e.Primary)
-			x.SourceDestCheck, x.Groups = e.SourceDestCheck, n.groupSet(e.Groups)
+			x.SourceDestCheck, x.Checked, x.Groups = e.SourceDestCheck, &e.SourceDestCheck, n.groupSet(e.Groups)
 			if len(e.IPv6) > 0 {
 				x.IPv6 = e.IPv6[0].String()
 			}

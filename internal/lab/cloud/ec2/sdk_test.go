@@ -2,7 +2,6 @@ package ec2_test
 
 import (
 	"errors"
-	"net/http"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -27,11 +26,16 @@ type rig struct {
 func newRig(t *testing.T, s spec.Spec, opts ...vpc.Option) rig {
 	t.Helper()
 	lab, err := endpoints.Serve(s, opts...)
+	ok(t, err)
+	t.Cleanup(lab.Close)
+	return rig{t, lab, client(lab, static(lab), 1)}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(lab.Close)
-	return rig{t, lab, client(lab, static(lab), 1)}
 }
 
 func client(lab *endpoints.Cloud, creds aws.CredentialsProvider, attempts int) *awsec2.Client {
@@ -130,15 +134,10 @@ func TestLifeOfAnENI(t *testing.T) {
 	if err != nil || !*r.describe(*e.NetworkInterfaceId).Attachment.DeleteOnTermination {
 		t.Fatalf("DeleteOnTermination is not set: %v", err)
 	}
-	if _, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
 	if got := r.describe(*e.NetworkInterfaceId); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
 		t.Fatalf("detached %+v", got)
 	}
-	if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
 }

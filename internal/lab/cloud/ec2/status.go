@@ -17,13 +17,6 @@ type healthyXML struct {
 	Status string `xml:"status"`
 }
 
-func (h healthXML) reachability() string {
-	if len(h.Details) == 0 {
-		return ""
-	}
-	return h.Details[0].Status
-}
-
 // health is the outcome of the checks of an instance in a state: they pass
 // once it runs.
 func health(s vpc.InstanceState) healthXML {
@@ -62,7 +55,11 @@ func describeInstanceStatus(r *request) (any, error) {
 		return nil, err
 	}
 	list = slices.DeleteFunc(list, func(i *vpc.Instance) bool { return !all && i.State != vpc.Running })
-	list, err = apply(list, fs, n.statusFilters().find)
+	row := func(i *vpc.Instance) statusXML {
+		h := health(i.State)
+		return statusXML{i.ID, i.Zone, n.zones[i.Zone], state(i.State), h, h, h}
+	}
+	list, err = apply(list, fs, filtering(statusFilters, row, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -70,8 +67,5 @@ func describeInstanceStatus(r *request) (any, error) {
 	return struct {
 		Statuses []statusXML `xml:"instanceStatusSet>item"`
 		Next     string      `xml:"nextToken,omitempty"`
-	}{each(list, func(i *vpc.Instance) statusXML {
-		h := health(i.State)
-		return statusXML{i.ID, i.Zone, n.zones[i.Zone], state(i.State), h, h, h}
-	}), next}, nil
+	}{each(list, row), next}, nil
 }

@@ -3,6 +3,7 @@ package ec2
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
@@ -45,31 +46,23 @@ type tagRow struct {
 	Value string `xml:"value"`
 }
 
+// tagKey orders the tags of all resources.
+func tagKey(t *tagRow) string { return t.ID + " " + t.Key }
+
 func describeTags(r *request) (any, error) {
 	fs, p := r.filters(), r.page("", 1000)
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
-	list, err := apply(allTags(r.cloud.Described()), fs, tagFilters())
+	list, err := apply(allTags(r.cloud.Described()), fs, tagFiltering)
 	if err != nil {
 		return nil, err
 	}
-	list, next := cut(r, p, list, func(t *tagRow) string { return t.ID + " " + t.Key })
+	list, next := cut(r, p, list, tagKey)
 	return struct {
 		Tags []*tagRow `xml:"tagSet>item"`
 		Next string    `xml:"nextToken,omitempty"`
 	}{list, next}, nil
-}
-
-// tagFilters are the filters of DescribeTags.
-func tagFilters() attributes[tagRow] {
-	t := filterTable[tagRow]{
-		"key":           text(func(t *tagRow) string { return t.Key }),
-		"resource-id":   text(func(t *tagRow) string { return t.ID }),
-		"resource-type": text(func(t *tagRow) string { return t.Kind }),
-		"value":         func(t *tagRow) []string { return []string{t.Value} },
-	}
-	return t.tagged(func(t *tagRow) vpc.Tags { return vpc.Tags{t.Key: t.Value} })
 }
 
 // allTags lists every tag, ordered by resource and key.
@@ -98,14 +91,6 @@ func allTags(v vpc.View) []*tagRow {
 	for _, n := range v.VPCs() {
 		add("vpc", n.ID, n.Tags)
 	}
-	slices.SortStableFunc(out, func(a, b *tagRow) int {
-		switch {
-		case a.ID+" "+a.Key < b.ID+" "+b.Key:
-			return -1
-		case a.ID+" "+a.Key > b.ID+" "+b.Key:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(out, func(a, b *tagRow) int { return strings.Compare(tagKey(a), tagKey(b)) })
 	return out
 }

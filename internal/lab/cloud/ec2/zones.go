@@ -36,22 +36,8 @@ func describeZones(r *request) (any, error) {
 	all = slices.DeleteFunc(all, func(z *zoneXML) bool {
 		return len(wanted) > 0 && !slices.Contains(wanted, z.Name) || len(ids) > 0 && !slices.Contains(ids, z.ID)
 	})
-	list, err := apply(all, fs, zoneFilters().find)
+	list, err := apply(all, fs, filtering(zoneFilters, func(z *zoneXML) *zoneXML { return z }, nil))
 	return struct {
 		Zones []*zoneXML `xml:"availabilityZoneInfo>item"`
 	}{list}, err
-}
-
-// zoneFilters are the filters of DescribeAvailabilityZones.
-func zoneFilters() filterTable[zoneXML] {
-	t := filterTable[zoneXML]{
-		"group-name":    text(func(z *zoneXML) string { return z.Group }),
-		"opt-in-status": text(func(z *zoneXML) string { return z.OptedIn }),
-		"region-name":   text(func(z *zoneXML) string { return z.Region }),
-		"state":         text(func(z *zoneXML) string { return z.State }),
-		"zone-id":       text(func(z *zoneXML) string { return z.ID }),
-		"zone-name":     text(func(z *zoneXML) string { return z.Name }),
-		"zone-type":     text(func(z *zoneXML) string { return z.Type }),
-	}
-	return t.absent("group-long-name", "message", "parent-zone-id", "parent-zone-name")
 }

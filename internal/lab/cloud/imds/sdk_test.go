@@ -23,12 +23,17 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
-func serve(t *testing.T, s spec.Spec, opts ...vpc.Option) *endpoints.Cloud {
+func ok(t *testing.T, err error) {
 	t.Helper()
-	lab, err := endpoints.Serve(s, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func serve(t *testing.T, s spec.Spec, opts ...vpc.Option) *endpoints.Cloud {
+	t.Helper()
+	lab, err := endpoints.Serve(s, opts...)
+	ok(t, err)
 	t.Cleanup(lab.Close)
 	return lab
 }
@@ -59,9 +64,7 @@ func read(t *testing.T, c *awsimds.Client, path string) (string, error) {
 		return "", err
 	}
 	b, err := io.ReadAll(out.Content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return string(b), nil
 }
 
@@ -145,21 +148,15 @@ func TestMetadata(t *testing.T) {
 func get(t *testing.T, method, url string, header ...string) (int, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	for i := 0; i < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
 	resp, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -248,9 +245,7 @@ func TestLagAndOutage(t *testing.T) {
 	}
 	// A new instance knows itself at once.
 	i, err := lab.Cloud.RunInstance(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if got, err := read(t, client(lab, "late"), "instance-id"); err != nil || got != i.ID {
 		t.Fatalf("%q, %v", got, err)
 	}
@@ -289,9 +284,7 @@ func TestRoleCredentials(t *testing.T) {
 		_, err := c.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})
 		return err
 	}
-	if err := call(held); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, call(held))
 	fake.Advance(31 * time.Minute)
 	next, err := provider.Retrieve(patiently(t))
 	if err != nil || next.AccessKeyID == held.AccessKeyID {
@@ -304,7 +297,5 @@ func TestRoleCredentials(t *testing.T) {
 	if err := call(held); err == nil || !strings.Contains(err.Error(), "RequestExpired") {
 		t.Fatalf("expired credentials: %v", err)
 	}
-	if err := call(next); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, call(next))
 }

@@ -29,16 +29,12 @@ func TestStrictPaths(t *testing.T) {
 		{"/latest/meta-data/instance-id", []string{"made-up"}, http.StatusUnauthorized},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+tc.path, http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if tc.header != nil {
 			req.Header["X-Aws-Ec2-Metadata-Token"] = tc.header
 		}
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		body, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if resp.StatusCode != tc.want {
@@ -47,14 +43,10 @@ func TestStrictPaths(t *testing.T) {
 	}
 	for _, ttl := range []string{"", "0", "21601"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, base+"/latest/api/token", http.NoBody)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		req.Header["X-Aws-Ec2-Metadata-Token-Ttl-Seconds"] = []string{ttl}
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != http.StatusBadRequest {
 			t.Errorf("a token for %q seconds: %s", ttl, resp.Status)

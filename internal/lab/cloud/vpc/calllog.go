@@ -16,15 +16,15 @@ const (
 
 // CallRecord is one call in the log.
 type CallRecord struct {
-	Seq       uint64 // counts the calls since the start, from 1
-	Time      time.Time
-	Action    string
-	Principal string // ARN, "" when the call was not authenticated
+	Seq       uint64    `json:"seq"` // counts the calls since the start, from 1
+	Time      time.Time `json:"time"`
+	Action    string    `json:"action"`
+	Principal string    `json:"caller"` // ARN, "" when the call was not authenticated
 	// Params are what the call sent, as far as they fit; none of a call that
 	// was not authenticated.
-	Params  map[string][]string
-	Omitted int    // parameters that did not fit
-	Code    string // "" for success; "LostRequest" and "LostReply" for faults
+	Params  map[string][]string `json:"params,omitempty"`
+	Omitted int                 `json:"omitted,omitempty"` // parameters that did not fit
+	Code    string              `json:"code,omitempty"`    // "" for success; "LostRequest" and "LostReply" for faults
 }
 
 // callLog is a ring of the last calls.

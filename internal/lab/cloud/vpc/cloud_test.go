@@ -28,12 +28,17 @@ type tester interface {
 	Cleanup(func())
 }
 
-func newCloud(t tester, s spec.Spec, opts ...vpc.Option) *vpc.Cloud {
+func ok(t tester, err error) {
 	t.Helper()
-	c, err := vpc.New(s, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func newCloud(t tester, s spec.Spec, opts ...vpc.Option) *vpc.Cloud {
+	t.Helper()
+	c, err := vpc.New(s, opts...)
+	ok(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -96,9 +101,7 @@ func subnetID(t tester, c *vpc.Cloud, name string) string {
 func spare(t tester, c *vpc.Cloud) vpc.ENI {
 	t.Helper()
 	e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return e
 }
 
@@ -108,9 +111,7 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 		s := follow(c)
 		e := spare(t, c)
 		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		s.want(t)
 		pass(3*time.Second - 1)
 		s.want(t)
@@ -120,9 +121,7 @@ func TestLinkAppearsAfterItsDelay(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.want(t, "AddressesChanged node-a 1")
-		if err := c.DetachNetworkInterface(id, false); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, c.DetachNetworkInterface(id, false))
 		s.want(t)
 		pass(time.Second)
 		s.want(t, "ENIDetached node-a 1")
@@ -136,13 +135,9 @@ func TestDetachOvertakesLink(t *testing.T) {
 		s := follow(c)
 		e := spare(t, c)
 		id, err := c.AttachNetworkInterface(vpc.AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		pass(2 * time.Second)
-		if err := c.DetachNetworkInterface(id, false); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, c.DetachNetworkInterface(id, false))
 		pass(time.Hour)
 		if got := s.since(); slices.Contains(got, "ENIAttached node-a 1") {
 			t.Fatalf("events %q", got)
@@ -173,36 +168,24 @@ func instanceLifeInEvents(t *testing.T) {
 	kept := c.Snapshot().InstanceENIs(i.ID)[1].ID
 	step(4 * time.Second)
 	step(time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
-	if err := c.StopInstance("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.StopInstance("n"))
 	step(4*time.Second, "InstanceStopped n")
 	if e, _ := c.Snapshot().ENI(kept); e.Attachment == nil || e.Attachment.LinkUp {
 		t.Fatalf("of a stopped instance: %+v", e.Attachment)
 	}
-	if err := c.StartInstance("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.StartInstance("n"))
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
 	if err := c.ForceStop("n"); err == nil {
 		t.Error("a running instance was stopped by force")
 	}
-	if err := c.StopInstance("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.StopInstance("n"))
 	step(time.Second)
-	if err := c.ForceStop("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.ForceStop("n"))
 	step(0, "InstanceStopped n")
 	step(4 * time.Second)
-	if err := c.StartInstance("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.StartInstance("n"))
 	step(5*time.Second, "InstanceLaunched n", "ENIAttached n 0", "ENIAttached n 1", "ENIAttached n 2")
-	if err := c.TerminateInstance("n"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.TerminateInstance("n"))
 	step(4*time.Second, "ENIDetached n 0", "ENIDetached n 1", "ENIDetached n 2", "InstanceTerminated n")
 	books := c.Snapshot()
 	if e, ok := books.ENI(kept); !ok || e.Status() != "available" || len(books.ENIs) != 3 {
@@ -261,9 +244,7 @@ func TestReassignmentTellsInOrder(t *testing.T) {
 	var want []string
 	for range 8 {
 		e, err := c.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnetID(t, c, "a"), Addresses: vpc.AddressRequest{IPv4Count: 1}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		moving, want = append(moving, e.Secondary...), append(want, e.ID)
 	}
 	to := spare(t, c)
@@ -411,9 +392,7 @@ func TestBooksStaySound(t *testing.T) {
 			},
 			"time": func(t *rapid.T) { fake.Advance(time.Duration(rapid.Int64Range(0, 4e9).Draw(t, "time"))) },
 			"": func(t *rapid.T) {
-				if err := c.Snapshot().Check(); err != nil {
-					t.Fatal(err)
-				}
+				ok(t, c.Snapshot().Check())
 			},
 		})
 	})
@@ -454,9 +433,7 @@ func TestClientTokenOfTerminatedInstances(t *testing.T) {
 	subnet, _ := c.Snapshot().Subnet("a")
 	r := vpc.LaunchRequest{SubnetID: subnet.ID, Count: 2, ClientToken: "once"}
 	first, err := c.RunInstances(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if _, err := c.TerminateInstances(first[0].ID); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,13 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // slow is a cloud with lag and delays, on a clock that stands still.
 func slow(t *testing.T) (*Cloud, *clock.Fake) {
 	t.Helper()
@@ -21,9 +28,7 @@ func slow(t *testing.T) (*Cloud, *clock.Fake) {
 	s.Consistency.Describe, s.IMDS.Delay = spec.Duration(2*time.Second), spec.Duration(5*time.Second)
 	s.Delays = spec.Delays{Attach: spec.Duration(time.Second), Link: spec.Duration(time.Second), Detach: spec.Duration(time.Second)}
 	c, err := New(s, WithClock(fake))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(c.Close)
 	return c, fake
 }
@@ -31,13 +36,9 @@ func slow(t *testing.T) (*Cloud, *clock.Fake) {
 func plugNew(t *testing.T, c *Cloud) (eniID, attachmentID string) {
 	t.Helper()
 	e, err := c.CreateNetworkInterface(CreateRequest{SubnetID: c.subnetNamed("a").ID})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	a, err := c.AttachNetworkInterface(AttachRequest{ENIID: e.ID, InstanceID: c.InstanceID("node-a"), DeviceIndex: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return e.ID, a
 }
 
@@ -51,18 +52,12 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 			c.Finish(Call{Action: "AttachNetworkInterface"}, "")
 		}
 		fake.Advance(time.Second)
-		if err := c.DetachNetworkInterface(attachment, false); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, c.DetachNetworkInterface(attachment, false))
 		fake.Advance(time.Second)
-		if err := c.DeleteNetworkInterface(id); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, c.DeleteNetworkInterface(id))
 		if n%10 == 0 {
 			i, err := c.RunInstance(spec.Instance{Name: "guest", Type: "t3.nano", Subnet: "a", Role: "node"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			ok(t, err)
 			c.RoleCredentials(i.ID)
 			if _, err := c.TerminateInstances(i.ID); err != nil {
 				t.Fatal(err)
@@ -103,17 +98,13 @@ func TestCloseEndsWhatIsToCome(t *testing.T) {
 // that its parameters were cut out of.
 func TestCallLogIsBounded(t *testing.T) {
 	c, err := New(spec.Default())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(c.Close)
 	before := heapBytes()
 	for i := range 500 {
 		body := "A=1&B=" + strings.Repeat("b", 200<<10) + "&C=" + strings.Repeat("c", 2000) + "&N=" + strconv.Itoa(i)
 		form, err := url.ParseQuery(body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		c.Finish(Call{Action: "DescribeVpcs", Params: form}, "")
 	}
 	if grown := heapBytes() - before; grown > 16<<20 {

@@ -105,12 +105,7 @@ func (b *bed) serve(path string) {
 // own puts addresses on a link of a node and sets it up, as a host would that uses them.
 func (b *bed) own(node, link string, addrs ...string) {
 	b.t.Helper()
-	b.ok(ns.Do(b.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(link)
 		if err != nil {
 			return err
@@ -212,12 +207,7 @@ func (b *bed) noNeighbour(node, addr string) (failed bool) {
 // inNode runs f in a node's namespace with its primary link.
 func (b *bed) inNode(node string, f func(h *netlink.Handle, ens5 netlink.Link) error) {
 	b.t.Helper()
-	b.ok(ns.Do(b.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) error {
 		l, err := h.LinkByName("ens5")
 		if err != nil {
 			return err
@@ -256,12 +246,7 @@ func (b *bed) received(node string) (n int) {
 func (b *bed) link(node, name string) netlink.Link {
 	b.t.Helper()
 	var l netlink.Link
-	b.ok(ns.Do(b.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) (err error) {
 		l, err = h.LinkByName(name)
 		if err != nil && !strings.Contains(err.Error(), "not found") {
 			return err

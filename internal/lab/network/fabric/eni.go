@@ -58,7 +58,10 @@ func linkName(a *vpc.Attachment) string {
 
 func (f *Fabric) plug(p *plugged) error {
 	peer := linkName(p.eni.Attachment)
-	if err := f.addVeth(p.link, f.NodePath(p.node), peer, p.eni.MAC, ENIMTU); err != nil {
+	if err := ns.AddVeth(f.rt, p.link, f.NodePath(p.node), peer, p.eni.MAC, ENIMTU); err != nil {
+		return err
+	}
+	if err := f.answerAtOnce(p.link); err != nil {
 		return err
 	}
 	l, err := f.rt.LinkByName(p.link)
@@ -111,14 +114,7 @@ func (f *Fabric) lease(p *plugged, link string) error {
 		addrs = append(addrs, netip.PrefixFrom(p.eni.IPv6[0], 128)) // DHCPv6 leases have no prefix (RFC 8415)
 		via = append(via, Router6)
 	}
-	return ns.Do(f.NodePath(p.node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		return ns.Configure(h, link, addrs, via)
-	})
+	return ns.Netlink(f.NodePath(p.node), func(h *netlink.Handle) error { return ns.Configure(h, link, addrs, via) })
 }
 
 func (f *Fabric) subnet(e vpc.ENI) (vpc.Subnet, error) {

@@ -201,7 +201,7 @@ func (f *Fabric) AddNode(node string) error {
 		return err
 	}
 	f.nodes[node] = true
-	return ns.Do(f.NodePath(node), func() error {
+	return ns.Netlink(f.NodePath(node), func(h *netlink.Handle) error {
 		err := ns.SetSysctls(
 			ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"},
 			ns.Sysctl{Name: "net/ipv4/conf/all/rp_filter", Value: "0"},
@@ -210,11 +210,6 @@ func (f *Fabric) AddNode(node string) error {
 		if err != nil {
 			return err
 		}
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
 		return ns.LinkUp(h, "lo")
 	})
 }

@@ -2,7 +2,6 @@ package fabric
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -89,60 +88,33 @@ func RouterOf(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Ne
 
 // addGateway plugs an outside host into the router.
 func (f *Fabric) addGateway(g gateway) error {
-	path := ns.Path(f.name(g.part))
-	if err := ns.Do(path, func() error {
-		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/default/accept_dad", Value: "0"})
-	}); err != nil {
+	var own []netip.Prefix
+	var via []netip.Addr
+	for i, n := range g.nets {
+		own = append(own, netip.PrefixFrom(g.hosts[i], n.Bits()))
+		via = append(via, RouterOf(n))
+	}
+	if err := ns.AddHost(f.rt, g.link, ns.Path(f.name(g.part)), own, via, GatewayMTU); err != nil {
 		return err
 	}
-	if err := f.addVeth(g.link, path, "eth0", nil, GatewayMTU); err != nil {
+	// The source of the router's neighbour solicitations.
+	if err := ns.Configure(f.rt, g.link, []netip.Prefix{netip.PrefixFrom(Router6, 64)}, nil); err != nil {
 		return err
 	}
-	if err := ns.Configure(f.rt, g.link, routerPrefixes(g), nil); err != nil {
-		return err
-	}
-	err := ns.Do(path, func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		if err := ns.LinkUp(h, "lo"); err != nil {
-			return err
-		}
-		var addrs []netip.Prefix
-		var via []netip.Addr
-		for i, n := range g.nets {
-			addrs = append(addrs, netip.PrefixFrom(g.hosts[i], n.Bits()))
-			via = append(via, RouterOf(n))
-		}
-		return ns.Configure(h, "eth0", addrs, via)
-	})
-	if err != nil || !g.route {
+	if err := f.answerAtOnce(g.link); err != nil || !g.route {
 		return err
 	}
 	return ns.DefaultRoutes(f.rt, g.link, g.hosts[:])
 }
 
-func routerPrefixes(g gateway) []netip.Prefix {
-	out := []netip.Prefix{netip.PrefixFrom(Router6, 64)} // the source of the router's neighbour solicitations
-	for _, n := range g.nets {
-		out = append(out, netip.PrefixFrom(RouterOf(n), n.Bits()))
-	}
-	return out
-}
-
-// addVeth makes a veth from the router to the namespace at path.
-func (f *Fabric) addVeth(name, path, peer string, peerMAC net.HardwareAddr, mtu int) error {
-	if err := ns.AddVeth(f.rt, name, path, peer, peerMAC, mtu); err != nil {
-		return err
-	}
-	// Answers on another's behalf wait up to 0.8 s unless told not to (arp(7),
-	// proxy_delay), and this parameter has no default that new links inherit.
+// answerAtOnce has the router answer on another's behalf at once. It would wait up
+// to 0.8 s (arp(7), proxy_delay), and this parameter has no default that new links
+// inherit.
+func (f *Fabric) answerAtOnce(link string) error {
 	return ns.Do(f.RouterPath(), func() error {
 		return ns.SetSysctls(
-			ns.Sysctl{Name: "net/ipv4/neigh/" + name + "/proxy_delay", Value: "0"},
-			ns.Sysctl{Name: "net/ipv6/neigh/" + name + "/proxy_delay", Value: "0"},
+			ns.Sysctl{Name: "net/ipv4/neigh/" + link + "/proxy_delay", Value: "0"},
+			ns.Sysctl{Name: "net/ipv6/neigh/" + link + "/proxy_delay", Value: "0"},
 		)
 	})
 }

@@ -10,6 +10,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Netlink runs fn on a thread in the namespace at path, with a handle that is open
+// there until fn returns.
+func Netlink(path string, fn func(h *netlink.Handle) error) error {
+	return Do(path, func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open rtnetlink: %w", err)
+		}
+		defer h.Close()
+		return fn(h)
+	})
+}
+
+// AddHost makes the namespace at path a host behind a router, of which h is a
+// handle: its eth0 has the addresses own and leads by the router's, via, to
+// everywhere. Link is the router's end, with via as its addresses.
+func AddHost(h *netlink.Handle, link, path string, own []netip.Prefix, via []netip.Addr, mtu int) error {
+	err := Do(path, func() error {
+		return SetSysctls(Sysctl{Name: "net/ipv6/conf/default/accept_dad", Value: "0"})
+	})
+	if err != nil {
+		return err
+	}
+	const eth0 = "eth0"
+	if err := AddVeth(h, link, path, eth0, nil, mtu); err != nil {
+		return err
+	}
+	var router []netip.Prefix
+	for i, a := range via {
+		router = append(router, netip.PrefixFrom(a, own[i].Bits()))
+	}
+	if err := Configure(h, link, router, nil); err != nil {
+		return err
+	}
+	return Netlink(path, func(h *netlink.Handle) error {
+		if err := LinkUp(h, "lo"); err != nil {
+			return err
+		}
+		return Configure(h, eth0, own, via)
+	})
+}
+
 // AddVeth makes a veth called name in h's namespace whose other end is peer in
 // the namespace at path. Without peerMAC the kernel chooses one.
 func AddVeth(h *netlink.Handle, name, path, peer string, peerMAC net.HardwareAddr, mtu int) error {
@@ -80,14 +122,7 @@ func AddAddr(h *netlink.Handle, l netlink.Link, p netip.Prefix) error {
 
 // LinkUp sets a link up.
 func LinkUp(h *netlink.Handle, name string) error {
-	l, err := h.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", name, err)
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set link %s up: %w", name, err)
-	}
-	return nil
+	return Configure(h, name, nil, nil)
 }
 
 // IPNet converts at the edge of the netlink library. It keeps the host bits, as addresses on links need them.

@@ -13,14 +13,9 @@ import (
 // together: the kernel's wait for each deleted veth is then shared by all.
 const doomed = 0x626c
 
-// deleteLinks deletes all veth links of the calling thread's namespace, and
-// by that their peers wherever they are.
-func deleteLinks() error {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("open rtnetlink: %w", err)
-	}
-	defer h.Close()
+// deleteLinks deletes all veth links of a namespace, in which the calling thread
+// is, and by that their peers wherever they are.
+func deleteLinks(h *netlink.Handle) error {
 	links, err := h.LinkList()
 	for errors.Is(err, netlink.ErrDumpInterrupted) { // links changed meanwhile
 		links, err = h.LinkList()

@@ -98,7 +98,7 @@ func Remove(name string) error {
 	}
 	var linkErr error
 	if mounted(path) {
-		linkErr = Do(path, deleteLinks)
+		linkErr = Netlink(path, deleteLinks)
 	}
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return errors.Join(linkErr, fmt.Errorf("unmount network namespace %s: %w", name, err))

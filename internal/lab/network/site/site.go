@@ -44,8 +44,6 @@ const (
 	ExportTable = 119
 
 	mtu          = 1500 // bytes, of every link
-	outsideLink  = "outside"
-	nodeLink     = "eth0"
 	maxNodes     = 250
 	routerNumber = 4200000000 // of the router's autonomous system; private (RFC 6996)
 )
@@ -140,40 +138,14 @@ func (s *Site) raiseRouter() error {
 }
 
 func (s *Site) raiseOutside() error {
-	v4, v6 := netip.PrefixFrom(OutsideHost, 24), netip.PrefixFrom(OutsideHost6, 64)
-	return s.plug(outsideLink, s.OutsidePath(), []netip.Prefix{v4, v6},
-		[]netip.Addr{fabric.RouterOf(v4), fabric.RouterOf(v6)})
+	return s.plug("outside", s.OutsidePath(), Addrs{OutsideHost, OutsideHost6},
+		Addrs{fabric.RouterOf(netip.PrefixFrom(OutsideHost, 24)), fabric.RouterOf(netip.PrefixFrom(OutsideHost6, 64))})
 }
 
-// plug puts a namespace with addresses behind a link of the router, which has
-// the addresses via on it and is the way to everywhere.
-func (s *Site) plug(link, path string, own []netip.Prefix, via []netip.Addr) error {
-	if err := ns.Do(path, func() error {
-		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv6/conf/default/accept_dad", Value: "0"})
-	}); err != nil {
-		return err
-	}
-	if err := ns.AddVeth(s.rt, link, path, nodeLink, nil, mtu); err != nil {
-		return err
-	}
-	var routers []netip.Prefix
-	for i, a := range via {
-		routers = append(routers, netip.PrefixFrom(a, own[i].Bits()))
-	}
-	if err := ns.Configure(s.rt, link, routers, nil); err != nil {
-		return err
-	}
-	return ns.Do(path, func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		if err := ns.LinkUp(h, "lo"); err != nil {
-			return err
-		}
-		return ns.Configure(h, nodeLink, own, via)
-	})
+// plug puts a namespace with addresses behind a link of the router.
+func (s *Site) plug(link, path string, own, router Addrs) error {
+	return ns.AddHost(s.rt, link, path,
+		[]netip.Prefix{netip.PrefixFrom(own.IPv4, 24), netip.PrefixFrom(own.IPv6, 64)}, []netip.Addr{router.IPv4, router.IPv6}, mtu)
 }
 
 // Of a node's number: its addresses, those of the router on its link, and the
@@ -207,10 +179,8 @@ func (s *Site) AddNode(node string) (Addrs, error) {
 		return Addrs{}, err
 	}
 	s.nodes[node], s.used[h.number] = h, true
-	a, via := h.addrs(), h.routers()
-	err := s.plug(fmt.Sprintf("node%d", h.number), s.NodePath(node),
-		[]netip.Prefix{netip.PrefixFrom(a.IPv4, 24), netip.PrefixFrom(a.IPv6, 64)}, []netip.Addr{via.IPv4, via.IPv6})
-	if err != nil {
+	a := h.addrs()
+	if err := s.plug(fmt.Sprintf("node%d", h.number), s.NodePath(node), a, h.routers()); err != nil {
 		return Addrs{}, fmt.Errorf("add node %s: %w", node, err)
 	}
 	h.bird = s.newBird(node, s.NodePath(node), h.config())

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -28,9 +27,7 @@ func TestMain(m *testing.M) {
 func raise(t *testing.T, nodes ...string) *Site {
 	t.Helper()
 	s, err := New(Options{ID: fmt.Sprintf("st%d", os.Getpid()%100000), Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -62,24 +59,11 @@ func TestExportTableIsAnnounced(t *testing.T) {
 		t.Run(p.String(), func(t *testing.T) {
 			pod := p.Addr().Next()
 			change(t, s, "one", p, (*netlink.Handle).RouteReplace)
-			if err := ns.Do(s.NodePath("one"), func() error { // an address of the block answers
-				h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-				if err != nil {
-					return err
-				}
-				defer h.Close()
-				lo, err := h.LinkByName("lo")
-				if err != nil {
-					return err
-				}
-				return ns.AddAddr(h, lo, netip.PrefixFrom(pod, pod.BitLen()))
-			}); err != nil {
-				t.Fatal(err)
-			}
+			ok(t, ns.Netlink(s.NodePath("one"), func(h *netlink.Handle) error { // an address of the block answers
+				return ns.Configure(h, "lo", []netip.Prefix{netip.PrefixFrom(pod, pod.BitLen())}, nil)
+			}))
 			server, err := echo.Serve(s.NodePath("one"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			ok(t, err)
 			defer server.Close()
 			want := map[bool]netip.Addr{true: s.Addrs("one").IPv4, false: s.Addrs("one").IPv6}[p.Addr().Is4()]
 			until(t, "the router learns it", func() error {
@@ -113,20 +97,13 @@ func TestExportTableIsAnnounced(t *testing.T) {
 // docs/design.md, section 5.
 func change(t *testing.T, s *Site, node string, p netip.Prefix, do func(*netlink.Handle, *netlink.Route) error) {
 	t.Helper()
-	if err := ns.Do(s.NodePath(node), func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
+	ok(t, ns.Netlink(s.NodePath(node), func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		if err != nil {
 			return err
 		}
 		return do(h, &netlink.Route{Dst: ns.IPNet(p), LinkIndex: lo.Attrs().Index, Table: ExportTable, Protocol: 190})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 func TestNodesComeAndGo(t *testing.T) {
@@ -135,13 +112,18 @@ func TestNodesComeAndGo(t *testing.T) {
 	if _, err := s.AddNode("one"); err == nil || !strings.Contains(err.Error(), "exists") {
 		t.Errorf("got %v", err)
 	}
-	if err := s.RemoveNode("one"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, s.RemoveNode("one"))
 	if a, err := s.AddNode("three"); err != nil || a != first {
 		t.Errorf("got %v, %v, want the addresses of the node that went", a, err)
 	}
 	if err := s.RemoveNode("nosuch"); err != nil {
 		t.Error(err)
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

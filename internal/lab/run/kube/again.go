@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -33,16 +32,8 @@ func Away(err error) bool {
 // Again makes a request, by do, again and again while the API server is Away and
 // ctx lasts. What names it in the error.
 func Again(ctx context.Context, what string, do func() error) error {
-	for began := time.Now(); ; {
-		err := do()
-		if err == nil {
-			return nil
-		}
-		if !Away(err) {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		if end := poll.Pause(ctx, began, poll.Often); end != nil {
-			return fmt.Errorf("%s: %w: %w", what, end, err)
-		}
+	if err := poll.Retry(ctx, do, Away); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
+	return nil
 }

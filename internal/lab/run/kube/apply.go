@@ -50,15 +50,21 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 		if m.Scope.Name() == meta.RESTScopeNameNamespace {
 			target = api.Resource(m.Resource).Namespace(o.GetNamespace())
 		}
-		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
-		if err := Again(ctx, "apply "+o.GetKind()+" "+o.GetName(), func() error {
-			_, err := target.Apply(ctx, o.GetName(), o, options)
-			return err
-		}); err != nil {
+		if err := apply(ctx, target, o); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// fieldOwner is whose the objects are that this package applies.
+const fieldOwner = "vpclab"
+
+func apply(ctx context.Context, target dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+	return Again(ctx, "apply "+o.GetKind()+" "+o.GetName(), func() error {
+		_, err := target.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true})
+		return err
+	})
 }
 
 // readObjects reads every object of the *.yaml files, in order of their names.

@@ -12,13 +12,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // Options describe a control plane. Assets and Dir are needed.
@@ -62,8 +61,9 @@ type ControlPlane struct {
 	ca      *authority
 	admin   *rest.Config
 
-	mu      sync.Mutex          // guards running; never held across I/O
-	running map[string]*process // by program
+	// APIServer is its process; KillAPIServer and StartAPIServer act on it.
+	APIServer *proc.Process
+	programs  []*proc.Process // all of them, the one that others need first
 }
 
 // Start raises a control plane and returns once it is ready to be used, after
@@ -74,27 +74,18 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &ControlPlane{Options: o, running: map[string]*process{}}
+	c := &ControlPlane{Options: o}
 	if err := c.raise(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a control plane in %s: %w", o.Dir, err), c.Stop())
 	}
 	return c, nil
 }
 
-// programs are those that are started, the one that others need first.
-func (o Options) programs() []string {
-	names := []string{etcd, apiServer}
-	if o.Controllers {
-		names = append(names, controllers)
-	}
-	if o.Scheduler {
-		names = append(names, scheduler)
-	}
-	return names
-}
-
 func (o Options) complete() (Options, error) {
-	for _, program := range o.programs() {
+	for program, wanted := range map[string]bool{etcd: true, apiServer: true, controllers: o.Controllers, scheduler: o.Scheduler} {
+		if !wanted {
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(o.Assets, program)); err != nil {
 			return o, fmt.Errorf("programs of a control plane: %w (hack/kubebox.sh builds them and prints their folder)", err)
 		}
@@ -127,10 +118,10 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 	if err := c.writeCredentials(); err != nil {
 		return err
 	}
-	if err := c.start(etcd, etcdArgs()); err != nil {
+	if _, err := c.start(etcd, etcdArgs()); err != nil {
 		return err
 	}
-	if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+	if c.APIServer, err = c.start(apiServer, c.apiServerArgs()); err != nil {
 		return err
 	}
 	// The API server takes CRDs before it calls itself ready.
@@ -143,12 +134,12 @@ func (c *ControlPlane) raise(ctx context.Context) error {
 		return err
 	}
 	if c.Controllers {
-		if err := c.start(controllers, c.controllerArgs()); err != nil {
+		if _, err := c.start(controllers, c.controllerArgs()); err != nil {
 			return err
 		}
 	}
 	if c.Scheduler {
-		if err := c.start(scheduler, c.schedulerArgs()); err != nil {
+		if _, err := c.start(scheduler, c.schedulerArgs()); err != nil {
 			return err
 		}
 	}
@@ -162,14 +153,10 @@ func (c *ControlPlane) URL() string { return "https://" + c.address.String() }
 // same data, and returns when it is ready.
 func (c *ControlPlane) StartAPIServer(ctx context.Context) error {
 	for tries := 1; ; tries++ {
-		if err := c.start(apiServer, c.apiServerArgs()); err != nil {
+		if err := c.APIServer.Start(); err != nil {
 			return err
 		}
-		err := c.waitUntilReady(ctx)
-		if p := c.process(apiServer); err == nil || tries == starts || p == nil || !p.exited() {
-			return err
-		}
-		if err := c.kill(apiServer); err != nil { // it is gone, and is to be forgotten
+		if err := c.waitUntilReady(ctx); err == nil || tries == starts || c.APIServer.Running() {
 			return err
 		}
 	}
@@ -181,75 +168,33 @@ const starts = 3
 
 // KillAPIServer ends the API server at once, as a crash does: connections are
 // reset and the port refuses new ones. Etcd and the others keep running.
-func (c *ControlPlane) KillAPIServer() error { return c.kill(apiServer) }
+func (c *ControlPlane) KillAPIServer() error { return c.APIServer.Kill() }
 
-// Stop ends every program and returns when all are gone. The directory stays.
+// Stop ends every program and returns when all are gone. The directory stays. A
+// graceful end takes an API server more than a minute, so they are killed.
 func (c *ControlPlane) Stop() error {
 	// Etcd goes last, so that the others have nothing to complain of.
 	var errs []error
-	for _, program := range slices.Backward(c.programs()) {
-		errs = append(errs, c.kill(program))
+	for _, p := range slices.Backward(c.programs) {
+		errs = append(errs, p.Kill())
 	}
 	return errors.Join(errs...)
 }
 
-// LogFile is where a program writes, by its name.
-func (c *ControlPlane) LogFile(program string) string { return filepath.Join(c.Dir, program+".log") }
-
-// PIDs are the processes that run, by program.
-func (c *ControlPlane) PIDs() map[string]int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	pids := map[string]int{}
-	for program, p := range c.running {
-		if !p.exited() {
-			pids[program] = p.cmd.Process.Pid
-		}
-	}
-	return pids
-}
-
-func (c *ControlPlane) start(program string, args []string) error {
-	if c.process(program) != nil {
-		return fmt.Errorf("%s runs already", program)
-	}
-	p, err := startProcess(filepath.Join(c.Assets, program), args, c.Dir, c.LogFile(program), c.Netns)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.running[program] = p
-	return nil
-}
-
-func (c *ControlPlane) kill(program string) error {
-	p := c.process(program)
-	if p == nil {
-		return nil
-	}
-	if err := p.kill(); err != nil {
-		return fmt.Errorf("kill %s: %w", program, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.running, program)
-	return nil
-}
-
-func (c *ControlPlane) process(program string) *process {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.running[program]
+// start starts a program, whose log has its name.
+func (c *ControlPlane) start(program string, args []string) (*proc.Process, error) {
+	p := proc.New(program, filepath.Join(c.Dir, program+".log"), func() proc.Command {
+		return proc.Command{Path: filepath.Join(c.Assets, program), Args: args, Dir: c.Dir, Netns: c.Netns}
+	})
+	c.programs = append(c.programs, p)
+	return p, p.Start()
 }
 
 // failed is the error of a program that ended by itself.
 func (c *ControlPlane) failed() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for program, p := range c.running {
-		if p.exited() {
-			return fmt.Errorf("%s ended: %w\n%s", program, p.err, tail(c.LogFile(program)))
+	for _, p := range c.programs {
+		if err := p.Failed(); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -257,16 +202,12 @@ func (c *ControlPlane) failed() error {
 
 // until calls is until it returns nil, ctx ends or a program fails.
 func (c *ControlPlane) until(ctx context.Context, what string, is func() error) error {
-	for began := time.Now(); ; {
-		err := is()
-		if err == nil {
-			return nil
-		}
-		if failed := c.failed(); failed != nil {
-			return failed
-		}
-		if end := poll.Pause(ctx, began, poll.Often); end != nil {
-			return fmt.Errorf("%s: %w: %w", what, end, err)
-		}
+	err := poll.Retry(ctx, is, func(error) bool { return c.failed() == nil })
+	if failed := c.failed(); err != nil && failed != nil {
+		return failed
 	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
 }

@@ -48,9 +48,7 @@ func up(t *testing.T, o Options) *ControlPlane {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	c, err := Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -62,9 +60,7 @@ func up(t *testing.T, o Options) *ControlPlane {
 func client(t *testing.T, cfg *rest.Config) *kubernetes.Clientset {
 	t.Helper()
 	api, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return api
 }
 
@@ -89,9 +85,7 @@ func TestAControlPlane(t *testing.T) {
 
 	t.Run("CRDs are usable at once", func(t *testing.T) {
 		api, err := dynamic.NewForConfig(c.Config())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		thing := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "test.berth.dev/v1", "kind": "Thing", "metadata": map[string]any{"name": "one"},
 		}}
@@ -101,9 +95,7 @@ func TestAControlPlane(t *testing.T) {
 			t.Fatal(err)
 		}
 		since, err := c.established(t.Context(), api, "things.test.berth.dev")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if age := began.Sub(since); age < creationPause {
 			t.Errorf("the first object had to wait: its kind was known for %v", age)
 		}
@@ -111,9 +103,7 @@ func TestAControlPlane(t *testing.T) {
 
 	t.Run("RBAC decides", func(t *testing.T) {
 		nobody, err := c.ConfigFor("nobody", "testers")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		_, err = client(t, nobody).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
 			t.Errorf("a user without a role lists nodes: %v", err)
@@ -122,9 +112,7 @@ func TestAControlPlane(t *testing.T) {
 
 	t.Run("a token names the pod's node", func(t *testing.T) {
 		token, err := c.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "agent"}, "node-7")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		claims, err := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
 		if err != nil || !strings.Contains(string(claims), `"node":{"name":"node-7"`) {
 			t.Errorf("claims %s, %v", claims, err)
@@ -137,9 +125,7 @@ func TestAControlPlane(t *testing.T) {
 
 	t.Run("the kubeconfig works elsewhere", func(t *testing.T) {
 		cfg, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig())
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		if _, err := client(t, cfg).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Error(err)
 		}
@@ -161,9 +147,7 @@ func TestAPIServerDown(t *testing.T) {
 	if _, err := api.Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.KillAPIServer(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.KillAPIServer())
 	if err := c.until(t.Context(), "the port refuses", func() error { // after the connections that were open
 		_, err := api.Get(t.Context(), "node-1", metav1.GetOptions{})
 		if err == nil {
@@ -176,17 +160,15 @@ func TestAPIServerDown(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.StartAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, c.StartAPIServer(t.Context()))
 	if _, err := api.Get(t.Context(), "node-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("after its return: %v", err)
 	}
-	if err := c.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if left := c.PIDs(); len(left) > 0 {
-		t.Errorf("after Stop there are %v", left)
+	ok(t, c.Stop())
+	for _, p := range c.programs {
+		if p.Running() {
+			t.Errorf("%s runs after Stop", p)
+		}
 	}
 }
 
@@ -265,9 +247,7 @@ func TestApply(t *testing.T) {
 		"README": {Data: []byte("not an object")},
 	}
 	for range 2 {
-		if err := c.Apply(t.Context(), files); err != nil {
-			t.Fatal(err)
-		}
+		ok(t, c.Apply(t.Context(), files))
 	}
 	if _, err := client(t, c.Config()).CoreV1().ServiceAccounts("here").Get(t.Context(), "a", metav1.GetOptions{}); err != nil {
 		t.Error(err)
@@ -282,9 +262,7 @@ func TestApply(t *testing.T) {
 func TestEndsWithItsStarter(t *testing.T) {
 	if dir := os.Getenv("KUBE_TEST_STARTER"); dir != "" {
 		c, err := Start(t.Context(), Options{Assets: assets(t), Dir: dir})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ok(t, err)
 		_ = os.WriteFile(filepath.Join(dir, "url"), []byte(c.URL()), 0o600)
 		os.Stdout.WriteString("up\n")
 		select {} // until killed
@@ -293,25 +271,17 @@ func TestEndsWithItsStarter(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestEndsWithItsStarter$")
 	cmd.Env = append(os.Environ(), "KUBE_TEST_STARTER="+dir)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
+	ok(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "up\n" {
 		rest, _ := io.ReadAll(out)
 		t.Fatalf("the starter said %q %s, %v", line, rest, err)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	url, err := os.ReadFile(filepath.Join(dir, "url"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	at := netip.MustParseAddrPort(strings.TrimPrefix(string(url), "https://"))
 	deadline, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -326,5 +296,12 @@ func TestEndsWithItsStarter(t *testing.T) {
 			t.Fatalf("the API server outlives its starter: %v", err)
 		case <-time.After(poll.Often):
 		}
+	}
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

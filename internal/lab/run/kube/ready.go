@@ -37,9 +37,6 @@ func (c *ControlPlane) waitForNamespace(ctx context.Context, name string) error 
 	})
 }
 
-// fieldOwner is whose the objects are that this package applies.
-const fieldOwner = "vpclab"
-
 var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
 // InstallCRDs applies the CustomResourceDefinitions of the *.yaml files and
@@ -63,11 +60,7 @@ func (c *ControlPlane) InstallCRDs(ctx context.Context, files fs.FS) error {
 		if o.GetKind() != "CustomResourceDefinition" {
 			return fmt.Errorf("install CRDs: there is a %s %q among them", o.GetKind(), o.GetName())
 		}
-		options := metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}
-		if err := Again(ctx, "install CRD "+o.GetName(), func() error {
-			_, err := api.Resource(crds).Apply(ctx, o.GetName(), o, options)
-			return err
-		}); err != nil {
+		if err := apply(ctx, api.Resource(crds), o); err != nil {
 			return err
 		}
 	}

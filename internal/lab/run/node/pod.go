@@ -14,7 +14,6 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -192,7 +191,7 @@ func (n *Node) tryPod(ctx context.Context, pod Pod) (*Pod, error) {
 }
 
 func (n *Node) wire(ctx context.Context, list *libcni.NetworkConfigList, p *Pod) error {
-	if err := ns.Do(p.Netns(), loopbackUp); err != nil {
+	if err := ns.Netlink(p.Netns(), func(h *netlink.Handle) error { return ns.LinkUp(h, "lo") }); err != nil {
 		return err
 	}
 	res, err := n.cni.AddNetworkList(ctx, list, p.runtimeConf())
@@ -294,19 +293,6 @@ func (p *Pod) vanish() error {
 		return err
 	}
 	return ns.Remove(p.netns)
-}
-
-func loopbackUp() error {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find lo: %w", err)
-	}
-	return h.LinkSetUp(lo)
 }
 
 func randomHex(bytes int) string {

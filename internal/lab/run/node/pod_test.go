@@ -30,16 +30,12 @@ func raise(t *testing.T, conflist string) *Node {
 		t.Fatalf("the reference plugins are missing (Debian package containernetworking-plugins): %v", err)
 	}
 	name := fmt.Sprintf("vpclab-n%x", rand.Uint32())
-	if err := ns.Create(name); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, ns.Create(name))
 	n, err := New(Options{
 		Name: "n", Netns: ns.Path(name), Dir: t.TempDir(), PodPrefix: name + "-pod-",
 		BinDir: t.TempDir(), Log: slog.New(slog.DiscardHandler),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	t.Cleanup(func() {
 		if err := n.PowerOff(); err != nil {
 			t.Error(err)
@@ -51,9 +47,7 @@ func raise(t *testing.T, conflist string) *Node {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	})
-	if err := os.WriteFile(filepath.Join(n.ConfDir(), "10-test.conflist"), []byte(conflist), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.WriteFile(filepath.Join(n.ConfDir(), "10-test.conflist"), []byte(conflist), 0o600))
 	return n
 }
 
@@ -64,22 +58,16 @@ func network(t *testing.T, more ...map[string]any) string {
 		"type": "ptp", "ipam": map[string]any{"type": "host-local", "ranges": [][]map[string]any{{{"subnet": "10.9.0.0/24"}}}, "dataDir": t.TempDir()},
 	}}
 	b, err := json.Marshal(map[string]any{"cniVersion": "1.0.0", "name": "test", "plugins": append(plugins, more...)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return string(b)
 }
 
 func TestPodsComeAndGo(t *testing.T) {
 	n := raise(t, network(t))
 	a, err := n.AddPod(t.Context(), "a", PodOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	b, err := n.AddPod(t.Context(), "b", PodOptions{Namespace: "other"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	if _, err := n.AddPod(t.Context(), "a", PodOptions{}); err == nil {
 		t.Error("a second pod of the same name was made")
 	}
@@ -95,9 +83,7 @@ func TestPodsComeAndGo(t *testing.T) {
 	if got := len(n.Pods()); got != 2 {
 		t.Errorf("%d pods are listed", got)
 	}
-	if err := n.DelPod(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, n.DelPod(t.Context(), "a"))
 	if _, err := n.Pod("a"); err == nil {
 		t.Error("the pod is still there")
 	}
@@ -120,9 +106,7 @@ func countVeths(t *testing.T, n *Node) (count int) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	return count
 }
 
@@ -142,9 +126,7 @@ if [ "$CNI_COMMAND" = ADD ]; then
   echo "$config" | sed 's/.*"prevResult":\({.*}\),"type".*/\1/'
 fi
 `, notes, code, times)
-	if err := os.WriteFile(filepath.Join(n.CNIBinDir(), "failing"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, os.WriteFile(filepath.Join(n.CNIBinDir(), "failing"), []byte(script), 0o700))
 	return notes
 }
 
@@ -152,9 +134,7 @@ func TestAFailedADDIsUndoneAndTriedAgain(t *testing.T) {
 	n := raise(t, network(t, map[string]any{"type": "failing"}))
 	notes := failing(t, n, 11, 2)
 	p, err := n.AddPod(t.Context(), "a", PodOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	lines := strings.Fields(read(t, notes))
 	var verbs []string
 	containers := map[string]bool{}
@@ -199,12 +179,8 @@ func TestOnceReturnsTheFirstFailure(t *testing.T) {
 func TestPowerOffLeavesNothing(t *testing.T) {
 	n := raise(t, network(t))
 	p, err := n.AddPod(t.Context(), "a", PodOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.PowerOff(); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
+	ok(t, n.PowerOff())
 	if _, err := os.Stat(p.Netns()); err == nil {
 		t.Error("the pod's namespace is still there")
 	}
@@ -241,8 +217,13 @@ func TestBadNamesAndPaths(t *testing.T) {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
+	ok(t, err)
+	return string(b)
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(b)
 }

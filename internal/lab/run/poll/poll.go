@@ -7,6 +7,7 @@ package poll
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 )
 
@@ -26,6 +27,20 @@ func Until(ctx context.Context, is func() error) error {
 		err := is()
 		if err == nil || Pause(ctx, began, Often) != nil {
 			return err
+		}
+	}
+}
+
+// Retry calls do until it returns nil, or an error that is not to be tried again.
+// When ctx ends, it returns ctx's error and what do returned last.
+func Retry(ctx context.Context, do func() error, again func(error) bool) error {
+	for began := time.Now(); ; {
+		err := do()
+		if err == nil || !again(err) {
+			return err
+		}
+		if end := Pause(ctx, began, Often); end != nil {
+			return fmt.Errorf("%w: %w", end, err)
 		}
 	}
 }

@@ -27,7 +27,8 @@ type Command struct {
 	Path  string // of the program
 	Args  []string
 	Env   []string // name=value, besides what Environment passes on
-	Netns string   // the file of its network namespace
+	Dir   string   // that it runs in; the lab's own when empty
+	Netns string   // the file of its network namespace; the lab's own when empty
 }
 
 // Process is a program that runs now and then. Its methods may be called
@@ -80,7 +81,7 @@ func (p *Process) Start(more ...string) error {
 	}
 	defer log.Close()
 	cmd := exec.Command(c.Path, append(slices.Clone(c.Args), more...)...)
-	cmd.Env = append(Environment(), c.Env...)
+	cmd.Env, cmd.Dir = append(Environment(), c.Env...), c.Dir
 	cmd.Stdout, cmd.Stderr = log, log
 	r := &run{cmd: cmd, done: make(chan struct{})}
 	if err := r.start(c.Netns); err != nil {
@@ -99,8 +100,10 @@ func (p *Process) Start(more ...string) error {
 func (r *run) start(netns string) error {
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread is in another namespace
-		if err := ns.Enter(netns); err != nil {
+		runtime.LockOSThread() // for good where the thread enters another namespace
+		if netns == "" {
+			defer runtime.UnlockOSThread()
+		} else if err := ns.Enter(netns); err != nil {
 			started <- err
 			return
 		}
@@ -183,10 +186,26 @@ func (p *Process) ExitCode() int {
 
 // EndedByItself tells whether the process has run and is gone, and neither Kill
 // nor Stop was why.
-func (p *Process) EndedByItself() bool {
-	r := p.current()
-	return r != nil && r.gone() && !r.told.Load()
+func (p *Process) EndedByItself() bool { return p.Failed() != nil }
+
+// Failed is the error of a process that ended by itself, with the end of its log.
+func (p *Process) Failed() error {
+	if r := p.current(); r != nil && r.gone() && !r.told.Load() {
+		return p.ended(r)
+	}
+	return nil
 }
+
+func (p *Process) ended(r *run) error {
+	err := r.err
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	return fmt.Errorf("%s ended: %w\n%s", p.what, err, p.LogTail(tailLines))
+}
+
+// tailLines are as many as errors show of a log.
+const tailLines = 20
 
 // Kill ends the process with SIGKILL and returns when it is gone. One that does
 // not run is no error.
@@ -242,33 +261,29 @@ func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	for began := time.Now(); ; {
 		if r := p.current(); r != nil {
 			if r.gone() {
-				return fmt.Errorf("%s ended: %w\n%s", p.what, errOr(r.err, "exit status 0"), p.LogTail(15))
+				return p.ended(r)
 			}
 			if why = ready(); why == nil {
 				return nil
 			}
 		}
 		if poll.Pause(ctx, began, poll.Often) != nil {
-			return fmt.Errorf("%s is not ready: %w\n%s", p.what, why, p.LogTail(15))
+			return fmt.Errorf("%s is not ready: %w\n%s", p.what, why, p.LogTail(tailLines))
 		}
 	}
-}
-
-func errOr(err error, otherwise string) error {
-	if err != nil {
-		return err
-	}
-	return errors.New(otherwise)
 }
 
 // LogFile is the process's log, appended to by every start.
 func (p *Process) LogFile() string { return p.log }
 
 // LogTail returns the last lines of the log.
-func (p *Process) LogTail(lines int) string {
-	f, err := os.Open(p.LogFile())
+func (p *Process) LogTail(lines int) string { return Tail(p.log, lines) }
+
+// Tail returns the last lines of a log, and why where it cannot be read.
+func Tail(file string, lines int) string {
+	f, err := os.Open(file)
 	if err != nil {
-		return ""
+		return err.Error()
 	}
 	defer f.Close()
 	const most = 64 << 10

@@ -6,15 +6,15 @@ import "strings"
 // UsedAddress). A report that has more would be refused as a whole, with what
 // the operator needs in it, because of a name that only people read.
 const (
-	mostWaiting = 4096
-	ownerLength = 317 // a namespace of 63, a slash, a name of 253
-	uidLength   = 64
-	ownersTotal = 400_000
+	maxWaiting = 4096
+	maxOwner   = 317 // a namespace of 63, a slash, a name of 253
+	maxUID     = 64
+	maxOwners  = 400_000
 )
 
-// cut is the beginning of a text, of at most so many characters of one byte each.
+// truncate is the beginning of a text, of at most so many characters of one byte each.
 // No others are in names and UIDs that Kubernetes gives, nor does the definition take any.
-func cut(text string, most int) string {
+func truncate(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		if r < '!' || r > '~' {
 			return '?'

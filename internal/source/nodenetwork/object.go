@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"strings"
 	"time"
 
@@ -14,11 +13,12 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// owner paces the attempts to make the object.
-type owner struct {
+// creation paces the attempts to make the object.
+type creation struct {
 	retry    retry.Backoff
 	replaced time.Time // when an object of another instance was last deleted
 }
@@ -31,7 +31,7 @@ const (
 	replacePause = time.Minute
 )
 
-// own makes the object if there is none (o is nil) or replaces one of another
+// ensureObject makes the object if there is none (o is nil) or replaces one of another
 // instance, if that is the daemon's to do. It returns when to come back; zero:
 // when woken.
 //
@@ -44,17 +44,17 @@ const (
 // the cloud's controller ties to an instance, must not contradict. And only the
 // very state of the object that was looked at is deleted: if anybody, such as a
 // person who put the instance right, wrote to it since, it stays.
-func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
+func (s *supplier) ensureObject(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	step, what := s.create, "there is no such object"
 	if o != nil {
 		step = func(ctx context.Context) error { return s.replace(ctx, o) }
 		what = "the object is of instance " + o.Spec.InstanceID + ", which is not this one"
 	}
 	if s.cfg.Spec == nil {
-		s.sayOnce(&s.told.ownership, what+"; waiting for another, as --auto-create-node-network is off")
+		s.logOnce(&s.logged.object, what+"; waiting for another, as --auto-create-node-network is off")
 		return time.Time{}
 	}
-	b, now := &s.owner.retry, s.clock.Now()
+	b, now := &s.creation.retry, s.clock.Now()
 	if b.Until.After(now) {
 		return b.Until
 	}
@@ -63,7 +63,7 @@ func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 		return time.Time{}
 	}
 	s.mu.Lock()
-	s.ownErr = err
+	s.createErr = err
 	s.mu.Unlock()
 	b.Fail(now, firstAttempt, lastAttempt) // also after a success: not more often than that
 	if err == nil {
@@ -73,19 +73,18 @@ func (s *supplier) own(ctx context.Context, o *v1alpha1.NodeNetwork) time.Time {
 	return b.Until
 }
 
-// owned ends the state of looking for an object of this instance.
-func (s *supplier) owned() {
-	s.owner.retry = retry.Backoff{}
+// objectFound ends the state of looking for an object of this instance.
+func (s *supplier) objectFound() {
+	s.creation.retry = retry.Backoff{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ownErr = nil
+	s.createErr = nil
 }
 
 // create makes the object. Its spec is a person's from then on.
 func (s *supplier) create(ctx context.Context) error {
-	n, err := s.api.getNode(ctx)
+	n, err := s.getNode(ctx)
 	if err != nil {
-		s.heard(err)
 		return err
 	}
 	return s.createFor(ctx, n)
@@ -103,7 +102,8 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 	if err := failpoint.Hit("nodenetwork.create.before"); err != nil {
 		return err
 	}
-	got, err := s.api.create(ctx, o)
+	got := &v1alpha1.NodeNetwork{}
+	err := s.api.Create(ctx, resource, o, got)
 	if apierrors.IsAlreadyExists(err) {
 		s.refresh(ctx)
 		return nil
@@ -112,7 +112,7 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 		if !apierrors.IsInvalid(err) && !notAllowed(err) {
 			s.heard(err)
 		}
-		return wrap("create", s.cfg.NodeName, err)
+		return fmt.Errorf("create NodeNetwork %s: %w", s.cfg.NodeName, err)
 	}
 	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)
 	s.observe(got, func(have *v1alpha1.NodeNetwork) bool { return have == nil })
@@ -127,21 +127,24 @@ func notAllowed(err error) bool {
 
 // replace deletes an object of another instance and makes one of this.
 func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
-	n, err := s.api.getNode(ctx)
+	n, err := s.getNode(ctx)
 	if err != nil {
-		s.heard(err)
 		return err
 	}
-	if id := instanceOf(n); id != "" && id != s.cfg.InstanceID {
+	id := ""
+	if n != nil {
+		id = nodenetwork.InstanceOf(n.Spec.ProviderID)
+	}
+	if id != "" && id != s.cfg.InstanceID {
 		return fmt.Errorf("replace NodeNetwork %s, which is of %s: Node %s is of %s (spec.providerID) and this is %s: "+
 			"is the node's name another's? else delete the Node, so that the kubelet registers anew",
 			s.cfg.NodeName, o.Spec.InstanceID, s.cfg.NodeName, id, s.cfg.InstanceID)
 	}
-	if again := s.owner.replaced.Add(replacePause); !s.owner.replaced.IsZero() && again.After(s.clock.Now()) {
+	if again := s.creation.replaced.Add(replacePause); !s.creation.replaced.IsZero() && again.After(s.clock.Now()) {
 		return fmt.Errorf("NodeNetwork %s became that of instance %s after this daemon had replaced it: do two nodes have the same name?", s.cfg.NodeName, o.Spec.InstanceID)
 	}
 	s.log.Warn("replacing the object of another instance", "instance", o.Spec.InstanceID, "uid", o.UID)
-	err = s.api.remove(ctx, o)
+	err = s.api.Delete(ctx, resource, s.cfg.NodeName, o.UID, o.ResourceVersion) // this very state
 	if apierrors.IsConflict(err) {
 		s.refresh(ctx)
 		return errors.New("somebody changed the object that was to be replaced; looking again")
@@ -150,21 +153,12 @@ func (s *supplier) replace(ctx context.Context, o *v1alpha1.NodeNetwork) error {
 		if !notAllowed(err) {
 			s.heard(err)
 		}
-		return wrap("delete", s.cfg.NodeName, err)
+		return fmt.Errorf("delete NodeNetwork %s: %w", s.cfg.NodeName, err)
 	}
-	s.owner.replaced = s.clock.Now()
+	s.creation.replaced = s.clock.Now()
 	if err := failpoint.Hit("nodenetwork.replace.deleted"); err != nil {
 		return err
 	}
 	s.observe(nil, func(have *v1alpha1.NodeNetwork) bool { return have != nil && have.UID == o.UID })
 	return s.createFor(ctx, n)
-}
-
-// instanceOf is the instance that a Node names as aws:///ZONE/INSTANCE; empty
-// when it names none.
-func instanceOf(n *node) string {
-	if n == nil || !strings.HasPrefix(n.Spec.ProviderID, "aws://") {
-		return ""
-	}
-	return path.Base(n.Spec.ProviderID)
 }

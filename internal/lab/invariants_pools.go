@@ -17,8 +17,8 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
-// cut is what the API says about pools at one moment.
-type cut struct {
+// poolView is what the API says about pools at one moment.
+type poolView struct {
 	pools    map[string]*v1alpha1.AddressPool
 	blocks   []v1alpha1.AddressBlock
 	requests []v1alpha1.BlockRequest
@@ -26,10 +26,12 @@ type cut struct {
 	errs     []error
 }
 
-func (c *cut) wrong(format string, args ...any) { c.errs = append(c.errs, fmt.Errorf(format, args...)) }
+func (c *poolView) wrong(format string, args ...any) {
+	c.errs = append(c.errs, fmt.Errorf(format, args...))
+}
 
 // ofNode are the blocks of a node.
-func (c *cut) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
+func (c *poolView) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 	for _, b := range c.blocks {
 		if b.NodeName == name {
 			blocks = append(blocks, b)
@@ -38,10 +40,10 @@ func (c *cut) ofNode(name string) (blocks []v1alpha1.AddressBlock) {
 	return blocks
 }
 
-// cut reads pools, blocks and requests and says what contradicts itself in
+// viewPools reads pools, blocks and requests and says what contradicts itself in
 // them: a block that is not its pool's piece of that index, that overlaps
 // another, or that nobody has; counts that are wrong; a request that is over.
-func (l *Lab) cut(ctx context.Context) (*cut, error) {
+func (l *Lab) viewPools(ctx context.Context) (*poolView, error) {
 	pools, nodes := &v1alpha1.AddressPoolList{}, &corev1.NodeList{}
 	blocks, requests := &v1alpha1.AddressBlockList{}, &v1alpha1.BlockRequestList{}
 	for _, list := range []client.ObjectList{pools, nodes, blocks, requests} {
@@ -49,7 +51,7 @@ func (l *Lab) cut(ctx context.Context) (*cut, error) {
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}
-	c := &cut{pools: map[string]*v1alpha1.AddressPool{}, blocks: blocks.Items, requests: requests.Items, nodes: map[string]bool{}}
+	c := &poolView{pools: map[string]*v1alpha1.AddressPool{}, blocks: blocks.Items, requests: requests.Items, nodes: map[string]bool{}}
 	for i := range pools.Items {
 		c.pools[pools.Items[i].Name] = &pools.Items[i]
 	}
@@ -81,7 +83,7 @@ func (l *Lab) cut(ctx context.Context) (*cut, error) {
 }
 
 // sound compares a block with its pool.
-func (c *cut) sound(b *v1alpha1.AddressBlock) error {
+func (c *poolView) sound(b *v1alpha1.AddressBlock) error {
 	p := c.pools[b.PoolName]
 	if p == nil {
 		return fmt.Errorf("its pool %s is gone", b.PoolName)
@@ -160,7 +162,7 @@ func prefixes(b *v1alpha1.AddressBlock) (out []netip.Prefix) {
 }
 
 // disjoint looks for addresses that two blocks have.
-func (c *cut) disjoint() {
+func (c *poolView) disjoint() {
 	type piece struct {
 		netip.Prefix
 		block string
@@ -181,7 +183,7 @@ func (c *cut) disjoint() {
 
 // announced compares what the router has learned by BGP with the blocks of the
 // nodes that run.
-func (l *Lab) announced(ctx context.Context, c *cut) []error {
+func (l *Lab) announced(ctx context.Context, c *poolView) []error {
 	got, err := l.Site.Routes(ctx)
 	if err != nil {
 		return []error{err}
@@ -223,12 +225,11 @@ func (f *findings) checkExport(k kernelState) {
 
 // inBlock tells whether one of the node's blocks has an address.
 func (f *findings) inBlock(a netip.Addr) bool {
-	for i := range f.blocks {
-		if slices.ContainsFunc(prefixes(&f.blocks[i]), func(p netip.Prefix) bool { return p.Contains(a) }) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f.blocks, func(b v1alpha1.AddressBlock) bool { return inBlock(&b, a) })
+}
+
+func inBlock(b *v1alpha1.AddressBlock, a netip.Addr) bool {
+	return slices.ContainsFunc(prefixes(b), func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // checkPools compares introspection with the node's blocks.

@@ -86,9 +86,7 @@ func TestLostReply(t *testing.T) {
 	inject(t, r, spec.Fault{Action: "CreateNetworkInterface", Kind: "lostReply", Count: 1})
 	retrying := client(r.lab, static(r.lab), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ok(t, err)
 	books := r.lab.Cloud.Snapshot()
 	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
@@ -146,9 +144,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("counted %v", met)
 	}
 	r.lab.Cloud.ClearFaults()
-	if _, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.DescribeVpcsInput{})
 	if _, err := r.lab.Cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
 		t.Fatal("an unknown kind of fault is accepted")
 	}
@@ -162,9 +158,7 @@ func TestLatency(t *testing.T) {
 	go func() { ended <- describeSubnets(t, r.Client) }()
 	arrive(t, fake, ended)
 	fake.Advance(time.Minute)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	ok(t, <-ended)
 }
 
 // arrive returns once a call waits for the clock, which is when it has arrived.
@@ -185,9 +179,7 @@ func TestOutage(t *testing.T) {
 	r.lab.Cloud.Outage(true)
 	wantNoReply(t, describeSubnets(t, r.Client))
 	r.lab.Cloud.Outage(false)
-	if err := describeSubnets(t, r.Client); err != nil {
-		t.Fatal(err)
-	}
+	ok(t, describeSubnets(t, r.Client))
 	if got := r.lab.Cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
 		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
 	}
@@ -200,16 +192,13 @@ func TestEventualConsistency(t *testing.T) {
 	r := newRig(t, s, vpc.WithClock(fake))
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	byID := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}}
-	_, err := r.DescribeNetworkInterfaces(t.Context(), byID)
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", byID)
 	r.attach(id, "node-a", 1) // changes see it all the same
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Status != "in-use" {
 		t.Fatalf("described as %s", e.Status)
 	}
-	if _, err := r.AssignPrivateIpAddresses(t.Context(), &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &id, SecondaryPrivateIpAddressCount: aws.Int32(1)}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.AssignPrivateIpAddressesInput{NetworkInterfaceId: &id, SecondaryPrivateIpAddressCount: aws.Int32(1)})
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 1 {
 		t.Fatalf("described with %+v at once", e.PrivateIpAddresses)
 	}
@@ -229,12 +218,9 @@ func TestConsistencyOfWrites(t *testing.T) {
 	s.Consistency = spec.Consistency{Describe: spec.Duration(time.Second), Writes: true}
 	r := newRig(t, s, vpc.WithClock(fake))
 	id := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
-	_, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
-	wantCode(t, err, "InvalidNetworkInterfaceID.NotFound", http.StatusBadRequest)
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 	fake.Advance(time.Second)
-	if _, err := r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 }
 
 func TestAttachTakesTime(t *testing.T) {
@@ -247,17 +233,13 @@ func TestAttachTakesTime(t *testing.T) {
 	if e := r.describe(id); e.Attachment.Status != "attaching" || e.Status != "in-use" {
 		t.Fatalf("%s, %s", e.Status, e.Attachment.Status)
 	}
-	_, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
-	wantCode(t, err, "IncorrectState", http.StatusBadRequest)
+	r.refuses(t, "IncorrectState", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
 	fake.Advance(2 * time.Second)
 	if e := r.describe(id); e.Attachment.Status != "attached" {
 		t.Fatal(e.Attachment.Status)
 	}
-	if _, err := r.DetachNetworkInterface(t.Context(), &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: aws.Bool(true)}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = r.DeleteNetworkInterface(t.Context(), &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
-	wantCode(t, err, "InvalidParameterValue", http.StatusBadRequest)
+	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment, Force: aws.Bool(true)})
+	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &id})
 	fake.Advance(time.Second)
 	if e := r.describe(id); e.Status != "available" {
 		t.Fatal(e.Status)
@@ -284,12 +266,9 @@ func TestAttachWaitsForTheInstance(t *testing.T) {
 		return err
 	}
 	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
-	_, err = r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance})
-	wantCode(t, err, "IncorrectInstanceState", http.StatusBadRequest)
+	r.refuses(t, "IncorrectInstanceState", &awsec2.StopInstancesInput{InstanceIds: instance})
 	fake.Advance(time.Minute)
-	if _, err := r.StopInstances(t.Context(), &awsec2.StopInstancesInput{InstanceIds: instance}); err != nil {
-		t.Fatal(err)
-	}
+	r.does(t, &awsec2.StopInstancesInput{InstanceIds: instance})
 	wantCode(t, try(), "IncorrectInstanceState", http.StatusBadRequest)
 	fake.Advance(time.Minute)
 	if err := try(); err != nil {

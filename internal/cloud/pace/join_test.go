@@ -128,7 +128,7 @@ func (c inTurn) SetDeleteOnTermination(ctx context.Context, eniID, attachmentID 
 	return c.Cloud.SetDeleteOnTermination(ctx, eniID, attachmentID, yes)
 }
 
-func (c inTurn) AssignAddresses(ctx context.Context, eniID string, n int) ([]netip.Addr, error) {
+func (c inTurn) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
 	takeTurn(ctx)
 	return c.Cloud.AssignAddresses(ctx, eniID, n)
 }
@@ -136,7 +136,7 @@ func (c inTurn) AssignAddresses(ctx context.Context, eniID string, n int) ([]net
 // join gives a node an ENI. What is throttled for long is asked for again.
 func join(ctx context.Context, api cloud.API, id string, need cloud.Priority) error {
 	eni, err := again(func() (cloud.ENI, error) {
-		return api.CreateENI(cloud.WithPriority(ctx, need), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: id, Addresses: 8})
+		return api.CreateENI(cloud.WithPriority(ctx, need), cloud.CreateENI{SubnetID: "subnet-1", ClientToken: id, Amount: cloud.Amount{Addresses: 8}})
 	})
 	if err != nil {
 		return err
@@ -306,7 +306,7 @@ func assign(ctx context.Context, t *testing.T, api cloud.API, n int) time.Durati
 		all.Go(func() {
 			ctx := withTurn(ctx, 1_000_000+i)
 			takeTurn(ctx)
-			if _, err := again(func() ([]netip.Addr, error) { return api.AssignAddresses(ctx, e.ID, 1) }); err != nil {
+			if _, err := again(func() ([]netip.Prefix, error) { return api.AssignAddresses(ctx, e.ID, cloud.Amount{Addresses: 1}) }); err != nil {
 				t.Error(err)
 			}
 		})

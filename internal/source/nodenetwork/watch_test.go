@@ -11,14 +11,13 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // lagging is the way to several API servers, of which the one that the daemon
 // watches falls behind: it tells nothing new, and begins a watch with the state
 // that it knows if that is as new as asked for.
 type lagging struct {
-	next http.RoundTripper
-
 	mu      sync.Mutex            // guards all below
 	old     *v1alpha1.NodeNetwork // what it knows; nil: everything
 	expired bool                  // the next watch that goes on gets that for an answer
@@ -45,10 +44,10 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
-func (l *lagging) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l *lagging) do(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	q := r.URL.Query()
 	if q.Get("watch") == "" {
-		return l.next.RoundTrip(r)
+		return next.RoundTrip(r)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,11 +56,11 @@ func (l *lagging) RoundTrip(r *http.Request) (*http.Response, error) {
 			l.expired = false
 			return respond(r, http.StatusGone, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`), nil
 		}
-		return l.keep(l.next.RoundTrip(r))
+		return l.keep(next.RoundTrip(r))
 	}
 	l.lists++
 	if l.old == nil || q.Get("resourceVersion") == "" { // the latter reads from etcd
-		return l.keep(l.next.RoundTrip(r))
+		return l.keep(next.RoundTrip(r))
 	}
 	object, err := json.Marshal(l.old)
 	if err != nil {
@@ -115,15 +114,11 @@ func (l *lagging) listed() int {
 // come to an API server that is behind. An address that was given back since the
 // state that this one knows is no pod's.
 func TestWatchComesBackFromAnOldServer(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
 	l := &lagging{}
-	m.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { l.next = next; return l })
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t, harness.Through(l.do))
 	m.operator(give(10, 11))
 	m.add(1)
-	l.fall(m.appears("the pod is reported", func(o *v1alpha1.NodeNetwork) bool { return o.Status.IPAM.UsedCount == 1 }))
+	l.fall(m.reports(1))
 	m.operator(releasing("10.0.0.11"))
 	m.Release(key(1)) // the report meets a conflict, and so the new state
 	m.released("10.0.0.11")
@@ -138,7 +133,5 @@ func TestWatchComesBackFromAnOldServer(t *testing.T) {
 		t.Errorf("pod 2 got %v, which was given back", got.IPv4)
 	}
 	m.operator(give(12, 12))
-	if got := m.add(2); got.IPv4 != address(12) {
-		t.Errorf("pod 2 got %v", got.IPv4)
-	}
+	m.gets(2, 12)
 }

@@ -8,20 +8,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
 )
 
 // put creates an object as a person would.
 func (m *machine) put(id string) *v1alpha1.NodeNetwork {
 	m.t.Helper()
+	o := objectOf(id)
+	harness.OK(m.t, m.api.Create(m.t.Context(), o))
+	return o
+}
+
+func objectOf(id string) *v1alpha1.NodeNetwork {
 	three := int32(3)
-	o := &v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: m.name},
+	return &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
 		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: id, InstanceType: itype, ENI: v1alpha1.ENISpec{PreAllocate: &three}},
 	}
-	if err := m.api.Create(m.t.Context(), o); err != nil {
-		m.t.Fatal(err)
-	}
-	return o
 }
 
 // ofNoUse is what the operator says of an object whose instance is not the Node's.
@@ -31,10 +34,8 @@ func ofNoUse(o *v1alpha1.NodeNetwork) {
 
 func (m *machine) putNode(providerID string) *corev1.Node {
 	m.t.Helper()
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
-	if err := m.api.Create(m.t.Context(), n); err != nil {
-		m.t.Fatal(err)
-	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: corev1.NodeSpec{ProviderID: providerID}}
+	harness.OK(m.t, m.api.Create(m.t.Context(), n))
 	return n
 }
 
@@ -103,9 +104,7 @@ func TestStaleObjectIsReplaced(t *testing.T) {
 		t.Errorf("the object was changed, not replaced: %+v", o)
 	}
 	m.operator(give(20, 20))
-	if l := m.add(1); l.IPv4 != address(20) {
-		t.Errorf("the pod got %v", l.IPv4)
-	}
+	m.gets(1, 20)
 }
 
 // The Node says that the name is still the other instance's.
@@ -123,15 +122,11 @@ func TestStaleObjectOfALiveNodeStays(t *testing.T) {
 // The object is deleted while pods run: they stay, what is warm is served, and
 // the new object is filled anew.
 func TestObjectIsDeleted(t *testing.T) {
-	m := newMachine(t)
-	hurry(m)
-	m.start()
-	o := m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m := startMachine(t)
+	o := m.object()
 	m.operator(give(10, 11))
 	m.add(1)
-	if err := m.api.Delete(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, m.api.Delete(t.Context(), o))
 	m.appears("a new object", func(n *v1alpha1.NodeNetwork) bool { return n.UID != o.UID && n.Status.IPAM.UsedCount == 1 })
 	m.add(2)
 	m.operator(give(10, 12))
@@ -148,16 +143,12 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m.operator(ofNoUse)
 	m.start()
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
-	if err := m.api.Delete(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	harness.OK(t, m.api.Delete(t.Context(), o))
 	m.until("it gives way to the other daemon's object", func() bool {
-		o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0ddd", InstanceType: itype}}
-		if m.api.Create(t.Context(), o) != nil {
-			if o := m.peek(); o != nil && o.Spec.InstanceID == instance {
+		if m.api.Create(t.Context(), objectOf("i-0ddd")) != nil {
+			if o := m.find(); o != nil && o.Spec.InstanceID == instance {
 				_ = m.api.Delete(t.Context(), o)
-				other := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: m.name}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: "i-0ddd", InstanceType: itype}}
-				_ = m.api.Create(t.Context(), other) // at once: this daemon makes one as soon as it hears
+				_ = m.api.Create(t.Context(), objectOf("i-0ddd")) // at once: this daemon makes one as soon as it hears
 			}
 		}
 		err := m.Ready()

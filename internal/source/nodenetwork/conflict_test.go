@@ -16,8 +16,7 @@ import (
 // handshake from it, though each report holds for one state of the object only.
 func TestConflictStorm(t *testing.T) {
 	m := newMachine(t)
-	m.start()
-	m.appears("the object", func(*v1alpha1.NodeNetwork) bool { return true })
+	m.begin()
 	m.operator(give(10, 49))
 	stop := make(chan struct{})
 	var storm sync.WaitGroup
@@ -30,7 +29,7 @@ func TestConflictStorm(t *testing.T) {
 				return
 			default:
 			}
-			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: m.name}}
+			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 			body := fmt.Appendf(nil, `{"metadata":{"annotations":{"storm":"%d"}}}`, i)
 			_ = m.api.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body))
 		}

@@ -1,0 +1,122 @@
+package ctl
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// supply is what differs in the views of a node by where its addresses come from.
+type supply struct {
+	instances bool   // nodes are instances of EC2
+	capacity  string // says what Totals.Capacity is
+	authority string // that LastError is about
+
+	// What an address is part of.
+	allocated columns[introspect.Allocated]
+	available columns[introspect.Available]
+	cooling   columns[introspect.Cooling]
+
+	besides func(*printer, introspect.Document) // in `ip-manager`, after the addresses
+	status  func(*printer, introspect.Document) // in `status`
+}
+
+// columns are some of a table's.
+type columns[T any] struct {
+	head  []string
+	cells func(T) []string
+}
+
+func supplyOf(doc introspect.Document) supply {
+	if doc.IPAM == "pool" || len(doc.Pools)+len(doc.Blocks) > 0 {
+		return ofPools
+	}
+	return ofENIs
+}
+
+var ofENIs = supply{
+	instances: true,
+	capacity:  "; the attached ENIs hold %d at most",
+	authority: "the cloud",
+	allocated: columns[introspect.Allocated]{[]string{"ENI", "INDEX"}, func(a introspect.Allocated) []string { return []string{a.ENI, strconv.Itoa(a.DeviceIndex)} }},
+	available: columns[introspect.Available]{[]string{"ENI", "PREFIX"}, func(a introspect.Available) []string { return []string{a.ENI, text(a.Prefix)} }},
+	cooling:   columns[introspect.Cooling]{[]string{"ENI"}, func(c introspect.Cooling) []string { return []string{c.ENI} }},
+	besides:   func(*printer, introspect.Document) {},
+	status:    func(p *printer, doc introspect.Document) { p.section("ENIs", eniGrid(doc.ENIs), "No ENI is known.") },
+}
+
+var ofPools = supply{
+	capacity:  "; the node's blocks hold %d",
+	authority: "blocks",
+	allocated: columns[introspect.Allocated]{blockColumns, func(a introspect.Allocated) []string { return []string{a.Pool, a.Block} }},
+	available: columns[introspect.Available]{blockColumns, func(a introspect.Available) []string { return []string{a.Pool, a.Block} }},
+	cooling:   columns[introspect.Cooling]{blockColumns, func(c introspect.Cooling) []string { return []string{c.Pool, c.Block} }},
+	besides:   poolsAndBlocks,
+	status:    poolsAndBlocks,
+}
+
+var blockColumns = []string{"POOL", "BLOCK"}
+
+// nodeName names the node, and the instance if that is something else.
+func nodeName(doc introspect.Document, from supply) string {
+	if !from.instances && doc.InstanceID == doc.Node {
+		return orDash(doc.Node)
+	}
+	return fmt.Sprintf("%s (%s)", orDash(doc.Node), orDash(doc.InstanceID))
+}
+
+func poolsAndBlocks(p *printer, doc introspect.Document) {
+	p.section("Pools", poolGrid(doc.Pools), "No pod of this node uses a pool.")
+	p.section("Blocks", blockGrid(doc.Blocks), "This node has no block.")
+}
+
+func poolGrid(pools []introspect.Pool) grid {
+	g := grid{{"POOL", "BLOCKS", "USED", "COOLING", "FREE", "WAITING", "REQUESTS"}}
+	for _, p := range pools {
+		blocks := strconv.Itoa(p.Blocks)
+		if p.Draining > 0 {
+			blocks += fmt.Sprintf(" (%d draining)", p.Draining)
+		}
+		requests := strconv.Itoa(p.Requests)
+		if p.Failed != "" {
+			requests += " (" + p.Failed + ")"
+		}
+		g.add(p.Name, blocks, strconv.Itoa(p.Used), strconv.Itoa(p.Cooling), strconv.Itoa(p.Free), strconv.Itoa(p.Waiting), requests)
+	}
+	return g
+}
+
+func blockGrid(blocks []introspect.Block) grid {
+	g := grid{{"BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY"}}
+	for _, b := range blocks {
+		var prefixes []string
+		for _, p := range b.Prefixes {
+			prefixes = append(prefixes, p.String())
+		}
+		g.add(b.Name, b.Pool, strings.Join(prefixes, " "),
+			strconv.Itoa(b.Used), strconv.Itoa(b.Cooling), strconv.Itoa(b.Free), yesOrWhy(b.Ready, b.Reason))
+	}
+	return g
+}
+
+func eniGrid(enis []introspect.ENI) grid {
+	g := grid{{"ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY"}}
+	for _, e := range enis {
+		primary := ""
+		if e.Primary {
+			primary = "yes"
+		}
+		g.add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
+			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), yesOrWhy(e.Ready, e.Reason))
+	}
+	return g
+}
+
+func yesOrWhy(yes bool, why string) string {
+	if yes {
+		return "yes"
+	}
+	return "no: " + why
+}

@@ -1,0 +1,75 @@
+package demo
+
+import (
+	"context"
+	"slices"
+
+	"github.com/berthnet/berth/internal/lab"
+)
+
+// proof is one claim and the way to try it. It returns figures.
+type proof struct {
+	modes []lab.Mode // in which it is shown
+	name  string
+	try   func(context.Context, *stage) (string, error)
+}
+
+var (
+	inAll      = lab.Modes
+	withVPC    = []lab.Mode{lab.NodeMode, lab.OperatorMode}
+	inNode     = []lab.Mode{lab.NodeMode}
+	inOperator = []lab.Mode{lab.OperatorMode}
+	inPool     = []lab.Mode{lab.PoolMode}
+)
+
+// proofs in the order in which they are shown; later ones build on earlier ones.
+var proofs = []proof{
+	{inOperator, "nodes join, and may not call EC2", join},
+	{inOperator, "a burst of pods is seen before its first ADD", burst},
+	{inPool, "nodes have blocks, and the router has learned them", firstBlocks},
+	{withVPC, "pods come up through CNI, on several ENIs", onSeveralENIs},
+	{inPool, "pods come up through CNI, from several blocks", fromSeveralBlocks},
+
+	{withVPC, "pod to pod on one node, within and across its ENIs", podToPodOnOneNode},
+	{withVPC, "pod to pod across nodes, every pair of ENIs", podToPodAcrossNodes},
+	{inPool, "pod to pod on one node and across nodes", podsToPods},
+	{inAll, "pod to node and node to pod", podsAndNodes},
+	{withVPC, "pod to internet, seen as the node's primary address", toInternet},
+	{withVPC, "pod to on-premises host and back, with its own address", onPremises},
+	{inPool, "pod to the outside and back, with its own address", toOutside},
+	{inPool, "a packet to a free address is refused, and does not loop", freeAddress},
+	{withVPC, "a service address is DNATed, the source is kept", service},
+	{withVPC, "what enters by the primary interface is answered by it", nodePort},
+
+	{inPool, "a namespace's annotation chooses the pool", annotatedNamespace},
+	{inPool, "a pod's own annotation counts where the pool allows it", annotatedPod},
+	{inAll, "curl localhost:6666/ip-manager tells who has what", introspection},
+	{inAll, "a deleted pod's address cools and is not reused", cooling},
+	{[]lab.Mode{lab.NodeMode, lab.PoolMode}, "berthd killed with -9 under traffic: no reply is lost", killUnderTraffic},
+
+	{inPool, "operator killed with -9: a standby cuts the next block", killPoolOperator},
+	{inPool, "an exhausted pool is told by conditions, and heals", exhausted},
+	{inPool, "an empty block goes back, and its route is withdrawn", blockReturns},
+	{inPool, "a Node deleted by mistake does not cost it its blocks", nodeDeleted},
+	// After it policies on pools take a while to work, and the daemons' watches to come
+	// back: who does not hear that its Node is gone claims nothing.
+	{inPool, "API server away: ADD and DEL go on", poolWithoutAPI},
+	{inPool, "a node that is gone gives its blocks back", nodeGone},
+
+	{inOperator, "pods beyond the watermark make the operator grow", grow},
+	{inOperator, "operator killed with -9 under load: a standby goes on", killOperator},
+	{inOperator, "API server away: ADD and DEL go on", withoutAPI},
+	{withVPC, "EC2 throttled: a node joins, its pods come up", throttled},
+	{inNode, "pods are kept from the metadata service, nodes are not", metadataBlocked},
+	{inOperator, "a full subnet is told by conditions, and heals", fullSubnet},
+	{inOperator, "a scrapped node's object and ENIs go", scrapped},
+	{inOperator, "excess goes back by handshake, the ENI is deleted", shrink},
+
+	{inNode, "kernel, records, introspection and EC2 agree", agreement},
+	{inOperator, "kernel, records, introspection, objects and EC2 agree", agreement},
+	{inPool, "kernel, records, introspection, objects and router agree", agreement},
+}
+
+func proofsOf(mode lab.Mode) []proof {
+	return slices.DeleteFunc(slices.Clone(proofs), func(p proof) bool { return !slices.Contains(p.modes, mode) })
+}

@@ -1,0 +1,85 @@
+package lab
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/node"
+)
+
+// machine is a running instance, or a running node of a site.
+type machine struct {
+	*node.Node
+	autostart bool          // berthd is started when the machine has booted
+	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
+}
+
+var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
+
+// mayName refuses a name that no node can have, or that a node has.
+func (l *Lab) mayName(name string) error {
+	if !validNode.MatchString(name) {
+		return fmt.Errorf("node name %q: want lower-case letters, digits and dashes, at most 42", name)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.nodes[name] != nil {
+		return fmt.Errorf("there is a node %s already", name)
+	}
+	return nil
+}
+
+// newMachine makes the machine of a namespace, and its Node where there is an API.
+// Its instanceID is empty in a site.
+func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*machine, error) {
+	o := node.Options{
+		Name: name, InstanceID: instanceID, Netns: netns,
+		Dir: filepath.Join(l.Dir, "nodes", name), BinDir: l.BinDir,
+		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
+		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
+	}
+	if l.Kube != nil {
+		l.Kube.equip(&o)
+	}
+	n, err := node.New(o)
+	if err != nil {
+		return nil, err
+	}
+	m := &machine{Node: n, autostart: !l.NoDaemons}
+	l.mu.Lock()
+	l.nodes[name] = m
+	l.mu.Unlock()
+	if l.Kube != nil {
+		l.Kube.join(m, object)
+	}
+	return m, nil
+}
+
+// boot is what happens once a machine has a network: an echo server answers on it,
+// and berthd starts as a DaemonSet's pod would. It does so once the API knows the
+// machine, for which nobody waits: the API server may be away.
+func (l *Lab) boot(m *machine, progress string) error {
+	if err := m.Serve(); err != nil {
+		return err
+	}
+	l.Progress(progress)
+	if !m.autostart {
+		return nil
+	}
+	m.autostart = false
+	if m.joined == nil {
+		return m.Start()
+	}
+	go func() {
+		select {
+		case <-m.joined:
+			l.note(m.Start())
+		case <-l.ended:
+		}
+	}()
+	return nil
+}

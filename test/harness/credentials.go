@@ -1,0 +1,49 @@
+package harness
+
+import (
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
+)
+
+// OperatorConfig is what berth-operator reaches ControlPlane with: its service
+// account, with the roles and admission policies in roles, which it applies.
+func OperatorConfig(t *testing.T, roles fs.FS) *rest.Config {
+	t.Helper()
+	OK(t, ControlPlane.Apply(t.Context(), roles))
+	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
+	OK(t, err)
+	return ControlPlane.ConfigWithToken(token)
+}
+
+// DaemonConfig is what berthd reaches ControlPlane with on a node: the token of a
+// pod there, which the policies narrow to that node's objects.
+func DaemonConfig(t *testing.T, node string) *rest.Config {
+	t.Helper()
+	token, err := ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
+	OK(t, err)
+	return ControlPlane.ConfigWithToken(token)
+}
+
+// Logger writes all to the test's output.
+func Logger(t *testing.T) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// Through has a client's requests go through do, which may send each by next, and
+// is called concurrently.
+func Through(do func(r *http.Request, next http.RoundTripper) (*http.Response, error)) transport.WrapperFunc {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) { return do(r, next) })
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (do roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return do(r) }
