@@ -14,7 +14,7 @@ import (
 
 // notReady is what admission says as long as it has not read the objects, or the
 // kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
-// plugin/policy).
+// plugin/policy). It calls that forbidden, or invalid.
 var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
 // Away tells an API server that cannot answer, such as one that is starved or
@@ -25,7 +25,7 @@ func Away(err error) bool {
 		return true // no answer at all
 	}
 	says := func(text string) bool { return strings.Contains(err.Error(), text) }
-	return apierrors.IsForbidden(err) && slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 
