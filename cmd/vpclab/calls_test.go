@@ -1,9 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"context"
-	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -11,7 +8,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 
 	"github.com/berthnet/berth/internal/lab"
@@ -44,39 +40,19 @@ func TestCallLine(t *testing.T) {
 
 // serve --calls shows each call as it comes.
 func TestServeShowsCalls(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	r, w := io.Pipe()
-	root := newRoot()
-	root.SetOut(w)
-	root.SetArgs([]string{"serve", "--calls", "--ec2-addr", "127.0.0.1:0", "--imds-addr", "127.0.0.1:0"})
-	ended := make(chan error, 1)
-	go func() { ended <- root.ExecuteContext(ctx) }()
-	env := map[string]string{}
-	lines := bufio.NewScanner(r)
-	next := func(prefix string) string {
-		for lines.Scan() {
-			if kv, ok := strings.CutPrefix(lines.Text(), "export "); ok {
-				k, v, _ := strings.Cut(kv, "=")
-				env[k] = v
-			}
-			if strings.Contains(lines.Text(), prefix) {
-				return lines.Text()
-			}
-		}
-		t.Fatalf("no line with %q", prefix)
-		return ""
-	}
-	next("Try:")
-	c := ec2.New(ec2.Options{
-		BaseEndpoint: aws.String(env["AWS_ENDPOINT_URL_EC2"]), Region: env["AWS_REGION"], RetryMaxAttempts: 1,
-		Credentials: credentials.NewStaticCredentialsProvider(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], ""),
-	})
+	env, stop, lines := start(t, "--calls")
+	c := admin(env)
 	wantCode(t, outcome(c.CreateNetworkInterface(t.Context(), &ec2.CreateNetworkInterfaceInput{SubnetId: aws.String("subnet-00000000")})), "InvalidSubnetID.NotFound")
-	if line := next("CreateNetworkInterface"); !strings.Contains(line, "InvalidSubnetID.NotFound") || !strings.Contains(line, " SubnetId=subnet-00000000") || !strings.Contains(line, "user/") {
+	var line string
+	for lines.Scan() {
+		if line = lines.Text(); strings.Contains(line, "CreateNetworkInterface") {
+			break
+		}
+	}
+	if !strings.Contains(line, "InvalidSubnetID.NotFound") || !strings.Contains(line, " SubnetId=subnet-00000000") || !strings.Contains(line, "user/") {
 		t.Errorf("shows %q", line)
 	}
-	cancel()
-	if err := <-ended; err != nil {
+	if err := stop(); err != nil {
 		t.Error(err)
 	}
 }

@@ -30,21 +30,21 @@ SIGINT or SIGTERM.`,
 					return err
 				}
 			}
-			lab, err := endpoints.ServeOn(ec2Addr, s)
+			cloud, err := endpoints.ServeOn(ec2Addr, s)
 			if err != nil {
 				return err
 			}
-			defer lab.Close()
+			defer cloud.Close()
 			imdsURL := ""
 			if imdsInstance == "" && len(s.Instances) > 0 {
 				imdsInstance = s.Instances[0].Name
 			}
 			if imdsInstance != "" {
-				if imdsURL, err = lab.ServeIMDS(imdsAddr, imdsInstance); err != nil {
+				if imdsURL, err = cloud.ServeIMDS(imdsAddr, imdsInstance); err != nil {
 					return err
 				}
 			}
-			if err := describe(cmd.OutOrStdout(), lab, imdsURL, imdsInstance); err != nil {
+			if err := describe(cmd.OutOrStdout(), cloud, imdsURL, imdsInstance); err != nil {
 				return err
 			}
 			if !calls {
@@ -56,7 +56,7 @@ SIGINT or SIGTERM.`,
 				return err
 			}
 			ask := func(_ context.Context, after uint64) ([]vpc.CallRecord, error) {
-				return lab.Cloud.CallsAfter(after), nil
+				return cloud.CallsAfter(after), nil
 			}
 			return showCalls(cmd.Context(), ask, show, true)
 		},
@@ -73,8 +73,8 @@ SIGINT or SIGTERM.`,
 // describe prints what there is and how to use it; the part between the lines
 // can be pasted into a shell. SDKs read AWS_REGION, and version 1 of the aws
 // command AWS_DEFAULT_REGION only.
-func describe(w io.Writer, lab *endpoints.Cloud, imdsURL, imdsInstance string) error {
-	key := lab.Credentials()
+func describe(w io.Writer, cloud *endpoints.Cloud, imdsURL, imdsInstance string) error {
+	key := cloud.Credentials()
 	_, err := fmt.Fprintf(w, `EC2 API            %s
 Instance metadata  %s (as instance %s)
 
@@ -85,11 +85,11 @@ export AWS_ACCESS_KEY_ID=%s
 export AWS_SECRET_ACCESS_KEY=%s
 export AWS_EC2_METADATA_SERVICE_ENDPOINT=%s
 
-`, lab.EC2URL, imdsURL, imdsInstance, lab.EC2URL, lab.Cloud.Region(), lab.Cloud.Region(), key.AccessKeyID, key.SecretAccessKey, imdsURL)
+`, cloud.EC2URL, imdsURL, imdsInstance, cloud.EC2URL, cloud.Region(), cloud.Region(), key.AccessKeyID, key.SecretAccessKey, imdsURL)
 	if err != nil {
 		return err
 	}
-	books := lab.Cloud.Snapshot()
+	books := cloud.Snapshot()
 	for _, s := range books.Subnets {
 		if _, err := fmt.Fprintf(w, "%s  %-10s %-18v %s, %d addresses free\n", s.ID, s.Name, s.CIDR, s.Zone, s.Free); err != nil {
 			return err

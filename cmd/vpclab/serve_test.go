@@ -20,9 +20,9 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// start runs "vpclab serve" and returns the settings it prints, and a function
-// that ends it as a signal would.
-func start(t *testing.T, args ...string) (env map[string]string, stop func() error) {
+// start runs "vpclab serve" and returns the settings it prints, a function that
+// ends it as a signal would, and the lines that come after the settings.
+func start(t *testing.T, args ...string) (env map[string]string, stop func() error, lines *bufio.Scanner) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
@@ -36,7 +36,7 @@ func start(t *testing.T, args ...string) (env map[string]string, stop func() err
 		ended <- err
 	}()
 	env = map[string]string{}
-	for lines := bufio.NewScanner(r); lines.Scan(); {
+	for lines = bufio.NewScanner(r); lines.Scan(); {
 		if kv, ok := strings.CutPrefix(lines.Text(), "export "); ok {
 			k, v, _ := strings.Cut(kv, "=")
 			env[k] = v
@@ -45,7 +45,18 @@ func start(t *testing.T, args ...string) (env map[string]string, stop func() err
 			break
 		}
 	}
-	return env, func() error { cancel(); return <-ended }
+	return env, func() error { cancel(); return <-ended }, lines
+}
+
+// sdk is a client of the official SDK for what start has printed, that does not retry.
+func sdk(env map[string]string, creds aws.CredentialsProvider) *ec2.Client {
+	return ec2.New(ec2.Options{
+		BaseEndpoint: aws.String(env["AWS_ENDPOINT_URL_EC2"]), Region: env["AWS_REGION"], Credentials: creds, RetryMaxAttempts: 1,
+	})
+}
+
+func admin(env map[string]string) *ec2.Client {
+	return sdk(env, credentials.NewStaticCredentialsProvider(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], ""))
 }
 
 func fetch(t *testing.T, url string) (int, string) {
@@ -67,7 +78,7 @@ func fetch(t *testing.T, url string) (int, string) {
 }
 
 func TestServe(t *testing.T) {
-	env, stop := start(t, "--imds-instance", "node-b")
+	env, stop, _ := start(t, "--imds-instance", "node-b")
 	if code, _ := fetch(t, env["AWS_ENDPOINT_URL_EC2"]); code != http.StatusForbidden {
 		t.Errorf("an unsigned call to the EC2 API: %d", code)
 	}
@@ -97,18 +108,13 @@ rateLimits: {CreateNetworkInterface: {bucket: 1, refill: 0.0001}}
 `), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env, stop := start(t, "--spec", file)
+	env, stop, _ := start(t, "--spec", file)
 	defer func() {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
 	}()
-	client := func(creds aws.CredentialsProvider) *ec2.Client {
-		return ec2.New(ec2.Options{
-			BaseEndpoint: aws.String(env["AWS_ENDPOINT_URL_EC2"]), Region: env["AWS_REGION"], Credentials: creds, RetryMaxAttempts: 1,
-		})
-	}
-	admin := client(credentials.NewStaticCredentialsProvider(env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], ""))
+	admin := admin(env)
 	subnets, err := admin.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{
 		Filters: []types.Filter{{Name: aws.String("tag:tier"), Values: []string{"pods"}}},
 	})
@@ -127,7 +133,7 @@ rateLimits: {CreateNetworkInterface: {bucket: 1, refill: 0.0001}}
 	if err != nil || region.Region != env["AWS_REGION"] || region.Region != "eu-lab-7" {
 		t.Errorf("region %+v, %v", region, err)
 	}
-	node := client(ec2rolecreds.New(func(o *ec2rolecreds.Options) { o.Client = metadata }))
+	node := sdk(env, ec2rolecreds.New(func(o *ec2rolecreds.Options) { o.Client = metadata }))
 	if _, err := node.DescribeSubnets(t.Context(), &ec2.DescribeSubnetsInput{}); err != nil {
 		t.Errorf("with the role of the instance: %v", err)
 	}
@@ -158,7 +164,7 @@ func TestServeMistakes(t *testing.T) {
 		{[]string{"--imds-instance", "node-z"}, `no instance "node-z"`},
 		{[]string{"--ec2-addr", "nowhere"}, "serve the EC2 API"},
 	} {
-		_, stop := start(t, tc.args...)
+		_, stop, _ := start(t, tc.args...)
 		if err := stop(); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%v: %v, want %q", tc.args, err, tc.want)
 		}

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"regexp"
 	"time"
+
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Version is the format of the records that this program writes. A record of
@@ -46,8 +48,8 @@ type Record struct {
 	Lease      Lease     `json:"lease"`
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
-	HostMAC    string    `json:"hostMAC,omitempty"`
-	PodMAC     string    `json:"podMAC,omitempty"`
+	HostMAC    mac.Addr  `json:"hostMAC,omitempty"`
+	PodMAC     mac.Addr  `json:"podMAC,omitempty"`
 	MTU        int       `json:"mtu,omitempty"` // bytes
 	State      State     `json:"state"`
 	Since      time.Time `json:"since"`

@@ -100,7 +100,7 @@ func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
 	mustPut(t, s, a, testRecord("c2", "10.0.0.5"))
 }
 
-func TestFailedPutLeavesNoClaim(t *testing.T) {
+func TestFailedPutReservesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	s, _ := openStore(t, dir, testNode)
 	if err := os.RemoveAll(dir); err != nil {
@@ -290,7 +290,7 @@ func TestStoredRecordKeepsItsNames(t *testing.T) {
 			`"lease":` + tc.lease + `,"netns":{"path":"/run/netns/c1","dev":4,"inode":4026531840},"hostLink":"bthaaaaaaaaaaaa",` +
 			`"hostMAC":"0a:00:00:00:00:01","podMAC":"0a:00:00:00:00:02","mtu":9001,"state":"ready","since":"2023-11-14T22:13:20Z","instanceID":"i-1","bootID":"boot-1"}`
 		r, err := DecodeRecord([]byte(stored))
-		if err != nil || r.Lease != tc.want || r.PodMAC != "0a:00:00:00:00:02" || r.Key.ContainerID != "c1" {
+		if err != nil || r.Lease != tc.want || r.PodMAC.String() != "0a:00:00:00:00:02" || r.Key.ContainerID != "c1" {
 			t.Errorf("%s: read %+v, %v", name, r, err)
 			continue
 		}

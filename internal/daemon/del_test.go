@@ -68,8 +68,6 @@ func TestCheck(t *testing.T) {
 	}
 	wantFailure(t, check(ns, "10.0.0.9/32"), CodeMismatch)
 	wantFailure(t, check(n.newNetns("b")), CodeMismatch)
-	n.kernel.mu.Lock()
-	clear(n.kernel.routes)
-	n.kernel.mu.Unlock()
+	n.kernel.dropRoutes()
 	wantFailure(t, check(ns), CodeMismatch)
 }

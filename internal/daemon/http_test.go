@@ -33,7 +33,7 @@ func TestDocument(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	d := n.assemble()
 	for _, c := range []string{"a", "b"} {
-		if _, err := d.add(within(t), addRequest{key: keyFor(c), netns: n.newNetns(c)}); err != nil {
+		if _, err := d.attach(within(t), c, n.newNetns(c)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -111,9 +111,7 @@ func TestMonitoring(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	if code, _ := get(h, "x", "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz after the end: %d", code)
 	}

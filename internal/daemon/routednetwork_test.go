@@ -18,12 +18,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 	ctx := context.Background()
 	never := func(int) bool { t.Error("asked for an ENI"); return true }
 	open := func() *RoutedNetwork {
-		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = node.Close() })
-		n := NewRoutedNetwork(node)
+		n := NewRoutedNetwork(m.open())
 		if err := n.Setup(ctx, datapath.Config{}, datapath.Routed{ExportTable: 119}); err != nil {
 			t.Fatal(err)
 		}

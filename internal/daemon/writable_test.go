@@ -27,7 +27,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	n.onSmallDisk()
 	r := n.restart(nil)
 	defer n.tick()()
-	recovered := func() bool { n.clock.Advance(writableInterval / 10); return r.writable() == nil }
+	recovered := func() bool { n.clock.Advance(writableInterval / 10); return r.writable.err() == nil }
 	mustAdd(t, r, "before", n.newNetns("before"))
 	ns := n.newNetns("a")
 	for _, tt := range []struct {
@@ -42,9 +42,8 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		if err := tt.begin(); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
-		wantFailure(t, err, CodeRecord)
-		waitFor(t, func() bool { return r.writable() != nil })
+		r.refused(t, addOf("a", ns), CodeRecord)
+		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
 			t.Errorf("condition %+v", c)
@@ -99,9 +98,7 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	for _, c := range []string{"a", "b", "damaged"} {
 		mustAdd(t, r, c, n.newNetns(c))
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	damaged := filepath.Join(n.dir, "attachments", "attachment-"+hostLinkName(keyFor("damaged"))+".json")
 	if err := os.Truncate(damaged, 200); err != nil {
 		t.Fatal(err)
@@ -126,12 +123,9 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	}
 	removed()
 	removed() // again is no error
-	_, err := r.client.Add(within(t), addOf("a", n.newNetns("new")))
-	wantFailure(t, err, CodeRecord)
+	r.refused(t, addOf("a", n.newNetns("new")), CodeRecord)
 	stop()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	r = n.restart(nil)
 	stop = n.tick()
 	removed()
@@ -141,7 +135,7 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	}
 	waitFor(t, func() bool {
 		n.clock.Advance(sweepInterval)
-		return len(r.Store.Records()) == 0 && len(r.quarantinedList()) == 0
+		return len(r.Store.Records()) == 0 && len(r.quarantine.all()) == 0
 	})
 	waitFor(t, func() bool {
 		n.clock.Advance(30 * time.Second)

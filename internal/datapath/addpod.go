@@ -19,7 +19,7 @@ import (
 // a link that it made itself, and leaves one that was there before. The route
 // on the node comes last, so nothing reaches a pod that is not complete.
 //
-// Errors: ErrNotSetUp, ErrNoNetns, ErrInterfaceExists, ErrAddressInUse.
+// Errors: ErrNotSetUp, ErrNoNetns, ErrNotNetns, ErrInterfaceExists, ErrAddressInUse.
 func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	if err := n.begin(ctx); err != nil {
 		return PodLinks{}, err

@@ -233,23 +233,7 @@ func blockRouteKey(r netlink.Route) blockRouteID {
 // diffBlockRoutes lists what is missing, unreachable routes first, and what is
 // too much, those last.
 func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route) {
-	wanted, there := map[blockRouteID]bool{}, map[blockRouteID]bool{}
-	for _, r := range want {
-		wanted[blockRouteKey(r)] = true
-	}
-	for _, r := range have {
-		k := blockRouteKey(r)
-		there[k] = true
-		if !wanted[k] {
-			extra = append(extra, r)
-		}
-	}
-	for _, r := range want {
-		if k := blockRouteKey(r); !there[k] {
-			there[k] = true
-			missing = append(missing, r)
-		}
-	}
+	missing, extra = diff(want, have, blockRouteKey)
 	rank := func(r netlink.Route) int {
 		if isUnreachable(r) {
 			return 0

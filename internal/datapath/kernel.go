@@ -75,6 +75,27 @@ func routeDst(r netlink.Route) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
+// diff lists what is wanted and not there, each once, and what is there and not wanted.
+func diff[T any, K comparable](want, have []T, key func(T) K) (missing, extra []T) {
+	wanted, there := map[K]bool{}, map[K]bool{}
+	for _, w := range want {
+		wanted[key(w)] = true
+	}
+	for _, h := range have {
+		there[key(h)] = true
+		if !wanted[key(h)] {
+			extra = append(extra, h)
+		}
+	}
+	for _, w := range want {
+		if !there[key(w)] {
+			there[key(w)] = true
+			missing = append(missing, w)
+		}
+	}
+	return missing, extra
+}
+
 // listRoutes lists Berth's routes of one table, or of all (RT_TABLE_UNSPEC).
 func (n *Node) listRoutes(h *netlink.Handle, family, table int) ([]netlink.Route, error) {
 	routes, err := whole(func() ([]netlink.Route, error) {

@@ -58,8 +58,7 @@ func (n *Node) legacyForwardDrops() ([]Finding, error) {
 				return fmt.Errorf("read the FORWARD policy of %s: %w", f.command, err)
 			}
 			if drops {
-				v6 := f.domain == unix.AF_INET6
-				found = append(found, finding(f.command+" table filter, chain FORWARD", !v6, v6, f.command+" -P FORWARD ACCEPT"))
+				found = append(found, finding(f.command+" table filter, chain FORWARD", f.command+" -P FORWARD ACCEPT"))
 			}
 		}
 		return nil

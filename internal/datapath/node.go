@@ -51,31 +51,17 @@ type settled struct {
 	tag    string // of the ruleset
 }
 
-// Option configures Open.
-type Option func(*options)
-
-type options struct {
-	path   string
-	handle netns.NsHandle
-}
-
-// WithNetnsPath binds the Node to the network namespace at a path, such as
-// /run/netns/NAME, instead of the caller's.
-func WithNetnsPath(path string) Option { return func(o *options) { o.path = path } }
-
-// WithNetns binds the Node to a network namespace by handle, which stays the
-// caller's to close.
-func WithNetns(h netns.NsHandle) Option { return func(o *options) { o.handle = h } }
-
-// Open binds to a network namespace, the calling thread's unless an option
-// says otherwise, and changes nothing in it. It needs CAP_NET_ADMIN there and
-// CAP_SYS_ADMIN to enter pods. Close releases it.
-func Open(opts ...Option) (*Node, error) {
-	o := options{handle: netns.None()}
-	for _, opt := range opts {
-		opt(&o)
+// Open binds to the network namespace at a path, such as /run/netns/NAME, or to the
+// calling thread's if that is empty, and changes nothing in it. It needs
+// CAP_NET_ADMIN there and CAP_SYS_ADMIN to enter pods. Close releases it.
+func Open(path string) (*Node, error) {
+	var ns netns.NsHandle
+	var err error
+	if path == "" {
+		ns, err = netns.Get()
+	} else {
+		ns, err = openNetns(path)
 	}
-	ns, err := o.open()
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)
 	}
@@ -105,18 +91,6 @@ func (n *Node) loopback() (int, error) {
 		return 0, fmt.Errorf("look up lo: %w", err)
 	}
 	return lo.Attrs().Index, nil
-}
-
-func (o options) open() (netns.NsHandle, error) {
-	switch {
-	case o.path != "":
-		return openNetns(o.path)
-	case o.handle.IsOpen():
-		fd, err := unix.FcntlInt(uintptr(o.handle), unix.F_DUPFD_CLOEXEC, 0)
-		return netns.NsHandle(fd), err
-	default:
-		return netns.Get()
-	}
 }
 
 // Close releases sockets and the namespace handle; kernel state stays. Further

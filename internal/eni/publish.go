@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
@@ -101,7 +102,7 @@ func (r *Reconciler) inventory() Inventory {
 			continue
 		}
 		e := ENI{
-			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
+			ID: k.ID, MAC: mac.Addr(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
 			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
 			Groups: k.Groups, Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
 		}

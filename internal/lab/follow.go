@@ -99,12 +99,7 @@ func (l *Lab) apply(ev vpc.Event) error {
 		return l.attach(ev.ENI)
 	case vpc.ENIDetached:
 		return l.Fabric.Detach(ev.ENI.ID)
-	case vpc.AddressesChanged:
-		return l.Fabric.Update(ev.ENI)
-	case vpc.GroupsChanged:
-		if ev.ENI.ID == "" {
-			return l.Fabric.SetGroups(l.Cloud.Snapshot().Groups)
-		}
+	case vpc.AddressesChanged, vpc.GroupsChanged:
 		return l.Fabric.Update(ev.ENI)
 	}
 	return nil

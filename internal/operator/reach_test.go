@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy/crds"
-	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -80,8 +78,7 @@ func TestStartsBeforeTheAPIServer(t *testing.T) {
 	back()
 	o.until(c.leads("one"))
 	o.until(answersWith(o.health, "/readyz", 200))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	c.serves(o, "node-a")
 	if o.Starts() != 1 || o.lines("the Kubernetes API answers") != 1 {
 		t.Errorf("%d starts", o.Starts())
 	}
@@ -126,8 +123,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		{stranger, []string{"certificate", "is --kubeconfig right"}},
 	}
 	for i, tt := range cases {
-		c.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-		harness.OK(t, kube.WriteKubeconfig(c.kubeconfig, tt.config))
+		c.use(tt.config)
 		running = append(running, c.start(fmt.Sprintf("refused-%d", i)))
 	}
 	for i, tt := range cases {
@@ -174,6 +170,5 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	})
 	harness.OK(t, harness.ControlPlane.InstallCRDs(t.Context(), crds.Files))
 	o.until(answersWith(o.health, "/readyz", 200))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	c.serves(o, "node-a")
 }

@@ -112,7 +112,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 	default:
 		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
 		for _, p := range list {
-			if p.Bits() != prefixBits || p != p.Masked() {
+			if p.Bits() != ipv4.delegated || p != p.Masked() {
 				t.Errorf("got %v", p)
 			}
 		}
@@ -131,12 +131,12 @@ func soundENI(t *testing.T, e cloud.ENI) {
 		}
 	}
 	for _, p := range e.Prefixes {
-		if p.Bits() != prefixBits {
+		if p.Bits() != ipv4.delegated {
 			t.Errorf("prefix %v", p)
 		}
 	}
 	for _, p := range e.IPv6Prefixes {
-		if p.Bits() != ipv6PrefixBits || !p.Addr().Is6() {
+		if p.Bits() != ipv6.delegated || !p.Addr().Is6() {
 			t.Errorf("prefix %v", p)
 		}
 	}

@@ -201,10 +201,9 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 
 func (r *metadataReading) addr(path string) netip.Addr {
 	s := r.get(path, required)
-	a, err := netip.ParseAddr(s)
-	if err != nil || !a.Is4() {
+	a, ok := ipv4.addr(s)
+	if !ok {
 		r.bad(path, s, "an IPv4 address")
-		return netip.Addr{}
 	}
 	return a
 }
@@ -214,10 +213,9 @@ func (r *metadataReading) firstIPv6(path string) netip.Addr {
 	if len(list) == 0 {
 		return netip.Addr{}
 	}
-	a, err := netip.ParseAddr(list[0])
-	if err != nil || !a.Is6() || a.Is4In6() || a.Zone() != "" {
+	a, ok := ipv6.addr(list[0])
+	if !ok {
 		r.bad(path, list[0], "an IPv6 address")
-		return netip.Addr{}
 	}
 	return a
 }

@@ -19,8 +19,8 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// moody is a cloud whose spec already slows it down.
-func moody(t *testing.T) *vpc.Cloud {
+// slowed is a cloud whose spec already slows it down.
+func slowed(t *testing.T) *vpc.Cloud {
 	t.Helper()
 	s := spec.Default()
 	s.Throttle = "none"
@@ -67,7 +67,7 @@ func TestFaultsComeAndGo(t *testing.T) {
 		{[]string{"describe-delay", "8s"}, func(c *vpc.Cloud) bool { return lag(t, c, (*vpc.Cloud).Described) == 8 }},
 	} {
 		t.Run(tc.words[0], func(t *testing.T) {
-			c := moody(t)
+			c := slowed(t)
 			f := &faults{cloud: c}
 			r := request(t, 0, tc.words...)
 			for range 2 { // the second takes the place of the first
@@ -121,7 +121,7 @@ func lag(t *testing.T, c *vpc.Cloud, view func(*vpc.Cloud) vpc.View) int {
 
 // A fault with a count says how many calls are left, and goes with the last.
 func TestCountedFault(t *testing.T) {
-	c := moody(t)
+	c := slowed(t)
 	f := &faults{cloud: c}
 	ok(t, f.add(request(t, 2, "lost-request", "Describe*")))
 	for _, want := range [][]string{{"lost-request Describe* (next 2 calls)"}, {"lost-request Describe* (next 1 calls)"}, {}} {
@@ -151,7 +151,7 @@ func TestFaultMistakes(t *testing.T) {
 			t.Errorf("%v, count %d: %v, want %q", tc.words, tc.count, err, tc.want)
 		}
 	}
-	f := &faults{cloud: moody(t)}
+	f := &faults{cloud: slowed(t)}
 	for _, r := range []FaultRequest{
 		{Kind: "earthquake"}, {Kind: "throttle", Action: "*", Value: "fast"}, {Kind: "throttle", Action: "*", Value: "0"},
 		{Kind: "latency", Action: "*", Value: "soon"}, {Kind: "imds-delay", Value: "-1s"}, {Kind: "deny", Action: "Nothing"},

@@ -74,7 +74,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	t := &teller{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab.Mode))}
+	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab.Mode))}
 	o.Lab.Progress = t.note
 	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
@@ -145,7 +145,7 @@ func told(o Options, err error) error {
 }
 
 // play tries the proofs one after the other.
-func (s *stage) play(ctx context.Context, t *teller) error {
+func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
 	for i, p := range proofsOf(s.lab.Mode) {
 		began := time.Now()
@@ -168,7 +168,7 @@ func (s *stage) play(ctx context.Context, t *teller) error {
 }
 
 // tellLogs shows what the fabric dropped and what the daemons say after a failure.
-func (s *stage) tellLogs(t *teller) {
+func (s *stage) tellLogs(t *reporter) {
 	var drops map[string]fabric.Drops
 	if s.lab.Fabric != nil {
 		var err error
@@ -194,7 +194,7 @@ func (s *stage) tellLogs(t *teller) {
 }
 
 // clear removes the lab and says whether anything stayed behind.
-func (s *stage) clear(t *teller, program string) error {
+func (s *stage) clear(t *reporter, program string) error {
 	err := s.lab.Close()
 	_, sweepErr := lab.Sweep(s.lab.Dir, s.lab.ID)
 	if err = errors.Join(err, sweepErr, os.RemoveAll(s.lab.Dir)); err != nil {

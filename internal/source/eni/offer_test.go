@@ -14,6 +14,7 @@ import (
 
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -46,7 +47,7 @@ func (f *failingStore) Save(inv eni.Inventory) error {
 
 // inventoryOf is an inventory of one ENI.
 func inventoryOf(things ...string) eni.Inventory {
-	e := eni.ENI{ID: "eni-1", MAC: eni.MAC{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
+	e := eni.ENI{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
 	for _, p := range prefixes(things...) {
 		if p.IsSingleIP() {
 			e.Addresses = append(e.Addresses, p.Addr())
@@ -234,7 +235,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		s := supplied(t, &memStore{})
 		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
-		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: eni.MAC{2, 0, 0, 0, 0, 9}})
+		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
 		if err := s.Publish(t.Context(), inv); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // operator is berth-operator's controllers, with the rights that they have in a
@@ -50,7 +51,7 @@ func (o *operator) start() {
 	mgr, err := controllers.Manager(cfg, addresspool.Watches())
 	harness.OK(t, err)
 	_, err = addresspool.Setup(t.Context(), mgr, addresspool.Options{
-		Logger: harness.Logger(t), MaxPods: 1024, RequestServed: func(time.Duration) { o.served.Add(1) },
+		Logger: sourcetest.Logger(t.Output()), MaxPods: 1024, RequestServed: func(time.Duration) { o.served.Add(1) },
 	})
 	harness.OK(t, err)
 	o.stop = controllers.Run(t, mgr)

@@ -4,9 +4,7 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
-	"reflect"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -18,63 +16,9 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
 
-// call makes the call that an SDK's input is for.
-func (r rig) call(in any) (out reflect.Value, err error) {
-	results := reflect.ValueOf(r.Client).MethodByName(actionOf(in)).Call([]reflect.Value{reflect.ValueOf(r.Context()), reflect.ValueOf(in)})
-	err, _ = results[1].Interface().(error)
-	return results[0], err
-}
-
-func actionOf(in any) string { return strings.TrimSuffix(reflect.TypeOf(in).Elem().Name(), "Input") }
-
-// does makes a call that succeeds.
-func (r rig) does(t *testing.T, in any) {
-	t.Helper()
-	_, err := r.call(in)
-	ok(t, err)
-}
-
-// refuses makes a call that is answered with a code, and HTTP status 400.
-func (r rig) refuses(t *testing.T, code string, in any) {
-	t.Helper()
-	_, err := r.call(in)
-	wantCode(t, err, code, http.StatusBadRequest)
-}
-
-// input is the SDK's empty input of a describe action, with these filters.
-func (r rig) input(action string, fs []types.Filter) any {
-	in := reflect.New(reflect.ValueOf(r.Client).MethodByName(action).Type().In(1).Elem())
-	in.Elem().FieldByName("Filters").Set(reflect.ValueOf(fs))
-	return in.Interface()
-}
-
-// set sets a field of an input; false when it has none of that name.
-func set(in any, field string, value any) bool {
-	f := reflect.ValueOf(in).Elem().FieldByName(field)
-	if f.IsValid() {
-		f.Set(reflect.ValueOf(value))
-	}
-	return f.IsValid()
-}
-
-// texts are the texts in an output at a path of fields, such as "Subnets.SubnetId".
-func texts(out reflect.Value, path string) (list []string) {
-	switch out = reflect.Indirect(out); out.Kind() {
-	case reflect.Slice:
-		for i := range out.Len() {
-			list = append(list, texts(out.Index(i), path)...)
-		}
-		return list
-	case reflect.Struct:
-		field, rest, _ := strings.Cut(path, ".")
-		return texts(out.FieldByName(field), rest)
-	}
-	return []string{out.String()}
-}
-
 // everyAction is an input of each action whose parameters are in order.
 func (r rig) everyAction(eni, attachment string) []any {
-	instance := []string{r.lab.Cloud.InstanceID("node-a")}
+	instance := []string{r.cloud.InstanceID("node-a")}
 	tags := []types.Tag{{Key: aws.String("k"), Value: aws.String("v")}}
 	subnet, one := aws.String(r.subnet("a")), aws.Int32(1)
 	return []any{
@@ -119,7 +63,7 @@ func (r rig) everyAction(eni, attachment string) []any {
 // not permitted or throttled says so, and none of them changes anything.
 func TestEveryActionThatDoesNotHappen(t *testing.T) {
 	r := newRig(t, dual())
-	r.lab.Cloud.SetThrottle(false)
+	r.cloud.SetThrottle(false)
 	e := r.create(awsec2.CreateNetworkInterfaceInput{
 		PrivateIpAddresses: []types.PrivateIpAddressSpecification{{PrivateIpAddress: aws.String("10.0.1.11")}},
 		Ipv6Addresses:      []types.InstanceIpv6Address{{Ipv6Address: aws.String("2600:1f14:abc:de00::77")}},
@@ -134,7 +78,7 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 	if slices.Sort(tried); !slices.Equal(tried, ec2.Actions()) {
 		t.Fatalf("tried are %v, the lab has %v", tried, ec2.Actions())
 	}
-	before := r.lab.Cloud.Snapshot()
+	before := r.cloud.Snapshot()
 
 	dryRuns := 0
 	for _, in := range all {
@@ -159,12 +103,12 @@ func TestEveryActionThatDoesNotHappen(t *testing.T) {
 			})
 		}
 	}
-	r.lab.Cloud.Deny("*")
+	r.cloud.Deny("*")
 	refused("denied", "UnauthorizedOperation", http.StatusForbidden)
-	r.lab.Cloud.Allow("*")
-	r.lab.Cloud.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
+	r.cloud.Allow("*")
+	r.cloud.SetRateLimit("*", spec.RateLimit{Bucket: 0.5, Refill: 1e-9})
 	refused("throttled", "RequestLimitExceeded", http.StatusServiceUnavailable)
-	after := r.lab.Cloud.Snapshot()
+	after := r.cloud.Snapshot()
 	if before.Time = after.Time; !equalBooks(before, after) {
 		t.Errorf("the books changed:\n%+v\n%+v", before, after)
 	}
@@ -191,12 +135,8 @@ func TestPagesOfEveryListing(t *testing.T) {
 		s.Instances = append(s.Instances, spec.Instance{Name: n, Type: "t3.small", Subnet: n})
 	}
 	r := newRig(t, s)
-	listings := map[string]string{ // where an output has the rows' IDs
-		"DescribeInstances": "Reservations.Instances.InstanceId", "DescribeSubnets": "Subnets.SubnetId", "DescribeVpcs": "Vpcs.VpcId",
-		"DescribeSecurityGroups": "SecurityGroups.GroupId", "DescribeRouteTables": "RouteTables.RouteTableId", "DescribeTags": "Tags.ResourceId",
-	}
 	var foreign *string // a token of another listing
-	for _, name := range slices.Sorted(maps.Keys(listings)) {
+	for _, name := range slices.Sorted(maps.Keys(rowIDs)) {
 		t.Run(name, func(t *testing.T) {
 			// page reads one of at most five rows.
 			page := func(token *string) (ids []string, next *string, err error) {
@@ -212,7 +152,7 @@ func TestPagesOfEveryListing(t *testing.T) {
 					return nil, nil, err
 				}
 				next, _ = out.Elem().FieldByName("NextToken").Interface().(*string)
-				return texts(out, listings[name]), next, nil
+				return texts(out, rowIDs[name]), next, nil
 			}
 			if foreign != nil {
 				_, _, err := page(foreign)
@@ -241,7 +181,7 @@ func TestCreateWithEveryKindOfAddress(t *testing.T) {
 	s := dual()
 	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: "pods"})
 	r := newRig(t, s)
-	pods, _ := r.lab.Cloud.Snapshot().Group("pods")
+	pods, _ := r.cloud.Snapshot().Group("pods")
 	for _, tc := range []struct {
 		name           string
 		in             awsec2.CreateNetworkInterfaceInput
@@ -271,12 +211,12 @@ func TestCreateWithEveryKindOfAddress(t *testing.T) {
 		})
 	}
 	for _, given := range []string{"10.0.1.40", "10.0.1.42", "10.0.2.50", "2600:1f14:abc:de00::41"} {
-		owner := slices.ContainsFunc(r.lab.Cloud.Snapshot().ENIs, func(e vpc.ENI) bool { return e.Owns(netip.MustParseAddr(given)) })
+		owner := slices.ContainsFunc(r.cloud.Snapshot().ENIs, func(e vpc.ENI) bool { return e.Owns(netip.MustParseAddr(given)) })
 		if !owner {
 			t.Errorf("nobody owns %s", given)
 		}
 	}
-	if err := r.lab.Cloud.Snapshot().Check(); err != nil {
+	if err := r.cloud.Snapshot().Check(); err != nil {
 		t.Error(err)
 	}
 }

@@ -120,7 +120,7 @@ func TestAssignErrors(t *testing.T) {
 	s := dual()
 	s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, spec.Subnet{Name: "tiny", Zone: "lab-1a", CIDR: netip.MustParsePrefix("10.0.8.0/28")})
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	primary := func(name string) string {
 		i, _ := books.Instance(name)
 		return books.InstanceENIs(i.ID)[0].ID

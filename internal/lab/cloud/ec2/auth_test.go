@@ -25,17 +25,17 @@ func describeSubnets(t *testing.T, c *awsec2.Client) error {
 
 func TestSignatures(t *testing.T) {
 	r := newRig(t, instant())
-	k := r.lab.Credentials()
+	k := r.cloud.Credentials()
 	as := func(id, secret, token string) *awsec2.Client {
-		return client(r.lab, credentials.NewStaticCredentialsProvider(id, secret, token), 1)
+		return client(r.cloud, credentials.NewStaticCredentialsProvider(id, secret, token), 1)
 	}
 	ok(t, describeSubnets(t, as(k.AccessKeyID, k.SecretAccessKey, "")))
 	wantCode(t, describeSubnets(t, as(k.AccessKeyID, "wrong", "")), "AuthFailure", http.StatusUnauthorized)
 	wantCode(t, describeSubnets(t, as("AKIAUNKNOWN", k.SecretAccessKey, "")), "AuthFailure", http.StatusUnauthorized)
 	wantCode(t, describeSubnets(t, as(k.AccessKeyID, k.SecretAccessKey, "token")), "AuthFailure", http.StatusUnauthorized)
-	wantCode(t, describeSubnets(t, client(r.lab, aws.AnonymousCredentials{}, 1)), "MissingAuthenticationToken", http.StatusForbidden)
+	wantCode(t, describeSubnets(t, client(r.cloud, aws.AnonymousCredentials{}, 1)), "MissingAuthenticationToken", http.StatusForbidden)
 
-	elsewhere := awsec2.New(awsec2.Options{BaseEndpoint: &r.lab.EC2URL, Region: "eu-central-1", Credentials: static(r.lab), RetryMaxAttempts: 1})
+	elsewhere := awsec2.New(awsec2.Options{BaseEndpoint: &r.cloud.EC2URL, Region: "eu-central-1", Credentials: static(r.cloud), RetryMaxAttempts: 1})
 	wantCode(t, describeSubnets(t, elsewhere), "AuthFailure", http.StatusUnauthorized)
 }
 
@@ -43,7 +43,7 @@ func TestSignatures(t *testing.T) {
 func TestTamperedBody(t *testing.T) {
 	r := newRig(t, instant())
 	tamper := &http.Client{Transport: tamperer{}}
-	c := awsec2.New(awsec2.Options{BaseEndpoint: &r.lab.EC2URL, Region: "lab-1", Credentials: static(r.lab), RetryMaxAttempts: 1, HTTPClient: tamper})
+	c := awsec2.New(awsec2.Options{BaseEndpoint: &r.cloud.EC2URL, Region: "lab-1", Credentials: static(r.cloud), RetryMaxAttempts: 1, HTTPClient: tamper})
 	wantCode(t, describeSubnets(t, c), "AuthFailure", http.StatusUnauthorized)
 }
 
@@ -70,7 +70,7 @@ func TestRoleCredentials(t *testing.T) {
 	s.IMDS.CredentialTTL = spec.Duration(time.Hour)
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, s, vpc.WithClock(fake))
-	role := roleClient(t, r.lab, "node-a")
+	role := roleClient(t, r.cloud, "node-a")
 	ok(t, describeSubnets(t, role))
 	_, err := role.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
@@ -78,32 +78,32 @@ func TestRoleCredentials(t *testing.T) {
 	ok(t, describeSubnets(t, role))
 	fake.Advance(time.Minute)
 	wantCode(t, describeSubnets(t, role), "RequestExpired", http.StatusBadRequest)
-	if err := describeSubnets(t, roleClient(t, r.lab, "node-a")); err != nil {
+	if err := describeSubnets(t, roleClient(t, r.cloud, "node-a")); err != nil {
 		t.Fatalf("with new credentials: %v", err)
 	}
 }
 
-func roleClient(t *testing.T, lab *endpoints.Cloud, instance string) *awsec2.Client {
+func roleClient(t *testing.T, cloud *endpoints.Cloud, instance string) *awsec2.Client {
 	t.Helper()
-	_, k, ok := lab.Cloud.RoleCredentials(lab.Cloud.InstanceID(instance))
+	_, k, ok := cloud.RoleCredentials(cloud.InstanceID(instance))
 	if !ok {
 		t.Fatal("no role")
 	}
-	return client(lab, credentials.NewStaticCredentialsProvider(k.ID, k.Secret, k.Token), 1)
+	return client(cloud, credentials.NewStaticCredentialsProvider(k.ID, k.Secret, k.Token), 1)
 }
 
 func TestPermissions(t *testing.T) {
 	r := newRig(t, instant())
 	subnet := aws.String(r.subnet("a"))
-	r.lab.Cloud.Deny("CreateTags")
+	r.cloud.Deny("CreateTags")
 	tagged := &awsec2.CreateNetworkInterfaceInput{SubnetId: subnet, TagSpecifications: tagSpec(types.ResourceTypeNetworkInterface, "k", "v")}
 	_, err := r.CreateNetworkInterface(t.Context(), tagged)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	r.create(awsec2.CreateNetworkInterfaceInput{})
-	r.lab.Cloud.Allow("CreateTags")
+	r.cloud.Allow("CreateTags")
 	r.create(*tagged)
 
-	r.lab.Cloud.Deny("ec2:*NetworkInterface")
+	r.cloud.Deny("ec2:*NetworkInterface")
 	_, err = r.CreateNetworkInterface(t.Context(), tagged)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
 	ok(t, describeSubnets(t, r.Client))
@@ -114,10 +114,10 @@ func TestDryRun(t *testing.T) {
 	dry := &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a")), DryRun: aws.Bool(true)}
 	_, err := r.CreateNetworkInterface(t.Context(), dry)
 	wantCode(t, err, "DryRunOperation", http.StatusPreconditionFailed)
-	r.lab.Cloud.Deny("CreateNetworkInterface")
+	r.cloud.Deny("CreateNetworkInterface")
 	_, err = r.CreateNetworkInterface(t.Context(), dry)
 	wantCode(t, err, "UnauthorizedOperation", http.StatusForbidden)
-	if n := len(r.lab.Cloud.Snapshot().ENIs); n != 2 {
+	if n := len(r.cloud.Snapshot().ENIs); n != 2 {
 		t.Fatalf("%d ENIs; a dry run made some", n)
 	}
 }

@@ -24,8 +24,8 @@ func TestCrowd(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range clients {
 		wg.Go(func() {
-			c := client(r.lab, static(r.lab), 1)
-			instance := aws.String(r.lab.Cloud.InstanceID([]string{"node-a", "node-b"}[n%2]))
+			c := client(r.cloud, static(r.cloud), 1)
+			instance := aws.String(r.cloud.InstanceID([]string{"node-a", "node-b"}[n%2]))
 			for range rounds {
 				out, err := c.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{
 					SubnetId: aws.String(r.subnet([]string{"a", "b"}[n%2])), Ipv4PrefixCount: aws.Int32(1),
@@ -44,15 +44,15 @@ func TestCrowd(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := r.lab.Cloud.Snapshot().Check(); err != nil {
+	if err := r.cloud.Snapshot().Check(); err != nil {
 		t.Error(err)
 	}
-	calls := r.lab.Cloud.Calls()
+	calls := r.cloud.Calls()
 	if got := calls["CreateNetworkInterface"]; got.Count != clients*rounds || got.LostReplies == 0 || got.Errors["InternalError"] == 0 {
 		t.Errorf("counted %+v", got)
 	}
 	logged := map[string]int{}
-	for _, rec := range r.lab.Cloud.CallLog() {
+	for _, rec := range r.cloud.CallLog() {
 		logged[rec.Action]++
 	}
 	for action, n := range calls {

@@ -24,8 +24,8 @@ func filters(nameValues ...string) (out []types.Filter) {
 
 func TestFilterENIs(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
-	a, b := r.lab.Cloud.InstanceID("node-a"), r.lab.Cloud.InstanceID("node-b")
+	books := r.cloud.Snapshot()
+	a, b := r.cloud.InstanceID("node-a"), r.cloud.InstanceID("node-b")
 	aENI, bENI := books.InstanceENIs(a)[0], books.InstanceENIs(b)[0]
 	spare := r.create(awsec2.CreateNetworkInterfaceInput{
 		Description: aws.String("berth spare"), PrivateIpAddress: aws.String("10.0.1.10"), SecondaryPrivateIpAddressCount: aws.Int32(1),
@@ -58,12 +58,8 @@ func TestFilterENIs(t *testing.T) {
 		{"MAC", filters("mac-address", aENI.MAC.String()), []string{aENI.ID}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: tc.fs})
+			got, err := r.find("DescribeNetworkInterfaces", tc.fs)
 			ok(t, err)
-			var got []string
-			for _, e := range out.NetworkInterfaces {
-				got = append(got, *e.NetworkInterfaceId)
-			}
 			slices.Sort(tc.want)
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("got %v, want %v", got, tc.want)
@@ -80,7 +76,7 @@ func TestInterfaceTypes(t *testing.T) {
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Type: "efa"}, {DeviceIndex: 2, Type: "trunk"}}
 	r := newRig(t, s)
 	for want, device := range map[string]int32{"interface": 0, "efa": 1, "trunk": 2} {
-		fs := filters("attachment.instance-id", r.lab.Cloud.InstanceID("node-a"), "interface-type", want)
+		fs := filters("attachment.instance-id", r.cloud.InstanceID("node-a"), "interface-type", want)
 		out, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: fs})
 		if err != nil || len(out.NetworkInterfaces) != 1 || string(out.NetworkInterfaces[0].InterfaceType) != want ||
 			*out.NetworkInterfaces[0].Attachment.DeviceIndex != device {
@@ -179,19 +175,11 @@ func TestFilterNetworks(t *testing.T) {
 		Subnets: []spec.Subnet{{Name: "far", Zone: "lab-1c", CIDR: netip.MustParsePrefix("172.16.0.0/24"), Public: true}},
 	})
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	home, _ := books.VPC("lab")
 	far, _ := books.Subnet("far")
-	kinds := map[string][2]string{ // the action, and where its output has the rows' IDs
-		"VPC": {"DescribeVpcs", "Vpcs.VpcId"}, "subnet": {"DescribeSubnets", "Subnets.SubnetId"}, "group": {"DescribeSecurityGroups", "SecurityGroups.GroupId"},
-		"route table": {"DescribeRouteTables", "RouteTables.RouteTableId"}, "tag": {"DescribeTags", "Tags.ResourceId"},
-	}
-	count := func(kind, filter, value string) (int, error) {
-		out, err := r.call(r.input(kinds[kind][0], filters(filter, value)))
-		if err != nil {
-			return 0, err
-		}
-		return len(texts(out, kinds[kind][1])), nil
+	actions := map[string]string{
+		"VPC": "DescribeVpcs", "subnet": "DescribeSubnets", "group": "DescribeSecurityGroups", "route table": "DescribeRouteTables", "tag": "DescribeTags",
 	}
 	for _, tc := range []struct {
 		kind, filter, value string
@@ -205,11 +193,11 @@ func TestFilterNetworks(t *testing.T) {
 		{"route table", "vpc-id", home.ID}, {"route table", "route.destination-cidr-block", "172.16.0.0/16"}, {"route table", "route-table-id", books.RouteTables[0].ID},
 		{"tag", "key", "team"}, {"tag", "value", "network"}, {"tag", "tag:team", "network"}, {"tag", "resource-id", far.ID},
 	} {
-		if n, err := count(tc.kind, tc.filter, tc.value); n != 1 || err != nil {
-			t.Errorf("%s by %s=%s: %d, %v; want 1", tc.kind, tc.filter, tc.value, n, err)
+		if ids, err := r.find(actions[tc.kind], filters(tc.filter, tc.value)); len(ids) != 1 || err != nil {
+			t.Errorf("%s by %s=%s: %v, %v; want 1", tc.kind, tc.filter, tc.value, ids, err)
 		}
-		if n, err := count(tc.kind, tc.filter, tc.value+"-not"); n != 0 || err != nil {
-			t.Errorf("%s by another %s: %d, %v; want none", tc.kind, tc.filter, n, err)
+		if ids, err := r.find(actions[tc.kind], filters(tc.filter, tc.value+"-not")); len(ids) != 0 || err != nil {
+			t.Errorf("%s by another %s: %v, %v; want none", tc.kind, tc.filter, ids, err)
 		}
 	}
 	many := []types.Filter{{Name: aws.String("vpc-id")}}
@@ -217,8 +205,8 @@ func TestFilterNetworks(t *testing.T) {
 		many[0].Values = append(many[0].Values, fmt.Sprintf("vpc-%08x", i))
 	}
 	r.refuses(t, "FilterLimitExceeded", &awsec2.DescribeVpcsInput{Filters: many})
-	for kind := range kinds {
-		if _, err := count(kind, "colour", "blue"); err == nil {
+	for kind, action := range actions {
+		if _, err := r.find(action, filters("colour", "blue")); err == nil {
 			t.Errorf("%s: a filter that does not exist is accepted", kind)
 		}
 	}

@@ -18,6 +18,38 @@ func tagSpec(kind types.ResourceType, key, value string) []types.TagSpecificatio
 	return []types.TagSpecification{{ResourceType: kind, Tags: []types.Tag{{Key: &key, Value: &value}}}}
 }
 
+func TestLifeOfAnENI(t *testing.T) {
+	r := newRig(t, instant())
+	e := r.create(awsec2.CreateNetworkInterfaceInput{
+		Description: aws.String("spare"), SecondaryPrivateIpAddressCount: aws.Int32(3),
+		TagSpecifications: []types.TagSpecification{{
+			ResourceType: types.ResourceTypeNetworkInterface, Tags: []types.Tag{{Key: aws.String("owner"), Value: aws.String("berth")}},
+		}},
+	})
+	if e.Status != "pending" || len(e.PrivateIpAddresses) != 4 || len(e.TagSet) != 1 {
+		t.Fatalf("created %+v", e)
+	}
+	attachment := r.attach(*e.NetworkInterfaceId, "node-a", 1)
+	got := r.describe(*e.NetworkInterfaceId)
+	if got.Status != types.NetworkInterfaceStatusInUse || *got.Attachment.AttachmentId != attachment || *got.Attachment.DeviceIndex != 1 ||
+		got.Attachment.Status != types.AttachmentStatusAttached || *got.Attachment.DeleteOnTermination || *got.Description != "spare" {
+		t.Fatalf("attached %+v", got)
+	}
+	_, err := r.ModifyNetworkInterfaceAttribute(t.Context(), &awsec2.ModifyNetworkInterfaceAttributeInput{
+		NetworkInterfaceId: e.NetworkInterfaceId,
+		Attachment:         &types.NetworkInterfaceAttachmentChanges{AttachmentId: &attachment, DeleteOnTermination: aws.Bool(true)},
+	})
+	if err != nil || !*r.describe(*e.NetworkInterfaceId).Attachment.DeleteOnTermination {
+		t.Fatalf("DeleteOnTermination is not set: %v", err)
+	}
+	r.does(t, &awsec2.DetachNetworkInterfaceInput{AttachmentId: &attachment})
+	if got := r.describe(*e.NetworkInterfaceId); got.Status != types.NetworkInterfaceStatusAvailable || got.Attachment != nil {
+		t.Fatalf("detached %+v", got)
+	}
+	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
+	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
+}
+
 func TestCreateErrors(t *testing.T) {
 	s := instant()
 	s.Quotas.NetworkInterfaces = 4
@@ -27,9 +59,9 @@ func TestCreateErrors(t *testing.T) {
 	})
 	r := newRig(t, s)
 	r.create(awsec2.CreateNetworkInterfaceInput{PrivateIpAddress: aws.String("10.0.1.10")})
-	group := r.lab.Cloud.Snapshot().Groups
-	foreign := group[slices.IndexFunc(group, func(g vpc.SecurityGroup) bool { return g.VPCID != r.lab.Cloud.Snapshot().Subnets[0].VPCID })].ID
-	home := r.lab.Cloud.Snapshot().Subnets[0].ID
+	group := r.cloud.Snapshot().Groups
+	foreign := group[slices.IndexFunc(group, func(g vpc.SecurityGroup) bool { return g.VPCID != r.cloud.Snapshot().Subnets[0].VPCID })].ID
+	home := r.cloud.Snapshot().Subnets[0].ID
 	a, tiny := r.subnet("a"), r.subnet("tiny")
 	for _, tc := range []struct {
 		name string
@@ -69,7 +101,7 @@ func TestClientToken(t *testing.T) {
 	in.SecondaryPrivateIpAddressCount = aws.Int32(3)
 	in.SubnetId = aws.String(r.subnet("a"))
 	r.refuses(t, "IdempotentParameterMismatch", &in)
-	if n := len(r.lab.Cloud.Snapshot().ENIs); n != 3 {
+	if n := len(r.cloud.Snapshot().ENIs); n != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and one", n)
 	}
 }
@@ -78,9 +110,9 @@ func TestAttachErrors(t *testing.T) {
 	s := instant()
 	s.Instances = append(s.Instances, spec.Instance{Name: "old", Type: "m4.large", Subnet: "a"}, spec.Instance{Name: "gone", Type: "m5.large", Subnet: "a"})
 	r := newRig(t, s)
-	ok(t, r.lab.Cloud.TerminateInstance("gone"))
-	gone, _ := r.lab.Cloud.Snapshot().Instance("gone")
-	id := func(name string) string { return r.lab.Cloud.InstanceID(name) }
+	ok(t, r.cloud.TerminateInstance("gone"))
+	gone, _ := r.cloud.Snapshot().Instance("gone")
+	id := func(name string) string { return r.cloud.InstanceID(name) }
 	used := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	r.attach(used, "node-a", 1)
 	free := *r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
@@ -119,8 +151,8 @@ func TestAttachErrors(t *testing.T) {
 
 func TestDetachAndDeleteErrors(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
-	primary := books.InstanceENIs(r.lab.Cloud.InstanceID("node-a"))[0]
+	books := r.cloud.Snapshot()
+	primary := books.InstanceENIs(r.cloud.InstanceID("node-a"))[0]
 	r.refuses(t, "OperationNotPermitted", &awsec2.DetachNetworkInterfaceInput{AttachmentId: &primary.Attachment.ID})
 	r.refuses(t, "InvalidAttachmentID.NotFound", &awsec2.DetachNetworkInterfaceInput{AttachmentId: aws.String("eni-attach-0123456789abcdef0")})
 	r.refuses(t, "InvalidParameterValue", &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: &primary.ID})
@@ -131,7 +163,7 @@ func TestModify(t *testing.T) {
 	s := instant()
 	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{Name: "pods"})
 	r := newRig(t, s)
-	pods, _ := r.lab.Cloud.Snapshot().Group("pods")
+	pods, _ := r.cloud.Snapshot().Group("pods")
 	id := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	for _, in := range []awsec2.ModifyNetworkInterfaceAttributeInput{
 		{Groups: []string{pods.ID}},

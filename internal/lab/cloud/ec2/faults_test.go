@@ -50,7 +50,7 @@ func TestThrottling(t *testing.T) {
 	}
 	fake.Advance(time.Second)
 	burst(2)
-	got := r.lab.Cloud.Calls()["CreateNetworkInterface"]
+	got := r.cloud.Calls()["CreateNetworkInterface"]
 	if got.Count != 7 || got.Errors["RequestLimitExceeded"] != 2 {
 		t.Fatalf("counted %+v", got)
 	}
@@ -73,7 +73,7 @@ func TestDocumentedBuckets(t *testing.T) {
 	if n != 100 {
 		t.Errorf("%d bounded describe calls in a burst, want 100", n)
 	}
-	r.lab.Cloud.SetThrottle(false)
+	r.cloud.SetThrottle(false)
 	if err := describeSubnets(t, r.Client); err != nil {
 		t.Error(err)
 	}
@@ -84,14 +84,14 @@ func TestDocumentedBuckets(t *testing.T) {
 func TestLostReply(t *testing.T) {
 	r := newRig(t, instant())
 	inject(t, r, spec.Fault{Action: "CreateNetworkInterface", Kind: "lostReply", Count: 1})
-	retrying := client(r.lab, static(r.lab), 3)
+	retrying := client(r.cloud, static(r.cloud), 3)
 	out, err := retrying.CreateNetworkInterface(t.Context(), &awsec2.CreateNetworkInterfaceInput{SubnetId: aws.String(r.subnet("a"))})
 	ok(t, err)
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	if _, ok := books.ENI(*out.NetworkInterface.NetworkInterfaceId); !ok || len(books.ENIs) != 3 {
 		t.Fatalf("%d ENIs, want the nodes' two and exactly one", len(books.ENIs))
 	}
-	if got := r.lab.Cloud.Calls()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
+	if got := r.cloud.Calls()["CreateNetworkInterface"]; got.Count != 2 || got.LostReplies != 1 {
 		t.Fatalf("counted %+v", got)
 	}
 }
@@ -112,14 +112,14 @@ func TestLostReplyHasEffectLostRequestHasNone(t *testing.T) {
 	if e := r.describe(id); len(e.PrivateIpAddresses) != 2 {
 		t.Fatalf("a lost reply left %+v", e.PrivateIpAddresses)
 	}
-	if got := r.lab.Cloud.Calls()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
+	if got := r.cloud.Calls()["AssignPrivateIpAddresses"]; got.LostReplies != 1 || got.LostRequests != 1 || got.Count != 2 {
 		t.Fatalf("counted %+v", got)
 	}
 }
 
 func inject(t *testing.T, r rig, f spec.Fault) {
 	t.Helper()
-	if _, err := r.lab.Cloud.Inject(f); err != nil {
+	if _, err := r.cloud.Inject(f); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -140,12 +140,12 @@ func TestFaults(t *testing.T) {
 		_, err := r.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})
 		wantCode(t, err, "RequestLimitExceeded", http.StatusServiceUnavailable)
 	}
-	if met := r.lab.Cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
+	if met := r.cloud.FaultsMet(); met["error"] != 2 || met["throttle"] != 3 || len(met) != 2 {
 		t.Errorf("counted %v", met)
 	}
-	r.lab.Cloud.ClearFaults()
+	r.cloud.ClearFaults()
 	r.does(t, &awsec2.DescribeVpcsInput{})
-	if _, err := r.lab.Cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
+	if _, err := r.cloud.Inject(spec.Fault{Action: "*", Kind: "gremlin"}); err == nil {
 		t.Fatal("an unknown kind of fault is accepted")
 	}
 }
@@ -153,7 +153,7 @@ func TestFaults(t *testing.T) {
 func TestLatency(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	r := newRig(t, instant(), vpc.WithClock(fake))
-	r.lab.Cloud.SetLatency("DescribeSubnets", time.Minute)
+	r.cloud.SetLatency("DescribeSubnets", time.Minute)
 	ended := make(chan error, 1)
 	go func() { ended <- describeSubnets(t, r.Client) }()
 	arrive(t, fake, ended)
@@ -176,11 +176,11 @@ func arrive(t *testing.T, fake *clock.Fake, ended <-chan error) {
 
 func TestOutage(t *testing.T) {
 	r := newRig(t, instant())
-	r.lab.Cloud.Outage(true)
+	r.cloud.Outage(true)
 	wantNoReply(t, describeSubnets(t, r.Client))
-	r.lab.Cloud.Outage(false)
+	r.cloud.Outage(false)
 	ok(t, describeSubnets(t, r.Client))
-	if got := r.lab.Cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
+	if got := r.cloud.Calls()["DescribeSubnets"]; got.Count != 1 {
 		t.Fatalf("counted %+v; a call during an outage does not arrive", got)
 	}
 }
@@ -282,7 +282,7 @@ func TestClientGivesUp(t *testing.T) {
 	r := newRig(t, instant(), vpc.WithClock(fake))
 	id := r.create(awsec2.CreateNetworkInterfaceInput{}).NetworkInterfaceId
 	changed := make(chan vpc.Event, 1)
-	r.lab.Cloud.Subscribe(func(e vpc.Event) { changed <- e })
+	r.cloud.Subscribe(func(e vpc.Event) { changed <- e })
 	inject(t, r, spec.Fault{Action: "AssignPrivateIpAddresses", Kind: "latency", Latency: spec.Duration(time.Hour), Count: 1})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

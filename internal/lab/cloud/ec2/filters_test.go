@@ -131,10 +131,10 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{Name: "two", Type: "t2.medium", Subnet: "b"},
 	}
 	r := newRig(t, s)
-	books := r.lab.Cloud.Snapshot()
-	id := r.lab.Cloud.InstanceID("one")
+	books := r.cloud.Snapshot()
+	id := r.cloud.InstanceID("one")
 	enis := books.InstanceENIs(id)
-	zone := r.lab.Cloud.ZoneIDs()["lab-1a"]
+	zone := r.cloud.ZoneIDs()["lab-1a"]
 	if zone != "lab1-az1" {
 		t.Fatalf("lab-1a is %s", zone)
 	}
@@ -146,30 +146,17 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 		{"network-interface.description", "second"}, {"network-interface.tag-key", "for"}, {"network-interface.tag-value", "pods"},
 		{"network-interface.network-interface-id", enis[1].ID}, {"network-interface.ipv6-address", enis[0].IPv6[0].String()},
 	} {
-		list := func(value string) (got []string) {
-			out, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: filters(f[0], value)})
-			if err != nil {
-				t.Fatalf("%s: %v", f[0], err)
-			}
-			for _, res := range out.Reservations {
-				for _, i := range res.Instances {
-					got = append(got, *i.InstanceId)
-				}
-			}
-			return got
+		if got, err := r.find("DescribeInstances", filters(f[0], f[1])); err != nil || !slices.Equal(got, []string{id}) {
+			t.Errorf("by %s=%s: %v, %v, want %s", f[0], f[1], got, err, id)
 		}
-		if got := list(f[1]); !slices.Equal(got, []string{id}) {
-			t.Errorf("by %s=%s: %v, want %s", f[0], f[1], got, id)
-		}
-		if got := list(f[1] + "-not"); len(got) != 0 {
-			t.Errorf("by another %s: %v", f[0], got)
+		if got, err := r.find("DescribeInstances", filters(f[0], f[1]+"-not")); err != nil || len(got) != 0 {
+			t.Errorf("by another %s: %v, %v", f[0], got, err)
 		}
 	}
 	// Of an instance's addresses private-ip-address sees the primary one, of an ENI's each.
 	second := enis[0].Secondary[0].String()
-	none, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: filters("private-ip-address", second)})
-	if err != nil || len(none.Reservations) != 0 {
-		t.Errorf("instances by a secondary address: %+v, %v", none, err)
+	if got, err := r.find("DescribeInstances", filters("private-ip-address", second)); err != nil || len(got) != 0 {
+		t.Errorf("instances by a secondary address: %v, %v", got, err)
 	}
 	one, err := r.DescribeNetworkInterfaces(t.Context(), &awsec2.DescribeNetworkInterfacesInput{Filters: filters("private-ip-address", second)})
 	if err != nil || len(one.NetworkInterfaces) != 1 || *one.NetworkInterfaces[0].AvailabilityZoneId != zone {
@@ -179,8 +166,8 @@ func TestFilterInstancesByTheirENIs(t *testing.T) {
 
 func TestInstanceStatus(t *testing.T) {
 	r := newRig(t, instant())
-	a := r.lab.Cloud.InstanceID("node-a")
-	ok(t, r.lab.Cloud.StopInstance("node-b"))
+	a := r.cloud.InstanceID("node-a")
+	ok(t, r.cloud.StopInstance("node-b"))
 	out, err := r.DescribeInstanceStatus(t.Context(), &awsec2.DescribeInstanceStatusInput{})
 	if err != nil || len(out.InstanceStatuses) != 1 {
 		t.Fatalf("%+v, %v; want the one that runs", out, err)
@@ -237,7 +224,7 @@ func TestNetworkInterfaceAttribute(t *testing.T) {
 	if o := get("groupSet"); len(o.Groups) != 1 || *o.Groups[0].GroupName != "default" {
 		t.Errorf("%+v", o)
 	}
-	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.lab.Cloud.InstanceID("node-a") {
+	if o := get("attachment"); *o.Attachment.DeviceIndex != 1 || *o.Attachment.InstanceId != r.cloud.InstanceID("node-a") {
 		t.Errorf("%+v", o)
 	}
 	r.wantRefusal(r.query("DescribeNetworkInterfaceAttribute", "NetworkInterfaceId", *e.NetworkInterfaceId, "Attribute", "colour"), "InvalidParameterValue", http.StatusBadRequest)

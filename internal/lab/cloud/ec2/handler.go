@@ -33,25 +33,11 @@ const maxBody = 256 << 10
 type handler struct {
 	cloud   *vpc.Cloud
 	actions map[string]action
-	wall    func() time.Time // by which the age of signatures is judged
-	next    atomic.Uint64    // request number
+	next    atomic.Uint64 // request number
 }
-
-// Option changes how the API is served.
-type Option func(*handler)
-
-// WithWallClock judges the age of signatures by another clock than the
-// machine's, by which clients sign. (Expiry of credentials goes by the cloud's clock.)
-func WithWallClock(now func() time.Time) Option { return func(h *handler) { h.wall = now } }
 
 // Handler serves the EC2 Query API of a cloud at every path.
-func Handler(cloud *vpc.Cloud, opts ...Option) http.Handler {
-	h := &handler{cloud: cloud, actions: actions(), wall: time.Now}
-	for _, o := range opts {
-		o(h)
-	}
-	return h
-}
+func Handler(cloud *vpc.Cloud) http.Handler { return &handler{cloud: cloud, actions: actions()} }
 
 // ServeHTTP answers one call: authenticate, admit (throttling, faults,
 // permissions), run, reply.

@@ -1,6 +1,7 @@
 package ec2_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -94,13 +95,13 @@ func TestRunInstancesErrors(t *testing.T) {
 		}
 		change(in)
 		if *in.MaxCount == 1000 { // the first 900 fill the subnet but for what is left to the rest
-			if _, err := r.lab.Cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
+			if _, err := r.cloud.RunInstances(vpc.LaunchRequest{SubnetID: *in.SubnetId, Type: "t3.nano", Count: 900}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		before := len(r.lab.Cloud.Snapshot().ENIs)
+		before := len(r.cloud.Snapshot().ENIs)
 		r.refuses(t, code, in)
-		if books := r.lab.Cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
+		if books := r.cloud.Snapshot(); len(books.ENIs) != before || books.Check() != nil {
 			t.Fatalf("%s left %d ENIs of %d: %v", code, len(books.ENIs), before, books.Check())
 		}
 	}
@@ -108,7 +109,7 @@ func TestRunInstancesErrors(t *testing.T) {
 
 func TestFilterInstances(t *testing.T) {
 	r := newRig(t, instant())
-	books := r.lab.Cloud.Snapshot()
+	books := r.cloud.Snapshot()
 	a, _ := books.Instance("node-a")
 	address := books.InstanceENIs(a.ID)[0].Primary.String()
 	for name, fs := range map[string][]types.Filter{
@@ -119,9 +120,8 @@ func TestFilterInstances(t *testing.T) {
 		"subnet":            filters("subnet-id", a.SubnetID),
 		"ID with wildcards": filters("instance-id", a.ID[:8]+"*"),
 	} {
-		out, err := r.DescribeInstances(t.Context(), &awsec2.DescribeInstancesInput{Filters: fs})
-		if err != nil || len(out.Reservations) != 1 || *out.Reservations[0].Instances[0].InstanceId != a.ID {
-			t.Errorf("%s: %+v, %v", name, out, err)
+		if got, err := r.find("DescribeInstances", fs); err != nil || !slices.Equal(got, []string{a.ID}) {
+			t.Errorf("%s: %v, %v", name, got, err)
 		}
 	}
 	for code, id := range map[string]string{"InvalidInstanceID.NotFound": "i-0123456789abcdef0", "InvalidInstanceID.Malformed": "node-a"} {

@@ -41,7 +41,7 @@ func (r rig) query(action string, pairs ...string) refusal {
 // signed is a signed form post.
 func (r rig) signed(body string, header ...string) *http.Request {
 	r.Helper()
-	req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, r.lab.EC2URL+"/", strings.NewReader(body))
+	req, err := http.NewRequestWithContext(r.Context(), http.MethodPost, r.cloud.EC2URL+"/", strings.NewReader(body))
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -55,12 +55,12 @@ func (r rig) signed(body string, header ...string) *http.Request {
 
 func (r rig) sign(ctx context.Context, req *http.Request, body string) {
 	r.Helper()
-	k, err := static(r.lab).Retrieve(ctx)
+	k, err := static(r.cloud).Retrieve(ctx)
 	if err != nil {
 		r.Fatal(err)
 	}
 	sum := sha256.Sum256([]byte(body))
-	if err := v4.NewSigner().SignHTTP(ctx, k, req, hex.EncodeToString(sum[:]), "ec2", r.lab.Cloud.Region(), time.Now()); err != nil {
+	if err := v4.NewSigner().SignHTTP(ctx, k, req, hex.EncodeToString(sum[:]), "ec2", r.cloud.Region(), time.Now()); err != nil {
 		r.Fatal(err)
 	}
 }
@@ -102,7 +102,7 @@ func (r rig) wantRefusal(got refusal, code string, status int) {
 // Counts are integers of 32 bits.
 func TestCountsOf32Bits(t *testing.T) {
 	r := newRig(t, instant())
-	id := r.lab.Cloud.Snapshot().ENIs[0].ID
+	id := r.cloud.Snapshot().ENIs[0].ID
 	for _, name := range []string{"Ipv6AddressCount", "Ipv6PrefixCount"} {
 		r.wantRefusal(r.query("AssignIpv6Addresses", "NetworkInterfaceId", id, name, "9223372036854775807"), "InvalidParameterValue", 400)
 		r.wantRefusal(r.query("AssignIpv6Addresses", "NetworkInterfaceId", id, name, "2147483647"), "PrivateIpAddressLimitExceeded", 400)
@@ -117,11 +117,11 @@ func TestCountsOf32Bits(t *testing.T) {
 func TestLogOfUnsignedCalls(t *testing.T) {
 	r := newRig(t, instant())
 	body := "Action=DescribeVpcs&Version=2016-11-15&Filter.1.Name=" + strings.Repeat("a", 1000)
-	resp, err := http.Post(r.lab.EC2URL, "application/x-www-form-urlencoded", strings.NewReader(body))
+	resp, err := http.Post(r.cloud.EC2URL, "application/x-www-form-urlencoded", strings.NewReader(body))
 	ok(t, err)
 	defer resp.Body.Close()
 	r.wantRefusal(r.refusal(resp), "MissingAuthenticationToken", http.StatusForbidden)
-	log := r.lab.Cloud.CallLog()
+	log := r.cloud.CallLog()
 	if len(log) != 1 || log[0].Action != "DescribeVpcs" || log[0].Code != "MissingAuthenticationToken" || len(log[0].Params) != 0 {
 		t.Errorf("the log holds %+v", log)
 	}
@@ -164,7 +164,7 @@ func TestProtocolErrorsAreXML(t *testing.T) {
 // exchange sends a text to the EC2 API and reads what it is refused with.
 func (r rig) exchange(text string) refusal {
 	r.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(r.lab.EC2URL, "http://"))
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.cloud.EC2URL, "http://"))
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -186,13 +186,13 @@ func TestPresigned(t *testing.T) {
 	r := newRig(t, instant())
 	get := func(expires string, age time.Duration, tamper func(string) string) refusal {
 		t.Helper()
-		target := r.lab.EC2URL + "/?Action=DescribeVpcs&Version=2016-11-15&X-Amz-Expires=" + expires
+		target := r.cloud.EC2URL + "/?Action=DescribeVpcs&Version=2016-11-15&X-Amz-Expires=" + expires
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, target, http.NoBody)
 		ok(t, err)
-		k, err := static(r.lab).Retrieve(t.Context())
+		k, err := static(r.cloud).Retrieve(t.Context())
 		ok(t, err)
 		sum := sha256.Sum256(nil)
-		signed, _, err := v4.NewSigner().PresignHTTP(t.Context(), k, req, hex.EncodeToString(sum[:]), "ec2", r.lab.Cloud.Region(), time.Now().Add(-age))
+		signed, _, err := v4.NewSigner().PresignHTTP(t.Context(), k, req, hex.EncodeToString(sum[:]), "ec2", r.cloud.Region(), time.Now().Add(-age))
 		ok(t, err)
 		if req, err = http.NewRequestWithContext(t.Context(), http.MethodGet, tamper(signed), http.NoBody); err != nil {
 			t.Fatal(err)
@@ -207,7 +207,7 @@ func TestPresigned(t *testing.T) {
 	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "DescribeVpcs", "DescribeTags", 1) }), "AuthFailure", http.StatusUnauthorized)
 	r.wantRefusal(get("60", 0, func(s string) string { return strings.Replace(s, "X-Amz-Expires=60", "X-Amz-Expires=3600", 1) }), "AuthFailure", http.StatusUnauthorized)
 	r.wantRefusal(get("60", 0, func(s string) string { return s[:strings.Index(s, "&X-Amz-Signature")] }), "IncompleteSignature", http.StatusBadRequest)
-	for _, c := range r.lab.Cloud.CallLog() {
+	for _, c := range r.cloud.CallLog() {
 		if _, there := c.Params["X-Amz-Signature"]; there {
 			t.Errorf("the log has a signature: %+v", c)
 		}

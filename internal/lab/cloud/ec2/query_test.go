@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
@@ -40,7 +39,7 @@ func fuzzCloud(f *testing.F) (*vpc.Cloud, *handler) {
 		f.Fatal(err)
 	}
 	f.Cleanup(c.Close)
-	return c, &handler{cloud: c, actions: actions(), wall: time.Now}
+	return c, &handler{cloud: c, actions: actions()}
 }
 
 // FuzzQuery runs any form through the parser and the action that it names: no

@@ -20,7 +20,7 @@ import (
 func TestRefusedAsByEC2(t *testing.T) {
 	r := newRig(t, instant())
 	a := r.subnet("a")
-	id := r.lab.Cloud.Snapshot().InstanceENIs(r.lab.Cloud.InstanceID("node-a"))[0].ID
+	id := r.cloud.Snapshot().InstanceENIs(r.cloud.InstanceID("node-a"))[0].ID
 	image := []string{"ImageId", "ami-0123456789abcdef0", "MinCount", "1", "MaxCount", "1", "SubnetId", a}
 	two := func(name, value string) []string {
 		return []string{"NetworkInterfaceId", id, name + ".1", value, name + ".2", value}
@@ -56,7 +56,7 @@ func TestRefusedAsByEC2(t *testing.T) {
 		{"addresses of an EFA-only ENI", "CreateNetworkInterface", []string{"SubnetId", a, "InterfaceType", "efa-only", "SecondaryPrivateIpAddressCount", "2"}, "InvalidParameterCombination"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := rig{t, r.lab, r.Client}
+			r := rig{t, r.cloud, r.Client}
 			r.wantRefusal(r.query(tc.action, tc.params...), tc.code, http.StatusBadRequest)
 		})
 	}
@@ -80,7 +80,7 @@ func TestEFAOnly(t *testing.T) {
 	s.Instances[0].Type = "p5.48xlarge"
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, NetworkCard: 1, Type: "efa-only"}}
 	r := newRig(t, s)
-	free := func() int { n, _ := r.lab.Cloud.Snapshot().Subnet("a"); return n.Free }
+	free := func() int { n, _ := r.cloud.Snapshot().Subnet("a"); return n.Free }
 	before := free()
 	e := r.create(awsec2.CreateNetworkInterfaceInput{InterfaceType: types.NetworkInterfaceCreationTypeEfaOnly})
 	if e.PrivateIpAddress != nil || len(e.PrivateIpAddresses) != 0 || *e.MacAddress == "" || free() != before {
@@ -90,7 +90,7 @@ func TestEFAOnly(t *testing.T) {
 		NetworkInterfaceId: e.NetworkInterfaceId, SecondaryPrivateIpAddressCount: aws.Int32(1)})
 	wantCode(t, err, "UnsupportedOperation", http.StatusBadRequest)
 	r.does(t, &awsec2.DeleteNetworkInterfaceInput{NetworkInterfaceId: e.NetworkInterfaceId})
-	if err := r.lab.Cloud.Snapshot().Check(); err != nil || free() != before {
+	if err := r.cloud.Snapshot().Check(); err != nil || free() != before {
 		t.Errorf("%d of %d addresses free, %v", free(), before, err)
 	}
 }
@@ -110,7 +110,7 @@ func TestUnpaginatedENIs(t *testing.T) {
 	}
 	make1 := func(n int) {
 		for range n {
-			if _, err := r.lab.Cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnet}); err != nil {
+			if _, err := r.cloud.CreateNetworkInterface(vpc.CreateRequest{SubnetID: subnet}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -141,7 +141,7 @@ func TestDefaultSpecLags(t *testing.T) {
 	e := r.create(awsec2.CreateNetworkInterfaceInput{})
 	in := &awsec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{*e.NetworkInterfaceId}}
 	r.refuses(t, "InvalidNetworkInterfaceID.NotFound", in)
-	fake, ok := r.lab.Cloud.Clock().(*clock.Fake)
+	fake, ok := r.cloud.Clock().(*clock.Fake)
 	if !ok {
 		t.Fatal("not a fake clock")
 	}

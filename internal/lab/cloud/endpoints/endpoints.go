@@ -24,7 +24,7 @@ const anyPort = "127.0.0.1:0"
 
 // Cloud is a cloud with its endpoints.
 type Cloud struct {
-	Cloud  *vpc.Cloud
+	*vpc.Cloud
 	EC2URL string // the endpoint URL of the EC2 API
 
 	mu      sync.Mutex // guards all below
@@ -59,7 +59,7 @@ func ServeOn(ec2Addr string, s spec.Spec, opts ...vpc.Option) (*Cloud, error) {
 
 // Credentials is the spec's first static key.
 func (c *Cloud) Credentials() StaticKey {
-	k := c.Cloud.Spec().AccessKeys[0]
+	k := c.Spec().AccessKeys[0]
 	return StaticKey{k.ID, k.Secret}
 }
 
@@ -67,7 +67,7 @@ func (c *Cloud) Credentials() StaticKey {
 // by ID or name, sees it. The service starts with the first call; the URL is
 // empty when no port is to be had or the cloud is closed.
 func (c *Cloud) IMDSURL(instance string) string {
-	id := c.Cloud.InstanceID(instance)
+	id := c.InstanceID(instance)
 	c.mu.Lock()
 	url, ok := c.imds[id]
 	c.mu.Unlock()
@@ -87,12 +87,12 @@ func (c *Cloud) IMDSURL(instance string) string {
 // ServeIMDS serves the metadata service at an address for all instances. A
 // caller is the instance that owns its source address, else the one named.
 func (c *Cloud) ServeIMDS(addr, instance string) (url string, err error) {
-	id := c.Cloud.InstanceID(instance)
-	if _, ok := c.Cloud.Snapshot().Instance(id); !ok {
+	id := c.InstanceID(instance)
+	if _, ok := c.Snapshot().Instance(id); !ok {
 		return "", fmt.Errorf("serve instance metadata: no instance %q", instance)
 	}
 	identify := func(r *http.Request) (string, bool) {
-		if owner, ok := c.Cloud.Snapshot().OwnerOf(r.RemoteAddr); ok {
+		if owner, ok := c.Snapshot().OwnerOf(r.RemoteAddr); ok {
 			return owner, true
 		}
 		return id, true

@@ -27,36 +27,36 @@ func fetch(t *testing.T, url string) (string, error) {
 // Labs in one process are strangers to each other, and each instance has a
 // metadata service of its own.
 func TestManyLabs(t *testing.T) {
-	var labs []*Cloud
+	var clouds []*Cloud
 	seen := map[string]bool{}
 	for seed := range uint64(3) {
 		s := spec.Default()
 		s.Seed = seed + 1
-		lab, err := Serve(s)
+		cloud, err := Serve(s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer lab.Close()
-		labs = append(labs, lab)
+		defer cloud.Close()
+		clouds = append(clouds, cloud)
 		for _, node := range []string{"node-a", "node-b"} {
-			id, err := fetch(t, lab.IMDSURL(node)+"/latest/meta-data/instance-id")
-			if err != nil || id != lab.Cloud.InstanceID(node) || seen[id] {
+			id, err := fetch(t, cloud.IMDSURL(node)+"/latest/meta-data/instance-id")
+			if err != nil || id != cloud.InstanceID(node) || seen[id] {
 				t.Errorf("lab %d, %s is %q, %v", seed, node, id, err)
 			}
 			seen[id] = true
-			if lab.IMDSURL(node) != lab.IMDSURL(id) {
+			if cloud.IMDSURL(node) != cloud.IMDSURL(id) {
 				t.Error("the URL by name is not the URL by ID")
 			}
 		}
 	}
-	labs[0].Close()
-	if _, err := fetch(t, labs[0].EC2URL); err == nil {
+	clouds[0].Close()
+	if _, err := fetch(t, clouds[0].EC2URL); err == nil {
 		t.Error("a closed lab answers")
 	}
-	if url := labs[0].IMDSURL("node-c"); url != "" {
+	if url := clouds[0].IMDSURL("node-c"); url != "" {
 		t.Errorf("a closed lab serves metadata at %s", url)
 	}
-	if body, err := fetch(t, labs[1].EC2URL); err != nil || !strings.Contains(body, "MissingAuthenticationToken") {
+	if body, err := fetch(t, clouds[1].EC2URL); err != nil || !strings.Contains(body, "MissingAuthenticationToken") {
 		t.Errorf("%q, %v", body, err)
 	}
 }
@@ -65,15 +65,15 @@ func TestServeMistakes(t *testing.T) {
 	if _, err := Serve(spec.Spec{}); err == nil || !strings.Contains(err.Error(), "vpcs: expected at least one") {
 		t.Error(err)
 	}
-	lab, err := Serve(spec.Default())
+	cloud, err := Serve(spec.Default())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lab.Close()
-	if _, err := ServeOn(strings.TrimPrefix(lab.EC2URL, "http://"), spec.Default()); err == nil {
-		t.Error("two labs on one port")
+	defer cloud.Close()
+	if _, err := ServeOn(strings.TrimPrefix(cloud.EC2URL, "http://"), spec.Default()); err == nil {
+		t.Error("two clouds on one port")
 	}
-	if _, err := lab.ServeIMDS(anyPort, "node-z"); err == nil || !strings.Contains(err.Error(), `no instance "node-z"`) {
+	if _, err := cloud.ServeIMDS(anyPort, "node-z"); err == nil || !strings.Contains(err.Error(), `no instance "node-z"`) {
 		t.Error(err)
 	}
 }

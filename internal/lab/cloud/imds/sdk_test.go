@@ -32,10 +32,10 @@ func ok(t *testing.T, err error) {
 
 func serve(t *testing.T, s spec.Spec, opts ...vpc.Option) *endpoints.Cloud {
 	t.Helper()
-	lab, err := endpoints.Serve(s, opts...)
+	cloud, err := endpoints.Serve(s, opts...)
 	ok(t, err)
-	t.Cleanup(lab.Close)
-	return lab
+	t.Cleanup(cloud.Close)
+	return cloud
 }
 
 func instant() spec.Spec {
@@ -46,8 +46,8 @@ func instant() spec.Spec {
 
 // client waits for an answer as long as it takes, as long as its context has a
 // deadline; the SDK's own limits are half a second and five.
-func client(lab *endpoints.Cloud, instance string) *awsimds.Client {
-	return awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL(instance), Retryer: aws.NopRetryer{}, HTTPClient: &http.Client{}})
+func client(cloud *endpoints.Cloud, instance string) *awsimds.Client {
+	return awsimds.New(awsimds.Options{Endpoint: cloud.IMDSURL(instance), Retryer: aws.NopRetryer{}, HTTPClient: &http.Client{}})
 }
 
 func patiently(t *testing.T) context.Context {
@@ -83,8 +83,8 @@ func TestMetadata(t *testing.T) {
 	s.VPCs[0].Subnets[0].IPv6 = netip.MustParsePrefix("2600:1f14:abc:de00::/64")
 	s.Instances[0].Secondary, s.Instances[0].Prefixes, s.Instances[0].IPv6 = 2, 1, 1
 	s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 2}}
-	lab := serve(t, s)
-	books := lab.Cloud.Snapshot()
+	cloud := serve(t, s)
+	books := cloud.Snapshot()
 	i, _ := books.Instance("node-a")
 	enis := books.InstanceENIs(i.ID)
 	e := enis[0]
@@ -112,7 +112,7 @@ func TestMetadata(t *testing.T) {
 		"iam/security-credentials/":       "node",
 		strings.TrimSuffix(at, "/") + "/": "device-number",
 	} {
-		got, err := read(t, client(lab, "node-a"), path)
+		got, err := read(t, client(cloud, "node-a"), path)
 		if strings.HasSuffix(path, "/") && strings.Contains(got, want+"\n") {
 			continue
 		}
@@ -120,25 +120,25 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", path, got, err, want)
 		}
 	}
-	macs, err := read(t, client(lab, "node-a"), "network/interfaces/macs/")
+	macs, err := read(t, client(cloud, "node-a"), "network/interfaces/macs/")
 	want := []string{enis[0].MAC.String() + "/", enis[1].MAC.String() + "/"}
 	if slices.Sort(want); err != nil || macs != strings.Join(want, "\n") {
 		t.Errorf("macs %q, %v; want %q", macs, err, want)
 	}
-	_, err = read(t, client(lab, "node-a"), "network/interfaces/macs/"+enis[1].MAC.String()+"/ipv4-prefix")
+	_, err = read(t, client(cloud, "node-a"), "network/interfaces/macs/"+enis[1].MAC.String()+"/ipv4-prefix")
 	wantStatus(t, err, http.StatusNotFound)
-	_, err = read(t, client(lab, "node-a"), "no/such/path")
+	_, err = read(t, client(cloud, "node-a"), "no/such/path")
 	wantStatus(t, err, http.StatusNotFound)
 
-	doc, err := client(lab, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
-	if err != nil || doc.InstanceID != lab.Cloud.InstanceID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
+	doc, err := client(cloud, "node-b").GetInstanceIdentityDocument(patiently(t), &awsimds.GetInstanceIdentityDocumentInput{})
+	if err != nil || doc.InstanceID != cloud.InstanceID("node-b") || doc.Region != "lab-1" || doc.AvailabilityZone != "lab-1b" || doc.AccountID != books.Account {
 		t.Errorf("document %+v, %v", doc, err)
 	}
-	region, err := client(lab, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
+	region, err := client(cloud, "node-a").GetRegion(patiently(t), &awsimds.GetRegionInput{})
 	if err != nil || region.Region != "lab-1" {
 		t.Errorf("region %+v, %v", region, err)
 	}
-	info, err := client(lab, "node-a").GetIAMInfo(patiently(t), &awsimds.GetIAMInfoInput{})
+	info, err := client(cloud, "node-a").GetIAMInfo(patiently(t), &awsimds.GetIAMInfoInput{})
 	if err != nil || !strings.HasSuffix(info.InstanceProfileArn, "/node") {
 		t.Errorf("IAM info %+v, %v", info, err)
 	}
@@ -170,8 +170,8 @@ func TestTokens(t *testing.T) {
 	s := instant()
 	v1 := false
 	s.IMDS.V1 = &v1
-	lab := serve(t, s, vpc.WithClock(fake))
-	url := lab.IMDSURL("node-a")
+	cloud := serve(t, s, vpc.WithClock(fake))
+	url := cloud.IMDSURL("node-a")
 	for _, tc := range []struct {
 		method string
 		header []string
@@ -198,13 +198,13 @@ func TestTokens(t *testing.T) {
 	want(http.StatusUnauthorized)
 	want(http.StatusUnauthorized, tokenHeader, "made up")
 	want(http.StatusOK, tokenHeader, token)
-	if got, _ := get(t, http.MethodGet, lab.IMDSURL("node-b")+"/latest/meta-data/instance-id", tokenHeader, token); got != http.StatusUnauthorized {
+	if got, _ := get(t, http.MethodGet, cloud.IMDSURL("node-b")+"/latest/meta-data/instance-id", tokenHeader, token); got != http.StatusUnauthorized {
 		t.Fatalf("another instance takes the token: %d", got)
 	}
 	fake.Advance(60 * time.Second)
 	want(http.StatusUnauthorized, tokenHeader, token)
 
-	lab.Cloud.SetIMDSv1(true)
+	cloud.SetIMDSv1(true)
 	want(http.StatusOK)
 	want(http.StatusUnauthorized, tokenHeader, token)
 }
@@ -215,8 +215,8 @@ func TestSDKRenewsToken(t *testing.T) {
 	v1 := false
 	s := instant()
 	s.IMDS.V1 = &v1
-	lab := serve(t, s, vpc.WithClock(fake))
-	c := awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a"), HTTPClient: &http.Client{}})
+	cloud := serve(t, s, vpc.WithClock(fake))
+	c := awsimds.New(awsimds.Options{Endpoint: cloud.IMDSURL("node-a"), HTTPClient: &http.Client{}})
 	for range 2 {
 		if _, err := read(t, c, "instance-id"); err != nil {
 			t.Fatal(err)
@@ -229,11 +229,11 @@ func TestLagAndOutage(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	s := instant()
 	s.IMDS.Delay = spec.Duration(3 * time.Second)
-	lab := serve(t, s, vpc.WithClock(fake))
-	c := client(lab, "node-a")
-	e := lab.Cloud.Snapshot().InstanceENIs(lab.Cloud.InstanceID("node-a"))[0]
+	cloud := serve(t, s, vpc.WithClock(fake))
+	c := client(cloud, "node-a")
+	e := cloud.Snapshot().InstanceENIs(cloud.InstanceID("node-a"))[0]
 	path := "network/interfaces/macs/" + e.MAC.String() + "/local-ipv4s"
-	if _, err := lab.Cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
+	if _, err := cloud.AssignAddresses(e.ID, vpc.AddressRequest{IPv4Count: 2}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []int{1, 1, 1, 3} {
@@ -244,19 +244,19 @@ func TestLagAndOutage(t *testing.T) {
 		fake.Advance(time.Second)
 	}
 	// A new instance knows itself at once.
-	i, err := lab.Cloud.RunInstance(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
+	i, err := cloud.RunInstance(spec.Instance{Name: "late", Type: "t3.small", Subnet: "a", Role: "node"})
 	ok(t, err)
-	if got, err := read(t, client(lab, "late"), "instance-id"); err != nil || got != i.ID {
+	if got, err := read(t, client(cloud, "late"), "instance-id"); err != nil || got != i.ID {
 		t.Fatalf("%q, %v", got, err)
 	}
-	if got, err := read(t, client(lab, "late"), "mac"); err != nil || got == "" {
+	if got, err := read(t, client(cloud, "late"), "mac"); err != nil || got == "" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	lab.Cloud.IMDSOutage(true)
+	cloud.IMDSOutage(true)
 	if _, err := read(t, c, path); err == nil {
 		t.Fatal("answered during an outage")
 	}
-	lab.Cloud.IMDSOutage(false)
+	cloud.IMDSOutage(false)
 	if _, err := read(t, c, path); err != nil {
 		t.Fatal(err)
 	}
@@ -268,9 +268,9 @@ func TestRoleCredentials(t *testing.T) {
 	fake := clock.NewFake(time.Now())
 	s := instant()
 	s.IMDS.CredentialTTL = spec.Duration(time.Hour)
-	lab := serve(t, s, vpc.WithClock(fake))
+	cloud := serve(t, s, vpc.WithClock(fake))
 	provider := ec2rolecreds.New(func(o *ec2rolecreds.Options) {
-		o.Client = awsimds.New(awsimds.Options{Endpoint: lab.IMDSURL("node-a"), HTTPClient: &http.Client{}})
+		o.Client = awsimds.New(awsimds.Options{Endpoint: cloud.IMDSURL("node-a"), HTTPClient: &http.Client{}})
 	})
 	held, err := provider.Retrieve(patiently(t))
 	if err != nil || held.SessionToken == "" || !held.Expires.After(time.Now()) {
@@ -278,7 +278,7 @@ func TestRoleCredentials(t *testing.T) {
 	}
 	call := func(creds aws.Credentials) error {
 		c := awsec2.New(awsec2.Options{
-			BaseEndpoint: &lab.EC2URL, Region: "lab-1", RetryMaxAttempts: 1,
+			BaseEndpoint: &cloud.EC2URL, Region: "lab-1", RetryMaxAttempts: 1,
 			Credentials: aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) { return creds, nil }),
 		})
 		_, err := c.DescribeVpcs(t.Context(), &awsec2.DescribeVpcsInput{})

@@ -1,7 +1,6 @@
 package imds_test
 
 import (
-	"io"
 	"net/http"
 	"testing"
 )
@@ -9,8 +8,8 @@ import (
 // What the service does not have is not found, and a token header counts even
 // when it is empty.
 func TestStrictPaths(t *testing.T) {
-	lab := serve(t, instant())
-	base := lab.IMDSURL("node-a")
+	cloud := serve(t, instant())
+	base := cloud.IMDSURL("node-a")
 	for _, tc := range []struct {
 		path   string
 		header []string
@@ -25,31 +24,17 @@ func TestStrictPaths(t *testing.T) {
 		{"/2021-99-99/meta-data/instance-id", nil, http.StatusNotFound},
 		{"/aaaaaaaaaa/meta-data/instance-id", nil, http.StatusNotFound},
 		{"/2031-01-01/", nil, http.StatusNotFound},
-		{"/latest/meta-data/instance-id", []string{""}, http.StatusUnauthorized},
-		{"/latest/meta-data/instance-id", []string{"made-up"}, http.StatusUnauthorized},
+		{"/latest/meta-data/instance-id", []string{tokenHeader, ""}, http.StatusUnauthorized},
+		{"/latest/meta-data/instance-id", []string{tokenHeader, "made-up"}, http.StatusUnauthorized},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+tc.path, http.NoBody)
-		ok(t, err)
-		if tc.header != nil {
-			req.Header["X-Aws-Ec2-Metadata-Token"] = tc.header
-		}
-		resp, err := http.DefaultClient.Do(req)
-		ok(t, err)
-		body, _ := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if resp.StatusCode != tc.want {
-			t.Errorf("%s with token %q: %s, want %d: %.60q", tc.path, tc.header, resp.Status, tc.want, body)
+		got, body := get(t, http.MethodGet, base+tc.path, tc.header...)
+		if got != tc.want {
+			t.Errorf("%s with %q: %d, want %d: %.60q", tc.path, tc.header, got, tc.want, body)
 		}
 	}
 	for _, ttl := range []string{"", "0", "21601"} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, base+"/latest/api/token", http.NoBody)
-		ok(t, err)
-		req.Header["X-Aws-Ec2-Metadata-Token-Ttl-Seconds"] = []string{ttl}
-		resp, err := http.DefaultClient.Do(req)
-		ok(t, err)
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("a token for %q seconds: %s", ttl, resp.Status)
+		if got, _ := get(t, http.MethodPut, base+"/latest/api/token", ttlHeader, ttl); got != http.StatusBadRequest {
+			t.Errorf("a token for %q seconds: %d", ttl, got)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 )
@@ -49,30 +50,18 @@ func Default() Spec {
 
 // withDefaults fills what may be left out.
 func (s Spec) withDefaults() Spec {
-	if s.Region == "" {
-		s.Region = "lab-1"
-	}
-	if s.Account == "" {
-		s.Account = "123456789012"
-	}
-	if s.Seed == 0 {
-		s.Seed = 1
-	}
+	s.Region = cmp.Or(s.Region, "lab-1")
+	s.Account = cmp.Or(s.Account, "123456789012")
+	s.Seed = cmp.Or(s.Seed, 1)
+	s.IMDS.CredentialTTL = cmp.Or(s.IMDS.CredentialTTL, Duration(6*time.Hour))
+	s.Quotas.NetworkInterfaces = cmp.Or(s.Quotas.NetworkInterfaces, 5000)
+	s.Throttle = cmp.Or(s.Throttle, "documented")
 	if len(s.AccessKeys) == 0 {
 		s.AccessKeys = []AccessKey{DefaultAccessKey()}
 	}
 	if s.IMDS.V1 == nil {
 		on := true
 		s.IMDS.V1 = &on
-	}
-	if s.IMDS.CredentialTTL == 0 {
-		s.IMDS.CredentialTTL = Duration(6 * time.Hour)
-	}
-	if s.Quotas.NetworkInterfaces == 0 {
-		s.Quotas.NetworkInterfaces = 5000
-	}
-	if s.Throttle == "" {
-		s.Throttle = "documented"
 	}
 	return s
 }

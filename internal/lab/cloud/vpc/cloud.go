@@ -47,8 +47,7 @@ type Cloud struct {
 	credentials credentials
 	gate        gate
 
-	agenda agenda
-	tasks  int
+	timers []timer // by time
 
 	seq            uint64
 	queue          []Event

@@ -155,19 +155,7 @@ func (c *Cloud) DeleteNetworkInterface(id string) error {
 
 // delete takes an ENI out of the books and frees its addresses. The lock is held.
 func (c *Cloud) delete(e *ENI) {
-	v4, v6 := c.space4[e.SubnetID], c.space6[e.SubnetID]
-	for _, a := range e.IPv4() {
-		v4.release(a)
-	}
-	for _, p := range e.Prefixes {
-		v4.releasePrefix(p)
-	}
-	for _, a := range e.IPv6 {
-		v6.release(a)
-	}
-	for _, p := range e.IPv6Prefixes {
-		v6.releasePrefix(p)
-	}
+	c.release(e.SubnetID, Assigned{e.IPv4(), e.Prefixes, e.IPv6, e.IPv6Prefixes})
 	keep := c.keep()
 	c.enis.put(e.ID, nil, c.clock.Now(), keep)
 	if keep > 0 {
@@ -238,19 +226,4 @@ func (c *Cloud) holder(e *ENI) *Instance {
 		return nil
 	}
 	return c.instances.get(e.Attachment.InstanceID)
-}
-
-// SetGroupRules replaces the rules of a security group, named by ID.
-func (c *Cloud) SetGroupRules(groupID string, ingress, egress []Rule) error {
-	return c.change(func() error {
-		g := c.groups.get(groupID)
-		if g == nil {
-			return NotFound("sg", groupID)
-		}
-		n := g.Clone()
-		n.Ingress, n.Egress = cloneRules(ingress), cloneRules(egress)
-		c.groups.put(groupID, &n, c.clock.Now(), c.keep())
-		c.emit(GroupsChanged, nil, nil)
-		return nil
-	})
 }

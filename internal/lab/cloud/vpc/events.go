@@ -23,7 +23,7 @@ const (
 	// AddressesChanged: addresses or prefixes of an ENI, attached or not.
 	AddressesChanged EventKind = "AddressesChanged"
 	// GroupsChanged: the security groups of an ENI, or its source/destination
-	// check, or (with a zero ENI) the rules of a group.
+	// check.
 	GroupsChanged EventKind = "GroupsChanged"
 )
 

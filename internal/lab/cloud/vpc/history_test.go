@@ -69,7 +69,7 @@ func TestWhatIsGoneIsForgotten(t *testing.T) {
 	for what, n := range map[string]int{
 		"ENIs": len(c.enis.rows) - 2, "their order": len(c.enis.ids) - 2, "instances": len(c.instances.rows) - 2,
 		"places of ENIs": len(c.hosts) - 2, "guests": len(c.guests) - 2, "plugged": len(c.plugged) - 2, "attachments": len(c.attachments) - 2,
-		"things to come": len(c.agenda), "events": len(c.queue), "role keys": len(c.credentials.keys) - 1, "current keys": len(c.credentials.current),
+		"timers": len(c.timers), "events": len(c.queue), "role keys": len(c.credentials.keys) - 1, "current keys": len(c.credentials.current),
 	} {
 		if n != 0 {
 			t.Errorf("%d too many: %s", n, what)

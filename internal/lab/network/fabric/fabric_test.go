@@ -76,7 +76,7 @@ func TestDropsWhatAVPCDrops(t *testing.T) {
 		"unowned address to the internet": {"10.0.0.99", InternetHost.String(), Source},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &bed{b.Fabric, t}
+			b := &harness{b.Fabric, t}
 			b.blocked(path, tc.from, tc.to, "eni-a", tc.cause)
 		})
 	}
@@ -257,7 +257,7 @@ func TestSecurityGroups(t *testing.T) {
 		{"web", "udp", InternetHost.String(), "eni-web", Egress}, // the same to the outside
 	} {
 		t.Run(fmt.Sprintf("%s %s %s", tc.node, tc.network, tc.to), func(t *testing.T) {
-			b := &bed{b.Fabric, t}
+			b := &harness{b.Fabric, t}
 			try := func(wait time.Duration) error { return ask(tc.node, tc.network, tc.to, wait) }
 			if tc.cause != "" {
 				b.unanswered("a question", try, b.counted(tc.dropAt, tc.cause))
@@ -268,7 +268,7 @@ func TestSecurityGroups(t *testing.T) {
 	}
 	t.Run("rules and groups change", func(t *testing.T) {
 		web.Ingress = nil
-		b := &bed{b.Fabric, t}
+		b := &harness{b.Fabric, t}
 		b.ok(b.SetGroups([]vpc.SecurityGroup{web, client, open}))
 		b.unanswered("after the rule was revoked", func(wait time.Duration) error {
 			return ask("client", "tcp", "10.0.0.10", wait)

@@ -49,7 +49,6 @@ type PortMapping struct {
 	HostPort      int    `json:"hostPort"`
 	ContainerPort int    `json:"containerPort"`
 	Protocol      string `json:"protocol"`
-	HostIP        string `json:"hostIP,omitempty"`
 }
 
 // Netns is the file of the pod's namespace.

@@ -34,13 +34,13 @@ var open = vpc.SecurityGroup{
 	Egress:  []vpc.Rule{{Protocol: "-1", CIDRs: anywhere("0.0.0.0/0")}, {Protocol: "-1", CIDRs: anywhere("::/0")}},
 }
 
-// bed is a fabric under test with helpers that fail the test.
-type bed struct {
+// harness is a fabric under test with helpers that fail the test.
+type harness struct {
 	*Fabric
 	t testing.TB
 }
 
-func raise(t testing.TB, groups ...vpc.SecurityGroup) *bed {
+func raise(t testing.TB, groups ...vpc.SecurityGroup) *harness {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("the fabric's tests make network namespaces: run them as root")
@@ -60,12 +60,12 @@ func raise(t testing.TB, groups ...vpc.SecurityGroup) *bed {
 			t.Errorf("namespaces left behind: %v, %v", left, err)
 		}
 	})
-	b := &bed{f, t}
+	b := &harness{f, t}
 	b.ok(f.SetGroups(append(groups, open)))
 	return b
 }
 
-func (b *bed) ok(err error) {
+func (b *harness) ok(err error) {
 	b.t.Helper()
 	if err != nil {
 		b.t.Fatal(err)
@@ -88,14 +88,14 @@ func eni(id, primary string, index int, groups ...string) vpc.ENI {
 }
 
 // node adds a node with its primary ENI and a server that answers there.
-func (b *bed) node(name string, primary vpc.ENI) {
+func (b *harness) node(name string, primary vpc.ENI) {
 	b.t.Helper()
 	b.ok(b.AddNode(name))
 	b.ok(b.Attach(name, primary))
 	b.serve(b.NodePath(name))
 }
 
-func (b *bed) serve(path string) {
+func (b *harness) serve(path string) {
 	b.t.Helper()
 	s, err := echo.Serve(path)
 	b.ok(err)
@@ -103,7 +103,7 @@ func (b *bed) serve(path string) {
 }
 
 // own puts addresses on a link of a node and sets it up, as a host would that uses them.
-func (b *bed) own(node, link string, addrs ...string) {
+func (b *harness) own(node, link string, addrs ...string) {
 	b.t.Helper()
 	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) error {
 		l, err := h.LinkByName(link)
@@ -121,7 +121,7 @@ func (b *bed) own(node, link string, addrs ...string) {
 }
 
 // ask is a UDP question with a source; an empty source leaves the choice to the kernel.
-func (b *bed) ask(path, from, to string, wait time.Duration) (echo.Reply, error) {
+func (b *harness) ask(path, from, to string, wait time.Duration) (echo.Reply, error) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), wait)
 	defer cancel()
 	var local netip.Addr
@@ -131,7 +131,7 @@ func (b *bed) ask(path, from, to string, wait time.Duration) (echo.Reply, error)
 	return echo.Ask(ctx, path, "udp", netip.AddrPortFrom(netip.MustParseAddr(to), echo.Port), local, "hello")
 }
 
-func (b *bed) reaches(path, from, to string) {
+func (b *harness) reaches(path, from, to string) {
 	b.t.Helper()
 	r, err := b.ask(path, from, to, patience)
 	if err != nil {
@@ -148,7 +148,7 @@ const patience = time.Minute
 // unanswered asks until seen tells that a question met its end, and fails when
 // one is answered or none ends so in time. Asking again is what makes it hold
 // on a busy machine, where a question may not even have left at first.
-func (b *bed) unanswered(question string, ask func(wait time.Duration) error, seen func() bool) {
+func (b *harness) unanswered(question string, ask func(wait time.Duration) error, seen func() bool) {
 	b.t.Helper()
 	for began := time.Now(); time.Since(began) < patience; {
 		if err := ask(50 * time.Millisecond); err == nil {
@@ -162,14 +162,14 @@ func (b *bed) unanswered(question string, ask func(wait time.Duration) error, se
 }
 
 // counted tells whether an ENI's drops for a cause have risen since the call.
-func (b *bed) counted(eniID string, cause Cause) func() bool {
+func (b *harness) counted(eniID string, cause Cause) func() bool {
 	b.t.Helper()
 	before := b.drops()[eniID][cause]
 	return func() bool { return b.drops()[eniID][cause] > before }
 }
 
 // blocked asks, and wants the fabric to count a drop for it, not an answer.
-func (b *bed) blocked(path, from, to, eniID string, cause Cause) {
+func (b *harness) blocked(path, from, to, eniID string, cause Cause) {
 	b.t.Helper()
 	b.unanswered(fmt.Sprintf("from %q to %s", from, to), func(wait time.Duration) error {
 		_, err := b.ask(path, from, to, wait)
@@ -179,7 +179,7 @@ func (b *bed) blocked(path, from, to, eniID string, cause Cause) {
 
 // unowned asks a node's neighbour on the subnet that there is not: nobody
 // answers for the address, or what is sent to it all the same is dropped.
-func (b *bed) unowned(node, eniID, to string) {
+func (b *harness) unowned(node, eniID, to string) {
 	b.t.Helper()
 	b.inNode(node, func(*netlink.Handle, netlink.Link) error { // give up after 0.15 s instead of 3 s
 		return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/neigh/ens5/retrans_time_ms", Value: "50"})
@@ -192,7 +192,7 @@ func (b *bed) unowned(node, eniID, to string) {
 }
 
 // noNeighbour tells whether the kernel of a node has given up to find a neighbour.
-func (b *bed) noNeighbour(node, addr string) (failed bool) {
+func (b *harness) noNeighbour(node, addr string) (failed bool) {
 	b.t.Helper()
 	b.inNode(node, func(h *netlink.Handle, l netlink.Link) error {
 		list, err := h.NeighList(l.Attrs().Index, unix.AF_INET)
@@ -205,7 +205,7 @@ func (b *bed) noNeighbour(node, addr string) (failed bool) {
 }
 
 // inNode runs f in a node's namespace with its primary link.
-func (b *bed) inNode(node string, f func(h *netlink.Handle, ens5 netlink.Link) error) {
+func (b *harness) inNode(node string, f func(h *netlink.Handle, ens5 netlink.Link) error) {
 	b.t.Helper()
 	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) error {
 		l, err := h.LinkByName("ens5")
@@ -216,7 +216,7 @@ func (b *bed) inNode(node string, f func(h *netlink.Handle, ens5 netlink.Link) e
 	}))
 }
 
-func (b *bed) drops() map[string]Drops {
+func (b *harness) drops() map[string]Drops {
 	b.t.Helper()
 	d, err := b.Drops()
 	b.ok(err)
@@ -224,7 +224,7 @@ func (b *bed) drops() map[string]Drops {
 }
 
 // received counts the datagrams that the sockets of a node's namespace got.
-func (b *bed) received(node string) (n int) {
+func (b *harness) received(node string) (n int) {
 	b.t.Helper()
 	b.ok(ns.Do(b.NodePath(node), func() error {
 		text, err := os.ReadFile("/proc/thread-self/net/snmp")
@@ -243,7 +243,7 @@ func (b *bed) received(node string) (n int) {
 }
 
 // link returns a link of a node, nil when there is none.
-func (b *bed) link(node, name string) netlink.Link {
+func (b *harness) link(node, name string) netlink.Link {
 	b.t.Helper()
 	var l netlink.Link
 	b.ok(ns.Netlink(b.NodePath(node), func(h *netlink.Handle) (err error) {

@@ -12,8 +12,8 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 )
 
-// teller prints the story and remembers how it went.
-type teller struct {
+// reporter prints the story and remembers how it went.
+type reporter struct {
 	began  time.Time
 	proofs int // how many there are
 
@@ -28,23 +28,23 @@ type result struct {
 	err  error
 }
 
-func (t *teller) say(format string, args ...any) {
+func (t *reporter) say(format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	fmt.Fprintf(t.out, format+"\n", args...)
 }
 
 // note is one step of raising the lab.
-func (t *teller) note(s string) { t.say("  %s", s) }
+func (t *reporter) note(s string) { t.say("  %s", s) }
 
-func (t *teller) quote(text string) {
+func (t *reporter) quote(text string) {
 	for line := range strings.Lines(text) {
 		t.say("      %s", strings.TrimRight(line, "\n"))
 	}
 }
 
 // verdict prints one proof.
-func (t *teller) verdict(name, figures string, took time.Duration, err error) {
+func (t *reporter) verdict(name, figures string, took time.Duration, err error) {
 	t.mu.Lock()
 	t.results = append(t.results, result{name, took, err})
 	t.mu.Unlock()
@@ -57,7 +57,7 @@ func (t *teller) verdict(name, figures string, took time.Duration, err error) {
 }
 
 // summary prints the table and returns what failed, nil when all passed.
-func (t *teller) summary() error {
+func (t *reporter) summary() error {
 	passed := 0
 	var failed []error
 	for _, r := range t.results {
@@ -82,7 +82,7 @@ func (t *teller) summary() error {
 }
 
 // next says what to do with a lab that stays up.
-func (t *teller) next(program string, l *lab.Lab) {
+func (t *reporter) next(program string, l *lab.Lab) {
 	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
 		s.Kubeconfig = l.Kube.Kubeconfig
@@ -136,7 +136,7 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 }
 
 // after says what to do when the lab is gone again.
-func (t *teller) after(program string) {
+func (t *reporter) after(program string) {
 	t.say("The lab is removed. Where to go next:")
 	printTable(t.out, [][2]string{
 		{program + " demo --keep", "the same, and leave the lab up to look around"},

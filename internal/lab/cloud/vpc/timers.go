@@ -1,32 +1,14 @@
 package vpc
 
 import (
-	"container/heap"
+	"slices"
 	"time"
 )
 
-// task is something that happens by itself at a moment, with the lock held.
-type task struct {
-	at  time.Time
-	seq int // keeps tasks of the same moment in order
-	do  func()
-}
-
-type agenda []task
-
-func (a agenda) Len() int { return len(a) }
-func (a agenda) Less(i, j int) bool {
-	if a[i].at.Equal(a[j].at) {
-		return a[i].seq < a[j].seq
-	}
-	return a[i].at.Before(a[j].at)
-}
-func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *agenda) Push(x any)   { *a = append(*a, x.(task)) }
-func (a *agenda) Pop() any {
-	last := (*a)[len(*a)-1]
-	*a = (*a)[:len(*a)-1]
-	return last
+// timer is something that happens by itself at a moment, with the lock held.
+type timer struct {
+	at time.Time
+	do func()
 }
 
 // after has do run, with the lock held, once d has passed by the cloud's
@@ -50,16 +32,24 @@ func (c *Cloud) after(d time.Duration, do func()) {
 // eventually is after for what nobody waits for: it runs with the first call
 // of any kind once d has passed. The lock is held.
 func (c *Cloud) eventually(d time.Duration, do func()) {
-	c.tasks++
-	heap.Push(&c.agenda, task{c.clock.Now().Add(d), c.tasks, do})
+	at := c.clock.Now().Add(d)
+	i, _ := slices.BinarySearchFunc(c.timers, at, func(t timer, at time.Time) int {
+		if t.at.After(at) {
+			return 1
+		}
+		return -1 // behind those of the same moment
+	})
+	c.timers = slices.Insert(c.timers, i, timer{at, do})
 }
 
 // settle runs what has fallen due. Every reader and writer settles first, so
 // that nobody sees a state that should be over. The lock is held.
 func (c *Cloud) settle() {
 	now := c.clock.Now()
-	for len(c.agenda) > 0 && !c.agenda[0].at.After(now) {
-		heap.Pop(&c.agenda).(task).do()
+	for len(c.timers) > 0 && !c.timers[0].at.After(now) {
+		due := c.timers[0]
+		c.timers = c.timers[1:]
+		due.do()
 	}
 }
 
