@@ -5,6 +5,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
+	reconciler "github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source/eni"
 )
 
@@ -21,13 +22,16 @@ func (m *nodeMode) newSource(ctx context.Context) (supply, error) {
 	}
 	metrics := eni.NewMetrics(m.metrics.Registry)
 	files := eni.Files{Dir: m.cfg.StateDir}
-	return eni.New(eni.Config{
-		Identity: m.id, Cluster: m.cfg.ClusterName, Datapath: m.datapath,
-		Cloud:  pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
-		Policy: m.cfg.Policy(), Cooling: m.cfg.CoolingPeriod,
-		Subnets: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
-		Store: files, Intents: files.Intents(), Clock: m.clock, Logger: m.log, Observer: metrics.Reconciler(),
+	return eni.New(eni.Options{
+		InstanceID: m.id.InstanceID, Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: files, Clock: m.clock, Logger: m.log,
+	}, reconciler.Config{
+		Settings: reconciler.Settings{
+			InstanceType: m.id.InstanceType, Policy: m.cfg.Policy(),
+			SubnetIDs: m.cfg.Subnets, SubnetTags: m.cfg.SubnetTags, Groups: m.cfg.SecurityGroups, KeepENIs: !m.cfg.DeleteOnTermination,
+		},
+		Cluster: m.cfg.ClusterName, Cloud: pace.Cloud(client, pace.Options{Peers: true, Observer: metrics, Logger: m.log}),
+		Intents: files.Intents(), Observer: metrics.Reconciler(),
 		ShrinkDelay: m.cfg.ShrinkDelay, ListingInterval: m.cfg.ListingInterval,
-		SettleTime: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, OrphanInterval: m.cfg.OrphanInterval,
+		Settle: m.cfg.SettleTime, OrphanAge: m.cfg.OrphanAge, CollectInterval: m.cfg.OrphanInterval,
 	})
 }

@@ -134,15 +134,6 @@ func (a *Allocator[K]) Cancel(key K) (netip.Addr, bool) {
 	return e.addr, true
 }
 
-// Lookup tells what key holds.
-func (a *Allocator[K]) Lookup(key K) (Assignment, bool) {
-	e, ok := a.holders[key]
-	if !ok {
-		return Assignment{}, false
-	}
-	return e.assignment(), true
-}
-
 func (a *Allocator[K]) unhold(key K) (*entry[K], bool) {
 	e, ok := a.holders[key]
 	if ok {

@@ -103,7 +103,7 @@ func TestUnlistedHoldIsNeverReassigned(t *testing.T) {
 	if got, ok := a.Take("two", t0); ok {
 		t.Fatalf("handed out %v, which a pod holds", got.Addr)
 	}
-	if got, _ := a.Lookup("pod"); got.Group != "eni-a" {
+	if got, _ := a.Take("pod", t0); got.Group != "eni-a" {
 		t.Errorf("once listed, the hold is of group %q", got.Group)
 	}
 }

@@ -1,8 +1,8 @@
 package ipam
 
 import (
+	"cmp"
 	"iter"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -28,14 +28,13 @@ type GroupCounts struct {
 	Counts
 }
 
-// Groups counts each group, in the order of GroupIDs. O(groups and prefixes).
+// Groups counts each group, by index and then ID. O(groups and prefixes).
 func (a *Allocator[K]) Groups() []GroupCounts {
-	ids := a.GroupIDs()
-	out := make([]GroupCounts, len(ids))
-	for i, id := range ids {
-		g := a.groups[id]
-		out[i] = GroupCounts{ID: g.id, Index: g.index, Ready: g.ready, Withdrawn: g.withdrawn, Counts: g.counts()}
+	var out []GroupCounts
+	for _, g := range a.groups {
+		out = append(out, GroupCounts{ID: g.id, Index: g.index, Ready: g.ready, Withdrawn: g.withdrawn, Counts: g.counts()})
 	}
+	slices.SortFunc(out, func(x, y GroupCounts) int { return cmp.Or(cmp.Compare(x.Index, y.Index), cmp.Compare(x.ID, y.ID)) })
 	return out
 }
 
@@ -139,21 +138,6 @@ func (u *unit[K]) eachUntouched(yield func(AddressView[K]) bool) bool {
 		}
 	}
 	return true
-}
-
-// GroupIDs lists the groups, by index and then ID.
-func (a *Allocator[K]) GroupIDs() []string {
-	ids := slices.Collect(maps.Keys(a.groups))
-	slices.SortFunc(ids, func(x, y string) int {
-		if d := a.groups[x].index - a.groups[y].index; d != 0 {
-			return d
-		}
-		if x < y {
-			return -1
-		}
-		return 1
-	})
-	return ids
 }
 
 // Busy tells whether an address is used or cooling, listed or not.

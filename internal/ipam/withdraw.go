@@ -27,20 +27,6 @@ func (a *Allocator[K]) Withdraw(id string, n int) []netip.Addr {
 	return out
 }
 
-// WithdrawListed takes those of addrs out that are free single addresses, and
-// returns them.
-func (a *Allocator[K]) WithdrawListed(addrs []netip.Addr) []netip.Addr {
-	var out []netip.Addr
-	for _, addr := range addrs {
-		e, ok := a.entries[addr]
-		if ok && e.state == free && e.unit != nil && !e.unit.prefix.IsValid() {
-			a.move(e, withdrawn)
-			out = append(out, addr)
-		}
-	}
-	return out
-}
-
 // WithdrawPrefixes takes up to n prefixes of a group out in which nothing is
 // used or cooling, the highest first, and returns them.
 func (a *Allocator[K]) WithdrawPrefixes(id string, n int) []netip.Prefix {
@@ -114,7 +100,10 @@ func (g *group[K]) sortedPrefixes() []netip.Prefix {
 func (a *Allocator[K]) WithdrawThese(things []netip.Prefix) {
 	for _, t := range things {
 		if t.IsSingleIP() {
-			a.WithdrawListed([]netip.Addr{t.Addr()})
+			e, ok := a.entries[t.Addr()]
+			if ok && e.state == free && e.unit != nil && !e.unit.prefix.IsValid() {
+				a.move(e, withdrawn)
+			}
 			continue
 		}
 		for _, g := range a.groups {

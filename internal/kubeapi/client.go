@@ -3,6 +3,7 @@ package kubeapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -118,3 +119,7 @@ func (c *Client) Node(ctx context.Context, name string, into any) error {
 	}
 	return nil
 }
+
+// Ended tells whether a request failed because its context was over: the daemon
+// ends.
+func Ended(err error) bool { return errors.Is(err, context.Canceled) }

@@ -4,7 +4,7 @@
 // (docs/design.md, section 10), which leaves no room for typed clients of all of Kubernetes, nor
 // for caches of objects of which a few bytes matter.
 //
-//	client.go  the requests
-//	follow.go  lists and watches
-//	retry.go   the time between attempts
+//	client.go   the requests
+//	follow.go   lists and watches
+//	cluster.go  Kubernetes' own objects, for all parts of a daemon
 package kubeapi

@@ -6,6 +6,7 @@ import (
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -132,9 +133,12 @@ func (l objects) Watch(ctx context.Context, o metav1.ListOptions) (watch.Interfa
 	return l.rest.Get().Resource(l.resource).VersionedParams(&o, l.param).Watch(ctx)
 }
 
-// Metadata lists the metadata of objects of any kind that a field selector
+// Only is a field selector.
+func Only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
+
+// metadata lists the metadata of objects of any kind that a field selector
 // (empty: all) selects, without what trim removes.
-func (c *Client) Metadata(resource schema.GroupVersionResource, fields string, trim func(*metav1.PartialObjectMetadata)) Lister {
+func (c *Client) metadata(resource schema.GroupVersionResource, fields string, trim func(*Metadata)) Lister {
 	return metadataOf{c, resource, fields, trim}
 }
 
@@ -142,7 +146,7 @@ type metadataOf struct {
 	*Client
 	resource schema.GroupVersionResource
 	fields   string
-	trim     func(*metav1.PartialObjectMetadata)
+	trim     func(*Metadata)
 }
 
 func (l metadataOf) List(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -166,17 +170,17 @@ func (l metadataOf) Watch(ctx context.Context, o metav1.ListOptions) (watch.Inte
 		return nil, err
 	}
 	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
-		if m, ok := e.Object.(*metav1.PartialObjectMetadata); ok && e.Type != watch.Bookmark {
+		if m, ok := e.Object.(*Metadata); ok && e.Type != watch.Bookmark {
 			l.trim(m)
 		}
 		return e, true
 	}), nil
 }
 
-// Bare removes from metadata what tells of no object which one it is, but for
+// bare removes from metadata what tells of no object which one it is, but for
 // the annotations named.
-func Bare(annotations ...string) func(*metav1.PartialObjectMetadata) {
-	return func(o *metav1.PartialObjectMetadata) {
+func bare(annotations ...string) func(*Metadata) {
+	return func(o *Metadata) {
 		kept := metav1.ObjectMeta{
 			Name: o.Name, Namespace: o.Namespace, UID: o.UID, ResourceVersion: o.ResourceVersion,
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/metric"
 )
 
@@ -102,6 +103,22 @@ type AddressInfo struct {
 	Prefix netip.Prefix    // the delegated prefix that it is of
 	Key    *attachment.Key // when used
 	Since  time.Time       // when it entered the state, if known
+}
+
+// Info is an address of a group of an allocator. Withdrawn wins over ready.
+func Info(v ipam.AddressView[attachment.Key], of attachment.Origin) AddressInfo {
+	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
+	switch {
+	case v.Used:
+		a.State, a.Key = Used, &v.Key
+	case v.Cooling:
+		a.State = Cooling
+	case v.Withdrawn:
+		a.State = Withdrawn
+	case v.Ready:
+		a.State = Warm
+	}
+	return a
 }
 
 // Group is addresses that come and go together, such as an ENI or a block.

@@ -4,11 +4,13 @@
 package statefile
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
@@ -35,6 +37,42 @@ func Read(path string) ([]byte, error) {
 		err = fmt.Errorf("%s is larger than %d bytes", path, Largest)
 	}
 	return data, err
+}
+
+// LoadJSON reads the value that a file of a folder has. It tells whether there is one.
+func LoadJSON(dir, name string, into any) (bool, error) {
+	data, err := Read(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, into)
+	}
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// ReplaceJSON writes a value beside a file of a folder, which is made if it is
+// missing, and moves it there. Nothing is synced: the folder is meant to be on a
+// tmpfs, and to vanish with the kernel state.
+func ReplaceJSON(dir, name string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	tmp := filepath.Join(dir, "."+name+".new")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make the state directory: %w", err)
+	}
+	if err := Create(tmp, data, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := os.Rename(tmp, filepath.Join(dir, name)); err != nil {
+		return fmt.Errorf("replace %s: %w", name, err)
+	}
+	return nil
 }
 
 // Create makes a new file with these bytes in place of whatever has the name, which

@@ -41,8 +41,8 @@ func (n *node) arm() *killer {
 	return k
 }
 
-// reborn starts the daemon again if it died.
-func (n *node) reborn() {
+// restartDead starts the daemon again if it died.
+func (n *node) restartDead() {
 	synctest.Wait()
 	select {
 	case <-n.done:
@@ -116,9 +116,9 @@ func TestCrashAtEveryStep(t *testing.T) {
 					n.cloud.SetAttachTime(time.Second)
 					n.start()
 					n.settle(time.Second)
-					n.reborn()
+					n.restartDead()
 					if failed := n.burst(0, 7, 5*time.Second); failed > 0 {
-						n.reborn()
+						n.restartDead()
 						for i := range 7 {
 							if _, ok := n.leases[key(i)]; !ok {
 								n.add(i, 45*time.Second) // as a runtime tries again
@@ -127,12 +127,10 @@ func TestCrashAtEveryStep(t *testing.T) {
 					}
 					n.settle(10 * time.Second)
 					n.check()
-					for i := range 7 {
-						n.del(i)
-					}
+					n.delAll(0, 7)
 					for range 60 {
 						n.settle(5 * time.Second)
-						n.reborn()
+						n.restartDead()
 					}
 					n.finalCheck()
 					n.wantLayout(want)
@@ -191,16 +189,16 @@ func randomTrouble(t *testing.T, seed uint64) {
 				}
 			}
 			n.settle(time.Duration(rng.IntN(40)) * time.Second)
-			n.reborn()
+			n.restartDead()
 			n.check()
 		}
 		failpointsOff(t)
 		n.cloud.ClearFaults()
 		n.cloud.SetFragmented("subnet-1", false)
-		n.reborn()
+		n.restartDead()
 		for range 80 {
 			n.settle(10 * time.Second)
-			n.reborn()
+			n.restartDead()
 		}
 		n.finalCheck()
 	})

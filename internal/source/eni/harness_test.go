@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -20,9 +19,12 @@ import (
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 const instance = "i-1"
+
+var key = sourcetest.Key
 
 // links is a Datapath whose links appear when a test says so.
 type links struct {
@@ -31,6 +33,10 @@ type links struct {
 	auto    bool // links are there at once
 	set     map[string]eni.ENI
 	removed []string
+}
+
+func newLinks() *links {
+	return &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}
 }
 
 var errNoLink = errors.New("no link with this MAC address yet")
@@ -96,30 +102,22 @@ func newNode(t *testing.T, itype string, p ipam.Policy) *node {
 	c.AddSubnet("subnet-1", "zone-a", "10.0.0.0/20", nil)
 	c.AddInstance(instance, itype, "subnet-1")
 	return &node{
-		t: t, cloud: c, policy: p, links: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}},
+		t: t, cloud: c, policy: p, links: newLinks(),
 		store: &memStore{}, leases: map[attachment.Key]source.Lease{}, cooling: map[netip.Addr]time.Time{},
 	}
 }
 
-// newTuned is New with changes to what the reconciler is made with.
-func newTuned(cfg Config, tune func(*eni.Config)) (*Source, error) {
-	s, rc, err := prepare(cfg)
-	if err != nil {
-		return nil, err
-	}
-	if tune != nil {
-		tune(&rc)
-	}
-	return s, s.reconcile(rc)
-}
-
 func (n *node) start() {
 	n.t.Helper()
-	s, err := newTuned(Config{
-		Identity: cloud.Identity{InstanceID: instance}, Cluster: "test", Cloud: n.cloud, Datapath: n.links, Policy: n.policy,
-		Cooling: ipam.DefaultCooling, Store: n.store, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
-		Logger: slog.New(slog.NewTextHandler(n.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, n.tune)
+	c := eni.Config{
+		Settings: eni.Settings{Policy: n.policy}, Cluster: "test", Cloud: n.cloud, Intents: &n.store.MemoryIntents, Rand: rand.New(rand.NewPCG(1, 2)),
+	}
+	if n.tune != nil {
+		n.tune(&c)
+	}
+	s, err := New(Options{
+		InstanceID: instance, Datapath: n.links, Cooling: ipam.DefaultCooling, Store: n.store, Logger: sourcetest.Logger(n.t.Output()),
+	}, c)
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -152,33 +150,39 @@ func (n *node) settle(d time.Duration) {
 	synctest.Wait()
 }
 
-func key(i int) attachment.Key {
-	return attachment.Key{Network: "pods", ContainerID: fmt.Sprintf("c%d", i), IfName: "eth0"}
+// Acquire records the lease, as a daemon does.
+func (n *node) Acquire(ctx context.Context, r source.Request) (source.Lease, error) {
+	l, err := n.Source.Acquire(ctx, r)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil {
+		n.leases[r.Key] = l
+		n.t.Logf("%s %s got %v of %s", time.Now().Format(time.TimeOnly), r.Pod.Name, l.IPv4, l.ENI)
+	}
+	return l, err
 }
 
 // add starts a pod and fails the test if it gets no address in time.
 func (n *node) add(i int, within time.Duration) source.Lease {
 	n.t.Helper()
-	l, err := n.try(i, within)
-	if err != nil {
-		n.t.Fatalf("pod %d: %v", i, err)
-	}
-	return l
+	return sourcetest.Add(n.t, n, i, within)
 }
 
 func (n *node) try(i int, within time.Duration) (source.Lease, error) {
-	ctx, cancel := context.WithTimeout(n.t.Context(), within)
-	defer cancel()
-	l, err := n.Acquire(ctx, source.Request{Key: key(i)})
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err == nil {
-		n.leases[key(i)] = l
-		n.t.Logf("%s pod %d got %v of %s", time.Now().Format(time.TimeOnly), i, l.IPv4, l.ENI)
-	}
-	return l, err
+	return sourcetest.Try(n.t, n, sourcetest.Request(i), within)
 }
 
+// fails starts a pod that gets no address in time, for a reason.
+func (n *node) fails(i int, within time.Duration, reason string) error {
+	n.t.Helper()
+	l, err := n.try(i, within)
+	if ex, ok := errors.AsType[*source.Exhausted](err); !ok || ex.Reason != reason {
+		n.t.Fatalf("pod %d: %v, %v; want reason %s", i, l, err, reason)
+	}
+	return err
+}
+
+// del ends a pod.
 func (n *node) del(i int) {
 	l := n.leases[key(i)]
 	delete(n.leases, key(i))
@@ -186,26 +190,26 @@ func (n *node) del(i int) {
 	n.cooling[l.IPv4] = time.Now()
 }
 
+// delAll ends the pods from..to.
+func (n *node) delAll(from, to int) {
+	for i := from; i < to; i++ {
+		n.del(i)
+	}
+}
+
 // burst starts pods from..to all at once and waits for them.
 func (n *node) burst(from, to int, within time.Duration) (failed int) {
 	n.t.Helper()
-	var wg sync.WaitGroup
-	for i := from; i < to; i++ {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(n.t.Context(), within)
-			defer cancel()
-			l, err := n.Acquire(ctx, source.Request{Key: key(i)})
-			n.mu.Lock()
-			defer n.mu.Unlock()
-			if err != nil {
-				failed++
-				return
-			}
-			n.leases[key(i)] = l
-		})
+	_, why := sourcetest.Burst(n.t, n, from, to, within)
+	return len(why)
+}
+
+// addAll is a burst of pods that are all to have an address in time.
+func (n *node) addAll(from, to int, within time.Duration) {
+	n.t.Helper()
+	if failed := n.burst(from, to, within); failed > 0 {
+		n.t.Errorf("%d of %d pods have no address within %v", failed, to-from, within)
 	}
-	wg.Wait()
-	return failed
 }
 
 // layout is the pods' addresses on each ENI by device index, as EC2 has them.

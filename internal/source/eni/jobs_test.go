@@ -17,13 +17,9 @@ func TestJobsOfEachMinuteKeepTheirAddresses(t *testing.T) {
 			n.tune = func(c *eni.Config) { c.ShrinkDelay = delay }
 			n.start()
 			wave := func() {
-				if failed := n.burst(0, 6, 30*time.Second); failed > 0 {
-					t.Fatalf("%d pods failed", failed)
-				}
+				n.addAll(0, 6, 30*time.Second)
 				n.settle(10 * time.Second)
-				for i := range 6 {
-					n.del(i)
-				}
+				n.delAll(0, 6)
 				n.settle(50 * time.Second)
 			}
 			wave()

@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -10,8 +9,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
@@ -20,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // labNode is a source on a lab's EC2 API, over HTTP and the real SDK.
@@ -51,45 +49,42 @@ func labSpec() spec.Spec {
 	return s
 }
 
-func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
+func serve(t *testing.T, s spec.Spec) *endpoints.Cloud {
 	t.Helper()
 	lab, err := endpoints.Serve(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(lab.Close)
-	return startOn(t, lab, p, &memStore{}, nil)
+	return lab
 }
 
-func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[netip.Addr]source.Lease) *labNode {
+func startLab(t *testing.T, s spec.Spec, p ipam.Policy) *labNode {
+	t.Helper()
+	return startOn(t, serve(t, s), p, &memStore{}, nil)
+}
+
+func startOn(t *testing.T, lab *endpoints.Cloud, p ipam.Policy, store *memStore, leases map[int]source.Lease) *labNode {
 	t.Helper()
 	access := lab.Credentials()
-	t.Setenv("AWS_ACCESS_KEY_ID", access.AccessKeyID)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", access.SecretAccessKey)
-	client, err := aws.New(t.Context(), aws.Options{Region: lab.Cloud.Region(), EC2Endpoint: lab.EC2URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := labClient(t, lab, spec.AccessKey{ID: access.AccessKeyID, Secret: access.SecretAccessKey})
 	n := &labNode{lab: lab, id: lab.Cloud.InstanceID("node-a"), passes: retry.NewSignal()}
-	n.Source, err = newTuned(Config{
-		Identity: cloud.Identity{InstanceID: n.id}, Cluster: "lab", Cloud: pace.Cloud(client, pace.Options{}), Policy: p, Cooling: time.Second,
-		Datapath: &links{auto: true, set: map[string]eni.ENI{}}, Store: store, Intents: &store.MemoryIntents, Observer: n,
-		Logger:      slog.New(slog.NewTextHandler(t.Output(), nil)),
-		ShrinkDelay: time.Second, ListingInterval: time.Second,
-	}, func(c *eni.Config) { c.Settle, c.Lag, c.SlowRetry = 2*time.Second, time.Second, time.Second })
+	var err error
+	n.Source, err = New(Options{
+		InstanceID: n.id, Datapath: newLinks(), Cooling: time.Second, Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}, eni.Config{
+		Settings: eni.Settings{Policy: p}, Cluster: "lab", Cloud: client, Intents: &store.MemoryIntents, Observer: n,
+		ShrinkDelay: time.Second, ListingInterval: time.Second, Settle: 2 * time.Second, Lag: time.Second, SlowRetry: time.Second,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range leases {
-		if err := n.Restore(source.Request{Key: key(int(l.IPv4.As4()[3]))}, l); err != nil { // any keys will do
+	for i, l := range leases {
+		if err := n.Restore(sourcetest.Request(i), l); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = n.Run(ctx) }()
-	n.stop = func() { cancel(); <-done }
-	t.Cleanup(n.stop)
+	n.stop = sourcetest.Run(t, n)
 	return n
 }
 
@@ -107,30 +102,26 @@ func (n *labNode) until(t *testing.T, what string, ok func() bool) {
 }
 
 // pods acquires addresses for so many pods at once.
-func (n *labNode) pods(t *testing.T, from, to int) map[netip.Addr]source.Lease {
+func (n *labNode) pods(t *testing.T, from, to int) map[int]source.Lease {
 	t.Helper()
-	got := map[netip.Addr]source.Lease{}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i := from; i < to; i++ {
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
-			l, err := n.Acquire(ctx, source.Request{Key: key(i)})
-			if err != nil {
-				t.Errorf("pod %d: %v", i, err)
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if _, ok := got[l.IPv4]; ok {
-				t.Errorf("%v was given twice", l.IPv4)
-			}
-			got[l.IPv4] = l
-		})
+	return sourcetest.AddAll(t, n, from, to, 2*time.Minute)
+}
+
+// release ends the pods 0..to.
+func (n *labNode) release(to int) {
+	for i := range to {
+		n.Release(key(i))
 	}
-	wg.Wait()
-	return got
+}
+
+// owned wants each address to be a secondary one of the ENI that it was given as of.
+func (n *labNode) owned(t *testing.T, leases map[int]source.Lease) {
+	t.Helper()
+	for i, l := range leases {
+		if e, ok := n.lab.Cloud.Snapshot().ENI(l.ENI); !ok || l.IPv4 == e.Primary || !e.Owns(l.IPv4) {
+			t.Errorf("pod %d got %v as of %s, which does not have it", i, l.IPv4, l.ENI)
+		}
+	}
 }
 
 // agree tells whether the lab's books and the node's are the same, and nothing
@@ -172,17 +163,10 @@ func TestLabGrowsAndShrinks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := startLab(t, labSpec(), p)
-			leases := n.pods(t, 0, 20)
-			for a, l := range leases {
-				if e, ok := n.lab.Cloud.Snapshot().ENI(l.ENI); !ok || a == e.Primary || !e.Owns(a) {
-					t.Errorf("%v was given as of %s, which does not have it", a, l.ENI)
-				}
-			}
+			n.owned(t, n.pods(t, 0, 20))
 			n.until(t, "the books agree with 20 pods", n.agree)
 			grown := len(n.Snapshot().Addresses)
-			for i := range 20 {
-				n.Release(key(i))
-			}
+			n.release(20)
 			n.until(t, "it shrinks and the books agree", func() bool { return len(n.Snapshot().Addresses) < grown && n.agree() })
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 		})
@@ -206,9 +190,7 @@ func TestLabMisbehaves(t *testing.T) {
 		t.Errorf("%d ENIs were made for 20 pods, want 2", n.creates)
 	}
 	n.mu.Unlock()
-	for i := range 20 {
-		n.Release(key(i))
-	}
+	n.release(20)
 	n.until(t, "all surplus is back", func() bool { return len(n.Snapshot().Addresses) == 1 && n.agree() })
 }
 
@@ -218,9 +200,7 @@ func TestLabDeniesAnAction(t *testing.T) {
 	s.AccessKeys[0].Actions = []string{"ec2:Describe*"}
 	n := startLab(t, s, ipam.Policy{WarmIP: 1})
 	for deadline := time.Now().Add(time.Minute); ; {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err := n.Acquire(ctx, source.Request{Key: key(1)})
-		cancel()
+		_, err := sourcetest.Try(t, n, sourcetest.Request(1), time.Second)
 		ex, ok := errors.AsType[*source.Exhausted](err)
 		if ok && ex.Reason == "permission" {
 			return
@@ -233,20 +213,17 @@ func TestLabDeniesAnAction(t *testing.T) {
 
 // A daemon that is started again knows what it had, and adopts it.
 func TestLabRestart(t *testing.T) {
-	lab, err := endpoints.Serve(labSpec())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(lab.Close)
-	store := &memStore{}
+	lab, store := serve(t, labSpec()), &memStore{}
 	n := startOn(t, lab, ipam.Policy{WarmIP: 1}, store, nil)
 	leases := n.pods(t, 0, 12)
 	n.until(t, "the books agree", n.agree)
 	n.stop()
 	n = startOn(t, lab, ipam.Policy{WarmIP: 1}, store, leases)
-	for a := range n.pods(t, 1000, 1002) {
-		if _, held := leases[a]; held {
-			t.Errorf("%v was given to a second pod", a)
+	for i, l := range n.pods(t, 1000, 1002) {
+		for j, before := range leases {
+			if l.IPv4 == before.IPv4 {
+				t.Errorf("%v was given to pods %d and %d", l.IPv4, j, i)
+			}
 		}
 	}
 	n.until(t, "the books agree after the restart", n.agree)

@@ -12,9 +12,7 @@ import (
 func TestIdleNodeKeepsNoSecondENI(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1}, func(t *testing.T, n *node) {
 		n.start()
-		if failed := n.burst(0, 49, time.Minute); failed > 0 {
-			t.Fatalf("%d pods failed", failed)
-		}
+		n.addAll(0, 49, time.Minute)
 		n.settle(time.Second)
 		n.wantLayout("48,16")
 		last := -1

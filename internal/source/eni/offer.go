@@ -20,8 +20,8 @@ import (
 // called again.
 func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []netip.Prefix, err error) {
 	s.mu.Lock()
-	s.kept = sorted(append(s.kept, back...)) // nothing is freed before the file says so
-	s.keepBack(s.clock.Now())
+	s.releasing = sorted(append(s.releasing, back...)) // nothing is freed before the file says so
+	s.withdrawReleasing(s.clock.Now())
 	withdrawn = s.idle(back)
 	s.mu.Unlock()
 	inv.Releasing = nil
@@ -36,27 +36,27 @@ func (s *Source) Offer(inv eni.Inventory, back []netip.Prefix) (withdrawn []neti
 	s.served, s.unconfirmed = true, false
 	s.adopt(inv)
 	if err == nil {
-		s.free(back)
+		s.restoreAllBut(back)
 	}
 	s.serve(now)
 	s.program.Set()
 	return withdrawn, err
 }
 
-// keepBack withdraws what the supplier wants back, as far as no pod has it and
+// withdrawReleasing withdraws what the supplier wants back, as far as no pod has it and
 // it does not cool. s.mu is held.
-func (s *Source) keepBack(now time.Time) {
-	if len(s.kept) > 0 {
+func (s *Source) withdrawReleasing(now time.Time) {
+	if len(s.releasing) > 0 {
 		s.alloc.Expire(now)
-		s.alloc.WithdrawThese(s.kept)
+		s.alloc.WithdrawThese(s.releasing)
 	}
 }
 
-// free makes assignable what was kept and is not in back. s.mu is held.
-func (s *Source) free(back []netip.Prefix) {
-	freed := slices.DeleteFunc(s.kept, func(p netip.Prefix) bool { return slices.Contains(back, p) })
+// restoreAllBut makes assignable what was kept and is not in back. s.mu is held.
+func (s *Source) restoreAllBut(back []netip.Prefix) {
+	freed := slices.DeleteFunc(s.releasing, func(p netip.Prefix) bool { return slices.Contains(back, p) })
 	s.alloc.Restore(freed)
-	s.kept = slices.Clone(back)
+	s.releasing = slices.Clone(back)
 }
 
 // idle lists those of things in which no address is used or cools, sorted.

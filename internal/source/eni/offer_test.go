@@ -12,41 +12,41 @@ import (
 	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
-// asker is a supplier whose test hands over addresses itself.
-type asker struct{}
+// idleSupplier is a supplier whose test hands over addresses itself.
+type idleSupplier struct{}
 
-func (asker) Seed(eni.Inventory)            {}
-func (asker) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-func (asker) Kick()                         {}
-func (asker) LastError() string             { return "" }
-func (asker) PrefixDelegation() bool        { return false }
-func (asker) Why(bool) *source.Exhausted {
+func (idleSupplier) Seed(eni.Inventory)            {}
+func (idleSupplier) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+func (idleSupplier) Kick()                         {}
+func (idleSupplier) LastError() string             { return "" }
+func (idleSupplier) PrefixDelegation() bool        { return false }
+func (idleSupplier) Why(bool) *source.Exhausted {
 	return &source.Exhausted{Reason: Growing, Message: "not yet"}
 }
 
-// frail is a store that can fail.
-type frail struct {
+// failingStore is a store that can fail.
+type failingStore struct {
 	memStore
 	err error
 }
 
-func (f *frail) Save(inv eni.Inventory) error {
+func (f *failingStore) Save(inv eni.Inventory) error {
 	if f.err != nil {
 		return f.err
 	}
 	return f.memStore.Save(inv)
 }
 
-// stock is an inventory of one ENI.
-func stock(things ...string) eni.Inventory {
+// inventoryOf is an inventory of one ENI.
+func inventoryOf(things ...string) eni.Inventory {
 	e := eni.ENI{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
 	for _, p := range prefixes(things...) {
 		if p.IsSingleIP() {
@@ -81,8 +81,8 @@ func supplied(t *testing.T, store InventoryStore) *Source {
 func stopped(t *testing.T, store InventoryStore) *Source {
 	t.Helper()
 	s, err := NewSupplied(Options{
-		InstanceID: instance, Datapath: &links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, Cooling: 30 * time.Second, Store: store,
-	}, asker{})
+		InstanceID: instance, Datapath: newLinks(), Cooling: 30 * time.Second, Store: store,
+	}, idleSupplier{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,16 +102,14 @@ func offer(t *testing.T, s *Source, inv eni.Inventory, back []string, want ...st
 // take is who gets the next address; zero: nobody does at once.
 func take(t *testing.T, s *Source, i int) netip.Addr {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	l, _ := s.Acquire(ctx, source.Request{Key: key(i), Pod: attachment.Pod{Namespace: "ns", Name: "pod"}})
+	l, _ := sourcetest.Try(t, s, sourcetest.Request(i), time.Millisecond)
 	return l.IPv4
 }
 
 func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
-		all := stock("10.0.0.1", "10.0.0.2", "10.0.0.3")
+		all := inventoryOf("10.0.0.1", "10.0.0.2", "10.0.0.3")
 		offer(t, s, all, nil)
 		first := take(t, s, 1)
 		offer(t, s, all, []string{"10.0.0.1", "10.0.0.2"}, "10.0.0.2")
@@ -132,7 +130,7 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 		if a := take(t, s, 3); a != first {
 			t.Errorf("got %v", a)
 		}
-		offer(t, s, stock("10.0.0.1", "10.0.0.3"), nil) // the other went
+		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.3"), nil) // the other went
 		if a := take(t, s, 4); a.IsValid() {
 			t.Errorf("got %v", a)
 		}
@@ -144,14 +142,14 @@ func TestOfferKeepsBackWhatIsWanted(t *testing.T) {
 func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
-		offer(t, s, stock("10.0.0.1"), nil)
+		offer(t, s, inventoryOf("10.0.0.1"), nil)
 		take(t, s, 1)
-		offer(t, s, stock("10.0.0.1", "10.0.0.2", "10.0.1.0/28"), []string{"10.0.0.2", "10.0.1.0/28"}, "10.0.0.2", "10.0.1.0/28")
+		offer(t, s, inventoryOf("10.0.0.1", "10.0.0.2", "10.0.1.0/28"), []string{"10.0.0.2", "10.0.1.0/28"}, "10.0.0.2", "10.0.1.0/28")
 		if a := take(t, s, 2); a.IsValid() {
 			t.Errorf("got %v", a)
 		}
 		uses, waiting := s.Uses()
-		if len(uses) != 1 || uses[0].Pod.Name != "pod" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
+		if len(uses) != 1 || uses[0].Pod.Name != "pod1" || uses[0].ENI != "eni-1" || !uses[0].Listed || waiting != 0 {
 			t.Errorf("uses: %+v, %d wait", uses, waiting)
 		}
 	})
@@ -161,9 +159,9 @@ func TestOfferOfWhatIsNotProgrammedYet(t *testing.T) {
 // has it.
 func TestOfferThatCannotBeRecorded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &frail{}
+		store := &failingStore{}
 		s := supplied(t, store)
-		all := stock("10.0.0.1", "10.0.0.2")
+		all := inventoryOf("10.0.0.1", "10.0.0.2")
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		store.err = errors.New("no space left")
 		if _, err := s.Offer(all, nil); err == nil {
@@ -187,7 +185,7 @@ func TestOfferThatCannotBeRecorded(t *testing.T) {
 func TestWithdrawnOverARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memStore{}
-		all := stock("10.0.0.1", "10.0.0.2")
+		all := inventoryOf("10.0.0.1", "10.0.0.2")
 		s := supplied(t, store)
 		offer(t, s, all, []string{"10.0.0.1"}, "10.0.0.1")
 		s = supplied(t, store)
@@ -211,7 +209,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 	for _, stored := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			store := &memStore{}
-			all := stock("10.0.0.1", "10.0.0.2", "10.0.0.3")
+			all := inventoryOf("10.0.0.1", "10.0.0.2", "10.0.0.3")
 			offer(t, supplied(t, store), all, nil)
 			if !stored {
 				store = &memStore{}
@@ -235,7 +233,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 func TestSnapshotDescribesENIs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := supplied(t, &memStore{})
-		inv := stock("10.0.0.7", "10.0.1.0/28")
+		inv := inventoryOf("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
 		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
 		if err := s.Publish(t.Context(), inv); err != nil {

@@ -35,9 +35,7 @@ func TestPolicySuffices(t *testing.T) {
 			n := startLab(t, policySpec(nodemode.Policy("lab")), p)
 			n.pods(t, 0, 20)
 			n.until(t, "it has grown", n.agree)
-			for i := range 20 {
-				n.Release(key(i))
-			}
+			n.release(20)
 			n.until(t, "surplus ENIs go", func() bool { return len(n.Snapshot().Groups) == 1 && n.agree() })
 			for action, calls := range n.lab.Cloud.Calls() {
 				if calls.Errors["UnauthorizedOperation"] > 0 {
@@ -58,11 +56,7 @@ func TestPolicyDenies(t *testing.T) {
 			s.Consistency.Describe, s.Delays = 0, spec.Delays{}
 			root := spec.AccessKey{ID: "AKIALABLABLABLABROOT", Secret: "root"}
 			s.AccessKeys = append(s.AccessKeys, root)
-			lab, err := endpoints.Serve(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(lab.Close)
+			lab := serve(t, s)
 			denials(t, lab, labClient(t, lab, root), labClient(t, lab, s.AccessKeys[0]))
 		})
 	}

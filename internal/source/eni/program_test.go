@@ -14,11 +14,11 @@ import (
 
 var own = netip.MustParseAddr("10.0.0.9")
 
-// ownStock is stock with an own address of the ENI, for pods or not.
-func ownStock(forPods bool) eni.Inventory {
-	inv := stock("10.0.0.1")
+// withOwnAddress is inventoryOf with an own address of the ENI, for pods or not.
+func withOwnAddress(forPods bool) eni.Inventory {
+	inv := inventoryOf("10.0.0.1")
 	if forPods {
-		inv = stock("10.0.0.1", own.String())
+		inv = inventoryOf("10.0.0.1", own.String())
 	}
 	inv.ENIs[0].PrimaryIPv4 = own
 	return inv
@@ -37,7 +37,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		store := &memStore{}
 		s := supplied(t, store)
 		path := s.opts.Datapath.(*links)
-		offer(t, s, ownStock(true), nil)
+		offer(t, s, withOwnAddress(true), nil)
 		for i := range 2 {
 			take(t, s, i+1)
 		}
@@ -55,7 +55,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 				t.Errorf("%s: the data path has %v", when, got)
 			}
 		}
-		offer(t, s, ownStock(false), nil)
+		offer(t, s, withOwnAddress(false), nil)
 		held("a pod has it", s, path, true)
 
 		again := stopped(t, store)
@@ -67,7 +67,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 		defer stop()
 		go func() { _ = again.Run(ctx) }()
 		held("after a restart", again, path, true)
-		offer(t, again, ownStock(false), nil)
+		offer(t, again, withOwnAddress(false), nil)
 		again.Release(key(with))
 		held("it cools", again, path, true)
 		time.Sleep(31 * time.Second) //nolint:forbidigo // virtual time, in a synctest bubble
@@ -76,12 +76,12 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 			t.Error("a pod got the node's address")
 		}
 
-		offer(t, again, ownStock(true), nil)
+		offer(t, again, withOwnAddress(true), nil)
 		held("it is for pods again", again, path, true)
 		if a := take(t, again, 6); a != own {
 			t.Errorf("a pod got %v", a)
 		}
-		offer(t, again, ownStock(false), nil)
+		offer(t, again, withOwnAddress(false), nil)
 		again.Cancel(key(6))
 		held("it was never used", again, path, false)
 	})
@@ -89,7 +89,7 @@ func TestOwnAddressStaysItsPods(t *testing.T) {
 
 // slow is a Datapath whose calls take until a test lets them go on.
 type slow struct {
-	links
+	*links
 	begun, on chan struct{}
 }
 
@@ -103,18 +103,18 @@ func (d *slow) SetENI(ctx context.Context, e eni.ENI) error {
 // the first waits for the second.
 func TestNotAssignableWhileItLeavesTheDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &slow{links{auto: true, set: map[string]eni.ENI{}, missing: map[string]bool{}}, make(chan struct{}), make(chan struct{})}
-		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, asker{})
+		d := &slow{newLinks(), make(chan struct{}), make(chan struct{})}
+		s, err := NewSupplied(Options{InstanceID: instance, Datapath: d, Store: &memStore{}}, idleSupplier{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		go func() { _ = s.Run(t.Context()) }()
 		set := func() { <-d.begun; d.on <- struct{}{}; synctest.Wait() }
-		offer(t, s, stock("10.0.0.1"), nil)
+		offer(t, s, inventoryOf("10.0.0.1"), nil)
 		set()
-		offer(t, s, stock(), nil)
+		offer(t, s, inventoryOf(), nil)
 		<-d.begun
-		offer(t, s, stock("10.0.0.1"), nil)
+		offer(t, s, inventoryOf("10.0.0.1"), nil)
 		if a := take(t, s, 1); a.IsValid() {
 			t.Errorf("got %v, which is leaving the data path", a)
 		}

@@ -22,7 +22,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
-		out.Addresses = append(out.Addresses, address(v))
+		out.Addresses = append(out.Addresses, source.Info(v, attachment.Origin{ENI: v.Group}))
 	}
 	for _, id := range sortedIDs(s.published) {
 		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
@@ -90,24 +90,6 @@ func (s *Source) describe(e eni.ENI) introspect.ENI {
 		g.Reason = "data path not programmed yet"
 	}
 	return g
-}
-
-func address(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	a := source.AddressInfo{Addr: v.Addr, Origin: attachment.Origin{ENI: v.Group}, Prefix: v.Prefix, Since: v.Since}
-	switch {
-	case v.Used:
-		key := v.Key
-		a.State, a.Key = source.Used, &key
-	case v.Cooling:
-		a.State = source.Cooling
-	case v.Withdrawn:
-		a.State = source.Withdrawn
-	case v.Ready:
-		a.State = source.Warm
-	default:
-		a.State = source.NotReady
-	}
-	return a
 }
 
 // pending are the addresses of an ENI that its data path does not have yet.

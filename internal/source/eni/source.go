@@ -96,7 +96,7 @@ type Source struct {
 	usable      bool               // an address was assignable once
 	served      bool               // the inventory came from the supplier or the file
 	unconfirmed bool               // it came from the file, and the supplier still has a moment to correct it
-	kept        []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
+	releasing   []netip.Prefix     // what the supplier wants back: nobody gets it (offer.go)
 }
 
 var _ source.Source = (*Source)(nil)
@@ -106,27 +106,27 @@ var _ eni.Node = (*Source)(nil)
 // instance, and returns a source that is ready for Restore. The supplier is
 // seeded with what was loaded.
 func NewSupplied(o Options, supply Supplier) (*Source, error) {
-	if err := o.withDefaults(); err != nil {
+	s, err := newSource(o)
+	if err != nil {
 		return nil, err
 	}
-	s := newSource(o)
 	s.supply = supply
 	s.load()
 	for _, r := range s.inv.Releasing {
-		s.kept = append(s.kept, r.Prefix) // until an Offer says otherwise
+		s.releasing = append(s.releasing, r.Prefix) // until an Offer says otherwise
 	}
 	return s, nil
 }
 
-func (o *Options) withDefaults() error {
-	if o.InstanceID == "" {
-		return errors.New("ENI source: InstanceID: want the instance that this is")
-	}
-	if o.Datapath == nil {
-		return errors.New("ENI source: Datapath: want one")
-	}
-	if o.Cooling < 0 {
-		return fmt.Errorf("ENI source: Cooling %v: want a time from 0", o.Cooling)
+// newSource returns a source without a supplier yet.
+func newSource(o Options) (*Source, error) {
+	switch {
+	case o.InstanceID == "":
+		return nil, errors.New("ENI source: InstanceID: want the instance that this is")
+	case o.Datapath == nil:
+		return nil, errors.New("ENI source: Datapath: want one")
+	case o.Cooling < 0:
+		return nil, fmt.Errorf("ENI source: Cooling %v: want a time from 0", o.Cooling)
 	}
 	if o.Clock == nil {
 		o.Clock = clock.Real{}
@@ -134,16 +134,12 @@ func (o *Options) withDefaults() error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	return nil
-}
-
-func newSource(o Options) *Source {
 	return &Source{
 		opts: o, clock: o.Clock, log: o.Logger,
 		program: retry.NewSignal(), cooled: retry.NewSignal(),
 		alloc: ipam.New[attachment.Key](o.Cooling), leases: map[attachment.Key]hold{},
 		published: map[string]eni.ENI{}, programmed: map[string]eni.ENI{}, down: map[string]string{},
-	}
+	}, nil
 }
 
 // Run implements source.Source.
@@ -186,18 +182,7 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
-	s.mu.Lock()
-	if l, ok := s.leases[req.Key]; ok {
-		s.mu.Unlock()
-		return l.Lease, nil
-	}
-	w := s.wait(req)
-	s.mu.Unlock()
-	s.supply.Kick()
-	if a, ok := w.Await(ctx); ok {
-		return a.Lease, a.Err
-	}
-	return s.giveUp(ctx, w)
+	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
 }
 
 // Release implements source.Source.

@@ -10,7 +10,6 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/source"
 )
 
 func bubble(t *testing.T, itype string, p ipam.Policy, run func(t *testing.T, n *node)) {
@@ -45,9 +44,7 @@ func TestBurstIsOneCallPerENI(t *testing.T) {
 		n.wantLayout("1")
 		n.cloud.ResetCalls()
 		begin := time.Now()
-		if failed := n.burst(0, 100, 45*time.Second); failed > 0 {
-			t.Fatalf("%d of 100 pods got no address", failed)
-		}
+		n.addAll(0, 100, 45*time.Second)
 		if took := time.Since(begin); took > 5*time.Second {
 			t.Errorf("100 pods took %v", took)
 		}
@@ -100,17 +97,11 @@ func TestGivingUpLeavesNoWaiter(t *testing.T) {
 		for i := range 3 {
 			n.add(i, time.Second)
 		}
-		_, err := n.try(9, 45*time.Second)
-		ex, ok := errors.AsType[*source.Exhausted](err)
-		if !ok || ex.Reason != "eni-limit" || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %#v, want eni-limit after the deadline", err)
+		if err := n.fails(9, 45*time.Second, "eni-limit"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %#v, want that of the deadline", err)
 		}
 		n.del(0)
-		if _, err = n.try(9, time.Second); err == nil {
-			t.Fatal("a cooling address was handed out")
-		} else if ex, _ = errors.AsType[*source.Exhausted](err); ex.Reason != "cooling" {
-			t.Errorf("reason %q (%v), want cooling", ex.Reason, err)
-		}
+		n.fails(9, time.Second, "cooling")
 		if got := n.Snapshot().Waiting; got != 0 {
 			t.Errorf("%d waiters left", got)
 		}
@@ -147,10 +138,7 @@ func TestAddressesWaitForTheLink(t *testing.T) {
 			n.add(i, time.Millisecond)
 		}
 		n.settle(time.Second)
-		_, err := n.try(3, 100*time.Millisecond)
-		if ex, _ := errors.AsType[*source.Exhausted](err); ex == nil || ex.Reason != "not-ready" {
-			t.Fatalf("the address of an ENI without a link: %v", err)
-		}
+		n.fails(3, 100*time.Millisecond, "not-ready")
 		n.links.mu.Lock()
 		n.links.auto = true
 		n.links.mu.Unlock()
@@ -165,14 +153,10 @@ func TestScaleDownReturnsENIs(t *testing.T) {
 	bubble(t, "m5.xlarge", ipam.DefaultAWS(), func(t *testing.T, n *node) {
 		n.cloud.SetAttachTime(4 * time.Second)
 		n.start()
-		if failed := n.burst(0, 50, 45*time.Second); failed > 0 {
-			t.Fatalf("%d pods failed", failed)
-		}
+		n.addAll(0, 50, 45*time.Second)
 		n.settle(time.Second)
 		n.wantLayout("14,14,14,14")
-		for i := 3; i < 50; i++ {
-			n.del(i)
-		}
+		n.delAll(3, 50)
 		n.settle(25 * time.Second)
 		n.wantLayout("14,14,14,14") // nothing goes while it cools
 		n.settle(5 * time.Minute)
@@ -198,16 +182,12 @@ func TestMassDeleteNeitherStarvesNorOverAllocates(t *testing.T) {
 		n.settle(time.Second)
 		n.wantLayout("14,1")
 		n.cloud.ResetCalls()
-		for i := range 10 {
-			n.del(i)
-		}
+		n.delAll(0, 10)
 		n.settle(20 * time.Second)
 		if got := n.cloud.Count(changes...); got != 0 {
 			t.Errorf("%d changes at EC2 after a mass delete", got)
 		}
-		if failed := n.burst(100, 110, 5*time.Second); failed > 0 {
-			t.Errorf("%d of 10 pods starved behind cooling addresses", failed)
-		}
+		n.addAll(100, 110, 5*time.Second)
 		n.check()
 	})
 }
@@ -227,11 +207,7 @@ func TestTroubleIsNamed(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 				n.cloud.Inject(c.fault)
 				n.start()
-				_, err := n.try(1, 45*time.Second)
-				ex, ok := errors.AsType[*source.Exhausted](err)
-				if !ok || ex.Reason != c.reason {
-					t.Fatalf("error %v, want reason %s", err, c.reason)
-				}
+				n.fails(1, 45*time.Second, c.reason)
 				if n.Snapshot().LastError == "" {
 					t.Error("the snapshot shows no trouble")
 				}

@@ -28,9 +28,7 @@ func TestThrottledCallIsRepeated(t *testing.T) {
 				if n.Source == nil {
 					n.start()
 				}
-				if failed := n.burst(0, 20, 45*time.Second); failed > 0 {
-					t.Fatalf("%d pods failed", failed)
-				}
+				n.addAll(0, 20, 45*time.Second)
 				n.settle(time.Minute)
 				n.wantLayout("14,7")
 				n.check()
@@ -67,15 +65,11 @@ func TestLostReplies(t *testing.T) {
 					n.start()
 					n.settle(10 * time.Second)
 					n.cloud.Inject(cloudfake.Fault{Op: op, Times: 1, Err: cloudfake.Err(cloud.Transient, ""), After: true})
-					if failed := n.burst(0, 20, 45*time.Second); failed > 0 {
-						t.Fatalf("%d pods failed", failed)
-					}
+					n.addAll(0, 20, 45*time.Second)
 					n.settle(5 * time.Second)
 					n.wantLayout("14,7")
 					n.check()
-					for i := range 20 {
-						n.del(i)
-					}
+					n.delAll(0, 20)
 					n.settle(6 * time.Minute)
 					n.wantLayout("1")
 					n.check()
@@ -277,9 +271,7 @@ func TestFragmentedSubnet(t *testing.T) {
 	bubble(t, "t3.small", ipam.Policy{PrefixDelegation: true, WarmPrefix: 1}, func(t *testing.T, n *node) {
 		n.cloud.SetFragmented("subnet-1", true)
 		n.start()
-		if failed := n.burst(0, 5, 45*time.Second); failed > 0 {
-			t.Fatalf("%d pods failed in a fragmented subnet", failed)
-		}
+		n.addAll(0, 5, 45*time.Second)
 		n.check()
 		n.cloud.SetFragmented("subnet-1", false)
 		n.settle(15 * time.Minute)
@@ -318,9 +310,7 @@ func TestPermissionToShrinkMissing(t *testing.T) {
 		denied := cloudfake.Err(cloud.Permission, "UnauthorizedOperation")
 		n.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Err: denied})
 		n.cloud.Inject(cloudfake.Fault{Op: "UnassignAddresses", Err: denied})
-		for i := range 9 {
-			n.del(i)
-		}
+		n.delAll(0, 9)
 		n.settle(10 * time.Minute)
 		n.wantLayout("3,3,3")
 		if got := len(n.cloud.Calls()); got > 200 {

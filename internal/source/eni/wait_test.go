@@ -30,18 +30,14 @@ func TestGrowthWaitsForNothingElse(t *testing.T) {
 				}
 				n.burst(0, 20, time.Second)
 				n.cloud.Inject(cloudfake.Fault{Op: op, Err: throttled})
-				for i := range 20 {
-					n.del(i)
-				}
+				n.delAll(0, 20)
 				n.settle(3 * time.Minute)
 				n.cloud.ResetCalls()
 				pods := 50 // on four ENIs, with what was about to leave
 				if op == "ENIs" {
 					pods = 40 // on three: nobody can see that the fourth has gone
 				}
-				if failed := n.burst(100, 100+pods, time.Second); failed > 0 {
-					t.Errorf("%d of %d pods waited while %s is throttled", failed, pods, op)
-				}
+				n.addAll(100, 100+pods, time.Second)
 				n.check()
 				n.cloud.ClearFaults()
 				n.settle(10 * time.Minute)
@@ -59,9 +55,7 @@ func TestThrottledDetachmentSparesAnENIInUseAgain(t *testing.T) {
 		n.start()
 		n.burst(0, 20, time.Second)
 		n.cloud.Inject(cloudfake.Fault{Op: "DetachENI", Err: throttled})
-		for i := range 20 {
-			n.del(i)
-		}
+		n.delAll(0, 20)
 		for i := 100; i < 128; i++ { // two ENIs full
 			for range 30 {
 				if n.settle(time.Second); n.cloud.Count("DetachENI") > 0 {
@@ -90,9 +84,7 @@ func TestIndexTakenSinceTheLastListing(t *testing.T) {
 		n.start()
 		n.settle(time.Second)
 		n.cloud.AddENI(instance, 1, cloud.InterfaceOrdinary, nil)
-		if failed := n.burst(0, 20, 10*time.Second); failed > 0 {
-			t.Errorf("%d of 20 pods got no address", failed)
-		}
+		n.addAll(0, 20, 10*time.Second)
 		n.wantLayout("14,0,7")
 	})
 }
@@ -140,9 +132,7 @@ func TestSubnetThatVanished(t *testing.T) {
 		n.start()
 		n.burst(0, 2, time.Second)
 		n.cloud.RemoveSubnet("subnet-2")
-		if failed := n.burst(2, 20, 10*time.Second); failed > 0 {
-			t.Errorf("%d of 20 pods got no address", failed)
-		}
+		n.addAll(2, 20, 10*time.Second)
 		n.wantLayout("14,7")
 	})
 }
@@ -154,9 +144,7 @@ func TestPrimarySubnetFull(t *testing.T) {
 		n.cloud.Inject(cloudfake.Fault{Op: "AssignAddresses", ENI: n.cloud.Truth()[0].ID, Err: cloudfake.Err(cloud.SubnetFull, "InsufficientFreeAddressesInSubnet")})
 		n.tune = func(c *eni.Config) { c.SubnetIDs = []string{"subnet-2"} }
 		n.start()
-		if failed := n.burst(0, 20, 5*time.Second); failed > 0 {
-			t.Errorf("%d of 20 pods got no address", failed)
-		}
+		n.addAll(0, 20, 5*time.Second)
 		for _, e := range n.cloud.Truth() {
 			if index(e) > 0 && e.SubnetID != "subnet-2" {
 				t.Errorf("%s was made in %s", e.ID, e.SubnetID)
@@ -182,7 +170,7 @@ func TestDetachedENIIsFoundByItsTags(t *testing.T) {
 			t.Fatal("the daemon did not die in the middle of a creation")
 		}
 		*n.store, n.leases = memStore{}, map[attachment.Key]source.Lease{}
-		n.reborn()
+		n.restartDead()
 		n.settle(10 * time.Minute)
 		n.finalCheck()
 		n.wantLayout("1")
@@ -226,9 +214,7 @@ func TestPodsComeBeforeOrphans(t *testing.T) {
 		for n.cloud.Count("DeleteENI") == 0 {
 			n.settle(time.Second)
 		}
-		if failed := n.burst(0, 20, 3*time.Second); failed > 0 {
-			t.Errorf("%d of 20 pods waited for the deletion of orphans", failed)
-		}
+		n.addAll(0, 20, 3*time.Second)
 		n.settle(5 * time.Minute)
 		if got := len(n.cloud.Truth()); got != 2 {
 			t.Errorf("%d ENIs remain, want this node's 2", got)

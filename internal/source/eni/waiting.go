@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -21,7 +20,7 @@ func (s *Source) wait(req source.Request) *waiting.Waiter {
 // serve hands out addresses in the order of arrival while any is assignable.
 // All handing out is done here. s.mu is held.
 func (s *Source) serve(now time.Time) {
-	s.keepBack(now)
+	s.withdrawReleasing(now)
 	for s.waiters.Len() > 0 && !s.unconfirmed {
 		w := s.waiters.Front()
 		a, ok := s.alloc.Take(w.Request.Key, now)
@@ -34,21 +33,13 @@ func (s *Source) serve(now time.Time) {
 	}
 }
 
-// giveUp ends a wait whose context ended. An address that came at the same
-// moment is not lost: it is the answer.
-func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !w.Leave() {
-		return (<-w.Answered()).Lease, nil
-	}
-	why := s.whyNone()
-	s.supply.Kick() // one fewer to grow for
-	if why.Err == nil {
-		why.Err = ctx.Err()
-	}
-	return source.Lease{}, why
+// held is the lease of a key. s.mu is held.
+func (s *Source) held(key attachment.Key) (source.Lease, bool) {
+	h, ok := s.leases[key]
+	return h.Lease, ok
 }
+
+func (s *Source) why(*waiting.Waiter) *source.Exhausted { return s.whyNone() }
 
 // whyNone tells why no address is assignable. s.mu is held.
 func (s *Source) whyNone() *source.Exhausted {

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/ipam"
-	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
@@ -73,11 +72,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := labSpec()
 			s.Instances[0].Interfaces = []spec.Interface{{DeviceIndex: 1, Secondary: 1, DeleteOnTermination: true}}
-			lab, err := endpoints.Serve(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(lab.Close)
+			lab := serve(t, s)
 			on := func(instance string, index int) vpc.ENI {
 				for _, e := range lab.Cloud.Snapshot().InstanceENIs(lab.Cloud.InstanceID(instance)) {
 					if e.Attachment.DeviceIndex == index {
@@ -94,12 +89,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 			}
 			n := startOn(t, lab, ipam.Policy{WarmIP: 1}, &memStore{}, nil)
 			const pods = 12 // the primary ENI has room for nine
-			leases := n.pods(t, 0, pods)
-			for a, l := range leases {
-				if e, ok := lab.Cloud.Snapshot().ENI(l.ENI); !ok || a == e.Primary || !e.Owns(a) {
-					t.Errorf("a pod got %v as of %s, which does not have it", a, l.ENI)
-				}
-			}
+			n.owned(t, n.pods(t, 0, pods))
 			n.until(t, "the reply was given", func() bool { return len(lab.Cloud.Faults()) == 0 })
 			agree := func() bool {
 				own := map[netip.Addr]string{}
@@ -124,11 +114,7 @@ func TestRepliesThatCannotBeTrue(t *testing.T) {
 // A reply to a creation may leave the tags out: the ENI is attached all the
 // same, at once and as Berth's own.
 func TestCreationsWithoutTagsInTheReply(t *testing.T) {
-	lab, err := endpoints.Serve(labSpec())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(lab.Close)
+	lab := serve(t, labSpec())
 	if _, err := lab.Cloud.Inject(spec.Fault{Kind: "wrongReply", Action: "CreateNetworkInterface", Pattern: "(?s)<tagSet>.*?</tagSet>", Replacement: "<tagSet/>"}); err != nil {
 		t.Fatal(err)
 	}

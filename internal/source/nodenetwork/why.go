@@ -22,7 +22,7 @@ func (s *supplier) Why(bool) *source.Exhausted {
 		return &source.Exhausted{Reason: reason, Message: "no address is free: " + message, Err: err}
 	}
 	if c := meta.FindStatusCondition(s.object.Status.Conditions, v1alpha1.ConditionAtCapacity); c != nil && c.Status == "True" {
-		return &source.Exhausted{Reason: source.Word(c.Reason), Message: "no address is free: " + c.Message}
+		return &source.Exhausted{Reason: source.ReasonOf(c.Reason), Message: "no address is free: " + c.Message}
 	}
 	if !s.reportedAt.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
@@ -66,7 +66,7 @@ func (s *supplier) trouble() (reason, message string, err error) {
 			name, o.Spec.InstanceID, s.cfg.InstanceID), nil
 	}
 	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionDegraded); c != nil && c.Status == "True" {
-		return source.Word(c.Reason), cmp.Or(c.Message, c.Reason), nil
+		return source.ReasonOf(c.Reason), cmp.Or(c.Message, c.Reason), nil
 	}
 	if !reported(o) {
 		return "no-operator", fmt.Sprintf("the operator has not reported on NodeNetwork %s yet: is berth-operator running?", name), nil

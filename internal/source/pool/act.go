@@ -205,10 +205,10 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 	s.mu.Lock()
 	node := s.ledger.node
 	s.mu.Unlock()
-	if !node.missing {
+	if !node.missing() {
 		no := false
 		o.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "v1", Kind: "Node", Name: s.cfg.NodeName, UID: types.UID(node.uid), Controller: &no, BlockOwnerDeletion: &no,
+			APIVersion: "v1", Kind: "Node", Name: s.cfg.NodeName, UID: node.uid, Controller: &no, BlockOwnerDeletion: &no,
 		}}
 	}
 	return failpoint.Around("pool.request", func() error {
@@ -227,7 +227,7 @@ func (s *Source) createRequest(ctx context.Context, a action) error {
 // is a request of another node's.
 func (s *Source) nameTaken(ctx context.Context, pool, name string) error {
 	list := &v1alpha1.BlockRequestList{}
-	err := s.api.Read(ctx, requestsResource, only("metadata.name", name), list)
+	err := s.api.Read(ctx, requestsResource, kubeapi.Only("metadata.name", name), list)
 	if err != nil {
 		return fmt.Errorf("look whose BlockRequest %s is: %w", name, err)
 	}

@@ -104,17 +104,12 @@ func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	}
 }
 
-// choicesListed notes that namespaces or pools were listed. Once both were, pools
-// are chosen by them, and no longer by what is remembered.
-func (l *ledger) choicesListed(now time.Time) {
+// decideAll looks again at those whose pool was not known. Once namespaces and
+// pools were listed, it is chosen by them, and no longer by what is remembered.
+func (l *ledger) decideAll(now time.Time) {
 	if l.synced.mayChoose() {
 		clear(l.chosen)
 	}
-	l.decideAll(now)
-}
-
-// decideAll looks again at those whose pool was not known.
-func (l *ledger) decideAll(now time.Time) {
 	for _, w := range l.undecided.All() {
 		l.decide(w, now)
 	}

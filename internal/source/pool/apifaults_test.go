@@ -11,37 +11,29 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/source/confirm"
+	"github.com/berthnet/berth/test/harness"
 )
 
-// way is the way to the API server, on which requests are held and replies lost.
-type way struct {
+// faults are on the way to the API server, where requests are held and replies lost.
+type faults struct {
 	hold func(method, path, body string) bool
 	lose func(method string) bool
 
 	held   chan struct{} // gets one for a request that is held
 	passed chan struct{} // closed: none is any more
 
-	mu   sync.Mutex      // guards lost
-	lost map[string]bool // requests whose reply was lost once
+	lost sync.Map // requests whose reply was lost once
 }
 
-// way puts itself between the daemon and the API server.
-func (m *machine) way() *way {
-	w := &way{held: make(chan struct{}, 100), passed: make(chan struct{}), lost: map[string]bool{}}
-	m.Config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return transport{w, next}
-	})
+// faults puts itself between the daemon and the API server.
+func (m *machine) faults() *faults {
+	w := &faults{held: make(chan struct{}, 100), passed: make(chan struct{})}
+	m.Config.Wrap(harness.Through(w.pass))
 	return w
 }
 
-// transport is a client's use of a way.
-type transport struct {
-	*way
-	next http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (w transport) RoundTrip(r *http.Request) (*http.Response, error) {
+// pass is one request on its way.
+func (w *faults) pass(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	var body []byte
 	if r.Body != nil {
 		var err error
@@ -58,23 +50,18 @@ func (w transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, r.Context().Err()
 		}
 	}
-	resp, err := w.next.RoundTrip(r)
-	if err == nil && w.lose != nil && w.lose(r.Method) && w.first(r.Method+r.URL.Path+string(body)) {
-		resp.Body.Close()
-		return nil, errors.New("the reply was lost")
+	resp, err := next.RoundTrip(r)
+	if err != nil || w.lose == nil || !w.lose(r.Method) {
+		return resp, err
 	}
-	return resp, err
+	if _, before := w.lost.LoadOrStore(r.Method+r.URL.Path+string(body), true); before {
+		return resp, nil
+	}
+	resp.Body.Close()
+	return nil, errors.New("the reply was lost")
 }
 
-func (w *way) first(request string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	seen := w.lost[request]
-	w.lost[request] = true
-	return !seen
-}
-
-func (w *way) release() { close(w.passed) }
+func (w *faults) release() { close(w.passed) }
 
 // unhurried is the machine's clock, by which the API server's first word always
 // comes in time.

@@ -33,10 +33,10 @@ func BenchmarkAddDel(b *testing.B) {
 }
 
 // crowded is a node with pods, and one free block.
-func crowded(tb testing.TB, bits, pods int) *bench {
-	b := &bench{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
+func crowded(tb testing.TB, bits, pods int) *ledgerNode {
+	b := &ledgerNode{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: time.Hour})}
 	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
-	b.node = nodeState{known: true, uid: "n"}
+	b.node = nodeState{listed: true, uid: "n"}
 	b.setPool(poolFacts{name: "default", bits: bits})
 	b.namespaces["ns"] = ""
 	size := 1 << bits

@@ -128,8 +128,8 @@ const (
 type heldBlock struct {
 	blockFacts
 	listed     bool      // the API server has it; false: only the file, or pods, do
-	saved      bool      // the file has it
-	programmed bool      // the data path has it
+	lost       bool      // the API server has it no more; it is kept for the pods that have addresses of it
+	programmed bool      // the file has it, and the data path
 	returning  bool      // it is to go back: nothing is handed out from it
 	leaving    leaving   // how far its end has come
 	emptySince time.Time // zero while an address of it is used or cools
@@ -139,16 +139,13 @@ type heldBlock struct {
 }
 
 // serves tells whether addresses of the block may be handed out.
-func (h *heldBlock) serves() bool {
-	return h.saved && h.programmed && !h.draining && !h.returning && h.leaving == stays && h.conflict == "" && !h.lost()
-}
+func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.conflict == "" }
 
-// lost tells whether the API server does not have the block any more. Then it
-// is kept for the pods that have addresses of it.
-func (h *heldBlock) lost() bool { return !h.listed && h.version == gone }
+// ends tells whether the block is on its way out: nothing more is handed out from it.
+func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
-// gone stands for the version of an object that is no more.
-const gone = "gone"
+// deleted tells whether the block is at some step of its deletion.
+func (h *heldBlock) deleted() bool { return h.draining || h.leaving != stays }
 
 // setBlock takes a block that the API server, or the file, says this node has.
 func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
@@ -161,7 +158,7 @@ func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
 		h = &heldBlock{}
 		l.blocks[f.name] = h
 	}
-	h.blockFacts, h.listed = f, listed
+	h.blockFacts, h.listed, h.lost = f, listed, false
 	if !ok {
 		l.enter(h, now)
 	}
@@ -216,7 +213,7 @@ func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
 		return 0
 	}
 	if pods = l.usedIn(h); pods > 0 {
-		h.listed, h.version, h.finalizers = false, gone, nil
+		h.listed, h.lost, h.finalizers = false, true, nil
 		l.refresh(h)
 		return pods
 	}
@@ -293,7 +290,7 @@ func (l *ledger) review(now time.Time) {
 		switch {
 		case busy > 0:
 			h.emptySince = time.Time{}
-		case h.lost():
+		case h.lost:
 			l.removeBlock(name, now)
 			continue
 		case h.emptySince.IsZero():
@@ -310,30 +307,33 @@ func (l *ledger) review(now time.Time) {
 // wanted says.
 func (l *ledger) uncommitted() bool {
 	for _, h := range l.blocks {
-		if h.leaving == withdrawn || h.leaving == stays && h.conflict == "" && !(h.saved && h.programmed) {
+		if h.leaving == withdrawn || h.leaving == stays && h.conflict == "" && !h.programmed {
 			return true
 		}
 	}
 	return false
 }
 
-// wanted lists the blocks that the file and the data path are to have, by name.
+// wanted lists the blocks that the file and the data path are to have.
 func (l *ledger) wanted() []blockFacts {
-	var out []blockFacts
-	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == stays && h.conflict == "" {
-			out = append(out, h.blockFacts)
-		}
-	}
-	return out
+	return l.factsOf(func(h *heldBlock) bool { return h.leaving == stays && h.conflict == "" })
 }
 
-// withdrawnNow lists the blocks that the file and the data path are to lose,
-// by name.
+// withdrawnNow lists the blocks that the file and the data path are to lose.
 func (l *ledger) withdrawnNow() []blockFacts {
-	var out []blockFacts
+	return l.factsOf(func(h *heldBlock) bool { return h.leaving == withdrawn })
+}
+
+// toRenew lists the blocks that are kept by saying that this node lives.
+func (l *ledger) toRenew() []blockFacts {
+	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.leaving == stays })
+}
+
+// factsOf lists blocks, by name.
+func (l *ledger) factsOf(is func(*heldBlock) bool) []blockFacts {
+	out := []blockFacts{}
 	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.leaving == withdrawn {
+		if h := l.blocks[name]; is(h) {
 			out = append(out, h.blockFacts)
 		}
 	}

@@ -17,19 +17,12 @@ import (
 // this order, whenever that changes, until ctx ends. A block's addresses are
 // handed out after both have it, and its finalizer goes after neither has.
 func (s *Source) commitBlocks(ctx context.Context) {
-	var saved, programmed []blockFacts
-	var fresh, known bool // the file was read or written, the data path was told
+	var have inPlace
 	var backoff retry.Backoff
 	for {
 		var again <-chan time.Time
 		if want, withdrawn, trusted := s.toCommit(); trusted {
-			err := s.save(want, &saved, &fresh)
-			if err == nil && (!known || !slices.EqualFunc(want, programmed, blockFacts.same) || s.lacks(want)) {
-				err = s.program(ctx, want)
-				if known = err == nil; known {
-					programmed = want
-				}
-			}
+			err := s.put(ctx, want, &have)
 			s.committed(want, withdrawn, err)
 			switch {
 			case err == nil:
@@ -70,16 +63,26 @@ func (s *Source) lacks(want []blockFacts) (lacks bool) {
 	return lacks
 }
 
-// save writes the file, if it has something else.
-func (s *Source) save(want []blockFacts, saved *[]blockFacts, fresh *bool) error {
-	if *fresh && slices.EqualFunc(want, *saved, sameOnFile) {
+// inPlace is what the file and the data path have; nil where that is not known.
+type inPlace struct{ saved, programmed []blockFacts }
+
+// put writes the file and sets the routes, as far as they differ.
+func (s *Source) put(ctx context.Context, want []blockFacts, have *inPlace) error {
+	if have.saved == nil || !slices.EqualFunc(want, have.saved, sameOnFile) {
+		if err := s.save(want); err != nil {
+			return err
+		}
+		have.saved = want
+	}
+	if have.programmed != nil && slices.EqualFunc(want, have.programmed, blockFacts.same) && !s.lacks(want) {
 		return nil
 	}
-	if err := s.store(want); err != nil {
-		return err
+	have.programmed = nil
+	err := s.program(ctx, want)
+	if err == nil {
+		have.programmed = want
 	}
-	*saved, *fresh = want, true
-	return nil
+	return err
 }
 
 // program sets the routes.
@@ -110,7 +113,6 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 			return
 		}
 		l.each(want, func(h *heldBlock) {
-			h.saved = true
 			if no := partly.Failed[h.name]; no != nil {
 				h.down, h.unroutable = no.Error(), true
 				return
@@ -123,18 +125,12 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 	})
 }
 
-// store replaces the file.
-func (s *Source) store(want []blockFacts) error {
+// save replaces the file.
+func (s *Source) save(want []blockFacts) error {
 	if s.cfg.StateDir == "" {
 		return nil
 	}
-	if err := failpoint.Hit("pool.save.before"); err != nil {
-		return err
-	}
-	if err := (file{s.cfg.StateDir}).save(s.cfg.NodeName, want); err != nil {
-		return err
-	}
-	return failpoint.Hit("pool.save.after")
+	return failpoint.Around("pool.save", func() error { return file{s.cfg.StateDir}.save(s.cfg.NodeName, want) })
 }
 
 // load takes over the blocks of the file, to serve from if the API server is

@@ -24,7 +24,7 @@ func (s *Source) pools() []poolInfo { return s.Snapshot().Detail.(detail).pools 
 // A document of a node whose addresses are of pools: blocks in place of ENIs, and
 // every count right although a large block does not list its addresses.
 func TestDocumentOfPools(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 2}, poolFacts{name: "web", bits: 12})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2}, poolFacts{name: "web", bits: 12})
 	b.namespaces["web"] = "web"
 	small := blockOf("default-7", "10.2.0.0/30", "fd02::/126")
 	large := blockOf("web-0", "10.3.0.0/20", "")
@@ -117,7 +117,7 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 }
 
 func TestBlockThatIsNotRoutedIsACondition(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 1})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.give(blockOf("default-1", "10.0.0.2/31", ""))
 	b.blocks["default-1"].draining = true

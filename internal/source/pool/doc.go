@@ -18,7 +18,7 @@
 //	source.go    what the daemon calls
 //	follow.go    what is watched at the API server
 //	act.go       what is asked of it, each request beside the others
-//	claim.go     saying that this node lives while its Node is missing
+//	renew.go     saying that this node lives while its Node is missing
 //	commit.go    the file, then the data path, and only then the pods
 //	store.go     the file
 //	snapshot.go  what introspection and metrics see

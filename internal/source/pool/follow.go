@@ -2,15 +2,16 @@ package pool
 
 import (
 	"context"
+	"iter"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/kubeapi"
@@ -22,39 +23,66 @@ const (
 	poolsResource    = "addresspools"
 )
 
-var (
-	nodesResource      = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	namespacesResource = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
-)
-
-// partial is the metadata of an object.
-type partial = metav1.PartialObjectMetadata
-
-// only is a field selector.
-func only(field, value string) string { return fields.OneTermEqualSelector(field, value).String() }
-
 // follow keeps the ledger up to date with what the API server has, until ctx ends.
 func (s *Source) follow(ctx context.Context, wg *sync.WaitGroup) {
 	node := s.cfg.NodeName
+	cluster := kubeapi.NewCluster(s.api)
+	cluster.Follow(kubeapi.NodeNamed(node), handler(s, "nodes", s.node()))
+	cluster.Follow(kubeapi.Namespaces, handler(s, "namespaces", namespaces), v1alpha1.AnnotationPool)
+	wg.Go(func() { cluster.Run(ctx) })
 	wg.Go(func() {
-		kubeapi.Follow(ctx, blocksResource, s.api.Objects(blocksResource, only("nodeName", node),
-			func() runtime.Object { return &v1alpha1.AddressBlockList{} }), s.onBlocks())
+		kubeapi.Follow(ctx, blocksResource, s.api.Objects(blocksResource, kubeapi.Only("nodeName", node),
+			func() runtime.Object { return &v1alpha1.AddressBlockList{} }), handler(s, blocksResource, s.blocks()))
 	})
 	wg.Go(func() {
-		kubeapi.Follow(ctx, requestsResource, s.api.Objects(requestsResource, only("spec.nodeName", node),
-			func() runtime.Object { return &v1alpha1.BlockRequestList{} }), s.onRequests())
+		kubeapi.Follow(ctx, requestsResource, s.api.Objects(requestsResource, kubeapi.Only("spec.nodeName", node),
+			func() runtime.Object { return &v1alpha1.BlockRequestList{} }), handler(s, requestsResource, s.requests()))
 	})
 	wg.Go(func() {
 		kubeapi.Follow(ctx, poolsResource, s.api.Objects(poolsResource, "",
-			func() runtime.Object { return &v1alpha1.AddressPoolList{} }), s.onPools())
+			func() runtime.Object { return &v1alpha1.AddressPoolList{} }), handler(s, poolsResource, pools))
 	})
-	wg.Go(func() {
-		kubeapi.Follow(ctx, "nodes", s.api.Metadata(nodesResource, only("metadata.name", node), kubeapi.Bare()), s.onNode())
-	})
-	wg.Go(func() {
-		kubeapi.Follow(ctx, "namespaces", s.api.Metadata(namespacesResource, "",
-			kubeapi.Bare(v1alpha1.AnnotationPool)), s.onNamespaces())
-	})
+}
+
+// kind is how objects of a kind change the ledger.
+type kind[T metav1.Object] struct {
+	known  func(l *ledger) iter.Seq[string] // names of those that it has
+	put    func(l *ledger, o T, now time.Time)
+	gone   func(l *ledger, name string, uid types.UID, now time.Time) // with uid empty: whichever has the name
+	listed func(l *ledger)                                            // all there are were put
+	after  func(l *ledger, now time.Time)                             // after each change
+}
+
+// handler changes the ledger as a kind says. What a list has not is gone.
+func handler[T metav1.Object](s *Source, what string, k kind[T]) kubeapi.Handler[T] {
+	change := func(do func(l *ledger, now time.Time)) {
+		s.change(func(l *ledger, now time.Time) {
+			do(l, now)
+			if k.after != nil {
+				k.after(l, now)
+			}
+		})
+	}
+	return kubeapi.Handler[T]{
+		Heard: s.noteWatch(what),
+		Put:   func(o T) { change(func(l *ledger, now time.Time) { k.put(l, o, now) }) },
+		Gone:  func(o T) { change(func(l *ledger, now time.Time) { k.gone(l, o.GetName(), o.GetUID(), now) }) },
+		All: func(list []T) {
+			change(func(l *ledger, now time.Time) {
+				gone := sets.New(slices.Collect(k.known(l))...)
+				for _, o := range list {
+					gone.Delete(o.GetName())
+				}
+				for _, name := range sets.List(gone) {
+					k.gone(l, name, "", now)
+				}
+				for _, o := range list {
+					k.put(l, o, now)
+				}
+				k.listed(l)
+			})
+		},
+	}
 }
 
 // noteWatch notes whether something can be listed and watched, and logs when an
@@ -96,39 +124,17 @@ func (s *Source) serveUnconfirmed() {
 	s.commit.Set()
 }
 
-func (s *Source) onBlocks() kubeapi.Handler[*v1alpha1.AddressBlock] {
-	return kubeapi.Handler[*v1alpha1.AddressBlock]{
-		Heard: s.noteWatch(blocksResource),
-		Put: func(o *v1alpha1.AddressBlock) {
-			s.change(func(l *ledger, now time.Time) { s.putBlock(l, o, now) })
-			s.commit.Set()
+func (s *Source) blocks() kind[*v1alpha1.AddressBlock] {
+	return kind[*v1alpha1.AddressBlock]{
+		known: func(l *ledger) iter.Seq[string] { return maps.Keys(l.blocks) },
+		put:   s.putBlock,
+		gone: func(l *ledger, name string, uid types.UID, now time.Time) {
+			if h, ok := l.blocks[name]; ok && (uid == "" || h.uid == uid) {
+				s.loseBlock(l, name, now)
+			}
 		},
-		Gone: func(o *v1alpha1.AddressBlock) {
-			s.change(func(l *ledger, now time.Time) {
-				if h, ok := l.blocks[o.Name]; ok && h.uid == o.UID {
-					s.loseBlock(l, o.Name, now)
-				}
-			})
-			s.commit.Set()
-		},
-		All: func(list []*v1alpha1.AddressBlock) {
-			s.change(func(l *ledger, now time.Time) {
-				has := map[string]bool{}
-				for _, o := range list {
-					has[o.Name] = true
-				}
-				for _, name := range l.blockNames() {
-					if !has[name] {
-						s.loseBlock(l, name, now)
-					}
-				}
-				for _, o := range list {
-					s.putBlock(l, o, now)
-				}
-				l.synced.blocks, l.unconfirmed = true, false
-			})
-			s.commit.Set()
-		},
+		listed: func(l *ledger) { l.synced.blocks, l.unconfirmed = true, false },
+		after:  func(*ledger, time.Time) { s.commit.Set() },
 	}
 }
 
@@ -157,7 +163,7 @@ func (s *Source) putBlock(l *ledger, o *v1alpha1.AddressBlock, now time.Time) {
 
 // loseBlock takes that a block is no more.
 func (s *Source) loseBlock(l *ledger, name string, now time.Time) {
-	if l.blocks[name].lost() {
+	if l.blocks[name].lost {
 		return
 	}
 	if pods := l.loseBlock(name, now); pods > 0 {
@@ -167,115 +173,53 @@ func (s *Source) loseBlock(l *ledger, name string, now time.Time) {
 	s.log.Info("block gone", "block", name)
 }
 
-func (s *Source) onRequests() kubeapi.Handler[*v1alpha1.BlockRequest] {
-	put := func(l *ledger, o *v1alpha1.BlockRequest, now time.Time) {
-		if o.Spec.NodeName == s.cfg.NodeName {
-			l.setRequest(readRequest(o, now))
-		}
-	}
-	return kubeapi.Handler[*v1alpha1.BlockRequest]{
-		Heard: s.noteWatch(requestsResource),
-		Put: func(o *v1alpha1.BlockRequest) {
-			s.change(func(l *ledger, now time.Time) { put(l, o, now) })
+func (s *Source) requests() kind[*v1alpha1.BlockRequest] {
+	return kind[*v1alpha1.BlockRequest]{
+		known: func(l *ledger) iter.Seq[string] { return maps.Keys(l.requests) },
+		put: func(l *ledger, o *v1alpha1.BlockRequest, now time.Time) {
+			if o.Spec.NodeName == s.cfg.NodeName {
+				l.setRequest(readRequest(o, now))
+			}
 		},
-		Gone: func(o *v1alpha1.BlockRequest) {
-			s.change(func(l *ledger, _ time.Time) {
-				if r, ok := l.requests[o.Name]; ok && r.uid == o.UID {
-					delete(l.requests, o.Name)
-				}
-			})
+		gone: func(l *ledger, name string, uid types.UID, _ time.Time) {
+			if r, ok := l.requests[name]; ok && (uid == "" || r.uid == uid) {
+				delete(l.requests, name)
+			}
 		},
-		All: func(list []*v1alpha1.BlockRequest) {
-			s.change(func(l *ledger, now time.Time) {
-				before := l.requests
-				l.requests = map[string]*request{}
-				for _, o := range list {
-					if r, ok := before[o.Name]; ok {
-						l.requests[o.Name] = r
-					}
-					put(l, o, now)
-				}
-				l.synced.requests = true
-			})
-		},
+		listed: func(l *ledger) { l.synced.requests = true },
 	}
 }
 
-func (s *Source) onPools() kubeapi.Handler[*v1alpha1.AddressPool] {
-	put := func(l *ledger, o *v1alpha1.AddressPool) {
+var pools = kind[*v1alpha1.AddressPool]{
+	known: func(l *ledger) iter.Seq[string] { return maps.Keys(l.pools) },
+	put: func(l *ledger, o *v1alpha1.AddressPool, _ time.Time) {
 		bits := v1alpha1.DefaultBlockSizeBits
 		if o.Spec.BlockSizeBits != nil {
 			bits = int(*o.Spec.BlockSizeBits)
 		}
 		l.setPool(poolFacts{name: o.Name, bits: bits, deleting: o.DeletionTimestamp != nil, podNamespaces: slices.Clone(o.Spec.PodNamespaces)})
-	}
-	return kubeapi.Handler[*v1alpha1.AddressPool]{
-		Heard: s.noteWatch(poolsResource),
-		Put: func(o *v1alpha1.AddressPool) {
-			s.change(func(l *ledger, now time.Time) {
-				put(l, o)
-				l.decideAll(now)
-			})
-		},
-		Gone: func(o *v1alpha1.AddressPool) {
-			s.change(func(l *ledger, _ time.Time) { l.dropPool(o.Name) })
-		},
-		All: func(list []*v1alpha1.AddressPool) {
-			s.change(func(l *ledger, now time.Time) {
-				for name := range l.pools {
-					l.dropPool(name)
-				}
-				for _, o := range list {
-					put(l, o)
-				}
-				l.synced.pools = true
-				l.choicesListed(now)
-			})
-		},
+	},
+	gone:   func(l *ledger, name string, _ types.UID, _ time.Time) { l.dropPool(name) },
+	listed: func(l *ledger) { l.synced.pools = true },
+	after:  (*ledger).decideAll,
+}
+
+// node is the Node of this node.
+func (s *Source) node() kind[*kubeapi.Metadata] {
+	return kind[*kubeapi.Metadata]{
+		known:  func(*ledger) iter.Seq[string] { return slices.Values([]string{s.cfg.NodeName}) },
+		put:    func(l *ledger, o *kubeapi.Metadata, _ time.Time) { l.node.uid = o.UID },
+		gone:   func(l *ledger, _ string, _ types.UID, _ time.Time) { l.node.uid = "" },
+		listed: func(l *ledger) { l.node.listed = true },
 	}
 }
 
-func (s *Source) onNode() kubeapi.Handler[*partial] {
-	set := func(uid types.UID) {
-		s.change(func(l *ledger, _ time.Time) {
-			l.node = nodeState{known: true, uid: string(uid), missing: uid == ""}
-		})
-	}
-	return kubeapi.Handler[*partial]{
-		Heard: s.noteWatch("nodes"),
-		Put:   func(o *partial) { set(o.UID) },
-		Gone:  func(*partial) { set("") },
-		All: func(list []*partial) {
-			var uid types.UID
-			for _, o := range list {
-				uid = o.UID
-			}
-			set(uid)
-		},
-	}
-}
-
-func (s *Source) onNamespaces() kubeapi.Handler[*partial] {
-	return kubeapi.Handler[*partial]{
-		Heard: s.noteWatch("namespaces"),
-		Put: func(o *partial) {
-			s.change(func(l *ledger, now time.Time) {
-				l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
-				l.decideAll(now)
-			})
-		},
-		Gone: func(o *partial) {
-			s.change(func(l *ledger, _ time.Time) { delete(l.namespaces, o.Name) })
-		},
-		All: func(list []*partial) {
-			s.change(func(l *ledger, now time.Time) {
-				clear(l.namespaces)
-				for _, o := range list {
-					l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
-				}
-				l.synced.namespaces = true
-				l.choicesListed(now)
-			})
-		},
-	}
+var namespaces = kind[*kubeapi.Metadata]{
+	known: func(l *ledger) iter.Seq[string] { return maps.Keys(l.namespaces) },
+	put: func(l *ledger, o *kubeapi.Metadata, _ time.Time) {
+		l.namespaces[o.Name] = o.Annotations[v1alpha1.AnnotationPool]
+	},
+	gone:   func(l *ledger, name string, _ types.UID, _ time.Time) { delete(l.namespaces, name) },
+	listed: func(l *ledger) { l.synced.namespaces = true },
+	after:  (*ledger).decideAll,
 }

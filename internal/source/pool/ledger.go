@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
@@ -45,10 +47,12 @@ type ledger struct {
 
 // nodeState is what is known of the Node.
 type nodeState struct {
-	known   bool   // it was listed, so that it is known whether there is one
-	uid     string // empty: it is missing
-	missing bool
+	listed bool      // so that it is known whether there is one
+	uid    types.UID // empty: there is none
 }
+
+// missing tells whether there is no Node.
+func (n nodeState) missing() bool { return n.listed && n.uid == "" }
 
 // synced is what was listed at the API server.
 type synced struct {

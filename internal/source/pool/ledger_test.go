@@ -20,18 +20,18 @@ const (
 	delay = 5 * time.Minute
 )
 
-// bench is a ledger with a clock, and a world in which everything succeeds when
+// ledgerNode is a ledger with a clock, and a world in which everything succeeds when
 // it is told to.
-type bench struct {
+type ledgerNode struct {
 	t   *testing.T
 	now time.Time
 	*ledger
 }
 
-func newBench(t *testing.T, pools ...poolFacts) *bench {
-	b := &bench{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
+func newLedgerNode(t *testing.T, pools ...poolFacts) *ledgerNode {
+	b := &ledgerNode{t: t, now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})}
 	b.synced.blocks, b.synced.requests, b.synced.pools, b.synced.namespaces = true, true, true, true
-	b.node = nodeState{known: true, uid: "n"}
+	b.node = nodeState{listed: true, uid: "n"}
 	for _, p := range pools {
 		b.setPool(p)
 	}
@@ -40,21 +40,21 @@ func newBench(t *testing.T, pools ...poolFacts) *bench {
 }
 
 // give puts a block in place.
-func (b *bench) give(f blockFacts) {
+func (b *ledgerNode) give(f blockFacts) {
 	b.setBlock(f, true, b.now)
 	b.commit()
 }
 
 // commit is the file and the data path.
-func (b *bench) commit() {
+func (b *ledgerNode) commit() {
 	want, gone := b.wanted(), b.withdrawnNow()
-	b.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	b.each(want, func(h *heldBlock) { h.programmed = true })
 	b.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	b.serveAll(b.now)
 }
 
 // pass is what the loop does; it lists what is asked for.
-func (b *bench) pass() (todo []string, next time.Duration) {
+func (b *ledgerNode) pass() (todo []string, next time.Duration) {
 	b.expire(b.now)
 	b.review(b.now)
 	actions, at := b.plan(nodeID, b.now)
@@ -70,20 +70,20 @@ func (b *bench) pass() (todo []string, next time.Duration) {
 	return todo, next
 }
 
-func (b *bench) expect(what string, want ...string) {
+func (b *ledgerNode) expect(what string, want ...string) {
 	b.t.Helper()
 	if got, _ := b.pass(); !slices.Equal(got, want) {
 		b.t.Errorf("%s: asked for %q, want %q", what, got, want)
 	}
 }
 
-func (b *bench) add(i int) (*waiting.Waiter, string) {
+func (b *ledgerNode) add(i int) (*waiting.Waiter, string) {
 	b.t.Helper()
 	w := b.admit(podRequest(i), b.now)
 	return w, b.answer(w)
 }
 
-func (b *bench) answer(w *waiting.Waiter) string {
+func (b *ledgerNode) answer(w *waiting.Waiter) string {
 	select {
 	case a := <-w.Answered():
 		if a.Err != nil {
@@ -100,7 +100,7 @@ func (b *bench) answer(w *waiting.Waiter) string {
 	}
 }
 
-func (b *bench) adds(i int, want string) {
+func (b *ledgerNode) adds(i int, want string) {
 	b.t.Helper()
 	if _, got := b.add(i); got != want {
 		b.t.Errorf("pod %d: %s, want %s", i, got, want)
@@ -108,7 +108,7 @@ func (b *bench) adds(i int, want string) {
 }
 
 // made takes that requests were made, as the watch shows.
-func (b *bench) made(pool string, slots ...int) {
+func (b *ledgerNode) made(pool string, slots ...int) {
 	for _, slot := range slots {
 		name := requestName(pool, nodeID, slot)
 		b.setRequest(&request{name: name, pool: pool, uid: uidOf(name), created: b.now})
@@ -116,7 +116,7 @@ func (b *bench) made(pool string, slots ...int) {
 }
 
 func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 3})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 3})
 	b.expect("the default pool is kept warm", "create-request default-0")
 	b.made("default", 0)
 	b.expect("none twice")
@@ -142,7 +142,7 @@ func TestWarmBlockBeforeTheLastIsFull(t *testing.T) {
 }
 
 func TestWaitingPodsAskAtOnce(t *testing.T) {
-	b := newBench(t, poolFacts{name: "public", bits: 0})
+	b := newLedgerNode(t, poolFacts{name: "public", bits: 0})
 	b.namespaces["ns"] = "public"
 	b.expect("nobody uses the pool")
 	var ws []*waiting.Waiter
@@ -181,7 +181,7 @@ func TestWaitingPodsAskAtOnce(t *testing.T) {
 // A request that the watch does not show yet is not made in another slot, one
 // that became free meanwhile.
 func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
-	b := newBench(t, poolFacts{name: "public", bits: 0})
+	b := newLedgerNode(t, poolFacts{name: "public", bits: 0})
 	b.namespaces["ns"] = "public"
 	b.add(0)
 	b.expect("the first", "create-request public-0")
@@ -201,7 +201,7 @@ func TestRequestOnItsWayIsNotMadeTwice(t *testing.T) {
 }
 
 func TestLifeOfABlock(t *testing.T) {
-	b := newBench(t, poolFacts{name: "public", bits: 1})
+	b := newLedgerNode(t, poolFacts{name: "public", bits: 1})
 	b.namespaces["ns"] = "public"
 	w, _ := b.add(0)
 	b.setBlock(blockOf("public-0", "10.0.0.0/31", "fd00::/127"), true, b.now)
@@ -259,7 +259,7 @@ func TestLifeOfABlock(t *testing.T) {
 }
 
 func TestDeletedPoolGivesNothing(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 3, deleting: true})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 3, deleting: true})
 	w, got := b.add(0)
 	if why := b.whyWaits(w, b.now); got != "waits" || why.Reason != "pool-deleted" {
 		t.Errorf("%s: %v", got, why)
@@ -274,7 +274,7 @@ func TestDeletedPoolGivesNothing(t *testing.T) {
 }
 
 func TestFailedRequestSaysWhy(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 0})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 0})
 	w, _ := b.add(0)
 	if why := b.whyWaits(w, b.now); why.Reason != "growing" {
 		t.Errorf("%v", why)
@@ -293,7 +293,7 @@ func TestFailedRequestSaysWhy(t *testing.T) {
 }
 
 func TestLookForTheBlockOfACompleteRequest(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 0})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 0})
 	b.add(0)
 	b.made("default", 0)
 	r := b.requests[requestName("default", nodeID, 0)]
@@ -309,7 +309,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 	for _, cooling := range []string{"10.0.0.0", "fd00::"} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(cooling, " known ", known), func(t *testing.T) {
-				b := newBench(t, poolFacts{name: "default", bits: 1})
+				b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
 				f := blockOf("default-0", "10.0.0.0/31", "fd00::/127")
 				if known {
 					b.give(f)
@@ -335,7 +335,7 @@ func TestCoolingOfEitherFamily(t *testing.T) {
 
 // A pair that had cooled before the daemon started goes behind those never used.
 func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 2})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
 	b.give(blockOf("default-0", "10.0.0.0/30", "fd00::/126"))
 	for _, a := range []string{"10.0.0.2", "fd00::2", "fd00::", "10.0.0.0"} {
 		b.restoreCooling(netip.MustParseAddr(a), b.now.Add(-2*cools), b.now)
@@ -356,7 +356,7 @@ func TestRestore(t *testing.T) {
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, " known ", known), func(t *testing.T) {
-				b := newBench(t, poolFacts{name: "default", bits: 1})
+				b := newLedgerNode(t, poolFacts{name: "default", bits: 1})
 				f := blockOf("default-0", "10.0.0.0/31", "fd00::/127")
 				if known {
 					b.give(f)
@@ -384,7 +384,7 @@ func TestRestore(t *testing.T) {
 // A block that somebody took from the node under its pods: they keep their
 // addresses and routes, and nobody else gets one, from no other block either.
 func TestBlockLostUnderPods(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 1}, poolFacts{name: "other", bits: 1})
 	b.give(blockOf("default-0", "10.0.0.0/31", ""))
 	b.adds(0, "10.0.0.0")
 	if pods := b.loseBlock("default-0", b.now); pods != 1 {
@@ -420,7 +420,7 @@ func TestBlockLostUnderPods(t *testing.T) {
 
 // A block that is gone and comes back remembers who has what.
 func TestBlockComesBackAsAnother(t *testing.T) {
-	b := newBench(t, poolFacts{name: "default", bits: 2})
+	b := newLedgerNode(t, poolFacts{name: "default", bits: 2})
 	f := blockOf("default-0", "10.0.0.0/30", "")
 	b.give(f)
 	b.adds(0, "10.0.0.0")
@@ -439,7 +439,7 @@ func TestBlockComesBackAsAnother(t *testing.T) {
 }
 
 func TestReady(t *testing.T) {
-	b := newBench(t)
+	b := newLedgerNode(t)
 	expect := func(want string) {
 		t.Helper()
 		err := b.ready(b.now)

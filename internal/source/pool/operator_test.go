@@ -1,24 +1,15 @@
 package pool
 
 import (
-	"context"
-	"errors"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/client-go/rest"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-
+	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/operator/addresspool"
-	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/test/harness"
-	"github.com/berthnet/berth/test/harness/sourcenode"
+	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
@@ -51,53 +42,29 @@ func (m *machine) startLimitedOperator(blocks int) *operator {
 }
 
 func (o *operator) start() {
-	o.m.T.Helper()
-	cfg := sourcenode.Config(o.m.T, "berth-operator", nodeID)
+	t := o.m.T
+	t.Helper()
+	cfg := harness.OperatorConfig(t, poolmode.Roles)
 	if o.blocks != nil {
-		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{o.blocks, next} })
+		cfg.Wrap(harness.Through(o.hold))
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	mgr, err := o.manager(ctx, cfg)
-	harness.OK(o.m.T, err)
-	done := make(chan error, 1)
-	go func() { done <- mgr.Start(ctx) }()
-	o.stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			o.m.T.Errorf("operator: %v", err)
-		}
+	mgr, err := controllers.Manager(cfg, addresspool.Watches())
+	harness.OK(t, err)
+	_, err = addresspool.Setup(t.Context(), mgr, addresspool.Options{
+		Logger: sourcetest.Logger(t.Output()), MaxPods: 1024, RequestServed: func(time.Duration) { o.served.Add(1) },
 	})
-	o.m.T.Cleanup(o.stop)
+	harness.OK(t, err)
+	o.stop = controllers.Run(t, mgr)
 }
 
-func (o *operator) manager(ctx context.Context, cfg *rest.Config) (ctrl.Manager, error) {
-	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
-		Scheme: o.m.API.Scheme(), Cache: cache.Options{ByObject: watched.ByObject(addresspool.Watches())},
-		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	_, err = addresspool.Setup(ctx, mgr, addresspool.Options{
-		Logger: sourcetest.Logger(o.m.T.Output()), MaxPods: 1024, RequestServed: func(time.Duration) { o.served.Add(1) },
-	})
-	return mgr, err
-}
-
-// limited holds requests for which there is nothing more in blocks.
-type limited struct {
-	blocks chan struct{}
-	next   http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+// hold keeps back requests for blocks that are not to be made.
+func (o *operator) hold(r *http.Request, next http.RoundTripper) (*http.Response, error) {
 	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/addressblocks") {
 		select {
-		case <-l.blocks:
+		case <-o.blocks:
 		case <-r.Context().Done():
-			return nil, errors.New("the operator makes no more blocks")
+			return nil, r.Context().Err()
 		}
 	}
-	return l.next.RoundTrip(r)
+	return next.RoundTrip(r)
 }

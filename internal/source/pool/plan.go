@@ -40,7 +40,7 @@ const (
 
 // mayPlan tells whether the blocks and requests that there are, and the Node, are
 // known: before that nothing is asked for.
-func (l *ledger) mayPlan() bool { return l.synced.blocks && l.synced.requests && l.node.known }
+func (l *ledger) mayPlan() bool { return l.synced.blocks && l.synced.requests && l.node.listed }
 
 // plan says what is to be asked of the API server now, and when to look again at
 // the latest; zero: when something changes.
@@ -99,7 +99,7 @@ func (l *ledger) supplyOf(s *poolState) (supply, []idle) {
 		if have.size == 0 {
 			have.size = sizeOf(h.first)
 		}
-		if h.draining || h.leaving != stays || h.lost() || h == stuck {
+		if h.deleted() || h.lost || h == stuck {
 			continue
 		}
 		have.free += min(c.Free, 1<<maxBits)

@@ -15,11 +15,11 @@ import (
 	"github.com/berthnet/berth/internal/source/waiting"
 )
 
-// life drives a ledger through random events, with an API server, a file and a
+// simulation drives a ledger through random events, with an API server, a file and a
 // data path that do what they are asked whenever they like, and holds it to the
 // rules that no order of events may break.
-type life struct {
-	*bench
+type simulation struct {
+	*ledgerNode
 	blocks    map[string]blockFacts // at the API server
 	committed map[string]bool       // blocks that the file and the data path have
 	waiters   map[int]*waiting.Waiter
@@ -31,21 +31,21 @@ type life struct {
 
 var dual = []string{"10.0.%d.%d/%d", "fd00::%x/%d"}
 
-func newLife(t *rapid.T) *life {
-	l := &life{
-		bench:  &bench{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})},
-		blocks: map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
+func newSimulation(t *rapid.T) *simulation {
+	l := &simulation{
+		ledgerNode: &ledgerNode{now: t0, ledger: newLedger(policy{cooling: cools, watermark: 25, releaseDelay: delay})},
+		blocks:     map[string]blockFacts{}, committed: map[string]bool{}, waiters: map[int]*waiting.Waiter{},
 		released: map[netip.Addr]time.Time{}, held: map[int][]netip.Addr{},
 	}
 	l.synced.blocks, l.synced.requests, l.synced.pools, l.synced.namespaces = true, true, true, true
-	l.node = nodeState{known: true, uid: "n"}
+	l.node = nodeState{listed: true, uid: "n"}
 	l.namespaces["ns"] = ""
 	l.setPool(poolFacts{name: "default", bits: rapid.IntRange(0, 2).Draw(t, "bits")})
 	return l
 }
 
 // cut answers a request, or gives a block that nobody asked for.
-func (l *life) cut(request types.UID) {
+func (l *simulation) cut(request types.UID) {
 	size := l.pools["default"].size
 	at := l.next % (64 / size) * size // indexes come round again
 	l.next++
@@ -63,7 +63,7 @@ func (l *life) cut(request types.UID) {
 	l.put(b)
 }
 
-func (l *life) put(b blockFacts) {
+func (l *simulation) put(b blockFacts) {
 	l.version++
 	b.version = fmt.Sprint(l.version)
 	l.blocks[b.name] = b
@@ -71,7 +71,7 @@ func (l *life) put(b blockFacts) {
 }
 
 // drain deletes a block, whoever asked for that.
-func (l *life) drain(name string) {
+func (l *simulation) drain(name string) {
 	if b, ok := l.blocks[name]; ok && !b.draining {
 		b.draining = true
 		l.put(b)
@@ -79,7 +79,7 @@ func (l *life) drain(name string) {
 }
 
 // act does what the ledger asks the API server for.
-func (l *life) act(t *rapid.T, a action) {
+func (l *simulation) act(t *rapid.T, a action) {
 	switch a.kind {
 	case createRequest:
 		l.version++
@@ -102,7 +102,7 @@ func (l *life) act(t *rapid.T, a action) {
 }
 
 // free removes the finalizer: from now on another node may have the block.
-func (l *life) free(t *rapid.T, name string) {
+func (l *simulation) free(t *rapid.T, name string) {
 	b := l.blocks[name]
 	if l.committed[name] {
 		t.Fatalf("block %s was let go while the file or the data path has it", name)
@@ -122,7 +122,7 @@ func (l *life) free(t *rapid.T, name string) {
 }
 
 // putInPlace is the file and the data path.
-func (l *life) putInPlace() (want, gone []blockFacts) {
+func (l *simulation) putInPlace() (want, gone []blockFacts) {
 	want, gone = l.wanted(), l.withdrawnNow()
 	clear(l.committed)
 	for _, b := range want {
@@ -131,15 +131,15 @@ func (l *life) putInPlace() (want, gone []blockFacts) {
 	return want, gone
 }
 
-func (l *life) commit() {
+func (l *simulation) commit() {
 	want, gone := l.putInPlace()
-	l.each(want, func(h *heldBlock) { h.saved, h.programmed = true, true })
+	l.each(want, func(h *heldBlock) { h.programmed = true })
 	l.each(gone, func(h *heldBlock) { h.leaving = cleared })
 	l.serveAll(l.now)
 }
 
 // look is a pass of the loop.
-func (l *life) look(t *rapid.T) []action {
+func (l *simulation) look(t *rapid.T) []action {
 	l.expire(l.now)
 	l.review(l.now)
 	todo, _ := l.plan(nodeID, l.now)
@@ -150,7 +150,7 @@ func (l *life) look(t *rapid.T) []action {
 }
 
 // answerOne is the operator.
-func (l *life) answerOne() {
+func (l *simulation) answerOne() {
 	for _, name := range slices.Sorted(maps.Keys(l.requests)) {
 		if r := l.requests[name]; !r.complete() && l.given(r) == nil {
 			l.cut(r.uid)
@@ -160,7 +160,7 @@ func (l *life) answerOne() {
 }
 
 // hear takes the answers of those who waited, and checks them.
-func (l *life) hear(t *rapid.T) {
+func (l *simulation) hear(t *rapid.T) {
 	for i, w := range l.waiters {
 		var a waiting.Answer
 		select {
@@ -198,7 +198,7 @@ func (l *life) hear(t *rapid.T) {
 
 func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := newLife(t)
+		l := newSimulation(t)
 		pod := rapid.IntRange(0, 19)
 		block := func(t *rapid.T) string {
 			if len(l.blocks) == 0 {
@@ -283,7 +283,7 @@ func TestNoOrderOfEventsBreaksTheRules(t *testing.T) {
 
 // restart is a daemon's end and the next one's start, which reads the records
 // and hears what there is.
-func (l *life) restart(t *rapid.T) {
+func (l *simulation) restart(t *rapid.T) {
 	l.hear(t)
 	before := l.ledger
 	l.ledger = newLedger(before.policy)

@@ -122,7 +122,7 @@ func TestClaims(t *testing.T) {
 	m.addOwned(1, "") // a block can still be asked for, and nobody owns the request
 	stop()
 	m.Create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeID}})
-	m.sees("the Node", func(l *ledger) bool { return !l.node.missing })
+	m.sees("the Node", func(l *ledger) bool { return !l.node.missing() })
 	m.until("no claim is under way any more", func() bool {
 		ticks.Advance(time.Second)
 		return (m.Log.Count("nothing is left to claim") > 0)
@@ -204,7 +204,7 @@ func TestPoolDeletedUnderPods(t *testing.T) {
 // looks again, and meanwhile gives no address of the block to anybody.
 func TestBlockChangedWhileItIsLetGo(t *testing.T) {
 	m := newMachine(t)
-	w := m.way()
+	w := m.faults()
 	w.hold = func(method, path, _ string) bool { return method == "PATCH" && strings.HasSuffix(path, "public-0") }
 	m.begin("public", 2, 2, "10.0.0.0/30")
 	b := m.block("public-0")

@@ -68,7 +68,6 @@ func slotOf(name string) int {
 type request struct {
 	name, pool string
 	uid        types.UID
-	version    string
 	created    time.Time // when this daemon made it or, if another did, first saw it
 	block      string    // the block that was given; empty without
 	failed     string    // reason; empty while it has not failed
@@ -85,7 +84,7 @@ func (r *request) complete() bool { return r.block != "" }
 
 // readRequest takes what matters of a BlockRequest.
 func readRequest(o *v1alpha1.BlockRequest, now time.Time) *request {
-	r := &request{name: o.Name, pool: o.Spec.PoolName, uid: o.UID, version: o.ResourceVersion, created: now}
+	r := &request{name: o.Name, pool: o.Spec.PoolName, uid: o.UID, created: now}
 	if meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionComplete) {
 		r.block, r.completed = o.Status.AddressBlockName, now
 	}

@@ -47,11 +47,11 @@ func describeBlock(h *heldBlock) introspect.Block {
 	case h.unroutable:
 		g.Reason = h.down
 	case g.Ready:
-	case h.lost():
+	case h.lost:
 		g.Reason = "it was taken from this node; it stays for the pods that have addresses of it"
 	case h.conflict != "":
 		g.Reason = "block " + h.conflict + " of this node has the same addresses"
-	case h.draining || h.leaving != stays:
+	case h.deleted():
 		g.Reason = "it is being deleted"
 	case h.returning:
 		g.Reason = "it is empty and goes back"
@@ -64,25 +64,11 @@ func describeBlock(h *heldBlock) introspect.Block {
 }
 
 func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	a := source.AddressInfo{Addr: v.Addr, Origin: attachment.Origin{Block: v.Group}, Prefix: v.Prefix, Since: v.Since}
-	h := l.blocks[v.Group]
-	if h != nil {
-		a.Pool = h.pool
+	of := attachment.Origin{Block: v.Group}
+	if h := l.blocks[v.Group]; h != nil {
+		of.Pool, v.Withdrawn = h.pool, h.ends()
 	}
-	switch {
-	case v.Used:
-		key := v.Key
-		a.State, a.Key = source.Used, &key
-	case v.Cooling:
-		a.State = source.Cooling
-	case v.Ready:
-		a.State = source.Warm
-	case h != nil && (h.draining || h.returning || h.leaving != stays || h.lost()):
-		a.State = source.Withdrawn
-	default:
-		a.State = source.NotReady
-	}
-	return a
+	return source.Info(v, of)
 }
 
 // outside lists the addresses that are held or cool and whose block is not known here.
@@ -106,7 +92,7 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 			continue
 		}
 		p.Blocks++
-		if h.draining || h.leaving != stays {
+		if h.deleted() {
 			p.Draining++
 		}
 		c := l.counts(h)
@@ -115,7 +101,7 @@ func (l *ledger) poolInfo(s *poolState) poolInfo {
 		switch {
 		case h.serves():
 			p.Free += c.Free
-		case h.draining || h.returning || h.leaving != stays || h.lost():
+		case h.ends():
 			p.retired += c.Free
 		default:
 			p.notReady += c.Free

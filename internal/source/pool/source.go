@@ -136,7 +136,7 @@ func (s *Source) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	s.follow(ctx, &wg)
 	wg.Go(func() { s.commitBlocks(ctx) })
-	wg.Go(func() { s.claim(ctx) })
+	wg.Go(func() { s.renewBlocks(ctx) })
 	wg.Go(func() { confirm.Await(ctx, s.clock, s.serveUnconfirmed) })
 	s.loop(ctx)
 	wg.Wait()
@@ -183,35 +183,14 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
-	s.mu.Lock()
-	if h, ok := s.ledger.leases[req.Key]; ok {
-		s.mu.Unlock()
-		return h.Lease, nil
-	}
-	w := s.ledger.admit(req, s.clock.Now())
-	s.mu.Unlock()
-	s.wake.Set()
-	if a, ok := w.Await(ctx); ok {
-		return a.Lease, a.Err
-	}
-	return s.giveUp(ctx, w)
-}
-
-// giveUp ends a wait whose context ended. An address that came at the same
-// moment is not lost: it is the answer.
-func (s *Source) giveUp(ctx context.Context, w *waiting.Waiter) (source.Lease, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	why := s.ledger.whyWaits(w, s.clock.Now())
-	if !w.Leave() {
-		a := <-w.Answered()
-		return a.Lease, a.Err
-	}
-	s.wake.Set() // one fewer to ask for
-	if why.Err == nil {
-		why.Err = ctx.Err()
-	}
-	return source.Lease{}, why
+	l := s.ledger
+	return waiting.Desk{
+		Lock:    &s.mu,
+		Held:    func(key attachment.Key) (source.Lease, bool) { h, ok := l.leases[key]; return h.Lease, ok },
+		Admit:   func(req source.Request) *waiting.Waiter { return l.admit(req, s.clock.Now()) },
+		Why:     func(w *waiting.Waiter) *source.Exhausted { return l.whyWaits(w, s.clock.Now()) },
+		Changed: s.wake.Set,
+	}.Acquire(ctx, req)
 }
 
 // Release implements source.Source.

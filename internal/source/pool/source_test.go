@@ -131,7 +131,7 @@ func TestNobodyWaitsForAnothersRequest(t *testing.T) {
 	m.namespace("snail", "slow")
 	m.podNamed("snail", "p", "")
 	m.pods(0, 3)
-	s := m.way()
+	s := m.faults()
 	s.hold = func(method, path string, body string) bool {
 		return method == "POST" && strings.Contains(body, `"poolName":"slow"`)
 	}
@@ -167,7 +167,7 @@ func TestLostReplies(t *testing.T) {
 	m.pool("public", 1, nil, "10.0.0.0/24")
 	m.namespace(namespace, "public")
 	m.pods(0, 9)
-	s := m.way()
+	s := m.faults()
 	s.lose = func(method string) bool { return method != "GET" }
 	m.start()
 	var wg sync.WaitGroup

@@ -1,13 +1,9 @@
 package pool
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -15,8 +11,6 @@ import (
 )
 
 // file keeps the node's blocks in a directory, as JSON, replaced atomically.
-// Nothing is synced: the directory is meant to be on a tmpfs, and to vanish with
-// the kernel state.
 type file struct{ dir string }
 
 const blocksFile = "blocks.json"
@@ -42,16 +36,9 @@ func sameOnFile(x, y blockFacts) bool { return x.same(y) && x.draining == y.drai
 // load reads the file, or returns false without one. A file that makes no sense
 // is an error.
 func (f file) load() (node string, blocks []blockFacts, ok bool, err error) {
-	data, err := statefile.Read(filepath.Join(f.dir, blocksFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil, false, nil
-	}
 	var c fileContent
-	if err == nil {
-		err = json.Unmarshal(data, &c)
-	}
-	if err != nil {
-		return "", nil, false, fmt.Errorf("read %s: %w", blocksFile, err)
+	if ok, err = statefile.LoadJSON(f.dir, blocksFile, &c); !ok {
+		return "", nil, false, err
 	}
 	for _, b := range c.Blocks {
 		facts, err := blockFacts{name: b.Name, pool: b.Pool, uid: b.UID, draining: b.Draining}.with(b.IPv4, b.IPv6)
@@ -80,19 +67,5 @@ func (f file) save(node string, blocks []blockFacts) error {
 		}
 		c.Blocks = append(c.Blocks, fb)
 	}
-	data, err := json.MarshalIndent(c, "", "  ")
-	if err != nil {
-		return fmt.Errorf("encode %s: %w", blocksFile, err)
-	}
-	tmp := filepath.Join(f.dir, "."+blocksFile+".new")
-	if err := os.MkdirAll(f.dir, 0o700); err != nil {
-		return fmt.Errorf("make the state directory: %w", err)
-	}
-	if err := statefile.Create(tmp, data, 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", blocksFile, err)
-	}
-	if err := os.Rename(tmp, filepath.Join(f.dir, blocksFile)); err != nil {
-		return fmt.Errorf("replace %s: %w", blocksFile, err)
-	}
-	return nil
+	return statefile.ReplaceJSON(f.dir, blocksFile, c)
 }

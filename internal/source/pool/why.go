@@ -72,7 +72,7 @@ func (l *ledger) whyNoBlock(s *poolState, none string, now time.Time) *source.Ex
 	var oldest *request
 	for _, r := range l.requestsOf(s.name) {
 		if r.failed != "" {
-			return exhausted(source.Word(r.failed), "%s%s", none, failure(r))
+			return exhausted(source.ReasonOf(r.failed), "%s%s", none, failure(r))
 		}
 		if oldest == nil && !l.answered(r) {
 			oldest = r

@@ -1,5 +1,5 @@
-// Package waiting is who waits for an address, in the order of arrival. It is
-// shared by the address sources.
+// Package waiting is who waits for an address, in the order of arrival, and how long:
+// Acquire, as all address sources have it.
 package waiting
 
 import (
@@ -11,7 +11,7 @@ import (
 
 // Queue is the waiters of one supply. The zero value is ready. It is not safe
 // for concurrent use: its owner locks, also around the methods of its waiters
-// other than Answered and Await.
+// other than Answered.
 type Queue struct {
 	list list.List // of *Waiter, the first to come first
 }
@@ -61,9 +61,9 @@ func (q *Queue) All() []*Waiter {
 // Answered delivers the answer.
 func (w *Waiter) Answered() <-chan Answer { return w.answer }
 
-// Await returns the answer, or false when ctx ended first. An answer that is there
+// await returns the answer, or false when ctx ended first. An answer that is there
 // already, as when an address is warm, comes before the end of ctx.
-func (w *Waiter) Await(ctx context.Context) (Answer, bool) {
+func (w *Waiter) await(ctx context.Context) (Answer, bool) {
 	select {
 	case a := <-w.answer:
 		return a, true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,9 +12,10 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
-// notReady is what admission says as long as it has not read the objects that it
-// goes by (k8s.io/apiserver/pkg/admission.WaitForReady).
-const notReady = "not yet ready to handle request"
+// notReady is what admission says as long as it has not read the objects, or the
+// kinds, that it goes by (k8s.io/apiserver/pkg/admission.WaitForReady and
+// plugin/policy). It calls that forbidden, or invalid.
+var notReady = []string{"not yet ready to handle request", "failed to configure policy", "failed to configure binding"}
 
 // Away tells an API server that cannot answer, such as one that is starved or
 // waits for etcd, from one that refuses.
@@ -22,7 +24,8 @@ func Away(err error) bool {
 	if !errors.As(err, &status) {
 		return true // no answer at all
 	}
-	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), notReady) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+	says := func(text string) bool { return strings.Contains(err.Error(), text) }
+	return slices.ContainsFunc(notReady, says) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err)
 }
 

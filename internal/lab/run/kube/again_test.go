@@ -6,11 +6,14 @@ import (
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 func TestAway(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
+	unconfigured := apierrors.NewForbidden(pods, "p", errors.New("a policy denied request: failed to configure policy"))
+	unconfigured.ErrStatus.Reason = metav1.StatusReasonInvalid // as API servers say of all that policies deny
 	for _, tt := range []struct {
 		err  error
 		away bool
@@ -18,6 +21,7 @@ func TestAway(t *testing.T) {
 		{errors.New("connection refused"), true},
 		{apierrors.NewServiceUnavailable("etcd"), true},
 		{apierrors.NewForbidden(pods, "p", errors.New("not yet ready to handle request")), true},
+		{unconfigured, true},
 		{apierrors.NewForbidden(pods, "p", errors.New("no such right")), false},
 		{apierrors.NewNotFound(pods, "p"), false},
 		{apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "p", nil), false},

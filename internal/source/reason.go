@@ -6,9 +6,9 @@ import (
 	"unicode"
 )
 
-// Word makes a condition's reason (PoolExhausted, ENILimit) one of Exhausted
+// ReasonOf makes a condition's reason (PoolExhausted, ENILimit) one of Exhausted
 // (pool-exhausted, eni-limit).
-func Word(reason string) string {
+func ReasonOf(reason string) string {
 	var b strings.Builder
 	letters := []rune(reason)
 	for i, r := range letters {

@@ -18,22 +18,22 @@ import (
 // releases blocks that were not renewed for a few times as long.
 const claimInterval = 20 * time.Second
 
-// claim renews the blocks while the Node is missing, until ctx ends. While it is
+// renewBlocks renews the blocks while the Node is missing, until ctx ends. While it is
 // there nothing is written.
-func (s *Source) claim(ctx context.Context) {
+func (s *Source) renewBlocks(ctx context.Context) {
 	missing := false
 	for {
 		wait := time.Second // to notice that the Node is gone
-		blocks := s.claimed()
-		if (blocks != nil) != missing {
-			missing = blocks != nil
-			if missing {
-				s.log.Warn("the Node object of this node is missing; its blocks are kept by saying that it lives", "blocks", len(blocks))
-			} else {
-				s.log.Info("nothing is left to claim: the Node object of this node is there again, or it has no blocks")
-			}
+		s.mu.Lock()
+		blocks := s.ledger.toRenew()
+		s.mu.Unlock()
+		switch {
+		case len(blocks) > 0 && !missing:
+			s.log.Warn("the Node object of this node is missing; its blocks are kept by saying that it lives", "blocks", len(blocks))
+		case len(blocks) == 0 && missing:
+			s.log.Info("nothing is left to claim: the Node object of this node is there again, or it has no blocks")
 		}
-		if missing {
+		if missing = len(blocks) > 0; missing {
 			wait = s.cfg.ClaimInterval
 			s.renew(ctx, blocks)
 		}
@@ -43,21 +43,6 @@ func (s *Source) claim(ctx context.Context) {
 		case <-s.clock.After(wait):
 		}
 	}
-}
-
-// claimed lists the blocks to renew; nil while there is nothing to claim.
-func (s *Source) claimed() (blocks []blockFacts) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.ledger.node.missing {
-		return nil
-	}
-	for _, name := range s.ledger.blockNames() {
-		if h := s.ledger.blocks[name]; h.listed && h.leaving == stays {
-			blocks = append(blocks, h.blockFacts)
-		}
-	}
-	return blocks
 }
 
 // renew writes the time into the status of each block.

@@ -6,10 +6,10 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-func TestReasonWords(t *testing.T) {
+func TestReasonOf(t *testing.T) {
 	for in, want := range map[string]string{"SubnetFull": "subnet-full", "ENILimit": "eni-limit", "AtCapacity": "at-capacity", "Throttled": "throttled", "": "degraded"} {
-		if got := source.Word(in); got != want {
-			t.Errorf("Word(%q) = %q, want %q", in, got, want)
+		if got := source.ReasonOf(in); got != want {
+			t.Errorf("ReasonOf(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

@@ -1,0 +1,77 @@
+package kubeapi
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Metadata is the metadata of an object.
+type Metadata = metav1.PartialObjectMetadata
+
+// Kind is objects of Kubernetes itself that are watched together.
+type Kind struct {
+	resource string
+	fields   string // a selector
+}
+
+// Namespaces are all there are.
+var Namespaces = Kind{resource: "namespaces"}
+
+// NodeNamed is the Node of a name.
+func NodeNamed(name string) Kind { return Kind{"nodes", Only("metadata.name", name)} }
+
+// Cluster brings the metadata of Kubernetes' own objects to all parts of a daemon
+// that ask for it. However many they are, each kind is watched once.
+type Cluster struct {
+	api   *Client
+	feeds map[Kind]*feed
+}
+
+// feed is who follows a kind, and which annotations they want.
+type feed struct {
+	handlers    []Handler[*Metadata]
+	annotations []string
+}
+
+// NewCluster returns one that follows nothing yet.
+func NewCluster(api *Client) *Cluster { return &Cluster{api, map[Kind]*feed{}} }
+
+// Follow keeps h told of a kind, with these annotations at least and no labels. It
+// is to be called before Run.
+func (c *Cluster) Follow(k Kind, h Handler[*Metadata], annotations ...string) {
+	f := c.feeds[k]
+	if f == nil {
+		f = &feed{}
+		c.feeds[k] = f
+	}
+	f.handlers, f.annotations = append(f.handlers, h), append(f.annotations, annotations...)
+}
+
+// Run watches what is followed, until ctx ends.
+func (c *Cluster) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for k, f := range c.feeds {
+		resource := schema.GroupVersionResource{Version: "v1", Resource: k.resource}
+		wg.Go(func() { Follow(ctx, k.resource, c.api.metadata(resource, k.fields, bare(f.annotations...)), f.all()) })
+	}
+	wg.Wait()
+}
+
+// all tells every handler.
+func (f *feed) all() Handler[*Metadata] {
+	each := func(tell func(Handler[*Metadata])) {
+		for _, h := range f.handlers {
+			tell(h)
+		}
+	}
+	return Handler[*Metadata]{
+		Put:   func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Put(o) }) },
+		Gone:  func(o *Metadata) { each(func(h Handler[*Metadata]) { h.Gone(o) }) },
+		All:   func(list []*Metadata) { each(func(h Handler[*Metadata]) { h.All(slices.Clone(list)) }) },
+		Heard: func(err error) { each(func(h Handler[*Metadata]) { h.Heard(err) }) },
+	}
+}
