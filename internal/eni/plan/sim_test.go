@@ -209,6 +209,4 @@ func addresses(n int) cloud.Amount { return cloud.Amount{Addresses: n} }
 
 func blocks(n int) cloud.Amount { return cloud.Amount{Prefixes: n} }
 
-const second = time.Second
-
 func unix(seconds int) time.Time { return time.Unix(1_000_000+int64(seconds), 0) }
