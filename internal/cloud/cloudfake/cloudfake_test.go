@@ -136,6 +136,10 @@ func TestPrefixes(t *testing.T) {
 	if back, err := c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1}); err != nil || back[0] != more[0] {
 		t.Errorf("%v: %v", back, err)
 	}
+	ok(t, c.UnassignAddresses(ctx, e.ID, more))
+	c.SetFragmented("subnet-1", true)
+	_, err = c.AssignAddresses(ctx, e.ID, cloud.Amount{Prefixes: 1})
+	class(t, err, cloud.SubnetFull)
 }
 
 // TestDelays: calls, attaching and buckets take the time that they are to take.
