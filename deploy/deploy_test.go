@@ -15,68 +15,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/test/harness"
 )
 
-// The parts of a DaemonSet or Deployment that the programs depend on.
-type workload struct {
-	Kind string
-	Spec struct {
-		Replicas int
-		Template struct{ Spec podSpec }
-	}
-}
-
-type podSpec struct {
-	HostNetwork                   bool
-	ServiceAccountName            string
-	DNSPolicy                     string
-	TerminationGracePeriodSeconds int
-	Containers                    []container
-	Volumes                       []struct {
-		Name     string
-		HostPath struct{ Path string }
-	}
-}
-
-type container struct {
-	Image string
-	Args  []string
-	Env   []struct {
-		Name, Value string
-		ValueFrom   *struct{ FieldRef struct{ FieldPath string } }
-	}
-	SecurityContext               struct{ Privileged bool }
-	Ports                         []port
-	LivenessProbe, ReadinessProbe probe
-	Resources                     struct{ Limits struct{ Memory string } }
-	VolumeMounts                  []struct{ Name, MountPath, MountPropagation string }
-}
-
-type port struct {
-	Name                    string
-	ContainerPort, HostPort int
-}
-
-type probe struct {
-	HTTPGet struct {
-		Path, Host string
-		Port       intstr.IntOrString
-	}
-	TimeoutSeconds int
-}
-
-// asks tells whether the probe asks for a path of what listens at an address,
-// from the node itself: a pod that reaches the port must not keep it out.
-func (p probe) asks(path, address string, ports []port) bool {
+// asks tells whether a probe asks for a path of what listens at an address, from
+// the node itself: a pod that reaches the port must not keep it out.
+func asks(p *corev1.Probe, path, address string, ports []corev1.ContainerPort) bool {
 	number := p.HTTPGet.Port.IntValue()
 	for _, named := range ports {
 		if p.HTTPGet.Port.Type == intstr.String && named.Name == p.HTTPGet.Port.StrVal {
-			number = named.ContainerPort
+			number = int(named.ContainerPort)
 		}
 	}
 	return p.HTTPGet.Path == path && p.HTTPGet.Host == "127.0.0.1" && address == fmt.Sprintf("127.0.0.1:%d", number)
@@ -98,66 +54,76 @@ var daemonSets = map[string]string{
 }
 
 // forEachMode runs a test with each DaemonSet's pod and its one container.
-func forEachMode(t *testing.T, test func(t *testing.T, pod podSpec, c container)) {
+func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c corev1.Container)) {
 	t.Helper()
-	for mode, file := range daemonSets {
+	for mode := range daemonSets {
 		t.Run(mode, func(t *testing.T) {
-			pod := readWorkload(t, file, "DaemonSet").Spec.Template.Spec
-			test(t, pod, pod.Containers[0])
+			pod := daemonSet(t, mode).Spec.Template.Spec
+			test(t, pod, onlyContainer(t, pod))
 		})
 	}
 }
 
-// readWorkload returns the object of a kind in a manifest. It has one container.
-func readWorkload(t *testing.T, file, kind string) workload {
+func daemonSet(t *testing.T, mode string) (d appsv1.DaemonSet) {
+	t.Helper()
+	readObject(t, daemonSets[mode], "DaemonSet", &d)
+	return d
+}
+
+func operatorDeployment(t *testing.T) (d appsv1.Deployment) {
+	t.Helper()
+	readObject(t, "operator-mode/operator.yaml", "Deployment", &d)
+	return d
+}
+
+func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
+	t.Helper()
+	if len(pod.Containers) != 1 {
+		t.Fatalf("%d containers, want one", len(pod.Containers))
+	}
+	return pod.Containers[0]
+}
+
+// readObject reads the object of a kind in a manifest.
+func readObject(t *testing.T, file, kind string, to any) {
 	t.Helper()
 	for _, doc := range bytes.Split(readFile(t, file), []byte("\n---\n")) {
-		var strict map[string]any
-		if err := yaml.UnmarshalStrict(doc, &strict); err != nil {
-			t.Fatal(err)
-		}
-		var w workload
-		if err := yaml.Unmarshal(doc, &w); err != nil {
-			t.Fatal(err)
-		}
-		if w.Kind == kind && len(w.Spec.Template.Spec.Containers) == 1 {
-			return w
+		var of metav1.TypeMeta
+		harness.OK(t, yaml.Unmarshal(doc, &of))
+		if of.Kind == kind {
+			harness.OK(t, yaml.UnmarshalStrict(doc, to))
+			return
 		}
 	}
-	t.Fatalf("%s has no %s with one container", file, kind)
-	return workload{}
+	t.Fatalf("%s has no %s", file, kind)
 }
 
 // load starts berthd's settings as the container would.
-func load(t *testing.T, c container) config.Config {
+func load(t *testing.T, c corev1.Container) config.Config {
 	t.Helper()
-	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
-	loader := config.NewLoader(flags)
-	if err := flags.Parse(c.Args); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := loader.Load(c.environ())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cfg
+	return loadBy(t, config.NewLoader, c)
 }
 
-// environ is what the container's program finds in its environment.
-func (c container) environ() []string {
-	var out []string
+func loadBy[C any](t *testing.T, newLoader func(*pflag.FlagSet) *config.Loader[C], c corev1.Container) C {
+	t.Helper()
+	flags := pflag.NewFlagSet("program", pflag.ContinueOnError)
+	loader := newLoader(flags)
+	harness.OK(t, flags.Parse(c.Args))
+	var environ []string
 	for _, e := range c.Env {
 		if e.ValueFrom != nil {
 			e.Value = "node-1"
 		}
-		out = append(out, e.Name+"="+e.Value)
+		environ = append(environ, e.Name+"="+e.Value)
 	}
-	return out
+	cfg, err := loader.Load(environ)
+	harness.OK(t, err)
+	return cfg
 }
 
 func TestManifestSettingsExist(t *testing.T) { forEachMode(t, settingsExist) }
 
-func settingsExist(t *testing.T, _ podSpec, c container) {
+func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
 	cfg := load(t, c)
 	if len(cfg.Unknown) > 0 {
 		t.Errorf("berthd has no settings %v", cfg.Unknown)
@@ -182,13 +148,13 @@ func settingsExist(t *testing.T, _ podSpec, c container) {
 // Whatever path berthd uses is the node's, under the same name.
 func TestManifestMountsWhatBerthdUses(t *testing.T) { forEachMode(t, mountsWhatBerthdUses) }
 
-func mountsWhatBerthdUses(t *testing.T, pod podSpec, c container) {
+func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	cfg := load(t, c)
 	hostPaths := map[string]string{}
 	for _, v := range pod.Volumes {
 		hostPaths[v.Name] = v.HostPath.Path
 	}
-	propagation := map[string]string{}
+	propagation := map[string]*corev1.MountPropagationMode{}
 	for _, m := range c.VolumeMounts {
 		propagation[m.MountPath] = m.MountPropagation
 		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath {
@@ -202,56 +168,46 @@ func mountsWhatBerthdUses(t *testing.T, pod podSpec, c container) {
 	}
 	// TestNamespacesReachADaemonInAContainer shows what happens otherwise.
 	for _, dir := range []string{"/run/netns", "/var/run/netns"} {
-		if propagation[dir] != "HostToContainer" {
-			t.Errorf("%s is mounted with propagation %q", dir, propagation[dir])
+		if p := propagation[dir]; p == nil || *p != corev1.MountPropagationHostToContainer {
+			t.Errorf("%s is mounted with propagation %v", dir, p)
 		}
 	}
 }
 
 func TestManifestFitsTheDaemon(t *testing.T) { forEachMode(t, fitsTheDaemon) }
 
-func fitsTheDaemon(t *testing.T, pod podSpec, c container) {
+func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	cfg := load(t, c)
-	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !c.SecurityContext.Privileged {
-		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
+	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !*c.SecurityContext.Privileged {
+		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, *c.SecurityContext.Privileged)
 	}
 	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != "127.0.0.1:61678" || c.Ports[0].HostPort != 61678 {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if !c.LivenessProbe.asks("/livez", cfg.IntrospectionAddr, c.Ports) || !c.ReadinessProbe.asks("/readyz", cfg.IntrospectionAddr, c.Ports) {
+	if !asks(c.LivenessProbe, "/livez", cfg.IntrospectionAddr, c.Ports) || !asks(c.ReadinessProbe, "/readyz", cfg.IntrospectionAddr, c.Ports) {
 		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.IntrospectionAddr)
 	}
-	if c.Resources.Limits.Memory != "256Mi" {
-		t.Errorf("memory is limited to %q", c.Resources.Limits.Memory)
+	if m := c.Resources.Limits.Memory().String(); m != "256Mi" {
+		t.Errorf("memory is limited to %q", m)
 	}
 	// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
 	if c.LivenessProbe.TimeoutSeconds < 10 || c.ReadinessProbe.TimeoutSeconds < 10 {
 		t.Errorf("probes give up after %d and %d s", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
 	}
-	if float64(pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
-		t.Errorf("killed after %d s, drains for %v", pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
+	if float64(*pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
+		t.Errorf("killed after %d s, drains for %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
 	}
 }
 
 // A change of one mode's DaemonSet that the other wants too is not forgotten.
 func TestModesDifferOnlyInTheirSettings(t *testing.T) {
-	read := func(mode string) (v map[string]any) {
-		for _, doc := range bytes.Split(readFile(t, daemonSets[mode]), []byte("\n---\n")) {
-			if err := yaml.Unmarshal(doc, &v); err != nil {
-				t.Fatal(err)
-			}
-			if v["kind"] == "DaemonSet" {
-				break
-			}
-			v = nil
-		}
-		spec := v["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
-		first := spec["containers"].([]any)[0].(map[string]any)
-		first["env"] = slices.DeleteFunc(first["env"].([]any), func(e any) bool {
-			name := e.(map[string]any)["name"]
-			return name == "BERTH_IPAM" || name == "BERTH_AUTO_CREATE_NODE_NETWORK"
+	read := func(mode string) appsv1.DaemonSet {
+		d := daemonSet(t, mode)
+		c := &d.Spec.Template.Spec.Containers[0]
+		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
+			return e.Name == "BERTH_IPAM" || e.Name == "BERTH_AUTO_CREATE_NODE_NETWORK"
 		})
-		return v
+		return d
 	}
 	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMOperator)); d != "" {
 		t.Errorf("(-node mode +operator mode):\n%s", d)
@@ -260,8 +216,8 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 
 // The configuration for those who install by hand is the one that berthd
 // installs, but for what it says of the daemon's socket and time-out.
-func TestConflist(t *testing.T) {
-	cfg := load(t, container{})
+func TestConflistIsTheInstalledOne(t *testing.T) {
+	cfg := load(t, corev1.Container{})
 	want, err := install.Network{CNIVersion: cfg.CNIVersion, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +237,7 @@ func decode(t *testing.T, data []byte) (v any) {
 
 // The images are built by the Go version of go.mod, and have the programs where
 // they are looked for: the plugin beside berthd, which installs it.
-func TestDockerfiles(t *testing.T) {
+func TestDockerfilesHaveThePrograms(t *testing.T) {
 	for file, programs := range map[string][]string{
 		"node-mode/Dockerfile":     {"berthd", "berth", "berthctl"},
 		"operator-mode/Dockerfile": {"berth-operator"},
@@ -307,15 +263,17 @@ func TestDockerfiles(t *testing.T) {
 }
 
 // What a manifest runs is what its mode's Dockerfile says it builds.
-func TestImages(t *testing.T) {
-	for _, tc := range []struct{ manifest, kind, dockerfile string }{
-		{"node-mode/daemonset.yaml", "DaemonSet", "node-mode/Dockerfile"},
-		{"operator-mode/daemonset.yaml", "DaemonSet", "node-mode/Dockerfile"},
-		{"operator-mode/operator.yaml", "Deployment", "operator-mode/Dockerfile"},
+func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
+	for _, tc := range []struct {
+		pod        corev1.PodSpec
+		dockerfile string
+	}{
+		{daemonSet(t, config.IPAMENI).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{daemonSet(t, config.IPAMOperator).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{operatorDeployment(t).Spec.Template.Spec, "operator-mode/Dockerfile"},
 	} {
-		image := readWorkload(t, tc.manifest, tc.kind).Spec.Template.Spec.Containers[0].Image
-		if !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
-			t.Errorf("%s runs %s, which is not what %s makes", tc.manifest, image, tc.dockerfile)
+		if image := onlyContainer(t, tc.pod).Image; !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
+			t.Errorf("a manifest runs %s, which is not what %s makes", image, tc.dockerfile)
 		}
 	}
 }

@@ -1,14 +1,9 @@
 package deploy
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"testing"
-	"testing/fstest"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,8 +17,6 @@ import (
 func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 	harness.KubeClean(t)
 	admin := harness.KubeClient(t)
-	all := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-everything"}}
-	harness.OK(t, client.IgnoreNotFound(admin.Delete(t.Context(), all)))
 	victim := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "database"},
 		Spec: corev1.PodSpec{NodeName: "node-2", Containers: []corev1.Container{{
@@ -33,18 +26,11 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 	harness.Eventually(t, limit, "another node's pod", func() error { return admin.Create(t.Context(), victim) })
 	for _, mode := range []string{"pool-mode", "operator-mode"} {
 		t.Run(mode, func(t *testing.T) {
-			harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{
-				"rbac.yaml": {Data: readFile(t, mode+"/rbac.yaml")}, "role.yaml": {Data: readFile(t, mode+"/rbac/berthd/role.yaml")},
-			}))
-			t.Cleanup(func() {
-				for _, name := range []string{"berthd", "berth-operator"} {
-					harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}})))
-				}
-			})
+			bindRoles(t, mode, "rbac.yaml", "rbac/berthd/role.yaml")
 			node := account(t, "berthd", "node-1")
 			harness.Eventually(t, limit, "its role holds, and no other", func() error {
-				if err := node.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
-					return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
+				if err := notBoundMore(t, node); err != nil {
+					return err
 				}
 				err := node.Get(t.Context(), client.ObjectKey{Name: "node-1"}, &corev1.Node{})
 				if apierrors.IsForbidden(err) {

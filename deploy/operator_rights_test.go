@@ -3,14 +3,11 @@ package deploy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
-	"testing/fstest"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,25 +21,10 @@ import (
 func asOperator(t *testing.T, mode, kind string) client.Client {
 	t.Helper()
 	harness.KubeClean(t)
-	admin := harness.KubeClient(t)
-	all := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "test-everything"}}
-	harness.OK(t, client.IgnoreNotFound(admin.Delete(t.Context(), all)))
-	files := fstest.MapFS{}
-	for _, name := range []string{"rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml", "admission.yaml"} {
-		files[name] = &fstest.MapFile{Data: readFile(t, mode+"/"+name)}
-	}
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
-	t.Cleanup(func() {
-		for _, name := range []string{"berthd", "berth-operator"} {
-			harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name}})))
-		}
-	})
+	bindRoles(t, mode, "rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml", "admission.yaml")
 	operator := account(t, "berth-operator", "node-1")
 	harness.Eventually(t, limit, "roles and policies hold", func() error {
-		if err := operator.List(t.Context(), &corev1.ConfigMapList{}); !apierrors.IsForbidden(err) {
-			return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
-		}
-		return errors.Join(operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),
+		return errors.Join(notBoundMore(t, operator), operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),
 			byPolicy(operator.Create(t.Context(), lease("probe"), client.DryRunAll)))
 	})
 	return operator

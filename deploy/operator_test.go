@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,8 +31,8 @@ func TestManifestsApply(t *testing.T) {
 func TestRolesAreBound(t *testing.T) {
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS("operator-mode")))
 	c := harness.KubeClient(t)
-	for file, kind := range map[string]string{"operator-mode/operator.yaml": "Deployment", "operator-mode/daemonset.yaml": "DaemonSet"} {
-		name := readWorkload(t, file, kind).Spec.Template.Spec.ServiceAccountName
+	for _, pod := range []corev1.PodTemplateSpec{operatorDeployment(t).Spec.Template, daemonSet(t, config.IPAMOperator).Spec.Template} {
+		name := pod.Spec.ServiceAccountName
 		account := types.NamespacedName{Namespace: "kube-system", Name: name}
 		harness.OK(t, c.Get(t.Context(), account, &corev1.ServiceAccount{}))
 		binding := &rbacv1.ClusterRoleBinding{}
@@ -91,17 +90,13 @@ func TestKustomizationsAreComplete(t *testing.T) {
 // The operator must start where there is no pod network yet, without rights
 // that it does not use, and two of them at a time.
 func TestOperatorDeployment(t *testing.T) {
-	w := readWorkload(t, "operator-mode/operator.yaml", "Deployment")
-	pod := w.Spec.Template.Spec
-	c := pod.Containers[0]
-	if w.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged {
-		t.Errorf("%d replicas, host network %v, DNS %q, privileged %v", w.Spec.Replicas, pod.HostNetwork, pod.DNSPolicy, c.SecurityContext.Privileged)
+	d := operatorDeployment(t)
+	pod := d.Spec.Template.Spec
+	c := onlyContainer(t, pod)
+	if *d.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
+		t.Errorf("%d replicas, host network %v, DNS %q, security context %+v", *d.Spec.Replicas, pod.HostNetwork, pod.DNSPolicy, c.SecurityContext)
 	}
-	flags := pflag.NewFlagSet("berth-operator", pflag.ContinueOnError)
-	loader := config.NewOperatorLoader(flags)
-	harness.OK(t, flags.Parse(c.Args))
-	cfg, err := loader.Load(c.environ())
-	harness.OK(t, err)
+	cfg := loadBy(t, config.NewOperatorLoader, c)
 	if len(cfg.Unknown) > 0 {
 		t.Errorf("berth-operator has no settings %v", cfg.Unknown)
 	}
@@ -111,13 +106,13 @@ func TestOperatorDeployment(t *testing.T) {
 	if len(c.Ports) != 2 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != fmt.Sprintf("127.0.0.1:%d", c.Ports[0].HostPort) {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if !c.LivenessProbe.asks("/livez", cfg.HealthAddr, c.Ports) || !c.ReadinessProbe.asks("/readyz", cfg.HealthAddr, c.Ports) {
+	if !asks(c.LivenessProbe, "/livez", cfg.HealthAddr, c.Ports) || !asks(c.ReadinessProbe, "/readyz", cfg.HealthAddr, c.Ports) {
 		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.HealthAddr)
 	}
-	if c.Resources.Limits.Memory != "1Gi" {
-		t.Errorf("memory is limited to %q", c.Resources.Limits.Memory)
+	if m := c.Resources.Limits.Memory().String(); m != "1Gi" {
+		t.Errorf("memory is limited to %q", m)
 	}
-	daemon := load(t, readWorkload(t, "operator-mode/daemonset.yaml", "DaemonSet").Spec.Template.Spec.Containers[0])
+	daemon := load(t, onlyContainer(t, daemonSet(t, config.IPAMOperator).Spec.Template.Spec))
 	if cfg.ClusterName != daemon.ClusterName {
 		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
 	}

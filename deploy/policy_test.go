@@ -6,32 +6,33 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"maps"
-	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// The operator's IAM policy allows the EC2 actions behind the methods of
-// cloud.API that its code calls, and nothing else.
+// The operator's IAM policy allows the EC2 actions that pace.Cloud calls for it, and
+// nothing else: the operator's code calls every method. What each method calls is
+// compared with the policy of node mode, by the tests of internal/cloud/aws.
 func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
-	actions := actionsByMethod(t)
 	called := selectors(t, "../internal/eni", "../internal/operator", "../cmd/berth-operator")
-	var want []string
-	for _, method := range cloudMethods(t) {
-		if len(actions[method]) == 0 {
-			t.Errorf("internal/cloud/aws calls no EC2 action in %s", method)
-		}
-		if called[method] {
-			want = append(want, actions[method]...)
+	for _, method := range cloudMethods() {
+		if !called[method] {
+			t.Errorf("the operator does not call %s: its policy need not have the action", method)
 		}
 	}
-	slices.Sort(want)
-	if d := cmp.Diff(slices.Compact(want), policyActions(t, "operator-mode/iam-policy.json")); d != "" {
+	var want []string
+	for _, action := range pace.Actions() {
+		want = append(want, "ec2:"+action)
+	}
+	if d := cmp.Diff(want, policyActions(t, "operator-mode/iam-policy.json")); d != "" {
 		t.Errorf("iam-policy.json (-called +allowed):\n%s", d)
 	}
 }
@@ -39,7 +40,7 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 // Nodes in operator mode need no policy: berthd's code for it knows no cloud.
 func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	called := selectors(t, "../internal/source/nodenetwork")
-	for _, method := range cloudMethods(t) {
+	for _, method := range cloudMethods() {
 		// Names that are not the cloud's alone.
 		if called[method] && !slices.Contains([]string{"ENIs", "Limits", "Subnets", "Instance"}, method) {
 			t.Errorf("internal/source/nodenetwork calls %s", method)
@@ -54,90 +55,11 @@ func TestNodesInOperatorModeCallNoEC2(t *testing.T) {
 	}
 }
 
-// cloudMethods are those of cloud.API, also of interfaces that are part of it.
-func cloudMethods(t *testing.T) (names []string) {
-	t.Helper()
-	interfaces := map[string]*ast.InterfaceType{}
-	for _, file := range parse(t, "../internal/cloud") {
-		ast.Inspect(file, func(n ast.Node) bool {
-			if spec, ok := n.(*ast.TypeSpec); ok && file.Name.Name == "cloud" {
-				if i, ok := spec.Type.(*ast.InterfaceType); ok {
-					interfaces[spec.Name.Name] = i
-				}
-			}
-			return true
-		})
-	}
-	parts := []string{"API"}
-	for len(parts) > 0 {
-		i := interfaces[parts[0]]
-		if i == nil {
-			t.Fatalf("found no interface %s in internal/cloud", parts[0])
-		}
-		parts = parts[1:]
-		for _, m := range i.Methods.List {
-			if part, ok := m.Type.(*ast.Ident); ok {
-				parts = append(parts, part.Name)
-				continue
-			}
-			names = append(names, m.Names[0].Name)
-		}
+func cloudMethods() (names []string) {
+	for m := range reflect.TypeFor[cloud.API]().Methods() {
+		names = append(names, m.Name)
 	}
 	return names
-}
-
-// actionsByMethod are the EC2 actions, as IAM spells them, that each method of
-// cloud.API calls: through pace.Cloud, which makes the single calls of the client
-// in internal/cloud/aws. Tags
-// given at creation need a permission of their own (EC2 User Guide, "Grant
-// permission to tag Amazon EC2 resources during creation").
-func actionsByMethod(t *testing.T) map[string][]string {
-	t.Helper()
-	direct, through := map[string][]string{}, map[string][]string{}
-	files := parse(t, "../internal/cloud/aws")
-	maps.Copy(files, parse(t, "../internal/cloud/pace"))
-	for _, file := range files {
-		for _, d := range file.Decls {
-			fn, ok := d.(*ast.FuncDecl)
-			if !ok {
-				continue
-			}
-			name := fn.Name.Name
-			ast.Inspect(fn, func(n ast.Node) bool {
-				s, ok := n.(*ast.SelectorExpr)
-				if !ok {
-					return true
-				}
-				if of, ok := s.X.(*ast.Ident); ok && (of.Name == "c" || of.Name == "p") {
-					through[name] = append(through[name], s.Sel.Name)
-				}
-				switch of, ok := s.X.(*ast.SelectorExpr); {
-				case ok && of.Sel.Name == "calls":
-					through[name] = append(through[name], s.Sel.Name)
-				case ok && of.Sel.Name == "api":
-					direct[name] = append(direct[name], "ec2:"+s.Sel.Name)
-				}
-				return true
-			})
-		}
-	}
-	all := map[string][]string{}
-	var collect func(method, from string, seen map[string]bool)
-	collect = func(method, from string, seen map[string]bool) {
-		if seen[from] {
-			return
-		}
-		seen[from] = true
-		all[method] = append(all[method], direct[from]...)
-		for _, next := range through[from] {
-			collect(method, next, seen)
-		}
-	}
-	for _, method := range cloudMethods(t) {
-		collect(method, method, map[string]bool{})
-	}
-	all["CreateENI"] = append(all["CreateENI"], "ec2:CreateTags")
-	return all
 }
 
 // selectors are the names that the code below some folders, tests aside,
@@ -186,11 +108,7 @@ func policyActions(t *testing.T, file string) []string {
 			Action any // one or a list
 		}
 	}
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &policy); err != nil {
+	if err := json.Unmarshal(readFile(t, file), &policy); err != nil {
 		t.Fatal(err)
 	}
 	var actions []string

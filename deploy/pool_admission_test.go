@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"testing/fstest"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -62,21 +61,6 @@ func blockRequest(name, node string) *v1alpha1.BlockRequest {
 	}
 }
 
-// change makes a change to an object that is there, as read by the administrator.
-func change[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
-	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
-	how(o)
-	return as.Update(t.Context(), o)
-}
-
-func changeStatus[O client.Object](t *testing.T, as client.Client, o O, how func(O)) error {
-	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Get(t.Context(), client.ObjectKeyFromObject(o), o))
-	how(o)
-	return as.Status().Update(t.Context(), o)
-}
-
 // applyPoolPolicies begins a test with the policies and nothing else.
 func applyPoolPolicies(t *testing.T) {
 	t.Helper()
@@ -87,27 +71,19 @@ func applyPoolPolicies(t *testing.T) {
 // installPoolPolicies installs the policies and waits until each of them holds.
 func installPoolPolicies(t *testing.T) {
 	t.Helper()
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{
-		"everything.yaml": {Data: []byte(everything)},
-		"admission.yaml":  {Data: readFile(t, "pool-mode/admission.yaml")},
-	}))
+	applyManifests(t, "pool-mode/admission.yaml")
 	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
 	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
 	harness.OK(t, admin.Create(t.Context(), probe))
 	harness.Eventually(t, limit, "the operator's role holds", func() error { return operator.Create(t.Context(), block) })
-	harness.Eventually(t, limit, "the policies hold", func() error {
-		for _, err := range []error{
-			admin.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll),
-			admin.Create(t.Context(), addressBlock("probe", 1, "node"), client.DryRunAll),
-			operator.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll),
-			daemon.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll),
-			daemon.Delete(t.Context(), block, client.DryRunAll),
-		} {
-			if err := byPolicy(err); err != nil {
-				return err
-			}
-		}
-		return nil
+	untilRefused(t, map[string]func() error{
+		"overlap": func() error {
+			return admin.Create(t.Context(), addressPool("probe-2", "10.255.0.0/24"), client.DryRunAll)
+		},
+		"blocks":     func() error { return admin.Create(t.Context(), addressBlock("probe", 1, "node"), client.DryRunAll) },
+		"operator's": func() error { return operator.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll) },
+		"requests":   func() error { return daemon.Create(t.Context(), blockRequest("probe", "node"), client.DryRunAll) },
+		"deletions":  func() error { return daemon.Delete(t.Context(), block, client.DryRunAll) },
 	})
 	harness.OK(t, admin.Delete(t.Context(), probe))
 	harness.OK(t, admin.Delete(t.Context(), block))

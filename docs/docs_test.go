@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,24 +26,14 @@ type literals struct {
 func readCode(t *testing.T) literals {
 	t.Helper()
 	l := literals{reasons: map[string]string{}}
-	for _, dir := range []string{
-		"api/v1alpha1", "internal/attachment", "internal/berthd", "internal/cloud", "internal/cni", "internal/config", "internal/daemon",
-		"internal/datapath", "internal/eni", "internal/install", "internal/operator", "internal/source", "internal/web",
-	} {
-		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {
-			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-			if err == nil {
-				ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
+	goFiles(t, func(path string) error {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err == nil {
+			ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
 		}
-	}
+		return err
+	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/daemon",
+		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/operator", "../internal/source", "../internal/web")
 	return l
 }
 

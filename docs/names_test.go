@@ -25,6 +25,38 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
+// named calls check with what a pattern finds in each of the pages, which must be
+// least times at least.
+func named(t *testing.T, pattern string, least int, check func(page string, found []string)) {
+	t.Helper()
+	re, count := regexp.MustCompile(pattern), 0
+	for page, text := range pages(t) {
+		for _, found := range re.FindAllStringSubmatch(text, -1) {
+			count++
+			check(page, found)
+		}
+	}
+	if count < least {
+		t.Errorf("only %d names were compared", count)
+	}
+}
+
+// goFiles calls visit with each Go file below some folders, tests aside.
+func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
+	t.Helper()
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			return visit(path)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // others are flags that documents name and that are of programs of others, and
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
@@ -39,18 +71,16 @@ var variables = []string{"BERTH_FAILPOINTS"}
 func TestSettingsExist(t *testing.T) {
 	known := readPage(t, "reference/configuration.md") + readPage(t, "reference/operator-configuration.md")
 	code := flagLiterals(t, "../cmd/vpclab", "../internal/ctl", "../test/bench")
-	for name, text := range pages(t) {
-		for _, m := range regexp.MustCompile("(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b").FindAllStringSubmatch(text, -1) {
-			if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
-				t.Errorf("%s: no program has the flag --%s", name, flag)
-			}
+	named(t, "(?:^|[\\s`(\"])--([a-z][a-z0-9-]*[a-z0-9])\\b", 100, func(page string, m []string) {
+		if flag := m[1]; !strings.Contains(known, "`--"+flag+"`") && !code[flag] && others[flag] == "" {
+			t.Errorf("%s: no program has the flag --%s", page, flag)
 		}
-		for _, v := range regexp.MustCompile(`\bBERTH_[A-Z][A-Z_]*[A-Z]\b`).FindAllString(text, -1) {
-			if !strings.Contains(known, "`"+v+"`") && !slices.Contains(variables, v) {
-				t.Errorf("%s: no program reads %s", name, v)
-			}
+	})
+	named(t, `\bBERTH_[A-Z][A-Z_]*[A-Z]\b`, 5, func(page string, m []string) {
+		if v := m[0]; !strings.Contains(known, "`"+v+"`") && !slices.Contains(variables, v) {
+			t.Errorf("%s: no program reads %s", page, v)
 		}
-	}
+	})
 }
 
 // flagLiterals are string literals of programs whose flags are not in a table.
@@ -58,21 +88,13 @@ func flagLiterals(t *testing.T, dirs ...string) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
 	quoted := regexp.MustCompile(`"([a-z][a-z0-9-]+)"`)
-	for _, dir := range dirs {
-		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			data, err := os.ReadFile(path)
-			for _, m := range quoted.FindAllStringSubmatch(string(data), -1) {
-				out[m[1]] = true
-			}
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
+	goFiles(t, func(path string) error {
+		data, err := os.ReadFile(path)
+		for _, m := range quoted.FindAllStringSubmatch(string(data), -1) {
+			out[m[1]] = true
 		}
-	}
+		return err
+	}, dirs...)
 	return out
 }
 
@@ -85,30 +107,22 @@ func TestMetricsExist(t *testing.T) {
 			known[m[1]] = m[2]
 		}
 	}
-	used := regexp.MustCompile(`\b(berth_[a-z0-9_]*[a-z0-9])(\{[^}]*\})?`)
-	found := 0
-	for name, text := range pages(t) {
-		for _, m := range used.FindAllStringSubmatch(text, -1) {
-			found++
-			labels, ok := known[m[1]]
-			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				if base, cut := strings.CutSuffix(m[1], suffix); cut && !ok {
-					labels, ok = known[base]
-				}
-			}
-			if !ok && m[1] != "berth_operator" {
-				t.Errorf("%s: no program serves %s", name, m[1])
-			}
-			for _, l := range regexp.MustCompile(`([a-z_]+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(m[2], -1) {
-				if !slices.Contains(strings.Split(labels, ", "), l[1]) {
-					t.Errorf("%s: %s has no label %s", name, m[1], l[1])
-				}
+	named(t, `\b(berth_[a-z0-9_]*[a-z0-9])(\{[^}]*\})?`, 25, func(page string, m []string) {
+		labels, ok := known[m[1]]
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			if base, cut := strings.CutSuffix(m[1], suffix); cut && !ok {
+				labels, ok = known[base]
 			}
 		}
-	}
-	if found < 25 {
-		t.Errorf("only %d metrics were compared", found)
-	}
+		if !ok && m[1] != "berth_operator" {
+			t.Errorf("%s: no program serves %s", page, m[1])
+		}
+		for _, l := range regexp.MustCompile(`([a-z_]+)(?:=|!=|=~|!~)"`).FindAllStringSubmatch(m[2], -1) {
+			if !slices.Contains(strings.Split(labels, ", "), l[1]) {
+				t.Errorf("%s: %s has no label %s", page, m[1], l[1])
+			}
+		}
+	})
 }
 
 // Every field in the documents is one that a kind of Berth's has.
@@ -126,18 +140,11 @@ func TestFieldsExist(t *testing.T) {
 			}
 		}
 	}
-	found := 0
-	for name, text := range pages(t) {
-		for _, m := range regexp.MustCompile("`((?:spec|status)\\.[a-zA-Z0-9.]*[a-zA-Z0-9])").FindAllStringSubmatch(text, -1) {
-			found++
-			if !known[m[1]] {
-				t.Errorf("%s: no kind has a %s", name, m[1])
-			}
+	named(t, "`((?:spec|status)\\.[a-zA-Z0-9.]*[a-zA-Z0-9])", 30, func(page string, m []string) {
+		if !known[m[1]] {
+			t.Errorf("%s: no kind has a %s", page, m[1])
 		}
-	}
-	if found < 30 {
-		t.Errorf("only %d fields were compared", found)
-	}
+	})
 }
 
 // Every figure in the documents is one that `make bench` measures.
@@ -156,21 +163,13 @@ func TestFiguresExist(t *testing.T) {
 	for _, r := range results {
 		known[r.Name] = true
 	}
-	named := regexp.MustCompile("(?:[Bb]ench|[Ff]igures?) ((?:`[a-z0-9-]+`(?:, | and )?)+)")
-	found := 0
-	for name, text := range pages(t) {
-		for _, m := range named.FindAllStringSubmatch(strings.ReplaceAll(text, "\n", " "), -1) {
-			for _, figure := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(m[1], -1) {
-				found++
-				if !known[figure[1]] {
-					t.Errorf("%s: bench/results.json has no figure %s", name, figure[1])
-				}
+	named(t, "(?:[Bb]ench|[Ff]igures?)\\s((?:`[a-z0-9-]+`(?:,\\s|\\sand\\s)?)+)", 10, func(page string, m []string) {
+		for _, figure := range regexp.MustCompile("`([a-z0-9-]+)`").FindAllStringSubmatch(m[1], -1) {
+			if !known[figure[1]] {
+				t.Errorf("%s: bench/results.json has no figure %s", page, figure[1])
 			}
 		}
-	}
-	if found < 10 {
-		t.Errorf("only %d figures were compared", found)
-	}
+	})
 }
 
 // Every package has a row on the map in docs/architecture.md, or a word in the row of

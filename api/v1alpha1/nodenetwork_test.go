@@ -2,58 +2,21 @@ package v1alpha1_test
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 )
 
-func TestMain(m *testing.M) { os.Exit(harness.Kube(m)) }
-
-// object is a NodeNetwork as someone writes it down.
-func object(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	o := &unstructured.Unstructured{}
-	text := fmt.Sprintf("{apiVersion: berth.dev/v1alpha1, kind: NodeNetwork, metadata: {name: %s}, spec: %s}", name, spec)
-	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-	return o
-}
-
-// with is the spec of a node with further fields.
-func with(more string) string {
-	return "{instanceID: i-0123456789abcdef0, instanceType: m5.large" + more + "}"
-}
-
-// create makes a NodeNetwork and reads it back.
-func create(t *testing.T, c client.Client, name, more string) *v1alpha1.NodeNetwork {
-	t.Helper()
-	harness.OK(t, c.Create(t.Context(), object(t, name, with(more))))
-	return read(t, c, name)
-}
-
-func read(t *testing.T, c client.Client, name string) *v1alpha1.NodeNetwork {
-	t.Helper()
-	n := &v1alpha1.NodeNetwork{}
-	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: name}, n))
-	return n
-}
-
 // The defaults of Cilium's AWS ENI allocator that hold in both dialects. preAllocate's 8
 // cannot be the schema's: it would exclude the warm targets.
-func TestDefaults(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+func TestNodeNetworkDefaults(t *testing.T) {
+	c := clean(t)
 	index, remove := int32(1), true
 	want := v1alpha1.ENISpec{FirstInterfaceIndex: &index, DeleteOnTermination: &remove}
 	if d := cmp.Diff(want, create(t, c, "node-1", "").Spec.ENI); d != "" {
@@ -68,9 +31,8 @@ func TestDefaults(t *testing.T) {
 
 // A write of the object leaves its status alone, and the other way round.
 func TestStatusIsASubresource(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
-	o := object(t, "node-1", with(""))
+	c := clean(t)
+	o := nodeNetwork(t, "node-1", with(""))
 	o.Object["status"] = map[string]any{"ipam": map[string]any{"usedCount": int64(7)}}
 	harness.OK(t, c.Create(t.Context(), o))
 	n := read(t, c, "node-1")
@@ -86,9 +48,8 @@ func TestStatusIsASubresource(t *testing.T) {
 }
 
 // What `kubectl get nodenetworks` shows, with -o wide the zone too.
-func TestColumns(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+func TestColumnsOfNodeNetworks(t *testing.T) {
+	c := clean(t)
 	n := create(t, c, "node-1", ", eni: {availabilityZone: us-west-2a}")
 	n.Status.IPAM.UsedCount = 4
 	n.Status.ENI = v1alpha1.ENIStatus{Count: 2, Available: 12, Needed: 0}
@@ -111,7 +72,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-func TestTheNameIsShort(t *testing.T) {
+func TestShortNameOfNodeNetworks(t *testing.T) {
 	crd := readCRD(t, "nodenetworks")
 	names := crd.Spec.Names
 	if names.Plural != "nodenetworks" || len(names.ShortNames) != 1 || names.ShortNames[0] != "nn" || crd.Spec.Scope != "Cluster" {
@@ -120,11 +81,10 @@ func TestTheNameIsShort(t *testing.T) {
 }
 
 // The address map goes as a whole: what its owner leaves out is gone.
-func TestOneOwnerAField(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+func TestEachFieldHasOneWriter(t *testing.T) {
+	c := clean(t)
 	apply := func(owner, spec, status string) error {
-		o := object(t, "node-1", spec)
+		o := nodeNetwork(t, "node-1", spec)
 		o.SetResourceVersion("")
 		if err := c.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(o), client.FieldOwner(owner)); err != nil {
 			return err
@@ -132,11 +92,7 @@ func TestOneOwnerAField(t *testing.T) {
 		if status == "" {
 			return nil
 		}
-		s := object(t, "node-1", "{}")
-		delete(s.Object, "spec")
-		var content map[string]any
-		harness.OK(t, yaml.Unmarshal([]byte(status), &content))
-		s.Object["status"] = content
+		s := ofKind(t, "NodeNetwork", "node-1", "status: "+status)
 		return c.Status().Apply(t.Context(), client.ApplyConfigurationFromUnstructured(s), client.FieldOwner(owner))
 	}
 	daemon, operator := v1alpha1.OwnerDaemon, v1alpha1.OwnerOperator
@@ -155,8 +111,7 @@ func TestOneOwnerAField(t *testing.T) {
 	}
 
 	t.Run("a person's edit stands", func(t *testing.T) {
-		edit := []byte(`{"spec": {"eni": {"preAllocate": 2}}}`)
-		harness.OK(t, c.Patch(t.Context(), n, client.RawPatch(types.MergePatchType, edit), client.FieldOwner("kubectl-edit")))
+		harness.OK(t, c.Patch(t.Context(), n, merge(t, "{spec: {eni: {preAllocate: 2}}}"), client.FieldOwner("kubectl-edit")))
 		harness.OK(t, apply(operator, "{ipam: {available: {10.0.0.6: {resource: eni-1}}}}", ""))
 		err := apply(daemon, with(", eni: {preAllocate: 16}"), "")
 		if !apierrors.IsConflict(err) {

@@ -11,14 +11,12 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
-	"github.com/berthnet/berth/test/harness"
 )
 
 // What the API server accepts as a pool is what blocks can be cut from, and the
 // other way round: the rules stand in two places.
 func TestRulesAgreeWithArithmetic(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	accepted, refused := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		bits, subnets := randomPool(t)

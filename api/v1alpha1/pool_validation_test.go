@@ -8,28 +8,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
 )
-
-// ofKind is an object as someone writes it down: the fields beside metadata.
-func ofKind(t *testing.T, kind, name, fields string) *unstructured.Unstructured {
-	t.Helper()
-	o := &unstructured.Unstructured{}
-	text := fmt.Sprintf("{apiVersion: berth.dev/v1alpha1, kind: %s, metadata: {name: %q}, %s}", kind, name, fields)
-	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-	return o
-}
-
-func newPool(t *testing.T, name, spec string) *unstructured.Unstructured {
-	t.Helper()
-	return ofKind(t, "AddressPool", name, "spec: "+spec)
-}
 
 // The reasons that have more than one case.
 const (
@@ -45,7 +27,7 @@ const (
 	appendOnly  = "subnets can be appended only: to change or remove one would move blocks that nodes have"
 )
 
-var badPools = []struct{ name, spec, at, why string }{
+var badPools = []refusal{
 	{"no spec", "null", "spec", "Required value"},
 	{"no subnets", "{}", "spec.subnets", "Required value"},
 	{"no subnet", "{subnets: []}", "spec.subnets", "should have at least 1 items"},
@@ -78,13 +60,8 @@ var badPools = []struct{ name, spec, at, why string }{
 }
 
 func TestBadPoolIsRefused(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
-	for _, tc := range badPools {
-		t.Run(tc.name, func(t *testing.T) {
-			refused(t, c.Create(t.Context(), newPool(t, "default", tc.spec)), tc.at, tc.why)
-		})
-	}
+	c := clean(t)
+	refuses(t, badPools, func(t *testing.T, spec string) error { return c.Create(t.Context(), newPool(t, "default", spec)) })
 	for _, name := range []string{strings.Repeat("a", 64), "a.b"} {
 		refused(t, c.Create(t.Context(), newPool(t, name, "{subnets: [{ipv4: 10.0.0.0/24}]}")), "metadata", poolName)
 	}
@@ -96,8 +73,7 @@ func TestBadPoolIsRefused(t *testing.T) {
 }
 
 func TestGoodPools(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	for i, spec := range []string{
 		"{blockSizeBits: 2, subnets: [{ipv4: 10.0.0.0/24}]}",
 		"{blockSizeBits: 2, subnets: [{ipv4: 10.0.0.0/24, ipv6: 'fd00::/120'}]}",
@@ -118,8 +94,7 @@ func TestGoodPools(t *testing.T) {
 }
 
 func TestPoolDefaults(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	harness.OK(t, c.Create(t.Context(), newPool(t, "default", "{subnets: [{ipv4: 10.0.0.0/24}]}")))
 	p := &v1alpha1.AddressPool{}
 	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: "default"}, p))
@@ -130,7 +105,7 @@ func TestPoolDefaults(t *testing.T) {
 	}
 }
 
-var badPoolChanges = []struct{ name, spec, at, why string }{
+var badPoolChanges = []refusal{
 	{"another size", "{blockSizeBits: 4}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
 	{"the default size", "{blockSizeBits: null}", "spec.blockSizeBits", "blockSizeBits cannot be changed: nodes have blocks of that size"},
 	{"one removed", "{subnets: [{ipv4: 10.0.0.0/24}]}", "spec.subnets", appendOnly},
@@ -144,22 +119,19 @@ var badPoolChanges = []struct{ name, spec, at, why string }{
 
 // What would move blocks is refused; appending is not.
 func TestPoolChanges(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	p := newPool(t, "default", "{blockSizeBits: 3, subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}")
 	harness.OK(t, c.Create(t.Context(), p))
-	change := func(spec string) error {
-		patch, err := yaml.YAMLToJSON([]byte("spec: " + spec))
-		harness.OK(t, err)
-		return c.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, patch))
+	respec := func(t *testing.T, spec string) error { return change(t, c, p, "{spec: "+spec+"}") }
+	refuses(t, badPoolChanges, respec)
+	for _, spec := range []string{
+		"{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.2.0.0/29}]}",
+		"{podNamespaces: [team-a]}",
+		"{podNamespaces: null}",
+	} {
+		harness.OK(t, respec(t, spec))
 	}
-	for _, tc := range badPoolChanges {
-		t.Run(tc.name, func(t *testing.T) { refused(t, change(tc.spec), tc.at, tc.why) })
-	}
-	harness.OK(t, change("{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}, {ipv4: 10.2.0.0/29}]}"))
-	harness.OK(t, change("{podNamespaces: [team-a]}"))
-	harness.OK(t, change("{podNamespaces: null}"))
-	refused(t, change("{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}"), "spec.subnets", appendOnly)
+	refused(t, respec(t, "{subnets: [{ipv4: 10.0.0.0/24}, {ipv4: 10.1.0.0/24}]}"), "spec.subnets", appendOnly)
 }
 
 // largestPool is a pool with as many subnets, as long in text, as there may be.
@@ -175,8 +147,7 @@ func largestPool(base int) string {
 // The largest pool stays below what the API server spends on the rules of one
 // object, and can be changed.
 func TestTheLargestPool(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	p := newPool(t, "default", largestPool(100))
 	harness.OK(t, c.Create(t.Context(), p))
 	names := make([]string, 256)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -15,46 +14,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// start runs the command with these flags until the test or stop ends it.
-func start(t *testing.T, flags ...string) (stop func() error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+// execute runs the command with these flags, and returns what it printed.
+func execute(ctx context.Context, flags ...string) (string, error) {
+	var out bytes.Buffer
 	cmd := command.Command()
 	cmd.SetArgs(flags)
-	done := make(chan error, 1)
-	go func() { done <- cmd.ExecuteContext(ctx) }()
-	ended := false
-	stop = func() error {
-		cancel()
-		if ended {
-			return nil
-		}
-		ended = true
-		select {
-		case err := <-done:
-			return err
-		case <-time.After(time.Minute):
-			t.Fatal("berthd did not end")
-			return nil
-		}
-	}
-	t.Cleanup(func() { _ = stop() })
-	return stop
-}
-
-// deadMetadata is the URL of a metadata service that refuses connections.
-func deadMetadata(t *testing.T) string {
-	t.Helper()
-	return "http://" + freeAddress(t)
+	cmd.SetOut(&out)
+	err := cmd.ExecuteContext(ctx)
+	return out.String(), err
 }
 
 // freeAddress is one that nobody else takes until it is listened at: all that
@@ -70,10 +44,15 @@ func freeAddress(t *testing.T) string {
 }
 
 func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
-	dir, web := t.TempDir(), freeAddress(t)
+	dir, web, metadata := t.TempDir(), freeAddress(t), freeAddress(t)
 	socket := filepath.Join(dir, "berthd.sock")
-	stop := start(t, "--state-dir="+dir, "--socket="+socket, "--imds-endpoint="+deadMetadata(t),
-		"--introspection-address=", "--metrics-address="+web, "--log-level=error")
+	running, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := execute(running, "--state-dir="+dir, "--socket="+socket, "--imds-endpoint=http://"+metadata,
+			"--introspection-address=", "--metrics-address="+web, "--log-level=error")
+		ended <- err
+	}()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -102,7 +81,8 @@ func TestStartWithoutMetadataServiceSaysSo(t *testing.T) {
 			t.Errorf("%s: %d %s", path, r.StatusCode, body)
 		}
 	}
-	if err := stop(); err != nil {
+	stop()
+	if err := <-ended; err != nil {
 		t.Errorf("ended with %v", err)
 	}
 }
@@ -114,65 +94,36 @@ func TestAddressInUseNamesTheFlag(t *testing.T) {
 	}
 	defer l.Close()
 	dir := t.TempDir()
-	cmd := command.Command()
-	cmd.SetArgs([]string{"--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=" + l.Addr().String(), "--log-level=error"})
-	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--introspection-address "+l.Addr().String()) {
-		t.Errorf("err = %v", err)
+	refused(t, []string{"--introspection-address " + l.Addr().String()},
+		"--state-dir="+dir, "--socket="+dir+"/s", "--metrics-address=", "--introspection-address="+l.Addr().String(), "--log-level=error")
+}
+
+// refused executes the command, which must fail and name each of these.
+func refused(t *testing.T, names []string, flags ...string) {
+	t.Helper()
+	_, err := execute(t.Context(), flags...)
+	for _, name := range names {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("err = %v, want one that names %s", err, name)
+		}
 	}
 }
 
 func TestWrongFlagAndVariableAreNamedTogether(t *testing.T) {
 	t.Setenv("WARM_IP_TARGET", "many")
-	cmd := command.Command()
-	cmd.SetArgs([]string{"--no-such-flag"})
-	cmd.SetOut(io.Discard)
-	err := cmd.Execute()
-	if err == nil || !strings.Contains(err.Error(), "--no-such-flag") || !strings.Contains(err.Error(), "WARM_IP_TARGET") {
-		t.Errorf("err = %v", err)
-	}
+	refused(t, []string{"--no-such-flag", "WARM_IP_TARGET"}, "--no-such-flag")
 }
 
-func TestReferences(t *testing.T) {
+func TestReferencePagesArePrinted(t *testing.T) {
 	for name, want := range map[string]string{"config-reference": "`--warm-wait`", "metrics-reference": "`berth_addresses`"} {
-		var out bytes.Buffer
-		cmd := command.Command()
-		cmd.SetArgs([]string{name})
-		cmd.SetOut(&out)
-		if err := cmd.Execute(); err != nil || !strings.Contains(out.String(), want) {
+		if out, err := execute(t.Context(), name); err != nil || !strings.Contains(out, want) {
 			t.Errorf("%s: %v, lacks %s", name, err, want)
 		}
 	}
 }
 
-func TestLogLevelAndFormat(t *testing.T) {
-	var out bytes.Buffer
-	log := configWith(t, "--log-level=warn", "--log-format=json").Logger(&out)
-	log.Info("hidden")
-	log.Log(context.Background(), slog.LevelWarn, "shown")
-	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {
-		t.Errorf("log %s", s)
-	}
-}
-
-func configWith(t *testing.T, args ...string) config.Config {
-	t.Helper()
-	flags := pflag.NewFlagSet("berthd", pflag.ContinueOnError)
-	l := config.NewLoader(flags)
-	if err := flags.Parse(args); err != nil {
-		t.Fatal(err)
-	}
-	c, err := l.Load(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 func TestExportTableOfBerthsOwnIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	cmd := command.Command()
-	cmd.SetArgs([]string{"--ipam=pool", "--export-table=19000", "--state-dir=" + dir, "--socket=" + dir + "/s", "--metrics-address=", "--introspection-address=", "--log-level=error"})
-	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "--export-table") {
-		t.Errorf("err = %v", err)
-	}
+	refused(t, []string{"--export-table"}, "--ipam=pool", "--export-table=19000", "--state-dir="+dir, "--socket="+dir+"/s",
+		"--metrics-address=", "--introspection-address=", "--log-level=error")
 }

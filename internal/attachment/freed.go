@@ -99,16 +99,13 @@ func (s *Store) AddFreed(list []Freed) error {
 // loadFreed reads the file. One of another instance or boot, or that makes no
 // sense, is as good as none: the next AddFreed replaces it.
 func (s *Store) loadFreed() {
-	var c freedContent
 	data, err := statefile.Read(filepath.Join(s.dir, freedFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
+	var c freedContent
 	if err == nil {
-		err = decode(data, &c)
-	}
-	if err == nil {
-		err = c.validate()
+		c, err = decode[freedContent](data)
 	}
 	if err != nil {
 		s.log.Warn("not known which addresses have rested longest", "file", freedFile, "err", err)

@@ -18,9 +18,7 @@ func TestFreedOutlastsTheStore(t *testing.T) {
 		{freedAt("10.0.0.5", 9), freedAt("10.0.0.6", 3)},
 		{freedAt("fd00::1", 5), freedAt("10.0.0.5", 7), freedAt("10.0.0.6", 8)}, // later news of .6, old news of .5
 	} {
-		if err := s.AddFreed(list); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.AddFreed(list))
 	}
 	s, bad := openStore(t, dir, testNode)
 	want := []Freed{freedAt("fd00::1", 5), freedAt("10.0.0.6", 8), freedAt("10.0.0.5", 9)}
@@ -43,9 +41,7 @@ func TestFreedKeepsTheLatest(t *testing.T) {
 		list = append(list, Freed{addr, time.Duration(i)})
 		addr = addr.Next()
 	}
-	if err := s.AddFreed(list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.AddFreed(list))
 	s, _ = openStore(t, dir, testNode)
 	if got := s.Freed(); !slices.Equal(got, list[10:]) {
 		t.Errorf("kept %d from %v", len(got), got[0])
@@ -66,16 +62,12 @@ func TestDamagedFreedFileIsIgnored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, freedFile), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, freedFile), []byte(content), 0o600))
 			s, bad := openStore(t, dir, testNode)
 			if len(s.Freed())+len(bad) != 0 {
 				t.Errorf("read %v, damaged %v", s.Freed(), bad)
 			}
-			if err := s.AddFreed([]Freed{freedAt("10.0.0.9", 1)}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.AddFreed([]Freed{freedAt("10.0.0.9", 1)}))
 			if s, _ = openStore(t, dir, testNode); len(s.Freed()) != 1 {
 				t.Errorf("not replaced: %v", s.Freed())
 			}

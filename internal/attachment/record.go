@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"regexp"
 	"time"
+
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Version is the format of the records that this program writes. A record of
@@ -46,8 +48,8 @@ type Record struct {
 	Lease      Lease     `json:"lease"`
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
-	HostMAC    string    `json:"hostMAC,omitempty"`
-	PodMAC     string    `json:"podMAC,omitempty"`
+	HostMAC    mac.Addr  `json:"hostMAC,omitempty"`
+	PodMAC     mac.Addr  `json:"podMAC,omitempty"`
 	MTU        int       `json:"mtu,omitempty"` // bytes
 	State      State     `json:"state"`
 	Since      time.Time `json:"since"`
@@ -72,41 +74,29 @@ type Cooling struct {
 // Encode returns the record as it stands on disk.
 func (r Record) Encode() ([]byte, error) {
 	r.Version = Version
-	if err := r.validate(); err != nil {
-		return nil, err
-	}
 	return encode(r)
 }
 
 // Encode returns the record as it stands on disk.
 func (c Cooling) Encode() ([]byte, error) {
 	c.Version = Version
-	if err := c.validate(); err != nil {
-		return nil, err
-	}
 	return encode(c)
 }
 
 // DecodeRecord reads what Record.Encode wrote. The error says which field is
 // wrong in a damaged or foreign one.
-func DecodeRecord(data []byte) (Record, error) {
-	var r Record
-	if err := decode(data, &r); err != nil {
-		return Record{}, err
-	}
-	return r, r.validate()
-}
+func DecodeRecord(data []byte) (Record, error) { return decode[Record](data) }
 
 // DecodeCooling reads what Cooling.Encode wrote.
-func DecodeCooling(data []byte) (Cooling, error) {
-	var c Cooling
-	if err := decode(data, &c); err != nil {
-		return Cooling{}, err
-	}
-	return c, c.validate()
-}
+func DecodeCooling(data []byte) (Cooling, error) { return decode[Cooling](data) }
 
-func encode(v any) ([]byte, error) {
+// stored is the content of a file, which says what is wrong with it.
+type stored interface{ validate() error }
+
+func encode[T stored](v T) ([]byte, error) {
+	if err := v.validate(); err != nil {
+		return nil, err
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encoding a record: %w", err)
@@ -114,15 +104,16 @@ func encode(v any) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-func decode(data []byte, v any) error {
+func decode[T stored](data []byte) (v T, err error) {
+	var zero T
 	dec := json.NewDecoder(bytes.NewReader(data))
-	if err := dec.Decode(v); err != nil {
-		return fmt.Errorf("decoding a record: %w", err)
+	if err := dec.Decode(&v); err != nil {
+		return zero, fmt.Errorf("decoding a record: %w", err)
 	}
 	if dec.More() {
-		return errors.New("decoding a record: data after its end")
+		return zero, errors.New("decoding a record: data after its end")
 	}
-	return nil
+	return v, v.validate()
 }
 
 // linkName is stricter than the kernel: the name is part of a file's name too.

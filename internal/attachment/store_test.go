@@ -43,12 +43,18 @@ func openStore(t *testing.T, dir string, node Node) (*Store, []Quarantined) {
 	return s, bad
 }
 
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func mustPut(t *testing.T, s *Store, recs ...Record) {
 	t.Helper()
 	for _, r := range recs {
-		if err := s.Put(r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Put(r))
 	}
 }
 
@@ -58,12 +64,8 @@ func TestRecordsSurviveARestart(t *testing.T) {
 	want := testRecord("c1", "10.0.0.5")
 	mustPut(t, s, testRecord("c2", "10.0.0.6"), want)
 	cool := Cooling{Addr: netip.MustParseAddr("fd00::5"), Key: want.Key, HostLink: "bthold", ReleasedBoot: 5 * time.Second}
-	if err := s.PutCooling(cool); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Delete(Key{Network: "berth", ContainerID: "c2", IfName: "eth0"}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.PutCooling(cool))
+	must(t, s.Delete(Key{Network: "berth", ContainerID: "c2", IfName: "eth0"}))
 
 	s, bad := openStore(t, dir, testNode)
 	if len(bad) != 0 {
@@ -100,18 +102,18 @@ func TestPutRefusesAnAddressThatAnotherHolds(t *testing.T) {
 	mustPut(t, s, a, testRecord("c2", "10.0.0.5"))
 }
 
-func TestFailedPutLeavesNoClaim(t *testing.T) {
+func TestFailedPutReservesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	s, _ := openStore(t, dir, testNode)
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(dir))
 	if err := s.Put(testRecord("c1", "10.0.0.5")); err == nil {
 		t.Fatal("Put into a missing directory succeeded")
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
+	if s.Probe() == nil {
+		t.Error("a missing directory can be written")
 	}
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, s.Probe())
 	mustPut(t, s, testRecord("c2", "10.0.0.5"))
 }
 
@@ -141,9 +143,7 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, tt.file), []byte(tt.content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, tt.file), []byte(tt.content), 0o600))
 			for range 2 { // the second start finds the .bad file
 				s, bad := openStore(t, dir, testNode)
 				if len(s.Records())+len(s.CoolingRecords()) != 0 {
@@ -163,9 +163,7 @@ func TestDamagedRecordsAreQuarantined(t *testing.T) {
 				}
 			}
 			s, bad := openStore(t, dir, testNode)
-			if err := s.Discard(bad[0]); err != nil {
-				t.Fatal(err)
-			}
+			must(t, s.Discard(bad[0]))
 			if _, bad = openStore(t, dir, testNode); len(bad) != 0 {
 				t.Error("a discarded file came back")
 			}
@@ -177,9 +175,7 @@ func TestRecordsOfAnotherInstanceAreNeverUsed(t *testing.T) {
 	dir := t.TempDir()
 	s, _ := openStore(t, dir, Node{InstanceID: "i-other", BootID: "boot-1"})
 	mustPut(t, s, testRecord("c1", "10.0.0.5"))
-	if err := s.PutCooling(Cooling{Addr: netip.MustParseAddr("10.0.0.6")}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.PutCooling(Cooling{Addr: netip.MustParseAddr("10.0.0.6")}))
 	s, bad := openStore(t, dir, testNode)
 	if len(s.Records())+len(s.CoolingRecords())+len(bad) != 0 {
 		t.Fatalf("used %v, %v, %v", s.Records(), s.CoolingRecords(), bad)
@@ -189,9 +185,7 @@ func TestRecordsOfAnotherInstanceAreNeverUsed(t *testing.T) {
 
 func TestLeftoversOfACrashedWriteAreRemoved(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, tmpPrefix+"7"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, tmpPrefix+"7"), []byte("{"), 0o600))
 	openStore(t, dir, testNode)
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {
@@ -290,15 +284,13 @@ func TestStoredRecordKeepsItsNames(t *testing.T) {
 			`"lease":` + tc.lease + `,"netns":{"path":"/run/netns/c1","dev":4,"inode":4026531840},"hostLink":"bthaaaaaaaaaaaa",` +
 			`"hostMAC":"0a:00:00:00:00:01","podMAC":"0a:00:00:00:00:02","mtu":9001,"state":"ready","since":"2023-11-14T22:13:20Z","instanceID":"i-1","bootID":"boot-1"}`
 		r, err := DecodeRecord([]byte(stored))
-		if err != nil || r.Lease != tc.want || r.PodMAC != "0a:00:00:00:00:02" || r.Key.ContainerID != "c1" {
+		if err != nil || r.Lease != tc.want || r.PodMAC.String() != "0a:00:00:00:00:02" || r.Key.ContainerID != "c1" {
 			t.Errorf("%s: read %+v, %v", name, r, err)
 			continue
 		}
 		again, err := r.Encode()
 		var was, is map[string]any
-		if err := errors.Join(err, json.Unmarshal([]byte(stored), &was), json.Unmarshal(again, &is)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, json.Unmarshal([]byte(stored), &was), json.Unmarshal(again, &is)))
 		if d := cmp.Diff(was, is); d != "" {
 			t.Errorf("%s (-stored +written):\n%s", name, d)
 		}

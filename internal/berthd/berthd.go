@@ -83,7 +83,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 	if err != nil {
 		return unlessEnded(ctx, err)
 	}
-	kernel, err := datapath.Open()
+	kernel, err := datapath.Open("")
 	if err != nil {
 		return err
 	}

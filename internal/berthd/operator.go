@@ -15,7 +15,7 @@ func (m *operatorMode) newSource(context.Context) (supply, error) {
 	c := nodenetwork.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
 		Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: eni.Files{Dir: m.cfg.StateDir},
-		Clock: m.clock, Logger: m.log, Observer: nodenetwork.NewMetrics(m.metrics.Registry),
+		Clock: m.clock, Logger: m.log, Reported: nodenetwork.CountReports(m.metrics.Registry),
 	}
 	if m.cfg.AutoCreateNodeNetwork {
 		c.Spec = nodenetwork.SpecOf(&m.cfg, m.id)

@@ -14,13 +14,9 @@ import (
 // InterfaceType tells ordinary ENIs from those Berth never uses.
 type InterfaceType string
 
-// The interface types that Berth tells apart, as EC2 spells them
-// (EC2 API, NetworkInterface.InterfaceType). Any other type is foreign.
-const (
-	InterfaceOrdinary InterfaceType = "interface"
-	InterfaceEFA      InterfaceType = "efa"
-	InterfaceTrunk    InterfaceType = "trunk"
-)
+// InterfaceOrdinary is the one type that is not foreign, as EC2 spells it
+// (EC2 API, NetworkInterface.InterfaceType).
+const InterfaceOrdinary InterfaceType = "interface"
 
 // TagCreatedAt is the tag with which Berth records when it made an ENI, in
 // RFC 3339; the cloud keeps no such time.
@@ -101,8 +97,8 @@ type Instance struct {
 type Limits struct {
 	MaxENIs    int // of network card 0
 	IPv4PerENI int
-	IPv6PerENI int
-	Prefixes   bool // Nitro: prefixes can be delegated
+	IPv6PerENI int  // 0 where IPv6 is not supported
+	Prefixes   bool // Nitro and bare metal: prefixes can be delegated
 }
 
 // Identity is what an instance's metadata service says of the instance itself.

@@ -2,6 +2,7 @@ package cni_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,16 +23,8 @@ func notNetns(t *testing.T) map[string]string {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	at := func(name string) string { return filepath.Join(dir, name) }
-	if err := unix.Mkfifo(at("fifo"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(at("fifo"), at("link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(at("loop"), at("loop")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(at("file"), nil, 0o600); err != nil {
+	if err := errors.Join(unix.Mkfifo(at("fifo"), 0o600), os.Symlink(at("fifo"), at("link")),
+		os.Symlink(at("loop"), at("loop")), os.WriteFile(at("file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("unix", at("socket"))

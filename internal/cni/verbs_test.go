@@ -14,7 +14,6 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
-	"github.com/containernetworking/cni/pkg/version"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -158,21 +157,7 @@ func TestCheckOfAChainsResult(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
-	out, failure := invocation{verb: "VERSION"}.run(t)
-	if failure != nil {
-		t.Fatal(failure)
-	}
-	info, err := (&version.PluginDecoder{}).Decode(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(versions, info.SupportedVersions()); diff != "" {
-		t.Errorf("supported versions (-want +got):\n%s", diff)
-	}
-}
-
-func TestAboutWithoutCommand(t *testing.T) {
+func TestPluginWithoutACommandSaysWhatItIs(t *testing.T) {
 	cmd := invocation{}.command(t.Context())
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -71,7 +71,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestPrecedence(t *testing.T) {
+func TestFlagOverVariableOverDefault(t *testing.T) {
 	alias, own := "WARM_IP_TARGET=3", "BERTH_WARM_IP_TARGET=5"
 	for name, tt := range map[string]struct {
 		args, env []string
@@ -143,6 +143,20 @@ func TestLogLevelsKnownFromTheAmazonCNI(t *testing.T) {
 	}
 }
 
+func TestLogLevelAndFormat(t *testing.T) {
+	c, err := load(t, []string{"--log-level=warn", "--log-format=json"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	log := c.Logger(&out)
+	log.Info("hidden")
+	log.Warn("shown")
+	if s := out.String(); strings.Contains(s, "hidden") || !strings.Contains(s, `"msg":"shown"`) {
+		t.Errorf("log %s", s)
+	}
+}
+
 // The Amazon VPC CNI's README: "unset or 0 (or lower)" sets no limit.
 func TestMaxENIBelowOneSetsNoLimit(t *testing.T) {
 	for _, v := range []string{"-1", "0", ""} {
@@ -190,7 +204,7 @@ func TestAllMistakesAreNamedAtOnce(t *testing.T) {
 		`environment variable AWS_VPC_K8S_CNI_EXCLUDE_SNAT_CIDRS: "10.0.0.1/8": item "10.0.0.1/8": bits are set outside the mask, expected 10.0.0.0/8`)
 }
 
-func TestWrongValues(t *testing.T) {
+func TestWrongValuesAreRefused(t *testing.T) {
 	for _, arg := range []string{
 		"--state-dir=run", "--socket=" + "/" + strings.Repeat("x", 107), "--cooling-period=-1s", "--max-eni=65", "--first-interface-index=16",
 		"--ec2-endpoint=ec2.local", "--metrics-address=61678", "--metrics-address=:99999", "--log-level=loud", "--log-format=xml",

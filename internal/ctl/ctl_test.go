@@ -245,12 +245,14 @@ func TestTroubleReachingTheDaemon(t *testing.T) {
 		{"silent", silent.URL, "300ms", "no answer"},
 		{"not an address", "http://[", "1m", "asking berthd"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			out, err := run(t, "ip-manager", "--timeout", tc.timeout, "--address", tc.url)
-			if err == nil || !strings.Contains(err.Error(), tc.want) || out != "" {
-				t.Errorf("printed %q, error %v; want %q", out, err, tc.want)
-			}
-		})
+		for _, view := range []string{"ip-manager", "status"} {
+			t.Run(tc.name+"/"+view, func(t *testing.T) {
+				out, err := run(t, view, "--timeout", tc.timeout, "--address", tc.url)
+				if err == nil || !strings.Contains(err.Error(), tc.want) || out != "" {
+					t.Errorf("printed %q, error %v; want %q", out, err, tc.want)
+				}
+			})
+		}
 	}
 }
 
@@ -326,6 +328,7 @@ func TestWarm(t *testing.T) {
 func TestWarmTables(t *testing.T) {
 	goldenRun(t, "warm.txt", "warm", "--instance-type", "t3.small", "--pods", "10", "--warm-ip-target", "2")
 	refused(t, map[string]string{
+		"warm --instance-type t3.none":                                      "not known",
 		"warm --instance-type t3.small --pods=-1":                           "--pods is -1",
 		"warm --instance-type t3.small --warm-ip-target=x":                  "--warm-ip-target",
 		"warm --instance-type t3.small --warm-ip-target=1 --pre-allocate=1": "one dialect",

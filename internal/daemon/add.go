@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"net"
+	"reflect"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -12,6 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -20,65 +21,41 @@ var _ = failpoint.Register(
 	"daemon.undo.detached", "daemon.undo.reaped", "daemon.undo.unrecorded",
 )
 
-// addRequest is an ADD as the daemon understands it.
-type addRequest struct {
-	key   attachment.Key
-	pod   attachment.Pod
-	wish  source.Wish
-	netns string
-	mtu   int // bytes; 0: the node's
-}
-
 // add attaches one interface: lease, record, kernel, record, in this order, so
-// that a crash at any point leaves a record of what must be undone. The same
-// add again gives the same answer. An add that fails, or whose caller left,
-// leaves nothing.
-func (d *Daemon) add(ctx context.Context, req addRequest) (attachment.Record, error) {
+// that a crash at any point leaves a record of what must be undone. want is the
+// record without what follows from here on: it has the key, the pod, the path of
+// the namespace and the MTU, 0 for the node's. The same add again gives the same
+// answer. An add that fails, or whose caller left, leaves nothing.
+func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wish) (attachment.Record, error) {
 	patience, leave := d.crowd.enter(ctx)
 	defer leave()
-	unlock, err := d.locks.lock(patience, req.key.ContainerID)
+	unlock, err := d.locks.lock(patience, want.Key.ContainerID)
 	if err != nil {
 		return attachment.Record{}, err
 	}
 	defer unlock()
-	ns, err := d.netnsOf(req.netns)
+	want.Netns, err = d.netnsOf(want.Netns.Path)
 	if err != nil {
 		return attachment.Record{}, err
 	}
-	if rec, ok := d.Store.Get(req.key); ok {
-		if rec.State == attachment.Ready && rec.Netns.Same(ns) {
+	if rec, ok := d.Store.Get(want.Key); ok {
+		if rec.State == attachment.Ready && rec.Netns.Same(want.Netns) {
 			return d.addAgain(ctx, rec)
 		}
 		if err := d.clear(ctx, rec); err != nil {
 			return attachment.Record{}, err
 		}
 	}
-	link := hostLinkName(req.key)
-	if err := d.reaper.await(patience, link, ns); err != nil {
+	want.HostLink = hostLinkName(want.Key)
+	if err := d.reaper.await(patience, want.HostLink, want.Netns); err != nil {
 		return attachment.Record{}, err
 	}
-	lease, err := d.acquire(patience, source.Request{Key: req.key, Pod: req.pod, Wish: req.wish})
+	want.Lease, err = d.acquire(patience, source.Request{Key: want.Key, Pod: want.Pod, Wish: wish})
 	if err != nil {
 		return attachment.Record{}, err
 	}
-	return d.setUp(ctx, attachment.Record{
-		Key: req.key, Pod: req.pod, Lease: lease, Netns: ns, HostLink: link, MTU: req.mtu,
-		State: attachment.Pending, Since: d.Clock.Now().UTC().Round(0),
-	})
-}
-
-// netnsOf identifies the sandbox's namespace, or says what is wrong with it.
-func (d *Daemon) netnsOf(path string) (attachment.Netns, error) {
-	ns, err := d.InspectNetns(path)
-	switch {
-	case errors.Is(err, errNetnsGone):
-		return ns, failf(types.ErrInvalidNetNS, "netns-missing", "network namespace %s; is the directory of namespaces mounted into berthd with HostToContainer propagation?", err)
-	case errors.Is(err, errNotNetns):
-		return ns, failf(types.ErrInvalidNetNS, "netns-invalid", "%s: it was unmounted, or its mount does not reach berthd (HostToContainer propagation is needed)", err)
-	case err != nil:
-		return ns, failf(types.ErrInvalidNetNS, "netns-invalid", "opening the network namespace: %s", err)
-	}
-	return ns, nil
+	want.State, want.Since = attachment.Pending, d.Clock.Now().UTC().Round(0)
+	return d.setUp(ctx, want)
 }
 
 // addAgain answers an ADD for what is set up already, and sets up what someone
@@ -90,14 +67,29 @@ func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachmen
 	if err != nil {
 		return attachment.Record{}, kernelFailure(err)
 	}
-	before := rec
-	rec = withLinks(rec, links)
-	if rec != before {
-		if err := d.Store.Put(rec); err != nil {
+	now := withLinks(rec, links)
+	if !reflect.DeepEqual(now, rec) {
+		if err := d.Store.Put(now); err != nil {
 			return attachment.Record{}, recordFailure(err)
 		}
 	}
-	return rec, nil
+	return now, nil
+}
+
+// addAgainLater is addAgain for an attachment that was looked at without its
+// container's lock, if it still is to be there.
+func (d *Daemon) addAgainLater(ctx context.Context, seen attachment.Record) error {
+	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec, ok := d.Store.Get(seen.Key)
+	if !ok || rec.State != attachment.Ready {
+		return nil
+	}
+	_, err = d.addAgain(ctx, rec)
+	return err
 }
 
 // clear makes room for an ADD where an attachment of the same key is half set
@@ -155,7 +147,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.R
 		err = context.Cause(ctx) // nobody will hear of it: the runtime would not use it
 	}
 	if err == nil {
-		d.markUsable()
+		d.usable.set()
 		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
 			"addresses", rec.Lease.Addrs(), "from", cmp.Or(rec.Lease.ENI, rec.Lease.Block))
 		return ready, nil
@@ -227,7 +219,7 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 			return recordFailure(err)
 		}
 	}
-	if err := d.Kernel.DetachPod(kctx, podOf(rec)); err != nil {
+	if err := d.Kernel.DetachPod(kctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
 		return kernelFailure(err)
 	}
 	if err := failpoint.Hit("daemon.undo.detached"); err != nil {
@@ -249,16 +241,8 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 }
 
 func withLinks(rec attachment.Record, links datapath.PodLinks) attachment.Record {
-	rec.HostMAC, rec.PodMAC, rec.MTU = links.HostMAC.String(), links.PodMAC.String(), links.MTU
+	rec.HostMAC, rec.PodMAC, rec.MTU = mac.Addr(links.HostMAC), mac.Addr(links.PodMAC), links.MTU
 	return rec
-}
-
-func parseMAC(s string) net.HardwareAddr {
-	mac, err := net.ParseMAC(s)
-	if err != nil {
-		return nil
-	}
-	return mac
 }
 
 func recordFailure(err error) error {
@@ -268,7 +252,7 @@ func recordFailure(err error) error {
 // kernelFailure says what a person can do about a data path error.
 func kernelFailure(err error) error {
 	switch {
-	case errors.Is(err, datapath.ErrNoNetns):
+	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
 		return failf(types.ErrInvalidNetNS, "netns-missing", "%s", err)
 	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
 		return failf(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc"
 
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -39,9 +38,7 @@ func TestAddInNewSandboxOfSameContainerTakesAnotherAddress(t *testing.T) {
 	r := n.restart(nil)
 	defer n.tick()()
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if got := mustAdd(t, r, "a", n.newNetns("a")).GetAddresses()[0]; got != "10.0.0.6/32" {
-		t.Errorf("address %s, want the other one: the first cools", got)
-	}
+	r.wantAddress(t, "a", n.newNetns("a"), "10.0.0.6")
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
 		t.Error("the first address does not cool")
 	}
@@ -74,8 +71,7 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	n := newNode(t)
 	n.warmWait = time.Millisecond
 	r := n.start()
-	_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
-	f := wantFailure(t, err, types.ErrTryAgainLater)
+	f := r.refused(t, addOf("a", n.newNetns("a")), types.ErrTryAgainLater)
 	if f.GetMessage() != "no address for the pod: the fake source has no free address" {
 		t.Errorf("message %q", f.GetMessage())
 	}
@@ -92,8 +88,7 @@ func TestAddWithAnImpossiblePool(t *testing.T) {
 	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
 		req := addOf("a", n.newNetns("a"))
 		req.Annotations = &rpc.Annotations{Pool: pool}
-		_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
-		f := wantFailure(t, err, types.ErrInvalidNetworkConfig)
+		f := r.refused(t, req, types.ErrInvalidNetworkConfig)
 		if m := f.GetMessage(); !strings.Contains(m, "berth.dev/pool") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
 			t.Errorf("message %q", m)
 		}
@@ -107,7 +102,7 @@ func TestWaitEndsBeforeItsCallerDoes(t *testing.T) {
 		d := n.assemble()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
+		_, err := d.attach(ctx, "a", n.newNetns("a"))
 		if f := failureOf(err); err == nil || f.Code != types.ErrTryAgainLater || f.Reason != "subnet-full" {
 			t.Errorf("err = %v", err)
 		}
@@ -124,7 +119,7 @@ func TestCancelledWaitLeavesNothing(t *testing.T) {
 	ns := n.newNetns("a")
 	done := make(chan error)
 	go func() {
-		_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+		_, err := d.attach(ctx, "a", ns)
 		done <- err
 	}()
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
@@ -157,7 +152,7 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 				}
 				added, deleted := make(chan error, 1), make(chan error, 1)
 				go func() {
-					_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: ns})
+					_, err := d.attach(ctx, "a", ns)
 					added <- err
 				}()
 				synctest.Wait() // the ADD waits, for the address or as the first for the lock
@@ -179,61 +174,21 @@ func TestDelEndsTheWaitOfItsAdd(t *testing.T) {
 	}
 }
 
-func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
-	n := newNode(t, "10.0.0.5")
-	d := n.assemble()
-	loops, stop := context.WithCancel(context.Background())
-	defer stop()
-	go d.reaper.run(loops)
-	defer n.tick()()
-	ctx, cancel := context.WithCancel(context.Background())
-	n.kernel.onEnter("AddPod", cancel)
-	_, err := d.add(ctx, addRequest{key: keyFor("a"), netns: n.newNetns("a")})
-	if !errors.Is(err, context.Canceled) {
-		t.Fatalf("err = %v", err)
-	}
-	n.wantKernel(t, 0, 0)
-	if len(d.Store.Records()) != 0 || d.source.Cancels() != 1 {
-		t.Errorf("records %v, %d cancels", d.Store.Records(), d.source.Cancels())
-	}
-}
-
 func TestFailedAddIsUndoneAndAddressNotCooled(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	defer n.tick()()
 	n.kernel.set("AddPod", errors.New("no buffer space"))
-	_, err := r.client.Add(within(t), addOf("a", n.newNetns("a")), grpc.WaitForReady(true))
-	wantFailure(t, err, CodeKernel)
+	r.refused(t, addOf("a", n.newNetns("a")), CodeKernel)
 	n.kernel.set("AddPod", nil)
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
-		t.Errorf("address %s", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }
 
 func TestAddIntoMissingNetns(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.start()
-	_, err := r.client.Add(within(t), addOf("a", "/run/netns/none"), grpc.WaitForReady(true))
-	wantFailure(t, err, types.ErrInvalidNetNS)
+	r.refused(t, addOf("a", "/run/netns/none"), types.ErrInvalidNetNS)
 	if r.source.Waiting() != 0 || r.source.Cancels() != 0 {
 		t.Error("an address was taken for it")
-	}
-}
-
-func TestBadRequests(t *testing.T) {
-	n := newNode(t, "10.0.0.5")
-	r := n.start()
-	for name, req := range map[string]*rpc.AddRequest{
-		"no container":  {Netns: "/x", Attachment: &rpc.Attachment{IfName: "eth0"}},
-		"no attachment": {Netns: "/x"},
-		"long ifname":   {Netns: "/x", Attachment: &rpc.Attachment{ContainerId: "a", IfName: "abcdefghijklmnop"}},
-		"path ifname":   {Netns: "/x", Attachment: &rpc.Attachment{ContainerId: "a", IfName: "../x"}},
-		"no netns":      {Attachment: &rpc.Attachment{ContainerId: "a", IfName: "eth0"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
-			wantFailure(t, err, types.ErrInvalidEnvironmentVariables)
-		})
 	}
 }

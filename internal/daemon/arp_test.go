@@ -22,19 +22,15 @@ func (a *arpless) ARPFiltered() bool { return !a.lacks }
 func TestKernelWithoutARPTablesIsToldOf(t *testing.T) {
 	var log bytes.Buffer
 	kernel := &arpless{lacks: true}
-	d := &Daemon{Options: Options{Upkeep: kernel}, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
+	d := &repairer{upkeep: kernel, conditions: newConditions(clock.Real{}, slog.New(slog.NewTextHandler(&log, nil)))}
 	for range 3 {
 		d.lookAtARP()
 	}
-	if c, ok := d.conditions.get(ConditionARP); !ok || c.Healthy || !strings.Contains(c.Message, "CONFIG_NF_TABLES_ARP") {
-		t.Errorf("condition %+v", c)
-	}
+	d.conditions.want(t, ConditionARP, false, "CONFIG_NF_TABLES_ARP")
 	if n := strings.Count(log.String(), "CONFIG_NF_TABLES_ARP"); n != 1 {
 		t.Errorf("told %d times:\n%s", n, log.String())
 	}
 	kernel.lacks = false // its module was loaded
 	d.lookAtARP()
-	if c, _ := d.conditions.get(ConditionARP); !c.Healthy {
-		t.Errorf("condition %+v", c)
-	}
+	d.conditions.want(t, ConditionARP, true, "")
 }

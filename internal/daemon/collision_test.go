@@ -31,8 +31,7 @@ func TestContainersWhoseLinksHaveOneName(t *testing.T) {
 	for range 2 {
 		other := addOf(second, b)
 		other.Attachment.Network, other.Attachment.IfName = "net", "eth0"
-		_, err := r.client.Add(within(t), other)
-		wantFailure(t, err, CodeRecord)
+		r.refused(t, other, CodeRecord)
 		if err := r.del(within(t), late); err != nil {
 			t.Errorf("DEL of the late one: %v", err)
 		}

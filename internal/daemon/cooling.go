@@ -47,6 +47,21 @@ func (c *coolingRecords) put(ctx context.Context, rec attachment.Cooling) error 
 	return c.store.PutCooling(rec)
 }
 
+// begin writes the records of addresses that are being released, which are like one
+// another. Where there is no space for one, the others are written all the same, and
+// full says so.
+func (c *coolingRecords) begin(ctx context.Context, addrs []netip.Addr, like attachment.Cooling) (full, err error) {
+	like.ReleasedBoot = c.clock.Boot()
+	for _, like.Addr = range addrs {
+		if err := c.put(ctx, like); attachment.IsNoSpace(err) {
+			full = err
+		} else if err != nil {
+			return nil, recordFailure(err)
+		}
+	}
+	return full, nil
+}
+
 // add queues the removal of records that exist.
 func (c *coolingRecords) add(released time.Duration, addrs ...netip.Addr) {
 	c.mu.Lock()

@@ -142,22 +142,16 @@ func TestCallsThatAreBegunOnlyGiveWay(t *testing.T) {
 	var preface, call bytes.Buffer
 	preface.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&preface, nil)
-	if err := framer.WriteSettings(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, framer.WriteSettings())
 	call.Write(preface.Bytes())
 	framer = http2.NewFramer(&call, nil)
 	var block bytes.Buffer
 	headers := hpack.NewEncoder(&block)
 	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", "/" + rpc.Node_ServiceDesc.ServiceName + "/Status"},
 		{":authority", "localhost"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-		if err := headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
 	}
-	if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true}))
 	for what, frames := range map[string][]byte{
 		"one byte": []byte("P"), "preface": preface.Bytes(), "a call without its message": call.Bytes(),
 		"not HTTP/2": []byte("GET /ip-manager HTTP/1.1\r\n\r\n"),

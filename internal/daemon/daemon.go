@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
+	"net"
+	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -24,7 +26,7 @@ import (
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
-	DetachPod(ctx context.Context, pod datapath.Pod) error
+	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)
 }
@@ -63,7 +65,7 @@ type Options struct {
 	RepairInterval time.Duration // how often the kernel is repaired without an event
 
 	// InspectNetns identifies a network namespace; optional, for tests without one.
-	InspectNetns func(path string) (attachment.Netns, error)
+	InspectNetns func(path string) (datapath.NetnsID, error)
 }
 
 // kernelTimeout bounds the kernel work of one ADD or DEL. It is netlink on
@@ -79,16 +81,15 @@ type Daemon struct {
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions
+	quarantine *quarantine
+	usable     usableMark
+	absent     absences
+	supply     *supply
+	writable   *writable
+	repairer   *repairer // nil without Upkeep
 
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
-
-	recordFailed retry.Signal // capacity 1: a call failed for a record that could not be written
-
-	mu          sync.Mutex                   // guards below, memory only
-	usable      bool                         // an address was usable once on this instance
-	quarantined []attachment.Quarantined     // damaged records whose kernel state lives
-	netnsGone   map[attachment.Key]time.Time // since when a namespace has been missing
 }
 
 var errDraining = errors.New("berthd is ending")
@@ -96,18 +97,28 @@ var errDraining = errors.New("berthd is ending")
 // New puts a Daemon together. Nothing runs yet.
 func New(o Options) *Daemon {
 	if o.InspectNetns == nil {
-		o.InspectNetns = inspectNetns
+		o.InspectNetns = datapath.InspectNetns
 	}
 	d := &Daemon{
-		Options:     o,
-		locks:       newKeyLocks(),
-		waits:       newWaits(),
-		reaper:      newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
-		conditions:  newConditions(o.Clock, o.Log),
-		quarantined: o.Quarantined,
-		netnsGone:   map[attachment.Key]time.Time{},
-
-		recordFailed: retry.NewSignal(),
+		Options:    o,
+		locks:      newKeyLocks(),
+		waits:      newWaits(),
+		reaper:     newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
+		conditions: newConditions(o.Clock, o.Log),
+		absent:     absences{since: map[attachment.Key]time.Time{}},
+		usable: usableMark{
+			path: filepath.Join(o.StateDir, usableName), file: usableFile{o.Store.Node().InstanceID}, log: o.Log,
+		},
+	}
+	d.quarantine = &quarantine{conditions: d.conditions, list: o.Quarantined}
+	d.supply = &supply{source: o.Source, conditions: d.conditions, usable: &d.usable, install: o.Install, clock: o.Clock}
+	d.writable = &writable{store: o.Store, conditions: d.conditions, failed: retry.NewSignal(), clock: o.Clock}
+	if o.Upkeep != nil {
+		d.repairer = &repairer{
+			upkeep: o.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
+			repairs: o.Metrics.repairs, interval: o.RepairInterval, linksChanged: o.LinksChanged, again: d.addAgainLater,
+			clock: o.Clock, log: o.Log,
+		}
 	}
 	d.cooling = &coolingRecords{
 		store: o.Store, period: o.Source.CoolingPeriod, clock: o.Clock, log: o.Log,
@@ -127,10 +138,10 @@ func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // podOf is a record as the data path wants it.
 func podOf(r attachment.Record) datapath.Pod {
 	return datapath.Pod{
-		Netns: r.Netns.Path, NetnsID: datapath.NetnsID{Dev: r.Netns.Dev, Inode: r.Netns.Inode},
+		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),
 		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
 		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
-		HostMAC: parseMAC(r.HostMAC), PodMAC: parseMAC(r.PodMAC),
+		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
 	}
 }
 

@@ -51,34 +51,27 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := failpoint.Hit("daemon.del.marked"); err != nil {
 		return err
 	}
-	released := d.Clock.Boot()
-	var unrecorded error
-	for _, a := range rec.Lease.Addrs() {
-		if err := d.cooling.put(kctx, attachment.Cooling{
-			Addr: a, ENI: rec.Lease.ENI, Key: rec.Key, HostLink: rec.HostLink, ReleasedBoot: released,
-		}); attachment.IsNoSpace(err) {
-			unrecorded = err
-		} else if err != nil {
-			return recordFailure(err)
-		}
+	full, err := d.cooling.begin(kctx, rec.Lease.Addrs(), attachment.Cooling{ENI: rec.Lease.ENI, Key: rec.Key, HostLink: rec.HostLink})
+	if err != nil {
+		return err
 	}
 	if err := failpoint.Hit("daemon.del.cooling"); err != nil {
 		return err
 	}
-	if err := d.Kernel.DetachPod(kctx, podOf(rec)); err != nil {
+	if err := d.Kernel.DetachPod(kctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
 		return kernelFailure(err)
 	}
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {
 		return err
 	}
 	d.reaper.add(rec.HostLink, rec.Netns)
-	if unrecorded != nil {
-		return recordFailure(&heldBack{unrecorded})
+	if full != nil {
+		return recordFailure(&heldBack{full})
 	}
 	if err := d.Store.Delete(rec.Key); err != nil {
 		return recordFailure(err)
 	}
-	err := failpoint.Hit("daemon.del.unrecorded")
+	err = failpoint.Hit("daemon.del.unrecorded")
 	d.Source.Release(rec.Key)
 	d.cooling.add(d.Clock.Boot(), rec.Lease.Addrs()...)
 	d.Log.Info("released", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,

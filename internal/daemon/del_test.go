@@ -24,9 +24,7 @@ func TestDelVariants(t *testing.T) {
 	if len(r.Store.Records()) != 0 {
 		t.Errorf("records %v", r.Store.Records())
 	}
-	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
 }
 
@@ -68,8 +66,6 @@ func TestCheck(t *testing.T) {
 	}
 	wantFailure(t, check(ns, "10.0.0.9/32"), CodeMismatch)
 	wantFailure(t, check(n.newNetns("b")), CodeMismatch)
-	n.kernel.mu.Lock()
-	clear(n.kernel.routes)
-	n.kernel.mu.Unlock()
+	n.kernel.dropRoutes()
 	wantFailure(t, check(ns), CodeMismatch)
 }

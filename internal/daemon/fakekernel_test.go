@@ -78,17 +78,17 @@ func (k *fakeKernel) CheckPod(ctx context.Context, p datapath.Pod) error {
 	return nil
 }
 
-func (k *fakeKernel) DetachPod(ctx context.Context, p datapath.Pod) error {
+func (k *fakeKernel) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	err := k.enter(ctx, "DetachPod")
 	defer k.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if !datapath.IsHostLinkName(p.HostIfName) {
-		return fmt.Errorf("detach pod link: %q", p.HostIfName) // as the real one
+	if !datapath.IsHostLinkName(hostLink) {
+		return fmt.Errorf("detach pod link: %q", hostLink) // as the real one
 	}
-	for _, a := range p.Addrs() {
-		if k.routes[a] == p.HostIfName {
+	for _, a := range addrs {
+		if k.routes[a] == hostLink {
 			delete(k.routes, a)
 		}
 	}
@@ -144,6 +144,13 @@ func (k *fakeKernel) onEnter(method string, f func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.hook[method] = f
+}
+
+// dropRoutes is somebody's removal of all routes.
+func (k *fakeKernel) dropRoutes() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.routes)
 }
 
 // state lists links and routes, sorted.

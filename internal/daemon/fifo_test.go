@@ -15,18 +15,14 @@ import (
 func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	for _, name := range []string{
 		"attachments/freed.json", "attachments/.new-1", "attachments/cooling-10.0.0.5.json", "attachments/.new-probe",
-		usableMark, identityFile, identityFile + ".new", filepath.Base(heartbeat.Path(r.socket)), filepath.Base(heartbeat.Path(r.socket)) + ".new",
+		usableName, identityFile, identityFile + ".new", filepath.Base(heartbeat.Path(r.socket)), filepath.Base(heartbeat.Path(r.socket)) + ".new",
 	} {
 		path := filepath.Join(n.dir, name)
 		_ = os.Remove(path)
-		if err := unix.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mkfifo(path, 0o600))
 	}
 	if heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("a FIFO is a heartbeat")

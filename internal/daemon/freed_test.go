@@ -15,18 +15,14 @@ func TestLongestFreeFirstAfterARestart(t *testing.T) {
 			n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 			r := n.restart(nil)
 			first := mustAdd(t, r, "a", n.newNetns("a"))
-			if err := r.del(within(t), keyFor("a")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.del(within(t), keyFor("a")))
 			if between.ended {
 				waitFor(t, func() bool { // who removes the record may not have begun to wait yet
 					n.clock.Advance(10 * time.Second)
 					return len(r.Store.CoolingRecords()) == 0
 				})
 			} else {
-				if err := r.stop(); err != nil {
-					t.Fatal(err)
-				}
+				r.stop()
 				r = nil
 				n.clock.Advance(32 * time.Second)
 			}

@@ -221,7 +221,7 @@ func (f *Front) readiness() error {
 	case d.draining.Err() != nil:
 		return errDraining
 	}
-	return errors.Join(d.status(), d.writable())
+	return errors.Join(d.status(), d.writable.err())
 }
 
 // introspectionHandler serves what only this machine may see.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/berthnet/berth/internal/heartbeat"
@@ -27,12 +26,7 @@ func startFront(t *testing.T, n *node) (*Front, *grpc.ClientConn) {
 	d := n.assemble()
 	f := NewFront(FrontOptions{Plugin: l, Socket: socket, Metrics: d.Metrics, Clock: n.clock, Log: d.Log})
 	t.Cleanup(f.Close)
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return f, conn
+	return f, dial(t, socket)
 }
 
 func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
@@ -56,9 +50,7 @@ func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
 		return err
 	}
 	wantFailure(t, status(), types.ErrPluginNotAvailable)
-	if err := heartbeat.Beat(f.Socket, n.clock.Boot()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, heartbeat.Beat(f.Socket, n.clock.Boot()))
 	if err := status(); err != nil {
 		t.Errorf("STATUS within a restart: %v", err)
 	}

@@ -2,11 +2,10 @@ package daemon
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
@@ -35,8 +35,8 @@ type node struct {
 
 	warmWait time.Duration // real time, as contexts have it
 
-	mu     sync.Mutex // guards netns
-	netns  map[string]attachment.Netns
+	mu     sync.Mutex                  // guards netns
+	netns  map[string]datapath.NetnsID // by path
 	nextNS uint64
 }
 
@@ -46,15 +46,14 @@ type running struct {
 	front  *Front
 	source *sourcefake.Source
 	client rpc.NodeClient
-	conn   *grpc.ClientConn
 	socket string
-	stop   func() error
+	stop   func() // once; what fails then fails the test
 }
 
 func newNode(t *testing.T, addrs ...string) *node {
 	n := &node{
 		t: t, dir: t.TempDir(), kernel: newFakeKernel(), clock: clock.NewFake(time.Unix(1700000000, 0)),
-		ident: attachment.Node{InstanceID: "i-1", BootID: "boot-1"}, netns: map[string]attachment.Netns{},
+		ident: attachment.Node{InstanceID: "i-1", BootID: "boot-1"}, netns: map[string]datapath.NetnsID{},
 		warmWait: 45 * time.Second,
 	}
 	for _, a := range addrs {
@@ -69,7 +68,7 @@ func (n *node) newNetns(name string) string {
 	defer n.mu.Unlock()
 	n.nextNS++
 	path := "/run/netns/" + name
-	n.netns[path] = attachment.Netns{Path: path, Dev: 4, Inode: 4026530000 + n.nextNS}
+	n.netns[path] = datapath.NetnsID{Dev: 4, Inode: 4026530000 + n.nextNS}
 	return path
 }
 
@@ -79,13 +78,13 @@ func (n *node) removeNetns(path string) {
 	delete(n.netns, path)
 }
 
-func (n *node) inspect(path string) (attachment.Netns, error) {
+func (n *node) inspect(path string) (datapath.NetnsID, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if ns, ok := n.netns[path]; ok {
-		return ns, nil
+	if id, ok := n.netns[path]; ok {
+		return id, nil
 	}
-	return attachment.Netns{}, fmt.Errorf("%s %w", path, errNetnsGone)
+	return datapath.NetnsID{}, datapath.ErrNoNetns
 }
 
 // Sandboxes implements Sandboxes.
@@ -118,31 +117,78 @@ func (n *node) assemble() *running {
 func (n *node) start() *running {
 	n.t.Helper()
 	r := n.assemble()
-	l, err := Listen(r.socket)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	r.front = NewFront(FrontOptions{Plugin: l, Socket: r.socket, Metrics: r.Metrics, Clock: n.clock, Log: r.Log})
-	go func() { done <- r.Run(ctx, r.front) }()
-	r.conn, err = grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	r.client = rpc.NewNodeClient(r.conn)
-	r.stop = sync.OnceValue(func() error {
-		cancel()
-		advance := n.tick() // the fake clock stands still, the reaper must not wait for it
-		defer advance()
-		return errors.Join(<-done, r.conn.Close())
+	front, end := run(n.t, r.Daemon, r.socket)
+	r.front, r.client = front, rpc.NewNodeClient(dial(n.t, r.socket))
+	r.stop = sync.OnceFunc(func() {
+		defer n.tick()() // the fake clock stands still, the reaper must not wait for it
+		end()
 	})
-	n.t.Cleanup(func() {
-		if err := r.stop(); err != nil {
-			n.t.Errorf("daemon ended with %v", err)
-		}
-	})
+	n.t.Cleanup(r.stop)
 	return r
+}
+
+// restart ends a daemon as a crash would leave the node: its records and the
+// kernel stay as they are. Then it starts another and waits until that serves.
+func (n *node) restart(r *running) *running {
+	n.t.Helper()
+	if r != nil {
+		r.stop()
+	}
+	next := n.start()
+	defer n.tick()()
+	waitFor(n.t, func() bool { return next.front.admitted() != nil })
+	return next
+}
+
+// run runs a daemon on a socket until stop, which is to be called once.
+func run(t testing.TB, d *Daemon, socket string) (front *Front, stop func()) {
+	t.Helper()
+	l, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	front = NewFront(FrontOptions{Plugin: l, Socket: socket, Metrics: d.Metrics, Clock: d.Clock, Log: d.Log})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx, front) }()
+	return front, func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("daemon ended with %v", err)
+		}
+	}
+}
+
+// dial makes a client's connection to a daemon's socket.
+func dial(t testing.TB, socket string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// attach is an ADD past the socket.
+func (d *Daemon) attach(ctx context.Context, container, netns string) (attachment.Record, error) {
+	return d.add(ctx, attachment.Record{Key: keyFor(container), Netns: attachment.Netns{Path: netns}}, source.Wish{})
+}
+
+// attached is an attach that works.
+func (d *Daemon) attached(t testing.TB, container, netns string) attachment.Record {
+	t.Helper()
+	rec, err := d.attach(context.Background(), container, netns)
+	must(t, err)
+	return rec
+}
+
+// must ends the test with an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // tick lets short waits of the daemon (the reaper's gathering) pass while a
@@ -179,7 +225,7 @@ func keyFor(container string) attachment.Key {
 	return attachment.Key{Network: "berth", ContainerID: container, IfName: "eth0"}
 }
 
-func within(t *testing.T) context.Context {
+func within(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
@@ -195,10 +241,33 @@ func mustAdd(t *testing.T, r *running, container, netns string) *rpc.AddReply {
 	return reply
 }
 
+// wantAddress has a pod in a namespace of its own get an address.
+func (r *running) wantAddress(t *testing.T, container, netns, address string) {
+	t.Helper()
+	if got := mustAdd(t, r, container, netns).GetAddresses(); len(got) != 1 || got[0] != address+"/32" {
+		t.Errorf("%s got %v, want %s", container, got, address)
+	}
+}
+
+// refused makes an ADD that fails with a CNI code.
+func (r *running) refused(t *testing.T, req *rpc.AddRequest, code uint) *rpc.Failure {
+	t.Helper()
+	_, err := r.client.Add(within(t), req, grpc.WaitForReady(true))
+	return wantFailure(t, err, code)
+}
+
 func mustDel(t *testing.T, r *running, container string) {
 	t.Helper()
 	if _, err := r.client.Del(within(t), delOf(container), grpc.WaitForReady(true)); err != nil {
 		t.Fatalf("DEL %s: %v", container, err)
+	}
+}
+
+// want asserts that a condition is healthy, or why it is not.
+func (c *conditions) want(t *testing.T, kind string, healthy bool, says string) {
+	t.Helper()
+	if c, ok := c.get(kind); !ok || c.Healthy != healthy || !strings.Contains(c.Reason+": "+c.Message, says) {
+		t.Errorf("condition %+v, want healthy %v and %q", c, healthy, says)
 	}
 }
 
@@ -226,7 +295,7 @@ func (n *node) wantKernel(t *testing.T, links, routes int) {
 }
 
 // waitFor waits for what another goroutine is about to do.
-func waitFor(t *testing.T, ok func() bool) {
+func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)
 	for !ok() {

@@ -27,7 +27,7 @@ func (d *Daemon) unlessHeldBack(key attachment.Key, err error) error {
 	if !ok {
 		return err
 	}
-	d.recordFailed.Set()
+	d.writable.failed.Set()
 	d.Log.Warn("removed, but its addresses stay out of use until that can be recorded", "attachment", key.String(), "err", h)
 	return nil
 }

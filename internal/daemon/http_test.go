@@ -33,13 +33,9 @@ func TestDocument(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
 	d := n.assemble()
 	for _, c := range []string{"a", "b"} {
-		if _, err := d.add(within(t), addRequest{key: keyFor(c), netns: n.newNetns(c)}); err != nil {
-			t.Fatal(err)
-		}
+		d.attached(t, c, n.newNetns(c))
 	}
-	if err := d.del(within(t), keyFor("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.del(within(t), keyFor("a")))
 	n.clock.Advance(10 * time.Second)
 	code, body := get(frontOf(d).introspectionHandler(), "localhost:6666", introspect.Path)
 	var doc introspect.Document
@@ -111,9 +107,7 @@ func TestMonitoring(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	if code, _ := get(h, "x", "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz after the end: %d", code)
 	}
@@ -121,9 +115,7 @@ func TestMonitoring(t *testing.T) {
 
 func TestMetricsReferenceIsComplete(t *testing.T) {
 	var b strings.Builder
-	if err := WriteMetricsReference(&b, sourcefake.Reference); err != nil {
-		t.Fatal(err)
-	}
+	must(t, WriteMetricsReference(&b, sourcefake.Reference))
 	d := newNode(t, "10.0.0.5").assemble()
 	d.Metrics.called("Add", "success", "", time.Millisecond)
 	served, err := d.Metrics.Registry.Gather()

@@ -64,9 +64,7 @@ func TestIdentify(t *testing.T) {
 	if got, err := ask(metadata{id: other}, "boot-2"); err != nil || got.InstanceID != "i-2" {
 		t.Errorf("another instance after a boot, as of an image: %+v, %v; want i-2", got, err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600))
 	if _, err := ask(away, "boot-1"); err == nil {
 		t.Error("a damaged file was used")
 	}

@@ -34,7 +34,7 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 	}
 	f := failureOf(err)
 	if f.Code == CodeRecord {
-		d.recordFailed.Set()
+		d.writable.failed.Set()
 	}
 	d.Metrics.called(verb, "failure", f.Reason, took)
 	args := []any{"verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond), "code", f.Code, "reason", f.Reason, "err", f}

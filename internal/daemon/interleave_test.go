@@ -12,6 +12,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // TestInterleavings has ADDs, DELs, GCs, CHECKs and sweeps of a few containers run
@@ -66,7 +67,7 @@ func TestInterleavings(t *testing.T) {
 					}
 					switch rnd.IntN(10) {
 					case 0, 1, 2, 3, 4:
-						_, err := r.add(ctx, addRequest{key: key, netns: netns[key.ContainerID]})
+						_, err := r.add(ctx, attachment.Record{Key: key, Netns: attachment.Netns{Path: netns[key.ContainerID]}}, source.Wish{})
 						// An address that another has is refused by the records or by the kernel.
 						if err != nil && failureOf(err).Code != types.ErrTryAgainLater {
 							t.Errorf("ADD %s: %v", key, err)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -16,12 +17,12 @@ func (d *Daemon) document() introspect.Document {
 	snap := d.Source.Snapshot()
 	doc := introspect.Document{
 		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Time: d.Clock.Now().UTC(),
-		Allocated: d.allocated(), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
+		Allocated: allocated(d.Store.Records()), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
 		ENIs: []introspect.ENI{}, Pools: []introspect.Pool{}, Blocks: []introspect.Block{},
 		Conditions: []introspect.Condition{}, LastError: snap.LastError,
 	}
 	doc.Totals = totals(snap)
-	d.describeAddresses(&doc, snap)
+	describeAddresses(&doc, snap.Addresses, d.Source.CoolingPeriod())
 	if snap.Detail != nil {
 		snap.Detail.Describe(&doc)
 	}
@@ -49,9 +50,9 @@ func totals(snap source.Snapshot) introspect.Totals {
 	return t
 }
 
-func (d *Daemon) allocated() []introspect.Allocated {
+func allocated(records []attachment.Record) []introspect.Allocated {
 	out := []introspect.Allocated{}
-	for _, rec := range d.Store.Records() {
+	for _, rec := range records {
 		a := introspect.Allocated{
 			Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
 			Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, UID: rec.Pod.UID,
@@ -67,14 +68,14 @@ func (d *Daemon) allocated() []introspect.Allocated {
 	return out
 }
 
-func (d *Daemon) describeAddresses(doc *introspect.Document, snap source.Snapshot) {
-	for _, a := range snap.Addresses {
+func describeAddresses(doc *introspect.Document, addresses []source.AddressInfo, cooling time.Duration) {
+	for _, a := range addresses {
 		from := introspect.Origin(a.Origin)
 		switch a.State {
 		case source.Warm:
 			doc.Available = append(doc.Available, introspect.Available{Address: a.Addr, Origin: from, Prefix: a.Prefix})
 		case source.Cooling:
-			until := a.Since.Add(d.Source.CoolingPeriod())
+			until := a.Since.Add(cooling)
 			doc.Cooling = append(doc.Cooling, introspect.Cooling{
 				Address: a.Addr, Origin: from, Since: a.Since.UTC(), Until: until.UTC(),
 				RemainingSeconds: max(0, until.Sub(doc.Time).Round(time.Millisecond)).Seconds(),

@@ -54,7 +54,8 @@ func TestSourceDescribesItself(t *testing.T) {
 		Conditions: []source.Condition{{Type: "BlocksRouted", Reason: "NotRouted", Message: "block web-0: file exists"}},
 		Detail:     only{block},
 	}}
-	d.lookAtSupply(false)
+	d.supply.source = d.Source
+	d.supply.look(false)
 	doc := d.document()
 	same := func(what string, got, want any) {
 		t.Helper()
@@ -73,9 +74,7 @@ func TestSourceDescribesItself(t *testing.T) {
 			Since: now.UTC(), Until: now.Add(left).UTC(), RemainingSeconds: left.Round(time.Millisecond).Seconds()}
 	}
 	same("cooling", doc.Cooling, []introspect.Cooling{cooling("10.2.0.1", def), cooling("10.9.0.2", attachment.Origin{})})
-	if c, ok := d.conditions.get("BlocksRouted"); !ok || c.Healthy || c.Reason != "NotRouted" || c.Message != "block web-0: file exists" {
-		t.Errorf("condition %+v", c)
-	}
+	d.conditions.want(t, "BlocksRouted", false, "NotRouted: block web-0: file exists")
 	families, err := d.Metrics.Registry.Gather()
 	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "berth_only" })
 	if err != nil || i < 0 || families[i].Metric[0].Gauge.GetValue() != 7 {

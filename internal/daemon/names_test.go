@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
-	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/rpc"
 )
@@ -34,15 +33,17 @@ func TestNamesAreBounded(t *testing.T) {
 		`CNI_CONTAINERID is "a/b"`:          func(a *rpc.AddRequest) { a.Attachment.ContainerId = "a/b" },
 		`CNI_IFNAME is "e\x1bth"`:           func(a *rpc.AddRequest) { a.Attachment.IfName = "e\x1bth" },
 		`CNI_IFNAME is "eth%d"`:             func(a *rpc.AddRequest) { a.Attachment.IfName = "eth%d" },
+		"CNI_CONTAINERID is empty":          func(a *rpc.AddRequest) { a.Attachment.ContainerId = "" },
+		"CNI_CONTAINERID is empt":           func(a *rpc.AddRequest) { a.Attachment = nil },
+		"CNI_NETNS is empty":                func(a *rpc.AddRequest) { a.Netns = "" },
+		`CNI_IFNAME is "../x"`:              func(a *rpc.AddRequest) { a.Attachment.IfName = "../x" },
 		`CNI_IFNAME is ".."`:                func(a *rpc.AddRequest) { a.Attachment.IfName = ".." },
 		`name of the network is "berth\x00`: func(a *rpc.AddRequest) { a.Attachment.Network = "berth\x00" },
 		`CNI_NETNS is "/run/\x1bnetns"`:     func(a *rpc.AddRequest) { a.Netns = "/run/\x1bnetns" },
 	} {
 		req := addOf("a", ns)
 		change(req)
-		_, err := r.client.Add(within(t), req)
-		wantFailure(t, err, types.ErrInvalidEnvironmentVariables)
-		if message := status.Convert(err).Message(); !strings.HasPrefix(message, name) || len(message) > 4200 {
+		if message := r.refused(t, req, types.ErrInvalidEnvironmentVariables).GetMessage(); !strings.HasPrefix(message, name) || len(message) > 4200 {
 			t.Errorf("%s: %.200s", name, message)
 		}
 	}

@@ -31,6 +31,12 @@ func (n *network) setup(ctx context.Context, config datapath.Config, uplinks dat
 	return nil
 }
 
+var (
+	_ Upkeep = (*VPCNetwork)(nil)
+	_ Upkeep = (*RoutedNetwork)(nil)
+	_ Kernel = (*datapath.Node)(nil)
+)
+
 // ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
 // the address source has not set up yet, but may.
 var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")

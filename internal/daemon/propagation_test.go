@@ -1,115 +1,69 @@
 package daemon
 
 import (
-	"bufio"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/berthnet/berth/internal/rpc"
 )
 
 // The container of berthd sees namespaces that are made after it started only
 // if their directory is mounted with HostToContainer propagation, which the
-// kernel calls slave (mount_namespaces(7)). These tests run a daemon in a mount
+// kernel calls slave (mount_namespaces(7)). This test makes an ADD in a mount
 // namespace of its own, with that propagation and without.
 
-// childDir tells the second process of a test which directory to work in, and
-// childPropagation how mounts propagate to it.
-const (
-	childDir         = "BTD_CHILD_DIR"
-	childPropagation = "BTD_CHILD_PROPAGATION"
-)
-
 func TestNamespacesReachADaemonInAContainer(t *testing.T) {
-	for propagation, works := range map[string]bool{"slave": true, "private": false} {
-		t.Run(propagation, func(t *testing.T) {
+	for name, tt := range map[string]struct {
+		propagation uintptr
+		works       bool
+	}{"slave": {unix.MS_SLAVE, true}, "private": {unix.MS_PRIVATE, false}} {
+		t.Run(name, func(t *testing.T) {
 			dir := sharedDir(t)
-			startChild(t, dir, propagation)
-			ns := mountNetns(t, filepath.Join(dir, "netns")) // after the daemon started
-			conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "berthd.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_, err = rpc.NewNodeClient(conn).Add(within(t), addOf("a", ns))
-			if works {
+			s := newMachine(t, 1).start(time.Hour)
+			add := inMountNamespace(t, tt.propagation, func(netns string) error {
+				_, err := s.attach(within(t), "a", netns)
+				return err
+			})
+			err := add(mountNetns(t, filepath.Join(dir, "netns"))) // made after the mount namespace
+			if tt.works {
 				if err != nil {
 					t.Errorf("ADD: %v", err)
 				}
 				return
 			}
-			if got := wantFailure(t, err, types.ErrInvalidNetNS).GetMessage(); !strings.Contains(got, "HostToContainer") {
-				t.Errorf("message %q does not name the cause", got)
+			if f := failureOf(err); err == nil || f.Code != types.ErrInvalidNetNS || !strings.Contains(f.Message, "HostToContainer") {
+				t.Errorf("%v does not name the cause", err)
 			}
 		})
 	}
 }
 
-// TestChildDaemon is the daemon of the test above, in a process of its own.
-func TestChildDaemon(t *testing.T) {
-	dir := os.Getenv(childDir)
-	if dir == "" {
-		return // only ever run by TestNamespacesReachADaemonInAContainer
-	}
-	flag := uintptr(unix.MS_PRIVATE)
-	if os.Getenv(childPropagation) == "slave" {
-		flag = unix.MS_SLAVE
-	}
-	if err := unix.Mount("", "/", "", flag|unix.MS_REC, ""); err != nil {
-		t.Fatal(err)
-	}
-	m := newMachine(t, 1)
-	m.dir = dir
-	m.start(time.Hour)
-	os.Stdout.WriteString("serving\n")
-	_, _ = io.Copy(io.Discard, os.Stdin) // the end of the other process ends this one
-}
-
-// startChild runs TestChildDaemon and returns once it serves.
-func startChild(t *testing.T, dir, propagation string) {
+// inMountNamespace makes a mount namespace to which mounts propagate in one way. do
+// runs in it when the function that is returned is called, which must be once.
+func inMountNamespace(t *testing.T, propagation uintptr, do func(path string) error) func(path string) error {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestChildDaemon$", "-test.v")
-	cmd.Env = append(os.Environ(), childDir+"="+dir, childPropagation+"="+propagation)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var log strings.Builder
-	t.Cleanup(func() {
-		in.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the daemon's process: %v\n%s", err, log.String())
+	paths, errs := make(chan string), make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with its mounts
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", propagation|unix.MS_REC, "")
 		}
-	})
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		log.WriteString(lines.Text() + "\n")
-		if lines.Text() == "serving" {
-			go func() { _, _ = io.Copy(io.Discard, out) }()
-			return
+		errs <- err
+		if err == nil {
+			errs <- do(<-paths)
 		}
+	}()
+	must(t, <-errs)
+	return func(path string) error {
+		paths <- path
+		return <-errs
 	}
-	t.Fatal("the daemon's process ended early")
 }
 
 // sharedDir is a directory whose mounts propagate to others, as those of a
@@ -129,9 +83,7 @@ func sharedDir(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	return dir
 }
 
@@ -139,12 +91,8 @@ func sharedDir(t *testing.T) string {
 func mountNetns(t *testing.T, path string) string {
 	t.Helper()
 	from, _ := newSpace(t)
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(from, path, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, nil, 0o600))
+	must(t, unix.Mount(from, path, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 	return path
 }

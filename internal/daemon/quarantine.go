@@ -3,16 +3,73 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 )
 
-// A damaged record may belong to a pod that lives: its kernel state is left
-// alone and its addresses are held, until a DEL of that attachment comes or
-// its link is gone.
+// quarantine has the damaged records. One may belong to a pod that lives: its
+// kernel state is left alone and its addresses are held, until a DEL of that
+// attachment comes or its link is gone.
+type quarantine struct {
+	conditions *conditions
+
+	mu   sync.Mutex // guards list
+	list []attachment.Quarantined
+}
+
+func (q *quarantine) all() []attachment.Quarantined {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.Clone(q.list)
+}
+
+// links names the links of damaged records, which no repair may take for nobody's.
+func (q *quarantine) links() (links []string) {
+	for _, one := range q.all() {
+		if one.HostLink != "" {
+			links = append(links, one.HostLink)
+		}
+	}
+	return links
+}
+
+// setAddresses notes what the kernel tells of a record that tells no addresses.
+func (q *quarantine) setAddresses(file string, addrs []netip.Addr) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.list {
+		if q.list[i].File == file {
+			q.list[i].Addresses = addrs
+		}
+	}
+}
+
+// remove forgets a damaged record of which nothing is left.
+func (q *quarantine) remove(file string) {
+	q.mu.Lock()
+	q.list = slices.DeleteFunc(q.list, func(o attachment.Quarantined) bool { return o.File == file })
+	q.mu.Unlock()
+	q.report()
+}
+
+// report sets the condition.
+func (q *quarantine) report() {
+	var files []string
+	for _, one := range q.all() {
+		files = append(files, one.File)
+	}
+	if len(files) == 0 {
+		q.conditions.set(ConditionRecords, true, "AllRead", "")
+		return
+	}
+	q.conditions.set(ConditionRecords, false, "Quarantined",
+		fmt.Sprintf("damaged records of attachments that still have a link: %s; their addresses are held until the pods are deleted", strings.Join(files, ", ")))
+}
 
 // quarantineKey is the holder, in the source, of a damaged record's addresses.
 func quarantineKey(q attachment.Quarantined) attachment.Key {
@@ -23,7 +80,7 @@ func quarantineKey(q attachment.Quarantined) attachment.Key {
 // an attachment that is not known at all.
 func (d *Daemon) delQuarantined(ctx context.Context, key attachment.Key) error {
 	link := hostLinkName(key)
-	for _, q := range d.quarantinedList() {
+	for _, q := range d.quarantine.all() {
 		if q.HostLink == link {
 			return d.releaseQuarantined(ctx, q)
 		}
@@ -42,25 +99,32 @@ func ofNoLink(q attachment.Quarantined) bool {
 // addresses in it cool, unless somebody has them; its file is kept.
 func (d *Daemon) releaseNameless(ctx context.Context, q attachment.Quarantined) error {
 	d.Log.Warn("a damaged record is of no pod's link: nothing depends on it, its file is kept", "file", q.File, "addresses", q.Addresses, "err", q.Reason)
-	for _, a := range q.Addresses {
-		if _, held := d.Store.ByAddr(a); held {
-			continue
-		}
-		if _, cools := d.Store.Cooling(a); cools {
+	if err := d.coolUnheld(ctx, "", q.Addresses); err != nil {
+		return err
+	}
+	if err := d.Store.Keep(q); err != nil {
+		return recordFailure(err)
+	}
+	d.quarantine.remove(q.File)
+	return nil
+}
+
+// coolUnheld has addresses cool, of a link if it is known, that no attachment
+// holds and that do not cool yet.
+func (d *Daemon) coolUnheld(ctx context.Context, link string, addrs []netip.Addr) error {
+	for _, a := range addrs {
+		_, held := d.Store.ByAddr(a)
+		_, cools := d.Store.Cooling(a)
+		if held || cools {
 			continue
 		}
 		released := d.Clock.Boot()
-		if err := d.cooling.put(ctx, attachment.Cooling{Addr: a, ReleasedBoot: released}); err != nil {
+		if err := d.cooling.put(ctx, attachment.Cooling{Addr: a, HostLink: link, ReleasedBoot: released}); err != nil {
 			return recordFailure(err)
 		}
 		d.Source.RestoreCooling(a, d.Clock.Now())
 		d.cooling.add(released, a)
 	}
-	if err := d.Store.Keep(q); err != nil {
-		return recordFailure(err)
-	}
-	d.forgetQuarantined(q)
-	d.reportQuarantine()
 	return nil
 }
 
@@ -72,79 +136,24 @@ func (d *Daemon) releaseQuarantined(ctx context.Context, q attachment.Quarantine
 	if ofNoLink(q) {
 		return d.releaseNameless(kctx, q)
 	}
-	released := d.Clock.Boot()
-	var unrecorded error
-	for _, a := range q.Addresses {
-		if err := d.cooling.put(kctx, attachment.Cooling{Addr: a, HostLink: q.HostLink, ReleasedBoot: released}); attachment.IsNoSpace(err) {
-			unrecorded = err
-		} else if err != nil {
-			return recordFailure(err)
-		}
+	full, err := d.cooling.begin(kctx, q.Addresses, attachment.Cooling{HostLink: q.HostLink})
+	if err != nil {
+		return err
 	}
 	if q.HostLink != "" {
-		for _, pod := range podsOf(q.HostLink, q.Addresses) {
-			if err := d.Kernel.DetachPod(kctx, pod); err != nil {
-				return kernelFailure(err)
-			}
+		if err := d.Kernel.DetachPod(kctx, q.HostLink, q.Addresses); err != nil {
+			return kernelFailure(err)
 		}
 		d.reaper.add(q.HostLink, attachment.Netns{})
 	}
-	if unrecorded != nil {
-		return recordFailure(&heldBack{unrecorded})
+	if full != nil {
+		return recordFailure(&heldBack{full})
 	}
 	if err := d.Store.Discard(q); err != nil {
 		return recordFailure(err)
 	}
 	d.Source.Release(quarantineKey(q))
 	d.cooling.add(d.Clock.Boot(), q.Addresses...)
-	d.forgetQuarantined(q)
-	d.reportQuarantine()
+	d.quarantine.remove(q.File)
 	return nil
-}
-
-func (d *Daemon) forgetQuarantined(q attachment.Quarantined) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.quarantined = slices.DeleteFunc(d.quarantined, func(o attachment.Quarantined) bool { return o.File == q.File })
-}
-
-func (d *Daemon) quarantinedList() []attachment.Quarantined {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.quarantined)
-}
-
-// quarantinedLinks names the links of damaged records, which no repair may take
-// for nobody's.
-func (d *Daemon) quarantinedLinks() (links []string) {
-	for _, q := range d.quarantinedList() {
-		if q.HostLink != "" {
-			links = append(links, q.HostLink)
-		}
-	}
-	return links
-}
-
-func (d *Daemon) setQuarantinedAddresses(q attachment.Quarantined) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i := range d.quarantined {
-		if d.quarantined[i].File == q.File {
-			d.quarantined[i].Addresses = q.Addresses
-		}
-	}
-}
-
-func (d *Daemon) reportQuarantine() {
-	list := d.quarantinedList()
-	if len(list) == 0 {
-		d.conditions.set(ConditionRecords, true, "AllRead", "")
-		return
-	}
-	var files []string
-	for _, q := range list {
-		files = append(files, q.File)
-	}
-	d.conditions.set(ConditionRecords, false, "Quarantined",
-		fmt.Sprintf("damaged records of attachments that still have a link: %s; their addresses are held until the pods are deleted", strings.Join(files, ", ")))
 }

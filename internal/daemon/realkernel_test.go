@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,12 +16,13 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/sourcefake"
 )
 
@@ -31,39 +31,32 @@ var spaceSeq atomic.Int32
 // newSpace makes a network namespace btd-* and returns its path and a handle.
 func newSpace(t testing.TB) (path string, h *netlink.Handle) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes network namespaces and needs root")
-	}
 	name := fmt.Sprintf("btd-%d-%d", os.Getpid(), spaceSeq.Add(1))
-	made := make(chan error)
-	var ns netns.NsHandle
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends in the new namespace
-		var err error
-		ns, err = netns.NewNamed(name)
-		made <- err
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("make network namespace %s: %v", name, err)
+	if err := ns.Create(name); err != nil {
+		t.Fatalf("this test makes network namespaces and needs root: %v", err)
 	}
-	h, err := netlink.NewHandleAt(ns)
+	t.Cleanup(func() {
+		if err := ns.Remove(name); err != nil {
+			t.Error(err)
+		}
+	})
+	err := ns.Do(ns.Path(name), func() (err error) {
+		h, err = netlink.NewHandle()
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		links, _ := h.LinkList()
-		for _, l := range links {
-			if l.Type() == "veth" {
-				_ = h.LinkDel(l)
-			}
-		}
-		h.Close()
-		_ = ns.Close()
-		if err := netns.DeleteNamed(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("remove network namespace %s: %v", name, err)
-		}
-	})
-	return "/run/netns/" + name, h
+	t.Cleanup(h.Close)
+	return ns.Path(name), h
+}
+
+// addVeth makes a veth whose two ends are in h's namespace.
+func addVeth(t testing.TB, h *netlink.Handle, attrs netlink.LinkAttrs, peer string) {
+	t.Helper()
+	v := netlink.NewVeth(attrs)
+	v.PeerName, v.PeerMTU = peer, uint32(attrs.MTU)
+	must(t, h.LinkAdd(v))
 }
 
 // machine is a node with a real kernel: a namespace with a primary link.
@@ -82,11 +75,7 @@ func newMachine(t testing.TB, pods int) *machine {
 	m.path, m.net = newSpace(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = "ens5", 9001, net.HardwareAddr{2, 0, 0, 0, 0, 5}
-	primary := netlink.NewVeth(attrs)
-	primary.PeerName, primary.PeerMTU = "router", 9001
-	if err := m.net.LinkAdd(primary); err != nil {
-		t.Fatal(err)
-	}
+	addVeth(t, m.net, attrs, "router")
 	for _, name := range []string{"lo", "ens5", "router"} {
 		l, err := m.net.LinkByName(name)
 		if err == nil {
@@ -108,6 +97,17 @@ func newMachine(t testing.TB, pods int) *machine {
 	return m
 }
 
+// open opens the data path, until the test ends.
+func (m *machine) open() *datapath.Node {
+	m.t.Helper()
+	node, err := datapath.Open(m.path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { _ = node.Close() })
+	return node
+}
+
 // started is a daemon on a machine.
 type started struct {
 	*Daemon
@@ -127,37 +127,40 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	kernel, err := datapath.Open(datapath.WithNetnsPath(m.path))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	network := NewVPCNetwork(kernel)
-	if err := network.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
-		m.t.Fatal(err)
-	}
+	network := NewVPCNetwork(m.open())
+	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
 	d := New(Options{
 		Source: src, Kernel: network, Upkeep: network, Store: store, Quarantined: bad, Metrics: NewMetrics(),
 		Clock: clock.Real{}, Log: log, StateDir: m.dir, WarmWait: time.Minute, DrainTimeout: time.Minute,
 		NetnsGrace: time.Minute, RepairInterval: time.Minute,
 	})
-	l, err := Listen(filepath.Join(m.dir, "berthd.sock"))
+	front, end := run(m.t, d, filepath.Join(m.dir, "berthd.sock"))
+	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(end)}
+	m.t.Cleanup(s.stop)
+	waitFor(m.t, func() bool { return front.admitted() != nil })
+	return s
+}
+
+// empty waits for the removal of links, and asserts that the kernel has none left.
+func (m *machine) empty(s *started) {
+	m.t.Helper()
+	waitFor(m.t, func() bool { return s.reaper.count() == 0 })
+	if links, routes := m.inventory(s); links+routes != 0 {
+		m.t.Errorf("%d links and %d routes are left", links, routes)
+	}
+}
+
+// deleteLink is somebody's removal of a link.
+func (m *machine) deleteLink(name string) {
+	m.t.Helper()
+	link, err := m.net.LinkByName(name)
+	if err == nil {
+		err = m.net.LinkDel(link)
+	}
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	front := NewFront(FrontOptions{Plugin: l, Socket: filepath.Join(m.dir, "berthd.sock"), Metrics: d.Metrics, Clock: d.Clock, Log: log})
-	go func() { ended <- d.Run(ctx, front) }()
-	s := &started{Daemon: d, net: network, source: src, stop: sync.OnceFunc(func() {
-		cancel()
-		if err := errors.Join(<-ended, kernel.Close()); err != nil {
-			m.t.Errorf("daemon ended with %v", err)
-		}
-	})}
-	m.t.Cleanup(s.stop)
-	waitForT(m.t, func() bool { return front.admitted() != nil })
-	return s
 }
 
 func (m *machine) inventory(s *started) (links, routes int) {
@@ -169,30 +172,20 @@ func (m *machine) inventory(s *started) (links, routes int) {
 	return len(inv.Links), len(inv.Routes)
 }
 
-func waitForT(t testing.TB, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); {
-		if time.Now().After(end) {
-			t.Fatal("not in time")
-		}
-		runtime.Gosched()
-		<-time.After(time.Millisecond)
-	}
-}
-
 func TestLifeOfAPodInTheKernel(t *testing.T) {
 	m := newMachine(t, 4)
 	s := m.start(time.Hour)
 	ns, _ := newSpace(t)
 	ctx := context.Background()
-	first, err := s.add(ctx, addRequest{key: keyFor("a"), netns: ns, mtu: 1400})
+	want := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: ns}, MTU: 1400}
+	first, err := s.add(ctx, want, source.Wish{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.MTU != 1400 || first.HostMAC == "" || first.PodMAC == "" {
+	if first.MTU != 1400 || len(first.HostMAC) == 0 || len(first.PodMAC) == 0 {
 		t.Errorf("record %+v", first)
 	}
-	if again, err := s.add(ctx, addRequest{key: keyFor("a"), netns: ns, mtu: 1400}); err != nil || replyOf(again).String() != replyOf(first).String() {
+	if again, err := s.add(ctx, want, source.Wish{}); err != nil || replyOf(again).String() != replyOf(first).String() {
 		t.Errorf("again %+v, %v; first %+v", again, err, first)
 	}
 	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
@@ -204,15 +197,13 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 	if err := s.check(ctx, keyFor("a"), ns, first.Lease.Addrs()); err != nil {
 		t.Errorf("CHECK after a restart: %v", err)
 	}
-	if second, err := s.add(ctx, addRequest{key: keyFor("b"), netns: mustSpace(t)}); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
+	if second, err := s.attach(ctx, "b", mustSpace(t)); err != nil || second.Lease.IPv4 == first.Lease.IPv4 {
 		t.Errorf("second pod %+v, %v", second, err)
 	}
 
 	// The same namespace again under another container ID, right after the DEL.
-	if err := s.del(ctx, keyFor("a")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.add(ctx, addRequest{key: keyFor("c"), netns: ns}); err != nil {
+	must(t, s.del(ctx, keyFor("a")))
+	if _, err := s.attach(ctx, "c", ns); err != nil {
 		t.Errorf("ADD into the namespace of a removed pod: %v", err)
 	}
 	for _, c := range []string{"a", "b", "c", "d"} {
@@ -220,10 +211,7 @@ func TestLifeOfAPodInTheKernel(t *testing.T) {
 			t.Errorf("DEL %s: %v", c, err)
 		}
 	}
-	waitForT(t, func() bool { return s.reaper.count() == 0 })
-	if links, routes := m.inventory(s); links+routes != 0 {
-		t.Errorf("%d links and %d routes are left", links, routes)
-	}
+	m.empty(s)
 }
 
 func mustSpace(t testing.TB) string {
@@ -231,12 +219,12 @@ func mustSpace(t testing.TB) string {
 	return path
 }
 
-func TestAddWhoseCallerLeftLeavesNothingInTheKernel(t *testing.T) {
+func TestAddCancelledDuringKernelWorkIsUndone(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.Kernel = &interceptedKernel{Kernel: s.Kernel, before: cancel}
-	if _, err := s.add(ctx, addRequest{key: keyFor("a"), netns: mustSpace(t)}); !errors.Is(err, context.Canceled) {
+	if _, err := s.attach(ctx, "a", mustSpace(t)); !errors.Is(err, context.Canceled) {
 		t.Fatalf("err = %v", err)
 	}
 	if links, routes := m.inventory(s); links+routes != 0 {
@@ -261,45 +249,31 @@ func (k *interceptedKernel) AddPod(ctx context.Context, p datapath.Pod) (datapat
 func TestRepairSparesAPodWhoseRecordIsDamaged(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
-	rec, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: mustSpace(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", mustSpace(t))
 	s.stop()
 	file := filepath.Join(m.dir, "attachments", "attachment-"+rec.HostLink+".json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	s = m.start(time.Hour)
-	s.repair(context.Background())
+	s.repairer.repair(context.Background())
 	if links, routes := m.inventory(s); links != 1 || routes != 1 {
 		t.Errorf("a repair left %d links and %d routes of a pod that may live", links, routes)
 	}
-	if err := s.del(context.Background(), keyFor("a")); err != nil {
-		t.Fatal(err)
-	}
-	waitForT(t, func() bool { return s.reaper.count() == 0 })
-	if links, routes := m.inventory(s); links+routes != 0 {
-		t.Errorf("%d links and %d routes are left after the DEL", links, routes)
-	}
+	must(t, s.del(context.Background(), keyFor("a")))
+	m.empty(s)
 }
 
 func TestNotANetns(t *testing.T) {
 	m := newMachine(t, 1)
 	s := m.start(time.Hour)
 	plain := filepath.Join(t.TempDir(), "plain") // what an unmounted namespace leaves behind
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(plain, nil, 0o600))
 	fifo := plain + "-fifo"
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mkfifo(fifo, 0o600))
 	for path, what := range map[string]string{
 		plain: "a file", "/proc/self/ns/pid": "another namespace", t.TempDir(): "a folder", fifo: "a FIFO", "/dev/null": "a device",
 		plain + "x": "does not exist", strings.Repeat("/x", 5000): "too long",
 	} {
-		_, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: path})
+		_, err := s.attach(context.Background(), "a", path)
 		if f := failureOf(err); err == nil || f.Code != 8 || !strings.Contains(f.Message, what) {
 			t.Errorf("%.40s: %.200v", path, err)
 		}
@@ -310,27 +284,16 @@ func TestDeletedLinkAndRouteAreRepaired(t *testing.T) {
 	m := newMachine(t, 2)
 	s := m.start(time.Hour)
 	ns := mustSpace(t)
-	rec, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: ns})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", ns)
 	intact := func() bool { return s.check(context.Background(), keyFor("a"), ns, rec.Lease.Addrs()) == nil }
 	routes, err := m.net.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: datapath.PodTable}, netlink.RT_FILTER_TABLE)
 	if err != nil || len(routes) != 1 {
 		t.Fatalf("routes %v, %v", routes, err)
 	}
-	if err := m.net.RouteDel(&routes[0]); err != nil {
-		t.Fatal(err)
-	}
-	waitForT(t, intact)
-	link, err := m.net.LinkByName(rec.HostLink)
-	if err == nil {
-		err = m.net.LinkDel(link)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	waitForT(t, intact)
+	must(t, m.net.RouteDel(&routes[0]))
+	waitFor(t, intact)
+	m.deleteLink(rec.HostLink)
+	waitFor(t, intact)
 }
 
 func TestOwnChangesCauseNoRepair(t *testing.T) {
@@ -342,27 +305,19 @@ func TestOwnChangesCauseNoRepair(t *testing.T) {
 	}
 	ns := mustSpace(t)
 	for range 4 {
-		if _, err := s.add(context.Background(), addRequest{key: keyFor("a"), netns: ns}); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.del(context.Background(), keyFor("a")); err != nil {
-			t.Fatal(err)
-		}
+		s.attached(t, "a", ns)
+		must(t, s.del(context.Background(), keyFor("a")))
 	}
-	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	waitFor(t, func() bool { return s.reaper.count() == 0 })
 	// A link of someone else is the last event: all before it were looked at.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "last0"
-	last := netlink.NewVeth(attrs)
-	last.PeerName = "last1"
-	if err := m.net.LinkAdd(last); err != nil {
-		t.Fatal(err)
-	}
+	addVeth(t, m.net, attrs, "last1")
 	for e := range events {
 		if e.Link == "last0" {
 			return
 		}
-		if s.disturbed(e) {
+		if s.repairer.disturbed(e) {
 			t.Errorf("an ADD or DEL was taken for someone else's change: %+v", e)
 		}
 	}
@@ -377,7 +332,7 @@ func TestParallelAddsAndDels(t *testing.T) {
 		wg.Go(func() {
 			for range 3 {
 				key := keyFor(fmt.Sprint("c", i))
-				if _, err := s.add(context.Background(), addRequest{key: key, netns: ns}); err != nil {
+				if _, err := s.attach(context.Background(), key.ContainerID, ns); err != nil {
 					t.Errorf("ADD %s: %v", key, err)
 				}
 				if err := s.del(context.Background(), key); err != nil {
@@ -387,25 +342,10 @@ func TestParallelAddsAndDels(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	waitForT(t, func() bool { return s.reaper.count() == 0 })
+	waitFor(t, func() bool { return s.reaper.count() == 0 })
 	if links, routes := m.inventory(s); links+routes+len(s.Store.Records()) != 0 {
 		t.Errorf("%d links, %d routes and records %v are left", links, routes, s.Store.Records())
 	}
-}
-
-// shmDir is a directory on a tmpfs, as the records' is on a node.
-func shmDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "btd-")
-	if err != nil {
-		t.Fatalf("needs a tmpfs at /dev/shm: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // What is at the path of a pod's namespace may change at any time: between the
@@ -432,7 +372,7 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 	kernel := s.Kernel
 	s.Kernel = &interceptedKernel{Kernel: kernel, before: func() { lead(other) }}
 	lead(own)
-	_, err := s.add(ctx, addRequest{key: keyFor("a"), netns: path})
+	_, err := s.attach(ctx, "a", path)
 	if err == nil || failureOf(err).Reason != "netns-missing" {
 		t.Errorf("ADD: %v", err)
 	}
@@ -440,19 +380,10 @@ func TestPathOfANetnsThatChanges(t *testing.T) {
 
 	s.Kernel = kernel
 	lead(own)
-	rec, err := s.add(ctx, addRequest{key: keyFor("a"), netns: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rec := s.attached(t, "a", path)
 	lead(other)
-	link, err := m.net.LinkByName(rec.HostLink)
-	if err == nil {
-		err = m.net.LinkDel(link)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.repair(ctx)
+	m.deleteLink(rec.HostLink)
+	s.repairer.repair(ctx)
 	untouched("repair")
 	if err := s.del(ctx, keyFor("a")); err != nil {
 		t.Error(err)

@@ -8,13 +8,12 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
-	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 )
 
 // recovery is one start's comparison of records, kernel and runtime.
 type recovery struct {
-	*Daemon
+	d      *Daemon
 	links  map[string][]netip.Addr // pod links in the kernel, with the addresses routed to them
 	listed map[string]bool         // container IDs that the runtime knows; nil when it cannot be asked
 	owned  map[string]bool         // links that a record or a damaged record stands for
@@ -24,12 +23,12 @@ type recovery struct {
 // the source what is held and what cools, and removes kernel state that nobody
 // accounts for. The daemon serves only after it. The reaper runs already.
 func (d *Daemon) recoverState(ctx context.Context) error {
-	d.readUsable()
+	d.usable.read()
 	inv, err := d.Kernel.Inventory(ctx)
 	if err != nil {
 		return fmt.Errorf("listing the kernel's pod links: %w", err)
 	}
-	r := &recovery{Daemon: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
+	r := &recovery{d: d, links: map[string][]netip.Addr{}, owned: map[string]bool{}, listed: d.runtimeLists(ctx)}
 	for _, l := range inv.Links {
 		r.links[l.Name] = nil
 	}
@@ -44,12 +43,12 @@ func (d *Daemon) recoverState(ctx context.Context) error {
 			d.Log.Error("recovering an attachment, will try again", "attachment", rec.Key.String(), "state", rec.State, "err", err)
 		}
 	}
-	for _, q := range d.quarantinedList() {
+	for _, q := range d.quarantine.all() {
 		if err := r.quarantined(ctx, q); err != nil {
 			d.Log.Error("recovering a damaged record", "file", q.File, "err", err)
 		}
 	}
-	r.reportQuarantine()
+	d.quarantine.report()
 	r.leftovers(ctx)
 	r.awaitReaper(ctx)
 	return nil
@@ -74,21 +73,21 @@ func (d *Daemon) runtimeLists(ctx context.Context) map[string]bool {
 // attachment takes one record up, finishes or undoes it.
 func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error {
 	_, inKernel := r.links[rec.HostLink]
-	if rec.BootID != r.Store.Node().BootID && !inKernel {
-		r.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
-		return r.Store.Delete(rec.Key)
+	if rec.BootID != r.d.Store.Node().BootID && !inKernel {
+		r.d.Log.Info("forgetting an attachment from before the reboot", "attachment", rec.Key.String())
+		return r.d.Store.Delete(rec.Key)
 	}
 	r.owned[rec.HostLink] = true
 	// Held first: an undo that fails must not leave the address to others.
-	if err := r.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
+	if err := r.d.Source.Restore(source.Request{Key: rec.Key, Pod: rec.Pod}, rec.Lease); err != nil {
 		return fmt.Errorf("restoring its addresses: %w", err)
 	}
 	switch rec.State {
 	case attachment.Pending:
-		r.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
-		return r.undo(ctx, rec)
+		r.d.Log.Info("undoing an attachment that was half set up", "attachment", rec.Key.String())
+		return r.d.undo(ctx, rec)
 	case attachment.Releasing:
-		return r.release(ctx, rec, "removal that was half done")
+		return r.d.release(ctx, rec, "removal that was half done")
 	}
 	return r.ready(ctx, rec)
 }
@@ -96,7 +95,7 @@ func (r *recovery) attachment(ctx context.Context, rec attachment.Record) error 
 // ready takes up an attachment that was complete. When its sandbox is gone it
 // is released now only if the runtime says so too, else by the sweep in time.
 func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
-	alive, err := netnsAlive(r.InspectNetns, rec.Netns)
+	alive, err := r.d.netnsAlive(rec.Netns)
 	if err != nil {
 		return fmt.Errorf("looking at its network namespace: %w", err)
 	}
@@ -104,9 +103,9 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 		if r.listed == nil || r.listed[rec.Key.ContainerID] {
 			return nil
 		}
-		return r.release(ctx, rec, "sandbox gone")
+		return r.d.release(ctx, rec, "sandbox gone")
 	}
-	_, err = r.addAgain(ctx, rec)
+	_, err = r.d.addAgain(ctx, rec)
 	return err
 }
 
@@ -114,18 +113,18 @@ func (r *recovery) ready(ctx context.Context, rec attachment.Record) error {
 // lets those of the others cool.
 func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) error {
 	if ofNoLink(q) {
-		return r.releaseNameless(ctx, q)
+		return r.d.releaseNameless(ctx, q)
 	}
 	routed, inKernel := r.links[q.HostLink]
 	if len(q.Addresses) == 0 {
 		q.Addresses = routed
-		r.setQuarantinedAddresses(q)
+		r.d.quarantine.setAddresses(q.File, routed)
 	}
 	if lease := leaseOf(q.Addresses); len(lease.Addrs()) > 0 {
-		if _, held := r.Store.ByAddr(lease.Addrs()[0]); held {
-			return r.Store.Discard(q) // an intact record speaks for the address
+		if _, held := r.d.Store.ByAddr(lease.Addrs()[0]); held {
+			return r.d.Store.Discard(q) // an intact record speaks for the address
 		}
-		if err := r.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
+		if err := r.d.Source.Restore(source.Request{Key: quarantineKey(q)}, lease); err != nil {
 			return fmt.Errorf("holding its addresses: %w", err)
 		}
 	}
@@ -133,7 +132,7 @@ func (r *recovery) quarantined(ctx context.Context, q attachment.Quarantined) er
 		r.owned[q.HostLink] = true
 		return nil
 	}
-	return r.releaseQuarantined(ctx, q)
+	return r.d.releaseQuarantined(ctx, q)
 }
 
 // leaseOf is the first address of each family.
@@ -153,33 +152,33 @@ func leaseOf(addrs []netip.Addr) (lease source.Lease) {
 // release, what has cooled since the machine booted. A reboot ends cooling, and
 // an attachment's record outranks a cooling record of its address.
 func (r *recovery) cooling(ctx context.Context) {
-	boot := r.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
-	now := r.Clock.Now()
+	boot := r.d.Clock.Boot() // first: a stall between the two lets an address cool for longer, not too short
+	now := r.d.Clock.Now()
 	var over, still []cooled
-	for _, c := range r.Store.CoolingRecords() {
-		_, held := r.Store.ByAddr(c.Addr)
+	for _, c := range r.d.Store.CoolingRecords() {
+		_, held := r.d.Store.ByAddr(c.Addr)
 		switch {
-		case held || c.BootID != r.Store.Node().BootID:
-			if err := r.Store.DeleteCooling(c.Addr); err != nil {
-				r.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
+		case held || c.BootID != r.d.Store.Node().BootID:
+			if err := r.d.Store.DeleteCooling(c.Addr); err != nil {
+				r.d.Log.Error("removing a cooling record", "address", c.Addr, "err", err)
 			}
-		case boot-c.ReleasedBoot >= r.Source.CoolingPeriod():
+		case boot-c.ReleasedBoot >= r.d.Source.CoolingPeriod():
 			over = append(over, cooled{c.Addr, c.ReleasedBoot})
 		default:
 			still = append(still, cooled{c.Addr, c.ReleasedBoot})
 		}
 	}
-	r.Daemon.cooling.end(ctx, over)
-	for _, f := range r.Store.Freed() {
-		_, held := r.Store.ByAddr(f.Addr)
-		_, cools := r.Store.Cooling(f.Addr)
+	r.d.cooling.end(ctx, over)
+	for _, f := range r.d.Store.Freed() {
+		_, held := r.d.Store.ByAddr(f.Addr)
+		_, cools := r.d.Store.Cooling(f.Addr)
 		if !held && !cools {
-			r.Source.RestoreCooling(f.Addr, now.Add(min(0, f.ReleasedBoot-boot)))
+			r.d.Source.RestoreCooling(f.Addr, now.Add(min(0, f.ReleasedBoot-boot)))
 		}
 	}
 	for _, c := range still {
-		r.Source.RestoreCooling(c.addr, now.Add(min(0, c.released-boot)))
-		r.Daemon.cooling.add(c.released, c.addr)
+		r.d.Source.RestoreCooling(c.addr, now.Add(min(0, c.released-boot)))
+		r.d.cooling.add(c.released, c.addr)
 	}
 }
 
@@ -194,9 +193,9 @@ func (r *recovery) leftovers(ctx context.Context) {
 		if len(addrs) > 0 {
 			level = slog.LevelWarn
 		}
-		r.Log.Log(ctx, level, "removing a pod link that no record stands for", "link", link, "addresses", addrs)
+		r.d.Log.Log(ctx, level, "removing a pod link that no record stands for", "link", link, "addresses", addrs)
 		if err := r.leftover(ctx, link, addrs); err != nil {
-			r.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
+			r.d.Log.Error("removing a pod link that no record stands for", "link", link, "err", err)
 		}
 	}
 }
@@ -205,47 +204,21 @@ func (r *recovery) leftovers(ctx context.Context) {
 func (r *recovery) awaitReaper(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
-	for _, p := range r.reaper.list() {
-		if err := r.reaper.await(ctx, p.link, attachment.Netns{}); err != nil {
-			r.Log.Warn("a pod link of before is not gone yet", "link", p.link, "err", err)
+	for _, p := range r.d.reaper.list() {
+		if err := r.d.reaper.await(ctx, p.link, attachment.Netns{}); err != nil {
+			r.d.Log.Warn("a pod link of before is not gone yet", "link", p.link, "err", err)
 			return
 		}
 	}
 }
 
 func (r *recovery) leftover(ctx context.Context, link string, addrs []netip.Addr) error {
-	for _, a := range addrs {
-		if _, held := r.Store.ByAddr(a); held {
-			continue
-		}
-		if _, cools := r.Store.Cooling(a); cools {
-			continue
-		}
-		released := r.Clock.Boot()
-		if err := r.Daemon.cooling.put(ctx, attachment.Cooling{Addr: a, HostLink: link, ReleasedBoot: released}); err != nil {
-			return err
-		}
-		r.Source.RestoreCooling(a, r.Clock.Now())
-		r.Daemon.cooling.add(released, a)
+	if err := r.d.coolUnheld(ctx, link, addrs); err != nil {
+		return err
 	}
-	for _, pod := range podsOf(link, addrs) {
-		if err := r.Kernel.DetachPod(ctx, pod); err != nil {
-			return err
-		}
+	if err := r.d.Kernel.DetachPod(ctx, link, addrs); err != nil {
+		return err
 	}
-	r.reaper.add(link, attachment.Netns{})
+	r.d.reaper.add(link, attachment.Netns{})
 	return nil
-}
-
-// podsOf spreads any number of addresses over as many pods as DetachPod needs.
-func podsOf(link string, addrs []netip.Addr) []datapath.Pod {
-	pods := []datapath.Pod{{HostIfName: link}}
-	for _, a := range addrs {
-		if a.Is4() {
-			pods = append(pods, datapath.Pod{HostIfName: link, IPv4: a})
-		} else {
-			pods = append(pods, datapath.Pod{HostIfName: link, IPv6: a})
-		}
-	}
-	return pods
 }

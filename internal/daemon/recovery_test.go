@@ -17,19 +17,27 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// restart ends a daemon as a crash would leave the node: its records and the
-// kernel stay as they are. Then it starts another and waits until that serves.
-func (n *node) restart(r *running) *running {
+// leave has a daemon attach pods and end.
+func (n *node) leave(containers ...string) {
 	n.t.Helper()
-	if r != nil {
-		if err := r.stop(); err != nil {
-			n.t.Fatal(err)
-		}
+	r := n.restart(nil)
+	for _, c := range containers {
+		mustAdd(n.t, r, c, n.newNetns(c))
 	}
-	next := n.start()
-	defer n.tick()()
-	waitFor(n.t, func() bool { return next.front.admitted() != nil })
-	return next
+	r.stop()
+}
+
+// sweeps lets the kernel remove pods again, which the sweep then does.
+func (n *node) sweeps(r *running) {
+	n.t.Helper()
+	n.kernel.set("DetachPod", nil)
+	n.clock.Advance(kernelTimeout)
+	waitFor(n.t, func() bool { // the sweep may not have begun to wait yet
+		n.clock.Advance(time.Second)
+		_, held := r.source.Holder(n.addrs[0])
+		return len(r.Store.Records()) == 0 && !held
+	})
+	n.wantKernel(n.t, 0, 0)
 }
 
 // breakAt makes a failpoint return an error: what was done before it stays.
@@ -60,21 +68,15 @@ func TestRecoveryFromEveryStepOfDel(t *testing.T) {
 	for _, point := range []string{"daemon.del.marked", "daemon.del.cooling", "daemon.del.detached", "daemon.del.unrecorded", "daemon.del.released"} {
 		t.Run(point, func(t *testing.T) {
 			n := newNode(t, "10.0.0.5")
-			r := n.restart(nil)
-			mustAdd(t, r, "a", n.newNetns("a"))
-			if err := r.stop(); err != nil {
-				t.Fatal(err)
-			}
+			n.leave("a")
 			released := n.clock.Now() // or later: the clock ticks while a daemon starts
 			halted(t, n, point, func(d *running) {
-				if err := d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}); err != nil {
-					t.Fatal(err)
-				}
+				must(t, d.Source.Restore(source.Request{Key: keyFor("a")}, attachment.Lease{IPv4: n.addrs[0]}))
 				if err := d.del(within(t), keyFor("a")); !errors.Is(err, failpoint.ErrHit) {
 					t.Fatalf("err = %v", err)
 				}
 			})
-			r = n.restart(nil)
+			r := n.restart(nil)
 			n.wantKernel(t, 0, 0)
 			if recs := r.Store.Records(); len(recs) != 0 {
 				t.Errorf("records %v", recs)
@@ -109,8 +111,10 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 					t.Fatal(err)
 				}
 				rec := recordOf("a", lease)
-				rec.Netns = n.netns[ns]
-				if err = d.begin(rec); err == nil {
+				if rec.Netns, err = d.netnsOf(ns); err == nil {
+					err = d.begin(rec)
+				}
+				if err == nil {
 					_, err = d.trySetUp(within(t), rec)
 				}
 				if !errors.Is(err, failpoint.ErrHit) {
@@ -124,9 +128,7 @@ func TestRecoveryFromEveryStepOfAdd(t *testing.T) {
 				n.wantKernel(t, 0, 0)
 			}
 			// The runtime retries, or cleans up and retries.
-			if got := mustAdd(t, r, "a", ns).GetAddresses()[0]; got != "10.0.0.5/32" {
-				t.Errorf("address %s", got)
-			}
+			r.wantAddress(t, "a", ns, "10.0.0.5")
 		})
 	}
 }
@@ -135,37 +137,23 @@ func TestRecoveryKeepsLivePodsAndHeals(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
 	r := n.restart(nil)
 	first := mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
-	n.kernel.mu.Lock()
-	clear(n.kernel.routes)
-	n.kernel.mu.Unlock()
+	r.stop()
+	n.kernel.dropRoutes()
 	r = n.restart(nil)
 	n.wantKernel(t, 1, 1)
 	if again := mustAdd(t, r, "a", "/run/netns/a"); again.String() != first.String() {
 		t.Errorf("after the restart %v, before %v", again, first)
 	}
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
-		t.Errorf("address %s is held by another pod", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
 
 func TestRecoveryRemovesLinksWithoutRecord(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
+	n.leave("a")
+	must(t, os.RemoveAll(filepath.Join(n.dir, "attachments")))
 	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Join(n.dir, "attachments")); err != nil {
-		t.Fatal(err)
-	}
-	r = n.restart(nil)
 	n.wantKernel(t, 0, 0)
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.6/32" {
-		t.Errorf("address %s was just taken from a pod and must cool", got)
-	}
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.6")
 }
 
 func TestRecoveryAfterReboot(t *testing.T) {
@@ -174,9 +162,7 @@ func TestRecoveryAfterReboot(t *testing.T) {
 	mustAdd(t, r, "a", n.newNetns("a"))
 	mustAdd(t, r, "b", n.newNetns("b"))
 	mustDel(t, r, "b")
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.ident.BootID, n.kernel = "boot-2", newFakeKernel()
 	r = n.restart(nil)
 	if recs, cools := r.Store.Records(), r.Store.CoolingRecords(); len(recs)+len(cools) != 0 {
@@ -189,16 +175,10 @@ func TestRecoveryAfterReboot(t *testing.T) {
 
 func TestRecoveryIgnoresAnotherInstance(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	n.leave("a")
 	n.ident.InstanceID, n.kernel = "i-2", newFakeKernel()
-	r = n.restart(nil)
-	if got := mustAdd(t, r, "b", n.newNetns("b")).GetAddresses()[0]; got != "10.0.0.5/32" {
-		t.Errorf("address %s", got)
-	}
+	r := n.restart(nil)
+	r.wantAddress(t, "b", n.newNetns("b"), "10.0.0.5")
 }
 
 // damage truncates the record of a container to a percentage.
@@ -216,49 +196,33 @@ func (n *node) damage(container string, keep int) {
 
 func TestDamagedRecordOfALivePod(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	n.leave("a")
 	n.damage("a", 30)
 	for range 2 { // quarantined at the first start, found so at the second
-		r = n.restart(nil)
+		r := n.restart(nil)
 		n.wantKernel(t, 1, 1)
-		if c, _ := r.conditions.get(ConditionRecords); c.Healthy || !strings.Contains(c.Message, hostLinkName(keyFor("a"))) {
-			t.Errorf("condition %+v", c)
-		}
+		r.conditions.want(t, ConditionRecords, false, hostLinkName(keyFor("a")))
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok {
 			t.Errorf("its address is not held, holder %v", holder)
 		}
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		r.stop()
 	}
-	r = n.restart(nil)
+	r := n.restart(nil)
 	defer n.tick()()
 	mustDel(t, r, "a")
-	if err := r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.reaper.await(within(t), hostLinkName(keyFor("a")), attachment.Netns{}))
 	n.wantKernel(t, 0, 0)
 	if _, ok := r.Store.Cooling(n.addrs[0]); !ok {
 		t.Error("its address does not cool")
 	}
-	if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
-		t.Errorf("condition %+v after the DEL", c)
-	}
+	r.conditions.want(t, ConditionRecords, true, "")
 }
 
 // Files that no attachment's record can be: no link has such a name. They stand
 // for nothing that lives, and stay for a person to look at.
 func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	n.leave("a")
 	dir := filepath.Join(n.dir, "attachments")
 	odd := []string{
 		"attachment-eth0.json", "attachment-.json", "attachment-a b.json", "attachment-bth.json.bad",
@@ -269,15 +233,11 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 		if i < 2 {
 			text = fmt.Sprintf(`{"lease":{"ipv4":"10.0.0.%d"}`, 5+i)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	for range 2 {
-		r = n.restart(nil)
-		if c, _ := r.conditions.get(ConditionRecords); !c.Healthy {
-			t.Errorf("condition %+v", c)
-		}
+		r := n.restart(nil)
+		r.conditions.want(t, ConditionRecords, true, "")
 		if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 			t.Errorf("the pod's address is held by %v", holder)
 		}
@@ -285,9 +245,7 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 			t.Error("the other address does not cool")
 		}
 		n.wantKernel(t, 1, 1)
-		if err := r.stop(); err != nil {
-			t.Fatal(err)
-		}
+		r.stop()
 	}
 	kept, err := filepath.Glob(filepath.Join(dir, "*.kept"))
 	if err != nil || len(kept) != len(odd) {
@@ -297,14 +255,10 @@ func TestDamagedRecordOfNoPossibleLink(t *testing.T) {
 
 func TestDamagedRecordOfAPodThatIsGone(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
-	r := n.restart(nil)
-	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	n.leave("a")
 	n.damage("a", 90)
 	n.kernel = newFakeKernel()
-	r = n.restart(nil)
+	r := n.restart(nil)
 	if doc := r.document(); doc.Totals.Cooling != 1 {
 		t.Errorf("totals %+v, want its address cooling", doc.Totals)
 	}
@@ -333,9 +287,7 @@ func TestVanishedSandbox(t *testing.T) {
 			n.listed = tt.listed
 			d := n.assemble()
 			ns := n.newNetns("a")
-			if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
-				t.Fatal(err)
-			}
+			d.attached(t, "a", ns)
 			n.removeNetns(ns)
 			if tt.linkGone {
 				n.kernel.links, n.kernel.routes = newFakeKernel().links, newFakeKernel().routes
@@ -357,9 +309,7 @@ func TestReleasedNamespaceComesBackInTime(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	ns := n.newNetns("a")
-	if _, err := d.add(within(t), addRequest{key: keyFor("a"), netns: ns}); err != nil {
-		t.Fatal(err)
-	}
+	d.attached(t, "a", ns)
 	saved := n.netns[ns]
 	n.removeNetns(ns)
 	d.sweep(within(t))
@@ -379,29 +329,20 @@ func TestUndoThatFailsIsFinishedByTheSweep(t *testing.T) {
 	defer n.tick()()
 	breakAt(t, "daemon.add.wired")
 	n.kernel.set("DetachPod", errors.New("busy"))
-	if _, err := r.add(within(t), addRequest{key: keyFor("a"), netns: n.newNetns("a")}); err == nil {
+	if _, err := r.attach(within(t), "a", n.newNetns("a")); err == nil {
 		t.Fatal("ADD succeeded")
 	}
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != keyFor("a") {
 		t.Fatal("the address was given back while its link lives")
 	}
-	n.kernel.set("DetachPod", nil)
-	n.clock.Advance(kernelTimeout)
-	waitFor(t, func() bool { // the sweep may not have begun to wait yet
-		n.clock.Advance(time.Second)
-		_, held := r.source.Holder(n.addrs[0])
-		return len(r.Store.Records()) == 0 && !held
-	})
-	n.wantKernel(t, 0, 0)
+	n.sweeps(r)
 }
 
 func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	rec := recordOf("a", attachment.Lease{IPv4: n.addrs[0]})
-	if err := d.Store.Put(rec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Store.Put(rec))
 	n.kernel.links[rec.HostLink] = datapath.Pod{}
 	n.kernel.set("DetachPod", errors.New("busy"))
 	r := n.restart(nil)
@@ -410,14 +351,7 @@ func TestUndoThatFailsAtTheStartHoldsTheAddress(t *testing.T) {
 	if holder, ok := r.source.Holder(n.addrs[0]); !ok || holder != rec.Key {
 		t.Errorf("the address is free while its link lives: held by %v, %v", holder, ok)
 	}
-	n.kernel.set("DetachPod", nil)
-	n.clock.Advance(kernelTimeout)
-	waitFor(t, func() bool { // the sweep may not have begun to wait yet
-		n.clock.Advance(time.Second)
-		_, held := r.source.Holder(n.addrs[0])
-		return len(r.Store.Records()) == 0 && !held
-	})
-	n.wantKernel(t, 0, 0)
+	n.sweeps(r)
 }
 
 func TestEveryFailpointIsHit(t *testing.T) {
@@ -441,7 +375,7 @@ func TestEveryFailpointIsHit(t *testing.T) {
 			}
 			defer restore()
 			ns := n.newNetns(name)
-			_, addErr := r.add(within(t), addRequest{key: keyFor(name), netns: ns})
+			_, addErr := r.attach(within(t), name, ns)
 			delErr := r.del(within(t), keyFor(name))
 			if strings.HasPrefix(name, "daemon.undo.") {
 				if !errors.Is(addErr, failpoint.ErrHit) {
@@ -465,9 +399,7 @@ func TestCoolingRecordOfAHeldAddressIsStale(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	r := n.restart(nil)
 	mustAdd(t, r, "a", n.newNetns("a"))
-	if err := r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Store.PutCooling(attachment.Cooling{Addr: netip.MustParseAddr("10.0.0.5"), Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	r = n.restart(r)
 	if len(r.Store.CoolingRecords()) != 0 || len(r.Store.Records()) != 1 {
 		t.Errorf("cooling %v, records %v", r.Store.CoolingRecords(), r.Store.Records())
@@ -492,12 +424,10 @@ func TestRecoveryOnAMachineThatStandsStillCoolsLongEnough(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
 	d := n.assemble()
 	begun := n.clock.Now()
-	if err := d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Store.PutCooling(attachment.Cooling{Addr: n.addrs[0], Key: keyFor("a"), ReleasedBoot: n.clock.Boot()}))
 	n.clock.Advance(5 * time.Second)
 	d.Clock = stalling{n.clock}
-	(&recovery{Daemon: d.Daemon}).cooling(t.Context())
+	(&recovery{d: d.Daemon}).cooling(t.Context())
 	n.clock.Advance(29*time.Second - n.clock.Now().Sub(begun))
 	if got := d.source.Snapshot().Addresses; len(got) != 1 || got[0].State != source.Cooling {
 		t.Errorf("29 s after the release of an address: %+v", got)

@@ -3,12 +3,16 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -34,39 +38,53 @@ type Upkeep interface {
 // repairDebounce gathers the events of one disturbance.
 const repairDebounce = 200 * time.Millisecond
 
-// repairLoop repairs what others change, at once when it is seen and at an
+// repairer keeps the kernel as the records want it.
+type repairer struct {
+	upkeep       Upkeep
+	kernel       Kernel
+	store        *attachment.Store
+	source       source.Source
+	conditions   *conditions
+	quarantine   *quarantine
+	repairs      *prometheus.CounterVec
+	interval     time.Duration
+	linksChanged func() // may be nil
+	// again sets up what is missing of an attachment, unless it is another by now.
+	again func(ctx context.Context, seen attachment.Record) error
+	clock clock.Clock
+	log   *slog.Logger
+}
+
+// run repairs what others change, at once when it is seen and at an
 // interval, until ctx ends.
-func (d *Daemon) repairLoop(ctx context.Context) {
-	if d.Upkeep == nil {
-		return
-	}
-	events := d.watch(ctx)
-	d.repair(ctx)
+func (r *repairer) run(ctx context.Context) {
+	events := r.watch(ctx)
+	r.repair(ctx)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case e, ok := <-events:
 			if !ok {
-				events = d.watch(ctx)
+				events = r.watch(ctx)
 				continue
 			}
-			if !d.disturbed(e) {
+			if !r.disturbed(e) {
 				continue
 			}
-			d.drainEvents(ctx, events, d.Clock.After(repairDebounce))
-		case <-d.Clock.After(d.RepairInterval):
+			r.drainEvents(ctx, events, r.clock.After(repairDebounce))
+		case <-r.clock.After(r.interval):
 		}
-		d.repair(ctx)
+		r.repair(ctx)
 	}
 }
 
 // watch never fails for good: without events the interval remains.
-func (d *Daemon) watch(ctx context.Context) <-chan datapath.Event {
-	events, err := d.Upkeep.Watch(ctx)
+func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
+	events, err := r.upkeep.Watch(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.Log.Warn("watching the kernel, repairing by the interval only", "err", err)
+			r.log.Warn("watching the kernel, repairing by the interval only", "err", err)
 		}
 		return nil
 	}
@@ -76,19 +94,19 @@ func (d *Daemon) watch(ctx context.Context) <-chan datapath.Event {
 // disturbed tells the source of links that came or went, and returns whether
 // there may be something to repair: not for a link that is no pod's, since a
 // link brings nothing of Berth's along, and takes with it what there was.
-func (d *Daemon) disturbed(e datapath.Event) bool {
-	if e.Kind != datapath.StateLost && d.LinksChanged != nil {
-		d.LinksChanged()
+func (r *repairer) disturbed(e datapath.Event) bool {
+	if e.Kind != datapath.StateLost && r.linksChanged != nil {
+		r.linksChanged()
 	}
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false
 	}
-	d.Log.Debug("kernel state changed", "what", e.What) // the repair tells at Info if it was not our own doing
+	r.log.Debug("kernel state changed", "what", e.What) // the repair tells at Info if it was not our own doing
 	return true
 }
 
 // drainEvents takes events until the end of the gathering time.
-func (d *Daemon) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
+func (r *repairer) drainEvents(ctx context.Context, events <-chan datapath.Event, end <-chan time.Time) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -99,61 +117,61 @@ func (d *Daemon) drainEvents(ctx context.Context, events <-chan datapath.Event, 
 			if !ok {
 				return
 			}
-			d.disturbed(e)
+			r.disturbed(e)
 		}
 	}
 }
 
-func (d *Daemon) repair(ctx context.Context) {
+func (r *repairer) repair(ctx context.Context) {
 	var pods []datapath.Pod
-	for _, rec := range d.Store.Records() {
+	for _, rec := range r.store.Records() {
 		if rec.State == attachment.Ready {
 			pods = append(pods, podOf(rec))
 		}
 	}
-	did, err := d.Upkeep.Repair(ctx, pods, d.quarantinedLinks(), d.mayNeedUplink)
+	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
 	if errors.Is(err, ErrSupplyUnknown) {
-		did, err = d.repairPods(ctx)
+		did, err = r.repairPods(ctx)
 	}
 	if len(did) > 0 {
-		d.Metrics.repairs.WithLabelValues().Add(float64(len(did)))
-		d.Log.Warn("repaired kernel state", "what", did)
+		r.repairs.WithLabelValues().Add(float64(len(did)))
+		r.log.Warn("repaired kernel state", "what", did)
 	}
 	if err != nil && ctx.Err() == nil {
-		d.Log.Warn("repairing kernel state, will try again", "err", err)
+		r.log.Warn("repairing kernel state, will try again", "err", err)
 	}
-	d.lookAtForwarding(ctx)
-	d.lookAtARP()
+	r.lookAtForwarding(ctx)
+	r.lookAtARP()
 }
 
 // mayNeedUplink tells whether the uplink of a number could be in use: by a pod, or
 // because the source has one or has not listed any yet.
-func (d *Daemon) mayNeedUplink(number int) bool {
-	groups := d.Source.Snapshot().Groups
+func (r *repairer) mayNeedUplink(number int) bool {
+	groups := r.source.Snapshot().Groups
 	return len(groups) == 0 ||
 		slices.ContainsFunc(groups, func(g source.Group) bool { return g.Uplink == number }) ||
-		slices.ContainsFunc(d.Store.Records(), func(r attachment.Record) bool { return r.Lease.Uplink == number })
+		slices.ContainsFunc(r.store.Records(), func(rec attachment.Record) bool { return rec.Lease.Uplink == number })
 }
 
 // repairPods puts back what pods miss on the node and removes nothing.
-func (d *Daemon) repairPods(ctx context.Context) (did []string, err error) {
-	inv, err := d.Kernel.Inventory(ctx)
+func (r *repairer) repairPods(ctx context.Context) (did []string, err error) {
+	inv, err := r.kernel.Inventory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var have []string
-	for _, r := range inv.Routes {
-		have = append(have, r.Addr.String()+" "+r.Link)
+	for _, route := range inv.Routes {
+		have = append(have, route.Addr.String()+" "+route.Link)
 	}
 	var errs []error
-	for _, rec := range d.Store.Records() {
-		missing := rec.State == attachment.Ready && slices.ContainsFunc(podOf(rec).Addrs(), func(a netip.Addr) bool {
+	for _, rec := range r.store.Records() {
+		missing := rec.State == attachment.Ready && slices.ContainsFunc(rec.Lease.Addrs(), func(a netip.Addr) bool {
 			return !slices.Contains(have, a.String()+" "+rec.HostLink)
 		})
 		if !missing {
 			continue
 		}
-		if err := d.repairPod(ctx, rec); err != nil {
+		if err := r.again(ctx, rec); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -162,49 +180,34 @@ func (d *Daemon) repairPods(ctx context.Context) (did []string, err error) {
 	return did, errors.Join(errs...)
 }
 
-func (d *Daemon) repairPod(ctx context.Context, seen attachment.Record) error {
-	unlock, err := d.locks.lock(ctx, seen.Key.ContainerID)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	rec, ok := d.Store.Get(seen.Key)
-	if !ok || rec.State != attachment.Ready {
-		return nil
-	}
-	_, err = d.addAgain(ctx, rec)
-	return err
-}
-
 // lookAtForwarding keeps the condition about others' packet filters.
-func (d *Daemon) lookAtForwarding(ctx context.Context) {
-	found, err := d.Upkeep.ForwardPolicy(ctx)
+func (r *repairer) lookAtForwarding(ctx context.Context) {
+	found, err := r.upkeep.ForwardPolicy(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.Log.Warn("looking for packet filters that drop forwarded packets", "err", err)
+			r.log.Warn("looking for packet filters that drop forwarded packets", "err", err)
 		}
 		return
 	}
 	if len(found) == 0 {
-		d.conditions.set(ConditionForwarding, true, "NoDropPolicy", "")
+		r.conditions.set(ConditionForwarding, true, "NoDropPolicy", "")
 		return
 	}
 	var messages []string
 	for _, f := range found {
 		messages = append(messages, f.Message)
 	}
-	d.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
+	r.conditions.set(ConditionForwarding, false, "DropPolicy", strings.Join(messages, "; "))
 }
 
 // lookAtARP keeps the condition about pods' ARP requests. Pods have no use for
 // them, so nothing else shows on a kernel that cannot drop them.
-func (d *Daemon) lookAtARP() {
+func (r *repairer) lookAtARP() {
 	switch {
-	case d.Upkeep == nil:
-	case d.Upkeep.ARPFiltered():
-		d.conditions.set(ConditionARP, true, "Dropped", "")
+	case r.upkeep.ARPFiltered():
+		r.conditions.set(ConditionARP, true, "Dropped", "")
 	default:
-		d.conditions.set(ConditionARP, false, "NotSupported", "this kernel has no nftables tables of family arp (CONFIG_NF_TABLES_ARP): "+
+		r.conditions.set(ConditionARP, false, "NotSupported", "this kernel has no nftables tables of family arp (CONFIG_NF_TABLES_ARP): "+
 			"a pod that asks by ARP without end can fill the neighbour table that all of the node use")
 	}
 }

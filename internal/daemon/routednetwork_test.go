@@ -18,15 +18,8 @@ func TestNetworkOfBlocks(t *testing.T) {
 	ctx := context.Background()
 	never := func(int) bool { t.Error("asked for an ENI"); return true }
 	open := func() *RoutedNetwork {
-		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = node.Close() })
-		n := NewRoutedNetwork(node)
-		if err := n.Setup(ctx, datapath.Config{}, datapath.Routed{ExportTable: 119}); err != nil {
-			t.Fatal(err)
-		}
+		n := NewRoutedNetwork(m.open())
+		must(t, n.Setup(ctx, datapath.Config{}, datapath.Routed{ExportTable: 119}))
 		return n
 	}
 	state := func(n *RoutedNetwork) (announced, refused int, v6 bool) {
@@ -68,9 +61,7 @@ func TestNetworkOfBlocks(t *testing.T) {
 		announced int
 		v6        bool
 	}{{blocks[:1], 1, false}, {blocks, 3, true}} {
-		if err := n.SetBlocks(ctx, step.blocks); err != nil {
-			t.Fatal(err)
-		}
+		must(t, n.SetBlocks(ctx, step.blocks))
 		want(n, "after SetBlocks", step.announced, step.announced, step.v6)
 	}
 	if err := n.Node.WithdrawBlocks(ctx); err != nil { // somebody else's doing, as to the Network
@@ -84,20 +75,14 @@ func TestNetworkOfBlocks(t *testing.T) {
 	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
-	if err := n.SetBlocks(ctx, blocks); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.SetBlocks(ctx, blocks))
 	repair(n)
-	if err := n.WithdrawBlocks(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.WithdrawBlocks(ctx))
 	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	want(n, "after a withdrawal", 0, 3, true)
-	if err := n.SetBlocks(ctx, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.SetBlocks(ctx, nil))
 	repair(n)
 	want(n, "without blocks", 0, 0, true)
 }

@@ -29,16 +29,18 @@ func (d *Daemon) Run(ctx context.Context, front *Front) error {
 		return fmt.Errorf("recovering the node's state: %w", err)
 	}
 	d.conditions.set(ConditionDataPath, true, "SetUp", "")
-	d.lookAtARP()
 	wg.Go(func() {
 		if err := d.Source.Run(loops); err != nil && loops.Err() == nil {
 			cancel(fmt.Errorf("the address source ended: %w", err))
 		}
 	})
 	wg.Go(func() { d.sweepLoop(loops) })
-	wg.Go(func() { d.writableLoop(loops) })
-	wg.Go(func() { d.supplyLoop(loops) })
-	wg.Go(func() { d.repairLoop(loops) })
+	wg.Go(func() { d.writable.run(loops) })
+	wg.Go(func() { d.supply.run(loops) })
+	if d.repairer != nil {
+		d.repairer.lookAtARP()
+		wg.Go(func() { d.repairer.run(loops) })
+	}
 	front.admit(d)
 	wg.Go(func() {
 		heartbeat.Run(ctx, front.Socket, d.Clock, func() bool { return d.status() == nil },

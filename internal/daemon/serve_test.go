@@ -24,8 +24,7 @@ func TestPanicBecomesAnError(t *testing.T) {
 	defer n.tick()()
 	ns := n.newNetns("a")
 	n.kernel.onEnter("AddPod", func() { panic("boom") })
-	_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
-	wantFailure(t, err, types.ErrInternal)
+	r.refused(t, addOf("a", ns), types.ErrInternal)
 	n.kernel.onEnter("AddPod", nil)
 	mustAdd(t, r, "a", ns) // the container's lock is free, the half-made attachment was cleared
 	mustDel(t, r, "a")
@@ -41,19 +40,13 @@ func TestStatusRemembersAcrossRestarts(t *testing.T) {
 	}
 	wantFailure(t, ask(r), types.ErrPluginNotAvailable)
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
-	if err := ask(r); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ask(r))
+	r.stop()
 	r = n.start() // its source knows no address
 	if err := ask(r); err != nil {
 		t.Errorf("after a restart: %v", err)
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	n.ident.InstanceID = "i-2"
 	wantFailure(t, ask(n.start()), types.ErrPluginNotAvailable)
 }
@@ -69,9 +62,7 @@ func TestHeartbeatOutlivesARestartOfAUsableNode(t *testing.T) {
 	stop := n.tick()
 	waitFor(t, func() bool { return heartbeat.Recent(r.socket, n.clock.Boot()) })
 	stop()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	if !heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("the end of the daemon took the heartbeat with it")
 	}
@@ -88,9 +79,7 @@ func TestEndOfThePluginsServerEndsTheDaemon(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- d.Run(within(t), front) }()
 	waitFor(t, func() bool { return heartbeat.Recent(d.socket, n.clock.Boot()) })
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	select {
 	case err := <-done:
 		if err == nil || !strings.Contains(err.Error(), "serving the plugin") {
@@ -118,8 +107,8 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 		waiting <- err
 	}()
 	waitFor(t, func() bool { return r.source.Waiting() == 1 })
-	stopped := make(chan error, 1)
-	go func() { stopped <- r.stop() }()
+	var stopped sync.WaitGroup
+	stopped.Go(r.stop)
 	f := wantFailure(t, <-waiting, types.ErrTryAgainLater)
 	if f.GetMessage() != "berthd is being restarted; try again" {
 		t.Errorf("message %q", f.GetMessage())
@@ -128,9 +117,7 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	if err := <-working; err != nil {
 		t.Errorf("the ADD at work: %v", err)
 	}
-	if err := <-stopped; err != nil {
-		t.Error(err)
-	}
+	stopped.Wait()
 	n.wantKernel(t, 1, 1)
 }
 
@@ -176,11 +163,8 @@ func TestListenReplacesAStaleSocketOnly(t *testing.T) {
 func TestSupplyCondition(t *testing.T) {
 	n := newNode(t)
 	d := n.assemble()
-	state := func() string { c, _ := d.conditions.get(ConditionSupply); return c.Reason }
-	d.lookAtSupply(false)
-	if got := state(); got != "NoAddressYet" {
-		t.Errorf("reason %s", got)
-	}
+	d.supply.look(false)
+	d.conditions.want(t, ConditionSupply, false, "NoAddressYet")
 	d.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{}, 2)
@@ -192,19 +176,16 @@ func TestSupplyCondition(t *testing.T) {
 	}
 	<-done // one has the address
 	waitFor(t, func() bool { return d.source.Waiting() == 1 })
-	if waiting := d.lookAtSupply(false); !waiting || state() == "Waiting" {
-		t.Errorf("a wait just begun: %v, reason %s", waiting, state())
+	if waiting := d.supply.look(false); !waiting {
+		t.Error("nobody waits")
 	}
-	d.lookAtSupply(true)
-	if got := state(); got != "Waiting" {
-		t.Errorf("reason %s", got)
-	}
+	d.conditions.want(t, ConditionSupply, false, "NoAddressYet")
+	d.supply.look(true)
+	d.conditions.want(t, ConditionSupply, false, "Waiting")
 	cancel()
 	<-done
-	d.lookAtSupply(true)
-	if got := state(); got != "Available" {
-		t.Errorf("reason %s", got)
-	}
+	d.supply.look(true)
+	d.conditions.want(t, ConditionSupply, true, "Available")
 }
 
 func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
@@ -212,7 +193,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r := n.assemble()
 	var mu sync.Mutex
 	calls, fail := 0, errors.New("read-only file system")
-	r.Install = func(context.Context) (string, error) {
+	r.supply.install = func(context.Context) (string, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
@@ -225,7 +206,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { r.supplyLoop(ctx) })
+	wg.Go(func() { r.supply.run(ctx) })
 	defer wg.Wait()
 	defer cancel()
 	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
@@ -235,9 +216,7 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r.source.Supply(netip.MustParseAddr("10.0.0.5"))
 	n.clock.Advance(firstInterval)
 	waitFor(t, func() bool { return called() == 1 && n.clock.Waiting() > 0 })
-	if c, _ := r.conditions.get(ConditionInstalled); c.Healthy || c.Message != fail.Error() {
-		t.Errorf("condition %+v", c)
-	}
+	r.conditions.want(t, ConditionInstalled, false, fail.Error())
 	mu.Lock()
 	fail = nil
 	mu.Unlock()

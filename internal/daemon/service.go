@@ -21,25 +21,15 @@ type service struct {
 
 // Add implements rpc.NodeServer.
 func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, error) {
-	key, err := keyOf(req.GetAttachment())
+	want, err := wantedBy(req)
 	if err != nil {
-		return nil, err
-	}
-	if err := checkNetnsPath(req.GetNetns()); err != nil {
-		return nil, err
-	}
-	if mtu := req.GetMtu(); mtu != 0 && (mtu < 576 || mtu > 65535) {
-		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", mtu)
-	}
-	pod := attachment.Pod{Namespace: req.GetPod().GetNamespace(), Name: req.GetPod().GetName(), UID: req.GetPod().GetUid()}
-	if err := checkPod(pod); err != nil {
 		return nil, err
 	}
 	wish, err := wishOf(req.GetAnnotations())
 	if err != nil {
 		return nil, err
 	}
-	rec, err := s.front.daemon.add(ctx, addRequest{key: key, netns: req.GetNetns(), mtu: int(req.GetMtu()), pod: pod, wish: wish})
+	rec, err := s.front.daemon.add(ctx, want, wish)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +84,24 @@ func (s *service) Status(context.Context, *rpc.StatusRequest) (*rpc.StatusReply,
 	return &rpc.StatusReply{}, s.front.daemon.status()
 }
 
+// wantedBy is what an ADD asks for, checked: the attachment's record as far as
+// the caller knows it.
+func wantedBy(req *rpc.AddRequest) (want attachment.Record, err error) {
+	if want.Key, err = keyOf(req.GetAttachment()); err != nil {
+		return want, err
+	}
+	want.Netns.Path = req.GetNetns()
+	if err := checkNetnsPath(want.Netns.Path); err != nil {
+		return want, err
+	}
+	want.MTU = int(req.GetMtu())
+	if want.MTU != 0 && (want.MTU < 576 || want.MTU > 65535) {
+		return want, failf(types.ErrInvalidNetworkConfig, "bad-request", "mtu is %d, expected 0 or 576 to 65535", want.MTU)
+	}
+	want.Pod = attachment.Pod{Namespace: req.GetPod().GetNamespace(), Name: req.GetPod().GetName(), UID: req.GetPod().GetUid()}
+	return want, checkPod(want.Pod)
+}
+
 // keyOf is what names an attachment, checked.
 func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	key := attachment.Key{Network: a.GetNetwork(), ContainerID: a.GetContainerId(), IfName: a.GetIfName()}
@@ -122,8 +130,8 @@ const (
 
 func replyOf(rec attachment.Record) *rpc.AddReply {
 	reply := &rpc.AddReply{
-		Host:    &rpc.Interface{Name: rec.HostLink, Mac: rec.HostMAC},
-		Sandbox: &rpc.Interface{Name: rec.Key.IfName, Mac: rec.PodMAC},
+		Host:    &rpc.Interface{Name: rec.HostLink, Mac: rec.HostMAC.String()},
+		Sandbox: &rpc.Interface{Name: rec.Key.IfName, Mac: rec.PodMAC.String()},
 		Mtu:     uint32(rec.MTU),
 	}
 	for _, a := range rec.Lease.Addrs() {

@@ -2,7 +2,8 @@ package daemon
 
 import (
 	"encoding/json"
-	"path/filepath"
+	"log/slog"
+	"sync"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -16,58 +17,64 @@ func (d *Daemon) status() error {
 	if c, ok := d.conditions.get(ConditionDataPath); !ok || !c.Healthy {
 		return failf(types.ErrPluginNotAvailable, "datapath", "the node's data path is not ready: %s", c.Message)
 	}
-	if d.wasUsable() {
+	if d.usable.isSet() {
 		return nil
 	}
 	if err := d.Source.Ready(); err != nil {
 		return failf(types.ErrPluginNotAvailable, "no-address-yet", "no address was usable on this node yet: %s", err)
 	}
-	d.markUsable()
+	d.usable.set()
 	return nil
 }
 
-// usableMark is the file that remembers, for one instance, that an address was
-// usable on it.
-const usableMark = "usable.json"
+// usableMark remembers that an address was usable on this instance, in a file
+// across restarts.
+type usableMark struct {
+	path string
+	file usableFile // what the mark of this instance has
+	log  *slog.Logger
+
+	mu     sync.Mutex // guards usable
+	usable bool
+}
+
+const usableName = "usable.json"
 
 type usableFile struct {
 	InstanceID string `json:"instanceID"`
 }
 
-func (d *Daemon) wasUsable() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.usable
+func (m *usableMark) isSet() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.usable
 }
 
-// markUsable remembers it across restarts. The first call only does anything.
-func (d *Daemon) markUsable() {
-	d.mu.Lock()
-	first := !d.usable
-	d.usable = true
-	d.mu.Unlock()
+// set remembers it. The first call only does anything.
+func (m *usableMark) set() {
+	m.mu.Lock()
+	first := !m.usable
+	m.usable = true
+	m.mu.Unlock()
 	if !first {
 		return
 	}
-	data, err := json.Marshal(usableFile{d.Store.Node().InstanceID})
+	data, err := json.Marshal(m.file)
 	if err == nil {
-		err = statefile.Create(filepath.Join(d.StateDir, usableMark), data, 0o600)
+		err = statefile.Create(m.path, data, 0o600)
 	}
 	if err != nil {
-		d.Log.Warn("remembering that an address was usable", "err", err)
+		m.log.Warn("remembering that an address was usable", "err", err)
 	}
 }
 
-// readUsable takes up what an earlier daemon remembered.
-func (d *Daemon) readUsable() {
-	data, err := statefile.Read(filepath.Join(d.StateDir, usableMark))
-	if err != nil {
-		return
-	}
+// read takes up what an earlier daemon remembered.
+func (m *usableMark) read() {
 	var f usableFile
-	if json.Unmarshal(data, &f) == nil && f.InstanceID == d.Store.Node().InstanceID {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.usable = true
+	data, err := statefile.Read(m.path)
+	if err == nil && json.Unmarshal(data, &f) == nil && f == m.file {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.usable = true
 	}
 }

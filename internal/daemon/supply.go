@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // How often the supply of addresses is looked at, for the condition, the mark
@@ -17,58 +20,68 @@ const (
 // image or another installer may replace it.
 const installInterval = time.Minute
 
-// supplyLoop keeps the supply condition, remembers the first usable address,
+// supply watches the source's supply of addresses.
+type supply struct {
+	source     source.Source
+	conditions *conditions
+	usable     *usableMark
+	install    func(context.Context) (remark string, err error) // may be nil
+	clock      clock.Clock
+}
+
+// run keeps the supply condition, remembers the first usable address,
 // and installs the plugin from then on, until ctx ends.
-func (d *Daemon) supplyLoop(ctx context.Context) {
+func (s *supply) run(ctx context.Context) {
 	var installAt time.Time
 	waiting := false
 	for {
-		waiting = d.lookAtSupply(waiting)
+		waiting = s.look(waiting)
 		wait := firstInterval
-		if d.wasUsable() {
+		if s.usable.isSet() {
 			wait = supplyInterval
-			if now := d.Clock.Now(); d.Install != nil && !now.Before(installAt) && d.install(ctx) {
+			if now := s.clock.Now(); s.install != nil && !now.Before(installAt) && s.installed(ctx) {
 				installAt = now.Add(installInterval)
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-d.Clock.After(wait):
+		case <-s.clock.After(wait):
 		}
 	}
 }
 
-// lookAtSupply sets the condition and tells whether ADDs wait for an address.
+// look sets the condition and tells whether ADDs wait for an address.
 // A wait is a matter for a person only when there was one a look before too.
-func (d *Daemon) lookAtSupply(waited bool) (waiting bool) {
-	if err := d.Source.Ready(); err != nil {
-		d.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
+func (s *supply) look(waited bool) (waiting bool) {
+	if err := s.source.Ready(); err != nil {
+		s.conditions.set(ConditionSupply, false, "NoAddressYet", err.Error())
 		return false
 	}
-	d.markUsable()
-	snap := d.Source.Snapshot()
+	s.usable.set()
+	snap := s.source.Snapshot()
 	for _, c := range snap.Conditions {
-		d.conditions.set(c.Type, c.Healthy, c.Reason, c.Message)
+		s.conditions.set(c.Type, c.Healthy, c.Reason, c.Message)
 	}
 	switch {
 	case snap.Waiting == 0:
-		d.conditions.set(ConditionSupply, true, "Available", "")
+		s.conditions.set(ConditionSupply, true, "Available", "")
 	case waited && snap.LastError != "":
-		d.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
+		s.conditions.set(ConditionSupply, false, "Exhausted", snap.LastError)
 	case waited:
-		d.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
+		s.conditions.set(ConditionSupply, false, "Waiting", fmt.Sprintf("%d ADDs wait for an address", snap.Waiting))
 	}
 	return snap.Waiting > 0
 }
 
-// install puts plugin and configuration in place, if they are not.
-func (d *Daemon) install(ctx context.Context) bool {
-	remark, err := d.Install(ctx)
+// installed puts plugin and configuration in place, if they are not, and tells
+// whether it could.
+func (s *supply) installed(ctx context.Context) bool {
+	remark, err := s.install(ctx)
 	if err != nil {
-		d.conditions.set(ConditionInstalled, false, "Failed", err.Error())
+		s.conditions.set(ConditionInstalled, false, "Failed", err.Error())
 		return false
 	}
-	d.conditions.set(ConditionInstalled, true, "InPlace", remark)
+	s.conditions.set(ConditionInstalled, true, "InPlace", remark)
 	return true
 }

@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
@@ -34,11 +36,13 @@ func (d *Daemon) sweep(ctx context.Context) {
 			d.sweepHalfDone(ctx, rec)
 			continue
 		}
-		if d.goneForGrace(rec) {
+		alive, err := d.netnsAlive(rec.Netns)
+		missing := !alive && err == nil
+		if d.absent.note(rec.Key, missing, d.Clock.Now()) >= d.NetnsGrace && missing {
 			gone = append(gone, rec)
 		}
 	}
-	d.forgetNetnsGone()
+	d.absent.forget(d.Store)
 	d.sweepGone(ctx, gone)
 }
 
@@ -61,39 +65,40 @@ func (d *Daemon) sweepHalfDone(ctx context.Context, rec attachment.Record) {
 	}
 }
 
-// goneForGrace notes when a namespace was first missed and tells whether that
-// is long enough ago.
-func (d *Daemon) goneForGrace(rec attachment.Record) bool {
-	alive, err := netnsAlive(d.InspectNetns, rec.Netns)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if alive || err != nil {
-		delete(d.netnsGone, rec.Key)
-		return false
-	}
-	since, missed := d.netnsGone[rec.Key]
-	if !missed {
-		d.netnsGone[rec.Key] = d.Clock.Now()
-		return d.NetnsGrace == 0
-	}
-	return d.Clock.Now().Sub(since) >= d.NetnsGrace
+// absences has since when namespaces have been missing.
+type absences struct {
+	mu    sync.Mutex // guards since
+	since map[attachment.Key]time.Time
 }
 
-// forgetNetnsGone drops notes about attachments that are no more.
-func (d *Daemon) forgetNetnsGone() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for key := range d.netnsGone {
-		if _, ok := d.Store.Get(key); !ok {
-			delete(d.netnsGone, key)
-		}
+// note takes whether a namespace is missing now, and tells for how long it has been.
+func (a *absences) note(key attachment.Key, missing bool, now time.Time) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !missing {
+		delete(a.since, key)
+		return 0
 	}
+	if _, known := a.since[key]; !known {
+		a.since[key] = now
+	}
+	return now.Sub(a.since[key])
+}
+
+// forget drops notes about attachments that are no more.
+func (a *absences) forget(store *attachment.Store) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.since, func(key attachment.Key, _ time.Time) bool {
+		_, ok := store.Get(key)
+		return !ok
+	})
 }
 
 // sweepGone releases those of the candidates, and of the damaged
 // records, that nothing speaks for any more.
 func (d *Daemon) sweepGone(ctx context.Context, gone []attachment.Record) {
-	damaged := d.quarantinedList()
+	damaged := d.quarantine.all()
 	if len(gone)+len(damaged) == 0 {
 		return
 	}

@@ -12,27 +12,17 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	m := newMachine(t, 1)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = "ens6", net.HardwareAddr{2, 0, 0, 0, 0, 6}
-	second := netlink.NewVeth(attrs)
-	second.PeerName = "router6"
-	if err := m.net.LinkAdd(second); err != nil {
-		t.Fatal(err)
-	}
+	addVeth(t, m.net, attrs, "router6")
 	open := func() *VPCNetwork {
-		node, err := datapath.Open(datapath.WithNetnsPath(m.path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = node.Close() })
-		n := NewVPCNetwork(node)
-		if err := n.Setup(context.Background(), datapath.Config{}, m.vpc); err != nil {
-			t.Fatal(err)
-		}
+		n := NewVPCNetwork(m.open())
+		must(t, n.Setup(context.Background(), datapath.Config{}, m.vpc))
 		return n
 	}
 	enis := func(n *VPCNetwork) int {
@@ -43,12 +33,10 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 		return len(inv.Uplinks)
 	}
 	set := eni.ENI{
-		ID: "eni-2", MAC: eni.MAC(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
+		ID: "eni-2", MAC: mac.Addr(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
 		Subnet: netip.MustParsePrefix("10.0.2.0/24"), Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")},
 	}
-	if err := open().SetENI(context.Background(), set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open().SetENI(context.Background(), set))
 
 	n := open() // another daemon, which has not heard of the ENI
 	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrSupplyUnknown) {
@@ -57,9 +45,7 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 	if enis(n) != 1 {
 		t.Fatal("the repair removed an ENI that may be in use")
 	}
-	if err := n.SetENI(context.Background(), set); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.SetENI(context.Background(), set))
 	if did, err := n.Repair(context.Background(), nil, nil, func(int) bool { return true }); err != nil || len(did) != 0 {
 		t.Errorf("repair of what is as it should be did %v, %v", did, err)
 	}

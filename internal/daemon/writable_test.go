@@ -27,7 +27,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	n.onSmallDisk()
 	r := n.restart(nil)
 	defer n.tick()()
-	recovered := func() bool { n.clock.Advance(writableInterval / 10); return r.writable() == nil }
+	recovered := func() bool { n.clock.Advance(writableInterval / 10); return r.writable.err() == nil }
 	mustAdd(t, r, "before", n.newNetns("before"))
 	ns := n.newNetns("a")
 	for _, tt := range []struct {
@@ -39,12 +39,9 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 			func() error { return unix.Mount("", n.dir, "", unix.MS_REMOUNT, "") }},
 	} {
 		waitFor(t, recovered)
-		if err := tt.begin(); err != nil {
-			t.Fatal(err)
-		}
-		_, err := r.client.Add(within(t), addOf("a", ns), grpc.WaitForReady(true))
-		wantFailure(t, err, CodeRecord)
-		waitFor(t, func() bool { return r.writable() != nil })
+		must(t, tt.begin())
+		r.refused(t, addOf("a", ns), CodeRecord)
+		waitFor(t, func() bool { return r.writable.err() != nil })
 		c, _ := r.conditions.get(ConditionWritable)
 		if c.Reason != tt.reason || !strings.Contains(c.Message, filepath.Join(n.dir, "attachments")) {
 			t.Errorf("condition %+v", c)
@@ -55,9 +52,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 		if _, err := r.client.Status(within(t), &rpc.StatusRequest{}); err != nil {
 			t.Errorf("STATUS: %v", err)
 		}
-		if err := tt.end(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tt.end())
 	}
 	waitFor(t, recovered)
 	mustAdd(t, r, "a", ns)
@@ -67,9 +62,7 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 // onSmallDisk gives the node's folder a file system of its own.
 func (n *node) onSmallDisk() {
 	n.t.Helper()
-	if err := unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"); err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, unix.Mount("tmpfs", n.dir, "tmpfs", 0, "size=64k"))
 	n.t.Cleanup(func() {
 		if err := unix.Unmount(n.dir, unix.MNT_DETACH); err != nil {
 			n.t.Error(err)
@@ -99,17 +92,11 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	for _, c := range []string{"a", "b", "damaged"} {
 		mustAdd(t, r, c, n.newNetns(c))
 	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	damaged := filepath.Join(n.dir, "attachments", "attachment-"+hostLinkName(keyFor("damaged"))+".json")
-	if err := os.Truncate(damaged, 200); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(damaged, 200))
 	r = n.restart(nil)
-	if err := n.fill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.fill())
 	stop := n.tick()
 	removed := func() {
 		t.Helper()
@@ -126,22 +113,17 @@ func TestPodsAreRemovedOnAFullDisk(t *testing.T) {
 	}
 	removed()
 	removed() // again is no error
-	_, err := r.client.Add(within(t), addOf("a", n.newNetns("new")))
-	wantFailure(t, err, CodeRecord)
+	r.refused(t, addOf("a", n.newNetns("new")), CodeRecord)
 	stop()
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
+	r.stop()
 	r = n.restart(nil)
 	stop = n.tick()
 	removed()
 	stop()
-	if err := n.empty(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, n.empty())
 	waitFor(t, func() bool {
 		n.clock.Advance(sweepInterval)
-		return len(r.Store.Records()) == 0 && len(r.quarantinedList()) == 0
+		return len(r.Store.Records()) == 0 && len(r.quarantine.all()) == 0
 	})
 	waitFor(t, func() bool {
 		n.clock.Advance(30 * time.Second)

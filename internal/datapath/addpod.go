@@ -19,7 +19,7 @@ import (
 // a link that it made itself, and leaves one that was there before. The route
 // on the node comes last, so nothing reaches a pod that is not complete.
 //
-// Errors: ErrNotSetUp, ErrNoNetns, ErrInterfaceExists, ErrAddressInUse.
+// Errors: ErrNotSetUp, ErrNoNetns, ErrNotNetns, ErrInterfaceExists, ErrAddressInUse.
 func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	if err := n.begin(ctx); err != nil {
 		return PodLinks{}, err
@@ -50,8 +50,8 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 }
 
 // addPod is AddPod for a complete pod, with the turn of its link.
-func (n *Node) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
-	ns, err := n.openPodNetns(pod)
+func (k *kernel) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
+	ns, err := k.openPodNetns(pod)
 	if err != nil {
 		return PodLinks{}, err
 	}
@@ -62,33 +62,33 @@ func (n *Node) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	}
 	defer inPod.Close()
 
-	links, created, err := n.ensureLink(pod, ns, inPod)
+	links, created, err := k.ensureLink(pod, ns, inPod)
 	// The host end goes up first: the pod's end, going up with a carrier, can
 	// then send at once.
 	for _, step := range []func() error{
-		func() error { return n.raiseHostSide(pod, links) },
+		func() error { return k.raiseHostSide(pod, links) },
 		func() error { return wirePodSide(pod, links, ns, inPod) },
-		func() error { return n.routeToPod(pod, links) },
-		func() error { return n.awaitQueue(ctx, pod, links.HostIndex) },
+		func() error { return k.routeToPod(pod, links) },
+		func() error { return k.awaitQueue(ctx, pod, links.HostIndex) },
 	} {
 		if err == nil {
 			err = step()
 		}
 	}
 	if err != nil && created {
-		err = errors.Join(err, n.undoLink(pod, links))
+		err = errors.Join(err, k.undoLink(pod, links))
 	}
 	return links, err
 }
 
 // ensureLink makes the veth pair, or finds the one that an earlier AddPod of
 // this attachment made. created tells which.
-func (n *Node) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (links PodLinks, created bool, err error) {
-	links, err = n.createLink(pod, ns, inPod)
+func (k *kernel) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (links PodLinks, created bool, err error) {
+	links, err = k.createLink(pod, ns, inPod)
 	if !errors.Is(err, unix.EEXIST) {
 		return links, err == nil || links.HostIndex != 0, err
 	}
-	host, err := n.main.LinkByName(pod.HostIfName)
+	host, err := k.main.LinkByName(pod.HostIfName)
 	if isNoLink(err) {
 		return PodLinks{}, false, fmt.Errorf("%s in %s: %w", pod.IfName, pod.Netns, ErrInterfaceExists)
 	}
@@ -101,10 +101,10 @@ func (n *Node) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (li
 	}
 	// A link of this attachment's name whose other end is elsewhere is the
 	// remnant of a sandbox that was made anew.
-	if err := n.main.LinkDel(host); err != nil && !isNoLink(err) {
+	if err := k.main.LinkDel(host); err != nil && !isNoLink(err) {
 		return PodLinks{}, false, fmt.Errorf("remove stale %s: %w", pod.HostIfName, err)
 	}
-	links, err = n.createLink(pod, ns, inPod)
+	links, err = k.createLink(pod, ns, inPod)
 	if errors.Is(err, unix.EEXIST) {
 		err = fmt.Errorf("%s in %s: %w", pod.IfName, pod.Netns, ErrInterfaceExists)
 	}
@@ -113,7 +113,7 @@ func (n *Node) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (li
 
 // createLink makes the veth with its peer inside the pod's namespace. A
 // HostIndex in the answer means that the link exists, even with an error.
-func (n *Node) createLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (PodLinks, error) {
+func (k *kernel) createLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (PodLinks, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = pod.HostIfName
 	attrs.HardwareAddr = pod.HostMAC
@@ -124,12 +124,12 @@ func (n *Node) createLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (Po
 	veth.PeerHardwareAddr = pod.PodMAC
 	veth.PeerMTU = uint32(pod.MTU)
 	veth.PeerNamespace = netlink.NsFd(ns)
-	if err := n.main.LinkAdd(veth); err != nil {
+	if err := k.main.LinkAdd(veth); err != nil {
 		return PodLinks{}, fmt.Errorf("make link %s with peer %s in %s: %w", pod.HostIfName, pod.IfName, pod.Netns, err)
 	}
 	links := PodLinks{HostMAC: pod.HostMAC, PodMAC: pod.PodMAC, HostIndex: veth.Index, MTU: pod.MTU}
 	if links.HostIndex == 0 { // the library drops the error of its own look-up
-		host, err := n.main.LinkByName(pod.HostIfName)
+		host, err := k.main.LinkByName(pod.HostIfName)
 		if err != nil {
 			return PodLinks{}, fmt.Errorf("look up %s just made: %w", pod.HostIfName, err)
 		}
@@ -163,28 +163,28 @@ func podEnds(host netlink.Link, pod Pod, inPod *netlink.Handle) (PodLinks, bool,
 }
 
 // undoLink removes a link that the failed call made.
-func (n *Node) undoLink(pod Pod, links PodLinks) error {
-	err := n.main.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: links.HostIndex}})
+func (k *kernel) undoLink(pod Pod, links PodLinks) error {
+	err := k.main.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: links.HostIndex}})
 	if err != nil && !isNoLink(err) {
 		return fmt.Errorf("undo: remove %s: %w", pod.HostIfName, err)
 	}
 	return nil
 }
 
-func (n *Node) raiseHostSide(pod Pod, links PodLinks) error {
-	if err := n.main.LinkSetUp(linkRef(links.HostIndex)); err != nil {
+func (k *kernel) raiseHostSide(pod Pod, links PodLinks) error {
+	if err := k.main.LinkSetUp(linkRef(links.HostIndex)); err != nil {
 		return fmt.Errorf("set %s up: %w", pod.HostIfName, err)
 	}
 	return nil
 }
 
 // routeToPod gives the host end the pod's neighbours and routes.
-func (n *Node) routeToPod(pod Pod, links PodLinks) error {
+func (k *kernel) routeToPod(pod Pod, links PodLinks) error {
 	for _, addr := range pod.Addrs() {
-		if err := n.main.NeighSet(neighbour(links.HostIndex, addr, links.PodMAC)); err != nil {
+		if err := k.main.NeighSet(neighbour(links.HostIndex, addr, links.PodMAC)); err != nil {
 			return fmt.Errorf("add neighbour %s to %s: %w", addr, pod.HostIfName, err)
 		}
-		if err := n.addPodRoute(pod, links.HostIndex, addr); err != nil {
+		if err := k.addPodRoute(pod, links.HostIndex, addr); err != nil {
 			return err
 		}
 	}
@@ -197,9 +197,9 @@ func (n *Node) routeToPod(pod Pod, links PodLinks) error {
 // connection take a second. Since Linux 6.8 asking for the link waits for the
 // worker; before, it is done within a millisecond or so, and not waited for
 // beyond a few, since a late worker is no failure.
-func (n *Node) awaitQueue(ctx context.Context, pod Pod, index int) error {
+func (k *kernel) awaitQueue(ctx context.Context, pod Pod, index int) error {
 	for range 10 {
-		link, err := n.main.LinkByIndex(index)
+		link, err := k.main.LinkByIndex(index)
 		if err != nil {
 			return fmt.Errorf("look up %s: %w", pod.HostIfName, err)
 		}
@@ -215,20 +215,20 @@ func (n *Node) awaitQueue(ctx context.Context, pod Pod, index int) error {
 	return nil
 }
 
-func (n *Node) addPodRoute(pod Pod, index int, addr netip.Addr) error {
-	err := n.main.RouteAdd(podRoute(index, addr))
+func (k *kernel) addPodRoute(pod Pod, index int, addr netip.Addr) error {
+	err := k.main.RouteAdd(podRoute(index, addr))
 	if !errors.Is(err, unix.EEXIST) {
 		if err != nil {
 			return fmt.Errorf("add route %s dev %s to table %d: %w", addr, pod.HostIfName, PodTable, err)
 		}
 		return nil
 	}
-	other, err := n.podRouteLink(addr)
+	other, err := k.podRouteLink(addr)
 	if err != nil || other == index {
 		return err
 	}
 	name := fmt.Sprintf("link %d", other)
-	if link, err := n.main.LinkByIndex(other); err == nil {
+	if link, err := k.main.LinkByIndex(other); err == nil {
 		name = link.Attrs().Name
 	}
 	return fmt.Errorf("route %s to %s: %w: %s", addr, pod.HostIfName, ErrAddressInUse, name)

@@ -15,25 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var ctx = context.Background()
-
-func (v *vpc) inventory() Inventory {
-	v.t.Helper()
-	inv, err := v.node.Inventory(ctx)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	return inv
-}
-
-// has asserts the numbers of pod links and pod routes on the node.
-func (v *vpc) has(links, routes int) {
-	v.t.Helper()
-	if inv := v.inventory(); len(inv.Links) != links || len(inv.Routes) != routes {
-		v.t.Errorf("%d links and %d routes, want %d and %d: %+v %+v", len(inv.Links), len(inv.Routes), links, routes, inv.Links, inv.Routes)
-	}
-}
-
 func TestAddPodFamilies(t *testing.T) {
 	v := newVPC(t)
 	v.host.serveTCP(":81")
@@ -44,9 +25,7 @@ func TestAddPodFamilies(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			v := v.as(t)
 			p := v.pod(c.addrs...)
-			if err := v.node.CheckPod(ctx, p.want); err != nil {
-				t.Error(err)
-			}
+			v.check(p)
 			p.serveTCP(":80")
 			for _, a := range p.want.Addrs() {
 				node := nodeAddr
@@ -105,26 +84,11 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 			if err := v.node.CheckPod(ctx, p.want); err == nil {
 				t.Error("CheckPod does not notice")
 			}
-			if _, err := v.node.AddPod(ctx, p.want); err != nil {
-				t.Fatal(err)
-			}
-			if err := v.node.CheckPod(ctx, p.want); err != nil {
-				t.Error(err)
-			}
+			v.add(p)
+			v.check(p)
 			p.seenAs(nodeAddr+":81", podA)
 			v.remove(p)
 		})
-	}
-}
-
-// remove is a whole DEL.
-func (v *vpc) remove(p *pod) {
-	v.t.Helper()
-	if err := v.node.DetachPod(ctx, p.want); err != nil {
-		v.t.Fatal(err)
-	}
-	if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {
-		v.t.Fatal(err)
 	}
 }
 
@@ -145,9 +109,9 @@ func TestAddPodFailures(t *testing.T) {
 		says string
 	}{
 		{"missing netns", func(p *Pod) { p.Netns = "/run/netns/btdp-none" }, ErrNoNetns, "/run/netns/btdp-none"},
-		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNoNetns, "plain file"},
+		{"unmounted netns", func(p *Pod) { p.Netns = plain }, ErrNotNetns, "a file"},
 		{"the node's own netns", func(p *Pod) { p.Netns = v.host.path() }, nil, "the node's own"},
-		{"another kind of namespace", func(p *Pod) { p.Netns = "/proc/self/ns/mnt" }, nil, "not of the network"},
+		{"another kind of namespace", func(p *Pod) { p.Netns = "/proc/self/ns/mnt" }, ErrNotNetns, "another namespace"},
 		{"foreign eth0", func(p *Pod) { p.Netns = foreign.path() }, ErrInterfaceExists, "eth0"},
 		{"address of another pod", func(p *Pod) { p.IPv4 = netip.MustParseAddr(podA) }, ErrAddressInUse, taken.want.HostIfName},
 		{"bad MAC", func(p *Pod) { p.PodMAC = []byte{1, 0, 0, 0, 0, 1} }, nil, "make link"},
@@ -172,21 +136,15 @@ func TestAddPodFailures(t *testing.T) {
 	if foreign.link("eth0").Attrs().Index == 0 {
 		t.Error("the foreign eth0 is gone")
 	}
-	if err := v.node.CheckPod(ctx, taken.want); err != nil {
-		t.Error(err)
-	}
+	v.check(taken)
 }
 
 func TestAddPodReplacesTheLinkOfAGoneSandbox(t *testing.T) {
 	v := newVPC(t)
 	old, again := v.pod(podA), v.sandbox(podA)
 	again.want.HostIfName = old.want.HostIfName
-	if _, err := v.node.AddPod(ctx, again.want); err != nil {
-		t.Fatal(err)
-	}
-	if err := v.node.CheckPod(ctx, again.want); err != nil {
-		t.Error(err)
-	}
+	v.add(again)
+	v.check(again)
 	v.has(1, 1)
 }
 
@@ -195,9 +153,7 @@ func TestAddPodWithIPv6SwitchedOffInTheSandbox(t *testing.T) {
 	p := v.sandbox(podA6)
 	p.sysctl("net/ipv6/conf/all/disable_ipv6", "1")
 	p.sysctl("net/ipv6/conf/default/disable_ipv6", "1")
-	if _, err := v.node.AddPod(ctx, p.want); err != nil {
-		t.Fatal(err)
-	}
+	v.add(p)
 	v.host.serveTCP(":81")
 	p.seenAs("["+nodeAddr6+"]:81", podA6)
 }
@@ -245,7 +201,7 @@ func TestHundredPodsAtOnce(t *testing.T) {
 		t.Errorf("%d rules with 100 pods, %d with none", got, rules)
 	}
 	each(func(p *pod) error { return v.node.CheckPod(ctx, p.want) })
-	each(func(p *pod) error { return v.node.DetachPod(ctx, p.want) })
+	each(func(p *pod) error { return v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()) })
 	v.has(100, 0)
 	each(func(p *pod) error { return v.node.ReapLinks(ctx, []string{p.want.HostIfName, pods[0].want.HostIfName}) })
 	v.has(0, 0)
@@ -270,16 +226,16 @@ func TestNodesInParallel(t *testing.T) {
 
 func TestOpenByPathAndCaller(t *testing.T) {
 	s := newSpace(t, "node")
-	if _, err := Open(WithNetnsPath("/run/netns/btdp-none")); !errors.Is(err, ErrNoNetns) {
+	if _, err := Open("/run/netns/btdp-none"); !errors.Is(err, ErrNoNetns) {
 		t.Errorf("error %v, want ErrNoNetns", err)
 	}
-	n, err := Open(WithNetnsPath(s.path()))
+	n, err := Open(s.path())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = n.Close() }()
 	var m *Node
-	s.in(func() (err error) { m, err = Open(); return err })
+	s.in(func() (err error) { m, err = Open(""); return err })
 	defer func() { _ = m.Close() }()
 	if m.nsID != n.nsID {
 		t.Error("Open does not bind to the caller's namespace")

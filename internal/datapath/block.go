@@ -142,14 +142,14 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 // addBlockRoute adds a route that is not there. PodTable is Berth's alone; in
 // the export table someone else may have a route to the same destination, which
 // stays: two routes of one destination and metric cannot be.
-func (n *Node) addBlockRoute(r netlink.Route) error {
+func (k *kernel) addBlockRoute(r netlink.Route) error {
 	if isUnreachable(r) {
-		return n.slow.RouteReplace(&r)
+		return k.slow.RouteReplace(&r)
 	}
-	err := n.slow.RouteAdd(&r)
+	err := k.slow.RouteAdd(&r)
 	if errors.Is(err, unix.EEXIST) {
 		r.Priority = besideMetric
-		err = n.slow.RouteAdd(&r)
+		err = k.slow.RouteAdd(&r)
 	}
 	return err
 }
@@ -196,12 +196,12 @@ func isBlockRoute(r netlink.Route) bool {
 }
 
 // listBlockRoutes lists what there is of blocks, in any table.
-func (n *Node) listBlockRoutes() ([]netlink.Route, error) { return n.listOwnRoutes(isBlockRoute) }
+func (k *kernel) listBlockRoutes() ([]netlink.Route, error) { return k.listOwnRoutes(isBlockRoute) }
 
 // listOwnRoutes lists Berth's routes of a kind, of both families and all tables.
-func (n *Node) listOwnRoutes(kind func(netlink.Route) bool) (list []netlink.Route, err error) {
+func (k *kernel) listOwnRoutes(kind func(netlink.Route) bool) (list []netlink.Route, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
+		routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
 		if err != nil {
 			return nil, err
 		}
@@ -233,23 +233,7 @@ func blockRouteKey(r netlink.Route) blockRouteID {
 // diffBlockRoutes lists what is missing, unreachable routes first, and what is
 // too much, those last.
 func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route) {
-	wanted, there := map[blockRouteID]bool{}, map[blockRouteID]bool{}
-	for _, r := range want {
-		wanted[blockRouteKey(r)] = true
-	}
-	for _, r := range have {
-		k := blockRouteKey(r)
-		there[k] = true
-		if !wanted[k] {
-			extra = append(extra, r)
-		}
-	}
-	for _, r := range want {
-		if k := blockRouteKey(r); !there[k] {
-			there[k] = true
-			missing = append(missing, r)
-		}
-	}
+	missing, extra = diff(want, have, blockRouteKey)
 	rank := func(r netlink.Route) int {
 		if isUnreachable(r) {
 			return 0
@@ -261,10 +245,10 @@ func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route
 	return missing, extra
 }
 
-func (n *Node) removeRoutes(routes []netlink.Route) (did []string, err error) {
+func (k *kernel) removeRoutes(routes []netlink.Route) (did []string, err error) {
 	var errs []error
 	for _, r := range routes {
-		if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
+		if err := k.slow.RouteDel(&r); err != nil && !isGone(err) {
 			errs = append(errs, fmt.Errorf("remove %s: %w", describeRoute(r), err))
 			continue
 		}
@@ -274,12 +258,12 @@ func (n *Node) removeRoutes(routes []netlink.Route) (did []string, err error) {
 }
 
 // removeRoutesThat removes Berth's routes of a kind.
-func (n *Node) removeRoutesThat(are func(netlink.Route) bool) ([]string, error) {
-	have, err := n.listOwnRoutes(are)
+func (k *kernel) removeRoutesThat(are func(netlink.Route) bool) ([]string, error) {
+	have, err := k.listOwnRoutes(are)
 	if err != nil {
 		return nil, err
 	}
-	return n.removeRoutes(have)
+	return k.removeRoutes(have)
 }
 
 func describeRoute(r netlink.Route) string {

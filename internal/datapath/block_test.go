@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -22,10 +21,8 @@ import (
 //
 // Behind the router is a host that is not of the data centre.
 type rack struct {
-	t                     testing.TB
-	outside, router, host *space
-	node                  *Node
-	pods                  *vpc // makes sandboxes
+	bed
+	outside, router *space
 }
 
 const (
@@ -36,7 +33,7 @@ const (
 
 func newRack(t testing.TB) *rack {
 	t.Helper()
-	r := &rack{t: t, outside: newSpace(t, "outside"), router: newSpace(t, "router"), host: newSpace(t, "node")}
+	r := &rack{bed: bed{t: t, host: newSpace(t, "node")}, outside: newSpace(t, "outside"), router: newSpace(t, "router")}
 	wire(r.host, "eth0", r.router, "r0")
 	wire(r.outside, "eth0", r.router, "r9")
 	r.router.sysctl("net/ipv4/ip_forward", "1")
@@ -60,23 +57,13 @@ func newRack(t testing.TB) *rack {
 	r.host.route("0.0.0.0/0", "172.20.1.1", "eth0")
 	r.host.route("::/0", "fd20::1", "eth0")
 	r.node = r.host.open()
-	r.pods = &vpc{t: t, node: r.node}
 	r.setup(Config{Uplinks: Routed{ExportTable: 119, IPv6: true}})
 	return r
 }
 
-func (r *rack) setup(c Config) {
-	r.t.Helper()
-	if err := r.node.Setup(context.Background(), c); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
 func (r *rack) set(blocks ...Block) {
 	r.t.Helper()
-	if err := r.node.SetBlocks(context.Background(), blocks); err != nil {
-		r.t.Fatal(err)
-	}
+	r.ok(r.node.SetBlocks(ctx, blocks))
 }
 
 func block(name string, cidrs ...string) Block {
@@ -103,6 +90,32 @@ func (r *rack) exports(table int) (out []string) {
 	return out
 }
 
+func (r *rack) announces(table int, want ...string) {
+	r.t.Helper()
+	if got := r.exports(table); !slices.Equal(got, want) {
+		r.t.Errorf("table %d has %v, want %v", table, got, want)
+	}
+}
+
+// refuses asserts the blocks that have an unreachable route.
+func (r *rack) refuses(want ...string) {
+	r.t.Helper()
+	var got []string
+	for _, b := range r.inventory().Blocks {
+		if b.Unreachable {
+			got = append(got, b.Prefix.String())
+		}
+	}
+	if !slices.Equal(got, want) {
+		r.t.Errorf("unreachable routes %v, want %v", got, want)
+	}
+}
+
+// wanted is what a repair of the rack is given.
+func (r *rack) wanted(blocks ...Block) Wanted {
+	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: blocks}
+}
+
 func TestPodsOfBlocks(t *testing.T) {
 	r := newRack(t)
 	r.set(block("b", block4, block6), block("one", single4, single6))
@@ -112,17 +125,15 @@ func TestPodsOfBlocks(t *testing.T) {
 		"a block of one":   {"10.9.0.7", "fd09::7"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, outsider := r.pods.as(t).pod(addrs[0], addrs[1]), r.outside.as(t)
+			p, outsider := r.as(t).pod(addrs[0], addrs[1]), r.outside.as(t)
 			for i, host := range []string{outside, outside6} {
 				server := outsider.serveTCP(net.JoinHostPort(host, "0"))
 				p.seenAs(server.String(), addrs[i]) // nothing is translated
 				server = p.serveTCP(net.JoinHostPort(addrs[i], "0"))
 				outsider.seenAs(server.String(), host)
 			}
-			if err := r.node.CheckPod(context.Background(), p.want); err != nil {
-				t.Error(err)
-			}
-			again, err := r.node.AddPod(context.Background(), p.want)
+			r.check(p)
+			again, err := r.node.AddPod(ctx, p.want)
 			if err != nil || again.HostIndex != p.links.HostIndex {
 				t.Errorf("again: %+v, %v", again, err)
 			}
@@ -162,74 +173,29 @@ func TestExportTable(t *testing.T) {
 	foreign := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), LinkIndex: r.host.link("lo").Attrs().Index, Table: 119, Protocol: unix.RTPROT_STATIC}
 	r.host.must(r.host.nl.RouteAdd(foreign))
 	both := []string{block4 + " 190", "192.0.2.0/24 static", block6 + " 190"}
-	check := func(want ...string) {
-		t.Helper()
-		if got := r.exports(119); !slices.Equal(got, want) {
-			t.Errorf("table 119 has %v, want %v", got, want)
-		}
-	}
-	unreachable := func(want ...string) {
-		t.Helper()
-		inv, err := r.node.Inventory(context.Background())
-		r.host.must(err)
-		var got []string
-		for _, b := range inv.Blocks {
-			if b.Unreachable {
-				got = append(got, b.Prefix.String())
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("unreachable routes %v, want %v", got, want)
-		}
-	}
 	r.set(block("b", block4, block6))
-	check(both...)
-	unreachable(block4, block6)
+	r.announces(119, both...)
+	r.refuses(block4, block6)
 	r.set(block("b", block4, block6))
-	check(both...)
+	r.announces(119, both...)
 
-	// Repair puts back what others removed, also of half a block, and nothing
-	// when all is there.
-	want := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4, block6)}}
-	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) > 0 {
-		t.Errorf("repaired %v, %v", did, err)
-	}
-	lost := exportRoute(netip.MustParsePrefix(block4), r.host.link("lo").Attrs().Index, 119)
-	r.host.must(r.host.nl.RouteDel(&lost))
-	free := unreachableRoute(netip.MustParsePrefix(block6))
-	r.host.must(r.host.nl.RouteDel(&free))
-	if did, err := r.node.Repair(context.Background(), want); err != nil || len(did) != 2 {
-		t.Errorf("repaired %v, %v", did, err)
-	}
-	check(both...)
-	unreachable(block4, block6)
-
-	if err := r.node.WithdrawBlocks(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	check("192.0.2.0/24 static")
-	unreachable(block4, block6)
+	r.ok(r.node.WithdrawBlocks(ctx))
+	r.announces(119, "192.0.2.0/24 static")
+	r.refuses(block4, block6)
 
 	// Another daemon, with another table: the old one's routes go.
 	n := r.host.open()
-	if err := n.Setup(context.Background(), Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.SetBlocks(context.Background(), []Block{block("c", single4)}); err != nil {
-		t.Fatal(err)
-	}
-	check("192.0.2.0/24 static")
-	if got := r.exports(120); !slices.Equal(got, []string{single4 + " 190"}) {
-		t.Errorf("table 120 has %v", got)
-	}
-	unreachable(single4)
+	r.ok(n.Setup(ctx, Config{Uplinks: Routed{ExportTable: 120, IPv6: true}}))
+	r.ok(n.SetBlocks(ctx, []Block{block("c", single4)}))
+	r.announces(119, "192.0.2.0/24 static")
+	r.announces(120, single4+" 190")
+	r.refuses(single4)
 }
 
 // A node whose addresses were of blocks, and now are of ENIs, keeps no route of
 // the blocks, and the other way round no rule, map or table of ENIs.
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
-	ctx := context.Background()
 	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4)}}
 	uplinks := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
 	for _, step := range []struct {
@@ -237,9 +203,7 @@ func TestChangeOfMode(t *testing.T) {
 		uplinks, blocks int
 	}{{pools, 0, 1}, {uplinks, 1, 0}, {pools, 0, 1}} {
 		n := v.host.open() // as another start of the daemon
-		if err := n.Setup(ctx, step.want.Config); err != nil {
-			t.Fatal(err)
-		}
+		v.ok(n.Setup(ctx, step.want.Config))
 		left, err := n.Inventory(ctx) // Setup alone removes what is the other mode's
 		v.host.must(err)
 		rules := slices.ContainsFunc(left.Rules, func(r RuleInfo) bool { return r.Priority != RulePod })
@@ -269,12 +233,12 @@ func TestBlockThatCannotBe(t *testing.T) {
 		"without host bits":   block("b", "10.2.0.33/27"),
 		"data path is not on": block("b", block6),
 	} {
-		err := r.node.SetBlocks(context.Background(), []Block{b})
+		err := r.node.SetBlocks(ctx, []Block{b})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "block b") {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	if err := r.host.open().SetBlocks(context.Background(), nil); !errors.Is(err, ErrNotSetUp) {
+	if err := r.host.open().SetBlocks(ctx, nil); !errors.Is(err, ErrNotSetUp) {
 		t.Errorf("got %v", err)
 	}
 	for _, table := range []int{-1, 253, 254, 255, PodTable, UplinkTableBase + 3} {
@@ -282,38 +246,4 @@ func TestBlockThatCannotBe(t *testing.T) {
 			t.Errorf("table %d: %v", table, err)
 		}
 	}
-}
-
-// Who flushes the export table is noticed; what the node itself withdraws is not
-// reported as lost.
-func TestLostBlockIsNoticed(t *testing.T) {
-	r := newRack(t)
-	r.set(block("b", block4, block6))
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	events, err := r.node.Watch(ctx)
-	r.host.must(err)
-	next := func(want string) {
-		t.Helper()
-		for {
-			select {
-			case e := <-events:
-				if e.Kind == StateLost && strings.Contains(e.What, want) {
-					return
-				}
-				if e.Kind == StateLost {
-					t.Fatalf("got %+v, want %q", e, want)
-				}
-			case <-time.After(time.Minute):
-				t.Fatalf("no event %q", want)
-			}
-		}
-	}
-	r.set(block("one", single4)) // its own doing
-	lost := exportRoute(netip.MustParsePrefix(single4), r.host.link("lo").Attrs().Index, 119)
-	r.host.must(r.host.nl.RouteDel(&lost))
-	next("block " + single4 + " in table 119")
-	free := unreachableRoute(netip.MustParsePrefix(single4))
-	r.host.must(r.host.nl.RouteDel(&free))
-	next("block " + single4 + " in table 19000")
 }

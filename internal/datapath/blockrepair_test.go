@@ -11,18 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// repairBlocks repairs a rack and tells what had to be done.
-func (r *rack) repairBlocks(blocks ...Block) []string {
-	r.t.Helper()
-	did, err := r.node.Repair(ctx, Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: blocks})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return did
-}
-
-// refuses is the table of pods as a person sees it.
-func (r *rack) refuses() string {
+// podTable is the table of pods as a person sees it.
+func (r *rack) podTable() string {
 	r.t.Helper()
 	return r.host.run("ip route show table 19000") + r.host.run("ip -6 route show table 19000")
 }
@@ -44,11 +34,11 @@ func TestBlocksConverge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRack(t)
 			r.set(wanted...)
-			exports, unreachable := r.exports(119), r.refuses()
+			exports, unreachable := r.exports(119), r.podTable()
 			for way, mend := range map[string]func(*rack){
 				"SetBlocks": func(r *rack) { r.set(wanted...) },
 				"Repair": func(r *rack) {
-					if did := r.repairBlocks(wanted...); len(did) == 0 {
+					if did := r.repair(r.wanted(wanted...)); did == "" {
 						t.Error("Repair says that it did nothing")
 					}
 				},
@@ -57,17 +47,15 @@ func TestBlocksConverge(t *testing.T) {
 					r.host.run(d)
 				}
 				mend(r)
-				if got := r.exports(119); !slices.Equal(got, exports) {
-					t.Errorf("%s: table 119 has %v, want %v", way, got, exports)
-				}
+				r.announces(119, exports...)
 				if n := len(r.exports(120)) + len(r.exports(7)); n > 0 {
 					t.Errorf("%s: %d routes in other tables", way, n)
 				}
-				if got := r.refuses(); got != unreachable {
+				if got := r.podTable(); got != unreachable {
 					t.Errorf("%s: table 19000 has\n%s, want\n%s", way, got, unreachable)
 				}
 				settled := r.host.policy()
-				if did := r.repairBlocks(wanted...); len(did) > 0 {
+				if did := r.repair(r.wanted(wanted...)); did != "" {
 					t.Errorf("%s: a repair afterwards did %v", way, did)
 				}
 				if got := r.host.policy(); got != settled {
@@ -88,17 +76,13 @@ func TestForeignExportOfTheSameBlock(t *testing.T) {
 	both := slices.Sorted(slices.Values(append([]string{block4 + " 190", block6 + " 190"}, foreign...)))
 	for range 2 {
 		r.set(block("b", block4, block6))
-		if got := r.exports(119); !slices.Equal(got, both) {
-			t.Errorf("table 119 has %v, want %v", got, both)
-		}
+		r.announces(119, both...)
 	}
-	if did := r.repairBlocks(block("b", block4, block6)); len(did) > 0 {
+	if did := r.repair(r.wanted(block("b", block4, block6))); did != "" {
 		t.Errorf("repaired %v", did)
 	}
 	r.set()
-	if got := r.exports(119); !slices.Equal(got, foreign) {
-		t.Errorf("table 119 has %v, want %v", got, foreign)
-	}
+	r.announces(119, foreign...)
 }
 
 // One block that cannot be set neither keeps others from being set, nor those
@@ -115,9 +99,7 @@ func TestOneBlockThatFails(t *testing.T) {
 	if e, ok := errors.AsType[*BlocksError](err); !ok || len(e.Failed) != 2 || e.Failed["one"] == nil || e.Failed["none"] == nil || e.Left != nil {
 		t.Errorf("error %#v does not tell which blocks failed", err)
 	}
-	if got, want := r.exports(119), []string{block4 + " 190", single4 + " static", single4 + " static"}; !slices.Equal(got, want) {
-		t.Errorf("table 119 has %v, want %v", got, want)
-	}
+	r.announces(119, block4+" 190", single4+" static", single4+" static")
 }
 
 // The routes of a block come and go without a word from its pods, and those of
@@ -125,9 +107,9 @@ func TestOneBlockThatFails(t *testing.T) {
 func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	r := newRack(t)
 	r.set(block("one", single4, single6))
-	alone := r.refuses()
+	alone := r.podTable()
 	one := [2]string{"10.9.0.7", "fd09::7"}
-	p := r.pods.pod(one[0], one[1])
+	p := r.pod(one[0], one[1])
 	reach := func() {
 		t.Helper()
 		for _, a := range one {
@@ -142,38 +124,29 @@ func TestBlockAndPodDoNotTouchEachOther(t *testing.T) {
 	reach()
 	r.set(block("one", single4, single6))
 	reach()
-	if did := must(t)(r.node.Repair(ctx, Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}},
-		Blocks: []Block{block("one", single4, single6)}, Pods: []Pod{p.want}})); len(did) > 0 {
+	want := r.wanted(block("one", single4, single6))
+	want.Pods = []Pod{p.want}
+	if did := r.repair(want); did != "" {
 		t.Errorf("repaired %v", did)
 	}
-	if err := r.node.DetachPod(ctx, p.want); err != nil {
-		t.Fatal(err)
-	}
-	if got := r.refuses(); got != alone {
+	r.detach(p)
+	if got := r.podTable(); got != alone {
 		t.Errorf("after the pod went table 19000 has\n%s, want\n%s", got, alone)
 	}
-	if did := r.repairBlocks(block("one", single4, single6)); len(did) != 1 || did[0] != "removed link "+p.want.HostIfName {
+	if did := r.repair(r.wanted(block("one", single4, single6))); did != "removed link "+p.want.HostIfName {
 		t.Errorf("repaired %v", did)
 	}
 }
 
-func must(t *testing.T) func([]string, error) []string {
-	return func(did []string, err error) []string {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return did
-	}
-}
-
+// Who flushes the export table is noticed; what the node itself withdraws is not
+// reported as lost.
 func TestFlushedExportTableIsNoticed(t *testing.T) {
 	r := newRack(t)
+	r.set(block("one", single4))
+	w := r.watch()
 	wanted := block("b", block4, block6)
-	r.set(wanted)
+	w.quiet(func() { r.set(wanted) })
 	exports := r.exports(119)
-	r.pods.host = r.host
-	w := r.pods.watch()
 	for _, flush := range []struct{ command, says string }{
 		{"ip route flush table 119", "block " + block4 + " in table 119"},
 		{"ip -6 route flush table 119", "block " + block6 + " in table 119"},
@@ -182,13 +155,11 @@ func TestFlushedExportTableIsNoticed(t *testing.T) {
 	} {
 		r.host.run(flush.command)
 		w.expect(StateLost, flush.says)
-		if did := r.repairBlocks(wanted); len(did) != 1 {
+		if did := r.repair(r.wanted(wanted)); did == "" || strings.Contains(did, ";") {
 			t.Errorf("%s: repaired %v", flush.command, did)
 		}
 	}
-	if got := r.exports(119); !slices.Equal(got, exports) {
-		t.Errorf("table 119 has %v, want %v", got, exports)
-	}
+	r.announces(119, exports...)
 }
 
 // The kernel drops the routes of blocks with the link they name, without a word.
@@ -197,18 +168,15 @@ func TestLoopbackThatWentDown(t *testing.T) {
 	wanted := block("b", block4, block6)
 	r.set(wanted)
 	exports := r.exports(119)
-	r.pods.host = r.host
-	w := r.pods.watch()
+	w := r.watch()
 	r.host.run("ip link set lo down")
 	w.expect(StateLost, "lo went down")
 	r.host.run("ip link set lo up")
 	w.expect(StateLost, "lo came up")
-	if did := r.repairBlocks(wanted); len(did) == 0 {
+	if did := r.repair(r.wanted(wanted)); did == "" {
 		t.Error("nothing was repaired")
 	}
-	if got := r.exports(119); !slices.Equal(got, exports) {
-		t.Errorf("table 119 has %v, want %v", got, exports)
-	}
+	r.announces(119, exports...)
 }
 
 // Without a primary ENI links of pods have the MTU of the links by which packets

@@ -26,7 +26,8 @@ func (m *Mismatch) Error() string {
 
 // CheckPod compares the kernel with a wanted pod on both sides and changes
 // nothing. MTU and MAC addresses are compared when they are set in pod. It
-// fails with a *Mismatch that names every difference, or with ErrNoNetns.
+// fails with a *Mismatch that names every difference, or as AddPod does where the
+// namespace is not there.
 func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
 	if err := n.begin(ctx); err != nil {
 		return err
@@ -71,21 +72,11 @@ func (c *check) differs(format string, args ...any) {
 }
 
 func (c *check) links() error {
-	host, err := c.node.main.LinkByName(c.pod.HostIfName)
-	if err == nil {
-		c.host = host.Attrs()
-	} else if !isNoLink(err) {
-		return fmt.Errorf("look up %s: %w", c.pod.HostIfName, err)
-	} else {
-		c.differs("link %s is missing on the node", c.pod.HostIfName)
-	}
-	peer, err := c.inPod.LinkByName(c.pod.IfName)
-	if err == nil {
-		c.peer = peer.Attrs()
-	} else if !isNoLink(err) {
-		return fmt.Errorf("look up %s in %s: %w", c.pod.IfName, c.pod.Netns, err)
-	} else {
-		c.differs("link %s is missing in the pod", c.pod.IfName)
+	var err, podErr error
+	c.host, err = c.find(c.node.main, c.pod.HostIfName, "on the node")
+	c.peer, podErr = c.find(c.inPod, c.pod.IfName, "in the pod")
+	if err := errors.Join(err, podErr); err != nil {
+		return err
 	}
 	if c.host != nil && c.peer != nil && (c.host.ParentIndex != c.peer.Index || c.peer.ParentIndex != c.host.Index) {
 		c.differs("%s on the node and %s in the pod are not one link", c.pod.HostIfName, c.pod.IfName)
@@ -93,6 +84,19 @@ func (c *check) links() error {
 	c.link(c.host, c.pod.HostMAC)
 	c.link(c.peer, c.pod.PodMAC)
 	return nil
+}
+
+// find looks a link up; it is nil when missing.
+func (c *check) find(h *netlink.Handle, name, where string) (*netlink.LinkAttrs, error) {
+	link, err := h.LinkByName(name)
+	if isNoLink(err) {
+		c.differs("link %s is missing %s", name, where)
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up %s %s: %w", name, where, err)
+	}
+	return link.Attrs(), nil
 }
 
 func (c *check) link(l *netlink.LinkAttrs, mac net.HardwareAddr) {
@@ -173,9 +177,8 @@ func (c *check) wayOut(addr netip.Addr) error {
 		return fmt.Errorf("list routes in %s: %w", c.pod.Netns, err)
 	}
 	for _, want := range podSideRoutes(c.peer.Index, addr) {
-		same := func(a, b netlink.Route) bool { return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) }
 		want.Family = familyOf(addr)
-		if !containsFunc(routes, *want, same) {
+		if missing, _ := diff([]netlink.Route{*want}, routes, uplinkRouteKey); len(missing) > 0 {
 			c.differs("the pod lacks its route to %s", routeDst(*want))
 		}
 	}
@@ -201,8 +204,8 @@ func (c *check) gateway(addr netip.Addr) error {
 
 // podRouteLink finds the link that PodTable sends an address to, 0 for none,
 // without listing the table: the kernel names the route that matches.
-func (n *Node) podRouteLink(addr netip.Addr) (int, error) {
-	routes, err := n.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+func (k *kernel) podRouteLink(addr netip.Addr) (int, error) {
+	routes, err := k.main.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH) {
 		return 0, nil
 	}

@@ -55,7 +55,7 @@ func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {
 			out = append(out, p.Masked())
 		}
 	}
-	slices.SortFunc(out, comparePrefix)
+	slices.SortFunc(out, netip.Prefix.Compare)
 	kept := out[:0]
 	for _, p := range out { // a containing prefix sorts before what it contains
 		if len(kept) == 0 || !kept[len(kept)-1].Overlaps(p) {

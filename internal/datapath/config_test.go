@@ -26,34 +26,44 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
-func TestConfigValidate(t *testing.T) {
-	good := VPC{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
-	if err := (Config{Uplinks: good}).Validate(); err != nil {
+// validated has each edit of what is good refused by an error that begins with its name.
+func validated[T interface{ Validate() error }](t *testing.T, good T, edits map[string]func(*T)) {
+	t.Helper()
+	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if good.ipv6() {
-		t.Error("IPv6 is on without an IPv6 CIDR")
-	}
-	for field, edit := range map[string]func(*Config, *VPC){
-		"PrimaryMAC":        func(_ *Config, u *VPC) { u.PrimaryMAC = nil },
-		"PrimaryIPv4: want": func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.Addr{} },
-		"PrimaryIPv4 2001":  func(_ *Config, u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) },
-		"PrimaryIPv6 10":    func(_ *Config, u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) },
-		"LocalCIDRs":        func(_ *Config, u *VPC) { u.LocalCIDRs = nil },
-		"ExcludeCIDRs":      func(_ *Config, u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} },
-		"MTU":               func(c *Config, _ *VPC) { c.MTU = 70000 },
-		"MarkShift":         func(_ *Config, u *VPC) { u.MarkShift = 25 },
-	} {
-		c, u := Config{}, good
-		edit(&c, &u)
-		c.Uplinks = u
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
+	for field, edit := range edits {
+		v := good
+		edit(&v)
+		if err := v.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
 			t.Errorf("error %v does not begin with %q", err, field)
 		}
 	}
-	if err := (Config{}).Validate(); err == nil || !strings.HasPrefix(err.Error(), "Uplinks") {
-		t.Errorf("error %v does not begin with Uplinks", err)
+}
+
+func TestConfigValidate(t *testing.T) {
+	good := VPC{PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, PrimaryIPv4: netip.MustParseAddr(nodeAddr), LocalCIDRs: prefixes("10.0.0.0/16")}
+	if good.ipv6() {
+		t.Error("IPv6 is on without an IPv6 CIDR")
 	}
+	vpc := func(edit func(*VPC)) func(*Config) {
+		return func(c *Config) {
+			u := good
+			edit(&u)
+			c.Uplinks = u
+		}
+	}
+	validated(t, Config{Uplinks: good}, map[string]func(*Config){
+		"PrimaryMAC":        vpc(func(u *VPC) { u.PrimaryMAC = nil }),
+		"PrimaryIPv4: want": vpc(func(u *VPC) { u.PrimaryIPv4 = netip.Addr{} }),
+		"PrimaryIPv4 2001":  vpc(func(u *VPC) { u.PrimaryIPv4 = netip.MustParseAddr(nodeAddr6) }),
+		"PrimaryIPv6 10":    vpc(func(u *VPC) { u.PrimaryIPv6 = netip.MustParseAddr(nodeAddr) }),
+		"LocalCIDRs":        vpc(func(u *VPC) { u.LocalCIDRs = nil }),
+		"ExcludeCIDRs":      vpc(func(u *VPC) { u.ExcludeCIDRs = []netip.Prefix{{}} }),
+		"MTU":               func(c *Config) { c.MTU = 70000 },
+		"MarkShift":         vpc(func(u *VPC) { u.MarkShift = 25 }),
+		"Uplinks":           func(c *Config) { c.Uplinks = nil },
+	})
 	good.ExternalSNAT, good.PrimaryIPv4 = true, netip.Addr{}
 	if err := (Config{Uplinks: good}).Validate(); err != nil {
 		t.Errorf("with external SNAT no source address is needed: %v", err)
@@ -114,28 +124,18 @@ func TestMarksKeepToTheirBits(t *testing.T) {
 func TestENIValidate(t *testing.T) {
 	good := Uplink{ID: "e", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Number: 1, Subnet: prefixes("10.0.0.0/24")[0],
 		Addresses: addrs(podA), Prefixes: prefixes(eniPrefix, eniPrefix6)}
-	if err := good.Validate(); err != nil {
-		t.Fatal(err)
-	}
 	if gw := good.gateway4().String(); gw != "10.0.0.1" {
 		t.Errorf("gateway %s, want the subnet's first address", gw)
 	}
-	for field, edit := range map[string]func(*Uplink){
+	validated(t, good, map[string]func(*Uplink){
 		"MAC":         func(e *Uplink) { e.MAC = nil },
 		"Number":      func(e *Uplink) { e.Number = 0 },
 		"Number 64":   func(e *Uplink) { e.Number = MaxUplink + 1 },
-		"Gateway,":    func(e *Uplink) { e.Subnet = netip.Prefix{} },
-		"GatewayIPv6": func(e *Uplink) { e.GatewayIPv6 = netip.MustParseAddr(podA) },
+		"Subnet":      func(e *Uplink) { e.Subnet = netip.Prefix{} },
 		"Addresses":   func(e *Uplink) { e.Addresses = []netip.Addr{{}} },
 		"Prefixes":    func(e *Uplink) { e.Prefixes = prefixes("10.0.0.0/27") },
 		"Prefixes: 1": func(e *Uplink) { e.Prefixes = prefixes("10.0.0.5/28") },
-	} {
-		e := good
-		edit(&e)
-		if err := e.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("error %v does not begin with %q", err, field)
-		}
-	}
+	})
 }
 
 func TestDiffEntries(t *testing.T) {

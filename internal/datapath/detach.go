@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -11,35 +12,34 @@ import (
 
 // DetachPod is the fast part of removing a pod: its routes go, and with them
 // everything that reaches it and (by the spoofing check) everything it sends.
-// The link is left for ReapLinks. It needs HostIfName and the addresses; other
-// fields are not looked at, and the pod's namespace may be gone.
+// The link is left for ReapLinks. The pod's namespace may be gone.
 //
 // It is idempotent and succeeds when nothing is left to remove. It never
 // touches a route of the same address to another link. On failure call it
 // again.
-func (n *Node) DetachPod(ctx context.Context, pod Pod) error {
+func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	if err := n.begin(ctx); err != nil {
 		return err
 	}
-	if !IsHostLinkName(pod.HostIfName) {
-		return fmt.Errorf("detach pod link: HostIfName %q: want a name that HostLinkName makes", pod.HostIfName)
+	if !IsHostLinkName(hostLink) {
+		return fmt.Errorf("detach pod link: %q: want a name that HostLinkName makes", hostLink)
 	}
-	if _, err := n.podLinks.acquire(ctx, pod.HostIfName); err != nil {
+	if _, err := n.podLinks.acquire(ctx, hostLink); err != nil {
 		return fmt.Errorf("detach: %w", err)
 	}
-	defer n.podLinks.release(pod.HostIfName)
-	n.podLinks.set(pod.HostIfName, detached, 0)
-	link, err := n.main.LinkByName(pod.HostIfName)
+	defer n.podLinks.release(hostLink)
+	n.podLinks.set(hostLink, detached, 0)
+	link, err := n.main.LinkByName(hostLink)
 	if isNoLink(err) { // and the kernel dropped its routes with it
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("detach: look up %s: %w", pod.HostIfName, err)
+		return fmt.Errorf("detach: look up %s: %w", hostLink, err)
 	}
-	for _, addr := range pod.Addrs() {
+	for _, addr := range addrs {
 		// The kernel compares the link too, so another one's route is safe.
 		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !isGone(err) {
-			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, pod.HostIfName, err)
+			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, hostLink, err)
 		}
 	}
 	return nil
@@ -97,8 +97,8 @@ func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err e
 	return reaped, errors.Join(errs...)
 }
 
-func (n *Node) moveToGroup(name string, group int) error {
-	req := n.slowRequest(unix.RTM_SETLINK)
+func (k *kernel) moveToGroup(name string, group int) error {
+	req := k.slowRequest(unix.RTM_SETLINK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
@@ -106,8 +106,8 @@ func (n *Node) moveToGroup(name string, group int) error {
 	return err
 }
 
-func (n *Node) deleteGroup(group int) error {
-	req := n.slowRequest(unix.RTM_DELLINK)
+func (k *kernel) deleteGroup(group int) error {
+	req := k.slowRequest(unix.RTM_DELLINK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(uint32(group))))
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
@@ -115,8 +115,8 @@ func (n *Node) deleteGroup(group int) error {
 }
 
 // slowRequest is a request that the netlink library has no call for.
-func (n *Node) slowRequest(kind int) *nl.NetlinkRequest {
+func (k *kernel) slowRequest(kind int) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(kind, unix.NLM_F_ACK)
-	req.Sockets = n.raw
+	req.Sockets = k.raw
 	return req
 }

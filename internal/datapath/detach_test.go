@@ -8,9 +8,7 @@ func TestDetachPod(t *testing.T) {
 	b.serveTCP(":80")
 	a.serveTCP(":80")
 	a.seenAs(podB+":80", podA)
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
+	v.detach(a)
 	v.has(2, 1)
 	a.cannotReach("", podB+":80")
 	a.cannotReach("", nodeAddr+":80")
@@ -19,9 +17,7 @@ func TestDetachPod(t *testing.T) {
 	// The address may be another pod's by now: it stays that pod's.
 	c := v.pod(podA)
 	for range 2 {
-		if err := v.node.DetachPod(ctx, a.want); err != nil {
-			t.Fatal(err)
-		}
+		v.detach(a)
 	}
 	c.seenAs(podB+":80", podA)
 	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName, HostLinkName("never", "was", "there")}); err != nil {
@@ -31,7 +27,7 @@ func TestDetachPod(t *testing.T) {
 	if _, err := a.nl.LinkByName("eth0"); err == nil {
 		t.Error("the pod's end is still there")
 	}
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
+	if err := v.node.DetachPod(ctx, a.want.HostIfName, a.want.Addrs()); err != nil {
 		t.Errorf("DetachPod of a link that is gone: %v", err)
 	}
 	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
@@ -45,19 +41,11 @@ func TestReapLinksLeavesOthersAlone(t *testing.T) {
 	if err := v.node.ReapLinks(ctx, []string{"eth1"}); err == nil {
 		t.Error("ReapLinks took a link that is not Berth's")
 	}
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Fatal(err)
-	}
+	v.reap(a)
 	v.has(1, 1) // a is live: it was never detached
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := v.node.AddPod(ctx, a.want); err != nil { // the runtime tries again before the removal
-		t.Fatal(err)
-	}
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Fatal(err)
-	}
+	v.detach(a)
+	v.add(a) // the runtime tries again before the removal
+	v.reap(a)
 	if err := v.node.CheckPod(ctx, a.want); err != nil {
 		t.Errorf("ReapLinks removed a pod that was added again: %v", err)
 	}
@@ -70,8 +58,6 @@ func TestDetachPodOfAGoneSandbox(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA)
 	p.must(p.nl.LinkDel(linkRef(p.links.PodIndex)))
-	if err := v.node.DetachPod(ctx, p.want); err != nil {
-		t.Fatal(err)
-	}
+	v.detach(p)
 	v.has(0, 0)
 }

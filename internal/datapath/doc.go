@@ -1,30 +1,15 @@
 // Package datapath programs the Linux kernel of one node: pod links, policy
 // routing, ENI tables, sysctls and packet filtering (docs/design.md, section 5; the
-// pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
-// nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
+// pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It
+// speaks netlink and nftables only, runs no program, and knows nothing of Kubernetes
+// or a cloud.
 //
-// # Policy
-//
-// A packet is routed by five kinds of rules, whose number depends on the
-// number of ENIs and never on the number of pods:
-//
-//	0     local                 the node's own addresses
-//	512   lookup PodTable       one /32 or /128 route a pod; no match falls through
-//	1024  fwmark Primary: main  replies of connections that came in by the primary link
-//	1025  fwmark Outside: main  destinations that will be SNATed
-//	1536  fwmark n: table n     pods whose address lives on the secondary ENI of number n
-//
-// The marks are set on packets from pod links only, by the chain "classify"
-// of the nftables table "berth". It runs after DNAT, so that a service address
-// is judged by where the packet really goes. An ENI is found from the source
-// address by one hash lookup, filled when the ENI is set up, so that adding a
-// pod touches routes alone.
-//
-// Where addresses are of blocks in place of ENIs (Routed, and not VPC) only the
-// rules 0 and 512 remain, without marks or translation: a packet that is not for
-// a pod of this node leaves as the main table says. PodTable then has an
-// unreachable route for each block too, behind those of pods, and the export
-// table one route a block for a routing daemon to announce.
+// docs/architecture.md, "Data path", lists the rules, chains and routes. A packet is
+// routed by rules whose number depends on the number of ENIs and never on the number
+// of pods: the marks that they look at are set on packets from pod links only, after
+// DNAT, so that a service address is judged by where the packet really goes. An ENI is
+// found from the source address by one hash lookup, filled when the ENI is set up, so
+// that adding a pod touches routes alone.
 //
 // # Ownership
 //

@@ -6,6 +6,8 @@ import "errors"
 var (
 	// ErrNoNetns: the pod's network namespace does not exist (any more).
 	ErrNoNetns = errors.New("network namespace does not exist")
+	// ErrNotNetns: something else is at the path of a network namespace.
+	ErrNotNetns = errors.New("is not a network namespace")
 	// ErrInterfaceExists: the pod's namespace has an interface of the wanted
 	// name that Berth did not make for this attachment.
 	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")

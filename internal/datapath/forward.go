@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 )
@@ -12,8 +13,6 @@ import (
 // Berth's can override.
 type Finding struct {
 	Where   string // such as "nftables table ip filter, chain FORWARD"
-	IPv4    bool   // whether it concerns IPv4 packets
-	IPv6    bool   // whether it concerns IPv6 packets
 	Message string // what it does and what to do about it
 }
 
@@ -38,8 +37,8 @@ func (n *Node) ForwardPolicy(ctx context.Context) ([]Finding, error) {
 	return append(found, legacy...), nil
 }
 
-func (n *Node) nftForwardDrops() ([]Finding, error) {
-	conn, err := n.nft()
+func (k *kernel) nftForwardDrops() ([]Finding, error) {
+	conn, err := k.nft()
 	if err != nil {
 		return nil, err
 	}
@@ -55,12 +54,7 @@ func (n *Node) nftForwardDrops() ([]Finding, error) {
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b Finding) int {
-		if a.Where < b.Where {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(found, func(a, b Finding) int { return strings.Compare(a.Where, b.Where) })
 	return found, nil
 }
 
@@ -80,12 +74,11 @@ func nftFinding(family nftables.TableFamily, c *nftables.Chain) Finding {
 		}
 		fix = command + " -P FORWARD ACCEPT"
 	}
-	return finding(fmt.Sprintf("nftables table %s %s, chain %s", name, c.Table.Name, c.Name),
-		family != nftables.TableFamilyIPv6, family != nftables.TableFamilyIPv4, fix)
+	return finding(fmt.Sprintf("nftables table %s %s, chain %s", name, c.Table.Name, c.Name), fix)
 }
 
-func finding(where string, v4, v6 bool, fix string) Finding {
-	return Finding{Where: where, IPv4: v4, IPv6: v6, Message: fmt.Sprintf(
+func finding(where, fix string) Finding {
+	return Finding{Where: where, Message: fmt.Sprintf(
 		"%s drops forwarded packets unless a rule there accepts them, and with them those of pods; "+
 			"let it accept the pods' addresses, or change its policy: %s", where, fix)}
 }

@@ -10,24 +10,23 @@ func TestForwardPolicy(t *testing.T) {
 		name     string
 		commands []string
 		where    []string // of the findings
-		v4, v6   bool     // of the first
 		fix      string   // of the first
 	}{
-		{"nothing", nil, nil, false, false, ""},
-		{"nft, accepting", []string{"nft add table inet f", "nft add chain inet f c { type filter hook forward priority 0 ; policy accept ; }"}, nil, false, false, ""},
-		{"nft, dropping input", []string{"nft add table inet f", "nft add chain inet f c { type filter hook input priority 0 ; policy drop ; }"}, nil, false, false, ""},
+		{"nothing", nil, nil, ""},
+		{"nft, accepting", []string{"nft add table inet f", "nft add chain inet f c { type filter hook forward priority 0 ; policy accept ; }"}, nil, ""},
+		{"nft, dropping input", []string{"nft add table inet f", "nft add chain inet f c { type filter hook input priority 0 ; policy drop ; }"}, nil, ""},
 		{"nft inet", []string{"nft add table inet f", "nft add chain inet f c { type filter hook forward priority 0 ; policy drop ; }"},
-			[]string{"nftables table inet f, chain c"}, true, true, "nft add chain inet f c '{ policy accept; }'"},
+			[]string{"nftables table inet f, chain c"}, "nft add chain inet f c '{ policy accept; }'"},
 		{"nft ip6", []string{"nft add table ip6 f", "nft add chain ip6 f c { type filter hook forward priority 0 ; policy drop ; }"},
-			[]string{"nftables table ip6 f, chain c"}, false, true, "nft add chain ip6 f c"},
+			[]string{"nftables table ip6 f, chain c"}, "nft add chain ip6 f c"},
 		{"iptables-nft", []string{"iptables-nft -P FORWARD DROP", "ip6tables-nft -P FORWARD DROP"},
-			[]string{"nftables table ip filter, chain FORWARD", "nftables table ip6 filter, chain FORWARD"}, true, false, "iptables -P FORWARD ACCEPT"},
+			[]string{"nftables table ip filter, chain FORWARD", "nftables table ip6 filter, chain FORWARD"}, "iptables -P FORWARD ACCEPT"},
 		{"iptables-legacy", []string{"iptables-legacy -A FORWARD -s 192.0.2.1 -j ACCEPT", "iptables-legacy -A FORWARD -m conntrack --ctstate NEW -p tcp --dport 80 -j REJECT",
 			"iptables-legacy -P FORWARD DROP"},
-			[]string{"iptables-legacy table filter, chain FORWARD"}, true, false, "iptables-legacy -P FORWARD ACCEPT"},
+			[]string{"iptables-legacy table filter, chain FORWARD"}, "iptables-legacy -P FORWARD ACCEPT"},
 		{"ip6tables-legacy", []string{"ip6tables-legacy -A INPUT -s 2001:db8::1 -j DROP", "ip6tables-legacy -P FORWARD DROP"},
-			[]string{"ip6tables-legacy table filter, chain FORWARD"}, false, true, "ip6tables-legacy -P FORWARD ACCEPT"},
-		{"iptables-legacy, accepting", []string{"iptables-legacy -P INPUT DROP", "iptables-legacy -P OUTPUT DROP", "iptables-legacy -A FORWARD -j DROP"}, nil, false, false, ""},
+			[]string{"ip6tables-legacy table filter, chain FORWARD"}, "ip6tables-legacy -P FORWARD ACCEPT"},
+		{"iptables-legacy, accepting", []string{"iptables-legacy -P INPUT DROP", "iptables-legacy -P OUTPUT DROP", "iptables-legacy -A FORWARD -j DROP"}, nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := newSpace(t, "node")
@@ -46,7 +45,7 @@ func TestForwardPolicy(t *testing.T) {
 			if strings.Join(where, "; ") != strings.Join(c.where, "; ") {
 				t.Fatalf("found %q, want %q", where, c.where)
 			}
-			if len(found) > 0 && (found[0].IPv4 != c.v4 || found[0].IPv6 != c.v6 || !strings.Contains(found[0].Message, c.fix)) {
+			if len(found) > 0 && !strings.Contains(found[0].Message, c.fix) {
 				t.Errorf("found %+v", found[0])
 			}
 		})

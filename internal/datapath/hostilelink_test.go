@@ -38,7 +38,7 @@ func TestPodsThatChangeTheirLink(t *testing.T) {
 			other.seenAs(nodeAddr+":81", podA)
 			other.seenAs("["+nodeAddr6+"]:81", podA6)
 			for range 2 {
-				if err := v.node.DetachPod(ctx, p.want); err != nil {
+				if err := v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()); err != nil {
 					t.Error(err)
 				}
 				if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {

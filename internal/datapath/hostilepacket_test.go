@@ -9,27 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ip4 is a packet with options or a part of one; fragment is the header's word of
-// flags and offset (RFC 791 section 3.1).
-func ip4(protocol byte, from, to netip.Addr, fragment uint16, options, body []byte) []byte {
-	words := byte(5 + len(options)/4)
-	head := []byte{0x40 | words, 0, 0, 0, 0x12, 0x34, 0, 0, 64, protocol, 0, 0}
-	binary.BigEndian.PutUint16(head[2:], uint16(int(words)*4+len(body)))
-	binary.BigEndian.PutUint16(head[6:], fragment)
-	head = slices.Concat(head, from.AsSlice(), to.AsSlice(), options)
-	none := netip.IPv4Unspecified()
-	binary.BigEndian.PutUint16(head[10:], checksum(-uint32(len(head)), none, none, head))
-	return append(head, body...)
-}
-
-// ip6 is a packet whose first header of what follows is next (RFC 8200 section 3).
-func ip6(next byte, from, to netip.Addr, parts ...[]byte) []byte {
-	body := slices.Concat(parts...)
-	head := []byte{0x60, 0, 0, 0, 0, 0, next, 64}
-	binary.BigEndian.PutUint16(head[4:], uint16(len(body)))
-	return slices.Concat(head, from.AsSlice(), to.AsSlice(), body)
-}
-
 // With metadata blocked no packet for it leaves the node, however a pod wraps it:
 // in fragments, behind options and extension headers, routed by its source, or in a
 // tunnel that the node would have to end. Nor does one leave the VPC with the pod's
@@ -38,13 +17,7 @@ func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 	v := newVPC(t, func(v *vpc) { v.config.BlockMetadata = true; v.uplinks.PrimaryIPv6 = netip.MustParseAddr(nodeAddr6) })
 	v.router.serveTCP(":80")
 	p := v.pod(podB, podB6)
-	var sniffer int
-	v.router.in(func() (err error) {
-		sniffer, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(uint16(unix.ETH_P_ALL)<<8|unix.ETH_P_ALL>>8))
-		return err
-	})
-	t.Cleanup(func() { _ = unix.Close(sniffer) })
-
+	seen := v.router.sniff()
 	from4, from6 := netip.MustParseAddr(podB), netip.MustParseAddr(podB6)
 	node4, node6 := netip.MustParseAddr(nodeAddr), netip.MustParseAddr(nodeAddr6)
 	internet4, outside6 := netip.MustParseAddr(internet), netip.MustParseAddr(internet6)
@@ -94,23 +67,12 @@ func TestOddPacketsDoNotReachMetadata(t *testing.T) {
 	p.frames(unix.ETH_P_IPV6, v6...)
 	p.seenAs(internet+":80", nodeAddr) // came after them
 	p.seenAs("["+internet6+"]:80", nodeAddr6)
-	for buf := make([]byte, 2048); ; {
-		n, err := unix.Read(sniffer, buf)
-		if err != nil {
-			break
+	for _, s := range seen() {
+		if slices.Contains(metadata, s.to) {
+			t.Errorf("a packet from %s for metadata left the node: % x", s.from, s.bytes)
 		}
-		var from, to netip.Addr
-		switch {
-		case n >= 20 && buf[0]>>4 == 4:
-			from, to = netip.AddrFrom4([4]byte(buf[12:16])), netip.AddrFrom4([4]byte(buf[16:20]))
-		case n >= 40 && buf[0]>>4 == 6:
-			from, to = netip.AddrFrom16([16]byte(buf[8:24])), netip.AddrFrom16([16]byte(buf[24:40]))
-		}
-		if slices.Contains(metadata, to) {
-			t.Errorf("a packet from %s for metadata left the node: % x", from, buf[:n])
-		}
-		if (to == internet4 || to == outside6) && (from == from4 || from == from6) {
-			t.Errorf("the internet saw a packet of %s: % x", from, buf[:n])
+		if (s.to == internet4 || s.to == outside6) && (s.from == from4 || s.from == from6) {
+			t.Errorf("the internet saw a packet of %s: % x", s.from, s.bytes)
 		}
 	}
 }

@@ -13,56 +13,50 @@ import (
 
 // Inventory is what Berth owns in the kernel, whoever made it and when.
 type Inventory struct {
-	Links   []LinkInfo   `json:"links"`
-	Routes  []RouteInfo  `json:"routes"`  // of PodTable
-	Uplinks []UplinkInfo `json:"uplinks"` // secondary, by number
-	Rules   []RuleInfo   `json:"rules"`
-	Blocks  []BlockInfo  `json:"blocks"`
-	Table   bool         `json:"table"` // whether the nftables table exists
+	Links   []LinkInfo
+	Routes  []RouteInfo  // of PodTable
+	Uplinks []UplinkInfo // secondary, by number
+	Rules   []RuleInfo
+	Blocks  []BlockInfo
 }
 
 // LinkInfo is the host end of a pod link.
 type LinkInfo struct {
-	Name  string `json:"name"`
-	Index int    `json:"index"`
-	MAC   string `json:"mac"`
-	MTU   int    `json:"mtu"`
-	Up    bool   `json:"up"`
-	// PeerIndex is the pod end's index in its namespace, and PeerNetnsID that
-	// namespace as this one numbers it (negative when unknown).
-	PeerIndex   int  `json:"peerIndex"`
-	PeerNetnsID int  `json:"peerNetnsID"`
-	Dying       bool `json:"dying"` // a removal has begun
+	Name  string
+	Index int
+	MAC   string
+	MTU   int
+	Up    bool
 }
 
 // RouteInfo is the route of one pod address.
 type RouteInfo struct {
-	Addr      netip.Addr `json:"address"`
-	LinkIndex int        `json:"linkIndex"`
-	Link      string     `json:"link"` // empty when the link is gone
+	Addr      netip.Addr
+	LinkIndex int
+	Link      string // empty when the link is gone
 }
 
 // UplinkInfo is what exists for one number.
 type UplinkInfo struct {
-	Number  int            `json:"number"`
-	Routes  []netip.Prefix `json:"routes"`  // destinations in its table
-	Sources []netip.Prefix `json:"sources"` // that the maps lead to it
+	Number  int
+	Routes  []netip.Prefix // destinations in its table
+	Sources []netip.Prefix // that the maps lead to it
 }
 
 // BlockInfo is one prefix of a block.
 type BlockInfo struct {
-	Prefix      netip.Prefix `json:"prefix"`
-	Tables      []int        `json:"tables"`      // that export it
-	Unreachable bool         `json:"unreachable"` // for what no pod has
+	Prefix      netip.Prefix
+	Tables      []int // that export it
+	Unreachable bool  // for what no pod has
 }
 
 // RuleInfo is one policy rule.
 type RuleInfo struct {
-	IPv6     bool   `json:"ipv6"`
-	Priority int    `json:"priority"`
-	Table    int    `json:"table"`
-	Mark     uint32 `json:"mark"`
-	Mask     uint32 `json:"mask"`
+	IPv6     bool
+	Priority int
+	Table    int
+	Mark     uint32
+	Mask     uint32
 }
 
 // Inventory lists Berth's state. It costs a few listings, so it is for
@@ -100,11 +94,20 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 			}
 		}
 	}
-	if err := n.inventFilter(&inv, uplinks); err != nil {
+	conn, err := n.nft()
+	if err != nil {
 		return inv, err
 	}
+	entries, err := kernelEntries(conn)
+	if err != nil {
+		return inv, err
+	}
+	for p, i := range entries {
+		e := uplinkInfo(uplinks, i)
+		e.Sources = append(e.Sources, p)
+	}
 	for _, e := range uplinks {
-		slices.SortFunc(e.Sources, comparePrefix)
+		slices.SortFunc(e.Sources, netip.Prefix.Compare)
 		inv.Uplinks = append(inv.Uplinks, *e)
 	}
 	inv.sort()
@@ -115,11 +118,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 func isPodLink(l netlink.Link) bool { return l.Type() == "veth" && IsHostLinkName(l.Attrs().Name) }
 
 func linkInfo(a *netlink.LinkAttrs) LinkInfo {
-	return LinkInfo{
-		Name: a.Name, Index: a.Index, MAC: a.HardwareAddr.String(), MTU: a.MTU,
-		Up: a.Flags&net.FlagUp != 0, PeerIndex: a.ParentIndex, PeerNetnsID: a.NetNsID,
-		Dying: a.Group >= reapGroupMin && a.Group <= reapGroupMax,
-	}
+	return LinkInfo{a.Name, a.Index, a.HardwareAddr.String(), a.MTU, a.Flags&net.FlagUp != 0}
 }
 
 func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
@@ -130,8 +129,8 @@ func uplinkInfo(uplinks map[int]*UplinkInfo, number int) *UplinkInfo {
 }
 
 // inventRoutes sorts one listing of Berth's routes into tables.
-func (n *Node) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
-	routes, err := n.listRoutes(n.slow, family, unix.RT_TABLE_UNSPEC)
+func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, uplinks map[int]*UplinkInfo) error {
+	routes, err := k.listRoutes(k.slow, family, unix.RT_TABLE_UNSPEC)
 	if err != nil {
 		return err
 	}
@@ -163,35 +162,9 @@ func (inv *Inventory) addBlockRoute(r netlink.Route) {
 	}
 }
 
-func (n *Node) inventFilter(inv *Inventory, uplinks map[int]*UplinkInfo) error {
-	conn, err := n.nft()
-	if err != nil {
-		return err
-	}
-	if inv.Table, err = hasTable(conn, berthTable().Family); err != nil || !inv.Table {
-		return err
-	}
-	entries, err := kernelEntries(conn)
-	if err != nil {
-		return err
-	}
-	for p, i := range entries {
-		e := uplinkInfo(uplinks, i)
-		e.Sources = append(e.Sources, p)
-	}
-	return nil
-}
-
 func (inv *Inventory) sort() {
 	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
 	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
-	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return comparePrefix(a.Prefix, b.Prefix) })
+	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return a.Prefix.Compare(b.Prefix) })
 	slices.SortFunc(inv.Uplinks, func(a, b UplinkInfo) int { return a.Number - b.Number })
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }

@@ -46,9 +46,9 @@ const (
 	verdictDrop   = -1 // a standard target holds -verdict-1, and NF_DROP is 0
 )
 
-func (n *Node) legacyForwardDrops() ([]Finding, error) {
+func (k *kernel) legacyForwardDrops() ([]Finding, error) {
 	var found []Finding
-	err := inNetns(n.ns, func() error {
+	err := inNetns(k.ns, func() error {
 		for _, f := range legacyFamilies {
 			drops, err := f.forwardDrops()
 			for tries := 0; errors.Is(err, unix.EAGAIN) && tries < 5; tries++ {
@@ -58,8 +58,7 @@ func (n *Node) legacyForwardDrops() ([]Finding, error) {
 				return fmt.Errorf("read the FORWARD policy of %s: %w", f.command, err)
 			}
 			if drops {
-				v6 := f.domain == unix.AF_INET6
-				found = append(found, finding(f.command+" table filter, chain FORWARD", !v6, v6, f.command+" -P FORWARD ACCEPT"))
+				found = append(found, finding(f.command+" table filter, chain FORWARD", f.command+" -P FORWARD ACCEPT"))
 			}
 		}
 		return nil

@@ -14,6 +14,17 @@ type NetnsID struct {
 	Dev, Inode uint64
 }
 
+// InspectNetns identifies the network namespace at a path. Errors: ErrNoNetns,
+// ErrNotNetns.
+func InspectNetns(path string) (NetnsID, error) {
+	ns, err := openNetns(path)
+	if err != nil {
+		return NetnsID{}, err
+	}
+	defer func() { _ = ns.Close() }()
+	return identify(ns)
+}
+
 func identify(ns netns.NsHandle) (NetnsID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns), &st); err != nil {
@@ -22,9 +33,9 @@ func identify(ns netns.NsHandle) (NetnsID, error) {
 	return NetnsID{st.Dev, st.Ino}, nil
 }
 
-// openNetns opens the namespace at a path. A missing path, and whatever else is
-// there, such as the plain file that is left where a namespace was unmounted, are
-// ErrNoNetns. Nothing else is opened than a namespace: a FIFO would hold the
+// openNetns opens the namespace at a path. A missing path is ErrNoNetns, whatever
+// else is there ErrNotNetns, such as the plain file that is left where a namespace
+// was unmounted. Nothing else is opened than a namespace: a FIFO would hold the
 // caller for good, and a device may act.
 func openNetns(path string) (netns.NsHandle, error) {
 	place, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
@@ -32,31 +43,47 @@ func openNetns(path string) (netns.NsHandle, error) {
 		return netns.None(), fmt.Errorf("%w: %s", ErrNoNetns, path)
 	}
 	if err != nil {
-		return netns.None(), fmt.Errorf("open %s: %w", path, err)
+		return netns.None(), fmt.Errorf("%s: %w", path, err)
 	}
 	defer func() { _ = unix.Close(place) }()
 	var system unix.Statfs_t
-	if err := unix.Fstatfs(place, &system); err != nil {
-		return netns.None(), fmt.Errorf("look at %s: %w", path, err)
+	var file unix.Stat_t
+	if err := errors.Join(unix.Fstatfs(place, &system), unix.Fstat(place, &file)); err != nil {
+		return netns.None(), fmt.Errorf("looking at %s: %w", path, err)
 	}
 	if system.Type != unix.NSFS_MAGIC {
-		return netns.None(), fmt.Errorf("%w: %s is a plain file or of another kind", ErrNoNetns, path)
+		return netns.None(), fmt.Errorf("%s, %s, %w", path, kindOfFile(file.Mode), ErrNotNetns)
 	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", place), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return netns.None(), fmt.Errorf("open %s: %w", path, err)
+		return netns.None(), fmt.Errorf("%s: %w", path, err)
 	}
 	if kind, err := unix.IoctlRetInt(fd, unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		_ = unix.Close(fd)
-		return netns.None(), fmt.Errorf("%w: %s is a namespace, but not of the network", ErrNoNetns, path)
+		return netns.None(), fmt.Errorf("%s, another namespace, %w", path, ErrNotNetns)
 	}
 	return netns.NsHandle(fd), nil
+}
+
+// kindOfFile says what a file is that is no namespace (inode(7)).
+func kindOfFile(mode uint32) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFIFO:
+		return "a FIFO"
+	case unix.S_IFSOCK:
+		return "a socket"
+	case unix.S_IFDIR:
+		return "a folder"
+	case unix.S_IFCHR, unix.S_IFBLK:
+		return "a device"
+	}
+	return "a file"
 }
 
 // openPodNetns opens a pod's namespace, which must be the one that the pod was
 // given, if that is known, and not the node's own: what is at a path may change at
 // any time.
-func (n *Node) openPodNetns(pod Pod) (netns.NsHandle, error) {
+func (k *kernel) openPodNetns(pod Pod) (netns.NsHandle, error) {
 	ns, err := openNetns(pod.Netns)
 	if err != nil {
 		return netns.None(), err
@@ -66,7 +93,7 @@ func (n *Node) openPodNetns(pod Pod) (netns.NsHandle, error) {
 	case err != nil:
 	case pod.NetnsID != NetnsID{} && id != pod.NetnsID:
 		err = fmt.Errorf("%w: %s leads to another network namespace than the pod's", ErrNoNetns, pod.Netns)
-	case id == n.nsID:
+	case id == k.nsID:
 		err = fmt.Errorf("%s is the node's own network namespace, not a pod's", pod.Netns)
 	}
 	if err != nil {

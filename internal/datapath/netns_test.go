@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -29,10 +28,9 @@ func ended(t *testing.T, call func() error) error {
 // pod's address into another one: between the daemon's look and the set-up, or
 // before a repair.
 func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
-	ctx := context.Background()
 	v := newVPC(t)
 	a, b := v.sandbox(podA), v.sandbox(podB)
-	id, err := identify(a.handle)
+	id, err := InspectNetns(a.path())
 	a.must(err)
 	a.want.NetnsID = id
 	path := filepath.Join(t.TempDir(), "netns")
@@ -48,15 +46,18 @@ func TestNetnsPathThatLeadsElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.want.Netns = path
-	for _, to := range []string{b.path(), fifo, "/dev/zero", t.TempDir(), "/proc/self/ns/mnt", v.host.path()} {
+	for to, want := range map[string]error{
+		b.path(): ErrNoNetns, v.host.path(): ErrNoNetns,
+		fifo: ErrNotNetns, "/dev/zero": ErrNotNetns, t.TempDir(): ErrNotNetns, "/proc/self/ns/mnt": ErrNotNetns,
+	} {
 		lead(to)
 		for what, call := range map[string]func() error{
 			"AddPod":   func() error { _, err := v.node.AddPod(ctx, a.want); return err },
 			"CheckPod": func() error { return v.node.CheckPod(ctx, a.want) },
 			"Repair":   func() error { _, err := v.node.Repair(ctx, v.wanted(a)); return err },
 		} {
-			if err := ended(t, call); !errors.Is(err, ErrNoNetns) {
-				t.Errorf("%s at %s: error %v, want ErrNoNetns", what, to, err)
+			if err := ended(t, call); !errors.Is(err, want) {
+				t.Errorf("%s at %s: error %v, want %v", what, to, err, want)
 			}
 		}
 		if _, err := b.nl.LinkByName("eth0"); err == nil {

@@ -14,8 +14,8 @@ import (
 // at most 64 KiB.
 const elementChunk = 256
 
-func (n *Node) nft() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+func (k *kernel) nft() (*nftables.Conn, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(k.ns)))
 	if err != nil {
 		return nil, fmt.Errorf("open nftables: %w", err)
 	}

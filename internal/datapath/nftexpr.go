@@ -19,38 +19,28 @@ type exprs = []expr.Any
 
 func rule(parts ...exprs) exprs { return slices.Concat(parts...) }
 
-// fromPod: iifname "bth*". A comparison without the final zero is a prefix.
-func fromPod() exprs {
-	return exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte(LinkPrefix)},
-	}
+// compare loads a value and compares it.
+func compare(load expr.Any, op expr.CmpOp, data []byte) exprs {
+	return exprs{load, &expr.Cmp{Op: op, Register: reg, Data: data}}
 }
+
+func meta(key expr.MetaKey) expr.Any { return &expr.Meta{Key: key, Register: reg} }
+func ct(key expr.CtKey) expr.Any     { return &expr.Ct{Key: key, Register: reg} }
+
+// fromPod: iifname "bth*". A comparison without the final zero is a prefix.
+func fromPod() exprs { return compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, []byte(LinkPrefix)) }
 
 // notFromPod: iifname != "bth*".
-func notFromPod() exprs {
-	return exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte(LinkPrefix)},
-	}
-}
+func notFromPod() exprs { return compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpNeq, []byte(LinkPrefix)) }
 
 // notToPod: oifname != "bth*".
-func notToPod() exprs {
-	return exprs{
-		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte(LinkPrefix)},
-	}
-}
+func notToPod() exprs { return compare(meta(expr.MetaKeyOIFNAME), expr.CmpOpNeq, []byte(LinkPrefix)) }
 
 // fromLink: iifname NAME.
 func fromLink(name string) exprs {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	return exprs{
-		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data},
-	}
+	return compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, data)
 }
 
 // isFamily: meta nfproto.
@@ -59,10 +49,7 @@ func isFamily(family int) exprs {
 	if family == unix.AF_INET6 {
 		proto = unix.NFPROTO_IPV6
 	}
-	return exprs{
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
-	}
+	return compare(meta(expr.MetaKeyNFPROTO), expr.CmpOpEq, []byte{proto})
 }
 
 // Offsets of the addresses in the IPv4 (RFC 791) and IPv6 (RFC 8200) headers.
@@ -120,12 +107,7 @@ func verdictOf(s *nftables.Set) exprs {
 }
 
 // direction: ct direction. A packet without conntrack matches neither.
-func direction(d byte) exprs {
-	return exprs{
-		&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{d}},
-	}
-}
+func direction(d byte) exprs { return compare(ct(expr.CtKeyDIRECTION), expr.CmpOpEq, []byte{d}) }
 
 const (
 	original byte = 0 // IP_CT_DIR_ORIGINAL
@@ -142,7 +124,7 @@ func isUntranslatable() exprs { return ctState(expr.CtStateBitINVALID | expr.CtS
 
 func ctState(bit uint32) exprs {
 	return exprs{
-		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
+		ct(expr.CtKeySTATE),
 		maskWord(bit),
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
 	}
@@ -151,7 +133,7 @@ func ctState(bit uint32) exprs {
 // ctMarked: ct mark & m == m.
 func ctMarked(m uint32) exprs {
 	return exprs{
-		&expr.Ct{Key: expr.CtKeyMARK, Register: reg},
+		ct(expr.CtKeyMARK),
 		maskWord(m),
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(m)},
 	}
@@ -160,7 +142,7 @@ func ctMarked(m uint32) exprs {
 // setCtMark: ct mark set ct mark | m.
 func setCtMark(m uint32) exprs {
 	return exprs{
-		&expr.Ct{Key: expr.CtKeyMARK, Register: reg},
+		ct(expr.CtKeyMARK),
 		replaceBits(m, m),
 		&expr.Ct{Key: expr.CtKeyMARK, Register: reg, SourceRegister: true},
 	}
@@ -169,7 +151,7 @@ func setCtMark(m uint32) exprs {
 // marked: meta mark & m == m.
 func marked(m uint32) exprs {
 	return exprs{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		meta(expr.MetaKeyMARK),
 		maskWord(m),
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(m)},
 	}
@@ -178,7 +160,7 @@ func marked(m uint32) exprs {
 // setMark: meta mark set (meta mark & ~mask) | m. Other bits are other people's.
 func setMark(m, mask uint32) exprs {
 	return exprs{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		meta(expr.MetaKeyMARK),
 		replaceBits(m, mask),
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg, SourceRegister: true},
 	}
@@ -197,10 +179,7 @@ func word(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
 // sourceNotBehindLink: fib saddr . iif oif missing. It is strict reverse path
 // filtering (RFC 3704), alike for both families and without a sysctl a link.
 func sourceNotBehindLink() exprs {
-	return exprs{
-		&expr.Fib{Register: reg, FlagSADDR: true, FlagIIF: true, ResultOIF: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: word(0)},
-	}
+	return compare(&expr.Fib{Register: reg, FlagSADDR: true, FlagIIF: true, ResultOIF: true}, expr.CmpOpEq, word(0))
 }
 
 // linkLocalSource: ip6 saddr fe80::/10.
@@ -217,10 +196,7 @@ func toLinkLocal() exprs {
 
 // notToNode: fib daddr . iif type != local.
 func notToNode() exprs {
-	return exprs{
-		&expr.Fib{Register: reg, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(unix.RTN_LOCAL)},
-	}
+	return compare(&expr.Fib{Register: reg, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true}, expr.CmpOpNeq, word(unix.RTN_LOCAL))
 }
 
 // icmpv6: icmpv6 type.

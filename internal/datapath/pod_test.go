@@ -45,10 +45,7 @@ func TestDerivedMACs(t *testing.T) {
 
 func TestPodValidate(t *testing.T) {
 	good := Pod{Netns: "/run/netns/x", IfName: "eth0", HostIfName: HostLinkName("n", "c", "eth0"), IPv4: netip.MustParseAddr(podA)}
-	if err := good.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	for field, edit := range map[string]func(*Pod){
+	validated(t, good, map[string]func(*Pod){
 		"Netns":      func(p *Pod) { p.Netns = "" },
 		"IfName":     func(p *Pod) { p.IfName = "averyverylongname" },
 		"IfName \"a": func(p *Pod) { p.IfName = "a/b" },
@@ -58,11 +55,5 @@ func TestPodValidate(t *testing.T) {
 		"IPv6 ::fff": func(p *Pod) { p.IPv6 = netip.MustParseAddr("::ffff:10.0.0.1") },
 		"IPv4, IPv6": func(p *Pod) { p.IPv4 = netip.Addr{} },
 		"MTU":        func(p *Pod) { p.MTU = 100 },
-	} {
-		p := good
-		edit(&p)
-		if err := p.Validate(); err == nil || !strings.HasPrefix(err.Error(), field) {
-			t.Errorf("error %v does not begin with %q", err, field)
-		}
-	}
+	})
 }

@@ -46,7 +46,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	n.setupMu.Lock()
 	defer n.setupMu.Unlock()
-	graves := n.podLinks.detachedLinks()
+	before := n.podLinks.detachedLinks()
 
 	if repaired, err = n.setup(want.Config); err != nil {
 		return repaired, fmt.Errorf("repair: %w", err)
@@ -68,7 +68,7 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		repaired = append(repaired, did...)
 		errs = append(errs, err)
 	}
-	n.podLinks.forget(graves, names)
+	n.podLinks.forget(before, names)
 	return repaired, errors.Join(errs...)
 }
 

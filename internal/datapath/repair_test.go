@@ -16,15 +16,6 @@ func (v *vpc) wanted(pods ...*pod) Wanted {
 	return w
 }
 
-func (v *vpc) repair(w Wanted) string {
-	v.t.Helper()
-	did, err := v.node.Repair(ctx, w)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	return strings.Join(did, "; ")
-}
-
 func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 	v := newVPC(t)
 	a, b := v.pod(podA, podA6), v.pod(podB, podB6)
@@ -89,9 +80,7 @@ func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
 		t.Errorf("repaired %q", did)
 	}
-	if err := v.node.CheckPod(ctx, a.want); err != nil {
-		t.Error(err)
-	}
+	v.check(a)
 	a.want.Netns = "/run/netns/btdp-none"
 	v.host.must(v.host.nl.LinkDel(v.host.link(a.want.HostIfName)))
 	if _, err := v.node.Repair(ctx, v.wanted(a)); !errors.Is(err, ErrNoNetns) {
@@ -124,9 +113,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 	if inv := v.inventory(); len(inv.Uplinks) != 0 {
 		t.Errorf("ENIs left: %+v", inv.Uplinks)
 	}
-	if err := v.node.CheckPod(ctx, keep.want); err != nil {
-		t.Error(err)
-	}
+	v.check(keep)
 	v.host.serveTCP(":81")
 	keep.seenAs(nodeAddr+":81", podA)
 }
@@ -136,23 +123,17 @@ func TestRepairDoesNotBringBackWhatWasDetached(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
 	old := v.wanted(a)
-	if err := v.node.DetachPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
+	v.detach(a)
 	v.repair(old)
 	v.has(1, 0)
-	if err := v.node.ReapLinks(ctx, []string{a.want.HostIfName}); err != nil {
-		t.Fatal(err)
-	}
+	v.reap(a)
 	v.repair(old)
 	v.has(0, 0)
 	v.repair(v.wanted())
 	if n := len(v.node.podLinks.links); n != 0 {
 		t.Errorf("%d detached pods are remembered though nobody wants them", n)
 	}
-	if _, err := v.node.AddPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
+	v.add(a)
 	v.repair(v.wanted()) // and one from before an ADD
 	v.has(1, 1)
 }
@@ -164,9 +145,7 @@ func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
 	old := v.wanted(a)
 	v.remove(a)
 	a.want.IPv4 = netip.MustParseAddr(podC)
-	if _, err := v.node.AddPod(ctx, a.want); err != nil {
-		t.Fatal(err)
-	}
+	v.add(a)
 	if did := v.repair(old); did != "" {
 		t.Errorf("repaired %q", did)
 	}
@@ -175,9 +154,7 @@ func TestRepairDoesNotBringBackAnOldAddress(t *testing.T) {
 	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
 		t.Errorf("repaired %q", did)
 	}
-	if err := v.node.CheckPod(ctx, a.want); err != nil {
-		t.Error(err)
-	}
+	v.check(a)
 }
 
 func TestRepairGoesOnAfterAnError(t *testing.T) {

@@ -74,7 +74,7 @@ func (v *vpc) cycle(p *pod, record func(Pod, bool)) error {
 	if err := v.node.CheckPod(ctx, p.want); err != nil {
 		return fmt.Errorf("after add: %w", err)
 	}
-	if err := v.node.DetachPod(ctx, p.want); err != nil {
+	if err := v.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()); err != nil {
 		return fmt.Errorf("detach: %w", err)
 	}
 	if err := v.node.ReapLinks(ctx, []string{p.want.HostIfName}); err != nil {

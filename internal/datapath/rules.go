@@ -33,9 +33,9 @@ func isUplinkRule(number int) func(netlink.Rule) bool {
 
 // setRules makes Berth's rules among those that mine selects be exactly want:
 // adds first, then removes, so that no packet meets a gap.
-func (n *Node) setRules(mine func(netlink.Rule) bool, want []netlink.Rule) (changed []string, err error) {
+func (k *kernel) setRules(mine func(netlink.Rule) bool, want []netlink.Rule) (changed []string, err error) {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		have, err := n.listRules(family)
+		have, err := k.listRules(family)
 		if err != nil {
 			return changed, err
 		}
@@ -48,7 +48,7 @@ func (n *Node) setRules(mine func(netlink.Rule) bool, want []netlink.Rule) (chan
 				kept[i] = true
 				continue
 			}
-			if err := n.slow.RuleAdd(&w); err != nil {
+			if err := k.slow.RuleAdd(&w); err != nil {
 				return changed, fmt.Errorf("add %s rule: %w", describeRule(w), err)
 			}
 			changed = append(changed, describeRule(w)+" rule")
@@ -57,7 +57,7 @@ func (n *Node) setRules(mine func(netlink.Rule) bool, want []netlink.Rule) (chan
 			if kept[i] || !mine(h) {
 				continue
 			}
-			if err := n.slow.RuleDel(&h); err != nil && !isGone(err) {
+			if err := k.slow.RuleDel(&h); err != nil && !isGone(err) {
 				return changed, fmt.Errorf("remove %s rule: %w", describeRule(h), err)
 			}
 			changed = append(changed, "removed "+describeRule(h)+" rule")
@@ -94,8 +94,8 @@ func ruleKey(r netlink.Rule) ruleIdentity {
 
 // listRules lists the rules that carry Berth's protocol number. A kernel
 // without IPv6 has none of IPv6.
-func (n *Node) listRules(family int) ([]netlink.Rule, error) {
-	all, err := whole(func() ([]netlink.Rule, error) { return n.slow.RuleList(family) })
+func (k *kernel) listRules(family int) ([]netlink.Rule, error) {
+	all, err := whole(func() ([]netlink.Rule, error) { return k.slow.RuleList(family) })
 	if isNoFamily(err) {
 		return nil, nil
 	}

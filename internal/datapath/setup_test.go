@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // run runs a program inside the namespace, for what someone else would do.
@@ -53,24 +52,9 @@ func (s *space) filter() string {
 // IPv6 routes are left out: it makes those of link-local addresses on its own time.
 func (s *space) policy() string {
 	s.t.Helper()
-	var b strings.Builder
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		rules, err := whole(func() ([]netlink.Rule, error) { return s.nl.RuleList(family) })
-		s.must(err)
-		for _, r := range rules {
-			fmt.Fprintln(&b, describeRule(r), r.Src, r.Dst, r.Protocol)
-		}
-		routes, err := whole(func() ([]netlink.Route, error) {
-			return s.nl.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-		})
-		s.must(err)
-		for _, r := range routes {
-			if family == unix.AF_INET || r.Protocol != unix.RTPROT_KERNEL {
-				fmt.Fprintln(&b, r)
-			}
-		}
-	}
-	return b.String()
+	routes6 := slices.DeleteFunc(strings.Split(s.run("ip -6 route show table all"), "\n"),
+		func(line string) bool { return strings.Contains(line, "proto kernel") })
+	return s.run("ip rule") + s.run("ip -6 rule") + s.run("ip route show table all") + strings.Join(routes6, "\n")
 }
 
 func TestSetupAgainChangesNothing(t *testing.T) {
@@ -83,12 +67,8 @@ func TestSetupAgainChangesNothing(t *testing.T) {
 	}
 	// A daemon that was restarted: nothing in memory, all in the kernel.
 	again := v.host.open()
-	if err := again.Setup(ctx, v.settings()); err != nil {
-		t.Fatal(err)
-	}
-	if err := again.SetUplink(ctx, v.uplink()); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(again.Setup(ctx, v.settings()))
+	v.ok(again.SetUplink(ctx, v.uplink()))
 	if got := v.host.filter(); got != filter {
 		t.Errorf("nftables was\n%s\nis\n%s", filter, got)
 	}
@@ -103,9 +83,7 @@ func TestSetupOfARestartedDaemonKeepsPodsRunning(t *testing.T) {
 	v.router.serveTCP(":80")
 	again := v.host.open()
 	v.config.BlockMetadata = true // another ruleset: the table is replaced
-	if err := again.Setup(ctx, v.settings()); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(again.Setup(ctx, v.settings()))
 	b.seenAs(peer+":80", podB) // the ENI's map outlived it
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 1 || len(uplinks[0].Sources) != 2 {
 		t.Errorf("ENIs after the restart: %+v", uplinks)
@@ -236,9 +214,7 @@ func TestOthersStateIsLeftAlone(t *testing.T) {
 	if _, err := v.node.Repair(ctx, Wanted{Config: v.settings()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.node.RemoveUplink(ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	v.ok(v.node.RemoveUplink(ctx, 1))
 	if got := theirs(); got != before {
 		t.Errorf("others' state was\n%s\nis\n%s", before, got)
 	}
@@ -282,9 +258,7 @@ func TestENIChangesHands(t *testing.T) {
 
 	for range 2 {
 		for _, i := range []int{1, 2} {
-			if err := v.node.RemoveUplink(ctx, i); err != nil {
-				t.Fatal(err)
-			}
+			v.ok(v.node.RemoveUplink(ctx, i))
 		}
 	}
 	if uplinks := v.inventory().Uplinks; len(uplinks) != 0 {

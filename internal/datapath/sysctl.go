@@ -55,8 +55,8 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 }
 
 // setSysctls writes those that differ, in order, and reads each back.
-func (n *Node) setSysctls(list []sysctl) (changed []string, err error) {
-	err = inNetns(n.ns, func() error {
+func (k *kernel) setSysctls(list []sysctl) (changed []string, err error) {
+	err = inNetns(k.ns, func() error {
 		for _, s := range list {
 			did, err := s.set()
 			if err != nil {

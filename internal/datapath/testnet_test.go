@@ -1,12 +1,11 @@
 package datapath
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,7 +15,11 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/lab/network/ns"
 )
+
+var ctx = context.Background()
 
 // space is a network namespace of a test.
 type space struct {
@@ -30,25 +33,22 @@ var spaceSeq atomic.Int32
 
 func newSpace(t testing.TB, role string) *space {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes network namespaces and needs root")
-	}
 	s := &space{t: t, name: fmt.Sprintf("btdp-%d-%d-%s", os.Getpid(), spaceSeq.Add(1), role)}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends in the new namespace
-		var err error
-		s.handle, err = netns.NewNamed(s.name)
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatalf("make network namespace %s: %v", s.name, err)
+	if err := ns.Create(s.name); err != nil {
+		t.Fatalf("this test makes network namespaces and needs root: %v", err)
 	}
+	t.Cleanup(func() {
+		if err := ns.Remove(s.name); err != nil {
+			t.Error(err)
+		}
+	})
 	var err error
-	if s.nl, err = netlink.NewHandleAt(s.handle); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.remove)
+	s.handle, err = netns.GetFromPath(s.path())
+	s.must(err)
+	t.Cleanup(func() { _ = s.handle.Close() })
+	s.nl, err = netlink.NewHandleAt(s.handle)
+	s.must(err)
+	t.Cleanup(s.nl.Close)
 	s.must(s.nl.LinkSetUp(linkRef(1)))
 	return s
 }
@@ -63,23 +63,7 @@ func (s *space) as(t testing.TB) *space {
 	return &c
 }
 
-func (s *space) path() string { return "/run/netns/" + s.name }
-
-// remove deletes the veths first: a namespace's own removal is asynchronous
-// and would keep their other ends for a while.
-func (s *space) remove() {
-	links, _ := s.nl.LinkList()
-	for _, l := range links {
-		if l.Type() == "veth" {
-			_ = s.nl.LinkDel(l)
-		}
-	}
-	s.nl.Close()
-	_ = s.handle.Close()
-	if err := netns.DeleteNamed(s.name); err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.t.Errorf("remove network namespace %s: %v", s.name, err)
-	}
-}
+func (s *space) path() string { return ns.Path(s.name) }
 
 func (s *space) must(err error) {
 	s.t.Helper()
@@ -177,7 +161,7 @@ func (s *space) ready(links ...string) {
 
 func (s *space) open() *Node {
 	s.t.Helper()
-	n, err := Open(WithNetns(s.handle))
+	n, err := Open(s.path())
 	s.must(err)
 	s.t.Cleanup(func() { _ = n.Close() })
 	return n

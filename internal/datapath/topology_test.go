@@ -1,10 +1,17 @@
 package datapath
 
 import (
-	"context"
 	"net/netip"
+	"strings"
 	"testing"
 )
+
+// bed is a node of a test, with what its pods are made in.
+type bed struct {
+	t    testing.TB
+	host *space
+	node *Node
+}
 
 // vpc is a node with two ENIs, each wired to a router that, like a VPC, drops
 // a packet whose source does not belong to the ENI it came by (strict reverse
@@ -15,11 +22,10 @@ import (
 //
 // On the router live an internet host, an on-premises host, a VPC peer.
 type vpc struct {
-	t            testing.TB
-	router, host *space
-	node         *Node
-	config       Config // Uplinks unset
-	uplinks      VPC
+	bed
+	router  *space
+	config  Config // Uplinks unset
+	uplinks VPC
 }
 
 const (
@@ -39,7 +45,7 @@ const (
 
 func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 	t.Helper()
-	v := &vpc{t: t, router: newSpace(t, "router"), host: newSpace(t, "node")}
+	v := &vpc{bed: bed{t: t, host: newSpace(t, "node")}, router: newSpace(t, "router")}
 	wire(v.host, "eth0", v.router, "r0")
 	wire(v.host, "eth1", v.router, "r1")
 
@@ -93,14 +99,27 @@ func newVPC(t testing.TB, edit ...func(*vpc)) *vpc {
 // made there goes with it.
 func (v *vpc) as(t testing.TB) *vpc {
 	c := *v
-	c.t, c.router, c.host = t, v.router.as(t), v.host.as(t)
+	c.bed, c.router = *v.bed.as(t), v.router.as(t)
 	return &c
 }
 
+func (b *bed) as(t testing.TB) *bed { return &bed{t, b.host.as(t), b.node} }
+
 func (v *vpc) setup() {
 	v.t.Helper()
-	if err := v.node.Setup(context.Background(), v.settings()); err != nil {
-		v.t.Fatal(err)
+	v.bed.setup(v.settings())
+}
+
+func (b *bed) setup(c Config) {
+	b.t.Helper()
+	b.ok(b.node.Setup(ctx, c))
+}
+
+// ok ends the test with an error.
+func (b *bed) ok(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
 	}
 }
 
@@ -122,9 +141,7 @@ func (v *vpc) uplink() Uplink {
 
 func (v *vpc) setUplink(e Uplink) {
 	v.t.Helper()
-	if err := v.node.SetUplink(context.Background(), e); err != nil {
-		v.t.Fatal(err)
-	}
+	v.ok(v.node.SetUplink(ctx, e))
 }
 
 // pod is a sandbox with its link.
@@ -141,9 +158,9 @@ func (p *pod) as(t testing.TB) *pod {
 }
 
 // sandbox makes a pod's namespace and description, no link yet.
-func (v *vpc) sandbox(addrs ...string) *pod {
-	v.t.Helper()
-	p := &pod{space: newSpace(v.t, "pod")}
+func (b *bed) sandbox(addrs ...string) *pod {
+	b.t.Helper()
+	p := &pod{space: newSpace(b.t, "pod")}
 	p.want = Pod{Netns: p.path(), IfName: "eth0", HostIfName: HostLinkName("net", p.name, "eth0")}
 	for _, a := range addrs {
 		if addr := netip.MustParseAddr(a); addr.Is4() {
@@ -156,12 +173,65 @@ func (v *vpc) sandbox(addrs ...string) *pod {
 }
 
 // pod makes a sandbox and attaches it.
-func (v *vpc) pod(addrs ...string) *pod {
-	v.t.Helper()
-	p := v.sandbox(addrs...)
-	var err error
-	if p.links, err = v.node.AddPod(context.Background(), p.want); err != nil {
-		v.t.Fatal(err)
-	}
+func (b *bed) pod(addrs ...string) *pod {
+	b.t.Helper()
+	p := b.sandbox(addrs...)
+	b.add(p)
 	return p
+}
+
+// add is the kernel's part of an ADD; detach and reap are those of a DEL.
+func (b *bed) add(p *pod) {
+	b.t.Helper()
+	var err error
+	p.links, err = b.node.AddPod(ctx, p.want)
+	b.ok(err)
+}
+
+func (b *bed) detach(p *pod) {
+	b.t.Helper()
+	b.ok(b.node.DetachPod(ctx, p.want.HostIfName, p.want.Addrs()))
+}
+
+func (b *bed) reap(p *pod) {
+	b.t.Helper()
+	b.ok(b.node.ReapLinks(ctx, []string{p.want.HostIfName}))
+}
+
+// remove is a whole DEL.
+func (b *bed) remove(p *pod) {
+	b.t.Helper()
+	b.detach(p)
+	b.reap(p)
+}
+
+// check asserts that a pod is whole.
+func (b *bed) check(p *pod) {
+	b.t.Helper()
+	if err := b.node.CheckPod(ctx, p.want); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func (b *bed) inventory() Inventory {
+	b.t.Helper()
+	inv, err := b.node.Inventory(ctx)
+	b.ok(err)
+	return inv
+}
+
+// has asserts the numbers of pod links and pod routes on the node.
+func (b *bed) has(links, routes int) {
+	b.t.Helper()
+	if inv := b.inventory(); len(inv.Links) != links || len(inv.Routes) != routes {
+		b.t.Errorf("%d links and %d routes, want %d and %d: %+v %+v", len(inv.Links), len(inv.Routes), links, routes, inv.Links, inv.Routes)
+	}
+}
+
+// repair asserts that a repair works and returns what it did.
+func (b *bed) repair(w Wanted) string {
+	b.t.Helper()
+	did, err := b.node.Repair(ctx, w)
+	b.ok(err)
+	return strings.Join(did, "; ")
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -25,12 +26,6 @@ type Uplink struct {
 	// link, unless it is among Addresses: then it is a pod's, and not the node's.
 	PrimaryIPv4 netip.Addr
 	Subnet      netip.Prefix // IPv4
-	// Gateway is the IPv4 router; zero takes the subnet's first address
-	// (Amazon VPC user guide, "VPC and subnet sizing").
-	Gateway netip.Addr
-	// GatewayIPv6 is the IPv6 router; zero takes fe80:ec2::1, the router of every
-	// VPC subnet (Amazon VPC user guide, "Subnet CIDR reservations").
-	GatewayIPv6 netip.Addr
 	// Addresses are what pods may use, both families. Prefixes likewise; EC2
 	// assigns /28 and /80 only, and others are refused.
 	Addresses []netip.Addr
@@ -44,6 +39,8 @@ const (
 	prefixBits6 = 80
 )
 
+// vpcGateway6 is the IPv6 router of every VPC subnet (Amazon VPC user guide, "Subnet
+// CIDR reservations").
 var vpcGateway6 = netip.MustParseAddr("fe80:ec2::1")
 
 // Validate names the first field that cannot work.
@@ -61,10 +58,7 @@ func (e Uplink) Validate() error {
 		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", e.PrimaryIPv4)
 	}
 	if e.hasIPv4() && !e.gateway4().Is4() {
-		return fmt.Errorf("Gateway, Subnet: want the IPv4 router of the ENI's subnet")
-	}
-	if !isIPv6(e.gateway6()) {
-		return fmt.Errorf("GatewayIPv6 %s: not an IPv6 address", e.GatewayIPv6)
+		return fmt.Errorf("Subnet: want the IPv4 subnet of the ENI, for its router")
 	}
 	for _, a := range e.Addresses {
 		if !a.Is4() && !isIPv6(a) {
@@ -89,37 +83,23 @@ func prefixBits(a netip.Addr) int {
 func (e Uplink) table() int { return UplinkTableBase + e.Number }
 
 func (e Uplink) hasIPv4() bool {
-	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.Gateway.IsValid() || e.has(netip.Addr.Is4)
+	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.has(netip.Addr.Is4)
 }
 
-func (e Uplink) hasIPv6() bool { return e.GatewayIPv6.IsValid() || e.has(isIPv6) }
+func (e Uplink) hasIPv6() bool { return e.has(isIPv6) }
 
 func (e Uplink) has(family func(netip.Addr) bool) bool {
-	for _, a := range e.Addresses {
-		if family(a) {
-			return true
-		}
-	}
-	for _, p := range e.Prefixes {
-		if family(p.Addr()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.Addresses, family) ||
+		slices.ContainsFunc(e.Prefixes, func(p netip.Prefix) bool { return family(p.Addr()) })
 }
 
+// gateway4 is the IPv4 router: the subnet's first address (Amazon VPC user guide,
+// "VPC and subnet sizing").
 func (e Uplink) gateway4() netip.Addr {
-	if e.Gateway.IsValid() || !e.Subnet.IsValid() {
-		return e.Gateway
+	if !e.Subnet.IsValid() {
+		return netip.Addr{}
 	}
 	return e.Subnet.Masked().Addr().Next()
-}
-
-func (e Uplink) gateway6() netip.Addr {
-	if e.GatewayIPv6.IsValid() {
-		return e.GatewayIPv6
-	}
-	return vpcGateway6
 }
 
 // SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
@@ -201,8 +181,8 @@ func (n *Node) numberFree(uplink Uplink) error {
 	return nil
 }
 
-func (n *Node) findUplinkLink(uplink Uplink) (netlink.Link, error) {
-	links, err := whole(n.slow.LinkList)
+func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
+	links, err := whole(k.slow.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -224,16 +204,16 @@ func linkByMAC(links []netlink.Link, mac net.HardwareAddr) (netlink.Link, error)
 	return nil, fmt.Errorf("%w: %s", ErrNoLink, mac)
 }
 
-func (n *Node) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
+func (k *kernel) setUplinkLink(link netlink.Link, mtu int) (changed []string, err error) {
 	a := link.Attrs()
 	if a.MTU != mtu {
-		if err := n.slow.LinkSetMTU(link, mtu); err != nil {
+		if err := k.slow.LinkSetMTU(link, mtu); err != nil {
 			return changed, fmt.Errorf("set MTU %d on %s: %w", mtu, a.Name, err)
 		}
 		changed = append(changed, fmt.Sprintf("MTU %d of %s", mtu, a.Name))
 	}
 	if a.Flags&net.FlagUp == 0 {
-		if err := n.slow.LinkSetUp(link); err != nil {
+		if err := k.slow.LinkSetUp(link); err != nil {
 			return changed, fmt.Errorf("set %s up: %w", a.Name, err)
 		}
 		changed = append(changed, a.Name+" up")
@@ -248,7 +228,7 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 		gws = append(gws, uplink.gateway4())
 	}
 	if u.ipv6() && uplink.hasIPv6() {
-		gws = append(gws, uplink.gateway6())
+		gws = append(gws, vpcGateway6)
 	}
 	var routes []netlink.Route
 	for _, gw := range gws {
@@ -264,54 +244,38 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 }
 
 // setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
-func (n *Node) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
-	want := uplinkRoutes(uplink, index, u)
+func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
+	var have []netlink.Route
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		have, err := n.listRoutes(n.slow, family, uplink.table())
+		routes, err := k.listRoutes(k.slow, family, uplink.table())
 		if err != nil {
-			return changed, err
+			return nil, err
 		}
-		missing, extra := diffRoutes(want, have, family)
-		for _, r := range extra {
-			if err := n.slow.RouteDel(&r); err != nil && !isGone(err) {
-				return changed, fmt.Errorf("remove route %s: %w", r, err)
-			}
-			changed = append(changed, fmt.Sprintf("removed route %s of table %d", routeDst(r), uplink.table()))
+		have = append(have, routes...)
+	}
+	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
+	if changed, err = k.removeRoutes(extra); err != nil {
+		return changed, err
+	}
+	for _, r := range missing {
+		if err := k.slow.RouteReplace(&r); err != nil {
+			return changed, fmt.Errorf("add route %s: %w", r, err)
 		}
-		for _, r := range missing {
-			if err := n.slow.RouteReplace(&r); err != nil {
-				return changed, fmt.Errorf("add route %s: %w", r, err)
-			}
-			changed = append(changed, fmt.Sprintf("route %s of table %d", routeDst(r), uplink.table()))
-		}
+		changed = append(changed, describeRoute(r))
 	}
 	return changed, nil
 }
 
-func diffRoutes(want, have []netlink.Route, family int) (missing, extra []netlink.Route) {
-	same := func(a, b netlink.Route) bool {
-		return routeDst(a) == routeDst(b) && a.Gw.Equal(b.Gw) && a.LinkIndex == b.LinkIndex
-	}
-	for _, w := range want {
-		if w.Family == family && !containsFunc(have, w, same) {
-			missing = append(missing, w)
-		}
-	}
-	for _, h := range have {
-		if !containsFunc(want, h, same) {
-			extra = append(extra, h)
-		}
-	}
-	return missing, extra
+// uplinkRouteID is what makes two routes of an ENI's table the same.
+type uplinkRouteID struct {
+	dst  netip.Prefix
+	via  netip.Addr
+	link int
 }
 
-func containsFunc[T any](list []T, v T, same func(a, b T) bool) bool {
-	for _, x := range list {
-		if same(x, v) {
-			return true
-		}
-	}
-	return false
+func uplinkRouteKey(r netlink.Route) uplinkRouteID {
+	via, _ := netip.AddrFromSlice(r.Gw)
+	return uplinkRouteID{routeDst(r), via.Unmap(), r.LinkIndex}
 }
 
 // RemoveUplink removes an ENI's rule, map entries and table, so that it can be

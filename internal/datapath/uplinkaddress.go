@@ -44,7 +44,7 @@ func (e Uplink) linkAddress() netip.Addr {
 // setUplinkAddress gives the link its address, and takes from it what pods may
 // have, whoever put it there. It adds first: with its last address a link loses
 // its routes.
-func (n *Node) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []string, err error) {
+func (k *kernel) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []string, err error) {
 	want, name := uplink.linkAddress(), link.Attrs().Name
 	if !want.IsValid() {
 		return nil, nil
@@ -53,13 +53,13 @@ func (n *Node) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []str
 	if want == standIn {
 		addr.Scope = int(netlink.SCOPE_HOST)
 	}
-	switch err := n.slow.AddrAdd(link, addr); {
+	switch err := k.slow.AddrAdd(link, addr); {
 	case err == nil:
 		changed = append(changed, fmt.Sprintf("address %s of %s", want, name))
 	case !errors.Is(err, unix.EEXIST):
 		return nil, fmt.Errorf("add address %s to %s: %w", want, name, err)
 	}
-	have, err := whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(link, unix.AF_INET) })
+	have, err := whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET) })
 	if err != nil {
 		return changed, fmt.Errorf("list addresses of %s: %w", name, err)
 	}
@@ -69,7 +69,7 @@ func (n *Node) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []str
 		if ip == want || ip != uplink.PrimaryIPv4 && !stoodIn {
 			continue
 		}
-		if err := n.slow.AddrDel(link, &a); err != nil && !isGone(err) {
+		if err := k.slow.AddrDel(link, &a); err != nil && !isGone(err) {
 			return changed, fmt.Errorf("remove address %s from %s: %w", a.IPNet, name, err)
 		}
 		changed = append(changed, fmt.Sprintf("removed address %s of %s", a.IPNet, name))

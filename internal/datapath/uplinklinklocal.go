@@ -23,12 +23,12 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 // would cut off the IPv6 of its pods once the router's MAC is forgotten. Another
 // one that is there does as well. Nobody else in a VPC can have it, so that no
 // duplicate is looked for.
-func (n *Node) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (changed []string, err error) {
+func (k *kernel) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (changed []string, err error) {
 	if !u.ipv6() || !uplink.hasIPv6() {
 		return nil, nil
 	}
 	name := link.Attrs().Name
-	have, err := whole(func() ([]netlink.Addr, error) { return n.slow.AddrList(link, unix.AF_INET6) })
+	have, err := whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET6) })
 	if err != nil {
 		return nil, fmt.Errorf("list IPv6 addresses of %s: %w", name, err)
 	}
@@ -36,7 +36,7 @@ func (n *Node) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (chan
 		return nil, nil
 	}
 	own := linkLocal(uplink.MAC)
-	switch err := n.slow.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
+	switch err := k.slow.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
 	case err == nil:
 		return []string{fmt.Sprintf("address %s of %s", own, name)}, nil
 	case errors.Is(err, unix.EEXIST): // the kernel was faster

@@ -167,8 +167,8 @@ func diffEntries(want, have uplinkEntries, number int) (add, remove uplinkEntrie
 }
 
 // clearUplinkMap removes an ENI's entries and its chain.
-func (n *Node) clearUplinkMap(number int) error {
-	conn, err := n.nft()
+func (k *kernel) clearUplinkMap(number int) error {
+	conn, err := k.nft()
 	if err != nil {
 		return err
 	}

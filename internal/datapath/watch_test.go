@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -11,40 +12,38 @@ import (
 // watch collects events until a marker link appears: all that came before has
 // then been seen.
 type watch struct {
-	v      *vpc
+	b      *bed
 	events <-chan Event
 	stop   context.CancelFunc
 	marks  int
 }
 
-func (v *vpc) watch() *watch {
-	v.t.Helper()
+func (b *bed) watch() *watch {
+	b.t.Helper()
 	wctx, stop := context.WithCancel(ctx)
-	v.t.Cleanup(stop)
-	events, err := v.node.Watch(wctx)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	return &watch{v: v, events: events, stop: stop}
+	b.t.Cleanup(stop)
+	events, err := b.node.Watch(wctx)
+	b.ok(err)
+	return &watch{b: b, events: events, stop: stop}
 }
 
 func (w *watch) next() Event {
-	w.v.t.Helper()
+	w.b.t.Helper()
 	select {
 	case e, ok := <-w.events:
 		if !ok {
-			w.v.t.Fatal("the channel was closed")
+			w.b.t.Fatal("the channel was closed")
 		}
 		return e
 	case <-time.After(time.Minute):
-		w.v.t.Fatal("no event within a minute")
+		w.b.t.Fatal("no event within a minute")
 		return Event{}
 	}
 }
 
 // expect reads until an event of a kind says something.
 func (w *watch) expect(kind EventKind, says string) Event {
-	w.v.t.Helper()
+	w.b.t.Helper()
 	for {
 		if e := w.next(); e.Kind == kind && strings.Contains(e.What, says) {
 			return e
@@ -55,18 +54,18 @@ func (w *watch) expect(kind EventKind, says string) Event {
 // quiet asserts that do made no event. Links of one socket come in order; the
 // table of nftables is watched by another, and is not asserted.
 func (w *watch) quiet(do func()) {
-	w.v.t.Helper()
+	w.b.t.Helper()
 	do()
 	w.marks++
-	name := "mark" + string(rune('a'+w.marks))
-	wire(w.v.host, name, w.v.router, "r"+name)
+	name := fmt.Sprint("mark", w.marks)
+	w.b.host.run("ip link add " + name + " type veth peer name " + name + "p")
 	for {
 		e := w.next()
 		if e.Kind == LinkAppeared && e.Link == name {
 			return
 		}
 		if !strings.HasPrefix(e.Link, "mark") {
-			w.v.t.Errorf("unexpected event %+v", e)
+			w.b.t.Errorf("unexpected event %+v", e)
 		}
 	}
 }
@@ -118,9 +117,7 @@ func TestWatch(t *testing.T) {
 			t.Errorf("%s: an event, and nothing to repair", c.command)
 		}
 	}
-	if err := v.node.CheckPod(ctx, a.want); err != nil {
-		t.Error(err)
-	}
+	v.check(a)
 
 	w.stop()
 	for range w.events { // until it is closed

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -15,28 +16,42 @@ import (
 // Which changes by others concern Berth. A removal of a route that this Node made
 // itself is told by what the Node still has as live.
 
+// attributes are those of a route message behind its header; nil if it cannot be read.
+func attributes(data []byte, header int) map[uint16][]byte {
+	if len(data) < header {
+		return nil
+	}
+	list, err := nl.ParseRouteAttr(data[header:])
+	if err != nil {
+		return nil
+	}
+	attrs := map[uint16][]byte{}
+	for _, a := range list {
+		attrs[a.Attr.Type] = a.Value
+	}
+	return attrs
+}
+
 // lostRoute describes a removed route that should be there, else "".
 func (w *watcher) lostRoute(data []byte) string {
-	if len(data) < unix.SizeofRtMsg {
+	attrs := attributes(data, unix.SizeofRtMsg)
+	if attrs == nil {
 		return ""
 	}
 	header := nl.DeserializeRtMsg(data)
-	attrs, err := nl.ParseRouteAttr(data[header.Len():])
-	if err != nil || header.Protocol != Protocol {
+	if header.Protocol != Protocol {
 		return ""
 	}
-	table, oif, dst, addr := uint32(header.Table), uint32(0), "default", netip.Addr{}
-	for _, a := range attrs {
-		switch a.Attr.Type {
-		case unix.RTA_TABLE:
-			table = binary.NativeEndian.Uint32(a.Value)
-		case unix.RTA_OIF:
-			oif = binary.NativeEndian.Uint32(a.Value)
-		case unix.RTA_DST:
-			if to, ok := netip.AddrFromSlice(a.Value); ok {
-				dst, addr = to.String(), to
-			}
-		}
+	table, oif, dst := uint32(header.Table), uint32(0), "default"
+	if v := attrs[unix.RTA_TABLE]; v != nil {
+		table = binary.NativeEndian.Uint32(v)
+	}
+	if v := attrs[unix.RTA_OIF]; v != nil {
+		oif = binary.NativeEndian.Uint32(v)
+	}
+	addr, ok := netip.AddrFromSlice(attrs[unix.RTA_DST])
+	if ok {
+		dst = addr.String()
 	}
 	if blocks := w.node.exported.Load(); blocks != nil && addr.IsValid() {
 		if p := netip.PrefixFrom(addr, int(header.Dst_len)); (*blocks)[p] && (table != PodTable || header.Type == unix.RTN_UNREACHABLE) {
@@ -58,45 +73,24 @@ func (w *watcher) lostRoute(data []byte) string {
 }
 
 func lostRule(data []byte) bool {
-	if len(data) < unix.SizeofRtMsg {
-		return false
-	}
-	attrs, err := nl.ParseRouteAttr(data[unix.SizeofRtMsg:])
-	if err != nil {
-		return false
-	}
-	for _, a := range attrs {
-		if a.Attr.Type == nl.FRA_PROTOCOL && len(a.Value) == 1 {
-			return a.Value[0] == Protocol
-		}
-	}
-	return false
+	return bytes.Equal(attributes(data, unix.SizeofRtMsg)[nl.FRA_PROTOCOL], []byte{Protocol})
 }
 
 // strayAddress describes a change of a secondary ENI's address that Berth did
 // not ask for: the link lost its own, or was given one that pods may have.
 func (w *watcher) strayAddress(m message) string {
-	if len(m.data) < unix.SizeofIfAddrmsg {
-		return ""
-	}
-	attrs, err := nl.ParseRouteAttr(m.data[unix.SizeofIfAddrmsg:])
-	if err != nil {
+	addr, ok := netip.AddrFromSlice(attributes(m.data, unix.SizeofIfAddrmsg)[unix.IFA_LOCAL])
+	if !ok {
 		return ""
 	}
 	mac := w.links[int(nl.DeserializeIfAddrmsg(m.data).Index)].mac
-	for _, a := range attrs {
-		addr, ok := netip.AddrFromSlice(a.Value)
-		if a.Attr.Type != unix.IFA_LOCAL || !ok {
-			continue
-		}
-		for _, e := range w.node.knownUplinks() {
-			switch {
-			case e.Primary || string(e.MAC) != mac:
-			case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():
-				return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
-			case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
-				return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
-			}
+	for _, e := range w.node.knownUplinks() {
+		switch {
+		case e.Primary || string(e.MAC) != mac:
+		case m.kind == unix.RTM_DELADDR && addr == e.linkAddress():
+			return fmt.Sprintf("address %s of ENI %s was removed", addr, e.ID)
+		case m.kind == unix.RTM_NEWADDR && addr == e.PrimaryIPv4 && e.ownForPods():
+			return fmt.Sprintf("address %s of ENI %s was given to its link, and is for pods", addr, e.ID)
 		}
 	}
 	return ""
@@ -108,23 +102,15 @@ func (w *watcher) nftMessage(ctx context.Context, m message) {
 	if m.kind>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.data) < 4 {
 		return
 	}
-	var what string
-	switch m.kind & 0xff {
-	case unix.NFT_MSG_DELTABLE:
-		what = "an nftables table was removed"
-	case unix.NFT_MSG_DELCHAIN:
-		what = "an nftables chain was removed"
-	case unix.NFT_MSG_DELRULE:
-		what = "an nftables rule was removed"
-	case unix.NFT_MSG_DELSET:
-		what = "an nftables set was removed"
-	case unix.NFT_MSG_DELSETELEM:
-		what = "nftables set elements were removed"
-	default:
-		return
-	}
+	what := map[uint16]string{
+		unix.NFT_MSG_DELTABLE:   "an nftables table was removed",
+		unix.NFT_MSG_DELCHAIN:   "an nftables chain was removed",
+		unix.NFT_MSG_DELRULE:    "an nftables rule was removed",
+		unix.NFT_MSG_DELSET:     "an nftables set was removed",
+		unix.NFT_MSG_DELSETELEM: "nftables set elements were removed",
+	}[m.kind&0xff]
 	attrs, err := netlink.UnmarshalAttributes(m.data[4:])
-	if err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
+	if what == "" || err != nil || m.data[0] != unix.NFPROTO_INET && m.data[0] != unix.NFPROTO_ARP {
 		return
 	}
 	for _, a := range attrs {

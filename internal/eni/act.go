@@ -31,23 +31,23 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
 	defer cancel()
-	if p.tidies && r.passive {
+	if p.tidies && r.passive() {
 		var done func()
 		ctx, done = r.recallable(ctx)
 		defer done()
 	}
 	if p.Kind == plan.FindSubnets {
-		return r.findSubnets(ctx)
+		return r.placement.findSubnets(ctx)
 	}
 	if p.Kind == plan.FindRoutes {
-		return r.findRoutes(ctx)
+		return r.placement.findRoutes(ctx)
 	}
 	if p.Kind == plan.Create {
 		return r.create(ctx, p)
 	}
 	k, ok := r.view.enis[p.ENI]
 	if !ok {
-		return &cloud.Error{Class: cloud.Gone, Op: string(p.Kind), Message: p.ENI + " is gone"}
+		return gone(string(p.Kind), "%s is gone", p.ENI)
 	}
 	switch p.Kind {
 	case plan.Attach:
@@ -68,8 +68,8 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 }
 
 func (r *Reconciler) create(ctx context.Context, p *step) error {
-	if p.hold == nil { // resumed
-		p.hold = r.cfg.Subnets.reserve(p.Subnet, p.Weight())
+	if p.reserved == nil { // resumed
+		p.reserved = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
 	err := around(plan.Create, func() (err error) {
@@ -79,23 +79,23 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 	if err != nil {
 		return err
 	}
-	subnet, _ := r.cfg.Subnets.CIDR(p.Subnet)
+	subnet, _ := r.cfg.Shared.Subnets.CIDR(p.Subnet)
 	if err := r.view.checkCreated(made, p.intent.Request, r.cfg.InstanceID, subnet); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
-	if err := r.cfg.checkOthers("CreateNetworkInterface", made.ID, made.SubnetID, append(newKnown(made).held(), host(made.Primary))); err != nil {
+	if len(made.Tags) == 0 { // a reply may leave them out
+		made.Tags = p.intent.Request.Tags
+	}
+	k := newKnown(factsOf(made, r.cfg.Cluster))
+	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
-	p.hold.end(p.Weight())
-	k := newKnown(made)
-	if len(k.Tags) == 0 { // a reply may leave them out
-		k.Tags = p.intent.Request.Tags
-	}
+	p.reserved.end(p.Weight())
 	k.replied = r.cfg.Clock.Now()
-	k.assigned(k.held(), k.replied)
-	r.view.enis[made.ID] = k
+	k.assigned(k.held, k.replied)
+	r.view.enis[k.ID] = k
 	return nil
 }
 
@@ -116,37 +116,33 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	// DeleteOnTermination is off after an attachment by API (EC2 API
 	// Reference, NetworkInterfaceAttachment); the plan sees that and has it set.
 	k.Attachment = &cloud.Attachment{ID: id, InstanceID: r.cfg.InstanceID, DeviceIndex: p.Index, Status: "attaching"}
-	k.Status, k.replied, k.attachUnresolved = "in-use", r.cfg.Clock.Now(), false
+	k.replied, k.attachUnresolved = r.cfg.Clock.Now(), false
 	r.confidence.replied, r.attachments.abandoned = k.replied, 0
 	r.forgetIntent()
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
 
-// publishLater is publish for steps that are done whether or not it is recorded:
-// a failure is logged, and the next change or observation records it.
-func (r *Reconciler) publishLater(ctx context.Context) { _ = r.publish(ctx) }
-
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
-	var things []netip.Prefix
+	var given []netip.Prefix
 	err := around(plan.Assign, func() (err error) {
-		things, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
+		given, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	subnet, _ := r.cfg.Subnets.CIDR(k.SubnetID)
-	if err := r.view.checkAssigned(k, things, subnet); err != nil {
+	subnet, _ := r.cfg.Shared.Subnets.CIDR(k.SubnetID)
+	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
 	}
-	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, things); err != nil {
+	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
-	p.hold.end(p.Weight())
+	p.reserved.end(p.Weight())
 	r.confidence.replied = r.cfg.Clock.Now()
-	k.assigned(things, r.confidence.replied)
-	r.publishLater(ctx)
+	k.assigned(given, r.confidence.replied)
+	_ = r.publish(ctx)
 	return nil
 }
 
@@ -156,8 +152,8 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 		return err
 	}
 	k.unassigned(p.withdrawn, r.cfg.Clock.Now())
-	r.cfg.Subnets.returned(k.SubnetID, p.Weight())
-	r.publishLater(ctx)
+	r.cfg.Shared.Subnets.returned(k.SubnetID, p.Weight())
+	_ = r.publish(ctx)
 	return nil
 }
 
@@ -169,14 +165,14 @@ func (r *Reconciler) detach(ctx context.Context, k *known) error {
 	at := *k.Attachment
 	at.Status = "detaching"
 	k.Attachment, k.replied, k.attachUnresolved = &at, r.cfg.Clock.Now(), false
-	delete(r.detaching, k.ID)
+	delete(r.view.detaching, k.ID)
 	r.lookups.at[k.ID] = k.replied.Add(time.Second)
-	r.publishLater(ctx)
+	_ = r.publish(ctx)
 	return nil
 }
 
 func (r *Reconciler) delete(ctx context.Context, k *known) error {
-	if !k.described { // a reply may name another's: if it is there and ours, a listing brings it back
+	if !k.listed { // only a reply named it, perhaps wrongly: if it exists and is ours, a listing shows it
 		r.forget(k.ID)
 		return nil
 	}
@@ -186,7 +182,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 	}
 	r.forget(k.ID)
 	r.view.deleted[k.ID] = r.cfg.Clock.Now()
-	r.cfg.Subnets.returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held())))
+	r.cfg.Shared.Subnets.returned(k.SubnetID, 1+plan.Count(cloud.AmountOf(k.held)))
 	return nil
 }
 
@@ -194,7 +190,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 func (r *Reconciler) forget(id string) {
 	delete(r.view.enis, id)
 	r.lookups.forget(id)
-	delete(r.detaching, id)
+	delete(r.view.detaching, id)
 	r.forgetIntent()
 }
 
@@ -203,6 +199,6 @@ func (r *Reconciler) tag(ctx context.Context, k *known) error {
 	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
-	k.Tags[TagInstanceID] = r.cfg.InstanceID
+	k.instanceTag = r.cfg.InstanceID
 	return nil
 }

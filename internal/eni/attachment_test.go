@@ -16,7 +16,6 @@ func at(e cloud.ENI, index int, id string) cloud.ENI {
 
 // A device index, like a MAC address, is one ENI's: that which had it.
 func TestDeviceIndexesThatTwoHave(t *testing.T) {
-	all := func(*known) bool { return true }
 	one, two, three := at(eniOf(1, "10.0.0.4"), 0, "a-1"), at(eniOf(2, "10.0.0.5"), 1, "a-2"), at(eniOf(3, "10.0.0.6"), 2, "a-3")
 	card := three
 	card.Attachment = &cloud.Attachment{ID: "a-3", InstanceID: "i-1", DeviceIndex: 1, NetworkCard: 1, Status: "attached"}
@@ -38,8 +37,8 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for range 20 { // maps have no order
 				v := newView(0)
-				v.merge([]cloud.ENI{one, two, three}, unix(0), all)
-				v.merge(tt.listed, unix(1), all)
+				v.observed(0, one, two, three)
+				v.observed(1, tt.listed...)
 				for id, k := range v.enis {
 					if k.ambiguous != (id == tt.double) {
 						t.Errorf("%s is double: %v", id, k.ambiguous)
@@ -56,7 +55,6 @@ func TestDeviceIndexesThatTwoHave(t *testing.T) {
 // What is detached is what a listing says is attached: a reply may name
 // another's attachment.
 func TestAttachmentsThatRepliesName(t *testing.T) {
-	all := func(*known) bool { return true }
 	listed := at(eniOf(2, "10.0.0.5"), 1, "a-2")
 	for _, tt := range []struct {
 		name   string
@@ -71,10 +69,10 @@ func TestAttachmentsThatRepliesName(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := newView(time.Minute)
-			k := newKnown(tt.reply)
+			k := newKnown(factsOf(tt.reply, "test"))
 			k.replied = unix(1)
 			v.enis[k.ID] = k
-			v.merge([]cloud.ENI{tt.listed}, unix(2), all)
+			v.observed(2, tt.listed)
 			if got := v.enis["eni-2"].Attachment; got == nil || got.ID != tt.want || got.DeviceIndex != 1 {
 				t.Errorf("got %+v, want %s", got, tt.want)
 			}

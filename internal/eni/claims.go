@@ -25,25 +25,18 @@ type claim struct {
 
 // claims are all that the ENIs say they have, in the order of addresses, and
 // what contains before what is contained.
-func claims(enis []cloud.ENI) []claim {
+func claims(enis []facts) []claim {
 	var out []claim
 	for _, e := range enis {
 		if e.Primary.IsValid() {
-			out = append(out, claim{host(e.Primary), e.ID, true})
+			out = append(out, claim{cloud.HostPrefix(e.Primary), e.ID, true})
 		}
-		for _, p := range held(e) {
+		for _, p := range e.held {
 			out = append(out, claim{p, e.ID, false})
 		}
 	}
-	slices.SortFunc(out, func(x, y claim) int {
-		return cmp.Or(x.thing.Addr().Compare(y.thing.Addr()), cmp.Compare(x.thing.Bits(), y.thing.Bits()), cmp.Compare(x.eni, y.eni))
-	})
+	slices.SortFunc(out, func(x, y claim) int { return cmp.Or(x.thing.Compare(y.thing), cmp.Compare(x.eni, y.eni)) })
 	return out
-}
-
-// held are an ENI's addresses and prefixes for pods, IPv6 included.
-func held(e cloud.ENI) []netip.Prefix {
-	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
 }
 
 // dispute is a claim that is not believed, as others have the thing too.
@@ -55,7 +48,7 @@ type dispute struct {
 // disputes finds what several have, or one has twice. Before is what was known
 // of the ENIs: an ENI's own primary address wins, then who had the thing before.
 // Of a thing that nobody had, no claim is believed.
-func disputes(before, now []cloud.ENI) []dispute {
+func disputes(before, now []facts) []dispute {
 	var out []dispute
 	all := claims(now)
 	for i := 0; i < len(all); {
@@ -72,9 +65,9 @@ func disputes(before, now []cloud.ENI) []dispute {
 }
 
 // losers are all claims of one group for pods but that which stands, if one does.
-func losers(before []cloud.ENI, group []claim) []dispute {
+func losers(before []facts, group []claim) []dispute {
 	known := func(c claim) bool {
-		return slices.ContainsFunc(before, func(e cloud.ENI) bool { return e.ID == c.eni && slices.Contains(held(e), c.thing) })
+		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == c.eni && slices.Contains(e.held, c.thing) })
 	}
 	stands := slices.IndexFunc(group, func(c claim) bool { return c.primary })
 	if stands < 0 {
@@ -95,12 +88,12 @@ func losers(before []cloud.ENI, group []claim) []dispute {
 
 // doubles finds ENIs whose MAC, primary address or place on the instance another
 // has too, the one that was known with it before excepted.
-func doubles(before, now []cloud.ENI) []string {
+func doubles(before, now []facts) []string {
 	var out []string
 	for _, e := range now {
 		if slices.ContainsFunc(unique, func(same sameness) bool {
-			twice := slices.ContainsFunc(now, func(o cloud.ENI) bool { return o.ID != e.ID && same(e, o) })
-			return twice && !slices.ContainsFunc(before, func(o cloud.ENI) bool { return o.ID == e.ID && same(e, o) })
+			twice := slices.ContainsFunc(now, func(o facts) bool { return o.ID != e.ID && same(e, o) })
+			return twice && !slices.ContainsFunc(before, func(o facts) bool { return o.ID == e.ID && same(e, o) })
 		}) {
 			out = append(out, e.ID)
 		}
@@ -109,13 +102,13 @@ func doubles(before, now []cloud.ENI) []string {
 }
 
 // sameness tells whether two ENIs have one thing of which each has its own.
-type sameness func(x, y cloud.ENI) bool
+type sameness func(x, y facts) bool
 
 // unique are the things of which each ENI of a node has its own.
 var unique = []sameness{
-	func(x, y cloud.ENI) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
-	func(x, y cloud.ENI) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
-	func(x, y cloud.ENI) bool { return samePlace(x.Attachment, y.Attachment) },
+	func(x, y facts) bool { return len(x.MAC) > 0 && bytes.Equal(x.MAC, y.MAC) },
+	func(x, y facts) bool { return x.Primary.IsValid() && x.Primary == y.Primary },
+	func(x, y facts) bool { return samePlace(x.Attachment, y.Attachment) },
 }
 
 // samePlace tells whether two that are attached have one device index.
@@ -125,29 +118,22 @@ func samePlace(x, y *cloud.Attachment) bool {
 
 // arbitrate takes what is disputed out of the view. Before is what was known of
 // the ENIs before the listing.
-func (v *view) arbitrate(before []cloud.ENI) {
+func (v *view) arbitrate(before []facts) {
 	clear(v.contradictions)
-	now := make([]cloud.ENI, 0, len(v.enis))
+	now := make([]facts, 0, len(v.enis))
 	for _, k := range v.list() {
 		k.disputed, k.ambiguous = 0, false
 		if k.contradiction != "" {
 			v.contradictions[k.contradiction] = []string{k.ID}
 		}
-		e := k.ENI
-		leaving := func(p netip.Prefix) bool { _, ok := k.releasing[p]; return ok }
-		if len(k.releasing) > 0 { // what may be gone already is no claim
-			e.Addresses = without(e.Addresses, func(a netip.Addr) bool { return leaving(host(a)) })
-			e.Prefixes = without(e.Prefixes, leaving)
-		}
-		now = append(now, e)
+		f := k.facts
+		f.held = k.kept() // what may be gone already is no claim
+		now = append(now, f)
 	}
 	for _, d := range disputes(before, now) {
 		k := v.enis[d.eni]
 		k.disputed++
-		is := func(p netip.Prefix) bool { return p == d.thing }
-		one := func(a netip.Addr) bool { return host(a) == d.thing }
-		k.Addresses, k.IPv6 = without(k.Addresses, one), without(k.IPv6, one)
-		k.Prefixes, k.IPv6Prefixes = without(k.Prefixes, is), without(k.IPv6Prefixes, is)
+		k.held = without(k.held, func(p netip.Prefix) bool { return p == d.thing })
 		v.contradictions[fmt.Sprintf("%s is listed for %s, and not for it alone", brief(d.thing), k.ID)] = d.among
 	}
 	for _, id := range doubles(before, now) {
@@ -163,7 +149,7 @@ func without[T any](list []T, gone func(T) bool) []T {
 
 // keepForLife has a listing of an ENI that is known change neither its MAC nor
 // its primary address.
-func (k *known) keepForLife(e *cloud.ENI) {
+func (k *known) keepForLife(e *facts) {
 	k.contradiction = ""
 	if len(k.MAC) > 0 && len(e.MAC) > 0 && !bytes.Equal(k.MAC, e.MAC) {
 		k.contradiction = fmt.Sprintf("%s is listed with the MAC address %v, and has %v", k.ID, e.MAC, k.MAC)
@@ -180,7 +166,7 @@ func (k *known) keepForLife(e *cloud.ENI) {
 func (r *Reconciler) checkContradictions() {
 	soon := r.cfg.Clock.Now().Add(r.cfg.Lag)
 	for what, ids := range r.view.contradictions {
-		if !r.contradicted[what] {
+		if !r.view.logged[what] {
 			r.cfg.Logger.Warn("EC2 describes what cannot be true; it is not used until descriptions agree", "enis", ids, "what", what)
 		}
 		for _, id := range ids {
@@ -189,8 +175,52 @@ func (r *Reconciler) checkContradictions() {
 			}
 		}
 	}
-	clear(r.contradicted)
+	clear(r.view.logged)
 	for what := range r.view.contradictions {
-		r.contradicted[what] = true
+		r.view.logged[what] = true
 	}
+}
+
+// Undisputed is a listing of the ENIs of many nodes without what it gives to
+// ENIs of several: an address or prefix stays with the ENI that had it, as told by
+// had, and with none if nobody had. What the ENIs of one node dispute is for its
+// reconciler. Owner is the instance that an ENI is of.
+func Undisputed(list []cloud.ENI, owner func(cloud.ENI) string, had func(cloud.ENI, netip.Prefix) bool) (out []cloud.ENI, lost []string) {
+	byVPC, byID := map[string][]facts{}, map[string]int{}
+	for i, e := range list {
+		byVPC[e.VPCID] = append(byVPC[e.VPCID], factsOf(e, ""))
+		byID[e.ID] = i
+	}
+	out = list
+	for _, enis := range byVPC {
+		found := disputes(nil, enis)
+		if len(found) == 0 { // as nearly always
+			continue
+		}
+		var before []facts
+		for _, d := range found {
+			for _, id := range d.among {
+				if e := list[byID[id]]; had(e, d.thing) {
+					before = append(before, facts{ID: id, held: []netip.Prefix{d.thing}})
+				}
+			}
+		}
+		for _, d := range disputes(before, enis) {
+			at := byID[d.eni]
+			mine := owner(list[at])
+			if !slices.ContainsFunc(d.among, func(id string) bool { return owner(list[byID[id]]) != mine }) {
+				continue
+			}
+			if len(lost) == 0 {
+				out = slices.Clone(list)
+			}
+			lost = append(lost, brief(d.thing)+" of "+d.eni)
+			is := func(p netip.Prefix) bool { return p == d.thing }
+			one := func(a netip.Addr) bool { return cloud.HostPrefix(a) == d.thing }
+			e := &out[at]
+			e.Addresses, e.IPv6 = without(e.Addresses, one), without(e.IPv6, one)
+			e.Prefixes, e.IPv6Prefixes = without(e.Prefixes, is), without(e.IPv6Prefixes, is)
+		}
+	}
+	return out, lost
 }

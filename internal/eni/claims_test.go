@@ -3,7 +3,6 @@ package eni
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"testing"
 
@@ -28,7 +27,7 @@ func TestDisputes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string
-			for _, d := range disputes(tt.before, tt.now) {
+			for _, d := range disputes(all(tt.before...), all(tt.now...)) {
 				got = append(got, d.thing.String(), d.eni)
 			}
 			if fmt.Sprint(got) != tt.want {
@@ -40,24 +39,24 @@ func TestDisputes(t *testing.T) {
 
 func TestDoubles(t *testing.T) {
 	one, two, three := eniOf(1, "10.0.0.4"), eniOf(2, "10.0.0.5"), eniOf(3, "10.0.0.6")
-	if got := doubles(nil, []cloud.ENI{one, two, three}); got != nil {
+	if got := doubles(nil, all(one, two, three)); got != nil {
 		t.Errorf("nothing is double, got %v", got)
 	}
 	mac := two
 	mac.MAC = one.MAC
-	if got := doubles([]cloud.ENI{one}, []cloud.ENI{one, mac, three}); !slices.Equal(got, []string{"eni-2"}) {
+	if got := doubles(all(one), all(one, mac, three)); !slices.Equal(got, []string{"eni-2"}) {
 		t.Errorf("the MAC of eni-1 again: got %v, want eni-2, which is new", got)
 	}
-	if got := doubles(nil, []cloud.ENI{one, mac, three}); !slices.Equal(got, []string{"eni-1", "eni-2"}) {
+	if got := doubles(nil, all(one, mac, three)); !slices.Equal(got, []string{"eni-1", "eni-2"}) {
 		t.Errorf("both are new: got %v, want both", got)
 	}
 	address := three
 	address.Primary = one.Primary
-	if got := doubles([]cloud.ENI{one}, []cloud.ENI{one, two, address}); !slices.Equal(got, []string{"eni-3"}) {
+	if got := doubles(all(one), all(one, two, address)); !slices.Equal(got, []string{"eni-3"}) {
 		t.Errorf("the primary address of eni-1 again: got %v, want eni-3", got)
 	}
 	bare := cloud.ENI{ID: "eni-4"} // such as EFA-only ones
-	if got := doubles(nil, []cloud.ENI{bare, {ID: "eni-5"}}); got != nil {
+	if got := doubles(nil, all(bare, cloud.ENI{ID: "eni-5"})); got != nil {
 		t.Errorf("without addresses: got %v", got)
 	}
 }
@@ -66,18 +65,18 @@ func TestDoubles(t *testing.T) {
 func TestListingChangesNoENIsIdentity(t *testing.T) {
 	v := newView(0)
 	was := eniOf(1, "10.0.0.4", "10.0.0.5")
-	v.merge([]cloud.ENI{was}, unix(0), func(*known) bool { return true })
+	v.observed(0, was)
 	e := eniOf(1, "10.0.0.99", "10.0.0.5", "10.0.0.5")
 	e.MAC = net.HardwareAddr{2, 0, 0, 0, 9, 9}
-	v.merge([]cloud.ENI{e}, unix(1), func(*known) bool { return true })
+	v.observed(1, e)
 	k := v.enis["eni-1"]
-	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.Addresses, []netip.Addr{was.Addresses[0]}) {
-		t.Errorf("got %+v", k.ENI)
+	if k.MAC.String() != was.MAC.String() || k.Primary != was.Primary || !slices.Equal(k.held, cloud.HostPrefixes(was.Addresses)) {
+		t.Errorf("got %+v", k.facts)
 	}
 	if len(v.contradictions) != 1 {
-		t.Errorf("oddities %v, want what was listed", v.contradictions)
+		t.Errorf("contradictions %v, want what was listed", v.contradictions)
 	}
-	v.merge([]cloud.ENI{was}, unix(2), func(*known) bool { return true })
+	v.observed(2, was)
 	if len(v.contradictions) > 0 {
 		t.Errorf("it is listed as it is, and still: %v", v.contradictions)
 	}

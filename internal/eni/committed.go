@@ -46,16 +46,16 @@ func (r *Reconciler) adoptCommitted(now time.Time) {
 	}
 	for _, c := range r.cfg.Committed() {
 		k := r.view.enis[c.ENI]
-		if k == nil || k.phase() != plan.Attached || !ours(k.ENI, r.cfg.Cluster) {
+		if k == nil || k.phase() != plan.Attached || !k.facts.ours() {
 			continue
 		}
 		if !c.Prefix.IsValid() {
-			if _, known := r.detaching[c.ENI]; !known && !primary(k.ENI) {
-				r.detaching[c.ENI] = now
+			if _, known := r.view.detaching[c.ENI]; !known && !primary(k.Attachment) {
+				r.view.detaching[c.ENI] = now
 			}
 			continue
 		}
-		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.held(), c.Prefix) {
+		if _, known := k.releasing[c.Prefix]; !known && slices.Contains(k.held, c.Prefix) {
 			k.releasing[c.Prefix] = now
 		}
 	}
@@ -67,7 +67,7 @@ func (r *Reconciler) overdueReleaseOf(k *known) *step {
 		return nil
 	}
 	long := func(since time.Time) bool { return r.confidence.confirmed.Sub(since) >= r.cfg.Settle }
-	if since, ok := r.detaching[k.ID]; ok {
+	if since, ok := r.view.detaching[k.ID]; ok {
 		if long(since) {
 			return &step{Action: plan.Action{Kind: plan.Detach, ENI: k.ID}}
 		}

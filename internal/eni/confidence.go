@@ -11,7 +11,7 @@ import (
 type confidence struct {
 	replied   time.Time // when a reply last gave the node something
 	confirmed time.Time // last full observation
-	observeAt time.Time // when the next is due, for repair
+	observeAt time.Time // when the next is due, for repair; zero: at once, unless someone else lists for that
 
 	viewStale  bool      // the cloud contradicted the view: nothing is planned before it was observed
 	staleSince time.Time // only observations as of then or later count
@@ -62,6 +62,7 @@ func (c *confidence) mayPublish() error {
 	return nil
 }
 
-// due is when an observation that must wait may be made. That for repair is
-// Reconciler.wake's own.
-func (c *confidence) due(now time.Time) time.Time { return earliest(now, c.observeNotBefore) }
+// due is when an observation that must wait may be made, and that for repair.
+func (c *confidence) due(now time.Time) time.Time {
+	return earliest(now, c.observeNotBefore, c.observeAt)
+}

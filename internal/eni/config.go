@@ -10,8 +10,30 @@ import (
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/retry"
 )
+
+// Settings is what a person may change while a reconciler works.
+type Settings struct {
+	InstanceType string // with a Lister: as somebody said, and the cloud's answer counts; else as the instance itself says
+	VPCID        string // where subnets and security groups are looked for; empty: the instance's
+	Zone         string // likewise
+	Policy       ipam.Policy
+
+	SubnetIDs  []string          // for new ENIs
+	SubnetTags map[string]string // choose subnets for new ENIs in VPC and zone
+	// AnySubnet: without SubnetIDs and SubnetTags every subnet of VPC and zone
+	// may have new ENIs (Cilium, "AWS ENI", "ENI Creation"), rather than only the
+	// primary ENI's.
+	AnySubnet bool
+	Groups    []string          // security groups of new ENIs
+	GroupTags map[string]string // choose them in the VPC; with neither: the primary ENI's
+	KeepENIs  bool              // do not delete ENIs with the instance (DeleteOnTermination off)
+	// UsePrimaryAddress: the primary address of an ENI that serves pods, the
+	// instance's primary ENI excepted, is among its Addresses for pods.
+	UsePrimaryAddress bool
+}
 
 // Config is what a Reconciler needs to know. Zero durations take the defaults
 // named; all interfaces and pointers but Cloud and Node may be nil.
@@ -28,11 +50,8 @@ type Config struct {
 	// Lister is how a process that works for many nodes observes them together;
 	// it also hands over listings for repair, by Observed. Nil: the reconciler
 	// asks for itself.
-	Lister   Lister
-	Subnets  *SubnetBook // shared by the reconcilers of a process
-	Security *GroupBook  // likewise
-	Routes   *RouteBook  // likewise
-	Outage   *Outage     // likewise
+	Lister Lister
+	Shared *Shared // with the other reconcilers of the process
 	// Elsewhere names the ENI of another node of the process that has some of an
 	// IPv4 address or prefix of a subnet; empty: none has. Nil: there is no other node.
 	Elsewhere func(subnetID string, thing netip.Prefix) (eniID string)
@@ -43,9 +62,9 @@ type Config struct {
 	Committed func() []Release
 	Intents   Intents
 	Observer  Observer
-	// Held is called by a pass in which a step waits for the cloud's rate limit
+	// RateLimited is called by a pass in which a step waits for the cloud's rate limit
 	// for longer than Patience: Status tells of it already.
-	Held func()
+	RateLimited func()
 	// Beside runs a call that a pass does not wait for, in a goroutine, and has
 	// a pass follow it. The call ends with the pass's context, or with End. Nil
 	// when Run is used, which sees to both.
@@ -93,8 +112,8 @@ func (c *Config) withDefaults() error {
 	if c.Elsewhere == nil {
 		c.Elsewhere = func(string, netip.Prefix) string { return "" }
 	}
-	if c.Held == nil {
-		c.Held = func() {}
+	if c.RateLimited == nil {
+		c.RateLimited = func() {}
 	}
 	if c.Intents == nil {
 		c.Intents = &MemoryIntents{}
@@ -102,17 +121,8 @@ func (c *Config) withDefaults() error {
 	if c.Rand == nil {
 		c.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
-	if c.Subnets == nil {
-		c.Subnets = NewSubnetBook(c.Cloud)
-	}
-	if c.Security == nil {
-		c.Security = NewGroupBook(c.Cloud, c.Clock)
-	}
-	if c.Routes == nil {
-		c.Routes = NewRouteBook(c.Cloud, c.Clock)
-	}
-	if c.Outage == nil {
-		c.Outage = NewOutage(nil)
+	if c.Shared == nil {
+		c.Shared = NewShared(c.Cloud, c.Clock, nil)
 	}
 	for _, d := range []struct {
 		to  *time.Duration

@@ -23,13 +23,13 @@ func (r *Reconciler) Configure(s Settings) error {
 		r.instance.typeKnown, r.instance.limitsOf = false, "" // the instance may have another than it had
 	}
 	r.cfg.Settings = s
-	r.counts.asOf = time.Time{}
+	r.placement.asOf = time.Time{}
 	r.retries.forgetConfigured()
 	// What was surely refused need not be asked for as it was.
 	if p := r.retries.throttled[gateGrow]; p != nil && !p.lost {
 		delete(r.retries.throttled, gateGrow)
 		r.retries.forget(gateGrow)
-		p.hold.end(0)
+		p.reserved.end(0)
 		if p.Kind == plan.Create {
 			r.forgetIntent()
 		}
@@ -42,7 +42,7 @@ func (r *Reconciler) Configure(s Settings) error {
 func (r *Reconciler) Close() {
 	r.kill()
 	for _, p := range r.retries.throttled {
-		p.hold.end(0)
+		p.reserved.end(0)
 	}
 }
 

@@ -18,27 +18,29 @@
 //
 // What it knows, each with the time at which it is due:
 //
-//	view.go            the node's ENIs: listings, corrected by replies
-//	claims.go          ... and which ENI has what is listed for several
-//	reply.go           ... and whether a reply can be true
-//	confidence.go      whether a plan may be made on the view, and published
-//	lookups.go         ENIs that are to be described singly
-//	instance.go        whether the instance exists and runs, and what its type allows
-//	presence.go        ... and how the cloud is asked for that
-//	retries.go         what waits after failures, and until when
-//	probe.go           ... and is tried before its time for a pod that came to wait
-//	outage.go          ... or because another node had an answer
-//	surplus.go         how long there has been more than the policy keeps
-//	attachrefusals.go  ENIs that the cloud refuses to attach
-//	subnetcounts.go    how old free counts may be
-//	termination.go     DeleteOnTermination, which no pass waits for
-//	committed.go       what is to leave where several processes may work for a node
-//	orphans.go         ENIs left behind by instances that are no more
+//	facts.go                what a description, or the stored inventory, says of an ENI
+//	view.go                 the node's ENIs: listings, corrected by replies
+//	claims.go               ... and which ENI has what is listed for several
+//	reply.go                ... and whether a reply can be true
+//	confidence.go           whether a plan may be made on the view, and published
+//	lookups.go              ENIs that are to be described singly
+//	instance.go             whether the instance exists and runs, and what its type allows
+//	presence.go             ... and how the cloud is asked for that
+//	placement.go            where ENIs are and may be made: subnets, routes, security groups
+//	subnetcounts.go         ... and how old free counts may be
+//	retries.go              what waits after failures, and until when
+//	probe.go                ... and is tried before its time for a pod that came to wait
+//	outage.go               ... or because another node had an answer
+//	surplus.go              how long there has been more than the policy keeps
+//	attachrefusals.go       ENIs that the cloud refuses to attach
+//	deleteontermination.go  the attribute of that name, which no pass waits for
+//	committed.go            what is to leave where several processes may work for a node
+//	orphans.go              ENIs left behind by instances that are no more
 //
 // What nodes of a process share:
 //
-//	lister.go          who makes the listings: a node for itself, or a process for many
-//	subnets.go         free addresses of subnets, and what is set apart of them
-//	routes.go          which subnets have the same routes
-//	groups.go          security groups by tags
+//	lister.go   who makes the listings: a node for itself, or a process for many
+//	shared.go   security groups by tags, route tables of VPCs
+//	subnets.go  free addresses of subnets, and what is set apart of them
+//	memory.go   ... and how long answers are remembered
 package eni

@@ -14,7 +14,7 @@ import (
 // changed, or a gate closed, so that the pass goes on without spinning.
 func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	start := r.cfg.Clock.Now()
-	err := r.act(cloud.WithHeld(ctx, start.Add(r.cfg.Patience), func(op string) { r.held(p.Action, op) }), p)
+	err := r.act(cloud.WithHeld(ctx, start.Add(r.cfg.Patience), func(op string) { r.rateLimited(p.Action, op) }), p)
 	r.acted(p.Action, err, start)
 	now := r.cfg.Clock.Now()
 	if err == nil {
@@ -47,17 +47,17 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 		r.retries.fail(p.Kind, err, now, wait)
 	}
 	if r.retries.throttled[g] != p {
-		p.hold.end(0)
+		p.reserved.end(0)
 	}
 	return true
 }
 
-// held tells, in the middle of a step, that it waits for the cloud's rate limit.
-func (r *Reconciler) held(a plan.Action, op string) {
+// rateLimited tells, in the middle of a step, that it waits for the cloud's rate limit.
+func (r *Reconciler) rateLimited(a plan.Action, op string) {
 	r.retries.limited(a.Kind, op)
 	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", r.cfg.Patience.String())
 	r.report()
-	r.cfg.Held()
+	r.cfg.RateLimited()
 }
 
 // acted tells the observer of an action that began at start.
@@ -72,17 +72,17 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 	if k, ok := r.view.enis[p.ENI]; ok {
 		id = k.SubnetID
 	}
-	p.hold.end(0)
+	p.reserved.end(0)
 	if p.Kind == plan.Create {
 		r.forgetIntent()
 	}
 	if p.Prefixes > 0 {
 		until := now.Add(r.cfg.jitter(r.cfg.PrefixRetry))
-		r.cfg.Subnets.refusedPrefix(id, until)
-		r.counts.retryAt = until
+		r.cfg.Shared.Subnets.refusedPrefix(id, until)
+		r.placement.retryAt = until
 	} else {
-		r.counts.retryAt = r.cfg.Subnets.refused(id, p.Weight(), now)
-		r.counts.newerThan = now
+		r.placement.retryAt = r.cfg.Shared.Subnets.refused(id, p.Weight(), now)
+		r.placement.newerThan = now
 	}
 	r.retries.fail(p.Kind, err, now, 0) // another way is open: no gate closes
 }
@@ -94,13 +94,13 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
 		r.confidence.markStale(now)
 	}
-	r.instance.uncertain = r.instance.uncertain || r.passive && class == cloud.Conflict
+	r.instance.uncertain = r.instance.uncertain || r.passive() && class == cloud.Conflict
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case plan.Create:
 		if p.doubtful != "" { // a repeat would get the same answer
 			r.forgetIntent()
-			p.hold.end(p.Weight())
+			p.reserved.end(p.Weight())
 			r.lookups.at[p.doubtful] = now
 			r.lookups.unresolved[p.doubtful] = unresolvedCall{until: now.Add(r.cfg.Lag), made: true}
 			return
@@ -111,7 +111,7 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 			return
 		}
 		if class == cloud.Gone {
-			r.counts.newerThan = now // the subnet, perhaps: another may do
+			r.placement.newerThan = now // the subnet, perhaps: another may do
 		}
 		r.forgetIntent()
 	case plan.Attach:
@@ -119,7 +119,7 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 	case plan.Assign:
 		r.lookups.at[p.ENI] = now
 		if lost {
-			p.hold.end(p.Weight()) // perhaps; the next count tells
+			p.reserved.end(p.Weight()) // perhaps; the next count tells
 			r.leaveUnresolved(p, now)
 		}
 	case plan.Unassign:
@@ -151,7 +151,7 @@ func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
 		return
 	}
 	u := unresolvedCall{before: map[netip.Prefix]bool{}, until: now.Add(r.cfg.Lag)}
-	for _, t := range k.held() {
+	for _, t := range k.held {
 		u.before[t] = true
 	}
 	r.lookups.unresolved[p.ENI] = u
@@ -180,6 +180,6 @@ func (r *Reconciler) afterDetach(ctx context.Context, p *step, class cloud.Class
 	if k, ok := r.view.enis[p.ENI]; ok {
 		k.attachUnresolved = true
 	}
-	r.detaching[p.ENI] = now
+	r.view.detaching[p.ENI] = now
 	r.lookups.at[p.ENI] = now.Add(r.cfg.Lag)
 }

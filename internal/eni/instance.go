@@ -18,7 +18,6 @@ type instance struct {
 	typeKnown bool         // the cloud told the type, or the instance itself
 	limits    cloud.Limits // of the type, as of limitsOf
 	limitsOf  string       // the type whose limits the cloud told
-	zone, vpc string       // as the cloud says
 
 	missing      int       // listings in a row without its primary ENI
 	missingSince time.Time // as of when the first of them was

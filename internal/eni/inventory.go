@@ -4,12 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Inventory is what the cloud has confirmed of a node: the ENIs whose
@@ -34,7 +34,7 @@ type Inventory struct {
 // ENI is an attached ENI of ours, with what the data path needs to know.
 type ENI struct {
 	ID           string         `json:"id"`
-	MAC          MAC            `json:"mac"`
+	MAC          mac.Addr       `json:"mac"`
 	DeviceIndex  int            `json:"deviceIndex"`
 	Primary      bool           `json:"primary,omitempty"`
 	Serves       bool           `json:"serves"` // its addresses are for pods
@@ -71,29 +71,6 @@ type Leave struct {
 	// Attached: the cloud is about to be asked to detach it, or was and did not
 	// say that it does.
 	Attached bool `json:"attached,omitempty"`
-}
-
-// MAC is a hardware address that reads "02:00:00:00:00:01" in JSON.
-type MAC net.HardwareAddr
-
-// String reads "02:00:00:00:00:01".
-func (m MAC) String() string { return net.HardwareAddr(m).String() }
-
-// MarshalText implements encoding.TextMarshaler.
-func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (m *MAC) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
-		*m = nil
-		return nil
-	}
-	hw, err := net.ParseMAC(string(text))
-	if err != nil {
-		return fmt.Errorf("mac: %w", err)
-	}
-	*m = MAC(hw)
-	return nil
 }
 
 // DecodeInventory reads an inventory from JSON and refuses one that cannot be
@@ -151,17 +128,5 @@ func (inv Inventory) validate() error {
 
 // held are all that the ENI holds for pods, addresses as prefixes of full length.
 func (e ENI) held() []netip.Prefix {
-	return slices.Concat(hosts(e.Addresses), hosts(e.IPv6), e.Prefixes, e.IPv6Prefixes)
+	return held(e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes)
 }
-
-// hosts are addresses as prefixes.
-func hosts(addrs []netip.Addr) []netip.Prefix {
-	out := make([]netip.Prefix, len(addrs))
-	for i, a := range addrs {
-		out[i] = host(a)
-	}
-	return out
-}
-
-// host is an address as a prefix.
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -73,6 +73,7 @@ type ownLister struct {
 	cfg            *Config
 	first          cloud.Instance // as described, if it was; its type and place never change
 	listedDetached bool           // what is detached was listed once
+	kept           Listing        // the first one, while what it takes besides fails
 }
 
 // List implements Lister. At a cold start, where many nodes may ask at once, it
@@ -86,7 +87,7 @@ func (o *ownLister) List(ctx context.Context, instanceID string, _ time.Time) (l
 		if l.ENIs, err = o.cfg.Cloud.ENIs(ctx, cloud.ENIFilter{InstanceID: instanceID}); err != nil {
 			return Listing{}, fmt.Errorf("list the ENIs of %s: %w", instanceID, err)
 		}
-		ask = !slices.ContainsFunc(l.ENIs, primary)
+		ask = !hasPrimary(l.ENIs)
 	}
 	if ask {
 		in, err := o.cfg.Cloud.Instance(ctx, instanceID)
@@ -140,13 +141,13 @@ func (o *ownLister) Instance(ctx context.Context, id string) (cloud.Instance, er
 func (o *ownLister) Subnets(ctx context.Context, q SubnetQuery) (time.Time, error) {
 	now := o.cfg.Clock.Now()
 	if len(q.IDs) > 0 {
-		if err := o.cfg.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
+		if err := o.cfg.Shared.Subnets.Refresh(ctx, cloud.SubnetFilter{IDs: q.IDs}, now); err != nil {
 			return time.Time{}, err
 		}
 	}
 	if q.Any || len(q.Tags) > 0 {
 		f := cloud.SubnetFilter{VPCID: q.VPCID, Zone: q.Zone, Tags: q.Tags}
-		if err := o.cfg.Subnets.Refresh(ctx, f, now); err != nil {
+		if err := o.cfg.Shared.Subnets.Refresh(ctx, f, now); err != nil {
 			return time.Time{}, err
 		}
 	}

@@ -52,7 +52,7 @@ func (l *lookups) forget(id string) {
 // seen takes a listing of one ENI as of a moment; k is nil if it is not there.
 func (l *lookups) seen(id string, k *known, at time.Time) {
 	if u, ok := l.unresolved[id]; ok {
-		effect := k != nil && slices.ContainsFunc(k.held(), func(p netip.Prefix) bool { return !u.before[p] })
+		effect := k != nil && slices.ContainsFunc(k.held, func(p netip.Prefix) bool { return !u.before[p] })
 		if effect || k == nil && !u.made || !at.Before(u.until) {
 			delete(l.unresolved, id)
 		} else {

@@ -28,8 +28,8 @@ func TestNextLookup(t *testing.T) {
 // An unresolved call is resolved by its effect, or once no listing can trail it.
 func TestUnresolvedCall(t *testing.T) {
 	had, got := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("10.0.0.6")
-	before := map[netip.Prefix]bool{host(had): true}
-	with := func(addrs ...netip.Addr) *known { return newKnown(cloud.ENI{ID: "a", Addresses: addrs}) }
+	before := map[netip.Prefix]bool{cloud.HostPrefix(had): true}
+	with := func(addrs ...netip.Addr) *known { return newKnown(facts{ID: "a", held: cloud.HostPrefixes(addrs)}) }
 	for _, c := range []struct {
 		name     string
 		call     unresolvedCall

@@ -16,19 +16,11 @@ import (
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	l, err := r.firstListing, error(nil)
-	switch {
-	case l.since(r.confidence.staleSince, r.confidence.observeNotBefore, start.Add(-r.cfg.ListingInterval)):
-	case r.detachedUnknown() && !r.confidence.viewStale:
-		l, err = r.own.listDetached(call, r.cfg.InstanceID)
-	default:
-		l, err = r.lister.List(call, r.cfg.InstanceID, r.confidence.staleSince)
-	}
+	l, err := r.list(call, start)
 	cancel()
-	r.firstListing = Listing{}
 	if err == nil {
-		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && !r.passive {
-			r.firstListing = l
+		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.own != nil {
+			r.own.kept = l
 		}
 	}
 	r.acted(plan.Action{Kind: plan.Observe}, err, start)
@@ -36,6 +28,22 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 		r.observeFailed(err)
 	}
 	return true
+}
+
+// list asks for what is to be known next, unless the first listing, of which
+// nothing followed, is new enough.
+func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
+	if r.own != nil {
+		l := r.own.kept
+		r.own.kept = Listing{}
+		if l.since(r.confidence.staleSince, r.confidence.observeNotBefore, now.Add(-r.cfg.ListingInterval)) {
+			return l, nil
+		}
+		if r.detachedUnknown() && !r.confidence.viewStale {
+			return r.own.listDetached(ctx, r.cfg.InstanceID)
+		}
+	}
+	return r.lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
 }
 
 // Observed takes a listing that was made for many nodes, in the goroutine that
@@ -69,12 +77,12 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	}
 	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
 	r.checkContradictions()
-	r.instance.zone, r.instance.vpc = cmp.Or(l.Zone, r.instance.zone), cmp.Or(l.VPCID, r.instance.vpc)
+	r.placement.zone, r.placement.vpc = cmp.Or(l.Zone, r.placement.zone), cmp.Or(l.VPCID, r.placement.vpc)
 	if l.InstanceType != "" {
 		r.instance.typ, r.instance.typeKnown = l.InstanceType, true
 	}
-	if r.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
-		if err := r.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
+	if r.placement.subnetUnknown() && !r.retries.closed(gateSubnets, r.cfg.Clock.Now()) {
+		if err := r.placement.findSubnets(cloud.WithPriority(ctx, cloud.Begun)); err != nil {
 			return err
 		}
 	}
@@ -83,11 +91,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	if r.limitsDue(l.At) && r.confidence.confirmed.IsZero() {
 		r.findLimits(ctx)
 	}
-	next := r.cfg.Clock.Now()
-	if l.Of == Whole { // else the rest is due
-		next = next.Add(r.cfg.jitter(r.cfg.ListingInterval))
-	}
-	first := r.confidence.observed(l.At, next)
+	first := r.confidence.observed(l.At, r.nextRepair(l.Of))
 	if first && !r.cfg.NoCollection {
 		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
@@ -102,25 +106,41 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 	return nil
 }
 
+// nextRepair is when to list for repair after a listing of some part: if it was
+// not the last part, the rest is due.
+func (r *Reconciler) nextRepair(listed Part) time.Time {
+	switch now := r.cfg.Clock.Now(); {
+	case r.passive():
+		return time.Time{}
+	case listed == Whole:
+		return now.Add(r.cfg.jitter(r.cfg.ListingInterval))
+	default:
+		return now
+	}
+}
+
 // takeDetached draws the conclusions from a listing of what is detached.
 func (r *Reconciler) takeDetached(ctx context.Context, l Listing) {
 	r.view.merge(r.ofInstance(l.ENIs), l.At, l.covers)
 	r.checkContradictions()
 	r.retries.succeed(gateObserve)
-	r.confidence.observeAt = r.cfg.Clock.Now().Add(r.cfg.jitter(r.cfg.ListingInterval))
+	r.confidence.observeAt = r.nextRepair(Whole)
 	_ = r.publish(ctx)
 }
 
 // ofInstance leaves out what is on another instance, whatever its device index, or was
 // made for another and is on none: it is not for this node to know.
-func (r *Reconciler) ofInstance(list []cloud.ENI) []cloud.ENI {
-	return without(list, func(e cloud.ENI) bool {
+func (r *Reconciler) ofInstance(list []cloud.ENI) (out []facts) {
+	for _, e := range list {
+		of := e.Tags[TagInstanceID]
 		if e.Attachment != nil {
-			return e.Attachment.InstanceID != r.cfg.InstanceID
+			of = e.Attachment.InstanceID
 		}
-		made := e.Tags[TagInstanceID]
-		return made != "" && made != r.cfg.InstanceID
-	})
+		if of == r.cfg.InstanceID || of == "" && e.Attachment == nil {
+			out = append(out, factsOf(e, r.cfg.Cluster))
+		}
+	}
+	return out
 }
 
 // lookUp describes one ENI.
@@ -140,8 +160,8 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	}
 	r.retries.succeed(gateObserve)
 	delete(r.lookups.at, id)
-	list = without(r.ofInstance(list), func(e cloud.ENI) bool { return e.ID != id })
-	r.view.merge(list, at, func(k *known) bool { return k.ID == id })
+	list = without(list, func(e cloud.ENI) bool { return e.ID != id })
+	r.view.merge(r.ofInstance(list), at, func(k *known) bool { return k.ID == id })
 	r.checkContradictions()
 	r.settle(id, at)
 	_ = r.publish(ctx)
@@ -153,30 +173,16 @@ func (r *Reconciler) settle(id string, at time.Time) {
 	k := r.view.enis[id]
 	r.lookups.seen(id, k, at)
 	attached := k != nil && k.phase() == plan.Attached
-	if since, ok := r.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
+	if since, ok := r.view.detaching[id]; ok && (!attached || at.Sub(since) >= r.cfg.Lag) {
 		if k != nil {
 			k.attachUnresolved = false
 		}
 		if !attached || !r.shared() {
-			delete(r.detaching, id) // if it is still attached, publishing it gives it back
+			delete(r.view.detaching, id) // if it is still attached, publishing it gives it back
 		}
 	}
 }
 
-// VPCs are where the node's ENIs are: the instance's VPC, and that configured
-// for new ones if it is another; none while the instance's is not known. It is
-// called from the goroutine that reconciles.
-func (r *Reconciler) VPCs() []string {
-	own := r.instance.vpc
-	if k, ok := r.view.primary(); ok {
-		own = cmp.Or(k.VPCID, own)
-	}
-	switch other := r.cfg.VPCID; {
-	case own == "":
-		return nil
-	case other == "" || other == own:
-		return []string{own}
-	default:
-		return []string{own, other}
-	}
-}
+// VPCs are where the node's ENIs are; none while that is not known. It is called
+// from the goroutine that reconciles.
+func (r *Reconciler) VPCs() []string { return r.placement.vpcs() }

@@ -16,7 +16,7 @@ import (
 // ENIs that an instance left behind when it vanished in the middle of a change
 // are nobody's: every node of the cluster looks for them now and then, at its
 // own random times, and deletes those that it has seen detached for long enough.
-// How old they say they are counts for nothing: anybody can write that.
+// Their tag with the time of creation counts for nothing: anybody can write one.
 
 // collectPause is when orphans are looked at again after pods that wait for
 // addresses of this node took precedence.
@@ -118,7 +118,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 // all that Berth writes on an ENI, of instances that are not known to exist.
 func (c Collector) orphanable(e cloud.ENI) bool {
 	of := instances(e)
-	return ours(e, c.Cluster) && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
+	return factsOf(e, c.Cluster).ours() && e.Attachment == nil && of != nil && !slices.ContainsFunc(of, c.Alive)
 }
 
 // instances are those that have to be gone before a detached ENI is an orphan:
@@ -152,9 +152,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 // there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
-		if at = at.Add(age); at.After(now) && (first.IsZero() || at.Before(first)) {
-			first = at
-		}
+		first = earliest(now, first, at.Add(age))
 	}
 	return first
 }

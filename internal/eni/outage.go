@@ -16,11 +16,11 @@ const (
 	probeTime = 5 * time.Second         // after which a probe without an answer keeps no other back
 )
 
-// Outage is how the nodes of a process find out together whether a cloud that
+// outage is how the nodes of a process find out together whether a cloud that
 // failed answers again: one of them at a time probes, and when it has an
 // answer, all go on whose calls failed in the same way before. One is shared
 // by all reconcilers of a process.
-type Outage struct {
+type outage struct {
 	over func()
 
 	mu     sync.Mutex         // guards all below; memory only
@@ -29,18 +29,16 @@ type Outage struct {
 	ended  map[gate]time.Time // when a probe last had an answer
 }
 
-// NewOutage returns one that knows of no outage. Over, which may be nil, is
-// called when a probe had an answer: nodes that wait may go on at once. It is
-// called from the goroutine that reconciles.
-func NewOutage(over func()) *Outage {
+// newOutage returns one that knows of no outage. Over is as in NewShared.
+func newOutage(over func()) *outage {
 	if over == nil {
 		over = func() {}
 	}
-	return &Outage{over: over, ended: map[gate]time.Time{}}
+	return &outage{over: over, ended: map[gate]time.Time{}}
 }
 
 // take gives a node the turn to probe, if nobody has it and the last is long enough ago.
-func (o *Outage) take(t *retries, now time.Time) bool {
+func (o *outage) take(t *retries, now time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	wait := probeGap
@@ -55,7 +53,7 @@ func (o *Outage) take(t *retries, now time.Time) bool {
 }
 
 // leave ends the turn of a node, if it has it.
-func (o *Outage) leave(t *retries, now time.Time) {
+func (o *outage) leave(t *retries, now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.prober == t {
@@ -64,7 +62,7 @@ func (o *Outage) leave(t *retries, now time.Time) {
 }
 
 // answered notes what came of a call behind a gate, if the node has the turn.
-func (o *Outage) answered(t *retries, g gate, now time.Time) {
+func (o *outage) answered(t *retries, g gate, now time.Time) {
 	o.mu.Lock()
 	mine := o.prober == t
 	if mine {
@@ -77,7 +75,7 @@ func (o *Outage) answered(t *retries, g gate, now time.Time) {
 }
 
 // endedAfter tells whether a probe had an answer behind a gate since a failure.
-func (o *Outage) endedAfter(g gate, failed time.Time) bool {
+func (o *outage) endedAfter(g gate, failed time.Time) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.ended[g].After(failed)
@@ -94,7 +92,7 @@ func (t *retries) probeOutage(now time.Time) {
 		b := t.failed[g]
 		switch {
 		case b == nil || !b.until.After(now) || !away(b.class):
-		case t.cfg.Outage.endedAfter(g, b.at):
+		case t.cfg.Shared.outage.endedAfter(g, b.at):
 			b.until = now
 		default:
 			shut = append(shut, b)
@@ -104,7 +102,7 @@ func (t *retries) probeOutage(now time.Time) {
 	if !slices.ContainsFunc(shut, due) || t.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
-	mine := t.cfg.Outage.take(t, now)
+	mine := t.cfg.Shared.outage.take(t, now)
 	for _, b := range shut {
 		if mine {
 			b.until = now

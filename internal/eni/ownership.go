@@ -2,6 +2,7 @@ package eni
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,32 +27,20 @@ func Description(instanceID string) string { return descriptionStart + instanceI
 
 const descriptionStart = "Berth ("
 
-// primary tells whether an ENI came with the instance.
-func primary(e cloud.ENI) bool {
-	return e.Attachment != nil && e.Attachment.DeviceIndex == 0 && e.Attachment.NetworkCard == 0
+// primary tells whether an attachment is that of the ENI that came with the instance.
+func primary(a *cloud.Attachment) bool {
+	return a != nil && a.DeviceIndex == 0 && a.NetworkCard == 0
+}
+
+// hasPrimary tells whether the ENI that came with the instance is among some.
+func hasPrimary(list []cloud.ENI) bool {
+	return slices.ContainsFunc(list, func(e cloud.ENI) bool { return primary(e.Attachment) })
 }
 
 // unmanaged tells whether someone asked Berth to keep off.
 func unmanaged(e cloud.ENI) bool {
 	v, ok := e.Tags[TagUnmanaged]
 	return ok && !strings.EqualFold(v, "false")
-}
-
-// ours tells whether Berth may change an ENI: an ordinary one on the first
-// network card that is the primary, or carries this cluster's tag and Berth's.
-// A detached one, which could be deleted, has a description of Berth's too. EFA
-// and trunk interfaces, those that others made, and unmanaged ones are seen only.
-func ours(e cloud.ENI, cluster string) bool {
-	if unmanaged(e) || e.Type != "" && e.Type != cloud.InterfaceOrdinary {
-		return false
-	}
-	if e.Attachment != nil && e.Attachment.NetworkCard != 0 {
-		return false
-	}
-	if e.Attachment == nil && !strings.HasPrefix(e.Description, descriptionStart) {
-		return false
-	}
-	return primary(e) || cluster != "" && e.Tags[TagCluster] == cluster && e.Tags[TagOwner] == Owner
 }
 
 // creationTags are what a new ENI carries from its first moment.
@@ -65,16 +54,4 @@ func (c *Config) creationTags(now time.Time) map[string]string {
 	tags[TagOwner] = Owner
 	tags[TagCreatedAt] = now.UTC().Format(time.RFC3339)
 	return tags
-}
-
-// createdAt is when Berth made an ENI, zero when nobody knows.
-func createdAt(e cloud.ENI) time.Time {
-	if !e.CreatedAt.IsZero() {
-		return e.CreatedAt
-	}
-	t, err := time.Parse(time.RFC3339, e.Tags[TagCreatedAt])
-	if err != nil {
-		return time.Time{}
-	}
-	return t
 }

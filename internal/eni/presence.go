@@ -3,7 +3,6 @@ package eni
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -13,10 +12,10 @@ import (
 // present tells whether a listing has the instance at all; after two without it
 // the instance is asked for.
 func (r *Reconciler) present(ctx context.Context, l Listing) error {
-	if !r.passive {
+	if !r.passive() {
 		return nil
 	}
-	if slices.ContainsFunc(l.ENIs, primary) {
+	if hasPrimary(l.ENIs) {
 		if r.instance.listed() {
 			r.retries.succeed(gateInstance)
 		}
@@ -29,7 +28,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 	now := r.cfg.Clock.Now()
 	r.confidence.markStale(now)
 	if !ask {
-		return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s has no ENI yet", r.cfg.InstanceID)}
+		return gone("DescribeNetworkInterfaces", "instance %s has no ENI yet", r.cfg.InstanceID)
 	}
 	if !r.instance.askAt.After(now) {
 		r.askInstance(ctx)
@@ -38,9 +37,9 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 		return b.err
 	}
 	if !r.instance.unknownSince.IsZero() {
-		return &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances", Message: fmt.Sprintf("instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", r.cfg.InstanceID)}
+		return gone("DescribeInstances", "instance %s has no ENI, and EC2 did not know it when asked: it is asked once more", r.cfg.InstanceID)
 	}
-	return &cloud.Error{Class: cloud.Gone, Op: "DescribeNetworkInterfaces", Message: fmt.Sprintf("instance %s exists and has no ENI", r.cfg.InstanceID)}
+	return gone("DescribeNetworkInterfaces", "instance %s exists and has no ENI", r.cfg.InstanceID)
 }
 
 // askInstance finds out whether the instance is there and runs. Nothing is
@@ -60,8 +59,7 @@ func (r *Reconciler) askInstance(ctx context.Context) {
 		r.retries.backOff(plan.FindInstance, fmt.Errorf("describe instance %s: %w", r.cfg.InstanceID, err), start)
 	case instanceUnknown:
 	case instanceGone:
-		r.retries.fail(plan.FindInstance, &cloud.Error{Class: cloud.Gone, Op: "DescribeInstances",
-			Message: fmt.Sprintf("instance %s does not exist, or is terminated", r.cfg.InstanceID)}, start, 0)
+		r.retries.fail(plan.FindInstance, gone("DescribeInstances", "instance %s does not exist, or is terminated", r.cfg.InstanceID), start, 0)
 	case instanceStopped:
 		r.retries.fail(plan.FindInstance, &cloud.Error{Class: cloud.Conflict, Op: "DescribeInstances",
 			Message: fmt.Sprintf("instance %s is stopped: nothing is changed until it runs", r.cfg.InstanceID)}, start, r.stoppedRetry(start))
@@ -73,14 +71,11 @@ func (r *Reconciler) askInstance(ctx context.Context) {
 // stoppedRetry is when a stopped instance is asked for again, should nobody say
 // that it runs: nodes of one process do so in the same moment, by shared calls.
 func (r *Reconciler) stoppedRetry(now time.Time) time.Duration {
-	if !r.passive {
+	if !r.passive() {
 		return r.cfg.jitter(r.cfg.SlowRetry)
 	}
 	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
 }
-
-// limits are what the instance may have.
-func (r *Reconciler) limits() cloud.Limits { return r.instance.limits }
 
 // limitsKnown tells whether what the instance may have is configured or was asked.
 func (r *Reconciler) limitsKnown() bool {

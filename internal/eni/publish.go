@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 // Seed gives the reconciler the last inventory that the cloud confirmed, so
@@ -36,8 +37,8 @@ func (r *Reconciler) Seed(inv Inventory) {
 		in.limits, in.typ = inv.Limits, inv.InstanceType
 	}
 	for _, e := range inv.ENIs {
-		r.cfg.Subnets.Learn(e.SubnetID, e.Subnet)
-		k := newKnown(e.cloudENI(r.cfg))
+		r.cfg.Shared.Subnets.Learn(e.SubnetID, e.Subnet)
+		k := newKnown(e.facts(r.cfg.InstanceID))
 		r.view.enis[e.ID] = k
 		// While this program was away others may have taken addresses off: no
 		// listing is corrected by what the file has, but one that may trail the
@@ -51,7 +52,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if l.Attached && r.shared() {
 			continue // it is Committed
 		}
-		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.cloudENI(r.cfg))
+		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
 		k.Attachment.Status, k.replied = "detaching", past(l.Since)
 		r.view.enis[l.ENI] = k
 		r.lookups.at[l.ENI] = now
@@ -61,7 +62,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.held(), rel.Prefix) { // until a listing settles it, however long ago that was
+		if slices.Contains(k.held, rel.Prefix) { // until a listing settles it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)
@@ -69,27 +70,12 @@ func (r *Reconciler) Seed(inv Inventory) {
 	}
 }
 
-// cloudENI is a stored ENI as the cloud would describe it.
-func (e ENI) cloudENI(c Config) cloud.ENI {
-	out := cloud.ENI{
-		ID: e.ID, MAC: []byte(e.MAC), Type: cloud.InterfaceOrdinary, Status: "in-use", SubnetID: e.SubnetID, Primary: e.PrimaryIPv4,
-		Groups:    e.Groups,
-		Addresses: slices.DeleteFunc(slices.Clone(e.Addresses), func(a netip.Addr) bool { return a == e.PrimaryIPv4 }),
-		Prefixes:  e.Prefixes, IPv6: e.IPv6, IPv6Prefixes: e.IPv6Prefixes,
-		Attachment: &cloud.Attachment{InstanceID: c.InstanceID, DeviceIndex: e.DeviceIndex, Status: "attached"},
-	}
-	if !e.Primary {
-		out.Tags = map[string]string{TagCluster: c.Cluster, TagOwner: Owner, TagInstanceID: c.InstanceID}
-	}
-	return out
-}
-
 // inventory is the view as a Node sees it.
 func (r *Reconciler) inventory() Inventory {
 	now := r.cfg.Clock.Now()
-	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.limits(), At: r.confidence.replied}
+	inv := Inventory{InstanceID: r.cfg.InstanceID, InstanceType: r.instance.typ, Limits: r.instance.limits, At: r.confidence.replied}
 	for _, k := range r.view.list() {
-		since, leaving := r.detaching[k.ID]
+		since, leaving := r.view.detaching[k.ID]
 		if k.phase() == plan.Detaching {
 			since, leaving = k.replied, true
 		}
@@ -101,14 +87,14 @@ func (r *Reconciler) inventory() Inventory {
 			continue
 		}
 		e := ENI{
-			ID: k.ID, MAC: MAC(k.MAC), DeviceIndex: k.index(), Primary: primary(k.ENI),
-			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.ENI.Primary,
-			Groups: k.Groups, Addresses: k.Addresses, Prefixes: k.Prefixes, IPv6: k.IPv6, IPv6Prefixes: k.IPv6Prefixes,
+			ID: k.ID, MAC: mac.Addr(k.MAC), DeviceIndex: k.index(), Primary: primary(k.Attachment),
+			Serves: k.index() >= r.cfg.Policy.FirstInterfaceIndex, SubnetID: k.SubnetID, PrimaryIPv4: k.Primary, Groups: k.Groups,
 		}
-		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.ENI.Primary.IsValid() {
-			e.Addresses = append([]netip.Addr{k.ENI.Primary}, k.Addresses...)
+		e.Addresses, e.Prefixes, e.IPv6, e.IPv6Prefixes = split(k.held)
+		if r.cfg.UsePrimaryAddress && !e.Primary && e.Serves && k.Primary.IsValid() {
+			e.Addresses = append([]netip.Addr{k.Primary}, e.Addresses...)
 		}
-		e.Subnet, _ = r.cfg.Subnets.CIDRWith(k.SubnetID, k.ENI.Primary)
+		e.Subnet, _ = r.cfg.Shared.Subnets.CIDRWith(k.SubnetID, k.Primary)
 		inv.ENIs = append(inv.ENIs, e)
 		for _, m := range []map[netip.Prefix]time.Time{k.releasing, k.removed} {
 			for _, p := range sortedKeys(m) {
@@ -119,7 +105,8 @@ func (r *Reconciler) inventory() Inventory {
 	return inv
 }
 
-// publish gives the node what is known now.
+// publish gives the node what is known now. A failure is logged. Steps that are done
+// whether or not it is recorded ignore it: the next change or observation records it.
 func (r *Reconciler) publish(ctx context.Context) error {
 	if r.Ended() {
 		return errors.New("record the inventory: the node was taken away")

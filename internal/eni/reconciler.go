@@ -19,25 +19,21 @@ type Reconciler struct {
 	needed retry.Signal // by Kick too, for the watch of a step
 
 	// What follows belongs to the goroutine in Reconcile.
-	view    *view
-	lister  Lister
-	own     *ownLister // the lister of a node of its own process; else nil
-	passive bool       // someone else lists for repair
+	view   *view
+	lister Lister
+	own    *ownLister // the lister of a node of its own process; nil: someone else lists for repair
 
-	confidence   confidence
-	lookups      lookups
-	instance     instance
-	retries      retries
-	counts       subnetCounts
-	attachments  attachments
-	surplus      surplus
-	orphans      orphans
-	detaching    map[string]time.Time // ENIs withdrawn from the node, the detachment not confirmed
-	terminations terminations
-	evaluation   *evaluation     // of the last plan, while nothing changed since
-	firstListing Listing         // of node mode, while what it takes besides fails
-	contradicted map[string]bool // what was logged of listings that cannot be true
-	resumed      bool            // a stored intent was looked for
+	confidence     confidence
+	lookups        lookups
+	instance       instance
+	retries        retries
+	placement      placement
+	attachments    attachments
+	surplus        surplus
+	orphans        orphans
+	attributeCalls attributeCalls
+	evaluation     *evaluation // of the last plan, while nothing changed since
+	resumed        bool        // a stored intent was looked for
 
 	life context.Context // ends with End or Close
 	kill context.CancelFunc
@@ -53,27 +49,30 @@ func New(cfg Config) (*Reconciler, error) {
 	if err := cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
-	passive := cfg.Lister != nil
 	r := &Reconciler{
-		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle), lister: cfg.Lister, passive: passive,
-		detaching: map[string]time.Time{}, contradicted: map[string]bool{}, terminations: terminations{},
+		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle), lister: cfg.Lister,
+		attributeCalls: attributeCalls{},
 	}
 	r.confidence.viewStale = true
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
 	r.instance.lag, r.instance.limits, r.instance.typ = cfg.Lag, cfg.Limits, cfg.InstanceType
-	r.counts.shared, r.surplus.delay, r.orphans.seen = passive, cfg.ShrinkDelay, Sightings{}
+	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Beside == nil {
 		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
 	}
-	if !passive {
+	if cfg.Lister == nil {
 		r.own = &ownLister{cfg: &r.cfg}
 		r.lister = r.own
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
+	r.placement = placement{subnetCounts: subnetCounts{shared: r.passive()}, cfg: &r.cfg, view: r.view, lister: r.lister}
 	return r, nil
 }
+
+// passive tells whether someone else lists for repair.
+func (r *Reconciler) passive() bool { return r.own == nil }
 
 // Kick says that something may have to be done now: pods wait or went, a
 // withdrawal was confirmed. It never blocks.
@@ -138,7 +137,7 @@ func (r *Reconciler) Reconcile(ctx context.Context) time.Duration {
 	}
 	r.report()
 	now := r.cfg.Clock.Now()
-	r.cfg.Outage.leave(&r.retries, now)
+	r.cfg.Shared.outage.leave(&r.retries, now)
 	r.cfg.Observer.Reconciled(now.Sub(start))
 	return r.wake(now)
 }
@@ -161,7 +160,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 	}
 	if p := r.retries.again(now); p != nil {
 		if !r.revalidate(ctx, p, now) {
-			p.hold.end(0)
+			p.reserved.end(0)
 			return true
 		}
 		return r.try(ctx, p)
@@ -183,7 +182,7 @@ func (r *Reconciler) next(ctx context.Context) bool {
 
 // tidy is the end of next: what keeps nobody waiting.
 func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) bool {
-	if !r.passive && !r.confidence.observeAt.After(now) && mayObserve {
+	if r.repairDue(now) && mayObserve {
 		return r.observe(ctx)
 	}
 	if id, ok := r.lookups.next(now, false); ok && mayObserve {
@@ -194,6 +193,12 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 		return true
 	}
 	return false
+}
+
+// repairDue tells whether the node's ENIs are to be listed for repair, which is
+// this reconciler's own to do.
+func (r *Reconciler) repairDue(now time.Time) bool {
+	return !r.passive() && !r.confidence.observeAt.After(now)
 }
 
 // takeNews takes up what other goroutines said since the last step.
@@ -208,7 +213,7 @@ func (r *Reconciler) takeNews(ctx context.Context, now time.Time) {
 	}
 	r.retries.probeForPods(now)
 	r.retries.probeOutage(now)
-	r.takeTerminations(ctx)
+	r.takeDeleteOnTermination(ctx)
 }
 
 // learnPrerequisites does what must be known before anything is planned, and tells
@@ -236,23 +241,21 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 	if p := r.overdueRelease(ctx, now); p != nil {
 		return p
 	}
-	e, hold := r.decide(now)
-	r.counts.exhausted = e.plan.Exhausted
-	r.retries.forgetUnwanted(e.plan.Actions, r.counts.exhausted || r.growthWaits() || r.attachments.stuck(now), now)
-	r.setTerminations(ctx, e.plan.Actions, now)
+	e, reserved := r.decide(now)
+	defer func() { reserved.end(0) }() // if no step takes it
+	r.placement.exhausted = e.plan.Exhausted
+	r.retries.forgetUnwanted(e.plan.Actions, e.plan.Exhausted || r.growthWaits() || r.attachments.stuck(now), now)
+	r.setDeleteOnTermination(ctx, e.plan.Actions, now)
 	for _, a := range e.plan.Actions {
-		g := gateOfKind[a.Kind]
 		if r.waits(a, now) {
 			continue
 		}
-		if g == gateGrow && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
-			hold.end(0)
+		if gateOfKind[a.Kind] == gateGrow && r.countsDue(now) {
 			return &step{Action: plan.Action{Kind: plan.FindSubnets}, priority: cloud.Begun}
 		}
 		if a.Kind == plan.Create {
-			ask, wait := r.routesMissing(e.routes, now)
+			ask, wait := e.routes.missing(r.retries.failed[gateRoutes], now)
 			if ask {
-				hold.end(0)
 				return &step{Action: plan.Action{Kind: plan.FindRoutes}, priority: cloud.Begun}
 			}
 			if wait {
@@ -260,22 +263,25 @@ func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
 			}
 		}
 		p := &step{Action: a, priority: priority(a, e.plan), tidies: e.plan.Moves(a)}
-		if hold.isFor(a) {
-			p.hold, hold = hold, nil
+		if reserved.isFor(a) {
+			p.reserved, reserved = reserved, nil
 		}
 		if r.prepare(ctx, p, now) {
-			hold.end(0)
 			return p
 		}
-		p.hold.end(0)
+		p.reserved.end(0)
 	}
-	hold.end(0)
 	r.evaluation = e
 	// A full subnet is asked about again, however little the plan can do.
-	if r.counts.exhausted && r.counts.stale(now) && !r.retries.closed(gateSubnets, now) {
+	if e.plan.Exhausted && r.countsDue(now) {
 		return &step{Action: plan.Action{Kind: plan.FindSubnets}}
 	}
 	return nil
+}
+
+// countsDue tells whether to ask for the free counts of subnets.
+func (r *Reconciler) countsDue(now time.Time) bool {
+	return r.placement.stale(now) && !r.retries.closed(gateSubnets, now)
 }
 
 // detachedUnknown tells that it is not known yet what of the node is detached: there
@@ -295,19 +301,19 @@ func (r *Reconciler) evaluate(now time.Time) *evaluation {
 		return r.evaluation
 	}
 	s := r.state(now)
-	s.Subnets = r.cfg.Subnets.States(now, r.ownSubnets(), r.forNew())
-	routes := r.markRoutes(s.Subnets)
-	return &evaluation{s, plan.Make(r.limits(), r.cfg.Policy, s), routes}
+	s.Subnets = r.cfg.Shared.Subnets.States(now, r.placement.subnetsInUse(), r.placement.candidates())
+	routes := r.placement.markRoutes(s.Subnets)
+	return &evaluation{s, plan.Make(r.instance.limits, r.cfg.Policy, s), routes}
 }
 
 // decide makes the plan and reserves what its first step of growth takes.
-func (r *Reconciler) decide(now time.Time) (e *evaluation, hold *reservation) {
+func (r *Reconciler) decide(now time.Time) (e *evaluation, reserved *reservation) {
 	e = &evaluation{state: r.state(now)}
-	r.surplus.allow(r.limits(), r.cfg.Policy, &e.state, now)
-	hold = r.cfg.Subnets.choose(now, r.ownSubnets(), r.forNew(), func(list []plan.Subnet) (a plan.Action, subnet string) {
+	r.surplus.allow(r.instance.limits, r.cfg.Policy, &e.state, now)
+	reserved = r.cfg.Shared.Subnets.choose(now, r.placement.subnetsInUse(), r.placement.candidates(), func(list []plan.Subnet) (a plan.Action, subnet string) {
 		e.state.Subnets = list
-		e.routes = r.markRoutes(list)
-		e.plan = plan.Make(r.limits(), r.cfg.Policy, e.state)
+		e.routes = r.placement.markRoutes(list)
+		e.plan = plan.Make(r.instance.limits, r.cfg.Policy, e.state)
 		for _, a := range e.plan.Actions {
 			switch a.Kind {
 			case plan.Create:
@@ -318,7 +324,7 @@ func (r *Reconciler) decide(now time.Time) (e *evaluation, hold *reservation) {
 		}
 		return plan.Action{}, ""
 	})
-	return e, hold
+	return e, reserved
 }
 
 // priority is that of the call that an action makes: what is begun is finished
@@ -338,7 +344,7 @@ func priority(a plan.Action, p plan.Plan) cloud.Priority {
 // it is known what is detached: that comes next.
 func (r *Reconciler) waits(a plan.Action, now time.Time) bool {
 	g := gateOfKind[a.Kind]
-	return a.Kind == plan.SetDeletion || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
+	return a.Kind == plan.SetDeleteOnTermination || r.retries.closed(g, now) || g == gateGrow && r.growthWaits() || a.Kind == plan.Create && r.detachedUnknown()
 }
 
 // growthWaits tells whether an unfinished step of growth must be resolved
@@ -357,30 +363,30 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.JustMade = r.passive && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(createdAt(k.ENI)) < r.cfg.Settle
+		e.JustMade = r.passive() && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s
 }
 
 // ours tells whether an ENI may be changed and used.
-func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && ours(k.ENI, r.cfg.Cluster) }
+func (r *Reconciler) ours(k *known) bool { return !k.ambiguous && k.facts.ours() }
 
 func (r *Reconciler) eniState(k *known, u ENIUsage) plan.ENI {
 	e := plan.ENI{
 		ID: k.ID, Subnet: k.SubnetID, Index: k.index(), Phase: k.phase(),
-		Primary: primary(k.ENI), Ours: r.ours(k),
-		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.ENI) && r.ours(k),
-		Amount:        cloud.AmountOf(without(k.held(), k.isReleasing)), Withdrawn: len(k.releasing) + k.disputed,
+		Primary: primary(k.Attachment), Ours: r.ours(k),
+		PrimaryServes: r.cfg.UsePrimaryAddress && !primary(k.Attachment) && r.ours(k),
+		Amount:        cloud.AmountOf(k.kept()), Withdrawn: len(k.releasing) + k.disputed,
 		Used: u.Used, Cooling: u.Cooling, Free: u.Free,
 	}
-	if _, ok := r.detaching[k.ID]; ok && e.Phase == plan.Attached {
+	if _, ok := r.view.detaching[k.ID]; ok && e.Phase == plan.Attached {
 		e.Phase = plan.Detaching // its detachment may be under way: no supply, and not asked for twice
 	}
 	e.Refused = k.refusals >= attachTries
 	if k.Attachment != nil && k.Attachment.ID != "" {
-		e.WrongDeletion = k.Attachment.DeleteOnTermination == r.cfg.KeepENIs
-		e.WrongTags = k.Tags[TagInstanceID] != r.cfg.InstanceID
+		e.WrongDeleteOnTermination = k.Attachment.DeleteOnTermination == r.cfg.KeepENIs
+		e.WrongTags = k.instanceTag != r.cfg.InstanceID
 	}
 	return e
 }

@@ -22,10 +22,15 @@ func badReply(op, format string, args ...any) error {
 	return &cloud.Error{Class: cloud.Transient, Op: op, Message: "the reply cannot be true: " + fmt.Sprintf(format, args...)}
 }
 
+// gone is the error for what does not exist, as op showed.
+func gone(op, format string, args ...any) error {
+	return &cloud.Error{Class: cloud.Gone, Op: op, Message: fmt.Sprintf(format, args...)}
+}
+
 // checkAssigned judges the addresses and prefixes that a reply says were
 // assigned to k: nobody has them, and they are of k's subnet, if that is known.
-func (v *view) checkAssigned(k *known, things []netip.Prefix, subnet netip.Prefix) error {
-	return checkFree("AssignPrivateIpAddresses", k.ID, things, subnet, v.list())
+func (v *view) checkAssigned(k *known, given []netip.Prefix, subnet netip.Prefix) error {
+	return checkFree("AssignPrivateIpAddresses", k.ID, given, subnet, v.list())
 }
 
 // checkFree refuses things that are not of the subnet, or that one of others has.
@@ -42,10 +47,8 @@ func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others
 			if k.Primary.IsValid() && t.Contains(k.Primary) {
 				return badReply(op, "%v for %s is the primary address of %s", brief(t), to, k.ID)
 			}
-			for _, has := range k.held() {
-				if _, leaving := k.releasing[has]; !leaving && has.Overlaps(t) {
-					return badReply(op, "%v for %s is of %s already", brief(t), to, k.ID)
-				}
+			if slices.ContainsFunc(k.kept(), t.Overlaps) {
+				return badReply(op, "%v for %s is of %s already", brief(t), to, k.ID)
 			}
 		}
 	}
@@ -56,7 +59,7 @@ func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others
 // instance.
 func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet netip.Prefix) error {
 	const op = "CreateNetworkInterface"
-	k := newKnown(e)
+	f := factsOf(e, "")
 	switch {
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
@@ -64,7 +67,7 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
-	case e.Primary.IsValid() && slices.ContainsFunc(k.held(), func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
+	case e.Primary.IsValid() && slices.ContainsFunc(f.held, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return badReply(op, "%s has its primary address for pods", e.ID)
 	}
 	if len(e.Tags) > 0 { // a reply may leave them out
@@ -75,7 +78,7 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		}
 	}
 	// A listing may have shown it while the call was repeated.
-	if old, ok := v.enis[e.ID]; ok && old.Tags[TagCreatedAt] != q.Tags[TagCreatedAt] {
+	if old, ok := v.enis[e.ID]; ok && old.createdTag != q.Tags[TagCreatedAt] {
 		return badReply(op, "%s was there before", e.ID)
 	}
 	others := slices.DeleteFunc(v.list(), func(o *known) bool { return o.ID == e.ID })
@@ -84,11 +87,10 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 			return badReply(op, "%s has the MAC address of %s", e.ID, o.ID)
 		}
 	}
-	things := k.held()
 	if e.Primary.IsValid() {
-		things = append(things, host(e.Primary))
+		f.held = append(f.held, cloud.HostPrefix(e.Primary))
 	}
-	return checkFree(op, e.ID, things, subnet, others)
+	return checkFree(op, e.ID, f.held, subnet, others)
 }
 
 // checkOthers refuses things of a subnet that another node of the process has.

@@ -31,14 +31,27 @@ func eniOf(n byte, primary string, secondary ...string) cloud.ENI {
 		Primary: netip.MustParseAddr(primary), Addresses: addrs(secondary...)}
 }
 
+// all are the facts of some ENIs.
+func all(enis ...cloud.ENI) (out []facts) {
+	for _, e := range enis {
+		out = append(out, factsOf(e, "test"))
+	}
+	return out
+}
+
+// observed takes a listing of all ENIs of the node.
+func (v *view) observed(at int, enis ...cloud.ENI) {
+	v.merge(all(enis...), unix(at), func(*known) bool { return true })
+}
+
 // aView is a node with two ENIs, of which the second gives an address back.
 func aView() *view {
 	v := newView(time.Minute)
 	one, two := eniOf(1, "10.0.0.4", "10.0.0.5"), eniOf(2, "10.0.0.20", "10.0.0.21", "10.0.0.22")
 	one.Prefixes = prefixes("10.0.1.16/28")
 	one.Attachment = &cloud.Attachment{ID: "attach-1", InstanceID: "i-1"}
-	v.enis["eni-1"], v.enis["eni-2"] = newKnown(one), newKnown(two)
-	v.enis["eni-2"].releasing[host(two.Addresses[1])] = time.Unix(1, 0)
+	v.enis["eni-1"], v.enis["eni-2"] = newKnown(factsOf(one, "test")), newKnown(factsOf(two, "test"))
+	v.enis["eni-2"].releasing[cloud.HostPrefix(two.Addresses[1])] = time.Unix(1, 0)
 	return v
 }
 
@@ -46,29 +59,28 @@ var subnet1 = netip.MustParsePrefix("10.0.0.0/22")
 
 func TestRepliesToAssignments(t *testing.T) {
 	for _, tt := range []struct {
-		name     string
-		addrs    []netip.Addr
-		prefixes []netip.Prefix
-		subnet   netip.Prefix
-		says     string // empty: it fits
+		name   string
+		given  []netip.Prefix
+		subnet netip.Prefix
+		says   string // empty: it fits
 	}{
-		{"new ones", addrs("10.0.0.6", "10.0.0.7"), nil, subnet1, ""},
-		{"a new prefix", nil, prefixes("10.0.1.32/28"), subnet1, ""},
-		{"in a subnet that is not known", addrs("10.9.0.6"), nil, netip.Prefix{}, ""},
-		{"one that another is giving back", addrs("10.0.0.22"), nil, subnet1, ""},
-		{"its primary", addrs("10.0.0.6", "10.0.0.4"), nil, subnet1, "primary address of eni-1"},
-		{"another's primary", addrs("10.0.0.20"), nil, subnet1, "primary address of eni-2"},
-		{"one that it has", addrs("10.0.0.5"), nil, subnet1, "of eni-1 already"},
-		{"another's", addrs("10.0.0.21"), nil, subnet1, "of eni-2 already"},
-		{"one of its prefix", addrs("10.0.1.17"), nil, subnet1, "of eni-1 already"},
-		{"a prefix with addresses in use", nil, prefixes("10.0.0.16/28"), subnet1, "eni-2"},
-		{"outside of the subnet", addrs("10.9.0.6"), nil, subnet1, "not of its subnet"},
-		{"larger than the subnet", nil, prefixes("10.0.0.0/16"), subnet1, "not of its subnet"},
-		{"one twice", addrs("10.0.0.6", "10.0.0.6"), nil, subnet1, "named twice"},
+		{"new ones", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.7")), subnet1, ""},
+		{"a new prefix", prefixes("10.0.1.32/28"), subnet1, ""},
+		{"in a subnet that is not known", cloud.HostPrefixes(addrs("10.9.0.6")), netip.Prefix{}, ""},
+		{"one that another is giving back", cloud.HostPrefixes(addrs("10.0.0.22")), subnet1, ""},
+		{"its primary", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.4")), subnet1, "primary address of eni-1"},
+		{"another's primary", cloud.HostPrefixes(addrs("10.0.0.20")), subnet1, "primary address of eni-2"},
+		{"one that it has", cloud.HostPrefixes(addrs("10.0.0.5")), subnet1, "of eni-1 already"},
+		{"another's", cloud.HostPrefixes(addrs("10.0.0.21")), subnet1, "of eni-2 already"},
+		{"one of its prefix", cloud.HostPrefixes(addrs("10.0.1.17")), subnet1, "of eni-1 already"},
+		{"a prefix with addresses in use", prefixes("10.0.0.16/28"), subnet1, "eni-2"},
+		{"outside of the subnet", cloud.HostPrefixes(addrs("10.9.0.6")), subnet1, "not of its subnet"},
+		{"larger than the subnet", prefixes("10.0.0.0/16"), subnet1, "not of its subnet"},
+		{"one twice", cloud.HostPrefixes(addrs("10.0.0.6", "10.0.0.6")), subnet1, "named twice"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v := aView()
-			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], append(hosts(tt.addrs), tt.prefixes...), tt.subnet), tt.says)
+			wantUnfit(t, v.checkAssigned(v.enis["eni-1"], tt.given, tt.subnet), tt.says)
 		})
 	}
 }
@@ -115,7 +127,7 @@ func TestRepliesToCreations(t *testing.T) {
 	v := aView()
 	shown := eniOf(3, "10.0.0.30", "10.0.0.31")
 	shown.Tags = q.Tags
-	v.enis["eni-3"] = newKnown(shown)
+	v.enis["eni-3"] = newKnown(factsOf(shown, "test"))
 	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
 }
 

@@ -33,7 +33,7 @@ var gates = [...]gate{gateInstance, gateLimits, gateGrow, gateObserve, gateSubne
 var gateOfKind = map[plan.Kind]gate{
 	plan.Assign: gateGrow, plan.Create: gateGrow, plan.Attach: gateGrow,
 	plan.Unassign: gateShrink, plan.Detach: gateShrink, plan.Delete: gateDelete,
-	plan.SetDeletion: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
+	plan.SetDeleteOnTermination: gateRepair, plan.Retag: gateRepair, plan.Observe: gateObserve, plan.Collect: gateCollect,
 	plan.FindSubnets: gateSubnets, plan.FindRoutes: gateRoutes, plan.FindLimits: gateLimits, plan.FindInstance: gateInstance,
 }
 
@@ -49,7 +49,7 @@ type retries struct {
 type backoff struct {
 	at       time.Time // of the last failure
 	until    time.Time
-	probe    time.Time // when it may be opened for pods that wait; see Outage
+	probe    time.Time // when it may be opened for pods that wait; see outage
 	failures int       // in a row
 	kind     plan.Kind
 	class    cloud.Class
@@ -89,9 +89,9 @@ func (t *retries) fail(kind plan.Kind, err error, now time.Time, wait time.Durat
 	b.kind, b.class, b.err, b.at, b.until = kind, cloud.ClassOf(err), err, now, now.Add(wait)
 	if away(b.class) {
 		b.probe = now.Add(t.cfg.jitter(probeAway))
-		t.cfg.Outage.leave(t, now)
+		t.cfg.Shared.outage.leave(t, now)
 	} else {
-		t.cfg.Outage.answered(t, g, now)
+		t.cfg.Shared.outage.answered(t, g, now)
 	}
 	t.cfg.Logger.Warn("step failed", "step", string(kind), "class", b.class.String(), "error", err, "retryIn", wait.String())
 }
@@ -137,10 +137,10 @@ func (t *retries) open(g gate, now time.Time) {
 // succeed forgets a gate's trouble.
 func (t *retries) succeed(g gate) {
 	delete(t.failed, g)
-	t.cfg.Outage.answered(t, g, t.cfg.Clock.Now())
+	t.cfg.Shared.outage.answered(t, g, t.cfg.Clock.Now())
 }
 
-// forget drops a gate's trouble, without anything that succeeded.
+// forget drops a gate's trouble although nothing succeeded.
 func (t *retries) forget(g gate) { delete(t.failed, g) }
 
 // forgetUnwanted forgets trouble with steps that nothing asks for any more:

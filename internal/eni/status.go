@@ -64,7 +64,7 @@ func (r *Reconciler) report() {
 		s.Available, s.Used = d.Available, d.Used
 		if r.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
-			s.Shortage, s.Explanation = plan.Shortage(r.limits(), r.cfg.Policy, e.state)
+			s.Shortage, s.Explanation = plan.Shortage(r.instance.limits, r.cfg.Policy, e.state)
 		}
 	}
 	r.mu.Lock()

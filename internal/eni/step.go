@@ -20,7 +20,7 @@ type step struct {
 	plan.Action
 	withdrawn []netip.Prefix // Unassign: what was withdrawn
 	intent    Intent         // Create
-	hold      *reservation   // Create, Assign: what is set apart of the subnet
+	reserved  *reservation   // Create, Assign: what is set apart of the subnet
 	priority  cloud.Priority // of its call
 	tidies    bool           // Assign: no pod needs it, it is a move's
 	lost      bool           // Create: it was made, and the reply was lost
@@ -38,7 +38,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false
 		}
-		r.detaching[p.ENI] = now
+		r.view.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil {
 			r.cancelDetach(ctx, p.ENI)
 			r.retries.fail(plan.Detach, err, now, r.cfg.SlowRetry)
@@ -47,7 +47,7 @@ func (r *Reconciler) prepare(ctx context.Context, p *step, now time.Time) bool {
 	case plan.Assign:
 		p.Subnet = r.view.enis[p.ENI].SubnetID
 	case plan.Create:
-		groups, err := r.groups(ctx)
+		groups, err := r.placement.groups(ctx)
 		if err == nil {
 			p.intent = r.newIntent(p.Action, groups, now)
 			if err = r.cfg.Intents.Save(p.intent); err != nil {
@@ -68,7 +68,7 @@ func (r *Reconciler) withdraw(ctx context.Context, p *step, now time.Time) bool 
 	k := r.view.enis[p.ENI]
 	p.withdrawn = r.cfg.Node.Withdraw(p.ENI, p.Amount)
 	if k != nil && k.Primary.IsValid() { // the cloud takes no ENI's own address
-		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == host(k.Primary) })
+		p.withdrawn = slices.DeleteFunc(p.withdrawn, func(t netip.Prefix) bool { return t == cloud.HostPrefix(k.Primary) })
 	}
 	if k == nil || len(p.withdrawn) == 0 {
 		return false
@@ -105,7 +105,7 @@ func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) boo
 		if !r.cfg.Node.WithdrawENI(p.ENI) {
 			return false // a listing gave it back meanwhile, and pods came
 		}
-		r.detaching[p.ENI] = now
+		r.view.detaching[p.ENI] = now
 		if err := r.publish(ctx); err != nil && r.shared() {
 			r.cancelDetach(ctx, p.ENI)
 			return false
@@ -154,26 +154,8 @@ func (r *Reconciler) restoreWithdrawn(p *step) {
 
 // cancelDetach gives an ENI that was about to leave back to the node, by publishing it.
 func (r *Reconciler) cancelDetach(ctx context.Context, id string) {
-	delete(r.detaching, id)
+	delete(r.view.detaching, id)
 	_ = r.publish(ctx)
-}
-
-// groups are the security groups of a new ENI: those configured by ID or tags,
-// else the primary's.
-func (r *Reconciler) groups(ctx context.Context) ([]string, error) {
-	if len(r.cfg.Groups) > 0 {
-		return r.cfg.Groups, nil
-	}
-	if len(r.cfg.GroupTags) > 0 {
-		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
-		defer cancel()
-		vpc, _ := r.vpcAndZone()
-		return r.cfg.Security.Find(ctx, vpc, r.cfg.GroupTags)
-	}
-	if k, ok := r.view.primary(); ok {
-		return k.Groups, nil
-	}
-	return nil, nil
 }
 
 // newIntent writes the request for a new ENI: all tags and addresses in the one call.
@@ -198,7 +180,7 @@ func (r *Reconciler) resume() {
 	}
 	created := intent.Request.Tags[TagCreatedAt]
 	for _, k := range r.view.enis {
-		if k.Tags[TagCreatedAt] == created {
+		if k.createdTag == created {
 			ok = false
 		}
 	}
@@ -217,7 +199,5 @@ func (r *Reconciler) forgetIntent() {
 }
 
 func sortedKeys(m map[netip.Prefix]time.Time) []netip.Prefix {
-	return slices.SortedFunc(maps.Keys(m), func(x, y netip.Prefix) int {
-		return cmp.Or(x.Addr().Compare(y.Addr()), cmp.Compare(x.Bits(), y.Bits()))
-	})
+	return slices.SortedFunc(maps.Keys(m), netip.Prefix.Compare)
 }

@@ -8,16 +8,18 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
 )
 
-// SubnetBook is what is known of the free addresses of subnets. One is shared
+// Subnets is what is known of the free addresses of subnets. One is shared
 // by all reconcilers of a process: what one is about to ask for is reserved,
-// so that many nodes do not herd onto the same subnet.
-type SubnetBook struct {
+// so that not all choose the same subnet and most of them fail.
+type Subnets struct {
 	api   cloud.API
-	mu    sync.Mutex // guards the entries; memory only
+	asked *memory[struct{}] // by VPC and IDs
+	mu    sync.Mutex        // guards the entries; memory only
 	all   map[string]*subnetEntry
 	order []string // its keys, sorted
 }
@@ -32,15 +34,23 @@ type subnetEntry struct {
 	noPrefix  time.Time // until when prefixes are not asked for
 }
 
-// NewSubnetBook returns an empty book.
-func NewSubnetBook(api cloud.API) *SubnetBook {
-	return &SubnetBook{api: api, all: map[string]*subnetEntry{}}
+func newSubnets(api cloud.API, c clock.Clock) *Subnets {
+	return &Subnets{api: api, asked: newMemory[struct{}](c), all: map[string]*subnetEntry{}}
+}
+
+// RefreshSince is Refresh unless it was done, for any node, as of since or later.
+// It tells as of when it was.
+func (b *Subnets) RefreshSince(ctx context.Context, f cloud.SubnetFilter, since time.Time) (time.Time, error) {
+	a, err := b.asked.ask(ctx, fmt.Sprint(f.VPCID, f.IDs), since, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, b.Refresh(ctx, f, b.asked.clock.Now())
+	})
+	return a.at, err
 }
 
 // Refresh describes the subnets that match and takes their free counts, asked for at now.
 // What has been learned or taken since is not undone by them. No lock is held
 // during the call.
-func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
+func (b *Subnets) Refresh(ctx context.Context, f cloud.SubnetFilter, now time.Time) error {
 	before := b.takenSoFar()
 	list, err := b.api.Subnets(ctx, f)
 	if err != nil {
@@ -69,7 +79,7 @@ func (b *SubnetBook) Refresh(ctx context.Context, f cloud.SubnetFilter, now time
 }
 
 // takenSoFar is what calls have taken of each subnet.
-func (b *SubnetBook) takenSoFar() map[string]int {
+func (b *Subnets) takenSoFar() map[string]int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := make(map[string]int, len(b.all))
@@ -85,7 +95,7 @@ func selects(f cloud.SubnetFilter, s cloud.Subnet) bool {
 }
 
 // CIDR is a subnet's IPv4 block, if known.
-func (b *SubnetBook) CIDR(id string) (netip.Prefix, bool) {
+func (b *Subnets) CIDR(id string) (netip.Prefix, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
@@ -97,7 +107,7 @@ func (b *SubnetBook) CIDR(id string) (netip.Prefix, bool) {
 
 // CIDRWith is CIDR for an ENI of the subnet with an address. A block without it
 // cannot be the subnet's: it is forgotten, until a description tells another.
-func (b *SubnetBook) CIDRWith(id string, a netip.Addr) (netip.Prefix, bool) {
+func (b *Subnets) CIDRWith(id string, a netip.Addr) (netip.Prefix, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e, ok := b.all[id]
@@ -111,7 +121,7 @@ func (b *SubnetBook) CIDRWith(id string, a netip.Addr) (netip.Prefix, bool) {
 }
 
 // Learn remembers a subnet's block without a free count, as an inventory told.
-func (b *SubnetBook) Learn(id string, cidr netip.Prefix) {
+func (b *Subnets) Learn(id string, cidr netip.Prefix) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, ok := b.all[id]; !ok && cidr.IsValid() {
@@ -120,14 +130,14 @@ func (b *SubnetBook) Learn(id string, cidr netip.Prefix) {
 }
 
 // States lists the subnets that matter to a node as its plan sees them, by ID.
-func (b *SubnetBook) States(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+func (b *Subnets) States(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.states(now, relevant, forNew)
 }
 
 // states is States with b.mu held.
-func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
+func (b *Subnets) states(now time.Time, relevant map[string]bool, forNew plan.Candidates) []plan.Subnet {
 	var out []plan.Subnet
 	for _, id := range b.order {
 		e := b.all[id]
@@ -148,36 +158,31 @@ func (b *SubnetBook) states(now time.Time, relevant map[string]bool, forNew plan
 // answers in the same moment: of many nodes that choose at once, each counts
 // what those before it chose. pick makes no call; it answers with an action and
 // its subnet, or an empty one.
-func (b *SubnetBook) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *reservation {
+func (b *Subnets) choose(now time.Time, relevant map[string]bool, forNew plan.Candidates, pick func([]plan.Subnet) (plan.Action, string)) *reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a, subnet := pick(b.states(now, relevant, forNew))
 	if subnet == "" {
 		return nil
 	}
-	h := b.hold(subnet, a.Weight())
-	h.action = a
-	return h
+	b.entry(subnet).reserved += a.Weight()
+	return &reservation{book: b, subnet: subnet, n: a.Weight(), action: a}
 }
 
 // reservation is a number of addresses of a subnet set apart for a call. A nil
 // one is none.
 type reservation struct {
-	book   *SubnetBook
+	book   *Subnets
 	subnet string
 	n      int
 	action plan.Action
 	ended  bool
 }
 
-func (b *SubnetBook) reserve(subnet string, n int) *reservation {
+// reserve sets a number of addresses apart.
+func (b *Subnets) reserve(subnet string, n int) *reservation {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.hold(subnet, n)
-}
-
-// hold is reserve with b.mu held.
-func (b *SubnetBook) hold(subnet string, n int) *reservation {
 	b.entry(subnet).reserved += n
 	return &reservation{book: b, subnet: subnet, n: n}
 }
@@ -209,7 +214,7 @@ func (h *reservation) end(took int) {
 
 // Free lists the subnets that the cloud described, by ID, each with its free
 // addresses, what is being asked for taken off.
-func (b *SubnetBook) Free() []cloud.Subnet {
+func (b *Subnets) Free() []cloud.Subnet {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var out []cloud.Subnet
@@ -224,7 +229,7 @@ func (b *SubnetBook) Free() []cloud.Subnet {
 }
 
 // returned counts addresses that went back to a subnet.
-func (b *SubnetBook) returned(id string, n int) {
+func (b *Subnets) returned(id string, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e, ok := b.all[id]; ok && e.Free != plan.Unlimited {
@@ -233,17 +238,16 @@ func (b *SubnetBook) returned(id string, n int) {
 }
 
 // refusedPrefix remembers that a subnet had no free aligned prefix.
-func (b *SubnetBook) refusedPrefix(id string, until time.Time) {
+func (b *Subnets) refusedPrefix(id string, until time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entry(id).noPrefix = until
 }
 
-// refused remembers that a subnet had fewer than n addresses free at now. When
-// its count said so little already or is not known, it counts as full for a while that
-// doubles with each refusal, from 15 s to 5 min; and the count is asked for
-// again.
-func (b *SubnetBook) refused(id string, n int, now time.Time) (again time.Time) {
+// refused remembers that a subnet had fewer than n addresses free at now. From the
+// second refusal in a row on it counts as full for a while, which doubles from 15 s
+// to 5 min. It tells when the count is to be asked for again.
+func (b *Subnets) refused(id string, n int, now time.Time) (again time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.entry(id)
@@ -256,7 +260,7 @@ func (b *SubnetBook) refused(id string, n int, now time.Time) (again time.Time) 
 	return now
 }
 
-func (b *SubnetBook) entry(id string) *subnetEntry {
+func (b *Subnets) entry(id string) *subnetEntry {
 	e, ok := b.all[id]
 	if !ok {
 		e = &subnetEntry{Subnet: cloud.Subnet{ID: id, Free: plan.Unlimited}}

@@ -24,19 +24,19 @@ func TestOlderCountOfFreeAddresses(t *testing.T) {
 	five := []cloud.Subnet{{ID: "s1", Free: 5}}
 	for _, c := range []struct {
 		name   string
-		during func(t *testing.T, b *SubnetBook)
+		during func(t *testing.T, b *Subnets)
 		answer []cloud.Subnet // to the older question
 		want   int
 	}{
-		{"nothing", func(*testing.T, *SubnetBook) {}, five, 5},
-		{"a newer answer", func(t *testing.T, b *SubnetBook) { refresh(t, b, 2, []cloud.Subnet{{ID: "s1", Free: 3}}) }, five, 3},
-		{"a newer answer has a subnet that the older has not", func(t *testing.T, b *SubnetBook) { refresh(t, b, 2, five) }, nil, 5},
-		{"a refusal", func(_ *testing.T, b *SubnetBook) { b.refused("s1", 2, unix(2)) }, five, 1},
-		{"addresses were taken", func(_ *testing.T, b *SubnetBook) { b.reserve("s1", 4).end(4) }, five, 1},
-		{"addresses were asked for in vain", func(_ *testing.T, b *SubnetBook) { b.reserve("s1", 4).end(0) }, five, 5},
+		{"nothing", func(*testing.T, *Subnets) {}, five, 5},
+		{"a newer answer", func(t *testing.T, b *Subnets) { refresh(t, b, 2, []cloud.Subnet{{ID: "s1", Free: 3}}) }, five, 3},
+		{"a newer answer has a subnet that the older has not", func(t *testing.T, b *Subnets) { refresh(t, b, 2, five) }, nil, 5},
+		{"a refusal", func(_ *testing.T, b *Subnets) { b.refused("s1", 2, unix(2)) }, five, 1},
+		{"addresses were taken", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(4) }, five, 1},
+		{"addresses were asked for in vain", func(_ *testing.T, b *Subnets) { b.reserve("s1", 4).end(0) }, five, 5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := NewSubnetBook(nil)
+			b := newSubnets(nil, nil)
 			refresh(t, b, 0, five)
 			b.api = counting{answer: func() []cloud.Subnet {
 				c.during(t, b)
@@ -56,7 +56,7 @@ func TestOlderCountOfFreeAddresses(t *testing.T) {
 	}
 }
 
-func refresh(t *testing.T, b *SubnetBook, asked int, answer []cloud.Subnet) {
+func refresh(t *testing.T, b *Subnets, asked int, answer []cloud.Subnet) {
 	t.Helper()
 	b.api = counting{answer: func() []cloud.Subnet { return answer }}
 	if err := b.Refresh(t.Context(), cloud.SubnetFilter{}, unix(asked)); err != nil {
@@ -66,7 +66,7 @@ func refresh(t *testing.T, b *SubnetBook, asked int, answer []cloud.Subnet) {
 
 // Many nodes that plan at the same moment share what a subnet has.
 func TestReservationIsPartOfTheChoice(t *testing.T) {
-	b := NewSubnetBook(nil)
+	b := newSubnets(nil, nil)
 	b.entry("s1").Free = 10
 	b.entry("s2").Free = 8
 	pick := func(list []plan.Subnet) (plan.Action, string) {

@@ -26,7 +26,7 @@ func (u *surplus) allow(l cloud.Limits, p ipam.Policy, s *plan.State, now time.T
 	s.Moves = u.movable.Allow(movable, movable, now, u.delay) > 0
 }
 
-// rest has an ENI that could be emptied last anew.
+// rest begins the time anew for which an ENI must have been dispensable before it is emptied.
 func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
 // due is when excess will have lasted.

@@ -15,7 +15,7 @@ type timed interface {
 func (r *Reconciler) timers() []timed {
 	return []timed{
 		&r.confidence, &r.lookups, &r.instance, &r.retries,
-		&r.counts, &r.attachments, &r.surplus, &r.orphans,
+		&r.placement, &r.attachments, &r.surplus, &r.orphans,
 	}
 }
 
@@ -27,13 +27,10 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	if r.instance.vanished {
 		return idle
 	}
-	at := now.Add(idle)
-	if !r.passive {
-		at = r.confidence.observeAt
-		if until, failed := r.retries.until(gateObserve); failed && !at.After(now) {
-			at = until
-		}
+	if r.repairDue(now) && !r.retries.closed(gateObserve, now) {
+		return 0
 	}
+	at := now.Add(idle)
 	for _, t := range r.timers() {
 		if due := t.due(now); !due.IsZero() && due.Before(at) {
 			at = due

@@ -9,28 +9,20 @@ import (
 	"path/filepath"
 )
 
-// copyFile makes path a copy of the file source and tells whether it was not.
-func copyFile(path, source string, mode os.FileMode) (changed bool, err error) {
-	src, err := os.Open(source)
+// openSource opens a file that is to be copied.
+func openSource(path string) (*os.File, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return false, fmt.Errorf("opening what to copy: %w", err)
+		return nil, fmt.Errorf("opening what to copy: %w", err)
 	}
-	defer func() { _ = src.Close() }()
-	switch info, err := src.Stat(); {
-	case err != nil:
-		return false, fmt.Errorf("looking at what to copy: %w", err)
-	case !info.Mode().IsRegular() || info.Size() == 0:
-		return false, fmt.Errorf("%s is no file with content", source)
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
+		return nil, errors.Join(fmt.Errorf("%s is no file with content", path), err, f.Close())
 	}
-	return put(path, src, mode)
+	return f, nil
 }
 
-// writeFile makes path hold content and tells whether it did not.
-func writeFile(path string, content []byte, mode os.FileMode) (changed bool, err error) {
-	return put(path, bytes.NewReader(content), mode)
-}
-
-// put replaces path unless it is a plain file with this content and mode.
+// put replaces path, unless it is a plain file with this content and mode, and tells
+// whether it did.
 func put(path string, content io.ReadSeeker, mode os.FileMode) (changed bool, err error) {
 	if err := os.Remove(staged(path)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false, fmt.Errorf("removing what an earlier attempt left: %w", err)

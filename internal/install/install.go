@@ -5,8 +5,10 @@
 package install
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,14 +65,17 @@ func Install(o Options) (Report, error) {
 	if err != nil {
 		return r, err
 	}
+	source, err := openSource(o.Plugin)
+	if err != nil {
+		return r, fmt.Errorf("installing %s: %w", plugin, err)
+	}
+	defer func() { _ = source.Close() }()
 	for _, f := range []struct {
-		path string
-		put  func() (bool, error)
-	}{
-		{plugin, func() (bool, error) { return copyFile(plugin, o.Plugin, pluginMode) }},
-		{conf, func() (bool, error) { return writeFile(conf, text, confMode) }},
-	} {
-		changed, err := f.put()
+		path    string
+		content io.ReadSeeker
+		mode    os.FileMode
+	}{{plugin, source, pluginMode}, {conf, bytes.NewReader(text), confMode}} {
+		changed, err := put(f.path, f.content, f.mode)
 		if err != nil {
 			return r, fmt.Errorf("installing %s: %w", f.path, err)
 		}

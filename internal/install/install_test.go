@@ -305,7 +305,7 @@ func TestInstallFailures(t *testing.T) {
 	}
 }
 
-func TestEqual(t *testing.T) {
+func TestEqualComparesWholeFiles(t *testing.T) {
 	big := strings.Repeat("x", 100_000)
 	for _, tc := range []struct {
 		a, b string

@@ -6,6 +6,7 @@ package listener
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -130,10 +131,8 @@ func (l *Limited) count() map[netip.Addr]int {
 }
 
 func (l *Limited) oldestIdle(of func(*Conn) bool) *Conn {
-	for _, c := range l.conns {
-		if of(c) && c.idle() {
-			return c
-		}
+	if i := slices.IndexFunc(l.conns, func(c *Conn) bool { return of(c) && c.idle() }); i >= 0 {
+		return l.conns[i]
 	}
 	return nil
 }
@@ -152,12 +151,9 @@ func (l *Limited) oldestIdleOfMost() (found *Conn) {
 
 // remove forgets a connection, if it is known. l.mu is held.
 func (l *Limited) remove(c *Conn) {
-	for i, o := range l.conns {
-		if o == c {
-			l.conns = append(l.conns[:i], l.conns[i+1:]...)
-			l.room.Signal()
-			return
-		}
+	if i := slices.Index(l.conns, c); i >= 0 {
+		l.conns = slices.Delete(l.conns, i, i+1)
+		l.room.Signal()
 	}
 }
 

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// knocks is a listener whose connections a test makes, from any address.
-type knocks struct {
+// incoming is a listener whose connections a test makes, from any address.
+type incoming struct {
 	conns chan net.Conn
 	end   sync.Once
 }
 
-func (k *knocks) Accept() (net.Conn, error) {
+func (k *incoming) Accept() (net.Conn, error) {
 	c, ok := <-k.conns
 	if !ok {
 		return nil, net.ErrClosed
@@ -26,12 +26,12 @@ func (k *knocks) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-func (k *knocks) Close() error {
+func (k *incoming) Close() error {
 	k.end.Do(func() { close(k.conns) })
 	return nil
 }
 
-func (k *knocks) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (k *incoming) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
 // from is a connection from an address.
 type from struct {
@@ -43,17 +43,17 @@ func (f from) RemoteAddr() net.Addr {
 	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.addr), 9))
 }
 
-// door is a limited listener whose connections are taken up at once.
-type door struct {
-	t       *testing.T
-	limited *Limited
-	knocks  *knocks
-	taken   chan *Conn
+// server is a limited listener whose connections are taken up at once.
+type server struct {
+	t        *testing.T
+	limited  *Limited
+	incoming *incoming
+	taken    chan *Conn
 }
 
-func open(t *testing.T, limits Limits) *door {
-	d := &door{t: t, knocks: &knocks{conns: make(chan net.Conn)}, taken: make(chan *Conn, 100)}
-	d.limited = Limit(d.knocks, limits)
+func open(t *testing.T, limits Limits) *server {
+	d := &server{t: t, incoming: &incoming{conns: make(chan net.Conn)}, taken: make(chan *Conn, 100)}
+	d.limited = Limit(d.incoming, limits)
 	go func() {
 		for {
 			c, err := d.limited.Accept()
@@ -70,13 +70,13 @@ func open(t *testing.T, limits Limits) *door {
 // client is the far end of a connection, with the near end if it was taken up.
 type client struct {
 	net.Conn
-	server *Conn
+	near *Conn
 }
 
-func (d *door) connect(addr string) *client {
+func (d *server) connect(addr string) *client {
 	near, far := net.Pipe()
 	d.t.Cleanup(func() { _ = far.Close() })
-	d.knocks.conns <- from{near, addr}
+	d.incoming.conns <- from{near, addr}
 	synctest.Wait()
 	select {
 	case c := <-d.taken:
@@ -110,11 +110,11 @@ func TestAPeerPastItsLimitLosesItsOldestIdleConnection(t *testing.T) {
 		expect(t, "its second", second.open(), true)
 		expect(t, "its newest", third.open(), true)
 		expect(t, "another peer's", other.open(), true)
-		second.server.Working(true)
-		third.server.Working(true)
+		second.near.Working(true)
+		third.near.Working(true)
 		expect(t, "one more when all are at work", d.connect("10.0.0.1").open(), false)
 		expect(t, "what is at work", second.open() && third.open(), true)
-		_ = second.server.Close()
+		_ = second.near.Close()
 		expect(t, "one more when one ended", d.connect("10.0.0.1").open(), true)
 	})
 }
@@ -140,17 +140,17 @@ func TestWhenAllAreAtWorkNewOnesWait(t *testing.T) {
 		var working []*client
 		for range 2 {
 			c := d.connect("10.0.0.1")
-			go func() { _, _ = c.server.Read(make([]byte, 1)) }()
+			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
 			_, _ = c.Write([]byte("x"))
 			working = append(working, c)
 		}
 		synctest.Wait()
 		late := d.connect("10.0.0.2")
-		if late.server != nil {
+		if late.near != nil {
 			t.Fatal("taken up above the total")
 		}
 		expect(t, "one that waits", late.open(), true)
-		_ = working[0].server.Close()
+		_ = working[0].near.Close()
 		if c := <-d.taken; c.peer != netip.MustParseAddr("10.0.0.2") {
 			t.Errorf("%s is taken up", c.peer)
 		}
@@ -163,14 +163,14 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 		var begun []*client
 		for range 2 {
 			c := d.connect("10.0.0.1")
-			go func() { _, _ = c.server.Read(make([]byte, 1)) }()
+			go func() { _, _ = c.near.Read(make([]byte, 1)) }()
 			_, _ = c.Write([]byte("x"))
 			begun = append(begun, c)
 		}
 		synctest.Wait()
-		begun[0].server.Working(true)
+		begun[0].near.Working(true)
 		late := d.connect("10.0.0.2")
-		if late.server != nil {
+		if late.near != nil {
 			t.Fatal("taken up before the time for opening was over")
 		}
 		time.Sleep(time.Second) //nolint:forbidigo // in a synctest bubble
@@ -185,7 +185,7 @@ func TestWhatIsOnlyOpenedGivesWay(t *testing.T) {
 func TestAListenerEndsWhileOneWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := open(t, Limits{Total: 1})
-		d.connect("10.0.0.1").server.Working(true)
+		d.connect("10.0.0.1").near.Working(true)
 		late := d.connect("10.0.0.2")
 		if err := d.limited.Close(); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ package nodenetwork
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net/netip"
 	"path"
@@ -178,6 +179,18 @@ func HasAvailable(o *v1alpha1.NodeNetwork, eniID string) bool {
 		}
 	}
 	return false
+}
+
+// Available are the available addresses and prefixes of an object, as far as they
+// make sense, each with its ENI.
+func Available(o *v1alpha1.NodeNetwork) iter.Seq2[netip.Prefix, string] {
+	return func(yield func(netip.Prefix, string) bool) {
+		for text, at := range o.Spec.IPAM.Available {
+			if p, err := Parse(text); err == nil && !yield(p, at.Resource) {
+				return
+			}
+		}
+	}
 }
 
 // among reads a list, as far as it is of available things.

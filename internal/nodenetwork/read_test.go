@@ -2,6 +2,7 @@ package nodenetwork
 
 import (
 	"encoding/json"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 const (
@@ -102,16 +104,16 @@ func TestReading(t *testing.T) {
 	o.Spec.IPAM.Releasing = []string{"10.0.0.32/28", "10.0.0.99"}
 	o.Status.IPAM.Released = []string{"10.0.0.11"}
 	r := Read(o)
-	mac := func(s string) (m eni.MAC) {
-		if err := m.UnmarshalText([]byte(s)); err != nil {
+	hw := func(s string) (a mac.Addr) {
+		if err := a.UnmarshalText([]byte(s)); err != nil {
 			t.Fatal(err)
 		}
-		return m
+		return a
 	}
 	subnet := r.Inventory.ENIs[0].Subnet
 	want := eni.Inventory{InstanceType: "m5.large", Limits: r.Inventory.Limits, ENIs: []eni.ENI{
-		{ID: eth0, MAC: mac("02:00:00:00:00:00"), Primary: true, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.4")},
-		{ID: eth1, MAC: mac("02:00:00:00:00:01"), DeviceIndex: 1, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.5")},
+		{ID: eth0, MAC: hw("02:00:00:00:00:00"), Primary: true, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.4")},
+		{ID: eth1, MAC: hw("02:00:00:00:00:01"), DeviceIndex: 1, Serves: true, SubnetID: "subnet-1", Subnet: subnet, PrimaryIPv4: netip.MustParseAddr("10.0.0.5")},
 	}}
 	want.ENIs[0].Addresses = append(want.ENIs[0].Addresses, netip.MustParseAddr("10.0.0.20"))
 	want.ENIs[1].Addresses = append(want.ENIs[1].Addresses, netip.MustParseAddr("10.0.0.10"), netip.MustParseAddr("10.0.0.11"))
@@ -124,6 +126,28 @@ func TestReading(t *testing.T) {
 	}
 	if l := r.Inventory.Limits; l.MaxENIs != 3 || l.IPv4PerENI != 10 || !l.Prefixes {
 		t.Errorf("limits %+v", l)
+	}
+}
+
+// What makes no sense is no available address.
+func TestAvailable(t *testing.T) {
+	o := small()
+	on(o, eth0, "10.0.0.32/28")
+	on(o, eth1, "ten")
+	got := maps.Collect(Available(o))
+	want := map[netip.Prefix]string{
+		netip.MustParsePrefix("10.0.0.10/32"): eth1, netip.MustParsePrefix("10.0.0.11/32"): eth1, netip.MustParsePrefix("10.0.0.32/28"): eth0,
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if !HasAvailable(o, eth0) || HasAvailable(o, "eni-9") {
+		t.Error("eth0 has an available address, and eni-9 has none")
+	}
+	older := small()
+	o.ResourceVersion, older.ResourceVersion = "10", "9"
+	if !Newer(o, older) || Newer(older, o) || Newer(o, o) {
+		t.Error("10 is newer than 9, and nothing else is newer")
 	}
 }
 

@@ -8,21 +8,14 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 )
-
-// daemon is a client with the token of a node's daemon, and nothing else.
-func (c *cluster) daemon(node string) client.Client {
-	c.t.Helper()
-	token, err := harness.ControlPlane.NodeToken(c.t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
-	harness.OK(c.t, err)
-	return harness.KubeClientFor(c.t, harness.ControlPlane.ConfigWithToken(token))
-}
 
 // attached lists an instance's ENIs with their secondary addresses.
 func (c *cluster) attached(instance string) (out []string) {
@@ -40,14 +33,14 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--shrink-delay=50ms", "--listing-interval=1s", "--settle-time=1s")
 	o.until(c.leads("one"))
-	few := int32(4)
-	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &few})
-	c.node("node-b", v1alpha1.ENISpec{PreAllocate: &few})
+	four := v1alpha1.ENISpec{PreAllocate: new(int32(4))}
+	c.node("node-a", four)
+	c.node("node-b", four)
 	o.until(c.has("node-a", 4))
 	o.until(c.has("node-b", 4))
 	before := c.attached("node-a")
 
-	thief := c.daemon("node-b")
+	thief := harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "node-b")) // has its daemon's token, and nothing else
 	mine := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}}
 	harness.Eventually(t, limit, "the daemon may not delete its own object, in which a person's settings are", func() error {
 		if err := thief.Delete(t.Context(), mine.DeepCopy()); err == nil || !strings.Contains(err.Error(), "ValidatingAdmissionPolicy") {
@@ -57,12 +50,8 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	})
 	harness.OK(t, c.client.Delete(t.Context(), mine.DeepCopy())) // a person did
 	harness.Eventually(t, limit, "it makes the object anew", func() error {
-		o := mine.DeepCopy()
-		o.Spec = v1alpha1.NodeNetworkSpec{
-			InstanceID: c.lab.Cloud.InstanceID("node-a"), InstanceType: "m5.large",
-			ENI: v1alpha1.ENISpec{PreAllocate: new(int32)}, // eth0 is for those only whom berthd-allowed lists
-		}
-		return thief.Create(t.Context(), o)
+		// eth0 is for those only whom berthd-allowed lists
+		return thief.Create(t.Context(), objectOf("node-b", c.lab.Cloud.InstanceID("node-a"), v1alpha1.ENISpec{PreAllocate: new(int32)}))
 	})
 	harness.Eventually(t, limit, "the operator says that it will not work for that object", func() error {
 		if now := c.attached("node-a"); !slices.Equal(now, before) {
@@ -74,10 +63,8 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 		if err := thief.Status().Patch(t.Context(), got, client.MergeFrom(old)); err != nil {
 			return err
 		}
-		for _, d := range got.Status.Conditions {
-			if d.Type == v1alpha1.ConditionDegraded && d.Reason == "AnotherInstance" {
-				return nil
-			}
+		if d := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionDegraded); d != nil && d.Reason == "AnotherInstance" {
+			return nil
 		}
 		return fmt.Errorf("conditions %+v", got.Status.Conditions)
 	})
@@ -85,10 +72,7 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 		t.Errorf("it is told of another node's addresses: %v", o.Spec.IPAM.Available)
 	}
 	// Node-a grows as before.
-	old := c.read("node-a")
-	more := old.DeepCopy()
-	more.Spec.ENI.PreAllocate = new(int32(6))
-	harness.OK(t, c.client.Patch(t.Context(), more, client.MergeFrom(old)))
+	c.wants("node-a", 6)
 	o.until(c.has("node-a", 6))
 
 	// Without a provider ID it is EC2 that tells: a Node of the private DNS name
@@ -98,9 +82,6 @@ func TestObjectNamesAnothersInstance(t *testing.T) {
 	primary := c.lab.Cloud.Snapshot().InstanceENIs(id)[0].Primary
 	name := fmt.Sprintf("ip-%s.%s.compute.internal", strings.ReplaceAll(primary.String(), ".", "-"), c.lab.Cloud.Region())
 	harness.OK(t, c.client.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
-	harness.OK(t, c.client.Create(t.Context(), &v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.NodeNetworkSpec{InstanceID: id, InstanceType: "m5.large", ENI: v1alpha1.ENISpec{PreAllocate: &few}},
-	}))
+	harness.OK(t, c.client.Create(t.Context(), objectOf(name, id, four)))
 	o.until(c.has(name, 4))
 }

@@ -18,7 +18,9 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -60,18 +62,23 @@ var account = types.NamespacedName{Namespace: "kube-system", Name: "berth-operat
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	harness.KubeClean(t)
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), operatormode.Roles))
-	c := &cluster{t: t, client: harness.KubeClient(t), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
-	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
-	harness.OK(t, err)
-	harness.OK(t, kube.WriteKubeconfig(c.kubeconfig, harness.ControlPlane.ConfigWithToken(token)))
+	c := &cluster{t: t, client: harness.KubeClient(t)}
+	c.use(harness.OperatorConfig(t, operatormode.Roles))
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = account.Namespace, LeaseName
 	harness.OK(t, client.IgnoreNotFound(c.client.Delete(t.Context(), lease)))
+	var err error
 	c.lab, err = endpoints.Serve(spec.Default())
 	harness.OK(t, err)
 	t.Cleanup(c.lab.Close)
 	return c
+}
+
+// use has operators that start from now on reach the API server so.
+func (c *cluster) use(cfg *rest.Config) {
+	c.t.Helper()
+	c.kubeconfig = filepath.Join(c.t.TempDir(), "kubeconfig")
+	harness.OK(c.t, kube.WriteKubeconfig(c.kubeconfig, cfg))
 }
 
 // node makes a Node and its NodeNetwork for an instance of the lab.
@@ -80,11 +87,39 @@ func (c *cluster) node(instance string, eni v1alpha1.ENISpec) {
 	n := &corev1.Node{}
 	n.Name, n.Spec.ProviderID = instance, "aws:///zone/"+c.lab.Cloud.InstanceID(instance)
 	harness.OK(c.t, c.client.Create(c.t.Context(), n))
-	o := &v1alpha1.NodeNetwork{Spec: v1alpha1.NodeNetworkSpec{
-		InstanceID: c.lab.Cloud.InstanceID(instance), InstanceType: "m5.large", ENI: eni,
-	}}
-	o.Name = instance
-	harness.OK(c.t, c.client.Create(c.t.Context(), o))
+	harness.OK(c.t, c.client.Create(c.t.Context(), objectOf(instance, c.lab.Cloud.InstanceID(instance), eni)))
+}
+
+// objectOf is a node's object as its daemon makes it.
+func objectOf(node, instanceID string, eni v1alpha1.ENISpec) *v1alpha1.NodeNetwork {
+	return &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: v1alpha1.NodeNetworkSpec{InstanceID: instanceID, InstanceType: "m5.large", ENI: eni},
+	}
+}
+
+// wants gives a node's object another number of addresses to keep free.
+func (c *cluster) wants(node string, addresses int32) {
+	c.t.Helper()
+	old := c.read(node)
+	changed := old.DeepCopy()
+	changed.Spec.ENI.PreAllocate = &addresses
+	harness.OK(c.t, c.client.Patch(c.t.Context(), changed, client.MergeFrom(old)))
+}
+
+// lead starts an operator that leads, and gives node-a its 8 addresses.
+func (c *cluster) lead(args ...string) *process {
+	c.t.Helper()
+	o := c.start("one", args...)
+	o.until(c.leads("one"))
+	c.serves(o, "node-a")
+	return o
+}
+
+// serves makes a node, and waits until it has its 8 addresses.
+func (c *cluster) serves(o *process, node string) {
+	c.t.Helper()
+	c.node(node, v1alpha1.ENISpec{})
+	o.until(c.has(node, 8))
 }
 
 // read returns a node's object.

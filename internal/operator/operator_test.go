@@ -13,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
@@ -30,15 +29,11 @@ func TestNodeGetsAddresses(t *testing.T) {
 	o.until(answersWith(o.health, "/livez", 200))
 	o.until(answersWith(o.metrics, "/readyz", 200))
 
-	begin, more := int32(2), int32(5)
-	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &begin})
-	c.node("node-b", v1alpha1.ENISpec{PreAllocate: &begin})
+	c.node("node-a", v1alpha1.ENISpec{PreAllocate: new(int32(2))})
+	c.node("node-b", v1alpha1.ENISpec{PreAllocate: new(int32(2))})
 	for _, n := range []string{"node-a", "node-b"} {
 		o.until(c.has(n, 2))
-		old := c.read(n)
-		changed := old.DeepCopy()
-		changed.Spec.ENI.PreAllocate = &more
-		harness.OK(t, c.client.Patch(t.Context(), changed, client.MergeFrom(old)))
+		c.wants(n, 5)
 	}
 	o.until(c.has("node-a", 5))
 	o.until(c.has("node-b", 5))
@@ -111,8 +106,7 @@ func checkFamilies(t *testing.T, o *process) {
 func TestBoundPodsAreDemand(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one")
-	one := int32(1)
-	c.node("node-a", v1alpha1.ENISpec{PreAllocate: &one})
+	c.node("node-a", v1alpha1.ENISpec{PreAllocate: new(int32(1))})
 	o.until(c.has("node-a", 1))
 	harness.OK(t, o.Pause()) // so that it sees them together, and more than there are addresses
 	for i := range 4 {
@@ -138,11 +132,7 @@ func TestBoundPodsAreDemand(t *testing.T) {
 // leader stopped.
 func TestTakeover(t *testing.T) {
 	c := newCluster(t)
-	eight := v1alpha1.ENISpec{}
-	first := c.start("one", quick...)
-	first.until(c.leads("one"))
-	c.node("node-a", eight)
-	first.until(c.has("node-a", 8))
+	first := c.lead(quick...)
 	second := c.start("two", quick...)
 	second.until(answersWith(second.health, "/readyz", 200))
 	harness.OK(t, c.leads("one")())
@@ -150,7 +140,7 @@ func TestTakeover(t *testing.T) {
 	enis := len(c.lab.Cloud.Snapshot().ENIs)
 
 	harness.OK(t, first.Kill())
-	c.node("node-b", eight)
+	c.node("node-b", v1alpha1.ENISpec{})
 	second.until(c.leads("two"))
 	second.until(c.has("node-b", 8))
 	harness.OK(t, c.has("node-a", 8)())
@@ -162,11 +152,8 @@ func TestTakeover(t *testing.T) {
 // One that ends in order leaves the Lease free, so that nobody waits for it.
 func TestEndReleasesTheLease(t *testing.T) {
 	c := newCluster(t)
-	o := c.start("one")
-	o.until(c.leads("one"))
+	o := c.lead()
 	o.until(answersWith(o.health, "/readyz", 200))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
 	harness.OK(t, o.Stop(time.Minute)) // sooner than the Lease runs out
 	if code := o.ExitCode(); code != 0 {
 		t.Errorf("exit code %d\n%s", code, o.LogTail(20))
@@ -208,15 +195,11 @@ func TestLosingTheLeaseEndsTheProcess(t *testing.T) {
 // and nodes that come after it are seen.
 func TestAPIServerRestart(t *testing.T) {
 	c := newCluster(t)
-	o := c.start("one")
-	o.until(c.leads("one"))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	o := c.lead()
 	back := harness.WithoutAPIServer(t)
 	o.until(answersWith(o.health, "/livez", 200))
 	back()
-	c.node("node-b", v1alpha1.ENISpec{})
-	o.until(c.has("node-b", 8))
+	c.serves(o, "node-b")
 	if o.Starts() != 1 || !o.Running() {
 		t.Error("the operator ended")
 	}
@@ -225,8 +208,7 @@ func TestAPIServerRestart(t *testing.T) {
 func TestWithoutLeaderElection(t *testing.T) {
 	c := newCluster(t)
 	o := c.start("one", "--leader-elect=false", "--metrics-address=")
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	c.serves(o, "node-a")
 	if h := c.holder(); h != "" {
 		t.Errorf("%s leads", h)
 	}

@@ -2,9 +2,11 @@ package operator
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"log/slog"
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,7 +22,6 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy/crds"
-	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -57,6 +59,44 @@ func (p *process) repeatsNothing() {
 	}
 }
 
+func TestWhyTheAPICannotBeUsed(t *testing.T) {
+	nodes := schema.GroupResource{Resource: "nodes"}
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{nil, ""},
+		{&meta.NoKindMatchError{}, lacks},
+		{apierrors.NewNotFound(nodes, "n"), lacks},
+		{apierrors.NewForbidden(nodes, "n", nil), refuses},
+		{fmt.Errorf("list: %w", &tls.CertificateVerificationError{}), refuses},
+		{http.ErrSchemeMismatch, refuses},
+		{errors.New("connection refused"), away},
+	} {
+		if got := because(tt.err); got != tt.want {
+			t.Errorf("%v: %q, want %q", tt.err, got, tt.want)
+		}
+	}
+}
+
+// What a part reports after the end was asked for is no error in the log.
+func TestEndIsNoError(t *testing.T) {
+	for _, ended := range []bool{false, true} {
+		var b strings.Builder
+		ctx, end := context.WithCancel(t.Context())
+		defer end()
+		if ended {
+			end()
+		}
+		log := slog.New(orderly{slog.NewTextHandler(&b, nil), ctx}).With("a", 1).WithGroup("g")
+		log.Error(afterEnd)
+		log.Error("another")
+		if got := strings.Count(b.String(), "level=ERROR"); (got == 1) != ended {
+			t.Errorf("ended: %t, logged:\n%s", ended, b.String())
+		}
+	}
+}
+
 // An operator that starts without an API server lives, is not ready, says so
 // once, and goes to work when the server comes.
 func TestStartsBeforeTheAPIServer(t *testing.T) {
@@ -80,8 +120,7 @@ func TestStartsBeforeTheAPIServer(t *testing.T) {
 	back()
 	o.until(c.leads("one"))
 	o.until(answersWith(o.health, "/readyz", 200))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	c.serves(o, "node-a")
 	if o.Starts() != 1 || o.lines("the Kubernetes API answers") != 1 {
 		t.Errorf("%d starts", o.Starts())
 	}
@@ -126,8 +165,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		{stranger, []string{"certificate", "is --kubeconfig right"}},
 	}
 	for i, tt := range cases {
-		c.kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
-		harness.OK(t, kube.WriteKubeconfig(c.kubeconfig, tt.config))
+		c.use(tt.config)
 		running = append(running, c.start(fmt.Sprintf("refused-%d", i)))
 	}
 	for i, tt := range cases {
@@ -174,6 +212,5 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	})
 	harness.OK(t, harness.ControlPlane.InstallCRDs(t.Context(), crds.Files))
 	o.until(answersWith(o.health, "/readyz", 200))
-	c.node("node-a", v1alpha1.ENISpec{})
-	o.until(c.has("node-a", 8))
+	c.serves(o, "node-a")
 }

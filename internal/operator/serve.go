@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/web"
@@ -123,24 +124,12 @@ func (f *front) close() {
 // answers is a check whether work, which is quick, ends at all: it does not
 // while a lock that everything needs is held for ever.
 func answers(what string, work func()) check {
-	// One attempt at a time: attempts that hang must not pile up.
-	var mu sync.Mutex // guards under
-	var under chan struct{}
+	var attempts singleflight.Group // those that hang must not pile up
 	return func(ctx context.Context) error {
-		mu.Lock()
-		if under == nil {
-			done := make(chan struct{})
-			under = done
-			go func() {
-				work()
-				mu.Lock()
-				under = nil
-				mu.Unlock()
-				close(done)
-			}()
-		}
-		done := under
-		mu.Unlock()
+		done := attempts.DoChan("", func() (any, error) {
+			work()
+			return nil, nil
+		})
 		select {
 		case <-done:
 			return nil

@@ -32,6 +32,16 @@ func TestBackoffGrowsAndIsSpread(t *testing.T) {
 	}
 }
 
+func TestEarliest(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	if got := Earliest(at(10), at(30), time.Time{}, at(9), at(20), at(10)); !got.Equal(at(20)) {
+		t.Errorf("got %v, want second 20", got)
+	}
+	if got := Earliest(at(10), at(9)); !got.IsZero() {
+		t.Errorf("nothing is after now, and got %v", got)
+	}
+}
+
 func TestSignal(t *testing.T) {
 	s := NewSignal()
 	s.Set()

@@ -54,7 +54,7 @@ func (c *client) del(ctx context.Context, rt *libcni.RuntimeConf) error {
 
 // addOnce measures one ADD in a daemon, in a new sandbox, and takes it back.
 func (b *bench) addOnce(ctx context.Context, c *client) (time.Duration, error) {
-	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
 	}
@@ -87,28 +87,27 @@ func (b *bench) daemonAdd(ctx context.Context, name string) ([]Result, error) {
 	}
 	defer host.Close()
 
-	var daemon, floor []float64
-	for i := range b.rounds + warmUp {
+	all, err := rounds(b.rounds, func(i int, note note) error {
 		before, err := addSeconds(ctx, b.few)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if _, err := b.addOnce(ctx, c); err != nil {
-			return nil, err
+			return err
 		}
 		after, err := addSeconds(ctx, b.few)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		least, err := b.bareOnce(host, i)
-		if err != nil {
-			return nil, fmt.Errorf("bare netlink calls: %w", err)
-		}
-		if i >= warmUp {
-			daemon, floor = append(daemon, 1000*(after-before)), append(floor, millis(least))
-		}
+		note("daemon", 1000*(after-before))
+		note("floor", millis(least))
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return []Result{ratio(name, "ms", daemon, floor)}, nil
+	return []Result{ratio(name, "ms", all["daemon"], all["floor"])}, nil
 }
 
 // addSeconds is the time that all ADDs of a daemon took so far.
@@ -140,7 +139,7 @@ func nodeNetlink(n *node.Node) (host *netlink.Handle, err error) {
 
 // bareOnce makes one pod link by its bare netlink calls.
 func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
-	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
 	}
@@ -152,7 +151,7 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 	}
 	start := time.Now()
 	if err := bare.Add(host, link); err != nil {
-		return 0, err
+		return 0, fmt.Errorf("bare netlink calls: %w", err)
 	}
 	took := time.Since(start)
 	made, err := host.LinkByName(link.HostIf)
@@ -164,7 +163,7 @@ func (b *bench) bareOnce(host *netlink.Handle, i int) (time.Duration, error) {
 
 // families measures AddPod of the data path with both families against IPv4.
 func families(ctx context.Context, b *bench) ([]Result, error) {
-	n, err := datapath.Open(datapath.WithNetnsPath(b.idle.Netns))
+	n, err := datapath.Open(b.idle.Netns)
 	if err != nil {
 		return nil, err
 	}
@@ -179,23 +178,24 @@ func families(ctx context.Context, b *bench) ([]Result, error) {
 	}}); err != nil {
 		return nil, err
 	}
-	var times [2][]float64
-	for i := range b.rounds + warmUp {
-		for j := range times {
-			took, err := b.linkOnce(ctx, n, 2*i+j, j == 0)
-			if err != nil {
-				return nil, err
-			}
-			if i >= warmUp {
-				times[j] = append(times[j], millis(took))
-			}
+	all, err := rounds(b.rounds, func(i int, note note) error {
+		both, err := b.linkOnce(ctx, n, 2*i, true)
+		if err != nil {
+			return err
 		}
+		one, err := b.linkOnce(ctx, n, 2*i+1, false)
+		note("both", millis(both))
+		note("one", millis(one))
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return []Result{ratio("dual-stack-add", "ms", times[0], times[1])}, nil
+	return []Result{ratio("dual-stack-add", "ms", all["both"], all["one"])}, nil
 }
 
 func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool) (time.Duration, error) {
-	rt, err := b.sandboxes.sandbox(len(b.sandboxes.made))
+	rt, err := b.sandboxes.sandbox()
 	if err != nil {
 		return 0, err
 	}
@@ -211,7 +211,7 @@ func (b *bench) linkOnce(ctx context.Context, n *datapath.Node, i int, dual bool
 		return 0, err
 	}
 	took := time.Since(start)
-	if err := n.DetachPod(ctx, pod); err != nil {
+	if err := n.DetachPod(ctx, pod.HostIfName, pod.Addrs()); err != nil {
 		return 0, err
 	}
 	return took, n.ReapLinks(ctx, []string{pod.HostIfName})

@@ -2,66 +2,57 @@ package main
 
 import (
 	"context"
-	"sync"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
+	"github.com/berthnet/berth/test/bench/objects"
 )
 
 // execs measures ADD and DEL from exec to result, in turn with the reference
 // and with what an ADD cannot be below.
 func execs(ctx context.Context, b *bench) ([]Result, error) {
-	f, err := b.openFloor()
+	host, err := b.openFloor()
 	if err != nil {
 		return nil, err
 	}
-	defer f.host.Close()
-	times, err := b.execs(ctx, f.measure)
+	defer host.Close()
+	s, err := b.execs(ctx, func(i int, note note) error { return b.floor(ctx, host, i, note) })
 	if err != nil {
 		return nil, err
 	}
-	return append(times.results("exec-add", "exec-del"), f.results(times.adds[0])...), nil
+	return append(execResults(s, "exec-add", "exec-del"), ratio("exec-add-floor", "ms", s["add"], s["floor"]), measured("exec-null", "ms", s["null"]...)), nil
 }
 
-// execTimes are in ms, Berth's and the reference's.
-type execTimes struct{ adds, dels [2][]float64 }
-
-func (t execTimes) results(add, del string) []Result {
-	return []Result{ratio(add, "ms", t.adds[0], t.adds[1]), ratio(del, "ms", t.dels[0], t.dels[1])}
+func execResults(s series, add, del string) []Result {
+	return []Result{ratio(add, "ms", s["add"], s["reference add"]), ratio(del, "ms", s["del"], s["reference del"])}
 }
 
-// execs calls Berth and the reference in turn, and between after Berth, if any.
-func (b *bench) execs(ctx context.Context, between func(ctx context.Context, round int) error) (t execTimes, err error) {
-	for i := range b.rounds + warmUp {
-		for j, r := range []*runtime{b.berth, b.reference} {
-			if j == 1 && between != nil {
-				if err := between(ctx, i); err != nil {
-					return t, err
-				}
-			}
-			up, down, err := addAndDel(ctx, r)
-			if err != nil {
-				return t, err
-			}
-			if i >= warmUp {
-				t.adds[j], t.dels[j] = append(t.adds[j], millis(up)), append(t.dels[j], millis(down))
-			}
+// execs calls Berth and the reference in turn, and between after Berth.
+func (b *bench) execs(ctx context.Context, between func(i int, note note) error) (series, error) {
+	return rounds(b.rounds, func(i int, note note) error {
+		if err := addAndDel(ctx, b.berth, "", note); err != nil {
+			return err
 		}
-	}
-	return t, nil
+		if err := between(i, note); err != nil {
+			return err
+		}
+		return addAndDel(ctx, b.reference, "reference ", note)
+	})
 }
 
 // addAndDel measures an ADD in a new sandbox, and its DEL.
-func addAndDel(ctx context.Context, r *runtime) (add, del time.Duration, err error) {
-	rt, err := r.sandbox(len(r.made))
+func addAndDel(ctx context.Context, r *runtime, whose string, note note) error {
+	rt, err := r.sandbox()
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
-	if add, err = r.add(ctx, rt); err != nil {
-		return 0, 0, err
+	add, err := r.add(ctx, rt)
+	if err != nil {
+		return err
 	}
-	del, err = r.del(ctx, rt)
-	return add, del, err
+	del, err := r.del(ctx, rt)
+	note(whose+"add", millis(add))
+	note(whose+"del", millis(del))
+	return err
 }
 
 // parallel measures the ADDs a second of 8 workers against one's.
@@ -75,15 +66,15 @@ func parallel(ctx context.Context, b *bench) ([]Result, error) {
 				return nil, err
 			}
 			start := time.Now()
-			if err := each(all, workers, func(rt *libcni.RuntimeConf) error {
-				_, err := b.berth.add(ctx, rt)
+			if err := objects.Each(ctx, batch, workers, func(ctx context.Context, i int) error {
+				_, err := b.berth.add(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err
 			}
 			rates[j] = append(rates[j], batch/time.Since(start).Seconds())
-			if err := each(all, 8, func(rt *libcni.RuntimeConf) error {
-				_, err := b.berth.del(ctx, rt)
+			if err := objects.Each(ctx, batch, 8, func(ctx context.Context, i int) error {
+				_, err := b.berth.del(ctx, all[i])
 				return err
 			}); err != nil {
 				return nil, err
@@ -91,30 +82,4 @@ func parallel(ctx context.Context, b *bench) ([]Result, error) {
 		}
 	}
 	return []Result{ratio("parallel-add", "ADD/s", rates[0], rates[1])}, nil
-}
-
-// each calls fn for every sandbox by so many workers, and returns the first error.
-func each(all []*libcni.RuntimeConf, workers int, fn func(*libcni.RuntimeConf) error) error {
-	todo := make(chan *libcni.RuntimeConf, len(all))
-	for _, rt := range all {
-		todo <- rt
-	}
-	close(todo)
-	var (
-		wg    sync.WaitGroup
-		once  sync.Once
-		first error
-	)
-	for range workers {
-		wg.Go(func() {
-			for rt := range todo {
-				if err := fn(rt); err != nil {
-					once.Do(func() { first = err })
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return first
 }

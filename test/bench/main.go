@@ -46,7 +46,7 @@ func run(ctx context.Context) (err error) {
 	flag.StringVar(&b.refDir, "reference-dir", "", "where the reference plugins ptp and host-local are")
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
 		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures stay in the file as they are")
-	flag.StringVar(&b.peerDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
+	flag.StringVar(&b.amazonDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, a package or a name a line, and measure nothing")
@@ -113,34 +113,34 @@ var prefixes = []string{"scale", "limiter", "pools"}
 
 // These groups take long, or build much that nothing else needs.
 const (
-	hugeGroup = "huge-operator"
-	peerGroup = "amazon-vpc-cni"
+	hugeGroup   = "huge-operator"
+	amazonGroup = "amazon-vpc-cni"
 )
 
 // onDemand are measured only when they are asked for.
-var onDemand = []string{hugeGroup, peerGroup}
+var onDemand = []string{hugeGroup, amazonGroup}
 
 var groups = []group{
-	{"size", "the plugin's size, and the memory of an idle daemon", aLab, sizes},
-	{"exec", "whole ADD and DEL by exec, in turn with ptp + host-local", aLab, execs},
-	{"parallel", "8 ADDs at a time, in turn with one at a time", aLab, parallel},
-	{"daemon", "ADD in the daemon, in turn with its netlink calls", aLab, daemonAdd},
-	{"families", "a pod's link with both families, in turn with IPv4 only", aLab, families},
-	{"pods", "250 and 500 pods on a node, in turn with a node of 10", aLab, manyPods},
+	{"size", "the plugin's size, and the memory of an idle daemon", nodeModeLab, sizes},
+	{"exec", "whole ADD and DEL by exec, in turn with ptp + host-local", nodeModeLab, execs},
+	{"parallel", "8 ADDs at a time, in turn with one at a time", nodeModeLab, parallel},
+	{"daemon", "ADD in the daemon, in turn with its netlink calls", nodeModeLab, daemonAdd},
+	{"families", "a pod's link with both families, in turn with IPv4 only", nodeModeLab, families},
+	{"pods", "250 and 500 pods on a node, in turn with a node of 10", nodeModeLab, manyPods},
 	{"limiter-fill", "filling nodes within EC2's limits, against what those force; in virtual time", nothing, fills},
 	{"limiter-throttled", "one throttled call", nothing, throttles},
 	{"limiter-refused", "filling 400 nodes while calls are refused at random, against none", nothing, refusals},
-	{"limiter-foreign", "filling 100 nodes beside a client that never backs off", nothing, neighbours},
-	{"limiter-peers", "four daemons in node mode beside such a client, and while calls are refused at random", nothing, companies},
+	{"limiter-foreign", "filling 100 nodes beside a client that never backs off", nothing, besideOthers},
+	{"limiter-peers", "four daemons in node mode beside such a client, and while calls are refused at random", nothing, peersBesideOthers},
 	{"scale-join", "the ENI allocator when 100 to 10,000 nodes join", nothing, joins},
 	{"scale-event", "one event on one of 2,000 nodes, in turn with one of 100", nothing, singleEvents},
 	{"scale-memory", "what the ENI allocator keeps of 2,000 and 10,000 nodes", nothing, memories},
-	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", aControlPlane, operators},
+	{"scale-operator", "the whole operator with a real API server: 500 nodes, and 2,000", controlPlanePrograms, operators},
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},
-	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", aControlPlane, blockRequests},
-	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", aSite, poolAdds},
-	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", aControlPlane, hugeOperator},
-	{peerGroup, "the same work as by the Amazon VPC CNI, beside it: 20 minutes", aPeer, besideThePeer},
+	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
+	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
+	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
+	{amazonGroup, "the same work as by the Amazon VPC CNI, beside it: 20 minutes", comparison, compareWithAmazon},
 }
 
 func groupNames() []string {

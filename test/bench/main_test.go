@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(harness.Main(m, "berth", "berthd", "berth-operator")) }
 
-func TestChoose(t *testing.T) {
+func TestGroupsAreChosenByName(t *testing.T) {
 	for _, c := range []struct {
 		only  string
 		has   []string
@@ -21,8 +21,8 @@ func TestChoose(t *testing.T) {
 		{"limiter", []string{"limiter-fill", "limiter-throttled"}, []string{"scale-join", "exec"}},
 		{"pools", []string{"pools-book", "pools-requests", "pools-add"}, []string{"scale-join", "exec"}},
 		{"exec,limiter-fill", []string{"exec", "limiter-fill"}, []string{"limiter-throttled"}},
-		{hugeGroup, []string{hugeGroup}, []string{"size", peerGroup}},
-		{peerGroup, []string{peerGroup}, []string{"size", hugeGroup}},
+		{hugeGroup, []string{hugeGroup}, []string{"size", amazonGroup}},
+		{amazonGroup, []string{amazonGroup}, []string{"size", hugeGroup}},
 	} {
 		chosen, err := choose(c.only)
 		if err != nil {

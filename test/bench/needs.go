@@ -15,11 +15,11 @@ import (
 type need int
 
 const (
-	nothing       need = iota
-	aLab               // a VPC with three nodes
-	aSite              // a lab in pool mode with one node
-	aControlPlane      // its programs: the group raises it itself
-	aPeer              // what both are run with: the group raises it itself
+	nothing              need = iota
+	nodeModeLab               // a VPC with three nodes
+	poolModeLab               // a lab in pool mode with one node
+	controlPlanePrograms      // a control plane's: the group raises it itself
+	comparison                // what Berth and the Amazon VPC CNI are run with: the group raises its labs itself
 )
 
 // What groups need and is built elsewhere than from a package of this module.
@@ -32,10 +32,10 @@ const (
 // parts are what must be there before the bench starts: packages whose
 // programs are in bench.binDir, and those above.
 var parts = map[need][]string{
-	aLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
-	aSite:         {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
-	aControlPlane: {"./cmd/berth-operator", controlPlane},
-	aPeer:         {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
+	nodeModeLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
+	poolModeLab:          {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
+	controlPlanePrograms: {"./cmd/berth-operator", controlPlane},
+	comparison:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 }
 
 // needed are the parts of groups, each once.
@@ -65,10 +65,10 @@ func (b *bench) check(chosen []group) error {
 			}
 			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
 		case amazonVPCCNI:
-			if b.peerDir == "" {
+			if b.amazonDir == "" {
 				return errors.New("-amazon-vpc-cni-dir is empty: expected the directory that holds " + vpccni.Daemon + " and " + vpccni.Plugin)
 			}
-			programs = append(programs, filepath.Join(b.peerDir, vpccni.Daemon), filepath.Join(b.peerDir, vpccni.Plugin))
+			programs = append(programs, filepath.Join(b.amazonDir, vpccni.Daemon), filepath.Join(b.amazonDir, vpccni.Plugin))
 		default:
 			programs = append(programs, filepath.Join(b.binDir, path.Base(part)))
 		}

@@ -6,12 +6,12 @@ import (
 )
 
 // Nobody waits for the build of something that is not measured.
-func TestNeeded(t *testing.T) {
+func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 	lab := []string{"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins}
 	for only, want := range map[string][]string{
 		"limiter":             nil,
 		"exec,daemon,limiter": lab,
-		peerGroup:             {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
+		amazonGroup:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
 		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, referencePlugins},
 	} {

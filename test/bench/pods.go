@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/net/ipv4"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/test/bench/objects"
 	"github.com/berthnet/berth/test/bench/proc"
 )
 
@@ -30,10 +30,7 @@ func sizes(_ context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []Result{
-		{Name: "plugin-size", Value: float64(st.Size()) / mebi, Unit: "MiB", Runs: 1},
-		{Name: "daemon-idle", Value: idle, Unit: "MiB", Runs: 1},
-	}, nil
+	return []Result{single("plugin-size", "MiB", float64(st.Size())/mebi, 0), single("daemon-idle", "MiB", idle, 0)}, nil
 }
 
 // rssAnon is the daemon's private memory in MiB.
@@ -70,7 +67,7 @@ func manyPods(ctx context.Context, b *bench) ([]Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	results := []Result{{Name: "daemon-250-pods", Value: memory, Unit: "MiB", Runs: 1}}
+	results := []Result{single("daemon-250-pods", "MiB", memory, 0)}
 
 	var rates [2][]float64
 	for range 7 {
@@ -87,19 +84,20 @@ func manyPods(ctx context.Context, b *bench) ([]Result, error) {
 	if _, err := b.fill(ctx, many, 250); err != nil {
 		return nil, err
 	}
-	var times [2][]float64
-	for i := range b.rounds + warmUp {
-		for j, c := range []*client{many, few} {
-			took, err := b.addOnce(ctx, c)
-			if err != nil {
-				return nil, err
-			}
-			if i >= warmUp {
-				times[j] = append(times[j], millis(took))
-			}
+	times, err := rounds(b.rounds, func(_ int, note note) error {
+		slow, err := b.addOnce(ctx, many)
+		if err != nil {
+			return err
 		}
+		fast, err := b.addOnce(ctx, few)
+		note("many", millis(slow))
+		note("few", millis(fast))
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return append(results, ratio("add-500-pods", "ms", times[0], times[1])), nil
+	return append(results, ratio("add-500-pods", "ms", times["many"], times["few"])), nil
 }
 
 // pod is one that stays.
@@ -114,25 +112,17 @@ func (b *bench) fill(ctx context.Context, c *client, n int) ([]pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	pods := make(chan pod, n)
-	err = each(all, 4, func(rt *libcni.RuntimeConf) error {
-		reply, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(rt), Netns: rt.NetNS})
+	pods := make([]pod, n)
+	err = objects.Each(ctx, n, 4, func(ctx context.Context, i int) error {
+		reply, err := c.rpc.Add(ctx, &rpc.AddRequest{Attachment: key(all[i]), Netns: all[i].NetNS})
 		if err != nil {
 			return err
 		}
 		p, err := netip.ParsePrefix(reply.GetAddresses()[0])
-		pods <- pod{rt.NetNS, p.Addr()}
+		pods[i] = pod{all[i].NetNS, p.Addr()}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	close(pods)
-	var out []pod
-	for p := range pods {
-		out = append(out, p)
-	}
-	return out, nil
+	return pods, err
 }
 
 // forwarded sends small UDP packets from one pod to another as fast as it can,

@@ -48,16 +48,12 @@ func (b *bench) blockRequests(ctx context.Context, turns, many, few int) ([]Resu
 			}
 		}
 	}
-	two := make([]float64, len(writes))
-	for i := range two {
-		two[i] = 2
-	}
 	return []Result{
 		ratio(fmt.Sprintf("pool-requests-%d", many), "s", served, bare),
-		ratio("pool-requests-writes", "writes/block", writes, two),
+		ratio("pool-requests-writes", "writes/block", writes, []float64{2}),
 		ratio("pool-requests-cpu", "ms/request", cpu[0], cpu[1]),
-		{Name: "pool-requests-memory", Value: median(memory), Unit: "MiB", Runs: len(memory)},
-		{Name: "pool-requests-status", Value: median(own), Unit: "writes of the pool", Runs: len(own)},
+		measured("pool-requests-memory", "MiB", memory...),
+		measured("pool-requests-status", "writes of the pool", own...),
 	}, nil
 }
 
@@ -80,31 +76,30 @@ func poolBook(context.Context, *bench) ([]Result, error) {
 	memory := scale.LiveHeap() - empty
 	few, full := taken(someTaken), taken(layout.Blocks())
 
-	var usual, last [2][]float64
-	for i := range 200 + warmUp {
-		for j, c := range []*block.Carver{many, few} {
-			took, err := carve(c, layout)
+	all, err := rounds(200, func(_ int, note note) error {
+		for _, f := range []struct {
+			of     string
+			carver *block.Carver
+			carve  func(*block.Carver, block.Layout) (float64, error)
+		}{
+			{"usual, many", many, carve}, {"usual, few", few, carve},
+			{"last, all", full, carveAgain}, {"last, few", few, carveAgain},
+		} {
+			took, err := f.carve(f.carver, layout)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			if i >= warmUp {
-				usual[j] = append(usual[j], took)
-			}
+			note(f.of, took)
 		}
-		for j, c := range []*block.Carver{full, few} {
-			took, err := carveAgain(c, layout)
-			if err != nil {
-				return nil, err
-			}
-			if i >= warmUp {
-				last[j] = append(last[j], took)
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return []Result{
 		single("pool-book-memory", "MiB", float64(memory)/mebi, 0),
-		ratio("pool-carve", "ns", usual[0], usual[1]),
-		ratio("pool-carve-last", "ns", last[0], last[1]),
+		ratio("pool-carve", "ns", all["usual, many"], all["usual, few"]),
+		ratio("pool-carve-last", "ns", all["last, all"], all["last, few"]),
 	}, nil
 }
 
@@ -164,20 +159,20 @@ func carveOne(c *block.Carver, l block.Layout, limit int64) error {
 // poolAdds measures ADD and DEL as execs and daemonAdd do, with berthd in pool
 // mode and a block that it has: the API server has no part in them.
 func poolAdds(ctx context.Context, b *bench) ([]Result, error) {
-	times, err := b.execs(ctx, nil)
+	s, err := b.execs(ctx, func(int, note) error { return nil })
 	if err != nil {
 		return nil, err
 	}
 	daemon, err := b.daemonAdd(ctx, "pool-daemon-add")
-	return append(times.results("pool-exec-add", "pool-exec-del"), daemon...), err
+	return append(execResults(s, "pool-exec-add", "pool-exec-del"), daemon...), err
 }
 
 // podNamespace is that of the bench's only Pod.
 const podNamespace = metav1.NamespaceDefault
 
-// raiseSite raises a lab of address pools with one node, that has a block with
+// raisePoolMode raises a lab of address pools with one node, that has a block with
 // more addresses than are measured with, and a Pod.
-func (b *bench) raiseSite(ctx context.Context) (err error) {
+func (b *bench) raisePoolMode(ctx context.Context) (err error) {
 	say("raising a lab of address pools with one node")
 	const bits = 10
 	b.lab, err = lab.Start(ctx, lab.Options{

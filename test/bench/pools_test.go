@@ -26,8 +26,8 @@ func TestPools(t *testing.T) {
 		run   func(context.Context, *bench) ([]Result, error)
 	}{
 		{nothing, poolBook},
-		{aControlPlane, func(ctx context.Context, b *bench) ([]Result, error) { return b.blockRequests(ctx, 1, 40, 20) }},
-		{aSite, poolAdds},
+		{controlPlanePrograms, func(ctx context.Context, b *bench) ([]Result, error) { return b.blockRequests(ctx, 1, 40, 20) }},
+		{poolModeLab, poolAdds},
 	} {
 		harness.OK(t, b.provide(t.Context(), g.needs))
 		got, err := g.run(t.Context(), b)

@@ -22,9 +22,8 @@ type Result struct {
 	Runs      int     `json:"runs"` // measurements behind each median
 }
 
-// budget is what design page "Budgets" and the scale table of the operator's
-// issue allow: the ratio, or without a reference the value, at most or at least
-// limit.
+// budget is what docs/design.md, section 10, allows: the ratio, or without a
+// reference the value, at most or at least limit.
 type budget struct {
 	limit   float64
 	atLeast bool
@@ -104,10 +103,38 @@ var budgets = []figure{
 
 const amazon = "the Amazon VPC CNI"
 
+// series are measurements by what they are of.
+type series map[string][]float64
+
+// note keeps a measurement of a round.
+type note func(of string, value float64)
+
+// rounds does something so often, after some rounds that do not count, and returns
+// what each of the others noted.
+func rounds(n int, round func(i int, note note) error) (series, error) {
+	all := series{}
+	for i := range n + warmUp {
+		err := round(i, func(of string, value float64) {
+			if i >= warmUp {
+				all[of] = append(all[of], value)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
 // ratio makes a Result of two sets of measurements taken in turn.
 func ratio(name, unit string, value, reference []float64) Result {
 	v, r := median(value), median(reference)
 	return Result{Name: name, Value: v, Reference: r, Ratio: v / r, Unit: unit, Runs: len(value)}
+}
+
+// measured makes a Result of values without a reference.
+func measured(name, unit string, values ...float64) Result {
+	return Result{Name: name, Value: median(values), Unit: unit, Runs: len(values)}
 }
 
 // single makes a Result of one measurement, against a reference if that is not 0.

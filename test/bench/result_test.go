@@ -43,7 +43,7 @@ func TestBudget(t *testing.T) {
 }
 
 // Figures that were not measured this time stay, in their places.
-func TestBesides(t *testing.T) {
+func TestEarlierResultsStay(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "results.json")
 	now := []Result{{Name: "b", Value: 5}, {Name: "c", Value: 6}}
 	if got, err := besides(path, now); err != nil || !slices.Equal(got, now) {

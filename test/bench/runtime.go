@@ -27,8 +27,8 @@ func newRuntime(netns, prefix, cacheDir string, pluginDir string, list *libcni.N
 }
 
 // sandbox makes a network namespace for one container.
-func (r *runtime) sandbox(i int) (*libcni.RuntimeConf, error) {
-	name := fmt.Sprintf("%s%d", r.prefix, i)
+func (r *runtime) sandbox() (*libcni.RuntimeConf, error) {
+	name := fmt.Sprintf("%s%d", r.prefix, len(r.made))
 	if err := ns.Create(name); err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (r *runtime) sandbox(i int) (*libcni.RuntimeConf, error) {
 func (r *runtime) sandboxes(n int) ([]*libcni.RuntimeConf, error) {
 	var all []*libcni.RuntimeConf
 	for range n {
-		rt, err := r.sandbox(len(r.made))
+		rt, err := r.sandbox()
 		if err != nil {
 			return nil, err
 		}
@@ -53,29 +53,28 @@ func (r *runtime) sandboxes(n int) ([]*libcni.RuntimeConf, error) {
 }
 
 // add runs ADD and tells how long it took, from exec to result.
-func (r *runtime) add(ctx context.Context, rt *libcni.RuntimeConf) (took time.Duration, err error) {
-	err = ns.Do(r.netns, func() error {
-		start := time.Now()
+func (r *runtime) add(ctx context.Context, rt *libcni.RuntimeConf) (time.Duration, error) {
+	return r.timed("ADD", rt, func() error {
 		_, err := r.cni.AddNetworkList(ctx, r.list, rt)
-		took = time.Since(start)
 		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("ADD %s by %s: %w", rt.ContainerID, r.list.Name, err)
-	}
-	return took, nil
 }
 
 // del runs DEL and tells how long it took.
-func (r *runtime) del(ctx context.Context, rt *libcni.RuntimeConf) (took time.Duration, err error) {
+func (r *runtime) del(ctx context.Context, rt *libcni.RuntimeConf) (time.Duration, error) {
+	return r.timed("DEL", rt, func() error { return r.cni.DelNetworkList(ctx, r.list, rt) })
+}
+
+// timed runs a verb in the node's namespace.
+func (r *runtime) timed(verb string, rt *libcni.RuntimeConf, run func() error) (took time.Duration, err error) {
 	err = ns.Do(r.netns, func() error {
 		start := time.Now()
-		err := r.cni.DelNetworkList(ctx, r.list, rt)
+		err := run()
 		took = time.Since(start)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("DEL %s by %s: %w", rt.ContainerID, r.list.Name, err)
+		return 0, fmt.Errorf("%s %s by %s: %w", verb, rt.ContainerID, r.list.Name, err)
 	}
 	return took, nil
 }

@@ -13,12 +13,12 @@ import (
 	"github.com/berthnet/berth/test/bench/scale"
 )
 
-// sizes of clusters, in nodes.
+// Sizes of clusters, in nodes. Cilium's allocator was measured with up to 1,600.
 const (
-	small, medium, peer, large, huge = 100, 400, 1600, 2000, 10000
+	small, medium, compared, large, huge = 100, 400, 1600, 2000, 10000
 )
 
-var clusterSizes = []int{small, medium, peer, large, huge}
+var clusterSizes = []int{small, medium, compared, large, huge}
 
 // turns is how often the two sides of a ratio of CPU times are run.
 const turns = 5
@@ -58,37 +58,64 @@ func summary(o scale.Outcome) string {
 	return strings.Join(parts, ", ")
 }
 
-// alternate runs orders in turn, and returns what value makes of the outcomes.
-func (b *bench) alternate(ctx context.Context, value func(scale.Outcome) float64, orders ...scale.Order) ([][]float64, []scale.Outcome, error) {
-	values, last := make([][]float64, len(orders)), make([]scale.Outcome, len(orders))
-	for range turns {
+// scaleTurns does runs in turn, and returns their outcomes by order.
+func (b *bench) scaleTurns(ctx context.Context, orders ...scale.Order) ([][]scale.Outcome, error) {
+	outcomes := make([][]scale.Outcome, len(orders))
+	for turn := range turns {
 		for i, o := range orders {
+			o.Limits.Seed = uint64(turn)
 			out, err := b.scaleRun(ctx, o)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
-			values[i], last[i] = append(values[i], value(out)), out
+			outcomes[i] = append(outcomes[i], out)
+		}
+	}
+	return outcomes, nil
+}
+
+// valuesOf are the values of outcomes.
+func valuesOf(outcomes []scale.Outcome, value func(scale.Outcome) float64) (values []float64) {
+	for _, o := range outcomes {
+		values = append(values, value(o))
+	}
+	return values
+}
+
+// bySize does a workload with clusters of all sizes, two of them in turn. It
+// returns all values of those two, and the last outcome by size.
+func (b *bench) bySize(ctx context.Context, w scale.Workload, many, few int, value func(scale.Outcome) float64) (values [2][]float64, last map[int]scale.Outcome, err error) {
+	last = map[int]scale.Outcome{}
+	outcomes, err := b.scaleTurns(ctx, scale.Order{Workload: w, Nodes: many}, scale.Order{Workload: w, Nodes: few})
+	if err != nil {
+		return values, nil, err
+	}
+	for i, n := range []int{many, few} {
+		values[i], last[n] = valuesOf(outcomes[i], value), outcomes[i][turns-1]
+	}
+	for _, n := range clusterSizes {
+		if n == many || n == few {
+			continue
+		}
+		if last[n], err = b.scaleRun(ctx, scale.Order{Workload: w, Nodes: n}); err != nil {
+			return values, nil, err
 		}
 	}
 	return values, last, nil
 }
 
+// perEvent is the CPU time of an event in ms.
+func perEvent(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
+
 // joins measures what it costs until N nodes have their first addresses.
-func joins(ctx context.Context, b *bench) (results []Result, err error) {
-	perNode := func(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
-	values, last, err := b.alternate(ctx, perNode, scale.Order{Workload: scale.Join, Nodes: huge}, scale.Order{Workload: scale.Join, Nodes: medium})
+func joins(ctx context.Context, b *bench) ([]Result, error) {
+	values, outcomes, err := b.bySize(ctx, scale.Join, huge, medium, perEvent)
 	if err != nil {
 		return nil, err
 	}
-	results = append(results, ratio("join-growth", "ms/node", values[0], values[1]))
-	outcomes := map[int]scale.Outcome{huge: last[0], medium: last[1]}
+	results := []Result{ratio("join-growth", "ms/node", values[0], values[1])}
 	for _, n := range clusterSizes {
-		out, ok := outcomes[n]
-		if !ok {
-			if out, err = b.scaleRun(ctx, scale.Order{Workload: scale.Join, Nodes: n}); err != nil {
-				return nil, err
-			}
-		}
+		out := outcomes[n]
 		results = append(results,
 			single(fmt.Sprintf("join-%d-cpu", n), "s", out.CPU.Seconds(), 0),
 			single(fmt.Sprintf("join-%d-allocated", n), "MiB", float64(out.Bytes)/mebi, 0))
@@ -97,24 +124,14 @@ func joins(ctx context.Context, b *bench) (results []Result, err error) {
 }
 
 // singleEvents measures what it costs when one node of N needs one address.
-func singleEvents(ctx context.Context, b *bench) (results []Result, err error) {
-	perEvent := func(o scale.Outcome) float64 { return millis(o.CPU) / float64(o.Events) }
-	values, last, err := b.alternate(ctx, perEvent, scale.Order{Workload: scale.Event, Nodes: large}, scale.Order{Workload: scale.Event, Nodes: small})
+func singleEvents(ctx context.Context, b *bench) ([]Result, error) {
+	values, outcomes, err := b.bySize(ctx, scale.Event, large, small, perEvent)
 	if err != nil {
 		return nil, err
 	}
-	results = []Result{
-		ratio("operator-event", "ms", values[0], values[1]),
-		{Name: "operator-event-cpu", Value: median(values[0]), Unit: "ms", Runs: len(values[0])},
-	}
-	outcomes := map[int]scale.Outcome{large: last[0], small: last[1]}
+	results := []Result{ratio("operator-event", "ms", values[0], values[1]), measured("operator-event-cpu", "ms", values[0]...)}
 	for _, n := range clusterSizes {
-		out, ok := outcomes[n]
-		if !ok {
-			if out, err = b.scaleRun(ctx, scale.Order{Workload: scale.Event, Nodes: n}); err != nil {
-				return nil, err
-			}
-		}
+		out := outcomes[n]
 		results = append(results,
 			single(fmt.Sprintf("event-%d-cpu", n), "ms", perEvent(out), 0),
 			single(fmt.Sprintf("event-%d-allocated", n), "KiB", float64(out.Bytes)/float64(out.Events)/1024, 0),
@@ -133,34 +150,36 @@ var (
 // fills measures how long it takes until all nodes have addresses, against what
 // EC2's limits alone force.
 func fills(ctx context.Context, b *bench) ([]Result, error) {
-	var results []Result
-	lasts := func(name string, o scale.Order) (scale.Outcome, error) {
-		out, err := b.scaleRun(ctx, o)
-		if err != nil {
-			return out, err
-		}
-		results = append(results, single(name, "s", out.Last.Seconds(), out.Bound.Seconds()))
-		return out, nil
+	type fill struct {
+		name   string
+		order  scale.Order
+		extras func(scale.Outcome) []Result // further figures of the run
 	}
-	atOnce, err := lasts("fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight})
-	if err != nil {
-		return nil, err
+	all := []fill{
+		{"fill-nodes", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight}, func(o scale.Outcome) []Result {
+			return []Result{
+				single("fill-median", "s", o.Median.Seconds(), o.Bound.Seconds()),
+				single("fill-calls", "calls/node", float64(o.TotalCalls())/small, 0),
+				single("fill-exposed", "s", o.Exposed.Seconds(), 0),
+			}
+		}},
+		{"fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}, nil},
+		{"fill-subnets", scale.Order{Workload: scale.Subnets, Nodes: small, Limits: tight}, func(o scale.Outcome) []Result {
+			return []Result{single("fill-subnets-failed-creates", "calls", float64(o.FailedCreates), 0)}
+		}},
 	}
-	results = append(results,
-		single("fill-median", "s", atOnce.Median.Seconds(), atOnce.Bound.Seconds()),
-		single("fill-calls", "calls/node", float64(atOnce.TotalCalls())/small, 0),
-		single("fill-exposed", "s", atOnce.Exposed.Seconds(), 0))
-	if _, err := lasts("fill-nodes-spread", scale.Order{Workload: scale.Fill, Nodes: small, Limits: tight, Join: 100 * time.Millisecond}); err != nil {
-		return nil, err
-	}
-	full, err := lasts("fill-subnets", scale.Order{Workload: scale.Subnets, Nodes: small, Limits: tight})
-	if err != nil {
-		return nil, err
-	}
-	results = append(results, single("fill-subnets-failed-creates", "calls", float64(full.FailedCreates), 0))
 	for _, n := range clusterSizes[1:] {
-		if _, err := lasts(fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published}); err != nil {
+		all = append(all, fill{fmt.Sprintf("fill-%d-published", n), scale.Order{Workload: scale.Fill, Nodes: n, Limits: published}, nil})
+	}
+	var results []Result
+	for _, f := range all {
+		out, err := b.scaleRun(ctx, f.order)
+		if err != nil {
 			return nil, err
+		}
+		results = append(results, single(f.name, "s", out.Last.Seconds(), out.Bound.Seconds()))
+		if f.extras != nil {
+			results = append(results, f.extras(out)...)
 		}
 	}
 	return results, nil
@@ -168,139 +187,123 @@ func fills(ctx context.Context, b *bench) ([]Result, error) {
 
 // throttles measures what one throttled call delays.
 func throttles(ctx context.Context, b *bench) (results []Result, err error) {
-	delay := func(w scale.Workload) (scale.Outcome, time.Duration, error) {
-		o := scale.Order{Workload: w, Nodes: 1, Limits: scale.Limits{Delay: tight.Delay}}
-		hit, err := b.scaleRun(ctx, o)
-		if err != nil {
-			return hit, 0, err
+	with := func(w scale.Workload, nodes int) (hit, calm scale.Outcome, err error) {
+		o := scale.Order{Workload: w, Nodes: nodes, Limits: scale.Limits{Delay: tight.Delay}}
+		if hit, err = b.scaleRun(ctx, o); err == nil {
+			o.Calm = true
+			calm, err = b.scaleRun(ctx, o)
 		}
-		o.Calm = true
-		calm, err := b.scaleRun(ctx, o)
-		return hit, hit.Last - calm.Last, err
+		return hit, calm, err
 	}
-	create, late, err := delay(scale.ThrottledCreate)
-	if err != nil {
-		return nil, err
+	for _, f := range []struct {
+		name     string
+		workload scale.Workload
+	}{{"throttled-create", scale.ThrottledCreate}, {"throttled-assign", scale.ThrottledAssign}} {
+		hit, calm, err := with(f.workload, 1)
+		if err != nil {
+			return nil, err
+		}
+		own := (hit.Waited + tight.Delay).Seconds() // the refused call took its time too
+		results = append(results, single(f.name, "s", (hit.Last-calm.Last).Seconds(), own))
+		if f.workload == scale.ThrottledAssign {
+			results = append(results, single("throttled-assign-enis", "ENIs", float64(hit.ENIs), 0))
+		}
 	}
-	own := (create.Waited + tight.Delay).Seconds() // the refused call took its time too
-	results = append(results, single("throttled-create", "s", late.Seconds(), own))
-	assign, late, err := delay(scale.ThrottledAssign)
-	if err != nil {
-		return nil, err
-	}
-	own = (assign.Waited + tight.Delay).Seconds()
-	o := scale.Order{Workload: scale.ThrottledCreate, Nodes: small, Limits: scale.Limits{Delay: tight.Delay}}
-	many, err := b.scaleRun(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	o.Calm = true
-	calm, err := b.scaleRun(ctx, o)
-	if err != nil {
-		return nil, err
-	}
+	many, calm, err := with(scale.ThrottledCreate, small)
 	return append(results,
-		single("throttled-assign", "s", late.Seconds(), own),
-		single("throttled-assign-enis", "ENIs", float64(assign.ENIs), 0),
 		single("throttled-once-median", "s", many.Median.Seconds(), calm.Median.Seconds()),
-		single("throttled-once-last", "s", many.Last.Seconds(), calm.Last.Seconds())), nil
+		single("throttled-once-last", "s", many.Last.Seconds(), calm.Last.Seconds())), err
+}
+
+// lasts, medians and bounds are those times of runs in seconds.
+func lasts(o []scale.Outcome) []float64 {
+	return valuesOf(o, func(o scale.Outcome) float64 { return o.Last.Seconds() })
+}
+
+func medians(o []scale.Outcome) []float64 {
+	return valuesOf(o, func(o scale.Outcome) float64 { return o.Median.Seconds() })
+}
+
+func bounds(o []scale.Outcome) []float64 {
+	return valuesOf(o, func(o scale.Outcome) float64 { return o.Bound.Seconds() })
 }
 
 // refusals measures how fast ENIs are created while some calls are refused at
 // random, against the share that is not refused of how fast they are without that.
-func refusals(ctx context.Context, b *bench) (results []Result, err error) {
-	creates := func(share float64, seed uint64) (float64, error) {
-		out, err := b.scaleRun(ctx, scale.Order{
-			Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: tight.Delay, Refused: share, Seed: seed},
-		})
-		return float64(out.ENIs) / out.Last.Seconds(), err
-	}
-	calm, err := creates(0, 0)
+func refusals(ctx context.Context, b *bench) ([]Result, error) {
+	rate := func(o scale.Outcome) float64 { return float64(o.ENIs) / o.Last.Seconds() }
+	order := scale.Order{Workload: scale.Fill, Nodes: medium, Limits: scale.Limits{Delay: tight.Delay}}
+	calm, err := b.scaleRun(ctx, order)
 	if err != nil {
 		return nil, err
 	}
-	for _, percent := range []int{1, 2, 5, 10} {
-		share := float64(percent) / 100
-		var rates []float64
-		for seed := range uint64(turns) {
-			rate, err := creates(share, seed)
-			if err != nil {
-				return nil, err
-			}
-			rates = append(rates, rate)
+	return byRefused(ctx, b, []int{1, 2, 5, 10}, order, func(percent int, out []scale.Outcome) Result {
+		return ratio(fmt.Sprintf("refused-%d", percent), "creates/s", valuesOf(out, rate), []float64{(1 - share(percent)) * rate(calm)})
+	})
+}
+
+func share(percent int) float64 { return float64(percent) / 100 }
+
+// byRefused does runs while such shares of calls are refused at random.
+func byRefused(ctx context.Context, b *bench, percents []int, o scale.Order, result func(percent int, out []scale.Outcome) Result) (results []Result, err error) {
+	for _, percent := range percents {
+		o.Limits.Refused = share(percent)
+		out, err := b.scaleTurns(ctx, o)
+		if err != nil {
+			return nil, err
 		}
-		results = append(results, ratio(fmt.Sprintf("refused-%d", percent), "creates/s", rates, []float64{(1 - share) * calm}))
+		results = append(results, result(percent, out[0]))
 	}
 	return results, nil
 }
 
-// neighbours measures how long nodes take beside another client of the account
+// besideForeign measures how long runs take beside another client of the account
 // that never backs off, against what a share in proportion takes.
-func neighbours(ctx context.Context, b *bench) (results []Result, err error) {
+func besideForeign(ctx context.Context, b *bench, figure string, o scale.Order) (results []Result, err error) {
+	o.Limits = scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}}
 	for _, n := range []struct {
 		name string
 		rate float64
-	}{{"foreign-client-4", 4}, {"foreign-client-5-5", 5.5}, {"foreign-client-8", 8}} {
-		var took, share []float64
-		for seed := range uint64(turns) {
-			out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Fill, Nodes: small, Limits: scale.Limits{
-				Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}, Foreign: n.rate, Seed: seed,
-			}})
-			if err != nil {
-				return nil, err
-			}
-			took, share = append(took, out.Last.Seconds()), append(share, out.Bound.Seconds())
+	}{{"4", 4}, {"5-5", 5.5}, {"8", 8}} {
+		o.Limits.Foreign = n.rate
+		out, err := b.scaleTurns(ctx, o)
+		if err != nil {
+			return nil, err
 		}
-		results = append(results, ratio(n.name, "s", took, share))
+		results = append(results, ratio(figure+n.name, "s", lasts(out[0]), bounds(out[0])))
 	}
 	return results, nil
+}
+
+// besideOthers measures how long nodes take beside such a client.
+func besideOthers(ctx context.Context, b *bench) ([]Result, error) {
+	return besideForeign(ctx, b, "foreign-client-", scale.Order{Workload: scale.Fill, Nodes: small})
 }
 
 // peers is how many daemons in node mode draw on the same buckets.
 const peers = 4
 
-// companies measures daemons in node mode, which do not know of each other:
-// beside a client that never backs off, against what a share in proportion takes;
-// and while calls are refused at random, when half of all calls have passed,
-// against the share that is not refused of how fast that is without. (The last
-// call is that of the peer with the smallest share, which the order decides.)
-func companies(ctx context.Context, b *bench) (results []Result, err error) {
-	run := func(l scale.Limits) (last, half, bound []float64, err error) {
-		for seed := range uint64(turns) {
-			l.Seed = seed
-			out, err := b.scaleRun(ctx, scale.Order{Workload: scale.Peers, Nodes: peers, Limits: l})
-			if err != nil {
-				return nil, nil, nil, err
-			}
-			last, half, bound = append(last, out.Last.Seconds()), append(half, out.Median.Seconds()), append(bound, out.Bound.Seconds())
-		}
-		return last, half, bound, nil
-	}
-	for _, n := range []struct {
-		name string
-		rate float64
-	}{{"peers-foreign-4", 4}, {"peers-foreign-5-5", 5.5}, {"peers-foreign-8", 8}} {
-		took, _, share, err := run(scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 5, Size: 20}, Foreign: n.rate})
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, ratio(n.name, "s", took, share))
-	}
-	plain := scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
-	_, calm, _, err := run(plain)
+// peersBesideOthers measures daemons in node mode, which do not know of each other:
+// beside a client that never backs off, and while calls are refused at random, when
+// half of all calls have passed, against the share that is not refused of how fast
+// that is without. (The last call is that of the peer with the smallest share, which
+// the order decides.)
+func peersBesideOthers(ctx context.Context, b *bench) ([]Result, error) {
+	order := scale.Order{Workload: scale.Peers, Nodes: peers}
+	foreign, err := besideForeign(ctx, b, "peers-foreign-", order)
 	if err != nil {
 		return nil, err
 	}
-	for _, percent := range []int{1, 5, 10} {
-		l := plain
-		l.Refused = float64(percent) / 100
-		_, half, _, err := run(l)
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, ratio(fmt.Sprintf("peers-refused-%d", percent), "s", half, []float64{median(calm) / (1 - l.Refused)}))
+	order.Limits = scale.Limits{Delay: tight.Delay, Shared: &cloudfake.Bucket{Rate: 20, Size: 100}}
+	calm, err := b.scaleTurns(ctx, order)
+	if err != nil {
+		return nil, err
 	}
-	return results, nil
+	half := median(medians(calm[0]))
+	refused, err := byRefused(ctx, b, []int{1, 5, 10}, order, func(percent int, out []scale.Outcome) Result {
+		return ratio(fmt.Sprintf("peers-refused-%d", percent), "s", medians(out), []float64{half / (1 - share(percent))})
+	})
+	return append(foreign, refused...), err
 }
 
 // memories measures what the allocator keeps of its nodes.

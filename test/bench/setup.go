@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -13,11 +12,11 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"golang.org/x/sys/unix"
 
-	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 )
 
 const (
@@ -37,7 +36,7 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 // address pools with one, and a namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
-	peerDir        string // of the Amazon VPC CNI's programs
+	amazonDir      string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
 	profiled       int
@@ -64,7 +63,7 @@ func (b *bench) provide(ctx context.Context, n need) error {
 	if err := b.close(); err != nil {
 		return err
 	}
-	if n == aLab || n == aSite {
+	if n == nodeModeLab || n == poolModeLab {
 		b.up = n
 		return b.open(ctx)
 	}
@@ -81,8 +80,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 		return err
 	}
 	raise := b.raise
-	if b.up == aSite {
-		raise = b.raiseSite
+	if b.up == poolModeLab {
+		raise = b.raisePoolMode
 	}
 	if err := raise(ctx); err != nil {
 		return err
@@ -161,21 +160,17 @@ func (b *bench) raise(ctx context.Context) (err error) {
 func waitWarm(ctx context.Context, n *node.Node, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	for {
-		var doc introspect.Document
-		body, err := n.Get(ctx, node.IntrospectionURL)
-		if err == nil {
-			err = json.Unmarshal([]byte(body), &doc)
+	err := poll.Until(ctx, func() error {
+		doc, err := lab.Document(ctx, n)
+		if err == nil && doc.Totals.Available < want {
+			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
 		}
-		if err == nil && doc.Totals.Available >= want {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s has %d addresses available, expected %d (%w)\n%s", n.Name, doc.Totals.Available, want, errors.Join(err, ctx.Err()), n.LogTail(10))
-		case <-time.After(100 * time.Millisecond): // another process's edge
-		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, n.LogTail(10))
 	}
+	return nil
 }
 
 // network prepares the runtimes of Berth and of the reference.

@@ -15,32 +15,28 @@ import (
 // for most of it.
 const atATime = 3
 
-// besideThePeer measures Berth against the Amazon VPC CNI.
-func besideThePeer(ctx context.Context, b *bench) ([]Result, error) {
-	return b.besideThePeer(ctx, vpccni.Workloads)
-}
-
-func (b *bench) besideThePeer(ctx context.Context, workloads []vpccni.Workload) (_ []Result, err error) {
+// compareWithAmazon measures Berth against the Amazon VPC CNI.
+func compareWithAmazon(ctx context.Context, b *bench) (_ []Result, err error) {
 	o := vpccni.Order{Assets: b.assets}
 	if o.BinDir, err = filepath.Abs(b.binDir); err != nil {
 		return nil, err
 	}
-	if o.CNIDir, err = filepath.Abs(b.peerDir); err != nil {
+	if o.CNIDir, err = filepath.Abs(b.amazonDir); err != nil {
 		return nil, err
 	}
 	defer vpccni.Sweep()
-	got := make([][]Result, len(workloads))
+	got := make([][]Result, len(vpccni.Workloads))
 	for _, alone := range []bool{true, false} {
 		g, ctx := errgroup.WithContext(ctx)
 		if g.SetLimit(atATime); alone {
 			g.SetLimit(1)
 		}
-		for i, w := range workloads {
+		for i, w := range vpccni.Workloads {
 			if w.Alone != alone {
 				continue
 			}
 			g.Go(func() (err error) {
-				got[i], err = besideThePeerAt(ctx, o, w)
+				got[i], err = compareAt(ctx, o, w)
 				return err
 			})
 		}
@@ -51,8 +47,8 @@ func (b *bench) besideThePeer(ctx context.Context, workloads []vpccni.Workload) 
 	return slices.Concat(got...), nil
 }
 
-// besideThePeerAt measures both at one workload.
-func besideThePeerAt(ctx context.Context, o vpccni.Order, w vpccni.Workload) (results []Result, err error) {
+// compareAt measures both at one workload.
+func compareAt(ctx context.Context, o vpccni.Order, w vpccni.Workload) (results []Result, err error) {
 	values := make([][2][]float64, len(w.Figures))
 	for run := range w.Runs {
 		say("%s: run %d of %d", w.Name, run+1, w.Runs)

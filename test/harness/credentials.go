@@ -2,7 +2,6 @@ package harness
 
 import (
 	"io/fs"
-	"log/slog"
 	"net/http"
 	"testing"
 
@@ -19,20 +18,6 @@ func OperatorConfig(t *testing.T, roles fs.FS) *rest.Config {
 	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	OK(t, err)
 	return ControlPlane.ConfigWithToken(token)
-}
-
-// DaemonConfig is what berthd reaches ControlPlane with on a node: the token of a
-// pod there, which the policies narrow to that node's objects.
-func DaemonConfig(t *testing.T, node string) *rest.Config {
-	t.Helper()
-	token, err := ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
-	OK(t, err)
-	return ControlPlane.ConfigWithToken(token)
-}
-
-// Logger writes all to the test's output.
-func Logger(t *testing.T) *slog.Logger {
-	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
 // Through has a client's requests go through do, which may send each by next, and

@@ -78,7 +78,7 @@ func ended(action string, tests ...[]any) goTest {
 	return goTest{code, append(events, testEvent("output", "", line), testEvent(action, "", ""))}
 }
 
-func TestRun(t *testing.T) {
+func TestSummaryAndVerdict(t *testing.T) {
 	broken := ended("fail", pass("TestA"), fail("TestB", "b_test.go:3: broken"))
 	alone := ended("pass", pass("TestB"))
 	for _, tt := range []struct {
@@ -330,10 +330,10 @@ func TestFlakyFileHasWhatTheTestSaid(t *testing.T) {
 	}
 }
 
-// TestLater has packages that wait for a program. One that is there already
+// TestPackagesThatWaitForAProgram has packages that wait for a program. One that is there already
 // delays nothing: they go first, since they take longest. For one that takes
 // its time the others are tested meanwhile.
-func TestLater(t *testing.T) {
+func TestPackagesThatWaitForAProgram(t *testing.T) {
 	await := func(script string) string {
 		path := filepath.Join(t.TempDir(), "await")
 		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700); err != nil {

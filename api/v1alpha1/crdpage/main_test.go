@@ -24,67 +24,50 @@ func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefini
 	return crd
 }
 
-// One field of each sort, with all that the page has to say of it.
 func TestPage(t *testing.T) {
-	text, err := page(definition(t, "nodenetworks"), policies)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"| `firstInterfaceIndex` | integer | `1` | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1 leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
-		"| `available[key].resource` | string |  | The ID of the ENI. | required | operator |\n",
-		"| `released` | list of strings |",
-		"| `used[key].cooling` | boolean |",
-		"| `conditions[].type` | string |  | Type of condition",
-		"## status.eni.limits\n",
-		"Checked together: eni.subnetIDs and eni.subnetTags exclude each other.\n",
-		"| Zone | `spec.eni.availabilityZone` | with `-o wide` |\n",
+	for _, tt := range []struct {
+		what, kind string
+		want       []string
+	}{
+		{"one field of each sort, with all that the page has to say of it", "nodenetworks", []string{
+			"| `firstInterfaceIndex` | integer | `1` | The lowest device index whose ENI serves pods: ENIs with this index or above are used. 1 leaves eth0 to the node. | eni.firstInterfaceIndex must be between 0 and 15 | berthd at creation, then a person |\n",
+			"| `available[key].resource` | string |  | The ID of the ENI. | required | operator |\n",
+			"| `released` | list of strings |",
+			"| `used[key].cooling` | boolean |",
+			"| `conditions[].type` | string |  | Type of condition",
+			"## status.eni.limits\n",
+			"Checked together: eni.subnetIDs and eni.subnetTags exclude each other.\n",
+			"| Zone | `spec.eni.availabilityZone` | with `-o wide` |\n",
+		}},
+		{"a kind with fields of its own, beside spec and status, and with rules about its name", "addressblocks", []string{
+			"programs writes its own fields only, which deploy/some-mode/admission.yaml enforces.\n\n| field |",
+			"| `nodeName` | string |  | The node that has the block. | required; not empty; at most 253 characters; nodeName cannot be changed | operator |\n",
+			"such as 10.2.2.0/27; ipv4, ipv6 or both must be set; ipv4 cannot be changed | operator |\n",
+			"Checked together: metadata.name must be poolName-index, ",
+			"is released when it stops. |  | berthd |\n",
+			"For `--field-selector`: `nodeName`, `poolName`.\n",
+		}},
+		{"the rules of a list's elements, below the list's table", "addresspools", []string{
+			"| `subnets` | list of objects |  | The addresses, in the order in which blocks are cut from them.",
+			"required; not empty; at most 64 of them;",
+			"with blockSizeBits 5, /27 and /123 | a person |\n| `subnets[].ipv4` |",
+			"\nChecked together: a subnet must have ipv4, ipv6 or both.\n",
+		}},
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page lacks %q", want)
-		}
-	}
-}
-
-// A kind with fields of its own, beside spec and status, and with rules about
-// its name.
-func TestPageOfAKindWithoutASpec(t *testing.T) {
-	text, err := page(definition(t, "addressblocks"), policies)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"programs writes its own fields only, which deploy/some-mode/admission.yaml enforces.\n\n| field |",
-		"| `nodeName` | string |  | The node that has the block. | required; not empty; at most 253 characters; nodeName cannot be changed | operator |\n",
-		"such as 10.2.2.0/27; ipv4, ipv6 or both must be set; ipv4 cannot be changed | operator |\n",
-		"Checked together: metadata.name must be poolName-index, ",
-		"is released when it stops. |  | berthd |\n",
-		"For `--field-selector`: `nodeName`, `poolName`.\n",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page lacks %q", want)
-		}
-	}
-	if strings.Count(text, "ipv4 cannot be changed") != 1 {
-		t.Error("a rule that blames a field stands elsewhere too")
-	}
-}
-
-// The rules of a list's elements stand below the list's table.
-func TestPageOfAList(t *testing.T) {
-	text, err := page(definition(t, "addresspools"), policies)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"| `subnets` | list of objects |  | The addresses, in the order in which blocks are cut from them.",
-		"required; not empty; at most 64 of them;",
-		"with blockSizeBits 5, /27 and /123 | a person |\n| `subnets[].ipv4` |",
-		"\nChecked together: a subnet must have ipv4, ipv6 or both.\n",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the page lacks %q", want)
-		}
+		t.Run(tt.what, func(t *testing.T) {
+			text, err := page(definition(t, tt.kind), policies)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(text, want) {
+					t.Errorf("the page lacks %q", want)
+				}
+			}
+			if strings.Count(text, "ipv4 cannot be changed") > 1 {
+				t.Error("a rule that blames a field stands elsewhere too")
+			}
+		})
 	}
 }
 
@@ -100,7 +83,7 @@ func TestFieldWithoutAWriter(t *testing.T) {
 	}
 }
 
-func TestMistakes(t *testing.T) {
+func TestWrongArguments(t *testing.T) {
 	if err := run([]string{"crdpage"}, os.Stderr); err == nil {
 		t.Error("no file, no error")
 	}

@@ -31,16 +31,37 @@ func invoke[In, Out any](ctx context.Context, c *Client, what pace.Call,
 	return out, r
 }
 
-// page reads a page of a listing: each element by one, and the token of the next page.
-func page[In, Out any](op pace.Call, list []In, next *string, one func(*reading, *In) Out) (out []Out, token string, err error) {
+// ask sends one EC2 call and reads its answer.
+func ask[In, Out, T any](ctx context.Context, c *Client, what pace.Call,
+	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In, read func(*reading, Out) T,
+) (out T, err error) {
+	got, err := invoke(ctx, c, what, call, in)
+	if err != nil {
+		return out, err
+	}
 	var r reading
-	for i := range list {
-		out = append(out, one(&r, &list[i]))
-	}
+	value := read(&r, got)
 	if r.err != nil {
-		return nil, "", useless(op, r.err)
+		return out, useless(what, r.err)
 	}
-	return out, sdk.ToString(next), nil
+	return value, nil
+}
+
+// page asks for a page of a listing and reads each of its elements. Answered are
+// the elements of an answer and the token of the next page.
+func page[In, Out, Element, T any](ctx context.Context, c *Client, what pace.Call,
+	call func(context.Context, In, ...func(*ec2.Options)) (Out, error), in In,
+	answered func(Out) ([]Element, *string), one func(*reading, *Element) T,
+) (list []T, next string, err error) {
+	list, err = ask(ctx, c, what, call, in, func(r *reading, got Out) (list []T) {
+		all, token := answered(got)
+		for i := range all {
+			list = append(list, one(r, &all[i]))
+		}
+		next = sdk.ToString(token)
+		return list
+	})
+	return list, next, err
 }
 
 // useless is the error of a call that had its effect, for what is wrong with its

@@ -60,6 +60,7 @@ func TestRepeats(t *testing.T) {
 		{"describe, reply lost", describe, describeENIs, []answer{dropped, ok(describeENIs, noENIs)}, 2, cloud.Unknown},
 		{"describe, internal error", describe, describeENIs, []answer{internal, internal, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
 		{"describe, throttled", describe, describeENIs, []answer{throttled, throttled, ok(describeENIs, noENIs)}, 3, cloud.Unknown},
+		{"describe, EC2 away for good", describe, describeENIs, []answer{dropped}, pace.TransientTries, cloud.Transient},
 		{"describe, EC2 broken for good", describe, describeENIs, []answer{internal}, pace.TransientTries, cloud.Transient},
 		{"describe, throttled for good", describe, describeENIs, []answer{throttled}, pace.ThrottledTries, cloud.Throttled},
 		{"describe, refused", describe, describeENIs, []answer{refusal(403, "UnauthorizedOperation", "no")}, 1, cloud.Permission},
@@ -231,19 +232,6 @@ func TestBlackHole(t *testing.T) {
 	}
 }
 
-// TestOutageAndRecovery: while nothing listens calls fail as transient, and
-// the next ones work again.
-func TestOutageAndRecovery(t *testing.T) {
-	s := serve(t, map[string][]answer{describeENIs: {dropped, dropped, dropped, dropped, ok(describeENIs, noENIs)}})
-	c := client(t, s)
-	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); cloud.ClassOf(err) != cloud.Transient {
-		t.Fatalf("during the outage: %v", err)
-	}
-	if _, err := c.ENIs(t.Context(), cloud.ENIFilter{}); err != nil {
-		t.Fatalf("after the outage: %v", err)
-	}
-}
-
 // TestCanceled: the caller's context is honoured on the wire and in the
 // limiter's queue, where the call had no effect for sure.
 func TestCanceled(t *testing.T) {
@@ -275,7 +263,7 @@ func TestNewRefusesBadOptions(t *testing.T) {
 		{Options{Region: "x", EC2Endpoint: "ec2.example"}, "EC2 endpoint"},
 		{Options{Region: "x", EC2Endpoint: "ftp://x"}, "EC2 endpoint"},
 		{Options{Region: "x", IMDSEndpoint: "http://"}, "metadata endpoint"},
-		{Options{IMDSEndpoint: "http://127.0.0.1:1", Clock: newHasty()}, "AWS_REGION"},
+		{Options{IMDSEndpoint: "http://127.0.0.1:1", MetadataTimeout: time.Millisecond}, "AWS_REGION"},
 	} {
 		_, err := New(t.Context(), tt.o)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {

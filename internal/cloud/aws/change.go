@@ -2,7 +2,6 @@ package aws
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -34,7 +33,6 @@ func tagList(tags map[string]string) []types.Tag {
 
 // CreateENI implements pace.Calls.
 func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI, error) {
-	op := pace.CreateENI
 	in := &ec2.CreateNetworkInterfaceInput{
 		SubnetId:                       &req.SubnetID,
 		Groups:                         req.Groups,
@@ -50,41 +48,28 @@ func (c *Client) CreateENI(ctx context.Context, req cloud.CreateENI) (cloud.ENI,
 			ResourceType: types.ResourceTypeNetworkInterface, Tags: tagList(req.Tags),
 		}}
 	}
-	got, err := invoke(ctx, c, op, c.api.CreateNetworkInterface, in)
-	if err != nil {
-		return cloud.ENI{}, err
-	}
-	if got.NetworkInterface == nil {
-		return cloud.ENI{}, useless(op, &badAnswer{errors.New("networkInterface is missing")})
-	}
-	var r reading
-	e := r.eni(got.NetworkInterface)
-	if r.err != nil {
-		return cloud.ENI{}, useless(op, r.err)
-	}
-	return e, nil
+	return ask(ctx, c, pace.CreateENI, c.api.CreateNetworkInterface, in, func(r *reading, got *ec2.CreateNetworkInterfaceOutput) cloud.ENI {
+		if got.NetworkInterface == nil {
+			r.bad("networkInterface", "", "a value")
+			return cloud.ENI{}
+		}
+		return r.eni(got.NetworkInterface)
+	})
 }
 
 // AttachENI implements pace.Calls.
 func (c *Client) AttachENI(ctx context.Context, eniID, instanceID string, deviceIndex int) (string, error) {
-	op := pace.AttachENI
-	got, err := invoke(ctx, c, op, c.api.AttachNetworkInterface, &ec2.AttachNetworkInterfaceInput{
+	in := &ec2.AttachNetworkInterfaceInput{
 		NetworkInterfaceId: &eniID,
 		InstanceId:         &instanceID,
 		DeviceIndex:        sdk.Int32(int32(deviceIndex)),
 		// Without it, EC2 counts device indexes of other cards as taken
 		// (cilium/cilium#42512).
 		NetworkCardIndex: sdk.Int32(0),
+	}
+	return ask(ctx, c, pace.AttachENI, c.api.AttachNetworkInterface, in, func(r *reading, got *ec2.AttachNetworkInterfaceOutput) string {
+		return r.text("attachmentId", got.AttachmentId)
 	})
-	if err != nil {
-		return "", err
-	}
-	var r reading
-	id := r.text("attachmentId", got.AttachmentId)
-	if r.err != nil {
-		return "", useless(op, r.err)
-	}
-	return id, nil
 }
 
 // DetachENI implements pace.Calls.
@@ -120,27 +105,21 @@ func (c *Client) Tag(ctx context.Context, resourceID string, tags map[string]str
 
 // AssignAddresses implements pace.Calls.
 func (c *Client) AssignAddresses(ctx context.Context, eniID string, n cloud.Amount) ([]netip.Prefix, error) {
-	got, err := invoke(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, &ec2.AssignPrivateIpAddressesInput{
+	in := &ec2.AssignPrivateIpAddressesInput{
 		NetworkInterfaceId:             &eniID,
 		SecondaryPrivateIpAddressCount: positive(n.Addresses),
 		Ipv4PrefixCount:                positive(n.Prefixes),
+	}
+	return ask(ctx, c, pace.Assign, c.api.AssignPrivateIpAddresses, in, func(r *reading, got *ec2.AssignPrivateIpAddressesOutput) (out []netip.Prefix) {
+		for _, a := range got.AssignedPrivateIpAddresses {
+			out = append(out, cloud.HostPrefix(r.addr(ipv4, "assignedPrivateIpAddressesSet", a.PrivateIpAddress)))
+		}
+		for _, p := range got.AssignedIpv4Prefixes {
+			out = append(out, r.delegated(ipv4, "assignedIpv4PrefixSet", p.Ipv4Prefix))
+		}
+		r.assigned(eniID, n, got.NetworkInterfaceId, out)
+		return out
 	})
-	if err != nil {
-		return nil, err
-	}
-	var r reading
-	var out []netip.Prefix
-	for _, a := range got.AssignedPrivateIpAddresses {
-		out = append(out, cloud.HostPrefix(r.ipv4("assignedPrivateIpAddressesSet", a.PrivateIpAddress)))
-	}
-	for _, p := range got.AssignedIpv4Prefixes {
-		out = append(out, r.delegated("assignedIpv4PrefixSet", p.Ipv4Prefix))
-	}
-	r.assigned(eniID, n, got.NetworkInterfaceId, out)
-	if r.err != nil {
-		return nil, useless(pace.Assign, r.err)
-	}
-	return out, nil
 }
 
 func texts[T fmt.Stringer](values []T) []string {

@@ -12,11 +12,30 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 )
 
-// The sizes of delegated prefixes (EC2 User Guide, "Prefix delegation").
-const (
-	prefixBits     = 28
-	ipv6PrefixBits = 80
+// family is an IP version with the size of the prefixes that are delegated to
+// ENIs (EC2 User Guide, "Prefix delegation").
+type family struct {
+	name      string
+	bits      int
+	delegated int
+}
+
+var (
+	ipv4 = family{"IPv4", 32, 28}
+	ipv6 = family{"IPv6", 128, 80}
 )
+
+// has tells whether an address is of the family, in its own form.
+func (f family) has(a netip.Addr) bool { return a.BitLen() == f.bits && !a.Is4In6() && a.Zone() == "" }
+
+// addr reads an address; false when s is none of the family.
+func (f family) addr(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || !f.has(a) {
+		return netip.Addr{}, false
+	}
+	return a, true
+}
 
 // reading collects the first thing in an answer that cannot be read, by the
 // path of its field, so that the conversions read as plain assignments.
@@ -55,55 +74,28 @@ func (r *reading) number(field string, n *int32) int {
 	return int(sdk.ToInt32(n))
 }
 
-func (r *reading) ipv4(field string, s *string) netip.Addr {
-	a, err := netip.ParseAddr(sdk.ToString(s))
-	if err != nil || !a.Is4() {
-		r.bad(field, sdk.ToString(s), "an IPv4 address")
-		return netip.Addr{}
+func (r *reading) addr(f family, field string, s *string) netip.Addr {
+	a, ok := f.addr(sdk.ToString(s))
+	if !ok {
+		r.bad(field, sdk.ToString(s), "an "+f.name+" address")
 	}
 	return a
 }
 
-func (r *reading) ipv6(field string, s *string) netip.Addr {
-	a, err := netip.ParseAddr(sdk.ToString(s))
-	if err != nil || !a.Is6() || a.Is4In6() || a.Zone() != "" {
-		r.bad(field, sdk.ToString(s), "an IPv6 address")
-		return netip.Addr{}
-	}
-	return a
-}
-
-func (r *reading) ipv4Prefix(field string, s *string) netip.Prefix {
+func (r *reading) prefix(f family, field string, s *string) netip.Prefix {
 	p, err := netip.ParsePrefix(sdk.ToString(s))
-	if err != nil || !p.Addr().Is4() || p != p.Masked() {
-		r.bad(field, sdk.ToString(s), "an IPv4 prefix without host bits")
-		return netip.Prefix{}
-	}
-	return p
-}
-
-func (r *reading) ipv6Prefix(field string, s *string) netip.Prefix {
-	p, err := netip.ParsePrefix(sdk.ToString(s))
-	if err != nil || !p.Addr().Is6() || p.Addr().Is4In6() || p != p.Masked() {
-		r.bad(field, sdk.ToString(s), "an IPv6 prefix without host bits")
+	if err != nil || !f.has(p.Addr()) || p != p.Masked() {
+		r.bad(field, sdk.ToString(s), "an "+f.name+" prefix without host bits")
 		return netip.Prefix{}
 	}
 	return p
 }
 
 // delegated reads a prefix that is delegated to an ENI.
-func (r *reading) delegated(field string, s *string) netip.Prefix {
-	p := r.ipv4Prefix(field, s)
-	if p.IsValid() && p.Bits() != prefixBits {
-		r.bad(field, p.String(), fmt.Sprintf("a /%d", prefixBits))
-	}
-	return p
-}
-
-func (r *reading) delegatedIPv6(field string, s *string) netip.Prefix {
-	p := r.ipv6Prefix(field, s)
-	if p.IsValid() && p.Bits() != ipv6PrefixBits {
-		r.bad(field, p.String(), fmt.Sprintf("a /%d", ipv6PrefixBits))
+func (r *reading) delegated(f family, field string, s *string) netip.Prefix {
+	p := r.prefix(f, field, s)
+	if p.IsValid() && p.Bits() != f.delegated {
+		r.bad(field, p.String(), fmt.Sprintf("a /%d", f.delegated))
 	}
 	return p
 }
@@ -150,21 +142,21 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 		e.Groups = append(e.Groups, r.text("groupId", g.GroupId))
 	}
 	if n.PrivateIpAddress != nil {
-		e.Primary = r.ipv4("privateIpAddress", n.PrivateIpAddress)
+		e.Primary = r.addr(ipv4, "privateIpAddress", n.PrivateIpAddress)
 	}
 	for _, a := range n.PrivateIpAddresses {
 		if !sdk.ToBool(a.Primary) {
-			e.Addresses = append(e.Addresses, r.ipv4("privateIpAddressesSet", a.PrivateIpAddress))
+			e.Addresses = append(e.Addresses, r.addr(ipv4, "privateIpAddressesSet", a.PrivateIpAddress))
 		}
 	}
 	for _, p := range n.Ipv4Prefixes {
-		e.Prefixes = append(e.Prefixes, r.delegated("ipv4PrefixSet", p.Ipv4Prefix))
+		e.Prefixes = append(e.Prefixes, r.delegated(ipv4, "ipv4PrefixSet", p.Ipv4Prefix))
 	}
 	for _, a := range n.Ipv6Addresses {
-		e.IPv6 = append(e.IPv6, r.ipv6("ipv6AddressesSet", a.Ipv6Address))
+		e.IPv6 = append(e.IPv6, r.addr(ipv6, "ipv6AddressesSet", a.Ipv6Address))
 	}
 	for _, p := range n.Ipv6Prefixes {
-		e.IPv6Prefixes = append(e.IPv6Prefixes, r.delegatedIPv6("ipv6PrefixSet", p.Ipv6Prefix))
+		e.IPv6Prefixes = append(e.IPv6Prefixes, r.delegated(ipv6, "ipv6PrefixSet", p.Ipv6Prefix))
 	}
 	if n.Attachment != nil {
 		e.Attachment = r.attachment(n.Attachment)
@@ -199,7 +191,7 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 		Tags:  tagsOf(s.Tags),
 	}
 	if s.CidrBlock != nil {
-		out.CIDR = r.ipv4Prefix("cidrBlock", s.CidrBlock)
+		out.CIDR = r.prefix(ipv4, "cidrBlock", s.CidrBlock)
 		switch {
 		case !out.CIDR.IsValid():
 		case !isVPCBlock(out.CIDR): // as large or small as a VPC's
@@ -210,7 +202,7 @@ func (r *reading) subnet(s *types.Subnet) cloud.Subnet {
 	}
 	for _, a := range s.Ipv6CidrBlockAssociationSet {
 		if a.Ipv6CidrBlockState != nil && a.Ipv6CidrBlockState.State == types.SubnetCidrBlockStateCodeAssociated {
-			out.IPv6 = append(out.IPv6, r.ipv6Prefix("ipv6CidrBlock", a.Ipv6CidrBlock))
+			out.IPv6 = append(out.IPv6, r.prefix(ipv6, "ipv6CidrBlock", a.Ipv6CidrBlock))
 		}
 	}
 	return out
@@ -237,7 +229,7 @@ func (r *reading) instance(i *types.Instance) cloud.Instance {
 		out.Zone = sdk.ToString(i.Placement.AvailabilityZone)
 	}
 	if i.PrivateIpAddress != nil {
-		out.Primary = r.ipv4("privateIpAddress", i.PrivateIpAddress)
+		out.Primary = r.addr(ipv4, "privateIpAddress", i.PrivateIpAddress)
 	}
 	return out
 }

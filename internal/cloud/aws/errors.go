@@ -18,9 +18,9 @@ import (
 //
 //	Throttled     RequestLimitExceeded and its kin
 //	SubnetFull    no free address, or no free aligned prefix
-//	LimitReached  addresses of an ENI, ENIs of an instance or account, other quotas
+//	LimitReached  *LimitExceeded: addresses of an ENI, ENIs of an instance or account, other quotas
 //	Gone          *.NotFound, whatever it names
-//	Conflict      wrong state, still in use, address taken
+//	Conflict      *.InUse, wrong state, address taken
 //	Permission    IAM, credentials, signature, clock skew, account not active
 //	Transient     EC2's own failures
 //	Bug           the request: IdempotentParameterMismatch, malformed IDs and parameters
@@ -40,26 +40,18 @@ var codes = map[string]cloud.Class{
 	"InsufficientFreeAddressesInSubnet": cloud.SubnetFull,
 	"InsufficientCidrBlocks":            cloud.SubnetFull,
 
-	"PrivateIpAddressLimitExceeded":           cloud.LimitReached,
-	"AttachmentLimitExceeded":                 cloud.LimitReached,
-	"NetworkInterfaceLimitExceeded":           cloud.LimitReached,
-	"SecurityGroupsPerInterfaceLimitExceeded": cloud.LimitReached,
-	"InvalidInterface.IpAddressLimitExceeded": cloud.LimitReached,
-	"TagLimitExceeded":                        cloud.LimitReached,
-	"ResourceCountExceeded":                   cloud.LimitReached,
-	"FilterLimitExceeded":                     cloud.Bug,
-	"NetworkInterfaceNotFoundException":       cloud.Gone,
-	"InvalidSubnet":                           cloud.Gone,
-	"InvalidNetworkInterface.InUse":           cloud.Conflict,
-	"InvalidIPAddress.InUse":                  cloud.Conflict,
-	"Resource.AlreadyAssigned":                cloud.Conflict,
-	"Resource.AlreadyAssociated":              cloud.Conflict,
-	"IncorrectState":                          cloud.Conflict,
-	"IncorrectInstanceState":                  cloud.Conflict,
-	"InvalidInstanceState":                    cloud.Conflict,
-	"InvalidState":                            cloud.Conflict,
-	"DependencyViolation":                     cloud.Conflict,
-	"ConcurrentTagAccess":                     cloud.Conflict,
+	"ResourceCountExceeded":             cloud.LimitReached,
+	"FilterLimitExceeded":               cloud.Bug,
+	"NetworkInterfaceNotFoundException": cloud.Gone,
+	"InvalidSubnet":                     cloud.Gone,
+	"Resource.AlreadyAssigned":          cloud.Conflict,
+	"Resource.AlreadyAssociated":        cloud.Conflict,
+	"IncorrectState":                    cloud.Conflict,
+	"IncorrectInstanceState":            cloud.Conflict,
+	"InvalidInstanceState":              cloud.Conflict,
+	"InvalidState":                      cloud.Conflict,
+	"DependencyViolation":               cloud.Conflict,
+	"ConcurrentTagAccess":               cloud.Conflict,
 
 	"AccessDenied":                      cloud.Permission,
 	"AccessDeniedException":             cloud.Permission,
@@ -187,27 +179,27 @@ func statusOf(err error) int {
 	return 0
 }
 
+// unanswered tells whether an error is that no answer came.
+func unanswered(err error) bool {
+	_, send := errors.AsType[*smithyhttp.RequestSendError](err)
+	_, canceled := errors.AsType[*smithy.CanceledError](err)
+	return send || canceled || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
 // plainClass sorts an error without an EC2 error code.
 func plainClass(err error) cloud.Class {
 	_, parse := errors.AsType[*smithy.DeserializationError](err)
-	_, send := errors.AsType[*smithyhttp.RequestSendError](err)
-	_, canceled := errors.AsType[*smithy.CanceledError](err)
+	_, params := errors.AsType[*smithy.InvalidParamsError](err)
+	_, serialize := errors.AsType[*smithy.SerializationError](err)
 	switch status := statusOf(err); {
-	case parse, send, canceled, errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case parse, unanswered(err):
 		return cloud.Transient
 	case status == http.StatusTooManyRequests:
 		return cloud.Throttled
-	case status == 0, status >= 500, status < 400:
-		// Parameters that the SDK refuses are a bug of ours.
-		if _, ok := errors.AsType[*smithy.InvalidParamsError](err); ok {
-			return cloud.Bug
-		}
-		if _, ok := errors.AsType[*smithy.SerializationError](err); ok {
-			return cloud.Bug
-		}
-		return cloud.Transient
+	case params, serialize, status >= 400 && status < 500: // a bug of ours
+		return cloud.Bug
 	}
-	return cloud.Bug
+	return cloud.Transient
 }
 
 // credentialsClass sorts a failure to fetch credentials: Transient when their
@@ -220,13 +212,7 @@ func credentialsClass(err error) cloud.Class {
 		}
 		return cloud.Permission
 	}
-	if _, ok := errors.AsType[*smithyhttp.RequestSendError](err); ok {
-		return cloud.Transient
-	}
-	if _, ok := errors.AsType[*smithy.CanceledError](err); ok || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return cloud.Transient
-	}
-	if s := statusOf(err); s >= 500 || s == http.StatusTooManyRequests {
+	if s := statusOf(err); unanswered(err) || s >= 500 || s == http.StatusTooManyRequests {
 		return cloud.Transient
 	}
 	return cloud.Permission

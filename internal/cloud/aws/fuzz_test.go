@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -34,7 +35,7 @@ func FuzzEC2Answers(f *testing.F) {
 		ok(describeENIs, "<networkInterfaceSet>"+fullENI+"</networkInterfaceSet>").body,
 		ok("DescribeSubnets", "<subnetSet><item><subnetId>s</subnetId><cidrBlock>10.0.1.0/24</cidrBlock><availableIpAddressCount>1</availableIpAddressCount></item></subnetSet>").body,
 		ok("DescribeInstances", "<reservationSet><item><instancesSet><item><instanceId>i-1</instanceId><instanceState><name>running</name></instanceState></item></instancesSet></item></reservationSet>").body,
-		typeInfo("m5.large", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
+		typeInfo("no.such", "<hypervisor>nitro</hypervisor>", "<maximumNetworkInterfaces>7</maximumNetworkInterfaces><ipv4AddressesPerInterface>8</ipv4AddressesPerInterface>").body,
 		ok("CreateNetworkInterface", "<networkInterface><networkInterfaceId>eni-1</networkInterfaceId></networkInterface>").body,
 		ok(attach, "<attachmentId>a</attachmentId>").body,
 		ok(pace.Assign.Action, oneAddress).body,
@@ -51,7 +52,7 @@ func FuzzEC2Answers(f *testing.F) {
 				Region: "r", EC2Endpoint: "http://ec2.test", Credentials: static, HTTPClient: inMemory{100 + int(status)%500, body},
 				Logger: slog.New(slog.DiscardHandler),
 			},
-			pace.Options{Clock: newHasty(), Fallback: func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }},
+			pace.Options{Clock: newHasty()},
 		}.client(t)
 		err := exercise(t, c, call)
 		if _, ok := errors.AsType[*cloud.Error](err); err != nil && !ok {
@@ -84,7 +85,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 		_, err := c.Instances(ctx, []string{"i-1"})
 		return err
 	case 3:
-		l, err := c.Limits(ctx, "m5.large")
+		l, err := c.Limits(ctx, "no.such")
 		if err == nil && (l.MaxENIs < 1 || l.IPv4PerENI < 1 || l.IPv6PerENI < 0) {
 			t.Errorf("got %+v", l)
 		}
@@ -112,7 +113,7 @@ func exercise(t *testing.T, c cloud.API, call uint8) error {
 	default:
 		list, err := c.AssignAddresses(ctx, "eni-1", cloud.Amount{Prefixes: 1})
 		for _, p := range list {
-			if p.Bits() != prefixBits || p != p.Masked() {
+			if p.Bits() != ipv4.delegated || p != p.Masked() {
 				t.Errorf("got %v", p)
 			}
 		}
@@ -131,30 +132,15 @@ func soundENI(t *testing.T, e cloud.ENI) {
 		}
 	}
 	for _, p := range e.Prefixes {
-		if p.Bits() != prefixBits {
+		if p.Bits() != ipv4.delegated {
 			t.Errorf("prefix %v", p)
 		}
 	}
 	for _, p := range e.IPv6Prefixes {
-		if p.Bits() != ipv6PrefixBits || !p.Addr().Is6() {
+		if p.Bits() != ipv6.delegated || !p.Addr().Is6() {
 			t.Errorf("prefix %v", p)
 		}
 	}
-}
-
-// byPath answers metadata requests by the end of their path.
-type byPath map[string]string
-
-func (b byPath) Do(r *http.Request) (*http.Response, error) {
-	path := strings.TrimPrefix(r.URL.Path, "/latest/meta-data/")
-	v, ok := b[path]
-	if i := strings.LastIndex(path, "/"); !ok && strings.HasPrefix(path, "network/") {
-		v, ok = b[path[i+1:]]
-	}
-	if !ok && r.Method != http.MethodPut {
-		return inMemory{404, ""}.Do(r)
-	}
-	return inMemory{200, v}.Do(r)
 }
 
 // FuzzIdentity feeds answers of the metadata service.
@@ -163,14 +149,13 @@ func FuzzIdentity(f *testing.F) {
 	f.Add("i-1", "m5.large", "02:00:00:00:00:0a", "10.0.0.10", "10.0.0.0/16\n10.1.0.0/16", "2001:db8::1")
 	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1")
 	f.Fuzz(func(t *testing.T, id, kind, mac, addr, blocks, v6 string) {
-		m := NewMetadata(Options{
-			IMDSEndpoint: "http://imds.test", Logger: slog.New(slog.DiscardHandler),
-			HTTPClient: byPath{
-				"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra",
-				"mac": mac, "local-ipv4": addr, "vpc-id": "vpc-1", "subnet-id": "subnet-1",
-				"vpc-ipv4-cidr-blocks": blocks, "ipv6s": v6,
-			},
-		})
+		paths := map[string]string{
+			"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra", "mac": mac, "local-ipv4": addr,
+		}
+		parsed, _ := net.ParseMAC(mac)
+		of := "network/interfaces/macs/" + parsed.String() + "/"
+		paths[of+"vpc-id"], paths[of+"subnet-id"], paths[of+"vpc-ipv4-cidr-blocks"], paths[of+"ipv6s"] = "vpc-1", "subnet-1", blocks, v6
+		m := NewMetadata((&metadataServer{paths: paths}).options())
 		got, err := m.Identity(t.Context())
 		if err != nil {
 			if _, ok := errors.AsType[*cloud.Error](err); !ok {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,18 +15,29 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 )
 
-// hostile plays an EC2 whose answers are made by a function, which gets the
-// number of the call from 1.
-func hostile(t *testing.T, answer func(w http.ResponseWriter, call int64), change ...func(*setup)) (cloud.API, *atomic.Int64) {
+// hostile plays an EC2 whose answers are made by a function.
+func hostile(t *testing.T, answer http.HandlerFunc, change ...func(*setup)) cloud.API {
 	t.Helper()
-	var calls atomic.Int64
 	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/xml")
-		answer(w, calls.Add(1))
+		answer(w, r)
 	}))
 	t.Cleanup(h.Close)
-	return client(t, &server{Server: h}, change...), &calls
+	return client(t, &server{Server: h}, change...)
+}
+
+// byteByByte writes a letter over and over, until nobody reads it any more.
+func byteByByte(w http.ResponseWriter, letter string, pause time.Duration) {
+	for {
+		if _, err := io.WriteString(w, letter); err != nil {
+			return
+		}
+		if err := http.NewResponseController(w).Flush(); err != nil {
+			return
+		}
+		<-time.After(pause)
+	}
 }
 
 // doubtful fails unless err is of class Transient and says what is wrong.
@@ -56,14 +66,11 @@ func TestAnswersAreBounded(t *testing.T) {
 		{"deep elements behind an attribute", 200, "<DescribeNetworkInterfacesResponse>", []byte(`<a b="/>">`), 4000, "deep"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var wrote atomic.Int64
-			c, _ := hostile(t, func(w http.ResponseWriter, _ int64) {
+			c := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(tt.status)
 				_, _ = io.WriteString(w, tt.head)
 				for range tt.times {
-					n, err := w.Write(tt.body)
-					wrote.Add(int64(n))
-					if err != nil {
+					if _, err := w.Write(tt.body); err != nil {
 						return
 					}
 				}
@@ -110,57 +117,37 @@ func (r *repeat) Read(p []byte) (int, error) {
 
 // An answer that comes byte by byte is given up in time.
 func TestAnswersByteByByte(t *testing.T) {
-	c, _ := hostile(t, func(w http.ResponseWriter, _ int64) {
+	c := hostile(t, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "<DescribeNetworkInterfacesResponse>")
-		for {
-			if _, err := io.WriteString(w, " "); err != nil {
-				return
-			}
-			if err := http.NewResponseController(w).Flush(); err != nil {
-				return
-			}
-			<-time.After(time.Millisecond)
-		}
+		byteByByte(w, " ", time.Millisecond)
 	}, func(o *setup) { o.Pace.CallTimeout = 200 * time.Millisecond })
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{VPCID: "vpc-1"})
 	doubtful(t, err, "")
 }
 
-// elsewhere is a place that nobody may be sent to.
-func elsewhere(t *testing.T, body string) (url string, asked *atomic.Int64) {
-	t.Helper()
-	asked = &atomic.Int64{}
-	h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
-		_, _ = io.WriteString(w, body)
-	}))
-	t.Cleanup(h.Close)
-	return h.URL, asked
-}
-
 // Nobody who answers for EC2 or the metadata service sends Berth, and what it
 // asks for, to another place.
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	url, asked := elsewhere(t, ok(describeENIs, "").body)
-	away := httptest.NewServer(http.RedirectHandler(url, http.StatusTemporaryRedirect))
+	elsewhere := serve(t, map[string][]answer{describeENIs: {ok(describeENIs, "")}})
+	away := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusTemporaryRedirect))
 	t.Cleanup(away.Close)
 	clearAWS(t)
 	c := client(t, &server{Server: away})
 	_, err := c.ENIs(t.Context(), cloud.ENIFilter{})
 	doubtful(t, err, "")
-	m := NewMetadata(Options{IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler), Clock: newHasty()})
+	m := NewMetadata(Options{IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)})
 	if _, err = m.once(t.Context(), "instance-id"); err == nil || !strings.Contains(err.Error(), "not followed") {
 		t.Errorf("the metadata service sent it elsewhere: got %v", err)
 	}
 	// The credentials of the instance's role too.
-	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler), Clock: newHasty()}
+	o := Options{Region: "eu-west-1", EC2Endpoint: away.URL, IMDSEndpoint: away.URL, Logger: slog.New(slog.DiscardHandler)}
 	c = setup{o, pace.Options{Clock: newHasty()}}.client(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second/2) // the SDK would try for ten seconds
 	defer cancel()
 	if _, err = c.ENIs(ctx, cloud.ENIFilter{}); err == nil {
 		t.Error("ENIs without credentials")
 	}
-	if n := asked.Load(); n > 0 {
+	if n := len(elsewhere.calls); n > 0 {
 		t.Errorf("%d requests went elsewhere", n)
 	}
 }
@@ -174,15 +161,7 @@ func TestMetadataByteByByte(t *testing.T) {
 			_, _ = io.WriteString(w, "token")
 			return
 		}
-		for r.Context().Err() == nil {
-			if _, err := io.WriteString(w, "i"); err != nil {
-				return
-			}
-			if err := http.NewResponseController(w).Flush(); err != nil {
-				return
-			}
-			<-time.After(10 * time.Millisecond)
-		}
+		byteByByte(w, "i", 10*time.Millisecond)
 	}))
 	t.Cleanup(h.Close)
 	m := NewMetadata(Options{IMDSEndpoint: h.URL, HTTPClient: calm, Logger: slog.New(slog.DiscardHandler), MetadataTimeout: time.Second / 2})

@@ -85,13 +85,10 @@ func TestLimitsFallback(t *testing.T) {
 		"type unknown to EC2":       ok(describeTypes, "<instanceTypeSet/>"),
 		"type unknown to the table": refusal(403, "UnauthorizedOperation", "no"),
 	} {
-		s := serve(t, map[string][]answer{describeTypes: {a}})
-		c := client(t, s, func(o *setup) {
-			o.Pace.Fallback = func(string) (cloud.Limits, bool) { return cloud.Limits{}, false }
-		})
-		got, err := c.Limits(t.Context(), "m5.large")
+		c := client(t, serve(t, map[string][]answer{describeTypes: {a}}))
+		got, err := c.Limits(t.Context(), "no.such")
 		if err == nil || cloud.ClassOf(err) == cloud.Unknown || name == "type unknown to EC2" && !strings.Contains(err.Error(), "does not exist in this region") ||
-			!strings.Contains(err.Error(), `"m5.large" either: allow ec2:DescribeInstanceTypes`) {
+			!strings.Contains(err.Error(), `"no.such" either: allow ec2:DescribeInstanceTypes`) {
 			t.Errorf("%s: got %+v, %v", name, got, err)
 		}
 	}

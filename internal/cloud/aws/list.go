@@ -3,6 +3,7 @@ package aws
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -35,12 +36,7 @@ func (f *filters) add(name, value string) {
 
 // tags narrows by tags, in a stable order.
 func (f *filters) tags(tags map[string]string) {
-	keys := make([]string, 0, len(tags))
-	for k := range tags {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	for _, k := range keys {
+	for _, k := range slices.Sorted(maps.Keys(tags)) {
 		*f = append(*f, types.Filter{Name: sdk.String("tag:" + k), Values: []string{literal(tags[k])}})
 	}
 }
@@ -75,18 +71,16 @@ func (c *Client) ENIPage(ctx context.Context, f cloud.ENIFilter, token string) (
 	by.tags(f.Tags)
 	by.ids("network-interface-id", f.IDs)
 	by.ids("attachment.instance-id", f.InstanceIDs)
-	got, err := invoke(ctx, c, pace.DescribeENIs, c.api.DescribeNetworkInterfaces, &ec2.DescribeNetworkInterfacesInput{
-		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	asked := newScope(f)
-	return page(pace.DescribeENIs, got.NetworkInterfaces, got.NextToken, func(r *reading, n *types.NetworkInterface) cloud.ENI {
-		e := r.eni(n)
-		r.listed(asked, e)
-		return e
-	})
+	return page(ctx, c, pace.DescribeENIs, c.api.DescribeNetworkInterfaces,
+		&ec2.DescribeNetworkInterfacesInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
+		func(got *ec2.DescribeNetworkInterfacesOutput) ([]types.NetworkInterface, *string) {
+			return got.NetworkInterfaces, got.NextToken
+		},
+		func(r *reading, n *types.NetworkInterface) cloud.ENI {
+			e := r.eni(n)
+			r.listed(f, e)
+			return e
+		})
 }
 
 // SubnetPage implements pace.Calls. Subnets in f.IDs that do not exist are left out.
@@ -96,17 +90,14 @@ func (c *Client) SubnetPage(ctx context.Context, f cloud.SubnetFilter, token str
 	by.add("availability-zone", f.Zone)
 	by.tags(f.Tags)
 	by.ids("subnet-id", f.IDs)
-	got, err := invoke(ctx, c, pace.DescribeSubnets, c.api.DescribeSubnets, &ec2.DescribeSubnetsInput{
-		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	return page(pace.DescribeSubnets, got.Subnets, got.NextToken, func(r *reading, n *types.Subnet) cloud.Subnet {
-		s := r.subnet(n)
-		r.listedSubnet(f, s)
-		return s
-	})
+	return page(ctx, c, pace.DescribeSubnets, c.api.DescribeSubnets,
+		&ec2.DescribeSubnetsInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
+		func(got *ec2.DescribeSubnetsOutput) ([]types.Subnet, *string) { return got.Subnets, got.NextToken },
+		func(r *reading, n *types.Subnet) cloud.Subnet {
+			s := r.subnet(n)
+			r.listedSubnet(f, s)
+			return s
+		})
 }
 
 // SecurityGroupPage implements pace.Calls.
@@ -114,72 +105,68 @@ func (c *Client) SecurityGroupPage(ctx context.Context, vpcID string, tags map[s
 	var by filters
 	by.add("vpc-id", vpcID)
 	by.tags(tags)
-	got, err := invoke(ctx, c, pace.DescribeSecurityGroups, c.api.DescribeSecurityGroups, &ec2.DescribeSecurityGroupsInput{
-		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	return page(pace.DescribeSecurityGroups, got.SecurityGroups, got.NextToken, func(r *reading, g *types.SecurityGroup) string {
-		return r.text("groupId", g.GroupId)
-	})
+	return page(ctx, c, pace.DescribeSecurityGroups, c.api.DescribeSecurityGroups,
+		&ec2.DescribeSecurityGroupsInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
+		func(got *ec2.DescribeSecurityGroupsOutput) ([]types.SecurityGroup, *string) {
+			return got.SecurityGroups, got.NextToken
+		},
+		func(r *reading, g *types.SecurityGroup) string { return r.text("groupId", g.GroupId) })
 }
 
 // RouteTablePage implements pace.Calls. Associations that end or failed count as none.
 func (c *Client) RouteTablePage(ctx context.Context, vpcID, token string) ([]cloud.RouteTable, string, error) {
 	var by filters
 	by.add("vpc-id", vpcID)
-	got, err := invoke(ctx, c, pace.DescribeRouteTables, c.api.DescribeRouteTables, &ec2.DescribeRouteTablesInput{
-		Filters: by, MaxResults: sdk.Int32(smallPage), NextToken: from(token),
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	return page(pace.DescribeRouteTables, got.RouteTables, got.NextToken, func(r *reading, t *types.RouteTable) cloud.RouteTable {
-		r.as("routeTableSet["+sdk.ToString(t.RouteTableId)+"].vpcId", sdk.ToString(t.VpcId), vpcID)
-		return r.routeTable(t)
-	})
+	return page(ctx, c, pace.DescribeRouteTables, c.api.DescribeRouteTables,
+		&ec2.DescribeRouteTablesInput{Filters: by, MaxResults: sdk.Int32(smallPage), NextToken: from(token)},
+		func(got *ec2.DescribeRouteTablesOutput) ([]types.RouteTable, *string) {
+			return got.RouteTables, got.NextToken
+		},
+		func(r *reading, t *types.RouteTable) cloud.RouteTable {
+			r.as("routeTableSet["+sdk.ToString(t.RouteTableId)+"].vpcId", sdk.ToString(t.VpcId), vpcID)
+			return r.routeTable(t)
+		})
 }
 
 // InstancePage implements pace.Calls, without ENIs. Instances that do not exist are left out.
 func (c *Client) InstancePage(ctx context.Context, ids []string, token string) ([]cloud.Instance, string, error) {
 	var by filters
 	by.ids("instance-id", ids)
-	got, err := invoke(ctx, c, pace.DescribeInstances, c.api.DescribeInstances, &ec2.DescribeInstancesInput{
-		Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token),
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	var all []types.Instance
-	for _, r := range got.Reservations {
-		all = append(all, r.Instances...)
-	}
-	return page(pace.DescribeInstances, all, got.NextToken, (*reading).instance)
+	return page(ctx, c, pace.DescribeInstances, c.api.DescribeInstances,
+		&ec2.DescribeInstancesInput{Filters: by, MaxResults: sdk.Int32(pageSize), NextToken: from(token)},
+		func(got *ec2.DescribeInstancesOutput) (all []types.Instance, next *string) {
+			for _, r := range got.Reservations {
+				all = append(all, r.Instances...)
+			}
+			return all, got.NextToken
+		}, (*reading).instance)
 }
 
 // Limits implements pace.Calls. A type that does not exist is an error of class Bug.
 func (c *Client) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
-	op := pace.DescribeTypes
 	var by filters
 	by.add("instance-type", instanceType)
-	got, err := invoke(ctx, c, op, c.api.DescribeInstanceTypes, &ec2.DescribeInstanceTypesInput{Filters: by, MaxResults: sdk.Int32(smallPage)})
-	if err != nil {
-		return cloud.Limits{}, err
-	}
+	described, err := ask(ctx, c, pace.DescribeTypes, c.api.DescribeInstanceTypes,
+		&ec2.DescribeInstanceTypesInput{Filters: by, MaxResults: sdk.Int32(smallPage)},
+		func(r *reading, got *ec2.DescribeInstanceTypesOutput) (l *cloud.Limits) {
+			switch all := got.InstanceTypes; {
+			case len(all) == 0:
+				return nil
+			case len(all) > 1 || string(all[0].InstanceType) != instanceType:
+				r.bad("instanceTypeSet", string(all[0].InstanceType), instanceType+" alone")
+				return nil
+			default:
+				return new(r.limits(&all[0]))
+			}
+		})
 	switch {
-	case len(got.InstanceTypes) == 0:
+	case err != nil:
+		return cloud.Limits{}, err
+	case described == nil:
 		return cloud.Limits{}, &pace.Reply{Answered: true, Err: &cloud.Error{
-			Class: cloud.Bug, Op: op.Action, Code: "InvalidInstanceType",
+			Class: cloud.Bug, Op: pace.DescribeTypes.Action, Code: "InvalidInstanceType",
 			Message: fmt.Sprintf("the instance type %q does not exist in this region", instanceType),
 		}}
-	case len(got.InstanceTypes) > 1 || string(got.InstanceTypes[0].InstanceType) != instanceType:
-		return cloud.Limits{}, useless(op, &badAnswer{fmt.Errorf("instanceTypeSet: expected %s alone", instanceType)})
 	}
-	var r reading
-	l := r.limits(&got.InstanceTypes[0])
-	if r.err != nil {
-		return cloud.Limits{}, useless(op, r.err)
-	}
-	return l, nil
+	return *described, nil
 }

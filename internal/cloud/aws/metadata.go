@@ -16,7 +16,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
 	smithymw "github.com/aws/smithy-go/middleware"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 )
 
@@ -31,14 +30,13 @@ const (
 // SDK falls back to version 1 where tokens are not served.
 type Metadata struct {
 	api     *imds.Client
-	clock   clock.Clock
 	timeout time.Duration
 }
 
 var _ cloud.Metadata = (*Metadata)(nil)
 
 // NewMetadata returns a client of the metadata service. Of o it uses
-// IMDSEndpoint, HTTPClient, MetadataTimeout, Logger, UserAgent and Clock.
+// IMDSEndpoint, HTTPClient, MetadataTimeout, Logger and UserAgent.
 func NewMetadata(o Options) *Metadata {
 	o = o.withDefaults()
 	return &Metadata{
@@ -51,7 +49,6 @@ func NewMetadata(o Options) *Metadata {
 			Retryer:    sdk.NopRetryer{},
 			APIOptions: []func(*smithymw.Stack) error{middleware.AddUserAgentKeyValue(o.agent()), boundAnswers(metadataMax, metadataMax)},
 		}),
-		clock:   o.Clock,
 		timeout: o.MetadataTimeout,
 	}
 }
@@ -95,18 +92,12 @@ func (m *Metadata) region(ctx context.Context) (string, error) {
 	return region, r.err
 }
 
-// deadline bounds a reading by the injected clock.
+// deadline bounds a reading. It leaves the context without a deadline, with which
+// the SDK would not give up a single answer after five seconds.
 func (m *Metadata) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	end := m.clock.After(m.timeout)
-	go func() {
-		select {
-		case <-end:
-			cancel(fmt.Errorf("gave up after %v: %w", m.timeout, context.DeadlineExceeded))
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() { cancel(nil) }
+	end := time.AfterFunc(m.timeout, func() { cancel(fmt.Errorf("gave up after %v: %w", m.timeout, context.DeadlineExceeded)) })
+	return ctx, func() { end.Stop(); cancel(nil) }
 }
 
 // presence tells whether a path may be absent.
@@ -153,7 +144,7 @@ func (r *metadataReading) get(path string, need presence) string {
 			return ""
 		}
 		select {
-		case <-r.m.clock.After(pause):
+		case <-time.After(pause):
 			pause = min(2*pause, metadataMaxPause)
 		case <-r.ctx.Done():
 			r.fail(path, cloud.Transient, fmt.Errorf("%w; last: %w", context.Cause(r.ctx), err))
@@ -201,10 +192,9 @@ func (r *metadataReading) mac(path string) net.HardwareAddr {
 
 func (r *metadataReading) addr(path string) netip.Addr {
 	s := r.get(path, required)
-	a, err := netip.ParseAddr(s)
-	if err != nil || !a.Is4() {
+	a, ok := ipv4.addr(s)
+	if !ok {
 		r.bad(path, s, "an IPv4 address")
-		return netip.Addr{}
 	}
 	return a
 }
@@ -214,10 +204,9 @@ func (r *metadataReading) firstIPv6(path string) netip.Addr {
 	if len(list) == 0 {
 		return netip.Addr{}
 	}
-	a, err := netip.ParseAddr(list[0])
-	if err != nil || !a.Is6() || a.Is4In6() || a.Zone() != "" {
+	a, ok := ipv6.addr(list[0])
+	if !ok {
 		r.bad(path, list[0], "an IPv6 address")
-		return netip.Addr{}
 	}
 	return a
 }

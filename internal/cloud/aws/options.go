@@ -13,7 +13,6 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go/logging"
 
-	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -46,8 +45,6 @@ type Options struct {
 	Logger *slog.Logger
 	// UserAgent is the program's name in the User-Agent header; "berth" when empty.
 	UserAgent string
-	// Clock is that of Metadata; the machine's when nil.
-	Clock clock.Clock
 }
 
 func (o Options) withDefaults() Options {
@@ -64,9 +61,6 @@ func (o Options) withDefaults() Options {
 	}
 	if o.UserAgent == "" {
 		o.UserAgent = "berth"
-	}
-	if o.Clock == nil {
-		o.Clock = clock.Real{}
 	}
 	return o
 }

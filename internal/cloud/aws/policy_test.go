@@ -2,11 +2,9 @@ package aws
 
 import (
 	"encoding/json"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +28,7 @@ func TestPolicyListsTheActionsCalled(t *testing.T) {
 func actionsCalled(t *testing.T) []string {
 	t.Helper()
 	var actions []string
-	files, err := fs.Glob(os.DirFS("."), "*.go")
+	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,30 +36,16 @@ func actionsCalled(t *testing.T) []string {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		code, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ast.Inspect(file, func(n ast.Node) bool {
-			if call, ok := n.(*ast.SelectorExpr); ok {
-				if isEC2(call.X) {
-					actions = append(actions, "ec2:"+call.Sel.Name)
-				}
-			}
-			return true
-		})
+		for _, m := range regexp.MustCompile(`\bc\.api\.(\w+)`).FindAllSubmatch(code, -1) {
+			actions = append(actions, "ec2:"+string(m[1]))
+		}
 	}
 	slices.Sort(actions)
 	return slices.Compact(actions)
-}
-
-func isEC2(x ast.Expr) bool {
-	api, ok := x.(*ast.SelectorExpr)
-	if !ok || api.Sel.Name != "api" {
-		return false
-	}
-	client, ok := api.X.(*ast.Ident)
-	return ok && client.Name == "c"
 }
 
 func policyActions(t *testing.T) []string {

@@ -29,52 +29,27 @@ func (r *reading) assigned(eniID string, n cloud.Amount, repliedID *string, thin
 	}
 }
 
-// scope is what a listing of ENIs was asked for.
-type scope struct {
-	ids, instances map[string]bool // nil: any
-	vpc            string          // empty: any
-	detached       bool            // alone
-	tags           map[string]string
-}
-
-// set is nil for an empty list.
-func set(list []string) map[string]bool {
-	if len(list) == 0 {
-		return nil
-	}
-	m := make(map[string]bool, len(list))
-	for _, v := range list {
-		m[v] = true
-	}
-	return m
-}
-
-func newScope(f cloud.ENIFilter) scope {
-	instances := f.InstanceIDs
-	if f.InstanceID != "" {
-		instances = []string{f.InstanceID}
-	}
-	return scope{set(f.IDs), set(instances), f.VPCID, f.Status == "available", f.Tags}
-}
-
 // listed refuses an element of a listing that its filter does not let through.
-func (r *reading) listed(s scope, e cloud.ENI) {
+func (r *reading) listed(f cloud.ENIFilter, e cloud.ENI) {
 	defer r.in("networkInterfaceSet", e.ID)()
-	if s.ids != nil && !s.ids[e.ID] {
+	if len(f.IDs) > 0 && !slices.Contains(f.IDs, e.ID) {
 		r.bad("networkInterfaceId", e.ID, "one of those asked for")
 	}
-	instance := ""
+	instance, instances := "", f.InstanceIDs
 	if e.Attachment != nil {
 		instance = e.Attachment.InstanceID
 	}
-	if s.instances != nil && !s.instances[instance] {
+	if f.InstanceID != "" {
+		instances = []string{f.InstanceID}
+	}
+	if len(instances) > 0 && !slices.Contains(instances, instance) {
 		r.bad("attachment.instanceId", instance, "one of those asked for")
 	}
-	if s.detached && e.Attachment != nil {
+	if f.Status == "available" && e.Attachment != nil {
 		r.bad("attachment.instanceId", instance, "a detached ENI, as asked for")
 	}
-	r.as("vpcId", e.VPCID, s.vpc)
-	r.tagged(e.Tags, s.tags)
+	r.as("vpcId", e.VPCID, f.VPCID)
+	r.tagged(e.Tags, f.Tags)
 }
 
 // listedSubnet is listed for subnets.

@@ -269,9 +269,9 @@ func (c *Cloud) limitsOf(instanceType string) (cloud.Limits, bool) {
 	}
 	l, ok := limits.Lookup(instanceType)
 	if ok {
-		c.types[instanceType] = cloud.Limits(l)
+		c.types[instanceType] = l
 	}
-	return cloud.Limits(l), ok
+	return l, ok
 }
 
 // newENI makes a detached ENI with an address of a subnet, which has to have one.

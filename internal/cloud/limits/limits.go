@@ -12,6 +12,8 @@ import (
 	"iter"
 	"strconv"
 	"strings"
+
+	"github.com/berthnet/berth/internal/cloud"
 )
 
 //go:generate go run ../aws/limitsgen
@@ -28,12 +30,7 @@ const (
 )
 
 // Limits are what one instance type allows.
-type Limits struct {
-	MaxENIs    int  // interfaces on network card 0, the primary one included
-	IPv4PerENI int  // IPv4 slots of an ENI, the primary address included; a /28 prefix takes one
-	IPv6PerENI int  // IPv6 slots of an ENI; a /80 prefix takes one; 0 where IPv6 is not supported
-	Prefixes   bool // prefixes can be delegated (Nitro and bare metal)
-}
+type Limits = cloud.Limits
 
 // Entry is one row of the table.
 type Entry struct {

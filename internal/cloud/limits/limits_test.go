@@ -11,21 +11,21 @@ func TestLookup(t *testing.T) {
 		instanceType string
 		want         Limits
 	}{
-		{"t3.nano", Limits{2, 2, 2, true}},
-		{"t3.small", Limits{3, 4, 4, true}},
-		{"t2.micro", Limits{2, 2, 2, false}},
-		{"c4.large", Limits{3, 10, 10, false}},
-		{"c5.large", Limits{3, 10, 10, true}},
-		{"m4.large", Limits{2, 10, 10, false}},
-		{"m5.large", Limits{3, 10, 10, true}},
-		{"m5.xlarge", Limits{4, 15, 15, true}},
-		{"m5.24xlarge", Limits{15, 50, 50, true}},
-		{"m5.metal", Limits{15, 50, 50, true}},
-		{"m3.medium", Limits{2, 6, 0, false}},
-		{"r6g.2xlarge", Limits{4, 15, 15, true}},
-		{"g4dn.xlarge", Limits{3, 10, 10, true}},
-		{"i3.large", Limits{3, 10, 10, false}},
-		{"p3.2xlarge", Limits{4, 15, 15, false}},
+		{"t3.nano", Limits{MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2, Prefixes: true}},
+		{"t3.small", Limits{MaxENIs: 3, IPv4PerENI: 4, IPv6PerENI: 4, Prefixes: true}},
+		{"t2.micro", Limits{MaxENIs: 2, IPv4PerENI: 2, IPv6PerENI: 2, Prefixes: false}},
+		{"c4.large", Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: false}},
+		{"c5.large", Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}},
+		{"m4.large", Limits{MaxENIs: 2, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: false}},
+		{"m5.large", Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}},
+		{"m5.xlarge", Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"m5.24xlarge", Limits{MaxENIs: 15, IPv4PerENI: 50, IPv6PerENI: 50, Prefixes: true}},
+		{"m5.metal", Limits{MaxENIs: 15, IPv4PerENI: 50, IPv6PerENI: 50, Prefixes: true}},
+		{"m3.medium", Limits{MaxENIs: 2, IPv4PerENI: 6, IPv6PerENI: 0, Prefixes: false}},
+		{"r6g.2xlarge", Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: true}},
+		{"g4dn.xlarge", Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: true}},
+		{"i3.large", Limits{MaxENIs: 3, IPv4PerENI: 10, IPv6PerENI: 10, Prefixes: false}},
+		{"p3.2xlarge", Limits{MaxENIs: 4, IPv4PerENI: 15, IPv6PerENI: 15, Prefixes: false}},
 	} {
 		got, ok := Lookup(tc.instanceType)
 		if !ok || got != tc.want {

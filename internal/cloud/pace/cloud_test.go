@@ -68,7 +68,7 @@ func TestCloudRepeats(t *testing.T) {
 		{"create without a token, lost", create(""), []error{lost}, 2, cloud.Unknown}, // it is given one
 		{"create, throttled", create(""), []error{refused, refused}, 3, cloud.Unknown},
 		{"attach, throttled, then lost", attach, []error{refused, lost}, 2, cloud.Transient},
-		{"attach, a plain error", attach, []error{errors.New("odd")}, 1, cloud.Transient},
+		{"attach, a plain error", attach, []error{errors.New("unexpected")}, 1, cloud.Transient},
 		{"delete, lost, then gone", del, []error{lost, gone}, 2, cloud.Unknown},
 		{"delete, gone", del, []error{gone}, 1, cloud.Gone},
 		{"delete, not sent, then gone", del, []error{unsent, gone}, 2, cloud.Gone},

@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/limits"
 )
 
-// fallbackFor is how long the limits from the fallback are used before the
+// fallbackFor is how long the limits from the built-in table are used before the
 // cloud is asked again.
 const fallbackFor = 10 * time.Minute
 
@@ -32,7 +33,7 @@ type knownLimits struct {
 	until  time.Time // zero: for good
 }
 
-// Limits are what the cloud says of a type, once; what Options.Fallback says for
+// Limits are what the cloud says of a type, once; what the built-in table says for
 // fallbackFor when the cloud does not tell.
 func (t *instanceTypes) Limits(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	if l, ok := t.recall(instanceType); ok {
@@ -66,13 +67,13 @@ func (t *instanceTypes) recall(instanceType string) (cloud.Limits, bool) {
 	return k.limits, true
 }
 
-// find gets the limits from the cloud, else from the fallback.
+// find gets the limits from the cloud, else from the built-in table.
 func (t *instanceTypes) find(ctx context.Context, instanceType string) (cloud.Limits, error) {
 	var until time.Time
 	l, err := t.ask(ctx, instanceType)
 	if err != nil {
 		var ok bool
-		if l, ok = t.options.Fallback(instanceType); !ok {
+		if l, ok = limits.Lookup(instanceType); !ok {
 			return cloud.Limits{}, fmt.Errorf("%w; the built-in table does not know %q either: allow ec2:DescribeInstanceTypes, or use a Berth that knows the type", err, instanceType)
 		}
 		t.options.Logger.Warn("Taking the limits of an instance type from the built-in table, EC2 did not tell them",

@@ -35,9 +35,9 @@ const (
 // rates of the peers.
 type listener struct {
 	heard, refused float64   // calls sent in quiet periods, and of them refused; old ones count less
-	row            float64   // passed since the last of these
+	passedInRow    float64   // passed since the last of these
 	last           int64     // the period of the last call heard
-	silence        int       // refusals since the last pass, of all calls
+	refusedInRow   int       // calls since the last that passed
 	at             time.Time // of the last refusal
 	cut            int64     // the period in which the rate was cut,
 	floor          float64   // and what it was cut to
@@ -56,30 +56,30 @@ func (l *listener) share(t time.Time) (float64, time.Time) {
 	if into >= listenFor {
 		return 1, t.Add(listenEvery - into)
 	}
-	if !l.curious(t) {
+	if !l.worthListening(t) {
 		return 1, t.Add(listenFor - into)
 	}
 	return listenShare, t.Add(listenFor - into)
 }
 
-// curious tells whether there is something to listen for.
-func (l *listener) curious(t time.Time) bool {
+// worthListening tells whether calls are, or lately were, refused.
+func (l *listener) worthListening(t time.Time) bool {
 	return t.Sub(l.at) < 2*listenEvery || l.background() > noticed
 }
 
 // listens tells whether the answer to a call sent at t shows what is refused whatever the peers do.
 func (l *listener) listens(t time.Time) bool {
 	_, into := period(t)
-	return listenGuard <= into && into < listenFor && l.curious(t)
+	return listenGuard <= into && into < listenFor && l.worthListening(t)
 }
 
 // hear learns from the answer to a call.
 func (l *listener) hear(g grant, refused bool, now time.Time) {
-	l.silence++
+	l.refusedInRow++
 	if refused {
 		l.at = now
 	} else {
-		l.silence = 0
+		l.refusedInRow = 0
 	}
 	if !g.listens {
 		return
@@ -92,13 +92,13 @@ func (l *listener) hear(g grant, refused bool, now time.Time) {
 		}
 	}
 	l.heard++
-	l.row++
+	l.passedInRow++
 	if refused {
 		l.refused++
-		l.row = 0
+		l.passedInRow = 0
 	}
-	if l.row*math.Log(1-l.background()) < -changed {
-		l.heard, l.refused, l.row = 0, 0, 0
+	if l.passedInRow*math.Log(1-l.background()) < -changed {
+		l.heard, l.refused, l.passedInRow = 0, 0, 0
 	}
 }
 
@@ -128,7 +128,7 @@ func (p *pacer) hear(g grant, refused bool, now time.Time) {
 
 // bears tells whether refusals are known that are not for the peers' rates.
 func (p *pacer) bears() bool {
-	return p.peers != nil && p.phase == settled && p.peers.borne() > noticed && !p.silenced()
+	return p.peers != nil && p.phase == settled && p.peers.borne() > noticed && !p.nothingPasses()
 }
 
 // bear has a refusal change the rate a little at most, if it is not to be cut, and
@@ -150,12 +150,12 @@ func (p *pacer) bear(now time.Time) bool {
 // wasCut tells whether the rate was cut since the last quiet period began. Until
 // the next one has shown more, it is not cut deeper.
 func (p *pacer) wasCut(now time.Time) bool {
-	if p.peers == nil || p.phase != settled || p.silenced() {
+	if p.peers == nil || p.phase != settled || p.nothingPasses() {
 		return false
 	}
 	n, _ := period(now)
 	return p.peers.cut == n
 }
 
-// silenced tells whether nothing passes any more.
-func (p *pacer) silenced() bool { return p.peers != nil && p.peers.silence >= outage }
+// nothingPasses tells whether so many calls were refused in a row that all are.
+func (p *pacer) nothingPasses() bool { return p.peers != nil && p.peers.refusedInRow >= outage }

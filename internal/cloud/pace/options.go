@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/cloud/limits"
 )
 
 // DefaultCallTimeout is the CallTimeout of Options that name none.
@@ -31,9 +29,6 @@ type Options struct {
 	// that do not yield by keeping quiet at the same times; see the package's
 	// documentation. Their clocks should agree within 0.1 s, and not differ by more than 0.5 s.
 	Peers bool
-	// Fallback tells the limits of an instance type when the cloud does not; the
-	// table of package limits when nil.
-	Fallback func(instanceType string) (cloud.Limits, bool)
 	// Observer is told of every call; may be nil.
 	Observer Observer
 	// Logger is silent when nil.
@@ -69,12 +64,6 @@ func (ignore) Limited(string, time.Duration)      {}
 func (o Options) withDefaults() Options {
 	if o.CallTimeout <= 0 {
 		o.CallTimeout = DefaultCallTimeout
-	}
-	if o.Fallback == nil {
-		o.Fallback = func(instanceType string) (cloud.Limits, bool) {
-			l, ok := limits.Lookup(instanceType)
-			return cloud.Limits(l), ok
-		}
 	}
 	if o.Observer == nil {
 		o.Observer = ignore{}

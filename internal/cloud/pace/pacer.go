@@ -316,7 +316,7 @@ func (g grant) refuse(now time.Time) bool {
 		return false
 	case p.passed+p.missed < p.enough():
 		return false
-	case p.passed == 0 || p.silenced():
+	case p.passed == 0 || p.nothingPasses():
 		p.strikes++
 		if !known {
 			p.rate /= 2

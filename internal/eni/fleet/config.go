@@ -48,12 +48,6 @@ type Observer interface {
 	Listed(took time.Duration, err error)
 }
 
-// Subnet is what is known of a subnet's free addresses.
-type Subnet struct {
-	ID, VPCID, Zone string
-	Free            int // with what is being asked for taken off
-}
-
 func (c *Config) withDefaults() error {
 	var errs []error
 	if c.Cluster == "" {

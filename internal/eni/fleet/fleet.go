@@ -26,10 +26,7 @@ import (
 // concurrently.
 type Fleet struct {
 	cfg         Config
-	subnets     *eni.SubnetBook
-	groups      *eni.GroupBook
-	routes      *eni.RouteBook
-	outage      *eni.Outage
+	shared      *eni.Shared
 	holders     *holders
 	observatory *observatory
 	wake        retry.Signal // something is due sooner than the scheduler knows
@@ -50,12 +47,11 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	f := &Fleet{
-		cfg: cfg, subnets: eni.NewSubnetBook(cfg.Cloud), groups: eni.NewGroupBook(cfg.Cloud, cfg.Clock), routes: eni.NewRouteBook(cfg.Cloud, cfg.Clock), wake: retry.NewSignal(),
+		cfg: cfg, holders: newHolders(), wake: retry.NewSignal(),
 		began: make(chan struct{}), members: map[string]*member{}, leaving: map[string]*member{}, ended: map[string]time.Time{},
 	}
-	f.holders = newHolders()
-	f.outage = eni.NewOutage(f.kickAll)
-	f.observatory = newObservatory(&f.cfg, f.subnets, f.spawn, f.known)
+	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
+	f.observatory = newObservatory(&f.cfg, f.shared.Subnets, f.spawn, f.known)
 	f.observatory.had = f.holders.had
 	return f, nil
 }
@@ -149,15 +145,9 @@ func (f *Fleet) Describe(ctx context.Context, instanceID string) (cloud.Instance
 	return in, nil
 }
 
-// Subnets lists what is known of subnets, by ID.
-func (f *Fleet) Subnets() []Subnet {
-	list := f.subnets.Free()
-	out := make([]Subnet, len(list))
-	for i, s := range list {
-		out[i] = Subnet{ID: s.ID, VPCID: s.VPCID, Zone: s.Zone, Free: s.Free}
-	}
-	return out
-}
+// Subnets lists what is known of subnets, by ID, each with its free addresses,
+// what is being asked for taken off.
+func (f *Fleet) Subnets() []cloud.Subnet { return f.shared.Subnets.Free() }
 
 // spawn runs work until it is done or the fleet ends.
 func (f *Fleet) spawn(work func(context.Context)) {

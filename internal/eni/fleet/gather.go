@@ -2,6 +2,8 @@ package fleet
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,11 +17,9 @@ const gatherWindow = 10 * time.Millisecond
 // asked while a call is under way goes into the next.
 type gatherer[V any] struct {
 	clock   clock.Clock
-	spacing time.Duration               // from the beginning of a call to that of the next
-	spawn   func(func(context.Context)) // runs what outlives a caller
-	// call asks about keys and tells as of when the answers are. Keys that it
-	// leaves out have the zero V.
-	call func(ctx context.Context, keys []string) (map[string]V, time.Time, error)
+	spacing time.Duration                                                  // from the beginning of a call to that of the next
+	spawn   func(func(context.Context))                                    // runs what outlives a caller
+	call    func(ctx context.Context, keys []string) (map[string]V, error) // keys that it leaves out have the zero V
 
 	mu      sync.Mutex // guards all below
 	pending map[string][]chan answer[V]
@@ -65,8 +65,8 @@ func (g *gatherer[V]) run(ctx context.Context) {
 		case <-g.clock.After(wait):
 		}
 		g.mu.Lock()
-		asked := g.pending
-		g.pending, g.last = nil, g.clock.Now()
+		asked, now := g.pending, g.clock.Now()
+		g.pending, g.last = nil, now
 		if len(asked) == 0 {
 			g.running = false
 		}
@@ -74,14 +74,10 @@ func (g *gatherer[V]) run(ctx context.Context) {
 		if len(asked) == 0 {
 			return
 		}
-		keys := make([]string, 0, len(asked))
-		for k := range asked {
-			keys = append(keys, k)
-		}
-		got, at, err := g.call(ctx, keys)
+		got, err := g.call(ctx, slices.Collect(maps.Keys(asked)))
 		for k, list := range asked {
 			for _, c := range list {
-				c <- answer[V]{got[k], at, err}
+				c <- answer[V]{got[k], now, err}
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -84,11 +85,23 @@ func (o *object) published() int {
 	return o.version
 }
 
-// available counts the addresses for pods.
-func (o *object) available() (n int) {
+// inventory is what was published last.
+func (o *object) inventory() eni.Inventory {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, e := range o.inv.ENIs {
+	return o.inv
+}
+
+// has tells whether a pod has an address.
+func (o *object) has(a netip.Addr) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.used[a]
+}
+
+// available counts the addresses for pods.
+func (o *object) available() (n int) {
+	for _, e := range o.inventory().ENIs {
 		if e.Serves {
 			n += len(e.Addresses)
 		}
@@ -100,12 +113,11 @@ func (o *object) available() (n int) {
 // wrote, and are in doubt until it has observed again.
 type writer struct {
 	*object
-	fleet  func() *Fleet
+	fleet  *Fleet
 	failed error // of every Publish; nil: none
 
 	seen   int // version
 	status eni.Status
-	passes int
 }
 
 var errConflict = errors.New("the object was changed by another")
@@ -139,7 +151,7 @@ func (w *writer) Publish(_ context.Context, inv eni.Inventory) error {
 	}
 	if w.seen != w.version {
 		w.seen = w.version
-		w.fleet().Invalidate(w.name)
+		w.fleet.Invalidate(w.name)
 		return errConflict
 	}
 	w.version++
@@ -243,7 +255,37 @@ func (w *writer) Reconciled(s eni.Status) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.status = s
-	w.passes++
+}
+
+// run starts pods and has the operator know of them.
+func (w *writer) run(pods int) {
+	for range pods {
+		w.start()
+	}
+	w.fleet.Kick(w.name)
+}
+
+// configure sets other settings.
+func (w *writer) configure(t *testing.T, s eni.Settings) {
+	t.Helper()
+	if err := w.fleet.Set(w.name, w.instance, s, eni.Inventory{}, w); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fail has every Publish fail, or none any more.
+func (w *writer) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.failed = err
+}
+
+// wantPods checks how many pods run, and that none waits.
+func (w *writer) wantPods(t *testing.T, want int) {
+	t.Helper()
+	if with, waiting := w.pods(); with != want || waiting > 0 {
+		t.Errorf("%s: %d pods have addresses, want %d; %d wait: %+v", w.name, with, want, waiting, w.last())
+	}
 }
 
 func (w *writer) last() eni.Status {
@@ -252,20 +294,38 @@ func (w *writer) last() eni.Status {
 	return w.status
 }
 
-// world is a VPC and nodes in it. Use it in a synctest bubble.
+// world is a VPC and nodes in it.
 type world struct {
-	t       *testing.T
-	cloud   *cloudfake.Cloud
-	objects []*object
+	t          *testing.T
+	cloud      *cloudfake.Cloud
+	objects    []*object
+	operators  []*operator
+	usePrimary bool // the nodes do
+	apart      bool // what EC2 has need not be what is published in the end
 }
 
-func newWorld(t *testing.T, nodes int) *world {
-	w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
-	w.cloud.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
-	for i := range nodes {
-		w.add(i)
-	}
-	return w
+// bubble runs a test in virtual time, in a VPC with some nodes. In the end the
+// operators are stopped, and what EC2 has is what is published.
+func bubble(t *testing.T, nodes int, test func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, cloud: cloudfake.New(cloudfake.Options{})}
+		w.cloud.AddSubnet("subnet-home", "zone-a", "10.0.0.0/16", nil)
+		for i := range nodes {
+			w.add(i)
+		}
+		test(t, w)
+		for _, p := range w.operators {
+			p.stop()
+		}
+		if !w.apart {
+			w.agree()
+		}
+	})
+}
+
+// pass lets virtual time go on.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // in a bubble, where time passes once nothing else can happen
 }
 
 func (w *world) add(i int) *object {
@@ -278,6 +338,7 @@ func (w *world) add(i int) *object {
 // operator is a fleet that runs.
 type operator struct {
 	*Fleet
+	world   *world
 	writers map[string]*writer
 	stop    func()
 }
@@ -300,14 +361,16 @@ func (w *world) operator(api cloud.API) *operator {
 			w.t.Errorf("Run: %v", err)
 		}
 	}()
-	return &operator{Fleet: f, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
+	p := &operator{Fleet: f, world: w, writers: map[string]*writer{}, stop: func() { cancel(); <-done }}
+	w.operators = append(w.operators, p)
+	return p
 }
 
 // set adds a node, seeded with what was published.
 func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 	t.Helper()
 	o.mu.Lock()
-	wr := &writer{object: o, fleet: func() *Fleet { return p.Fleet }, seen: o.version}
+	wr := &writer{object: o, fleet: p.Fleet, seen: o.version}
 	seed := o.inv
 	o.mu.Unlock()
 	p.writers[o.name] = wr
@@ -315,6 +378,14 @@ func (p *operator) set(t *testing.T, o *object, s eni.Settings) *writer {
 		t.Fatal(err)
 	}
 	return wr
+}
+
+// setAll adds all nodes.
+func (p *operator) setAll(s eni.Settings) {
+	p.world.t.Helper()
+	for _, o := range p.world.objects {
+		p.set(p.world.t, o, s)
+	}
 }
 
 func settings(minimum, free int) eni.Settings {
@@ -329,6 +400,9 @@ func (w *world) agree() {
 	w.t.Helper()
 	truth := map[string]cloud.ENI{}
 	for _, e := range w.cloud.Truth() {
+		if e.Attachment == nil && e.Tags[eni.TagCluster] != "test" {
+			continue // somebody else's
+		}
 		truth[e.ID] = e
 		if e.Attachment == nil {
 			w.t.Errorf("%s of %s is detached", e.ID, e.Tags[eni.TagInstanceID])
@@ -336,45 +410,91 @@ func (w *world) agree() {
 	}
 	published := 0
 	for _, o := range w.objects {
-		o.mu.Lock()
-		held := map[netip.Addr]bool{}
-		for _, e := range o.inv.ENIs {
+		for _, e := range o.inventory().ENIs {
 			published++
-			got := slices.Clone(e.Addresses)
+			got, want := slices.Clone(e.Addresses), w.forPods(truth[e.ID])
 			slices.SortFunc(got, netip.Addr.Compare)
-			want := slices.Clone(truth[e.ID].Addresses)
 			slices.SortFunc(want, netip.Addr.Compare)
 			if !slices.Equal(got, want) {
 				w.t.Errorf("%s: %s has %v, published %v", o.name, e.ID, want, got)
 			}
-			for _, a := range want {
-				held[a] = true
-			}
 		}
-		for a := range o.used {
-			if !held[a] {
-				w.t.Errorf("%s: a pod's address %v is not the node's any more", o.name, a)
-			}
-		}
-		o.mu.Unlock()
 	}
+	w.kept()
 	if published != len(truth) {
 		w.t.Errorf("%d ENIs, %d published", len(truth), published)
 	}
 }
 
-// api is the cloud with calls that tests replace.
+// forPods are the addresses of an ENI that are for pods.
+func (w *world) forPods(e cloud.ENI) []netip.Addr {
+	if w.usePrimary && e.Attachment.DeviceIndex > 0 {
+		return append(slices.Clone(e.Addresses), e.Primary)
+	}
+	return slices.Clone(e.Addresses)
+}
+
+// kept checks that no pod lost its address.
+func (w *world) kept() {
+	w.t.Helper()
+	has := map[netip.Addr]string{}
+	for _, e := range w.cloud.Truth() {
+		for _, a := range w.forPods(e) {
+			if e.Attachment != nil {
+				has[a] = e.Attachment.InstanceID
+			}
+		}
+	}
+	for _, o := range w.objects {
+		o.mu.Lock()
+		for a := range o.used {
+			if has[a] != o.instance {
+				w.t.Errorf("%s: a pod's address %v is not the node's any more", o.name, a)
+			}
+		}
+		o.mu.Unlock()
+	}
+}
+
+// leftBehind is an ENI as one that was made for an instance, now or long ago, and
+// is on none.
+func (w *world) leftBehind(cluster, instance string, made time.Time) cloud.ENI {
+	w.t.Helper()
+	e, err := w.cloud.CreateENI(w.t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
+		eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: made.UTC().Format(time.RFC3339),
+	}})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return e
+}
+
+// attached are the ENIs that the operator made and attached, as EC2 has them.
+func (w *world) attached() []cloud.ENI {
+	return slices.DeleteFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.Attachment == nil || e.Attachment.DeviceIndex == 0 })
+}
+
+// api is the cloud with what tests change of its calls; a nil change is none.
 type api struct {
 	*cloudfake.Cloud
-	instances func([]string) ([]cloud.Instance, error)
-	listing   func(cloud.ENIFilter) // before one
+	listing   func(cloud.ENIFilter)                    // before ENIs are listed
+	listed    func([]cloud.ENI)                        // to listings
+	instances func([]string) ([]cloud.Instance, error) // in place of it
+	subnets   func([]cloud.Subnet)                     // to free counts
+	created   func(cloud.CreateENI, *cloud.ENI)        // to what was created
+	assigned  func(id string, got []netip.Prefix)      // to what was assigned
+	taking    <-chan struct{}                          // what takes something off waits for its end
 }
 
 func (a *api) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
 	if a.listing != nil {
 		a.listing(f)
 	}
-	return a.Cloud.ENIs(ctx, f)
+	list, err := a.Cloud.ENIs(ctx, f)
+	if a.listed != nil {
+		a.listed(list)
+	}
+	return list, err
 }
 
 func (a *api) Instances(ctx context.Context, ids []string) ([]cloud.Instance, error) {
@@ -382,6 +502,46 @@ func (a *api) Instances(ctx context.Context, ids []string) ([]cloud.Instance, er
 		return a.instances(ids)
 	}
 	return a.Cloud.Instances(ctx, ids)
+}
+
+func (a *api) Subnets(ctx context.Context, f cloud.SubnetFilter) ([]cloud.Subnet, error) {
+	list, err := a.Cloud.Subnets(ctx, f)
+	if a.subnets != nil {
+		a.subnets(list)
+	}
+	return list, err
+}
+
+func (a *api) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
+	e, err := a.Cloud.CreateENI(ctx, q)
+	if a.created != nil && err == nil {
+		a.created(q, &e)
+	}
+	return e, err
+}
+
+func (a *api) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
+	got, err := a.Cloud.AssignAddresses(ctx, id, n)
+	if a.assigned != nil && err == nil {
+		a.assigned(id, got)
+	}
+	return got, err
+}
+
+func (a *api) UnassignAddresses(ctx context.Context, id string, things []netip.Prefix) error {
+	if a.taking != nil {
+		<-a.taking
+		ctx = context.WithoutCancel(ctx)
+	}
+	return a.Cloud.UnassignAddresses(ctx, id, things)
+}
+
+func (a *api) DetachENI(ctx context.Context, id string) error {
+	if a.taking != nil {
+		<-a.taking
+		ctx = context.WithoutCancel(ctx)
+	}
+	return a.Cloud.DetachENI(ctx, id)
 }
 
 const minute = time.Minute

@@ -3,15 +3,14 @@ package fleet
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"sync"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 )
 
-// holders are what the nodes of the fleet have of each subnet: two never have the
-// same, whatever EC2 answers one of them.
+// holders tell which node of the fleet has which address of a subnet, so that no
+// two are given the same, whatever EC2 answers.
 type holders struct {
 	mu   sync.Mutex           // guards all below; memory only
 	of   map[holding]holder   // who has what
@@ -41,11 +40,8 @@ func (h *holders) set(inv eni.Inventory) {
 	h.forget(inv.InstanceID)
 	for i := range inv.ENIs {
 		e := &inv.ENIs[i]
-		things := slices.Clone(e.Prefixes)
-		for _, a := range append([]netip.Addr{e.PrimaryIPv4}, e.Addresses...) {
-			things = append(things, netip.PrefixFrom(a, a.BitLen()))
-		}
-		for _, t := range things {
+		things := append(cloud.HostPrefixes(e.Addresses), cloud.HostPrefix(e.PrimaryIPv4))
+		for _, t := range append(things, e.Prefixes...) {
 			if at := (holding{e.SubnetID, t}); t.IsValid() && !leaving[t] {
 				h.of[at] = holder{inv.InstanceID, e.ID}
 				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
@@ -93,7 +89,7 @@ func overlapping(thing netip.Prefix) []netip.Prefix {
 		return out
 	}
 	for a := thing.Addr(); thing.Contains(a); a = a.Next() {
-		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		out = append(out, cloud.HostPrefix(a))
 	}
 	return out
 }

@@ -56,14 +56,14 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	}
 	c := eni.Config{
 		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
-		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Subnets: f.subnets, Security: f.groups, Routes: f.routes, Outage: f.outage,
+		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
 	}
 	c.Elsewhere = func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) }
 	c.Committed = func() []eni.Release { return m.node.Committed() }
 	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
-	c.Held = func() { m.node.Reconciled(m.rec.Status()) }
+	c.RateLimited = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
 		c.Observer = seen{name, f.cfg.Observer}
 	}

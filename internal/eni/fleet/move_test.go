@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -31,18 +30,14 @@ func (a account) AssignAddresses(ctx context.Context, id string, n cloud.Amount)
 // pods come to wait meanwhile, it is given up for what they need, which goes by
 // its own priority, and made once the node has been at rest again.
 func TestMoveIsGivenUpForPods(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		ec2 := pace.Cloud(account{w.cloud}, pace.Options{Ceilings: map[string]pace.Limit{pace.Assign.Action: {Rate: 0.1, Burst: 100}}})
 		p := w.operator(ec2)
 		n := p.set(t, w.objects[0], eni.Settings{InstanceType: "m5.xlarge", Policy: ipam.Policy{WarmIP: 1, MinimumIP: 3}})
-		for range 16 {
-			n.start()
-		}
-		p.Kick(n.name)
+		n.run(16)
 		pass(minute)
 		n.endOn(0)
-		p.Kick(n.name)
+		n.run(0)
 		pass(5 * minute)
 		layout := func() (primary, second int) {
 			for _, e := range w.cloud.Truth() {
@@ -65,20 +60,15 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 			})
 		}
 		n.endOn(1)
-		p.Kick(n.name)
+		n.run(0)
 		pass(80 * time.Second)
 		before := w.cloud.Count("AssignAddresses")
 		if primary, second := layout(); primary != 1 || second != 2 {
 			t.Fatalf("%d and %d addresses, want 1 and 2: the move waits", primary, second)
 		}
-		for range 8 {
-			n.start()
-		}
-		p.Kick(n.name)
+		n.run(8)
 		pass(25 * time.Second) // at one call in ten seconds
-		if with, without := n.pods(); with != 8 || without != 0 {
-			t.Errorf("%d pods have an address, %d wait", with, without)
-		}
+		n.wantPods(t, 8)
 		if calls := w.cloud.Count("AssignAddresses") - before; calls != 1 {
 			t.Errorf("%d calls, want one for the pods", calls)
 		}
@@ -89,13 +79,11 @@ func TestMoveIsGivenUpForPods(t *testing.T) {
 		others.Wait()
 		n.endOn(0)
 		n.endOn(1)
-		p.Kick(n.name)
+		n.run(0)
 		pass(10 * minute)
 		if primary, second := layout(); primary != 3 || second != 0 {
 			t.Errorf("at rest: %d and %d addresses", primary, second)
 		}
-		p.stop()
-		w.agree()
 	})
 }
 

@@ -2,15 +2,12 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
@@ -26,21 +23,19 @@ type observatory struct {
 	clock   clock.Clock
 	log     *slog.Logger
 	spawn   func(func(context.Context)) // runs what outlives a caller, until the fleet ends
-	subnets *eni.SubnetBook
+	subnets *eni.Subnets
 	known   func() map[string]places           // the instances of the fleet's nodes
 	had     func(cloud.ENI, netip.Prefix) bool // whether an ENI is known to have something for pods
 
 	attached  gatherer[[]cloud.ENI]    // by instance ID
 	looks     gatherer[[]cloud.ENI]    // by ENI ID
 	instances gatherer[cloud.Instance] // by instance ID
-	counting  singleflight.Group       // DescribeSubnets calls under way, by VPC and priority
 
-	mu      sync.Mutex             // guards all below
-	flight  *listing               // the full listing under way
-	at      time.Time              // as of when the last one was
-	listed  map[string][]cloud.ENI // from it, of each node that has not taken its part
-	pages   int                    // calls that it took, about
-	counted map[string]time.Time   // as of when subnets are known, by VPC
+	mu     sync.Mutex             // guards all below
+	flight *listing               // the full listing under way
+	at     time.Time              // as of when the last one was
+	listed map[string][]cloud.ENI // from it, of each node that has not taken its part
+	pages  int                    // calls that it took, about
 }
 
 // places are the VPCs in which a node has its ENIs: as observed, or not sure.
@@ -77,10 +72,9 @@ const (
 	lookSpacing = 250 * time.Millisecond
 )
 
-func newObservatory(cfg *Config, subnets *eni.SubnetBook, spawn func(func(context.Context)), known func() map[string]places) *observatory {
+func newObservatory(cfg *Config, subnets *eni.Subnets, spawn func(func(context.Context)), known func() map[string]places) *observatory {
 	o := &observatory{
 		cfg: cfg, cloud: cfg.Cloud, clock: cfg.Clock, log: cfg.Logger, spawn: spawn, subnets: subnets, known: known,
-		counted: map[string]time.Time{},
 	}
 	o.attached = gatherer[[]cloud.ENI]{clock: o.clock, spacing: nodeSpacing, spawn: spawn, call: o.describeNodes}
 	o.looks = gatherer[[]cloud.ENI]{clock: o.clock, spacing: lookSpacing, spawn: spawn, call: o.describeENIs}
@@ -257,19 +251,18 @@ func (o *observatory) owner(e cloud.ENI) (string, bool) {
 
 // describeNodes lists the ENIs on some instances; of very many, by a full
 // listing if that takes no more calls.
-func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
+func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	ctx = cloud.WithPriority(ctx, cloud.Begun)
 	o.mu.Lock()
 	pages := o.pages
 	o.mu.Unlock()
-	at := o.clock.Now()
 	f := cloud.ENIFilter{InstanceIDs: ids}
 	if calls := (len(ids) + filterValues - 1) / filterValues; calls > 1 && calls >= pages {
 		f = cloud.ENIFilter{}
 	}
 	list, err := o.cloud.ENIs(ctx, f)
 	if err != nil {
-		return nil, at, err
+		return nil, err
 	}
 	asked := make(map[string]bool, len(ids))
 	for _, id := range ids {
@@ -281,33 +274,31 @@ func (o *observatory) describeNodes(ctx context.Context, ids []string) (map[stri
 			out[a.InstanceID] = append(out[a.InstanceID], e)
 		}
 	}
-	return out, at, nil
+	return out, nil
 }
 
-func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, time.Time, error) {
-	at := o.clock.Now()
+func (o *observatory) describeENIs(ctx context.Context, ids []string) (map[string][]cloud.ENI, error) {
 	list, err := o.cloud.ENIs(cloud.WithPriority(ctx, cloud.Begun), cloud.ENIFilter{IDs: ids})
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
-		return nil, at, err
+		return nil, err
 	}
 	out := make(map[string][]cloud.ENI, len(list))
 	for _, e := range list {
 		out[e.ID] = []cloud.ENI{e}
 	}
-	return out, at, nil
+	return out, nil
 }
 
-func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, time.Time, error) {
-	at := o.clock.Now()
+func (o *observatory) describeInstances(ctx context.Context, ids []string) (map[string]cloud.Instance, error) {
 	list, err := o.cloud.Instances(ctx, ids)
 	if err != nil {
-		return nil, at, err
+		return nil, err
 	}
 	out := make(map[string]cloud.Instance, len(list))
 	for _, in := range list {
 		out[in.ID] = in
 	}
-	return out, at, nil
+	return out, nil
 }
 
 // Look implements eni.Lister.
@@ -331,46 +322,9 @@ func (o *observatory) Instance(ctx context.Context, id string) (cloud.Instance, 
 // Subnets implements eni.Lister: one call describes all subnets of a VPC, for
 // everyone who needs to know.
 func (o *observatory) Subnets(ctx context.Context, q eni.SubnetQuery) (time.Time, error) {
-	f, key := cloud.SubnetFilter{VPCID: q.VPCID}, q.VPCID
-	if key == "" {
-		f.IDs, key = q.IDs, fmt.Sprint(q.IDs)
+	f := cloud.SubnetFilter{VPCID: q.VPCID}
+	if q.VPCID == "" {
+		f.IDs = q.IDs
 	}
-	// Who is about to grow neither waits with those who are starved, nor they
-	// before it.
-	flight := fmt.Sprint(key, cloud.PriorityOf(ctx))
-	for range 3 {
-		if at, ok := o.countedSince(key, q.Since); ok {
-			return at, nil
-		}
-		_, err, _ := o.counting.Do(flight, func() (any, error) {
-			if _, ok := o.countedSince(key, q.Since); ok {
-				return nil, nil // by a call that ended since it was missed
-			}
-			now := o.clock.Now()
-			// The caller's end must not be that of others who wait with it.
-			call, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-			defer cancel()
-			if err := o.subnets.Refresh(call, f, now); err != nil {
-				return nil, err
-			}
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			if now.After(o.counted[key]) {
-				o.counted[key] = now
-			}
-			return nil, nil
-		})
-		if err != nil {
-			return time.Time{}, err
-		}
-	}
-	return time.Time{}, errors.New("describe subnets: every answer was older than asked for")
-}
-
-// countedSince tells as of when subnets are known, if that is not before since.
-func (o *observatory) countedSince(key string, since time.Time) (at time.Time, ok bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	at = o.counted[key]
-	return at, !at.Before(since) && !at.IsZero()
+	return o.subnets.RefreshSince(ctx, f, q.Since)
 }

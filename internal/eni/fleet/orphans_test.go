@@ -2,29 +2,16 @@ package fleet
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
 )
 
 // One collector for the whole fleet deletes what vanished instances left, and
 // nothing of another cluster.
 func TestOrphansAreCollected(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		orphan := func(cluster, instance string) {
-			t.Helper()
-			made := time.Now().Add(-24 * time.Hour) // as anybody may write
-			if _, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description(instance), Tags: map[string]string{
-				eni.TagCluster: cluster, eni.TagOwner: eni.Owner, eni.TagInstanceID: instance, eni.TagCreatedAt: made.UTC().Format(time.RFC3339),
-			}}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		orphan("test", "i-gone")
-		orphan("other", "i-gone")
+	bubble(t, 1, func(t *testing.T, w *world) {
+		long := time.Now().Add(-24 * time.Hour) // as anybody may write
+		w.leftBehind("test", "i-gone", long)
+		w.leftBehind("other", "i-gone", long)
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
 		left := func() (n int) {
@@ -46,6 +33,5 @@ func TestOrphansAreCollected(t *testing.T) {
 		if n := w.cloud.Count("Instances"); n != 2 {
 			t.Errorf("asked %d times for instances, want once for the type of the fleet's, and once for the vanished one", n)
 		}
-		p.stop()
 	})
 }

@@ -1,22 +1,18 @@
 package fleet
 
 import (
-	"fmt"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 )
 
 // New ENIs may be meant for another VPC than the instance's (or a person wrote
 // the wrong one): full listings still have the node whole.
 func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		s := settings(0, 8)
 		s.VPCID = "vpc-other"
@@ -28,15 +24,13 @@ func TestListingsHaveNodesOfOtherVPCs(t *testing.T) {
 				t.Fatalf("the node: %+v", s)
 			}
 		}
-		p.stop()
 	})
 }
 
 // Zones that a person wrote and that are not the instance's get no ENI: it
 // could be attached to nothing.
 func TestNoENIInAnotherZone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-b", "zone-b", "10.1.0.0/24", nil)
 		p := w.operator(w.cloud)
 		s := settings(30, 8)
@@ -47,54 +41,42 @@ func TestNoENIInAnotherZone(t *testing.T) {
 			t.Errorf("%d ENIs made: %+v", n, o.last())
 		}
 		s.Zone = ""
-		if err := p.Set(o.name, o.instance, s, eni.Inventory{}, o); err != nil {
-			t.Fatal(err)
-		}
+		o.configure(t, s)
 		pass(10 * time.Second)
 		p.stop()
 		if o.available() < 30 {
 			t.Errorf("%d addresses once the zone is right: %+v", o.available(), o.last())
 		}
-		w.agree()
 	})
 }
 
 // Nodes that may use any subnet of their zone begin with those that have the
 // routes of their own, and ask for route tables together.
 func TestNewENIsPreferThePrimarysRoutes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 5)
+	bubble(t, 5, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-far", "zone-a", "10.64.0.0/12", nil)
 		w.cloud.AddRouteTable("rtb-far", "subnet-far")
 		p := w.operator(w.cloud)
 		s := settings(0, 8)
 		s.AnySubnet = true
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		pass(10 * time.Second)
 		p.stop()
-		made := 0
-		for _, e := range w.cloud.Truth() {
-			if e.Attachment != nil && e.Attachment.DeviceIndex > 0 {
-				made++
-				if e.SubnetID == "subnet-far" {
-					t.Errorf("%s of %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
-				}
+		for _, e := range w.attached() {
+			if e.SubnetID == "subnet-far" {
+				t.Errorf("%s of %s is in %s", e.ID, e.Attachment.InstanceID, e.SubnetID)
 			}
 		}
-		if got := w.cloud.Count("RouteTables"); made < 5 || got != 1 {
+		if made, got := len(w.attached()), w.cloud.Count("RouteTables"); made < 5 || got != 1 {
 			t.Errorf("%d ENIs made, %d calls for route tables", made, got)
 		}
-		w.agree()
 	})
 }
 
 // Addresses that others free are found within seconds, by one call for all that
 // are starved.
 func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 50)
+	bubble(t, 50, func(t *testing.T, w *world) {
 		w.cloud.AddSubnet("subnet-1", "zone-a", "10.1.0.0/25", nil)
 		var others []cloud.ENI
 		for range 128 - 5 {
@@ -107,9 +89,7 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 		p := w.operator(w.cloud)
 		s := settings(1, 0)
 		s.SubnetIDs, s.Policy.FirstInterfaceIndex = []string{"subnet-1"}, 1
-		for _, o := range w.objects {
-			p.set(t, o, s)
-		}
+		p.setAll(s)
 		pass(2 * minute)
 		w.cloud.ResetCalls()
 		pass(2 * minute)
@@ -131,60 +111,10 @@ func TestStarvedNodesFindFreedAddressesTogether(t *testing.T) {
 	})
 }
 
-// Hundreds of nodes that are not ready cost a few calls, then and later.
-func TestSuspicionsShareCalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 300)
-		var calls atomic.Int32
-		var state atomic.Value
-		state.Store("running")
-		cl := &api{Cloud: w.cloud, instances: func(ids []string) (out []cloud.Instance, _ error) {
-			calls.Add(1)
-			for _, id := range ids {
-				out = append(out, cloud.Instance{ID: id, Type: "m5.xlarge", State: state.Load().(string)})
-			}
-			return out, nil
-		}}
-		p := w.operator(cl)
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 1))
-		}
-		pass(minute)
-		all := func(what string, most int32, trouble string) {
-			t.Helper()
-			for _, wr := range p.writers {
-				if s := wr.last(); fmt.Sprint(s.Class) != trouble {
-					t.Fatalf("%s: %s: %+v", what, wr.name, s)
-				}
-			}
-			if n := calls.Swap(0); n > most {
-				t.Errorf("%s: %d calls, want %d at most", what, n, most)
-			}
-		}
-		calls.Store(0)
-		state.Store("stopped")
-		for _, o := range w.objects {
-			p.CheckInstance(o.name)
-		}
-		pass(5 * time.Second)
-		all("stopped", 2, fmt.Sprint(cloud.Conflict))
-		pass(5 * minute)
-		all("stopped for 5 min", 12, fmt.Sprint(cloud.Conflict))
-		state.Store("running")
-		for _, o := range w.objects {
-			p.CheckInstance(o.name)
-		}
-		pass(5 * time.Second)
-		all("run again", 2, fmt.Sprint(cloud.Unknown))
-		p.stop()
-	})
-}
-
 // A listing for repair goes after all else and may take minutes: a node that
 // joins meanwhile does not wait for it.
 func TestJoinDoesNotWaitForRepair(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2)
+	bubble(t, 2, func(t *testing.T, w *world) {
 		var slow, under atomic.Bool
 		p := w.operator(&api{Cloud: w.cloud, listing: func(f cloud.ENIFilter) {
 			if slow.Load() && len(f.InstanceIDs)+len(f.IDs) == 0 {
@@ -205,6 +135,5 @@ func TestJoinDoesNotWaitForRepair(t *testing.T) {
 		if !under.Load() || o.available() < 8 {
 			t.Errorf("listing under way: %v; %d addresses: %+v", under.Load(), o.available(), o.last())
 		}
-		p.stop()
 	})
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -12,19 +11,13 @@ import (
 // A permission that lacked is noticed by the first pod that comes to wait after
 // it was given, and not by asking all the time.
 func TestWaiterProbes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		w.cloud.Inject(cloudfake.Fault{Op: "CreateENI", Err: cloudfake.Err(cloud.Permission, "UnauthorizedOperation")})
-		p := w.operator(w.cloud)
-		n := p.set(t, w.objects[0], settings(0, 1))
+		n := w.operator(w.cloud).set(t, w.objects[0], settings(0, 1))
 		pass(20 * time.Second)
-		start := func() {
-			n.start()
-			p.Kick(n.name)
-		}
 		before := w.cloud.Count("CreateENI")
 		for range 100 { // pods that come to wait within 10 s
-			start()
+			n.run(1)
 			pass(100 * time.Millisecond)
 		}
 		if got := w.cloud.Count("CreateENI") - before; got < 1 || got > 2 {
@@ -32,12 +25,11 @@ func TestWaiterProbes(t *testing.T) {
 		}
 		pass(11 * time.Second)
 		w.cloud.ClearFaults()
-		start()
+		n.run(1)
 		pass(5 * time.Second)
 		if with, _ := n.pods(); with == 0 {
 			t.Errorf("no pod has an address 5 s after the permission was given and a pod came: %+v", n.last())
 		}
-		p.stop()
 	})
 }
 
@@ -45,19 +37,14 @@ func TestWaiterProbes(t *testing.T) {
 // all, and all go on once it answers.
 func TestFleetProbesOneAtATime(t *testing.T) {
 	const nodes, away = 60, 60 * time.Second
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, nodes)
+	bubble(t, nodes, func(t *testing.T, w *world) {
 		w.cloud.SetLatency("", 50*time.Millisecond)
 		p := w.operator(w.cloud)
-		for _, o := range w.objects {
-			p.set(t, o, settings(0, 1))
-		}
+		p.setAll(settings(0, 1))
 		pass(20 * time.Second)
 		w.cloud.Inject(cloudfake.Fault{Err: cloudfake.Err(cloud.Transient, "")})
-		for _, o := range w.objects {
-			o.start()
-			o.start()
-			p.Kick(o.name)
+		for _, n := range p.writers {
+			n.run(2)
 		}
 		served := func() (n int) {
 			for _, o := range w.objects {
@@ -90,6 +77,5 @@ func TestFleetProbesOneAtATime(t *testing.T) {
 		if all == 0 || all > 10*time.Second {
 			t.Errorf("all nodes served %v after EC2 was back (0: never), want within 10 s", all)
 		}
-		p.stop()
 	})
 }

@@ -127,12 +127,8 @@ func (f *Fleet) enqueue(m *member, at time.Time) {
 
 // stir wakes the scheduler if a node is the next one due. f.mu is held.
 func (f *Fleet) stir(m *member) {
-	if m.index != 0 {
-		return
-	}
-	select {
-	case f.wake <- struct{}{}:
-	default:
+	if m.index == 0 {
+		f.wake.Set()
 	}
 }
 

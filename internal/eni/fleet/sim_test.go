@@ -7,19 +7,16 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/cloudfake"
-	"github.com/berthnet/berth/internal/eni"
 )
 
 // An old leader that goes on beside a new one, without any election: once pods
 // stop coming nothing is created or deleted any more, and nothing is left over.
 func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 8)
+	bubble(t, 8, func(t *testing.T, w *world) {
 		w.cloud.SetLatency("", 80*time.Millisecond)
 		w.cloud.SetAttachTime(2 * time.Second)
 		one, two := w.operator(w.cloud), w.operator(w.cloud)
@@ -29,8 +26,7 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		}
 		for i := range 40 {
 			o := w.objects[i%len(w.objects)]
-			o.start()
-			one.Kick(o.name)
+			one.writers[o.name].run(1)
 			two.Kick(o.name)
 			pass(300 * time.Millisecond)
 		}
@@ -43,9 +39,6 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 		if n := changes() - before; n != 0 {
 			t.Errorf("%d changes in a quarter of an hour in which nothing happened", n)
 		}
-		one.stop()
-		two.stop()
-		w.agree()
 		for _, o := range w.objects {
 			if o.available() < 8+len(o.used) {
 				t.Errorf("%s has %d addresses, %d used", o.name, o.available(), len(o.used))
@@ -57,17 +50,11 @@ func TestTwoFleetsForTheSameNodesConverge(t *testing.T) {
 // An ENI that another operator made a moment ago is left for it to attach; one
 // that nobody attached is deleted.
 func TestYoungENIOfAnotherIsSpared(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
+	bubble(t, 1, func(t *testing.T, w *world) {
 		p := w.operator(w.cloud)
 		p.set(t, w.objects[0], settings(0, 8))
 		pass(10 * time.Second)
-		made, err := w.cloud.CreateENI(t.Context(), cloud.CreateENI{SubnetID: "subnet-home", Description: eni.Description("i-000"), Tags: map[string]string{
-			eni.TagCluster: "test", eni.TagOwner: eni.Owner, eni.TagInstanceID: "i-000", eni.TagCreatedAt: time.Now().UTC().Format(time.RFC3339),
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := w.leftBehind("test", "i-000", time.Now())
 		there := func() bool {
 			return slices.ContainsFunc(w.cloud.Truth(), func(e cloud.ENI) bool { return e.ID == made.ID })
 		}
@@ -83,8 +70,6 @@ func TestYoungENIOfAnotherIsSpared(t *testing.T) {
 		if there() {
 			t.Error("never deleted")
 		}
-		p.stop()
-		w.agree()
 	})
 }
 
@@ -109,13 +94,12 @@ func seeds(t *testing.T) []uint64 {
 func TestSimulation(t *testing.T) {
 	for _, seed := range seeds(t) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { simulate(t, rand.New(rand.NewPCG(seed, 0))) })
+			bubble(t, 0, func(t *testing.T, w *world) { simulate(t, w, rand.New(rand.NewPCG(seed, 0))) })
 		})
 	}
 }
 
-func simulate(t *testing.T, r *rand.Rand) {
-	w := newWorld(t, 0)
+func simulate(t *testing.T, w *world, r *rand.Rand) {
 	w.cloud.SetLatency("", time.Duration(r.IntN(300))*time.Millisecond)
 	w.cloud.SetAttachTime(time.Duration(r.IntN(4)) * time.Second)
 	w.cloud.SetLag(time.Duration(r.IntN(3)) * time.Second)
@@ -159,16 +143,12 @@ func simulate(t *testing.T, r *rand.Rand) {
 		case n < 91:
 			p.stop()
 			p = w.operator(w.cloud)
-			for _, o := range w.objects {
-				p.set(t, o, settings(0, 4))
-			}
+			p.setAll(settings(0, 4))
 		case n < 94:
 			o := anyObject()
 			s := settings(r.IntN(10), 4)
 			s.UsePrimaryAddress = false
-			if err := p.Set(o.name, o.instance, s, eni.Inventory{}, p.writers[o.name]); err != nil {
-				t.Error(err)
-			}
+			p.writers[o.name].configure(t, s)
 		case n < 96:
 			p.Invalidate(anyObject().name)
 		}
@@ -176,8 +156,7 @@ func simulate(t *testing.T, r *rand.Rand) {
 	w.cloud.ClearFaults()
 	pass(60 * minute)
 	p.stop()
-	w.agree()
-	if err := p.subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
+	if err := p.shared.Subnets.Refresh(t.Context(), cloud.SubnetFilter{}, time.Now()); err != nil {
 		t.Error(err)
 	}
 	truth, err := w.cloud.Subnets(t.Context(), cloud.SubnetFilter{})

@@ -18,8 +18,8 @@ type level struct {
 
 // Allow is told the excess at now, and the total of what the node has, and answers
 // how much of the excess has lasted for delay. What the total falls by, up to what
-// was answered before, is what was given back of it. If the excess falls by more,
-// pods took it, and the latest of it is no more.
+// was answered before, was given back of the excess. If the excess falls by more,
+// pods took the rest, and that counts as the part which came last.
 func (e *Lasting) Allow(n, total int, now time.Time, delay time.Duration) int {
 	given := min(e.allowed, max(0, e.total-total))
 	e.total = total

@@ -17,7 +17,10 @@ func TestExcessLastsByParts(t *testing.T) {
 		"a dip to a step": {{0, 5, 0}, {10, 20, 0}, {20, 5, 0}, {60, 5, 5}},
 		"between steps":   {{0, 5, 0}, {10, 20, 0}, {20, 9, 0}, {60, 9, 5}, {70, 9, 9}},
 		"none meanwhile":  {{0, 20, 0}, {30, 0, 0}, {31, 20, 0}, {90, 20, 0}, {91, 20, 20}},
-		"partly given":    {{0, 20, 0}, {60, 20, 20}, {61, 11, 11}, {62, 12, 11}},
+		"the least within the time": {
+			{0, 5, 0}, {30, 2, 0}, {59, 9, 0}, {60, 9, 2}, {61, 7, 0}, {118, 7, 0}, {119, 7, 7}, {120, 7, 7}, {121, 0, 0}, {122, 4, 0}, {182, 4, 4}, {183, 4, 4},
+		},
+		"partly given": {{0, 20, 0}, {60, 20, 20}, {61, 11, 11}, {62, 12, 11}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var e Lasting
@@ -45,21 +48,6 @@ func TestExcessLastsBesideChurn(t *testing.T) {
 			if got := e.Allow(n, 48, unix(s), time.Minute); s > 70 && got < 17 {
 				t.Fatalf("a change every %d s, after %d s: %d of at least 17 have lasted", every, s, got)
 			}
-		}
-	}
-}
-
-func TestExcessMustPersist(t *testing.T) {
-	var e Lasting
-	at := func(seconds, n int) int {
-		return e.Allow(n, n, unix(seconds), 60*second)
-	}
-	for _, step := range []struct{ seconds, excess, want int }{
-		{0, 5, 0}, {30, 2, 0}, {59, 9, 0}, // the least within the time is what persisted
-		{60, 9, 2}, {61, 7, 0}, {118, 7, 0}, {119, 7, 7}, {120, 7, 7}, {121, 0, 0}, {122, 4, 0}, {182, 4, 4}, {183, 4, 4},
-	} {
-		if got := at(step.seconds, step.excess); got != step.want {
-			t.Errorf("at %d s with %d in excess: %d may go, want %d", step.seconds, step.excess, got, step.want)
 		}
 	}
 }

@@ -12,44 +12,46 @@ import (
 // min(free in the subnet, room on the ENI, needed + maxAboveWatermark).
 func TestFormula(t *testing.T) {
 	const plenty = 1000
-	for _, c := range []struct {
+	for name, c := range map[string]struct {
 		available, used     int
 		pre, minimum, above int
 		free, room          int // in the subnet, on the ENI
 		needed, asked       int
+		created             int // with new ENIs, where there may be such
 	}{
-		{0, 0, 0, 16, 0, plenty, 29, 16, 16},
-		{0, 0, 8, 16, 0, plenty, 29, 16, 16},
-		{0, 0, 16, 8, 0, plenty, 29, 16, 16},
-		{8, 0, 0, 16, 0, plenty, 29, 8, 8},
-		{8, 4, 8, 0, 0, plenty, 29, 4, 4},
+		"a minimum":                              {0, 0, 0, 16, 0, plenty, 29, 16, 16, 0},
+		"the larger of both, a minimum":          {0, 0, 8, 16, 0, plenty, 29, 16, 16, 0},
+		"the larger of both, what is to be free": {0, 0, 16, 8, 0, plenty, 29, 16, 16, 0},
+		"what is missing to a minimum":           {8, 0, 0, 16, 0, plenty, 29, 8, 8, 0},
+		"what is missing to be free":             {8, 4, 8, 0, 0, plenty, 29, 4, 4, 0},
 		// Cilium counts maxAboveWatermark into what is needed when it compares;
 		// its documentation adds it to the request only.
-		{8, 4, 8, 0, 8, plenty, 29, 4, 12},
-		{4, 4, 8, 0, 8, plenty, 29, 8, 16},
-		// Nothing needed, nothing asked for, whatever may be above.
-		{12, 4, 8, 0, 8, plenty, 29, 0, 0},
-		// The subnet and the ENI limit one request.
-		{4, 4, 8, 0, 8, 5, 29, 8, 5},
-		{4, 4, 8, 0, 8, plenty, 6, 8, 2},
+		"some above":                             {8, 4, 8, 0, 8, plenty, 29, 4, 12, 0},
+		"some above, all used":                   {4, 4, 8, 0, 8, plenty, 29, 8, 16, 0},
+		"some above, on a smaller ENI":           {4, 2, 8, 0, 4, plenty, 14, 6, 10, 0},
+		"nothing needed, whatever may be above":  {12, 4, 8, 0, 8, plenty, 29, 0, 0, 0},
+		"at the watermark":                       {8, 0, 8, 0, 4, plenty, 14, 0, 0, 0},
+		"free in the subnet":                     {4, 4, 8, 0, 8, 5, 29, 8, 5, 0},
+		"free in the subnet, on a smaller ENI":   {4, 2, 8, 0, 4, 5, 14, 6, 5, 0},
+		"room on the ENI":                        {4, 4, 8, 0, 8, plenty, 6, 8, 2, 0},
+		"room on the ENI, the rest on a new one": {8, 8, 8, 0, 4, plenty, 14, 8, 6, 6},
 	} {
 		p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: c.pre, MinAllocate: c.minimum, MaxAboveWatermark: c.above}
 		limits := m5xlarge
 		limits.IPv4PerENI = c.room + 1
 		s := State{
 			ENIs:    []ENI{{ID: "eni-0", Subnet: "s1", Phase: Attached, Primary: true, Ours: true, Amount: addresses(c.available), Used: c.used}},
-			Subnets: []Subnet{{ID: "s1", Free: c.free}},
+			Subnets: []Subnet{{ID: "s1", Free: c.free, ForNew: c.created > 0}},
 		}
 		d := Make(limits, p, s)
-		asked := 0
+		asked := map[Kind]int{}
 		for _, a := range d.Actions {
-			if a.Kind != Assign {
-				t.Errorf("%+v: %v, want existing ENIs first", c, a)
+			if asked[a.Kind] += a.Addresses; a.Kind != Assign && a.Kind != Create {
+				t.Errorf("%s: %v", name, a)
 			}
-			asked += a.Addresses
 		}
-		if d.Needed != c.needed || asked != c.asked {
-			t.Errorf("%+v: %d needed, %d asked for", c, d.Needed, asked)
+		if d.Needed != c.needed || asked[Assign] != c.asked || asked[Create] != c.created {
+			t.Errorf("%s: %d needed, asked for: %v", name, d.Needed, asked)
 		}
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"github.com/berthnet/berth/internal/ipam"
 )
 
-// An ENI may have nothing but what the policy keeps free, while ENIs before it
-// have room for that: pods end in any order, and the last may have been on it. Then as
-// much is assigned to the others first, and what is in excess by that goes
-// as any other: the ENI as a whole. Each move ends an ENI, and nothing is
-// created while there is room, so that moves come to an end.
+// Pods end in any order, so an ENI may be kept only for the addresses that the
+// policy keeps free, although ENIs with lower indexes have room for as many. Then
+// these are assigned there first. That makes an excess, by which the ENI goes as a
+// whole. Each move ends an ENI, and none is created while there is room, so moves
+// come to an end.
 
 // Movable tells whether the node has an ENI that could go if others took its
 // addresses over.

@@ -26,22 +26,16 @@ func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmIP: 1, MinimumIP: 1})
 	s.release = true
 	s.runPods(49)
-	if got := s.layout(); got != "48,16" {
-		t.Fatalf("with 49 pods: %s", got)
-	}
+	s.wants("with 49 pods", "48,16")
 	for k := range 48 {
 		s.alloc.Release(k, s.now)
 	}
 	s.end()
 	s.settle()
-	if got := s.layout(); got != "0,16" {
-		t.Fatalf("with one pod on the second ENI: %s", got)
-	}
+	s.wants("with one pod on the second ENI", "0,16")
 	s.end(48)
 	s.settle()
-	if got := s.layout(); got != "16" {
-		t.Errorf("at rest: %s", got)
-	}
+	s.wants("at rest", "16")
 }
 
 func TestMove(t *testing.T) {

@@ -27,8 +27,9 @@ type Plan struct {
 // are still needed. Shrinking, only without a need to grow and only what
 // Release allows: whole ENIs with nothing used or cooling, the highest index
 // first, then free addresses of the emptiest ENI, the primary last, since it
-// can never be given back; what cools there is waited for. What alone keeps an
-// ENI is assigned to others first (move.go). Detached ENIs of ours that nobody needs are deleted.
+// can never be given back; what cools there is waited for. If an ENI is kept only
+// for addresses that are to be free, as many are assigned to others first (move.go).
+// Detached ENIs of ours that nobody needs are deleted.
 //
 // What is asked for at once is min(free in the subnet, room on the ENI, needed +
 // max-above-watermark) (Cilium, "AWS ENI", "IP Allocation").
@@ -242,10 +243,10 @@ func (b *planner) subnet(id string) *Subnet {
 }
 
 // subnetForNew picks the subnet for a new ENI: one with the routes of the
-// primary's, unless only others have all that pods wait for, then one that has prefixes
-// if those are wanted, then the most free addresses,
-// then the lowest ID. An ENI takes
-// one address for itself, so two must be free, or one if that is for pods.
+// primary's, unless only others have all that pods wait for, then one that has
+// prefixes if those are wanted, then the most free addresses, then the lowest ID.
+// An ENI takes one address for itself, so two must be free, or one if that is for
+// pods.
 func (b *planner) subnetForNew() *Subnet {
 	var best *Subnet
 	apart := b.onlyOtherRoutes()
@@ -259,9 +260,9 @@ func (b *planner) subnetForNew() *Subnet {
 }
 
 // onlyOtherRoutes tells whether a new ENI gets all that pods wait for only in
-// subnets whose routes are not the primary's. The last addresses of another would
-// cost the node one of the few ENIs that it may have. A warm target alone sends no
-// pod to where it may lose its way.
+// subnets whose routes are not the primary's. A subnet with the primary's routes and
+// too few addresses would use up one of the few ENIs that the instance may have. A
+// warm target alone is no reason to use other routes.
 func (b *planner) onlyOtherRoutes() bool {
 	apart := false
 	for i := range b.subnets {
@@ -285,8 +286,8 @@ func (b *planner) suffices(sn *Subnet) bool {
 	return free >= unit*min((need+unit-1)/unit, b.slots)
 }
 
-// better tells whether x is the better subnet for a new ENI; apart, whether that
-// is to be one with other routes.
+// better tells whether x is the better subnet for a new ENI than y. With apart, one
+// with other routes than the primary's is.
 func (b *planner) better(x, y *Subnet, apart bool) bool {
 	if x.OtherRoutes != y.OtherRoutes {
 		return x.OtherRoutes == apart

@@ -45,14 +45,10 @@ func TestObservedTable(t *testing.T) {
 		{"t3.small prefixes WARM_PREFIX=1", t3small, ipam.Policy{PrefixDelegation: true, WarmPrefix: 1}, 17, "48"},
 	} {
 		t.Run(fmt.Sprintf("%s/%d pods", c.name, c.pods), func(t *testing.T) {
-			s := newSim(t, c.limits, c.policy)
-			s.settle()
-			s.runPods(c.pods)
+			s := newSim(t, c.limits, c.policy).with(c.pods)
 			s.release = true // nothing that the target needs may go either
 			s.settle()
-			if got := s.layout(); got != c.want {
-				t.Errorf("addresses per ENI: %s, want %s", got, c.want)
-			}
+			s.wants("addresses per ENI", c.want)
 		})
 	}
 }
@@ -81,12 +77,7 @@ func TestWarmTargetExamples(t *testing.T) {
 		{"c5.large without pods", c5large, ipam.DefaultAWS(), 0, "9"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newSim(t, c.limits, c.policy)
-			s.settle()
-			s.runPods(c.pods)
-			if got := s.layout(); got != c.want {
-				t.Errorf("addresses per ENI: %s, want %s", got, c.want)
-			}
+			newSim(t, c.limits, c.policy).with(c.pods).wants("addresses per ENI", c.want)
 		})
 	}
 }
@@ -137,38 +128,6 @@ func TestFirstInterfaceIndex(t *testing.T) {
 	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 1, Amount: addresses(8)})
 	p.FirstInterfaceIndex = 2
 	mustPlan(t, m5xlarge, p, s, Action{Kind: Create, Subnet: "s1", Index: 2, Amount: addresses(8)})
-}
-
-// min(AvailableOnSubnet, min(AvailableOnENI, NeededAddresses + max-above-watermark)): Cilium, "AWS ENI".
-func TestCiliumAllocationSize(t *testing.T) {
-	p := ipam.Policy{Dialect: ipam.Cilium, PreAllocate: 8, MaxAboveWatermark: 4}
-	for _, c := range []struct {
-		name    string
-		addrs   int
-		used    int
-		subnet  int
-		want    int
-		wantNew int
-	}{
-		{"needed and above", 4, 2, 1000, 10, 0},
-		{"room on the ENI", 8, 8, 1000, 6, 6},
-		{"free on the subnet", 4, 2, 5, 5, 0},
-		{"at the watermark nothing is asked for", 8, 0, 1000, 0, 0},
-	} {
-		s := State{ENIs: []ENI{with(eni0, func(e *ENI) { e.Addresses, e.Used = c.addrs, c.used })},
-			Subnets: []Subnet{{ID: "s1", Free: c.subnet, ForNew: true}}}
-		var got, gotNew int
-		for _, a := range Make(m5xlarge, p, s).Actions {
-			if a.Kind == Create {
-				gotNew = a.Addresses
-			} else {
-				got = a.Addresses
-			}
-		}
-		if got != c.want || gotNew != c.wantNew {
-			t.Errorf("%s: assign %d, new ENI with %d; want %d and %d", c.name, got, gotNew, c.want, c.wantNew)
-		}
-	}
 }
 
 func TestSubnetChoice(t *testing.T) {
@@ -281,35 +240,25 @@ func TestShrink(t *testing.T) {
 func TestScaleDown(t *testing.T) {
 	s := newSim(t, m5xlarge, ipam.Policy{WarmENI: 1})
 	s.runPods(50)
-	if got := s.layout(); got != "14,14,14,14" {
-		t.Fatalf("with 50 pods: %s", got)
-	}
+	s.wants("with 50 pods", "14,14,14,14")
 	for k := 5; k < 50; k++ {
 		s.alloc.Release(k, s.now)
 	}
 	s.release = true
 	s.settle()
-	if got := s.layout(); got != "14,14,14,14" {
-		t.Errorf("while addresses cool: %s", got)
-	}
+	s.wants("while addresses cool", "14,14,14,14")
 	s.alloc.Expire(s.now.Add(ipam.DefaultCooling))
 	s.settle()
-	if got := s.layout(); got != "14,14" {
-		t.Errorf("after cooling, with 5 pods on the first: %s", got)
-	}
+	s.wants("after cooling, with 5 pods on the first", "14,14")
 }
 
 func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
 	s.subnet.NoPrefix = true
 	s.settle()
-	if got := s.layout(); got != "3" {
-		t.Fatalf("without prefixes and pods: %s, want the room of the primary", got)
-	}
+	s.wants("without prefixes and pods", "3")
 	s.runPods(4)
-	if got := s.layout(); got != "3,3" {
-		t.Fatalf("without prefixes, 4 pods: %s", got)
-	}
+	s.wants("without prefixes, 4 pods", "3,3")
 	s.subnet.NoPrefix = false
 	s.settle()
 	s.release = true
@@ -325,11 +274,11 @@ func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 }
 
 func TestRepairs(t *testing.T) {
-	e := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Amount: addresses(1), Used: 1, WrongDeletion: true, WrongTags: true}
-	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeletion = 1, true })
-	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeletion: true}
+	e := ENI{ID: "eni-1", Subnet: "s1", Index: 1, Phase: Attached, Ours: true, Amount: addresses(1), Used: 1, WrongDeleteOnTermination: true, WrongTags: true}
+	p := with(eni0, func(e *ENI) { e.Addresses, e.WrongDeleteOnTermination = 1, true })
+	foreign := ENI{ID: "eni-f", Index: 2, Phase: Attached, WrongDeleteOnTermination: true}
 	mustPlan(t, t3small, ipam.Policy{WarmIP: 1}, State{ENIs: []ENI{p, e, foreign}},
-		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeletion, ENI: "eni-1"})
+		Action{Kind: Retag, ENI: "eni-1"}, Action{Kind: SetDeleteOnTermination, ENI: "eni-1"})
 }
 
 func BenchmarkPlan(b *testing.B) {

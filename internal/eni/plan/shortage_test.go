@@ -34,17 +34,12 @@ func TestShortageNamesTheReason(t *testing.T) {
 		{"max-pods", ipam.Policy{MaxPods: 3}, State{ENIs: allUsed[:1], Waiting: 1, Subnets: forNew}, ReasonMaxPods},
 		{"max-pods, some cool", ipam.Policy{MaxPods: 3}, State{ENIs: []ENI{full(eni0, 2, 1)}, Waiting: 1, Subnets: forNew}, ReasonCooling},
 	} {
-		if got, text := Shortage(t3small, c.policy, c.s); got != c.want || (got == "") != (text == "") {
+		got, text := Shortage(t3small, c.policy, c.s)
+		if got != c.want || (got == "") != (text == "") {
 			t.Errorf("%s: %q (%s), want %q", c.name, got, text, c.want)
 		}
-	}
-}
-
-func TestShortageNamesSubnetsThatDoNotFit(t *testing.T) {
-	full := eni0
-	full.Addresses, full.Used = 3, 3
-	s := State{ENIs: []ENI{full}, Waiting: 1, Subnets: []Subnet{{ID: "s1", Free: 99}}}
-	if _, text := Shortage(t3small, ipam.Policy{}, s); !strings.Contains(text, "none of the configured subnets") {
-		t.Errorf("said %q", text)
+		if strings.Contains(text, "none of the configured subnets") != (c.name == "no subnet for new ENIs") {
+			t.Errorf("%s: said %q", c.name, text)
+		}
 	}
 }

@@ -88,8 +88,8 @@ func (b *planner) tidy() {
 		if e.WrongTags {
 			b.do(Action{Kind: Retag, ENI: e.ID})
 		}
-		if e.WrongDeletion {
-			b.do(Action{Kind: SetDeletion, ENI: e.ID})
+		if e.WrongDeleteOnTermination {
+			b.do(Action{Kind: SetDeleteOnTermination, ENI: e.ID})
 		}
 	}
 }

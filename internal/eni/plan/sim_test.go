@@ -179,6 +179,22 @@ func (s *sim) runPods(n int) {
 	}
 }
 
+// with is the sim at rest, and then with n pods that came one by one.
+func (s *sim) with(n int) *sim {
+	s.t.Helper()
+	s.settle()
+	s.runPods(n)
+	return s
+}
+
+// wants checks the layout.
+func (s *sim) wants(when, layout string) {
+	s.t.Helper()
+	if got := s.layout(); got != layout {
+		s.t.Errorf("%s: %s, want %s", when, got, layout)
+	}
+}
+
 // layout is the usable addresses of each ENI by device index: "3,3,1".
 func (s *sim) layout() string {
 	st := s.state()

@@ -33,11 +33,11 @@ type ENI struct {
 	Used, Cooling int
 	Free          cloud.Amount // could be withdrawn now
 
-	Refused       bool // detached, and cannot be attached
-	JustMade      bool // detached, and made by someone else a moment ago
-	PrimaryServes bool // its primary address is for pods too
-	WrongDeletion bool // DeleteOnTermination is not as configured
-	WrongTags     bool // carries another instance's ID
+	Refused                  bool // detached, and cannot be attached
+	JustMade                 bool // detached, and made by someone else a moment ago
+	PrimaryServes            bool // its primary address is for pods too
+	WrongDeleteOnTermination bool // DeleteOnTermination is not as configured
+	WrongTags                bool // carries another instance's ID
 }
 
 // total counts the addresses, those inside prefixes included.

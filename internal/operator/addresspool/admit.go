@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -148,7 +149,7 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 func (c *Controller) namespaces() handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) (out []reconcile.Request) {
 		for _, name := range c.quotas.waiting(func(string, string) bool { return true }) {
-			out = append(out, request(name))
+			out = append(out, queue.Request(name))
 		}
 		return out
 	})
@@ -164,7 +165,7 @@ func (c *Controller) refuse(ctx context.Context, r *v1alpha1.BlockRequest, why *
 	return c.fail(ctx, r, why)
 }
 
-// tellPool makes an event of a refusal. Those of one node and reason are one,
+// recordRefusal makes an event of a refusal. Those of one node and reason are one,
 // however many requests it makes.
 func (c *Controller) recordRefusal(ctx context.Context, r *v1alpha1.BlockRequest, why *refusal) {
 	p := &v1alpha1.AddressPool{}
@@ -177,8 +178,7 @@ func (c *Controller) recordRefusal(ctx context.Context, r *v1alpha1.BlockRequest
 func (c *Controller) drop(ctx context.Context, r *v1alpha1.BlockRequest) error {
 	c.o.RequestRefused(v1alpha1.ReasonTooManyRequests)
 	c.o.Logger.Debug("a node has too many requests; the youngest are deleted", "node", r.Spec.NodeName, "request", r.Name, "kept", maxKept)
-	err := c.client.Delete(ctx, &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}, client.Preconditions{UID: &r.UID})
-	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+	if err := c.delete(ctx, r); err != nil {
 		return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
 	}
 	return nil

@@ -123,6 +123,9 @@ func TestTries(t *testing.T) {
 	if n := b.counts("p"); n.blocks != (v1alpha1.PoolCounts{Total: 4, Allocated: 3, Free: 1}) || n.making != 0 {
 		t.Errorf("counts %+v", n)
 	}
+	if list := (&Controller{book: b.book}).Usage(); len(list) != 1 || list[0].Pool != "p" || list[0].Blocks.Free != 1 || list[0].Addresses.Total != 4 {
+		t.Errorf("usage %+v", list)
+	}
 	// Of 0, 2 and 3 no watch has told yet.
 	b.seen("p", 2)
 	if list := b.unconfirmed(t0.Add(time.Second)); len(list) != 2 {

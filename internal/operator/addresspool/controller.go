@@ -1,6 +1,7 @@
 package addresspool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,11 +22,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
 var _ = failpoint.Register(
@@ -97,28 +97,19 @@ type Controller struct {
 	states   map[string]*poolState
 	reported map[string]time.Time // when a pool's status was last written
 
-	mu       sync.Mutex                                              // guards all below; memory only
-	requests workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
-	poolsQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
-	nodesQ   workqueue.TypedRateLimitingInterface[reconcile.Request] // likewise
-	liveness map[string]*liveness                                    // of nodes that have blocks and no Node
+	requests, pools, nodes queue.Queue
+
+	mu       sync.Mutex           // guards liveness
+	liveness map[string]*liveness // of nodes that have blocks and no Node
 }
 
 // Setup adds the controllers to mgr, whose cache must have been made with
 // Watches. They work while mgr leads.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error) {
-	if o.Clock == nil {
-		o.Clock = clock.Real{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Grace <= 0 {
-		o.Grace = 2 * time.Minute
-	}
-	if o.Sweep <= 0 {
-		o.Sweep = 10 * time.Minute
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Grace = cmp.Or(o.Grace, 2*time.Minute)
+	o.Sweep = cmp.Or(o.Sweep, 10*time.Minute)
 	if o.RequestRefused == nil {
 		o.RequestRefused = func(string) {}
 	}
@@ -127,7 +118,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 	}
 	c := &Controller{
 		o: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OwnerOperator),
-		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{}), byRequest: map[types.UID]string{}},
+		book: newBook(), quotas: newQuotas(), inherited: &inherited{ready: make(chan struct{})},
 		states: map[string]*poolState{}, reported: map[string]time.Time{}, liveness: map[string]*liveness{},
 	}
 	if err := indexFields(ctx, mgr.GetFieldIndexer()); err != nil {
@@ -138,16 +129,16 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) (*Controller, error
 		// book has all blocks, and opens the pools; no block is cut before.
 		ctrl.NewControllerManagedBy(mgr).Named("addresspool").For(&v1alpha1.AddressPool{}).
 			Watches(&v1alpha1.AddressBlock{}, c.bookkeeping()).
-			WatchesRawSource(c.queue(&c.poolsQ)).WithOptions(options(1)).
+			WatchesRawSource(c.pools.Source()).WithOptions(options(1)).
 			Complete(retryConflicts(c.reconcilePool)),
 		ctrl.NewControllerManagedBy(mgr).Named("blockrequest").For(&v1alpha1.BlockRequest{}).
 			WatchesMetadata(&corev1.Namespace{}, c.namespaces(), builder.WithPredicates(predicate.AnnotationChangedPredicate{})).
-			WatchesRawSource(c.queue(&c.requests)).WithOptions(options(requestWorkers)).
+			WatchesRawSource(c.requests.Source()).WithOptions(options(requestWorkers)).
 			Complete(retryConflicts(c.reconcileRequest)),
 		ctrl.NewControllerManagedBy(mgr).Named("blocknode").For(&corev1.Node{}, nodeEvents()).
 			Watches(&v1alpha1.AddressBlock{}, named(func(o client.Object) string { return o.(*v1alpha1.AddressBlock).NodeName })).
 			Watches(&v1alpha1.BlockRequest{}, named(func(o client.Object) string { return o.(*v1alpha1.BlockRequest).Spec.NodeName })).
-			WatchesRawSource(c.queue(&c.nodesQ)).WithOptions(options(nodeWorkers)).
+			WatchesRawSource(c.nodes.Source()).WithOptions(options(nodeWorkers)).
 			Complete(retryConflicts(c.reconcileNode)),
 		mgr.Add(manager.RunnableFunc(c.begin)),
 		mgr.Add(manager.RunnableFunc(c.sweep)),
@@ -181,56 +172,29 @@ func retryConflicts(look reconcile.Func) reconcile.Reconciler {
 // named reconciles the object that another one names.
 func named(name func(client.Object) string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-		return []reconcile.Request{request(name(o))}
+		return []reconcile.Request{queue.Request(name(o))}
 	})
-}
-
-func request(name string) reconcile.Request {
-	return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
-}
-
-// queue learns the queue of a controller that starts.
-func (c *Controller) queue(q *workqueue.TypedRateLimitingInterface[reconcile.Request]) source.Source {
-	return source.Func(func(_ context.Context, have workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		*q = have
-		return nil
-	})
-}
-
-// requeue queues objects for reconciliation. Before the queue is known it does
-// nothing: a controller that starts reconciles all objects.
-func (c *Controller) requeue(q *workqueue.TypedRateLimitingInterface[reconcile.Request], names ...string) {
-	c.mu.Lock()
-	to := *q
-	c.mu.Unlock()
-	for _, n := range names {
-		if to != nil {
-			to.Add(request(n))
-		}
-	}
 }
 
 // bookkeeping notes in the book which blocks there are, and reconciles the pools
 // whose blocks come and go.
 func (c *Controller) bookkeeping() handler.EventHandler {
-	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	seen := func(o client.Object, q queue) {
+	type adder = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	seen := func(o client.Object, q adder) {
 		b := o.(*v1alpha1.AddressBlock)
 		c.book.seen(b.PoolName, b.Index)
 		c.quotas.seen(b.Name)
-		q.Add(request(b.PoolName))
+		q.Add(queue.Request(b.PoolName))
 	}
 	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { seen(e.Object, q) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) { seen(e.ObjectNew, q) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q queue) {
+		CreateFunc: func(_ context.Context, e event.CreateEvent, q adder) { seen(e.Object, q) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, q adder) { seen(e.ObjectNew, q) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, q adder) {
 			b := e.Object.(*v1alpha1.AddressBlock)
 			c.quotas.seen(b.Name)
-			c.requeue(&c.requests, c.book.freed(b.PoolName, b.Index)...)
-			c.requeue(&c.requests, c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
-			q.Add(request(b.PoolName))
+			c.requests.Add(c.book.freed(b.PoolName, b.Index)...)
+			c.requests.Add(c.quotas.waiting(func(node, pool string) bool { return node == b.NodeName && pool == b.PoolName })...)
+			q.Add(queue.Request(b.PoolName))
 		},
 	}
 }
@@ -257,12 +221,12 @@ func (c *Controller) sweepOnce(ctx context.Context) error {
 		return err
 	}
 	for i := range blocks.Items {
-		c.requeue(&c.nodesQ, blocks.Items[i].NodeName)
-		c.requeue(&c.poolsQ, blocks.Items[i].PoolName)
+		c.nodes.Add(blocks.Items[i].NodeName)
+		c.pools.Add(blocks.Items[i].PoolName)
 	}
 	for i := range requests.Items {
-		c.requeue(&c.nodesQ, requests.Items[i].Spec.NodeName)
-		c.requeue(&c.requests, requests.Items[i].Name)
+		c.nodes.Add(requests.Items[i].Spec.NodeName)
+		c.requests.Add(requests.Items[i].Name)
 	}
 	c.quotas.age(c.now().Add(-unconfirmedFor))
 	for _, s := range c.book.unconfirmed(c.now().Add(-unconfirmedFor)) {

@@ -3,6 +3,7 @@ package addresspool
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -64,7 +65,7 @@ func TestBlocksInOrder(t *testing.T) {
 	ask(t, "r8", "n", "p")
 	failed(t, "r8", v1alpha1.ReasonPoolExhausted, "all 6 blocks")
 	c := harness.KubeClient(t)
-	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}, client.RawPatch(types.JSONPatchType,
+	harness.OK(t, c.Patch(t.Context(), poolNamed("p"), client.RawPatch(types.JSONPatchType,
 		[]byte(`[{"op":"add","path":"/spec/subnets/-","value":{"ipv4":"10.4.0.0/31","ipv6":"fd02::400/127"}}]`))))
 	if b := answered(t, "r8"); b.Name != "p-6" || b.IPv4 != "10.4.0.0/31" {
 		t.Errorf("r8 got %s %s", b.Name, b.IPv4)
@@ -133,12 +134,20 @@ func TestLostReplies(t *testing.T) {
 	makeNode(t, "n")
 	makePool(t, "p", 0, "10.2.0.0/24")
 	var n atomic.Int64
-	bad := func(r *http.Request) (lost, unsent bool) {
+	through := harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		<-time.After(rand.N(50 * time.Millisecond)) // what is injected, not a wait for anything
 		write := r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/berth.dev/")
 		i := n.Add(1)
-		return write && i%3 == 0, write && i%5 == 0
-	}
-	through := func(next http.RoundTripper) http.RoundTripper { return &lossy{next, 50 * time.Millisecond, bad} }
+		if write && i%5 == 0 {
+			return nil, errors.New("the test does not send this")
+		}
+		reply, err := next.RoundTrip(r)
+		if err == nil && write && i%3 == 0 {
+			_ = reply.Body.Close()
+			return nil, errors.New("the test lost the reply")
+		}
+		return reply, err
+	})
 	_, end := start(t, Options{}, through)
 	const requests = 100
 	var wg sync.WaitGroup
@@ -171,16 +180,9 @@ func TestOverlapRace(t *testing.T) {
 	withoutPolicy(t, "berth-pools-do-not-overlap")
 	for i := range 5 {
 		pair := []string{fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)}
-		eventually(t, "the policy is off", func(c client.Client) error {
-			for k, name := range pair {
-				p := poolAt(name, 0, 2, fmt.Sprintf("10.%d.0.0/%d", i, 24+k))
-				p.UID, p.CreationTimestamp = "", metav1.Time{}
-				if err := c.Create(t.Context(), &p); err != nil && !apierrors.IsAlreadyExists(err) {
-					return err
-				}
-			}
-			return nil
-		})
+		for k, name := range pair {
+			makeOverlapping(t, name, 2, fmt.Sprintf("10.%d.0.0/%d", i, 24+k))
+		}
 		var winner, loser string
 		eventually(t, "one of the two is accepted", func(c client.Client) error {
 			list := &v1alpha1.AddressPoolList{}
@@ -204,7 +206,7 @@ func TestOverlapRace(t *testing.T) {
 		})
 		ask(t, "r-"+loser, "n", loser)
 		failed(t, "r-"+loser, v1alpha1.ReasonPoolOverlaps, winner)
-		harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: winner}}))
+		harness.OK(t, c.Delete(t.Context(), poolNamed(winner)))
 		poolIs(t, loser, "the other is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, "Ready"))
 		answered(t, "r-"+loser)
 	}
@@ -227,44 +229,21 @@ func TestPoolDeletion(t *testing.T) {
 	makePool(t, "p", 0, "10.2.0.0/30")
 	given(t, "r0", "n", "p")
 	c := harness.KubeClient(t)
-	harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}}))
-	eventually(t, "its block is deleted", func(c client.Client) error {
-		b := &v1alpha1.AddressBlock{}
-		if err := c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b); err != nil {
-			return err
-		}
-		if b.DeletionTimestamp == nil {
-			return errors.New("it is not")
-		}
-		return nil
-	})
+	harness.OK(t, c.Delete(t.Context(), poolNamed("p")))
+	awaitDeletion(t, "p-0")
 	ask(t, "r1", "n", "p")
 	failed(t, "r1", v1alpha1.ReasonPoolDeleted, "p")
 	poolIs(t, "p", "told", condition(v1alpha1.ConditionReady, metav1.ConditionFalse, v1alpha1.ReasonPoolDeleted))
-	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-0"}},
-		client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
-	eventually(t, "the pool goes", func(c client.Client) error {
-		if err := c.Get(t.Context(), client.ObjectKey{Name: "p"}, &v1alpha1.AddressPool{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there, or: %w", err)
-		}
-		return nil
-	})
+	dropFinalizers(t, blockNamed("p-0"))
+	awaitGone(t, poolNamed("p"))
 	failed(t, "r1", v1alpha1.ReasonPoolNotFound, "p")
 
 	// Again, with the finalizer taken off by hand: the block drains all the same.
 	makePool(t, "p", 0, "10.2.0.0/30")
 	answered(t, "r1")
-	harness.OK(t, c.Patch(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}},
-		client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
-	harness.OK(t, client.IgnoreNotFound(c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "p"}})))
-	eventually(t, "its block is deleted", func(c client.Client) error {
-		b := &v1alpha1.AddressBlock{}
-		err := c.Get(t.Context(), client.ObjectKey{Name: "p-0"}, b)
-		if err == nil && b.DeletionTimestamp == nil {
-			err = errors.New("it is not")
-		}
-		return client.IgnoreNotFound(err)
-	})
+	dropFinalizers(t, poolNamed("p"))
+	harness.OK(t, client.IgnoreNotFound(c.Delete(t.Context(), poolNamed("p"))))
+	awaitDeletion(t, "p-0")
 }
 
 // Blocks and requests of a node whose Node is gone are released, unless its
@@ -277,27 +256,18 @@ func TestNodesThatGo(t *testing.T) {
 	o, _ := start(t, Options{Clock: now, Grace: grace, DownAfter: time.Second})
 	makePool(t, "p", 0, "10.2.0.0/28")
 	c := harness.KubeClient(t)
-	for _, n := range []string{"gone", "claims", "down", "fenced"} {
-		makeNode(t, n)
-		given(t, "r-"+n, n, "p")
-	}
-	name := func(n string) string {
-		r := &v1alpha1.BlockRequest{}
-		harness.OK(t, c.Get(t.Context(), client.ObjectKey{Name: "r-" + n}, r))
-		return r.Status.AddressBlockName
-	}
 	blocks := map[string]string{}
 	for _, n := range []string{"gone", "claims", "down", "fenced"} {
-		blocks[n] = name(n)
+		makeNode(t, n)
+		blocks[n] = given(t, "r-"+n, n, "p").Name
 	}
 	claim := func() {
 		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, now.Now().UTC().Format(metav1.RFC3339Micro))
-		b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: blocks["claims"]}}
-		harness.OK(t, c.Status().Patch(t.Context(), b, client.RawPatch(types.MergePatchType, body)))
+		harness.OK(t, c.Status().Patch(t.Context(), blockNamed(blocks["claims"]), client.RawPatch(types.MergePatchType, body)))
 	}
 	claim()
 	for _, n := range []string{"gone", "claims"} {
-		harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n}}))
+		harness.OK(t, c.Delete(t.Context(), nodeNamed(n)))
 	}
 	for n, taint := range map[string]string{"down": corev1.TaintNodeUnreachable, "fenced": corev1.TaintNodeOutOfService} {
 		k := &corev1.Node{}
@@ -375,10 +345,5 @@ func TestOrphanedRequest(t *testing.T) {
 	harness.KubeClean(t)
 	start(t, Options{Grace: time.Second})
 	ask(t, "orphan", "nobody", "p")
-	eventually(t, "it goes", func(c client.Client) error {
-		if err := c.Get(t.Context(), client.ObjectKey{Name: "orphan"}, &v1alpha1.BlockRequest{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there, or: %w", err)
-		}
-		return nil
-	})
+	awaitGone(t, requestNamed("orphan"))
 }

@@ -14,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,30 +22,24 @@ import (
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/crashsource"
 )
 
-// A test's own program, started with this variable, is an operator that a
-// failpoint may kill. Its value is the path of a kubeconfig.
-const childVar = "ADDRESSPOOL_TEST_CHILD"
-
-func child(kubeconfig string) int {
-	err := func() error {
-		cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-		if err != nil {
-			return err
-		}
-		cfg.QPS = -1 // a file cannot say so
-		ctx := context.Background()
-		_, mgr, err := assemble(ctx, cfg, Options{
-			Grace: time.Second, Sweep: time.Second, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		})
-		if err != nil {
-			return err
-		}
-		return errors.Join(failpoint.Err(), mgr.Start(ctx))
-	}()
-	fmt.Fprintln(os.Stderr, err)
-	return 1
+// child is an operator that a failpoint may kill, in a process of its own.
+func child(kubeconfig string) error {
+	cfg, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return err
+	}
+	cfg.QPS = -1 // a file cannot say so
+	ctx := context.Background()
+	_, mgr, err := assemble(ctx, cfg, Options{
+		Grace: time.Second, Sweep: time.Second, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(failpoint.Err(), mgr.Start(ctx))
 }
 
 // startCrashing starts an operator with a failpoint armed, and another one without
@@ -60,11 +51,11 @@ func startCrashing(t *testing.T, failpoints string) (deaths func() int) {
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	harness.OK(t, err)
 	launch := func(failpoints string) *exec.Cmd {
-		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), childVar+"="+kubeconfig, failpoint.EnvVar+"="+failpoints)
-		cmd.Stderr = log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
+		cmd, err := crashsource.Command(kubeconfig, log, failpoint.EnvVar+"="+failpoints)
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
 			t.Error(err)
 		}
 		return cmd
@@ -133,17 +124,12 @@ func TestKillAtEveryFailpoint(t *testing.T) {
 				ask(t, fmt.Sprintf("r%d", i), "n", "p")
 			}
 			given(t, "of-gone", "gone", "p")
-			harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone"}}))
+			harness.OK(t, c.Delete(t.Context(), nodeNamed("gone")))
 			b := given(t, "of-q", "n", "q")
-			harness.OK(t, c.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "q"}}))
-			drain(t, b.Name)
-			eventually(t, "the pool goes", func(c client.Client) error {
-				err := c.Get(t.Context(), client.ObjectKey{Name: "q"}, &v1alpha1.AddressPool{})
-				if !apierrors.IsNotFound(err) {
-					return fmt.Errorf("it is there, or: %w", err)
-				}
-				return nil
-			})
+			harness.OK(t, c.Delete(t.Context(), poolNamed("q")))
+			awaitDeletion(t, b.Name)
+			dropFinalizers(t, b) // its pods have left it
+			awaitGone(t, poolNamed("q"))
 			names := map[string]bool{}
 			for i := range 5 {
 				names[answered(t, fmt.Sprintf("r%d", i)).Name] = true
@@ -205,18 +191,6 @@ func returnLate(t *testing.T, pool string, total int64, answers map[string]bool)
 	if len(late) > requestWorkers {
 		t.Errorf("%d blocks too many, at most %d were under way", len(late), requestWorkers)
 	}
-}
-
-// drain plays a daemon, whose pods have left a block that is being deleted.
-func drain(t *testing.T, name string) {
-	t.Helper()
-	eventually(t, name+" is deleted", func(c client.Client) error {
-		b := &v1alpha1.AddressBlock{}
-		if err := c.Get(t.Context(), client.ObjectKey{Name: name}, b); err != nil || b.DeletionTimestamp == nil {
-			return fmt.Errorf("it is not: %w", err)
-		}
-		return c.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-	})
 }
 
 // sound checks what is true of blocks at any time: no address is two blocks',

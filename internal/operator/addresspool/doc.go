@@ -16,7 +16,6 @@
 //	status.go      what people see of it
 //	liveness.go    whether a node has given up its blocks: a decision
 //	node.go        a node: its blocks and requests released
-//	usage.go       what metrics see
 //
 // A block's name is its pool's and its index, so that the API server refuses a
 // second owner whatever an operator believes: one with a stale cache, or a

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +67,7 @@ func (c *Controller) reconsider(changed string) {
 	for name, s := range c.states {
 		if name != changed && s.why != nil {
 			s.until = time.Time{}
-			c.requeue(&c.poolsQ, name)
+			c.pools.Add(name)
 		}
 	}
 }
@@ -139,12 +138,14 @@ func (c *Controller) decide(ctx context.Context, p *v1alpha1.AddressPool, pools 
 		return n, why, nil
 	}
 	orphans = nil
-	err := c.eachBlock(ctx, func(b *v1alpha1.AddressBlock) error {
+	for b, err := range c.allBlocks(ctx) {
+		if err != nil {
+			return 0, nil, err
+		}
 		orphans = append(orphans, orphansOf(b)...)
-		return nil
-	})
+	}
 	n, why = decide(p.Name, pools, orphans)
-	return n, why, err
+	return n, why, nil
 }
 
 // grant accepts the first n subnets of a pool.
@@ -217,18 +218,15 @@ func (c *Controller) revoke(ctx context.Context, p *v1alpha1.AddressPool, n int,
 // cutFrom tells, past the cache, whether there is a block of a pool from an
 // index on.
 func (c *Controller) cutFrom(ctx context.Context, name string, from int64) (bool, error) {
-	list := &v1alpha1.AddressBlockList{}
-	for {
-		if err := c.live.List(ctx, list, client.MatchingFields{"poolName": name}, client.Limit(pageSize), client.Continue(list.Continue)); err != nil {
+	for b, err := range c.allBlocks(ctx, client.MatchingFields{"poolName": name}) {
+		if err != nil {
 			return false, fmt.Errorf("look for blocks of AddressPool %s: %w", name, err)
 		}
-		if slices.ContainsFunc(list.Items, func(b v1alpha1.AddressBlock) bool { return b.Index >= from }) {
+		if b.Index >= from {
 			return true, nil
 		}
-		if list.Continue == "" {
-			return false, nil
-		}
 	}
+	return false, nil
 }
 
 // writeAccepted writes how many subnets are accepted, unless somebody wrote to
@@ -236,7 +234,7 @@ func (c *Controller) cutFrom(ctx context.Context, name string, from int64) (bool
 func (c *Controller) writeAccepted(ctx context.Context, p *v1alpha1.AddressPool, n int) error {
 	before := p.DeepCopy()
 	p.Status.AcceptedSubnets = int32(n)
-	err := c.client.Status().Patch(ctx, p, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.OwnerOperator))
+	err := c.client.Status().Patch(ctx, p, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
 	if err != nil {
 		return fmt.Errorf("accept %d subnets of AddressPool %s: %w", n, p.Name, err)
 	}

@@ -4,44 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
-	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	poolmode "github.com/berthnet/berth/deploy/pool-mode"
-	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/crashsource"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	if kubeconfig := os.Getenv(childVar); kubeconfig != "" {
-		os.Exit(child(kubeconfig))
-	}
-	os.Exit(harness.Kube(m))
+	os.Exit(crashsource.Main(func() int { return harness.Kube(m) }, child))
 }
 
 // limit is for what takes a second on an idle machine.
@@ -57,43 +48,21 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Contro
 		cfg.Wrap(w)
 	}
 	if o.Logger == nil {
-		o.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+		o.Logger = sourcetest.Logger(t.Output())
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	c, mgr, err := assemble(ctx, cfg, o)
+	c, mgr, err := assemble(t.Context(), cfg, o)
 	harness.OK(t, err)
-	done := make(chan error, 1)
-	go func() { done <- mgr.Start(ctx) }()
-	end = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("controllers: %v", err)
-		}
-	})
-	t.Cleanup(end)
-	return c, end
+	return c, controllers.Run(t, mgr)
 }
 
-// operatorConfig is the operator's way to the API server.
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), poolmode.Roles))
-	account := types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
-	token, err := harness.ControlPlane.Token(t.Context(), account, nil)
-	harness.OK(t, err)
-	return harness.ControlPlane.ConfigWithToken(token)
+	return harness.OperatorConfig(t, poolmode.Roles)
 }
 
 // assemble makes an operator that leads.
 func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, manager.Manager, error) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, nil, err
-	}
-	mgr, err := manager.New(cfg, ctrl.Options{
-		Scheme: scheme, Cache: cache.Options{ByObject: watched.ByObject(Watches())},
-		Metrics: metricsserver.Options{BindAddress: "0"}, Logger: logr.Discard(),
-	})
+	mgr, err := controllers.Manager(cfg, Watches())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -104,21 +73,36 @@ func assemble(ctx context.Context, cfg *rest.Config, o Options) (*Controller, ma
 // makePool makes a pool as a person does.
 func makePool(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	t.Helper()
+	p := newPool(name, bits, cidrs...)
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), p))
+	return p
+}
+
+// makeOverlapping makes a pool as soon as no policy refuses it.
+func makeOverlapping(t *testing.T, name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
+	t.Helper()
+	p := newPool(name, bits, cidrs...)
+	eventually(t, "the policy is off", func(c client.Client) error { return client.IgnoreAlreadyExists(c.Create(t.Context(), p)) })
+	return p
+}
+
+// newPool is a pool that is to be made.
+func newPool(name string, bits int32, cidrs ...string) *v1alpha1.AddressPool {
 	p := poolAt(name, 0, bits, cidrs...)
 	p.UID, p.CreationTimestamp = "", metav1.Time{}
-	harness.OK(t, harness.KubeClient(t).Create(t.Context(), &p))
 	return &p
 }
 
 func makeNode(t *testing.T, name string) {
 	t.Helper()
-	harness.OK(t, harness.KubeClient(t).Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	harness.OK(t, harness.KubeClient(t).Create(t.Context(), nodeNamed(name)))
 }
 
 // ask makes a request as a node's daemon does.
 func ask(t *testing.T, name, node, pool string) {
 	t.Helper()
-	r := &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BlockRequestSpec{NodeName: node, PoolName: pool}}
+	r := requestNamed(name)
+	r.Spec = v1alpha1.BlockRequestSpec{NodeName: node, PoolName: pool}
 	harness.OK(t, harness.KubeClient(t).Create(t.Context(), r))
 }
 
@@ -173,10 +157,55 @@ func eventually(t *testing.T, what string, is func(client.Client) error) {
 // giveBack ends a block as a node's daemon does.
 func giveBack(t *testing.T, name string) {
 	t.Helper()
-	c := harness.KubeClient(t)
-	b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	harness.OK(t, c.Delete(t.Context(), b))
-	harness.OK(t, c.Patch(t.Context(), b, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+	b := blockNamed(name)
+	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), b))
+	dropFinalizers(t, b)
+}
+
+// dropFinalizers has an object go, or be deleted without anybody who sees to it.
+func dropFinalizers(t *testing.T, o client.Object) {
+	t.Helper()
+	harness.OK(t, harness.KubeClient(t).Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+}
+
+// awaitDeletion waits until a block is being deleted.
+func awaitDeletion(t *testing.T, name string) {
+	t.Helper()
+	eventually(t, name+" is deleted", func(c client.Client) error {
+		b := &v1alpha1.AddressBlock{}
+		err := c.Get(t.Context(), client.ObjectKey{Name: name}, b)
+		if err == nil && b.DeletionTimestamp == nil {
+			err = errors.New("it is not")
+		}
+		return client.IgnoreNotFound(err)
+	})
+}
+
+// awaitGone waits until an object is not there.
+func awaitGone(t *testing.T, o client.Object) {
+	t.Helper()
+	eventually(t, o.GetName()+" goes", func(c client.Client) error {
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(o), o); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there, or: %w", err)
+		}
+		return nil
+	})
+}
+
+func poolNamed(name string) *v1alpha1.AddressPool {
+	return &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func blockNamed(name string) *v1alpha1.AddressBlock {
+	return &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func requestNamed(name string) *v1alpha1.BlockRequest {
+	return &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func nodeNamed(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
 // blocksNow lists the blocks there are, by name.
@@ -222,26 +251,4 @@ func counted(total, allocated int64) func(*v1alpha1.AddressPool) error {
 		}
 		return nil
 	}
-}
-
-// lossy loses replies to some requests, keeps others from being sent, and makes
-// all wait for up to latency.
-type lossy struct {
-	next    http.RoundTripper
-	latency time.Duration
-	bad     func(*http.Request) (lost, unsent bool) // called concurrently
-}
-
-func (l *lossy) RoundTrip(r *http.Request) (*http.Response, error) {
-	<-time.After(rand.N(l.latency)) // what is injected, not a wait for anything
-	lost, unsent := l.bad(r)
-	if unsent {
-		return nil, errors.New("the test does not send this")
-	}
-	reply, err := l.next.RoundTrip(r)
-	if err == nil && lost {
-		_ = reply.Body.Close()
-		return nil, errors.New("the test lost the reply")
-	}
-	return reply, err
 }

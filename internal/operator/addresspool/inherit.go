@@ -3,6 +3,8 @@ package addresspool
 import (
 	"context"
 	"fmt"
+	"iter"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,14 +26,13 @@ const (
 type inherited struct {
 	ready chan struct{} // closed once they are known
 
-	mu        sync.Mutex // guards byRequest
-	byRequest map[types.UID]string
+	byRequest sync.Map // names of blocks by the request's UID
 }
 
 func (h *inherited) block(request types.UID) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.byRequest[request]
+	name, _ := h.byRequest.Load(request)
+	text, _ := name.(string)
+	return text
 }
 
 // begin reads all blocks once past the cache, when this operator begins to lead:
@@ -54,20 +55,21 @@ func (c *Controller) begin(ctx context.Context) error {
 }
 
 func (c *Controller) inherit(ctx context.Context) error {
-	return c.eachBlock(ctx, func(b *v1alpha1.AddressBlock) error {
+	for b, err := range c.allBlocks(ctx) {
+		if err != nil {
+			return err
+		}
 		have, err := c.blockOf(ctx, b.RequestUID)
 		if err != nil {
 			return err
 		}
 		c.book.listed(b.PoolName, b.Index, c.now())
 		if have == "" {
-			c.inherited.mu.Lock()
-			c.inherited.byRequest[b.RequestUID] = b.Name
-			c.inherited.mu.Unlock()
+			c.inherited.byRequest.Store(b.RequestUID, b.Name)
 			c.quotas.left(b, c.now())
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // begun waits for begin.
@@ -80,20 +82,23 @@ func (c *Controller) begun(ctx context.Context) error {
 	}
 }
 
-// eachBlock reads all blocks past the cache, some at a time.
-func (c *Controller) eachBlock(ctx context.Context, do func(*v1alpha1.AddressBlock) error) error {
-	list := &v1alpha1.AddressBlockList{}
-	for {
-		if err := c.live.List(ctx, list, client.Limit(pageSize), client.Continue(list.Continue)); err != nil {
-			return fmt.Errorf("list blocks: %w", err)
-		}
-		for i := range list.Items {
-			if err := do(&list.Items[i]); err != nil {
-				return err
+// allBlocks reads blocks past the cache, some at a time. An error is the last.
+func (c *Controller) allBlocks(ctx context.Context, of ...client.ListOption) iter.Seq2[*v1alpha1.AddressBlock, error] {
+	return func(yield func(*v1alpha1.AddressBlock, error) bool) {
+		list := &v1alpha1.AddressBlockList{}
+		for {
+			if err := c.live.List(ctx, list, slices.Concat(of, []client.ListOption{client.Limit(pageSize), client.Continue(list.Continue)})...); err != nil {
+				yield(nil, fmt.Errorf("list blocks: %w", err))
+				return
 			}
-		}
-		if list.Continue == "" {
-			return nil
+			for i := range list.Items {
+				if !yield(&list.Items[i], nil) {
+					return
+				}
+			}
+			if list.Continue == "" {
+				return
+			}
 		}
 	}
 }

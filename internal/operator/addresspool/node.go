@@ -11,8 +11,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -22,23 +20,16 @@ import (
 
 // nodeEvents passes on changes of what reconcileNode uses: Nodes are updated often.
 func nodeEvents() builder.ForOption {
-	state := func(n *corev1.Node) (ready corev1.ConditionStatus, fenced bool) {
-		if c := watched.Readiness(n); c != nil {
-			ready = c.Status
-		}
-		return ready, watched.OutOfService(n)
+	type state struct {
+		ready  corev1.ConditionStatus
+		fenced bool
 	}
-	return builder.WithPredicates(predicate.Funcs{
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			x, okX := e.ObjectOld.(*corev1.Node)
-			y, okY := e.ObjectNew.(*corev1.Node)
-			if !okX || !okY {
-				return false
-			}
-			readyX, fencedX := state(x)
-			readyY, fencedY := state(y)
-			return readyX != readyY || fencedX != fencedY
-		},
+	return watched.NodeChanges(func(n *corev1.Node) state {
+		s := state{fenced: watched.OutOfService(n)}
+		if c := watched.Readiness(n); c != nil {
+			s.ready = c.Status
+		}
+		return s
 	})
 }
 
@@ -126,8 +117,7 @@ func (c *Controller) release(ctx context.Context, gone bool, blocks []v1alpha1.A
 	}
 	for i := range requests {
 		r := &requests[i]
-		err := c.client.Delete(ctx, &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}, client.Preconditions{UID: &r.UID})
-		if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		if err := c.delete(ctx, r); err != nil {
 			return fmt.Errorf("delete BlockRequest %s: %w", r.Name, err)
 		}
 	}
@@ -150,11 +140,12 @@ func (c *Controller) releaseBlock(ctx context.Context, b *v1alpha1.AddressBlock,
 		}
 		return failpoint.Hit("operator.pool.release.deleted")
 	}
+	before := b
 	b = b.DeepCopy()
 	if !controllerutil.RemoveFinalizer(b, v1alpha1.FinalizerBlock) {
 		return nil
 	}
-	if err := c.writeFinalizers(ctx, b); client.IgnoreNotFound(err) != nil {
+	if err := c.writeFinalizers(ctx, b, before); client.IgnoreNotFound(err) != nil {
 		return err
 	}
 	c.o.Logger.Warn("block released", "block", b.Name, "node", b.NodeName, "because", why)

@@ -2,14 +2,11 @@ package addresspool
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -36,8 +33,9 @@ func (c *Controller) reconcilePool(ctx context.Context, q reconcile.Request) (re
 	if p.DeletionTimestamp != nil {
 		return c.deletePool(ctx, p)
 	}
+	before := p.DeepCopy()
 	if controllerutil.AddFinalizer(p, v1alpha1.FinalizerPool) {
-		if err := c.writeFinalizers(ctx, p); err != nil {
+		if err := c.writeFinalizers(ctx, p, before); err != nil {
 			return reconcile.Result{}, err
 		}
 		return reconcile.Result{}, failpoint.Hit("operator.pool.finalizer.after") // the change brings it back here
@@ -73,10 +71,10 @@ func (c *Controller) open(p *v1alpha1.AddressPool, s *poolState) {
 	if l.Blocks() == 0 {
 		closed = s.why
 	}
-	c.requeue(&c.requests, c.book.open(p, l, closed)...)
+	c.requests.Add(c.book.open(p, l, closed)...)
 	if s.seen != p.Generation { // who may use it, and how much, is in its spec
 		s.seen = p.Generation
-		c.requeue(&c.requests, c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
+		c.requests.Add(c.quotas.waiting(func(_, pool string) bool { return pool == p.Name })...)
 	}
 }
 
@@ -88,7 +86,7 @@ func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (r
 	s.verified = accepted(p)
 	s.refuse(p, why, time.Time{})
 	l, _ := layout(p, s.verified) // for counts only
-	c.requeue(&c.requests, c.book.open(p, l, why)...)
+	c.requests.Add(c.book.open(p, l, why)...)
 
 	// No block is begun from here on, so those that were are in the list or made no more.
 	making := c.book.counts(p.Name).making
@@ -111,13 +109,14 @@ func (c *Controller) deletePool(ctx context.Context, p *v1alpha1.AddressPool) (r
 
 // removeFinalizer takes a pool's finalizer off.
 func (c *Controller) removeFinalizer(ctx context.Context, p *v1alpha1.AddressPool) error {
+	before := p.DeepCopy()
 	if !controllerutil.RemoveFinalizer(p, v1alpha1.FinalizerPool) {
 		return nil
 	}
 	if err := failpoint.Hit("operator.pool.end.before"); err != nil {
 		return err
 	}
-	return client.IgnoreNotFound(c.writeFinalizers(ctx, p))
+	return client.IgnoreNotFound(c.writeFinalizers(ctx, p, before))
 }
 
 // deleteBlocks has all blocks of a pool deleted, and tells how many there are.
@@ -126,34 +125,38 @@ func (c *Controller) deleteBlocks(ctx context.Context, name string) (left int, e
 	if err := c.client.List(ctx, blocks, client.MatchingFields{byPool: name}, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, fmt.Errorf("list blocks of pool %s: %w", name, err)
 	}
-	var mu sync.Mutex // guards err
-	var group sync.WaitGroup
-	room := make(chan struct{}, requestWorkers)
+	var group errgroup.Group
+	group.SetLimit(requestWorkers)
 	for i := range blocks.Items {
 		b := &blocks.Items[i]
 		if b.DeletionTimestamp != nil {
 			continue
 		}
-		room <- struct{}{}
-		group.Go(func() {
-			defer func() { <-room }()
-			gone := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: b.Name}}
-			failed := c.client.Delete(ctx, gone, client.Preconditions{UID: &b.UID})
-			if client.IgnoreNotFound(failed) != nil && !apierrors.IsConflict(failed) {
-				mu.Lock()
-				defer mu.Unlock()
-				err = fmt.Errorf("delete AddressBlock %s: %w", b.Name, failed)
+		group.Go(func() error {
+			if err := c.delete(ctx, b); err != nil {
+				return fmt.Errorf("delete AddressBlock %s: %w", b.Name, err)
 			}
+			return nil
 		})
 	}
-	group.Wait()
-	return len(blocks.Items), err
+	return len(blocks.Items), group.Wait()
+}
+
+// delete deletes an object that was read. It is no error if it is gone, or there is
+// another one of its name.
+func (c *Controller) delete(ctx context.Context, o client.Object) error {
+	uid := o.GetUID()
+	err := c.client.Delete(ctx, o, client.Preconditions{UID: &uid})
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // poolGone forgets a pool. Blocks that outlived it, which only somebody who took
 // its finalizer off can bring about, are deleted and drain at their nodes.
 func (c *Controller) poolGone(ctx context.Context, name string) error {
-	c.requeue(&c.requests, c.book.drop(name)...)
+	c.requests.Add(c.book.drop(name)...)
 	if _, known := c.states[name]; known {
 		delete(c.states, name)
 		delete(c.reported, name)
@@ -172,25 +175,18 @@ func (c *Controller) poolGone(ctx context.Context, name string) error {
 	return err
 }
 
-// finalizers are what changes with them, if the object still is as it was read.
-type finalizers struct {
-	Metadata struct {
-		ResourceVersion string   `json:"resourceVersion"`
-		Finalizers      []string `json:"finalizers"`
-	} `json:"metadata"`
-}
-
-// writeFinalizers writes an object's finalizers, unless somebody wrote to it
-// meanwhile.
-func (c *Controller) writeFinalizers(ctx context.Context, o client.Object) error {
-	var f finalizers
-	f.Metadata.ResourceVersion, f.Metadata.Finalizers = o.GetResourceVersion(), o.GetFinalizers()
-	body, err := json.Marshal(f)
-	if err == nil {
-		err = c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, body), client.FieldOwner(v1alpha1.OwnerOperator))
-	}
+// writeFinalizers writes an object's finalizers, unless somebody wrote to it since
+// it was as before.
+func (c *Controller) writeFinalizers(ctx context.Context, o, before client.Object) error {
+	err := c.client.Patch(ctx, o, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
 	if err != nil {
 		return fmt.Errorf("write the finalizers of %s: %w", o.GetName(), err)
 	}
 	return nil
+}
+
+// ifUnchanged is a patch with what differs from before. If the object has changed
+// since, the error is a conflict.
+func ifUnchanged(before client.Object) client.Patch {
+	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }

@@ -1,6 +1,7 @@
 package addresspool
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -8,13 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcenode"
 )
 
 func TestShare(t *testing.T) {
@@ -77,15 +78,43 @@ func makeNamespace(t *testing.T, name, pool string) {
 }
 
 // bind makes a pod that is bound to a node.
-func bind(t *testing.T, namespace, name, node string) *corev1.Pod {
+func bind(t *testing.T, namespace, name, node string, changes ...func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	no := false
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{
 		NodeName: node, AutomountServiceAccountToken: &no, Containers: []corev1.Container{{Name: "a", Image: "a"}},
 		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 	}}
+	for _, change := range changes {
+		change(p)
+	}
 	harness.Eventually(t, limit, "a pod", func() error { return harness.KubeClient(t).Create(t.Context(), p) })
 	return p
+}
+
+// thief is a client with the token of the daemon of a node called thief.
+type thief struct {
+	t *testing.T
+	client.Client
+}
+
+// newThief makes the node, which can run so many pods.
+func newThief(t *testing.T, pods string) thief {
+	t.Helper()
+	makeNode(t, "thief")
+	patch := fmt.Appendf(nil, `{"status":{"allocatable":{"pods":%q}}}`, pods)
+	harness.OK(t, harness.KubeClient(t).Status().Patch(t.Context(), nodeNamed("thief"), client.RawPatch(types.MergePatchType, patch)))
+	return thief{t, harness.KubeClientFor(t, sourcenode.Config(t, "berthd", "thief"))}
+}
+
+// asks makes the requests for a pool from one number up to, but not including, another.
+func (c thief) asks(pool string, from, to int) {
+	c.t.Helper()
+	for i := from; i < to; i++ {
+		r := requestNamed(fmt.Sprintf("%s-%03d", pool, i))
+		r.Spec = v1alpha1.BlockRequestSpec{NodeName: "thief", PoolName: pool}
+		harness.Eventually(c.t, limit, "a request", func() error { return c.Create(c.t.Context(), r) })
+	}
 }
 
 // A block that comes back is kept for the request that has waited longest. If the
@@ -113,107 +142,113 @@ func TestRefusedRequestKeepsNoBlock(t *testing.T) {
 	answered(t, "w2")
 }
 
-// Who has stolen one node's token asks for all there is: 150 blocks of a pool that
-// any pod may use, and of one that is reserved for a namespace of which the node
-// has no pod. He gets what the node's pods can use, and a pod's node its block.
-func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
-	harness.KubeClean(t)
-	admin := harness.KubeClient(t)
-	makeNode(t, "thief")
-	makeNode(t, "honest")
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "thief"}}
-	harness.OK(t, admin.Get(t.Context(), client.ObjectKeyFromObject(n), n))
-	n.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")}
-	harness.OK(t, admin.Status().Update(t.Context(), n))
-	makeNamespace(t, "shop", "reserved")
-	for i := range 3 {
-		bind(t, "default", fmt.Sprint("pod", i), "thief")
-	}
-	bind(t, "shop", "front", "honest")
-	makePool(t, v1alpha1.DefaultPool, 0, "10.2.0.0/22")
-	makePool(t, "reserved", 0, "10.3.0.0/24")
-	var mu sync.Mutex // guards reasons
-	reasons := map[string]int{}
-	start(t, Options{MaxPods: 110, RequestRefused: func(reason string) {
-		mu.Lock()
-		defer mu.Unlock()
-		reasons[reason]++
-	}})
-	given(t, "first", "honest", "reserved")
-
-	token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, "thief")
-	harness.OK(t, err)
-	thief := harness.KubeClientFor(t, harness.ControlPlane.ConfigWithToken(token))
-	for _, pool := range []string{v1alpha1.DefaultPool, "reserved"} {
-		for i := range 150 {
-			r := &v1alpha1.BlockRequest{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%03d", pool, i)}, Spec: v1alpha1.BlockRequestSpec{NodeName: "thief", PoolName: pool},
-			}
-			harness.Eventually(t, limit, "a request", func() error { return thief.Create(t.Context(), r) })
-		}
-	}
-	// Three pods and berthd's own, which has the host's network and does not count:
-	// six addresses and one before it is needed.
-	eventually(t, "every request has an answer", func(c client.Client) error {
-		list := &v1alpha1.BlockRequestList{}
-		if err := c.List(t.Context(), list); err != nil {
+// has waits until every request for a pool has an answer, and checks how many blocks
+// the node has, and why it gets no more.
+func (c thief) has(pool string, want int, reason string) {
+	c.t.Helper()
+	eventually(c.t, fmt.Sprintf("%d blocks of %s", want, pool), func(admin client.Client) error {
+		requests := &v1alpha1.BlockRequestList{}
+		if err := admin.List(c.t.Context(), requests); err != nil {
 			return err
 		}
-		open, failures := 0, map[string]int{}
-		for _, r := range list.Items {
+		refused, open := false, 0
+		for _, r := range requests.Items {
+			if meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete) {
+				continue
+			}
+			open++
 			f := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed)
 			switch {
-			case meta.IsStatusConditionTrue(r.Status.Conditions, v1alpha1.ConditionComplete):
+			case r.Spec.PoolName != pool:
 			case f == nil:
 				return fmt.Errorf("%s has no answer", r.Name)
+			case f.Status != metav1.ConditionTrue || !strings.Contains(f.Message, "node thief has"):
+				return fmt.Errorf("%s: %+v", r.Name, f)
 			default:
-				open++
-				failures[r.Spec.PoolName+" "+f.Reason]++
-				if f.Status != metav1.ConditionTrue || !strings.Contains(f.Message, "node thief has") {
-					return fmt.Errorf("%s: %+v", r.Name, f)
-				}
+				refused = refused || f.Reason == reason
 			}
-		}
-		if failures["default "+v1alpha1.ReasonNodeQuota] == 0 || failures["reserved "+v1alpha1.ReasonNoPods] == 0 || failures["default "+v1alpha1.ReasonTooManyRequests] == 0 {
-			return fmt.Errorf("failed: %v", failures)
 		}
 		if open > maxKept {
 			return fmt.Errorf("%d open requests are kept, want %d at most", open, maxKept)
 		}
+		if have := blocksOf(c.t, "thief", pool); have != want || !refused {
+			return fmt.Errorf("%d blocks, refused for %s: %v", have, reason, refused)
+		}
 		return nil
 	})
-	count := func() map[string]int {
-		have := map[string]int{}
-		blocks := &v1alpha1.AddressBlockList{}
-		harness.OK(t, admin.List(t.Context(), blocks))
-		for _, b := range blocks.Items {
-			have[b.NodeName+" "+b.PoolName]++
+}
+
+// blocksOf counts the blocks that a node has of a pool.
+func blocksOf(t *testing.T, node, pool string) (n int) {
+	t.Helper()
+	blocks := &v1alpha1.AddressBlockList{}
+	harness.OK(t, harness.KubeClient(t).List(t.Context(), blocks))
+	for _, b := range blocks.Items {
+		if b.NodeName == node && b.PoolName == pool {
+			n++
 		}
-		return have
 	}
-	if have := count(); have["thief default"] != 7 || have["thief reserved"] != 0 || have["honest reserved"] != 1 {
-		t.Errorf("blocks %v, want 7 of default and none of reserved for the thief", have)
+	return n
+}
+
+// Who has stolen one node's token, and may make pods, binds them to the node by
+// hand: more than it can run, some with the host's network, one for a moment. He
+// asks for all there is of a pool that any pod may use, of one that is reserved for
+// a namespace of which the node has no pod, and of that of the one pod. The node
+// counts as one that is full, and not as more, and another node gets its block.
+func TestTokenOfANodeTakesWhatItsPodsCanUse(t *testing.T) {
+	harness.KubeClean(t)
+	admin := harness.KubeClient(t)
+	thief := newThief(t, "5")
+	makeNode(t, "honest")
+	makeNamespace(t, "shop", "reserved")
+	makeNamespace(t, "brief", "passing")
+	makeNamespace(t, "host", "reserved")
+	bind(t, "shop", "front", "honest")
+	for i := range 20 {
+		p := bind(t, "default", fmt.Sprint("pod-", i), "thief")
+		p.Status.Phase = []corev1.PodPhase{corev1.PodPending, corev1.PodFailed, corev1.PodSucceeded}[i%3]
+		harness.OK(t, admin.Status().Update(t.Context(), p))
+	}
+	for i := range 5 {
+		bind(t, "host", fmt.Sprint("pod-", i), "thief", func(p *corev1.Pod) { p.Spec.HostNetwork = true })
+	}
+	passing := bind(t, "brief", "pod", "thief")
+	for i, name := range []string{v1alpha1.DefaultPool, "reserved", "passing"} {
+		makePool(t, name, 0, fmt.Sprintf("10.%d.0.0/24", 2+i))
+	}
+	var reasons sync.Map // that were counted
+	start(t, Options{MaxPods: 110, RequestRefused: func(reason string) { reasons.Store(reason, true) }})
+	given(t, "first", "honest", "reserved")
+
+	thief.asks("passing", 0, 5) // two addresses, and one before it is needed
+	thief.has("passing", 3, v1alpha1.ReasonNodeQuota)
+	harness.OK(t, admin.Delete(t.Context(), passing, client.GracePeriodSeconds(0)))
+	thief.asks("passing", 5, 8)
+	thief.has("passing", 3, v1alpha1.ReasonNoPods)
+	thief.asks(v1alpha1.DefaultPool, 0, 150)
+	thief.asks("reserved", 0, 150)
+	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonNodeQuota) // of five pods
+	thief.has(v1alpha1.DefaultPool, 11, v1alpha1.ReasonTooManyRequests)
+	thief.has("reserved", 0, v1alpha1.ReasonNoPods)
+	if n := blocksOf(t, "honest", "reserved"); n != 1 {
+		t.Errorf("the honest node has %d blocks, want 1", n)
 	}
 	told(t, v1alpha1.DefaultPool, v1alpha1.ReasonNodeQuota)
 	told(t, "reserved", v1alpha1.ReasonNoPods)
-	mu.Lock()
 	for _, reason := range []string{v1alpha1.ReasonNodeQuota, v1alpha1.ReasonNoPods, v1alpha1.ReasonTooManyRequests} {
-		if reasons[reason] == 0 {
-			t.Errorf("counted %v, want %s among them", reasons, reason)
+		if _, counted := reasons.Load(reason); !counted {
+			t.Errorf("%s was not counted", reason)
 		}
 	}
-	mu.Unlock()
 
-	// A namespace that is given the pool, and a pod that comes, change that.
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:"reserved"}}}`, v1alpha1.AnnotationPool)
-	none := `{"metadata":{"annotations":{"berth.dev/pool":null}}}`
+	// A namespace that is given the pool changes that.
 	toDefault := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
-	harness.OK(t, admin.Patch(t.Context(), toDefault.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch))))
-	eventually(t, "blocks of the pool that is given now", func(client.Client) error {
-		if have := count(); have["thief reserved"] != 7 {
-			return fmt.Errorf("blocks %v", have)
-		}
-		return nil
-	})
-	harness.OK(t, admin.Patch(t.Context(), toDefault.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(none))))
+	annotate := func(pool string) {
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, v1alpha1.AnnotationPool, pool)
+		harness.OK(t, admin.Patch(context.Background(), toDefault.DeepCopy(), client.RawPatch(types.MergePatchType, patch)))
+	}
+	annotate(`"reserved"`)
+	t.Cleanup(func() { annotate("null") })
+	thief.has("reserved", 11, v1alpha1.ReasonNodeQuota)
 }

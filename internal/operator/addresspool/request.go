@@ -2,7 +2,6 @@ package addresspool
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -44,25 +43,23 @@ func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) 
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	var why *refusal
-	if block == "" {
-		why, drop, err := c.admit(ctx, r)
-		if err == nil && why != nil {
-			err = c.end(ctx, q.Name, "") // what the book keeps for it is others'
-		}
-		switch {
-		case err != nil:
-			return reconcile.Result{}, err
-		case drop:
-			return reconcile.Result{}, c.drop(ctx, r)
-		case why != nil:
-			return reconcile.Result{RequeueAfter: c.quotas.refuse(r, c.now())}, c.refuse(ctx, r, why)
-		}
-		c.quotas.end(q.Name, r.UID)
+	if block != "" {
+		return reconcile.Result{}, c.answer(ctx, r, block)
 	}
-	if block == "" {
-		block, why, err = c.cut(ctx, r)
+	why, drop, err := c.admit(ctx, r)
+	if err == nil && why != nil {
+		err = c.end(ctx, q.Name, "") // what the book keeps for it is others'
 	}
+	switch {
+	case err != nil:
+		return reconcile.Result{}, err
+	case drop:
+		return reconcile.Result{}, c.drop(ctx, r)
+	case why != nil:
+		return reconcile.Result{RequeueAfter: c.quotas.refuse(r, c.now())}, c.refuse(ctx, r, why)
+	}
+	c.quotas.end(q.Name, r.UID)
+	block, why, err = c.cut(ctx, r)
 	switch {
 	case err != nil:
 		return reconcile.Result{}, err
@@ -77,7 +74,7 @@ func (c *Controller) reconcileRequest(ctx context.Context, q reconcile.Request) 
 // if it was not made; if it was, the node has a block more.
 func (c *Controller) end(ctx context.Context, name string, keep types.UID) error {
 	uncertain, again := c.book.end(name, keep)
-	c.requeue(&c.requests, again...)
+	c.requests.Add(again...)
 	if uncertain == nil {
 		return nil
 	}
@@ -89,7 +86,7 @@ func (c *Controller) verify(ctx context.Context, s slot) error {
 	name := blockName(s.pool, s.index)
 	err := c.live.Get(ctx, client.ObjectKey{Name: name}, &v1alpha1.AddressBlock{})
 	if apierrors.IsNotFound(err) {
-		c.requeue(&c.requests, c.book.freed(s.pool, s.index)...)
+		c.requests.Add(c.book.freed(s.pool, s.index)...)
 		return nil
 	}
 	if err != nil {
@@ -127,7 +124,7 @@ func (c *Controller) cut(ctx context.Context, r *v1alpha1.BlockRequest) (string,
 		case refused:
 			c.quotas.release(r)
 		}
-		c.requeue(&c.requests, c.book.done(r, how, b.Name)...)
+		c.requests.Add(c.book.done(r, how, b.Name)...)
 		switch how {
 		case made:
 			c.o.Logger.Info("block cut", "pool", b.PoolName, "block", b.Name, "node", b.NodeName, "ipv4", b.IPv4, "ipv6", b.IPv6)
@@ -198,12 +195,13 @@ func newBlock(r *v1alpha1.BlockRequest, o offer) *v1alpha1.AddressBlock {
 
 // answer completes a request.
 func (c *Controller) answer(ctx context.Context, r *v1alpha1.BlockRequest, block string) error {
+	before := r.DeepCopy()
 	r.Status.AddressBlockName = block
 	c.set(r, v1alpha1.ConditionComplete, metav1.ConditionTrue, reasonGiven, "block "+block)
 	if meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionFailed) != nil {
 		c.set(r, v1alpha1.ConditionFailed, metav1.ConditionFalse, reasonGiven, "")
 	}
-	if err := c.writeAnswer(ctx, r); err != nil {
+	if err := c.writeAnswer(ctx, r, before); err != nil {
 		return err
 	}
 	c.o.RequestServed(max(0, c.now().Sub(r.CreationTimestamp.Time)).Round(time.Millisecond))
@@ -219,12 +217,13 @@ func (c *Controller) fail(ctx context.Context, r *v1alpha1.BlockRequest, why *re
 			return err // it is there, and was not reconciled yet
 		}
 	}
+	before := r.DeepCopy()
 	c.set(r, v1alpha1.ConditionComplete, metav1.ConditionFalse, why.reason, "")
 	if !c.set(r, v1alpha1.ConditionFailed, metav1.ConditionTrue, why.reason, why.message) {
 		return nil
 	}
 	c.o.Logger.Info("no block for a request", "request", r.Name, "node", r.Spec.NodeName, "pool", r.Spec.PoolName, "reason", why.reason, "message", why.message)
-	return c.writeAnswer(ctx, r)
+	return c.writeAnswer(ctx, r, before)
 }
 
 // set sets a condition and tells whether that changed it.
@@ -234,25 +233,10 @@ func (c *Controller) set(r *v1alpha1.BlockRequest, kind string, status metav1.Co
 	})
 }
 
-// reply is what an answer changes of a request, if that still is as it was
-// read: another one may have its name by now.
-type reply struct {
-	Metadata struct {
-		ResourceVersion string `json:"resourceVersion"`
-	} `json:"metadata"`
-	Status v1alpha1.BlockRequestStatus `json:"status"`
-}
-
-// writeAnswer writes a request's status. A request that is gone needs none.
-func (c *Controller) writeAnswer(ctx context.Context, r *v1alpha1.BlockRequest) error {
-	a := reply{Status: r.Status}
-	a.Metadata.ResourceVersion = r.ResourceVersion
-	body, err := json.Marshal(a)
-	if err != nil {
-		return fmt.Errorf("encode the answer to BlockRequest %s: %w", r.Name, err)
-	}
-	at := &v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}
-	err = c.client.Status().Patch(ctx, at, client.RawPatch(types.MergePatchType, body), client.FieldOwner(v1alpha1.OwnerOperator))
+// writeAnswer writes a request's status, unless it changed since it was read:
+// another one may have its name by now. A request that is gone needs none.
+func (c *Controller) writeAnswer(ctx context.Context, r, before *v1alpha1.BlockRequest) error {
+	err := c.client.Status().Patch(ctx, r, ifUnchanged(before), client.FieldOwner(v1alpha1.OwnerOperator))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("answer BlockRequest %s: %w", r.Name, err)
 	}

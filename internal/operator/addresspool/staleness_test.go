@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/transport"
@@ -21,22 +19,16 @@ import (
 	poolmode "github.com/berthnet/berth/deploy/pool-mode"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/internal/operator/queue"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// before has something done before each of some requests of an operator is sent.
-type before struct {
-	next http.RoundTripper
-	do   func(*http.Request) // called concurrently
-}
-
-func (b *before) RoundTrip(r *http.Request) (*http.Response, error) {
-	b.do(r)
-	return b.next.RoundTrip(r)
-}
-
-func first(do func(*http.Request)) transport.WrapperFunc {
-	return func(next http.RoundTripper) http.RoundTripper { return &before{next, do} }
+// before has something done before each request of an operator is sent.
+func before(do func(*http.Request)) transport.WrapperFunc {
+	return harness.Through(func(r *http.Request, next http.RoundTripper) (*http.Response, error) {
+		do(r)
+		return next.RoundTrip(r)
+	})
 }
 
 // trailing is a cache that no block has arrived in yet.
@@ -71,7 +63,7 @@ func TestTrailingCache(t *testing.T) {
 	harness.OK(t, err)
 	c.book.open(p, l, nil)
 	look := func(name string) {
-		if _, err := c.reconcileRequest(t.Context(), request(name)); err != nil {
+		if _, err := c.reconcileRequest(t.Context(), queue.Request(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -119,23 +111,22 @@ func TestRenewalInTheMomentOfRelease(t *testing.T) {
 	c := harness.KubeClient(t)
 	makeNode(t, "n")
 	var deletes atomic.Int32
-	start(t, Options{Grace: time.Second}, first(func(r *http.Request) {
+	start(t, Options{Grace: time.Second}, before(func(r *http.Request) {
 		if r.Method != http.MethodDelete || !strings.HasSuffix(r.URL.Path, "/addressblocks/p-0") || deletes.Add(1) > 1 {
 			return
 		}
 		body := fmt.Appendf(nil, `{"status":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-		b := &v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: "p-0"}}
-		if err := c.Status().Patch(context.Background(), b, client.RawPatch(types.MergePatchType, body)); err != nil {
+		if err := c.Status().Patch(context.Background(), blockNamed("p-0"), client.RawPatch(types.MergePatchType, body)); err != nil {
 			t.Error(err)
 		}
 		// So that it is not the next look, but the precondition that counts.
-		if err := c.Create(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}); err != nil {
+		if err := c.Create(context.Background(), nodeNamed("n")); err != nil {
 			t.Error(err)
 		}
 	}))
 	makePool(t, "p", 0, "10.2.0.0/31")
 	given(t, "r0", "n", "p")
-	harness.OK(t, c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}))
+	harness.OK(t, c.Delete(t.Context(), nodeNamed("n")))
 	eventually(t, "its request is removed, then its block would be", func(c client.Client) error {
 		if deletes.Load() == 0 {
 			return fmt.Errorf("not yet")
@@ -156,7 +147,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	makeNode(t, "n")
 	var lists atomic.Int32
 	now := clock.NewFake(time.Now()) // so that the refused subnet is not checked again by time
-	start(t, Options{Clock: now}, first(func(r *http.Request) {
+	start(t, Options{Clock: now}, before(func(r *http.Request) {
 		// The cache says from when on it lists.
 		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/addresspools") && r.URL.RawQuery == "" {
 			lists.Add(1)
@@ -165,11 +156,7 @@ func TestRefusedSubnetCostsNothing(t *testing.T) {
 	withoutPolicy(t, "berth-pools-do-not-overlap")
 	makePool(t, "a", 0, "10.1.0.0/24")
 	poolIs(t, "a", "it is accepted", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, reasonReady))
-	eventually(t, "the policy is off", func(c client.Client) error {
-		p := poolAt("b", 0, 0, "10.2.0.0/24", "10.1.0.0/28")
-		p.UID, p.CreationTimestamp = "", metav1.Time{}
-		return c.Create(t.Context(), &p)
-	})
+	makeOverlapping(t, "b", 0, "10.2.0.0/24", "10.1.0.0/28")
 	poolIs(t, "b", "it gives what is its own", condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonPoolOverlaps))
 	told(t, "b", v1alpha1.ReasonPoolOverlaps)
 	before := lists.Load()
@@ -214,16 +201,9 @@ func TestClashIsResolved(t *testing.T) {
 	withoutPolicy(t, "berth-pools-do-not-overlap")
 	c := harness.KubeClient(t)
 	accept := func(name string, cidr string) *v1alpha1.AddressPool {
-		p := poolAt(name, 0, 0, cidr)
-		eventually(t, "the policy is off", func(c client.Client) error {
-			p.UID, p.CreationTimestamp = "", metav1.Time{}
-			if err := c.Create(t.Context(), &p); err != nil && !apierrors.IsAlreadyExists(err) {
-				return err
-			}
-			return nil
-		})
-		harness.OK(t, c.Status().Patch(t.Context(), &p, client.RawPatch(types.MergePatchType, []byte(`{"status":{"acceptedSubnets":1}}`))))
-		return &p
+		p := makeOverlapping(t, name, 0, cidr)
+		harness.OK(t, c.Status().Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"status":{"acceptedSubnets":1}}`))))
+		return p
 	}
 	accept("a", "10.1.0.0/30")
 	accept("b", "10.1.0.0/29")

@@ -23,15 +23,11 @@ type Metrics struct {
 	creations *prometheus.CounterVec
 	calls     *prometheus.HistogramVec
 	limiter   *prometheus.HistogramVec
-	resyncs   prometheus.Counter
-	demand    prometheus.Observer
+	resyncs   *prometheus.CounterVec
+	demand    *prometheus.HistogramVec
 
-	served  prometheus.Observer
+	served  *prometheus.HistogramVec
 	refused *prometheus.CounterVec
-
-	demandVec *prometheus.HistogramVec
-	resyncVec *prometheus.CounterVec
-	servedVec *prometheus.HistogramVec
 }
 
 // New makes metrics that are not registered.
@@ -39,10 +35,12 @@ func New() *Metrics {
 	m := &Metrics{
 		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
 		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
-		resyncVec: famResyncs.Counter(), demandVec: famDemand.Histogram(demandBuckets),
-		servedVec: famBlockServed.Histogram(demandBuckets), refused: famBlockRefused.Counter(),
+		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(demandBuckets),
+		served: famBlockServed.Histogram(demandBuckets), refused: famBlockRefused.Counter(),
 	}
-	m.resyncs, m.demand, m.served = m.resyncVec.WithLabelValues(), m.demandVec.WithLabelValues(), m.servedVec.WithLabelValues()
+	m.resyncs.WithLabelValues() // so that they are there before the first
+	m.demand.WithLabelValues()
+	m.served.WithLabelValues()
 	for _, reason := range []string{v1alpha1.ReasonNoPods, v1alpha1.ReasonNodeQuota, v1alpha1.ReasonTooManyRequests} {
 		m.refused.WithLabelValues(reason) // so that the first can be seen to be one more
 	}
@@ -52,7 +50,7 @@ func New() *Metrics {
 // Register adds them to a registry. Its errors are those of names that are
 // taken.
 func (m *Metrics) Register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncVec, m.demandVec, m.servedVec, m.refused} {
+	for _, c := range []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand, m.served, m.refused} {
 		if err := r.Register(c); err != nil {
 			return err
 		}
@@ -73,14 +71,18 @@ func (m *Metrics) Acted(_ string, a plan.Action, class cloud.Class, err error, _
 }
 
 // Listed implements fleet.Observer.
-func (m *Metrics) Listed(time.Duration, error) { m.resyncs.Inc() }
+func (m *Metrics) Listed(time.Duration, error) { m.resyncs.WithLabelValues().Inc() }
 
 // DemandServed counts a node that had more pods waiting than free addresses,
 // and got enough after so long.
-func (m *Metrics) DemandServed(after time.Duration) { m.demand.Observe(after.Seconds()) }
+func (m *Metrics) DemandServed(after time.Duration) {
+	m.demand.WithLabelValues().Observe(after.Seconds())
+}
 
 // BlockServed counts a node's request for a block that was answered after so long.
-func (m *Metrics) BlockServed(after time.Duration) { m.served.Observe(after.Seconds()) }
+func (m *Metrics) BlockServed(after time.Duration) {
+	m.served.WithLabelValues().Observe(after.Seconds())
+}
 
 // BlockRefused counts a request for a block that was refused for its node's sake.
 func (m *Metrics) BlockRefused(reason string) { m.refused.WithLabelValues(reason).Inc() }

@@ -34,7 +34,7 @@ func TestEverythingIsCounted(t *testing.T) {
 		Totals: func() nodenetwork.Totals {
 			return nodenetwork.Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
 		},
-		Subnets: func() []fleet.Subnet { return []fleet.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
+		Subnets: func() []cloud.Subnet { return []cloud.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
 		Pools: func() []addresspool.Usage {
 			return []addresspool.Usage{{
 				Pool: "default", Waiting: 15,

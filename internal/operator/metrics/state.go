@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 )
@@ -14,7 +14,7 @@ import (
 // quick; nil: the operator does not work for that.
 type State struct {
 	Totals  func() nodenetwork.Totals
-	Subnets func() []fleet.Subnet
+	Subnets func() []cloud.Subnet
 	Pools   func() []addresspool.Usage
 }
 

@@ -1,6 +1,7 @@
 package nodenetwork
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,21 +12,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/operator/queue"
 )
 
 // Fleet is what works for the nodes: a *fleet.Fleet.
@@ -72,13 +71,12 @@ type Controller struct {
 	client client.Client // reads from the cache
 	live   client.Reader // reads past it
 	events events.EventRecorder
-	pods   pods
+	queue  queue.Queue
 
 	mu          sync.Mutex // guards all below; memory only
 	nodes       map[string]*node
-	claims      map[string]map[string]*node                             // proved objects by instance and name
-	recreations map[string]recreation                                   // by name, also of objects that went lately
-	queue       workqueue.TypedRateLimitingInterface[reconcile.Request] // nil before the start
+	claims      map[string]map[string]*node // proved objects by instance and name
+	recreations map[string]recreation       // by name, also of objects that went lately
 }
 
 // Setup adds a controller to mgr, whose cache must have been made with
@@ -87,53 +85,30 @@ func Setup(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if o.Fleet == nil {
 		return nil, errors.New("controller of NodeNetworks: Fleet: want one")
 	}
-	if o.Clock == nil {
-		o.Clock = clock.Real{}
-	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	if o.Grace <= 0 {
-		o.Grace = time.Minute
-	}
-	if o.Settle <= 0 {
-		o.Settle = time.Minute
-	}
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.Real{})
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
+	o.Grace = cmp.Or(o.Grace, time.Minute)
+	o.Settle = cmp.Or(o.Settle, time.Minute)
 	c := &Controller{
 		o: o, fleet: o.Fleet, client: mgr.GetClient(), live: mgr.GetAPIReader(),
 		events: mgr.GetEventRecorder(v1alpha1.OwnerOperator), nodes: map[string]*node{}, claims: map[string]map[string]*node{},
 		recreations: map[string]recreation{},
+	}
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &corev1.Pod{}, podsByNode, nodeOfPod); err != nil {
+		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
 	}
 	again := true // several in one process: tests, and an operator that is started again
 	err := ctrl.NewControllerManagedBy(mgr).Named("nodenetwork").
 		For(&v1alpha1.NodeNetwork{}).
 		Watches(&corev1.Node{}, &handler.EnqueueRequestForObject{}, nodeEvents()).
 		Watches(&corev1.Pod{}, c.podEvents()).
-		WatchesRawSource(source.Func(c.start)).
+		WatchesRawSource(c.queue.Source()).
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency, SkipNameValidation: &again}).
 		Complete(c)
 	if err != nil {
 		return nil, fmt.Errorf("controller of NodeNetworks: %w", err)
 	}
 	return c, nil
-}
-
-// start learns the queue, by which nodes come back to what they could not do.
-func (c *Controller) start(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.queue = q
-	return nil
-}
-
-// requeueAfter has a node looked at in a while.
-func (c *Controller) requeueAfter(name string, d time.Duration) {
-	c.mu.Lock()
-	q := c.queue
-	c.mu.Unlock()
-	if q != nil {
-		q.AddAfter(reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}, d)
-	}
 }
 
 func (c *Controller) now() time.Time { return c.o.Clock.Now() }

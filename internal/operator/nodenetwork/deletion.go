@@ -8,10 +8,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/nodenetwork"
@@ -30,13 +29,12 @@ import (
 
 // nodeEvents passes on what deleteIfGone looks at.
 func nodeEvents() builder.WatchesOption {
-	return builder.WithPredicates(predicate.Funcs{
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			x, okX := e.ObjectOld.(*corev1.Node)
-			y, okY := e.ObjectNew.(*corev1.Node)
-			return okX && okY && (watched.Ready(x) != watched.Ready(y) || x.UID != y.UID || x.Spec.ProviderID != y.Spec.ProviderID)
-		},
-	})
+	type state struct {
+		ready      bool
+		uid        types.UID
+		providerID string
+	}
+	return watched.NodeChanges(func(n *corev1.Node) state { return state{watched.Ready(n), n.UID, n.Spec.ProviderID} })
 }
 
 // deleteIfGone deletes the object if its node, of which k is the Node, is gone for

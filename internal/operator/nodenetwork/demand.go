@@ -46,8 +46,8 @@ func (n *node) trackDemand() {
 // n.mu is held.
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
-	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := nodenetwork.Parse(text); err == nil && !n.handshake.leaving(n.obj, p) {
+	for p := range nodenetwork.Available(n.obj) {
+		if !n.handshake.leaving(n.obj, p) {
 			sum += weight(p)
 		}
 	}

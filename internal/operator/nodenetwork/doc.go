@@ -17,7 +17,6 @@
 //	mark.go        what is handed to EC2, for all operators to see
 //	desired.go     what the object should say
 //	write.go       writing it
-//	apply.go       the two requests that do
 //	conditions.go  how the node does, for people
 //	demand.go      how long pods wait for addresses
 //	pods.go        pods that wait, before their ADDs arrive

@@ -14,6 +14,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 // A whole life with the real fleet, under the generated role: addresses come,
@@ -27,7 +28,7 @@ func TestWithFleet(t *testing.T) {
 	f, err := fleet.New(fleet.Config{
 		Cluster: "test", Cloud: pace.Cloud(sim, pace.Options{}),
 		ShrinkDelay: 500 * time.Millisecond, Settle: 2 * time.Second, ListingInterval: 2 * time.Second,
-		Logger: harness.Logger(t),
+		Logger: sourcetest.Logger(t.Output()),
 	})
 	harness.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -50,8 +50,8 @@ func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now
 // wrote that.
 func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	clear(h.candidates)
-	for p := range parseThings(o.Spec.IPAM.Releasing) {
-		if _, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok && !h.leaving(o, p) {
+	for p := range nodenetwork.Available(o) {
+		if slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) && !h.leaving(o, p) {
 			h.candidates[p] = true
 		}
 	}
@@ -141,12 +141,11 @@ func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []neti
 // an earlier handshake, which is to end first.
 func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, single bool) (out []netip.Prefix) {
 	assigned := f.unmarked(o)
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err != nil || at.Resource != id || p.IsSingleIP() != single || assigned[p] != id || h.candidates[p] || h.leaving(o, p) || f.primaries[p] {
+	for p, at := range nodenetwork.Available(o) {
+		if at != id || p.IsSingleIP() != single || assigned[p] != id || h.candidates[p] || h.leaving(o, p) || f.primaries[p] {
 			continue
 		}
-		if !slices.Contains(o.Status.IPAM.Released, text) && !uses(o, p) {
+		if !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) && !uses(o, p) {
 			out = append(out, p)
 		}
 	}
@@ -157,22 +156,19 @@ func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, si
 // withdrawENI makes candidates of all that an ENI holds unless a pod uses some,
 // and tells whether the daemon has confirmed all of it.
 func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Time) bool {
-	for _, use := range o.Status.IPAM.Used {
-		if use.Resource == id {
-			return false // also one that is not available any more
-		}
+	if usesENI(o, id) {
+		return false
 	}
 	h.asked[id] = now
 	ready := true
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err != nil || at.Resource != id {
+	for p, at := range nodenetwork.Available(o) {
+		if at != id {
 			continue
 		}
 		if uses(o, p) {
 			return false
 		}
-		if !h.leaving(o, p) && !slices.Contains(o.Status.IPAM.Released, text) {
+		if !h.leaving(o, p) && !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) {
 			h.candidates[p] = true
 		}
 		ready = ready && confirmed(o, p)

@@ -32,9 +32,11 @@ import (
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/nodenetwork"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
+	"github.com/berthnet/berth/test/harness/sourcetest"
 )
 
 func TestMain(m *testing.M) {
@@ -201,7 +203,7 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator 
 	mgr, err := controllers.Manager(cfg, Watches())
 	harness.OK(t, err)
 	if o.Logger == nil {
-		o.Logger = harness.Logger(t)
+		o.Logger = sourcetest.Logger(t.Output())
 	}
 	c, err := Setup(mgr, o)
 	harness.OK(t, err)
@@ -398,14 +400,14 @@ func inventory(enis ...[]string) eni.Inventory {
 	inv := eni.Inventory{
 		InstanceID: instance, InstanceType: "m5.large", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 10, Prefixes: true},
 		ENIs: []eni.ENI{{
-			ID: "eni-0", MAC: eni.MAC{2, 0, 0, 0, 0, 0}, Primary: true, SubnetID: "subnet-1",
+			ID: "eni-0", MAC: mac.Addr{2, 0, 0, 0, 0, 0}, Primary: true, SubnetID: "subnet-1",
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), PrimaryIPv4: netip.MustParseAddr("10.0.255.10"),
 		}},
 		At: time.Now(),
 	}
 	for i, list := range enis {
 		e := eni.ENI{
-			ID: fmt.Sprintf("eni-%d", i+1), MAC: eni.MAC{2, 0, 0, 0, 0, byte(i + 1)}, DeviceIndex: i + 1, Serves: true, SubnetID: "subnet-1",
+			ID: fmt.Sprintf("eni-%d", i+1), MAC: mac.Addr{2, 0, 0, 0, 0, byte(i + 1)}, DeviceIndex: i + 1, Serves: true, SubnetID: "subnet-1",
 			Subnet: netip.MustParsePrefix("10.0.0.0/16"), PrimaryIPv4: netip.AddrFrom4([4]byte{10, 0, 255, byte(11 + i)}),
 		}
 		for _, text := range list {

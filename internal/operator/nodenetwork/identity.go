@@ -198,7 +198,7 @@ func (n *node) ask(ctx context.Context) {
 		n.liveness.setVanished(gone, now)
 	}
 	n.mu.Unlock()
-	n.c.requeueAfter(n.name, 0)
+	n.c.queue.Add(n.name)
 }
 
 // claim notes that a proved object is of its instance, and names the older one
@@ -228,7 +228,7 @@ func (c *Controller) claim(n *node) (older string) {
 	if older == "" {
 		for _, name := range younger {
 			c.fleet.Remove(name)
-			c.requeueAfter(name, 0)
+			c.queue.Add(name)
 		}
 	}
 	return older
@@ -254,7 +254,7 @@ func (c *Controller) unclaim(n *node) {
 	}
 	c.mu.Unlock()
 	for _, other := range next {
-		c.requeueAfter(other, 0)
+		c.queue.Add(other)
 	}
 }
 

@@ -42,18 +42,12 @@ func (h *handshake) mayMark(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 
 // mayMarkENI is mayMark of a whole ENI: all of it is confirmed.
 func mayMarkENI(o *v1alpha1.NodeNetwork, id string) bool {
-	for _, use := range o.Status.IPAM.Used {
-		if use.Resource == id {
+	for p, at := range nodenetwork.Available(o) {
+		if at == id && !confirmed(o, p) {
 			return false
 		}
 	}
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err == nil && at.Resource == id && !confirmed(o, p) {
-			return false
-		}
-	}
-	return true
+	return !usesENI(o, id)
 }
 
 // enisToMark are the ENIs that are about to be detached, and those that were
@@ -76,12 +70,12 @@ func (h *handshake) enisToMark(o *v1alpha1.NodeNetwork, inv *eni.Inventory) []st
 // retain copies what is available of an ENI into s as it is, and returns what of
 // it is releasing, and what is marked by itself.
 func retain(s *v1alpha1.IPAMSpec, o *v1alpha1.NodeNetwork, id string) (releasing, unassigning []netip.Prefix) {
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err != nil || at.Resource != id {
+	for p, at := range nodenetwork.Available(o) {
+		if at != id {
 			continue
 		}
-		s.Available[text] = at
+		text := nodenetwork.Format(p)
+		s.Available[text] = o.Spec.IPAM.Available[text]
 		if slices.Contains(o.Spec.IPAM.Releasing, text) {
 			releasing = append(releasing, p)
 		}

@@ -101,7 +101,7 @@ func (n *node) Reconciled(s eni.Status) {
 	n.mu.Unlock()
 	n.trackDemand()
 	if first || canceled || q != nothing {
-		n.c.requeueAfter(n.name, 0)
+		n.c.queue.Add(n.name)
 		return
 	}
 	n.schedule()

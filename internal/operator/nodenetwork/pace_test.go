@@ -66,7 +66,7 @@ func TestObjectMadeAgainTooOften(t *testing.T) {
 	awaitDegraded(t, "node-1", reasonPaced)
 	await(t, "it is worked for in the end", func() bool {
 		now.Advance(10 * time.Second)
-		fl.requeueAfter("node-1", 0) // the queue goes by the machine's clock
+		fl.queue.Add("node-1") // the queue goes by the machine's clock
 		return fl.called("Set") > sets
 	})
 	until(t, "node-1", "no longer told", degraded(reasonAsExpected))

@@ -2,10 +2,8 @@ package nodenetwork
 
 import (
 	"context"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -15,75 +13,37 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 )
 
-// pods are those that wait for an address, by node.
-type pods struct {
-	mu     sync.Mutex // guards byNode
-	byNode map[string]map[types.UID]bool
-}
+// podsByNode is the field by which the cache, which has only pods that wait for an
+// address, finds those of a node.
+const podsByNode = "node"
 
-// waiting counts a node's pods that wait and are not in used.
-func (p *pods) waiting(node string, used map[string]v1alpha1.UsedAddress) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	list := p.byNode[node]
-	if len(list) == 0 {
+func nodeOfPod(o client.Object) []string { return []string{o.(*corev1.Pod).Spec.NodeName} }
+
+// waitingPods counts a node's pods that wait and are not in used. It reads from
+// memory alone.
+func (c *Controller) waitingPods(node string, used map[string]v1alpha1.UsedAddress) (n int) {
+	pods := &corev1.PodList{}
+	err := c.client.List(context.Background(), pods, client.MatchingFields{podsByNode: node}, client.UnsafeDisableDeepCopy)
+	if err != nil || len(pods.Items) == 0 {
 		return 0
 	}
-	have, n := reportedUIDs(used), 0
-	for uid := range list {
-		if !have[uid] {
+	have := reportedUIDs(used)
+	for i := range pods.Items {
+		if p := &pods.Items[i]; p.DeletionTimestamp == nil && !have[p.UID] {
 			n++
 		}
 	}
 	return n
 }
 
-func (p *pods) set(node string, uid types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.byNode == nil {
-		p.byNode = map[string]map[types.UID]bool{}
-	}
-	if p.byNode[node] == nil {
-		p.byNode[node] = map[types.UID]bool{}
-	}
-	p.byNode[node][uid] = true
-}
-
-func (p *pods) drop(node string, uid types.UID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.byNode[node], uid)
-	if len(p.byNode[node]) == 0 {
-		delete(p.byNode, node)
-	}
-}
-
-// podEvents keeps pods and tells the node of each one that comes or goes. The
-// watch has only pods that wait, so one that got its address is deleted there.
+// podEvents tells a node of each pod that comes to wait, or does so no more: one
+// that got its address is deleted in what is watched.
 func (c *Controller) podEvents() handler.EventHandler {
 	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-	gone := func(o client.Object) {
-		if pod, ok := o.(*corev1.Pod); ok {
-			c.pods.drop(pod.Spec.NodeName, pod.UID)
-			c.podsChanged(pod.Spec.NodeName)
-		}
-	}
-	came := func(o client.Object) {
-		pod, ok := o.(*corev1.Pod)
-		if !ok {
-			return
-		}
-		if pod.DeletionTimestamp != nil {
-			gone(o)
-			return
-		}
-		c.pods.set(pod.Spec.NodeName, pod.UID)
-		c.podsChanged(pod.Spec.NodeName)
-	}
+	changed := func(o client.Object) { c.podsChanged(nodeOfPod(o)[0]) }
 	return handler.Funcs{
-		CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { came(e.Object) },
-		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { came(e.ObjectNew) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { gone(e.Object) },
+		CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { changed(e.Object) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { changed(e.ObjectNew) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { changed(e.Object) },
 	}
 }

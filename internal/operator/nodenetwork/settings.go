@@ -85,26 +85,22 @@ func selectorErrors(spec *v1alpha1.NodeNetworkSpec) error {
 	if spec.InstanceID == "" {
 		errs = append(errs, errors.New("spec.instanceID is empty: expected an EC2 instance ID"))
 	}
-	if len(e.SubnetIDs) > 0 && len(e.SubnetTags) > 0 {
-		errs = append(errs, errors.New("spec.eni.subnetIDs and spec.eni.subnetTags are both set: expected one of them"))
-	}
-	if len(e.SecurityGroups) > 0 && len(e.SecurityGroupTags) > 0 {
-		errs = append(errs, errors.New("spec.eni.securityGroups and spec.eni.securityGroupTags are both set: expected one of them"))
-	}
 	for _, f := range [...]struct {
-		name string
-		list []string
-	}{{"subnetIDs", e.SubnetIDs}, {"securityGroups", e.SecurityGroups}} {
-		if slices.Contains(f.list, "") {
-			errs = append(errs, fmt.Errorf("spec.eni.%s has an empty ID", f.name))
+		ids, tags string
+		list      []string
+		byTag     map[string]string
+	}{
+		{"subnetIDs", "subnetTags", e.SubnetIDs, e.SubnetTags},
+		{"securityGroups", "securityGroupTags", e.SecurityGroups, e.SecurityGroupTags},
+	} {
+		if len(f.list) > 0 && len(f.byTag) > 0 {
+			errs = append(errs, fmt.Errorf("spec.eni.%s and spec.eni.%s are both set: expected one of them", f.ids, f.tags))
 		}
-	}
-	for _, f := range [...]struct {
-		name string
-		tags map[string]string
-	}{{"subnetTags", e.SubnetTags}, {"securityGroupTags", e.SecurityGroupTags}} {
-		if _, ok := f.tags[""]; ok {
-			errs = append(errs, fmt.Errorf("spec.eni.%s has a tag without a key", f.name))
+		if slices.Contains(f.list, "") {
+			errs = append(errs, fmt.Errorf("spec.eni.%s has an empty ID", f.ids))
+		}
+		if _, ok := f.byTag[""]; ok {
+			errs = append(errs, fmt.Errorf("spec.eni.%s has a tag without a key", f.tags))
 		}
 	}
 	return errors.Join(errs...)

@@ -50,7 +50,7 @@ func (n *node) schedule() {
 	wait := n.wake(n.c.now())
 	n.mu.Unlock()
 	if wait > 0 {
-		n.c.requeueAfter(n.name, wait)
+		n.c.queue.AddAfter(n.name, wait)
 	}
 }
 

@@ -38,10 +38,8 @@ func (n *node) count(t *Totals) {
 		t.AtCapacity++
 	}
 	t.Used += len(n.obj.Status.IPAM.Used)
-	for text := range n.obj.Spec.IPAM.Available {
-		if p, err := nodenetwork.Parse(text); err == nil {
-			t.Available += weight(p)
-		}
+	for p := range nodenetwork.Available(n.obj) {
+		t.Available += weight(p)
 	}
 	for _, e := range tally(n.obj, n.reserved).ENIs {
 		if e.Free != (cloud.Amount{}) {

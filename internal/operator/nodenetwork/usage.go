@@ -22,7 +22,7 @@ func (n *node) Usage() eni.Usage {
 // object has it. n.mu is held.
 func (n *node) usage() eni.Usage {
 	u := tally(n.obj, n.reserved)
-	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.pods.waiting(n.name, n.obj.Status.IPAM.Used))
+	u.Waiting = max(int(n.obj.Status.IPAM.Waiting), n.c.waitingPods(n.name, n.obj.Status.IPAM.Used))
 	return u
 }
 
@@ -38,7 +38,7 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 			continue
 		}
 		id := use.Resource
-		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), around(a)} {
+		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), prefixOf(a)} {
 			inUse[p] = true
 			if at, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok {
 				id = at.Resource // whatever the daemon says
@@ -48,24 +48,23 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 		e.Used++
 		u.ENIs[id] = e
 	}
-	for text, at := range o.Spec.IPAM.Available {
-		p, err := nodenetwork.Parse(text)
-		if err != nil || inUse[p] || reserved(p) {
+	for p, id := range nodenetwork.Available(o) {
+		if inUse[p] || reserved(p) {
 			continue
 		}
-		e := u.ENIs[at.Resource]
+		e := u.ENIs[id]
 		if p.IsSingleIP() {
 			e.Free.Addresses++
 		} else {
 			e.Free.Prefixes++
 		}
-		u.ENIs[at.Resource] = e
+		u.ENIs[id] = e
 	}
 	return u
 }
 
-// around is the /28 that an address is in.
-func around(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
+// prefixOf is the /28 that an address is in.
+func prefixOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
 
 // uses tells whether a pod has, or had lately, an address of a thing.
 func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
@@ -75,6 +74,17 @@ func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	}
 	for text := range o.Status.IPAM.Used {
 		if a, err := netip.ParseAddr(text); err == nil && p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// usesENI tells whether a pod has, or had lately, an address of an ENI, also one
+// that is not available any more.
+func usesENI(o *v1alpha1.NodeNetwork, id string) bool {
+	for _, use := range o.Status.IPAM.Used {
+		if use.Resource == id {
 			return true
 		}
 	}
@@ -96,14 +106,3 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 
 // weight is how many addresses an IPv4 thing stands for.
 func weight(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
-
-// parseThings reads a list as far as it makes sense.
-func parseThings(list []string) map[netip.Prefix]bool {
-	out := make(map[netip.Prefix]bool, len(list))
-	for _, text := range list {
-		if p, err := nodenetwork.Parse(text); err == nil {
-			out[p] = true
-		}
-	}
-	return out
-}

@@ -26,7 +26,7 @@ func (n *node) Withdraw(id string, want cloud.Amount) []netip.Prefix {
 	unlisted := h.unlisted(n.obj)
 	n.mu.Unlock()
 	if unlisted {
-		n.c.requeueAfter(n.name, 0)
+		n.c.queue.Add(n.name)
 	}
 	if len(out) > 0 && failpoint.Hit("operator.withdraw.after") != nil {
 		n.takeBack(out)
@@ -54,7 +54,7 @@ func (n *node) WithdrawENI(id string) bool {
 	unlisted := n.handshake.unlisted(n.obj)
 	n.mu.Unlock()
 	if unlisted {
-		n.c.requeueAfter(n.name, 0)
+		n.c.queue.Add(n.name)
 	}
 	return ready && failpoint.Hit("operator.withdraw.after") == nil
 }
@@ -66,7 +66,7 @@ func (n *node) RestoreWithdrawn(withdrawn []netip.Prefix) {
 		delete(n.handshake.handed, p)
 	}
 	n.mu.Unlock()
-	n.c.requeueAfter(n.name, 0)
+	n.c.queue.Add(n.name)
 }
 
 // cancelUnneeded gives candidates back to the daemon that pods need, that are

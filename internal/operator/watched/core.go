@@ -4,8 +4,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 )
@@ -126,4 +129,18 @@ func OutOfService(n *corev1.Node) bool {
 		}
 	}
 	return false
+}
+
+// NodeChanges passes on those updates of Nodes, which are frequent, that change
+// what state tells of them.
+func NodeChanges[S comparable](state func(*corev1.Node) S) builder.Predicates {
+	return builder.WithPredicates(nodeChanges(state))
+}
+
+func nodeChanges[S comparable](state func(*corev1.Node) S) predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, okBefore := e.ObjectOld.(*corev1.Node)
+		after, okAfter := e.ObjectNew.(*corev1.Node)
+		return okBefore && okAfter && state(before) != state(after)
+	}}
 }

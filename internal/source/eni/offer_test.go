@@ -15,6 +15,7 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/confirm"
 )
@@ -46,7 +47,7 @@ func (f *frail) Save(inv eni.Inventory) error {
 
 // stock is an inventory of one ENI.
 func stock(things ...string) eni.Inventory {
-	e := eni.ENI{ID: "eni-1", MAC: eni.MAC{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
+	e := eni.ENI{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, DeviceIndex: 1, Serves: true}
 	for _, p := range prefixes(things...) {
 		if p.IsSingleIP() {
 			e.Addresses = append(e.Addresses, p.Addr())
@@ -236,7 +237,7 @@ func TestSnapshotDescribesENIs(t *testing.T) {
 		s := supplied(t, &memStore{})
 		inv := stock("10.0.0.7", "10.0.1.0/28")
 		inv.ENIs[0].SubnetID, inv.Limits.IPv4PerENI = "subnet-1", 10
-		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: eni.MAC{2, 0, 0, 0, 0, 9}})
+		inv.ENIs = append(inv.ENIs, eni.ENI{ID: "eni-0", Primary: true, MAC: mac.Addr{2, 0, 0, 0, 0, 9}})
 		if err := s.Publish(t.Context(), inv); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/mac"
 )
 
 func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
@@ -22,7 +23,7 @@ func TestFilesKeepAnInventoryAndAnIntent(t *testing.T) {
 	}
 	want := eni.Inventory{
 		InstanceID: "i-1", InstanceType: "t3.small", Limits: cloud.Limits{MaxENIs: 3, IPv4PerENI: 4}, Usable: true, At: time.Unix(7, 0).UTC(),
-		ENIs: []eni.ENI{{ID: "eni-1", MAC: eni.MAC{2, 0, 0, 0, 0, 1}, Primary: true, Serves: true, Subnet: netip.MustParsePrefix("10.0.0.0/24"),
+		ENIs: []eni.ENI{{ID: "eni-1", MAC: mac.Addr{2, 0, 0, 0, 0, 1}, Primary: true, Serves: true, Subnet: netip.MustParsePrefix("10.0.0.0/24"),
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.5")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.16/28")}}},
 		Releasing: []eni.Release{{Prefix: netip.MustParsePrefix("10.0.0.5/32"), ENI: "eni-1", Since: time.Unix(8, 0).UTC()}},
 		Leaving:   []eni.Leave{{ENI: "eni-2", DeviceIndex: 1, Since: time.Unix(9, 0).UTC()}},

@@ -31,7 +31,7 @@ func TestConflictStorm(t *testing.T) {
 			}
 			o := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}
 			body := fmt.Appendf(nil, `{"metadata":{"annotations":{"storm":"%d"}}}`, i)
-			_ = m.api.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body))
+			_ = m.API.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, body))
 		}
 	})
 	for i := 1; i <= 10; i++ {

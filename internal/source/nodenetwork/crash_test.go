@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	enisource "github.com/berthnet/berth/internal/source/eni"
@@ -28,7 +27,7 @@ func (c childConfig) leases() crashsource.Leases {
 // child is a daemon's address source that a failpoint may kill.
 func child(c childConfig) error {
 	s, err := New(Config{
-		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: &links{set: map[string]eni.ENI{}},
+		NodeName: nodeName, Kubeconfig: c.Kubeconfig, InstanceID: instance, Datapath: links{},
 		Cooling: time.Millisecond, Store: enisource.Files{Dir: c.Dir}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 		Spec: &v1alpha1.NodeNetworkSpec{InstanceID: instance, InstanceType: itype, ENI: v1alpha1.ENISpec{PreAllocate: new(int32(256))}},
 	})
@@ -47,14 +46,14 @@ type crashNode struct {
 
 func newCrashNode(t *testing.T) *crashNode {
 	m := newMachine(t)
-	c := childConfig{Kubeconfig: filepath.Join(m.dir, "kubeconfig"), Dir: m.dir}
-	harness.OK(t, kube.WriteKubeconfig(c.Kubeconfig, m.cfg))
-	return &crashNode{m, crashsource.New(t, c, m.log), c.leases()}
+	c := childConfig{Kubeconfig: filepath.Join(m.Dir, "kubeconfig"), Dir: m.Dir}
+	harness.OK(t, kube.WriteKubeconfig(c.Kubeconfig, m.Config))
+	return &crashNode{m, crashsource.New(t, c, m.Log), c.leases()}
 }
 
 // await waits for a state of the object that a daemon brings about, living or dead.
 func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
-	m.t.Helper()
+	m.T.Helper()
 	m.until(what, func() bool {
 		m.Live()
 		o := m.find()
@@ -65,21 +64,21 @@ func (m *crashNode) await(what string, ok func(*v1alpha1.NodeNetwork) bool) {
 // checkLeases checks the pods' addresses: all different, and none among those that the
 // operator took, or was told that it may take.
 func (m *crashNode) checkLeases(want int, not ...string) {
-	m.t.Helper()
+	m.T.Helper()
 	leases, err := m.leases.All()
-	harness.OK(m.t, err)
+	harness.OK(m.T, err)
 	if len(leases) != want {
-		m.t.Errorf("%d pods have addresses, want %d: %v", len(leases), want, leases)
+		m.T.Errorf("%d pods have addresses, want %d: %v", len(leases), want, leases)
 	}
 	seen := map[string]int{}
 	for i, l := range leases {
 		a := l.IPv4.String()
 		if other, twice := seen[a]; twice {
-			m.t.Errorf("%s is of pods %d and %d", a, i, other)
+			m.T.Errorf("%s is of pods %d and %d", a, i, other)
 		}
 		seen[a] = i
 		if slices.Contains(not, a) {
-			m.t.Errorf("pod %d has %s, which the operator was told to take", i, a)
+			m.T.Errorf("pod %d has %s, which the operator was told to take", i, a)
 		}
 	}
 }

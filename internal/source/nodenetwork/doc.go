@@ -11,7 +11,6 @@
 //	spec.go      the object's spec from berthd's settings
 //	why.go       why pods wait in vain
 //	client.go    requests to the API server
-//	limits.go    what the object's definition takes of a report
 //
 // No ADD or DEL waits for the API server: all of this happens beside them.
 package nodenetwork

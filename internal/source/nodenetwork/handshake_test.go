@@ -35,7 +35,7 @@ func unassigned(list ...string) func(*v1alpha1.NodeNetwork) {
 
 // released waits until the daemon has confirmed exactly these.
 func (m *machine) released(want ...string) {
-	m.t.Helper()
+	m.T.Helper()
 	m.appears("released: "+cmp.Diff(nil, want), func(o *v1alpha1.NodeNetwork) bool { return slices.Equal(o.Status.IPAM.Released, want) })
 }
 
@@ -46,7 +46,7 @@ func TestHandshake(t *testing.T) {
 
 	m.operator(releasing("10.0.0.10", "10.0.0.12", "10.0.0.13"))
 	m.released("10.0.0.12", "10.0.0.13") // not that of a pod
-	inv, _, err := enisource.Files{Dir: m.dir}.Load()
+	inv, _, err := enisource.Files{Dir: m.Dir}.Load()
 	if err != nil || len(inv.Releasing) != 2 {
 		t.Errorf("recorded before it was confirmed: %+v, %v", inv.Releasing, err)
 	}
@@ -163,7 +163,7 @@ func TestAddressVanishesUnderAPod(t *testing.T) {
 	m.gets(1, 10) // still
 	m.Release(key(1))
 	m.reports(1)
-	if n := m.log.count("not available to this node any more"); n < 1 || n > 2 {
+	if n := m.Log.Count("not available to this node any more"); n < 1 || n > 2 {
 		t.Errorf("told of %d times", n)
 	}
 }
@@ -207,8 +207,8 @@ func (r *refusal) refused(o *v1alpha1.NodeNetwork) bool {
 // other, as when somebody empties the status. One that is refused is not taken.
 func TestReleasedOverARestart(t *testing.T) {
 	fileLost := func(m *machine) {
-		if err := os.RemoveAll(m.dir); err != nil {
-			m.t.Fatal(err)
+		if err := os.RemoveAll(m.Dir); err != nil {
+			m.T.Fatal(err)
 		}
 	}
 	reportLost := func(m *machine) {

@@ -17,21 +17,13 @@ var (
 // Reference is what operator mode adds to the page of metrics.
 var Reference = source.Reference{Families: []metric.Family{famReports, famReportTime}}
 
-// Metrics count the reports to the node's NodeNetwork. They observe the supplier.
-type Metrics struct {
-	reports  *prometheus.CounterVec
-	duration *prometheus.HistogramVec
-}
-
-// NewMetrics makes and registers them.
-func NewMetrics(to prometheus.Registerer) Metrics {
-	m := Metrics{famReports.Counter(), famReportTime.Histogram(metric.CallBuckets)}
-	to.MustRegister(m.reports, m.duration)
-	return m
-}
-
-// Reported counts one report.
-func (m Metrics) Reported(result string, took time.Duration) {
-	m.reports.WithLabelValues(result).Inc()
-	m.duration.WithLabelValues().Observe(took.Seconds())
+// CountReports registers metrics of the reports to the node's NodeNetwork. What it
+// returns counts one: it is a Config's Reported.
+func CountReports(to prometheus.Registerer) func(result string, took time.Duration) {
+	reports, duration := famReports.Counter(), famReportTime.Histogram(metric.CallBuckets)
+	to.MustRegister(reports, duration)
+	return func(result string, took time.Duration) {
+		reports.WithLabelValues(result).Inc()
+		duration.WithLabelValues().Observe(took.Seconds())
+	}
 }

@@ -13,9 +13,9 @@ import (
 
 // put creates an object as a person would.
 func (m *machine) put(id string) *v1alpha1.NodeNetwork {
-	m.t.Helper()
+	m.T.Helper()
 	o := objectOf(id)
-	harness.OK(m.t, m.api.Create(m.t.Context(), o))
+	m.Create(o)
 	return o
 }
 
@@ -33,15 +33,15 @@ func ofNoUse(o *v1alpha1.NodeNetwork) {
 }
 
 func (m *machine) putNode(providerID string) *corev1.Node {
-	m.t.Helper()
+	m.T.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}, Spec: corev1.NodeSpec{ProviderID: providerID}}
-	harness.OK(m.t, m.api.Create(m.t.Context(), n))
+	m.Create(n)
 	return n
 }
 
 // readySays waits until the node is not ready and says why.
 func (m *machine) readySays(what string) {
-	m.t.Helper()
+	m.T.Helper()
 	m.until("Ready says "+what, func() bool {
 		err := m.Ready()
 		return err != nil && strings.Contains(err.Error(), what)
@@ -86,7 +86,7 @@ func TestStaleObjectIsNotServed(t *testing.T) {
 	m.operator(give(10, 12))
 	m.start()
 	m.readySays("is of instance i-0ddd")
-	m.until("the log says so, once", func() bool { return m.log.count("is of instance i-0ddd") == 1 })
+	m.until("the log says so, once", func() bool { return m.Log.Count("is of instance i-0ddd") == 1 })
 	if _, err := m.try(1, 1); err == nil {
 		t.Error("a pod got another instance's address")
 	}
@@ -126,12 +126,12 @@ func TestObjectIsDeleted(t *testing.T) {
 	o := m.object()
 	m.operator(give(10, 11))
 	m.add(1)
-	harness.OK(t, m.api.Delete(t.Context(), o))
+	harness.OK(t, m.API.Delete(t.Context(), o))
 	m.appears("a new object", func(n *v1alpha1.NodeNetwork) bool { return n.UID != o.UID && n.Status.IPAM.UsedCount == 1 })
 	m.add(2)
 	m.operator(give(10, 12))
 	m.add(3)
-	if m.log.count("not available to this node any more") > 0 {
+	if m.Log.Count("not available to this node any more") > 0 {
 		t.Error("addresses were called lost that were not")
 	}
 }
@@ -143,12 +143,12 @@ func TestReplacedObjectIsNotReplacedAgain(t *testing.T) {
 	m.operator(ofNoUse)
 	m.start()
 	o := m.appears("an object of this instance", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
-	harness.OK(t, m.api.Delete(t.Context(), o))
+	harness.OK(t, m.API.Delete(t.Context(), o))
 	m.until("it gives way to the other daemon's object", func() bool {
-		if m.api.Create(t.Context(), objectOf("i-0ddd")) != nil {
+		if m.API.Create(t.Context(), objectOf("i-0ddd")) != nil {
 			if o := m.find(); o != nil && o.Spec.InstanceID == instance {
-				_ = m.api.Delete(t.Context(), o)
-				_ = m.api.Create(t.Context(), objectOf("i-0ddd")) // at once: this daemon makes one as soon as it hears
+				_ = m.API.Delete(t.Context(), o)
+				_ = m.API.Create(t.Context(), objectOf("i-0ddd")) // at once: this daemon makes one as soon as it hears
 			}
 		}
 		err := m.Ready()

@@ -8,20 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/retry"
 	enisource "github.com/berthnet/berth/internal/source/eni"
 )
-
-// counted counts the reports that were taken.
-type counted struct{ atomic.Int32 }
-
-func (c *counted) Reported(result string, _ time.Duration) {
-	if result == "success" {
-		c.Add(1)
-	}
-}
 
 // With addresses enough, changes are gathered; below half of the watermark, or
 // with pods waiting, they are told at once; never too often, nor while the API
@@ -54,8 +47,16 @@ func TestWhenAReportIsDue(t *testing.T) {
 // A burst is one report.
 func TestReportsAreFew(t *testing.T) {
 	m := newMachine(t)
-	reports, clk := &counted{}, clock.NewFake(time.Now())
-	m.tune = func(c *Config) { c.Observer, c.Clock = reports, clk }
+	var reports atomic.Int32 // that were taken
+	clk := clock.NewFake(time.Now())
+	m.tune = func(c *Config) {
+		c.Clock = clk
+		c.Reported = func(result string, _ time.Duration) {
+			if result == "success" {
+				reports.Add(1)
+			}
+		}
+	}
 	m.start()
 	reported := func(pods int32) func(*v1alpha1.NodeNetwork) bool {
 		return func(o *v1alpha1.NodeNetwork) bool {
@@ -140,5 +141,32 @@ func TestLongNamesAreCut(t *testing.T) {
 	o := m.reports(1)
 	if u := o.Status.IPAM.Used["10.0.0.10"]; u.Owner != "ns/"+strings.Repeat("?", 314) || len(u.UID) != 64 {
 		t.Errorf("reported as %d bytes, UID %d", len(u.Owner), len(u.UID))
+	}
+}
+
+// The daemon makes its object, serves what the operator puts there, and reports
+// who uses what, under the generated role.
+func TestServesFromTheObject(t *testing.T) {
+	m := newMachine(t)
+	m.start()
+	m.appears("the daemon makes the object", func(o *v1alpha1.NodeNetwork) bool { return o.Spec.InstanceID == instance })
+	if err := m.Ready(); err == nil {
+		t.Error("ready without an address")
+	}
+	m.operator(give(10, 17))
+	l := m.add(1)
+	if l.ENI != eth1 || l.Uplink != 1 || l.IPv4 != address(10) {
+		t.Errorf("the pod got %+v", l)
+	}
+	if err := m.Ready(); err != nil {
+		t.Error(err)
+	}
+	o := m.reports(1)
+	want := v1alpha1.IPAMStatus{
+		Used:      map[string]v1alpha1.UsedAddress{"10.0.0.10": {Owner: "ns/pod1", UID: "uid-1", Resource: eth1}},
+		UsedCount: 1, InstanceID: instance,
+	}
+	if diff := cmp.Diff(want, o.Status.IPAM); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -1,6 +1,7 @@
 package nodenetwork
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -41,19 +42,12 @@ type Config struct {
 	Store      enisource.InventoryStore // nil: none
 	Clock      clock.Clock              // nil: the machine's
 	Logger     *slog.Logger             // nil: silent
-	Observer   Observer                 // nil: none
+
+	// Reported is told of every report on the node's addresses, for metrics: result
+	// is success, conflict (somebody else wrote to the object meanwhile; another
+	// follows) or error. nil: nobody is.
+	Reported func(result string, took time.Duration)
 }
-
-// Observer is told of every report on the node's addresses, for metrics.
-type Observer interface {
-	// Reported is called after each: result is success, conflict (somebody else
-	// wrote to the object meanwhile; another follows) or error.
-	Reported(result string, took time.Duration)
-}
-
-type silent struct{}
-
-func (silent) Reported(string, time.Duration) {}
 
 // allocator is the owner of the addresses.
 type allocator interface {
@@ -81,14 +75,10 @@ func newSource(cfg Config, rc *rest.Config) (*enisource.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Clock == nil {
-		cfg.Clock = clock.Real{}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.Observer == nil {
-		cfg.Observer = silent{}
+	cfg.Clock = cmp.Or[clock.Clock](cfg.Clock, clock.Real{})
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Reported == nil {
+		cfg.Reported = func(string, time.Duration) {}
 	}
 	s := &supplier{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger.With("nodenetwork", cfg.NodeName),

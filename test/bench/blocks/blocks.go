@@ -94,7 +94,7 @@ func (r *run) measure(ctx context.Context, out *Outcome) error {
 	if err != nil {
 		return fmt.Errorf("an operator without requests: %w", err)
 	}
-	if err := r.ask(ctx, "", 0, r.Nodes); err != nil {
+	if err := r.ask(ctx, "", r.Nodes); err != nil {
 		return err
 	}
 	if err := r.serve(ctx, out); err != nil {

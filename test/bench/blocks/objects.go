@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,26 +14,17 @@ import (
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ipam/block"
+	"github.com/berthnet/berth/test/bench/objects"
 )
 
 // workers is how many requests the operator works on at once, and how many make
 // objects here.
 const workers = 16
 
-// each calls do for first to last-1, several at a time, and returns the first error.
-func each(ctx context.Context, first, last int, do func(ctx context.Context, i int) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(workers)
-	for i := first; i < last && ctx.Err() == nil; i++ {
-		g.Go(func() error { return do(ctx, i) })
-	}
-	return g.Wait()
-}
-
-// ask makes nodes and a request of each, as an administrator: a daemon may do it
+// ask makes n nodes and a request of each, as an administrator: a daemon may do it
 // for its own node only.
-func (r *run) ask(ctx context.Context, prefix string, first, last int) error {
-	return each(ctx, first, last, func(ctx context.Context, i int) error {
+func (r *run) ask(ctx context.Context, prefix string, n int) error {
+	return objects.Each(ctx, n, workers, func(ctx context.Context, i int) error {
 		n := &corev1.Node{}
 		n.Name = nodeName(prefix, i)
 		if err := r.lab.Kube.Client.Create(ctx, n); err != nil {
@@ -74,7 +64,7 @@ const sample = 1000
 // returns how long that takes for as many as the run has.
 func (r *run) bare(ctx context.Context) (time.Duration, error) {
 	n := min(r.Nodes, sample)
-	if err := r.ask(ctx, "bare-", 0, n); err != nil {
+	if err := r.ask(ctx, "bare-", n); err != nil {
 		return 0, err
 	}
 	open, err := r.unanswered(ctx)
@@ -94,7 +84,7 @@ func (r *run) bare(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	begin := time.Now()
-	err = each(ctx, 0, len(open), func(ctx context.Context, i int) error {
+	err = objects.Each(ctx, len(open), workers, func(ctx context.Context, i int) error {
 		return r.answer(ctx, c, p, layout, int64(r.Nodes+i), open[i])
 	})
 	return time.Since(begin) * time.Duration(r.Nodes) / time.Duration(n), err

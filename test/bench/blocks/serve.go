@@ -7,11 +7,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/bench/objects"
 	"github.com/berthnet/berth/test/bench/proc"
 )
 
@@ -59,58 +57,19 @@ func (r *run) serve(ctx context.Context, out *Outcome) error {
 	return r.operator.Kill()
 }
 
-// waitUntilComplete returns once all requests are. The API server may end a
-// watch at any time: another is begun then.
+// waitUntilComplete returns once all requests are.
 func (r *run) waitUntilComplete(ctx context.Context) error {
 	done := map[string]bool{}
-	see := func(q *v1alpha1.BlockRequest) {
+	err := objects.Until(ctx, r.lab.Kube.Client, &v1alpha1.BlockRequestList{}, r.operator.Exited(), func(q *v1alpha1.BlockRequest) bool {
 		if meta.IsStatusConditionTrue(q.Status.Conditions, v1alpha1.ConditionComplete) {
 			done[q.Name] = true
 		}
-	}
-	for len(done) < r.Nodes {
-		list := &v1alpha1.BlockRequestList{}
-		if err := r.lab.Kube.Client.List(ctx, list); err != nil {
-			return fmt.Errorf("list BlockRequests: %w", err)
-		}
-		for i := range list.Items {
-			see(&list.Items[i])
-		}
-		from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
-		changes, err := r.lab.Kube.Client.Watch(ctx, &v1alpha1.BlockRequestList{}, from)
-		if err != nil {
-			return fmt.Errorf("watch BlockRequests: %w", err)
-		}
-		err = r.follow(ctx, changes, func(q *v1alpha1.BlockRequest) bool {
-			see(q)
-			return len(done) == r.Nodes
-		})
-		changes.Stop()
-		if err != nil {
-			return fmt.Errorf("%d of %d requests are complete: %w", len(done), r.Nodes, err)
-		}
+		return len(done) == r.Nodes
+	})
+	if err != nil {
+		return fmt.Errorf("%d of %d requests are complete: %w", len(done), r.Nodes, err)
 	}
 	return nil
-}
-
-// follow tells each of the changes, until it is told that this was the last, or
-// the watch ends.
-func (r *run) follow(ctx context.Context, changes watch.Interface, last func(*v1alpha1.BlockRequest) bool) error {
-	for {
-		select {
-		case e, ok := <-changes.ResultChan():
-			if !ok {
-				return nil
-			}
-			if q, ok := e.Object.(*v1alpha1.BlockRequest); ok && last(q) {
-				return nil
-			}
-		case <-r.operator.Exited():
-			return errors.New("the operator ended")
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }
 
 // check holds that every request has a block of its own, and no block is over.

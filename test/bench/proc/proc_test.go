@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestOwnProcess asks about a process that surely is there: this one.
-func TestOwnProcess(t *testing.T) {
+// TestMemoryAndCPUOfThisProcess asks about a process that surely is there: this one.
+func TestMemoryAndCPUOfThisProcess(t *testing.T) {
 	memory, err := Memory(os.Getpid())
 	if err != nil || memory < 1<<16 || memory > 1<<34 {
 		t.Errorf("Memory is %d, %v", memory, err)
@@ -66,7 +66,7 @@ func TestSettledAndPeak(t *testing.T) {
 	}
 }
 
-func TestNoProcess(t *testing.T) {
+func TestProcessThatIsNotThere(t *testing.T) {
 	if _, err := Memory(-1); err == nil {
 		t.Error("Memory of no process is known")
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,15 +18,6 @@ type ec2 struct {
 	paced     cloud.API // what Berth calls
 	instances []string
 	waits     atomic.Int64 // nanoseconds for which the limiters held calls back
-
-	delay time.Duration
-
-	mu       sync.Mutex           // guards what follows
-	attached map[string]time.Time // ENIs that would outlive their instance, since when
-	exposed  time.Duration        // the longest that one was
-
-	// refuse is the action of which the next call is refused for its rate.
-	refuse atomic.Pointer[string]
 }
 
 const (
@@ -39,7 +28,7 @@ const (
 // newEC2 has an instance for every node. Where the subnets for new ENIs are to
 // have so many free addresses, they are not those of the primary ENIs.
 func newEC2(o Order, free []int) *ec2 {
-	e := &ec2{Cloud: cloudfake.New(o.Limits.options()), delay: o.Limits.Delay, attached: map[string]time.Time{}}
+	e := &ec2{Cloud: cloudfake.New(o.Limits.options())}
 	e.paced = pace.Cloud(e, pace.Options{Observer: e})
 	e.AddSubnet(primaries, zone, "10.0.0.0/8", nil)
 	for i, n := range free {
@@ -72,18 +61,25 @@ func (e *ec2) outcome() Outcome {
 	return out
 }
 
-// greed is another client of the account: it makes so many calls a second, at
-// random moments, and takes no notice of refusals.
-func (e *ec2) greed(ctx context.Context, rate float64, seed uint64) {
-	dice := rand.New(rand.NewPCG(seed, 2))
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(time.Duration(dice.ExpFloat64() / rate * float64(time.Second))):
-			e.Draw(foreignAction)
-		}
+// besides has another client of the account make so many calls a second until ctx
+// ends, if any: at random moments, whatever is refused. It returns when the client
+// has done so for a minute.
+func (e *ec2) besides(ctx context.Context, l Limits) {
+	if l.Foreign == 0 {
+		return
 	}
+	go func() {
+		dice := rand.New(rand.NewPCG(l.Seed, 2))
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(time.Duration(dice.ExpFloat64() / l.Foreign * float64(time.Second))):
+				e.Draw(foreignAction)
+			}
+		}
+	}()
+	<-time.After(time.Minute)
 }
 
 // Call implements pace.Observer.
@@ -92,62 +88,19 @@ func (e *ec2) Call(string, string, time.Duration) {}
 // Limited implements pace.Observer.
 func (e *ec2) Limited(_ string, d time.Duration) { e.waits.Add(int64(d)) }
 
-// refused tells whether a call is the one that is to be refused, once it took
-// the time of a call.
-func (e *ec2) refused(ctx context.Context, action string) error {
-	if a := e.refuse.Load(); a == nil || *a != action || !e.refuse.CompareAndSwap(a, nil) {
-		return nil
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(e.delay):
-	}
-	return &cloud.Error{Class: cloud.Throttled, Op: action, Code: "RequestLimitExceeded", Message: "Request limit exceeded."}
-}
-
-// CreateENI implements cloud.API.
-func (e *ec2) CreateENI(ctx context.Context, q cloud.CreateENI) (cloud.ENI, error) {
-	if err := e.refused(ctx, pace.CreateENI.Action); err != nil {
-		return cloud.ENI{}, err
-	}
-	return e.Cloud.CreateENI(ctx, q)
-}
-
-// AssignAddresses implements cloud.API.
-func (e *ec2) AssignAddresses(ctx context.Context, id string, n cloud.Amount) ([]netip.Prefix, error) {
-	if err := e.refused(ctx, pace.Assign.Action); err != nil {
-		return nil, err
-	}
-	return e.Cloud.AssignAddresses(ctx, id, n)
-}
-
-// AttachENI implements cloud.API.
-func (e *ec2) AttachENI(ctx context.Context, id, instance string, index int) (string, error) {
-	attachment, err := e.Cloud.AttachENI(ctx, id, instance, index)
-	if err == nil {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.attached[id] = time.Now()
-	}
-	return attachment, err
-}
-
-// SetDeleteOnTermination implements cloud.API.
-func (e *ec2) SetDeleteOnTermination(ctx context.Context, id, attachment string, on bool) error {
-	err := e.Cloud.SetDeleteOnTermination(ctx, id, attachment, on)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if since, ok := e.attached[id]; ok && on && err == nil {
-		e.exposed = max(e.exposed, time.Since(since))
-		delete(e.attached, id)
-	}
-	return err
-}
-
 // exposure is the longest time for which an ENI would have outlived its
 // instance, and how many would now.
 func (e *ec2) exposure() (longest time.Duration, now int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.exposed, len(e.attached)
+	attached := map[string]time.Time{}
+	for _, call := range e.Calls() {
+		switch since, ok := attached[call.ENI]; {
+		case call.Err != nil:
+		case call.Op == "AttachENI":
+			attached[call.ENI] = call.At
+		case call.Op == "SetDeleteOnTermination" && ok:
+			longest = max(longest, call.At.Sub(since))
+			delete(attached, call.ENI)
+		}
+	}
+	return longest, len(attached)
 }

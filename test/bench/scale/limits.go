@@ -44,8 +44,11 @@ func (l Limits) options() cloudfake.Options {
 }
 
 // bound is how long calls take at least by the limits alone: until the last
-// one's token is there, and its reply.
+// one's token is there, and its reply; beside another client, by a share of them.
 func (l Limits) bound(calls map[string]int) (longest time.Duration) {
+	if l.Foreign > 0 {
+		return l.share(calls)
+	}
 	total := 0
 	for action, n := range calls {
 		total += n

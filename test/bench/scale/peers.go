@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
@@ -21,44 +22,30 @@ func runPeers(ctx context.Context, o Order) (Outcome, error) {
 	e := newEC2(o, nil)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	if o.Limits.Foreign > 0 {
-		go e.greed(ctx, o.Limits.Foreign, o.Limits.Seed)
-		time.Sleep(time.Minute) //nolint:forbidigo // virtual time, in a synctest bubble
-	}
+	e.besides(ctx, o.Limits)
 	begin := time.Now()
-	var all sync.WaitGroup
-	failed, took := make(chan error, o.Nodes*callsOfPeer), make(chan time.Duration, o.Nodes*callsOfPeer)
+	var all errgroup.Group
+	at := make([]time.Duration, o.Nodes*callsOfPeer) // when each call had passed
 	for peer := range o.Nodes {
 		api := pace.Cloud(e, pace.Options{Peers: true, Observer: e})
 		for n := range callsOfPeer {
-			all.Go(func() {
+			all.Go(func() error {
 				q := cloud.CreateENI{SubnetID: primaries, ClientToken: fmt.Sprintf("%d-%d", peer, n)}
 				_, err := api.CreateENI(ctx, q)
 				for cloud.ClassOf(err) == cloud.Throttled && ctx.Err() == nil {
 					_, err = api.CreateENI(ctx, q)
 				}
-				if err != nil {
-					failed <- err
-				}
-				took <- time.Since(begin)
+				at[peer*callsOfPeer+n] = time.Since(begin)
+				return err
 			})
 		}
 	}
-	all.Wait()
-	close(failed)
-	if err := <-failed; err != nil {
+	if err := all.Wait(); err != nil {
 		return Outcome{}, fmt.Errorf("create an ENI: %w", err)
-	}
-	var at []time.Duration
-	for range o.Nodes * callsOfPeer {
-		at = append(at, <-took)
 	}
 	slices.Sort(at)
 	out := e.outcome()
 	out.Last, out.Median = at[len(at)-1], at[len(at)/2]
 	out.Bound = o.Limits.bound(out.Calls)
-	if o.Limits.Foreign > 0 {
-		out.Bound = o.Limits.share(out.Calls)
-	}
 	return out, nil
 }

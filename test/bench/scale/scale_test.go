@@ -49,6 +49,9 @@ func TestWorkloads(t *testing.T) {
 		{Order{Workload: Fill, Nodes: 600, Limits: tight}, func(o Outcome) bool { // though some node lacks addresses all the time
 			return o.Last > 6*time.Minute && o.Exposed < 150*time.Second
 		}},
+		{Order{Workload: Fill, Nodes: 20, Limits: Limits{Shared: tight.Shared, Foreign: 4}}, func(o Outcome) bool { // beside another client
+			return o.ENIs == 20 && o.Last >= 2*time.Second && o.Bound > tight.bound(o.Calls)
+		}},
 		{Order{Workload: Subnets, Nodes: 100, Limits: tight}, func(o Outcome) bool {
 			return o.ENIs == 102 && o.FailedCreates == 0 && o.Last >= o.Bound
 		}},

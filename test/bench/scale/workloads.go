@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/cloud/cloudfake"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -16,8 +18,8 @@ var workloads = map[Workload]func(context.Context, Order) (Outcome, error){
 	Fill:            runFill,
 	Subnets:         runSubnets,
 	Memory:          runMemory,
-	ThrottledCreate: runThrottled,
-	ThrottledAssign: runThrottled,
+	ThrottledCreate: runThrottledCreate,
+	ThrottledAssign: runThrottledAssign,
 	Peers:           runPeers,
 }
 
@@ -139,14 +141,31 @@ func runSubnets(ctx context.Context, o Order) (Outcome, error) {
 	return c.fill(ctx, o)
 }
 
+func runThrottledCreate(ctx context.Context, o Order) (Outcome, error) {
+	return runThrottled(ctx, o, ipam.DefaultCilium(), "CreateENI")
+}
+
+func runThrottledAssign(ctx context.Context, o Order) (Outcome, error) {
+	return runThrottled(ctx, o, onPrimary(), "AssignAddresses")
+}
+
+// runThrottled fills nodes while the first call of a method is refused for its rate.
+func runThrottled(ctx context.Context, o Order, p ipam.Policy, method string) (Outcome, error) {
+	c, err := newCluster(o, want{policy: p})
+	if err != nil {
+		return Outcome{}, err
+	}
+	if !o.Calm {
+		c.ec2.Inject(cloudfake.Fault{Op: method, Times: 1, Err: cloudfake.Err(cloud.Throttled, "RequestLimitExceeded")})
+	}
+	return c.fill(ctx, o)
+}
+
 // fill measures how long it takes until all nodes have what they need.
 func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
-	if o.Limits.Foreign > 0 {
-		ctx, stop := context.WithCancel(ctx)
-		defer stop()
-		go c.ec2.greed(ctx, o.Limits.Foreign, o.Limits.Seed)
-		c.idle(time.Minute)
-	}
+	foreign, stop := context.WithCancel(ctx)
+	defer stop()
+	c.ec2.besides(foreign, o.Limits)
 	c.start(ctx)
 	defer c.close()
 	if err := c.join(ctx, o.Join); err != nil {
@@ -155,15 +174,12 @@ func (c *cluster) fill(ctx context.Context, o Order) (Outcome, error) {
 	out := c.ec2.outcome()
 	out.Last, out.Median = c.times()
 	out.Bound = o.Limits.bound(out.Calls)
-	if o.Limits.Foreign > 0 {
-		out.Bound = o.Limits.share(out.Calls)
-	}
 	return c.secure(out)
 }
 
 // secure waits until all ENIs go with their instances, and notes when that was.
 func (c *cluster) secure(out Outcome) (Outcome, error) {
-	for latest := time.Now().Add(deadline); ; c.idle(100 * time.Millisecond) {
+	for latest := time.Now().Add(deadline); ; c.idle(time.Second) {
 		longest, left := c.ec2.exposure()
 		switch {
 		case left == 0:

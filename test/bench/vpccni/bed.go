@@ -84,7 +84,7 @@ type daemon interface {
 // raise makes a bed whose daemons do not run yet.
 func raise(ctx context.Context, o Order, system System, s setup) (b *bed, err error) {
 	b = &bed{Order: o, system: system}
-	if b.dir, err = os.MkdirTemp("", "peer-"); err != nil {
+	if b.dir, err = os.MkdirTemp("", "bench-"); err != nil {
 		return nil, fmt.Errorf("make a directory for the lab: %w", err)
 	}
 	if err := b.raise(ctx, s); err != nil {

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/libcni"
-
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/cloud/vpc"
 )
@@ -151,7 +149,7 @@ func atOnce(ctx context.Context, b *bed) ([]float64, error) {
 			return nil, err
 		}
 		began := time.Now()
-		if _, err := each(adds, func(i int) (any, error) { return nil, m.pods.add(ctx, all[i]) }); err != nil {
+		if err := each(adds, func(i int) error { return m.pods.add(ctx, all[i]) }); err != nil {
 			return nil, err
 		}
 		if round > 0 {
@@ -197,12 +195,12 @@ func coldStart(ctx context.Context, b *bed) ([]float64, error) {
 // all have what they keep warm besides: a second ENI with its addresses.
 func fiveCold(ctx context.Context, b *bed) ([]float64, error) {
 	began := time.Now()
-	if _, err := each(len(b.machines), func(i int) (any, error) {
+	if err := each(len(b.machines), func(i int) error {
 		if err := b.machines[i].start(ctx); err != nil {
-			return nil, err
+			return err
 		}
 		_, err := b.machines[i].pods.serve(ctx)
-		return nil, err
+		return err
 	}); err != nil {
 		return nil, err
 	}
@@ -282,9 +280,4 @@ func lostAttach(ctx context.Context, b *bed) ([]float64, error) {
 	began := time.Now()
 	_, err = m.pods.serveAll(ctx, 5)
 	return []float64{time.Since(began).Seconds()}, err
-}
-
-func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) error {
-	_, err := each(len(all), func(i int) (any, error) { return nil, p.del(ctx, all[i]) })
-	return err
 }

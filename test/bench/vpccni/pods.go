@@ -146,20 +146,30 @@ func (p *pods) serve(ctx context.Context) (*libcni.RuntimeConf, error) {
 	}
 }
 
-// each does the same for so many, at once, and returns what each returned.
-func each[T any](n int, do func(i int) (T, error)) ([]T, error) {
-	out, errs := make([]T, n), make([]error, n)
+// each does the same for so many, at once, and returns all errors.
+func each(n int, do func(i int) error) error {
+	errs := make([]error, n)
 	var all sync.WaitGroup
 	for i := range n {
-		all.Go(func() { out[i], errs[i] = do(i) })
+		all.Go(func() { errs[i] = do(i) })
 	}
 	all.Wait()
-	return out, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // serveAll makes so many pods at once.
 func (p *pods) serveAll(ctx context.Context, n int) ([]*libcni.RuntimeConf, error) {
-	return each(n, func(int) (*libcni.RuntimeConf, error) { return p.serve(ctx) })
+	all := make([]*libcni.RuntimeConf, n)
+	err := each(n, func(i int) (err error) {
+		all[i], err = p.serve(ctx)
+		return err
+	})
+	return all, err
+}
+
+// delAll ends pods at once.
+func (p *pods) delAll(ctx context.Context, all []*libcni.RuntimeConf) error {
+	return each(len(all), func(i int) error { return p.del(ctx, all[i]) })
 }
 
 func (p *pods) close() error {

@@ -7,15 +7,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/bench/objects"
 	"github.com/berthnet/berth/test/bench/proc"
 )
 
@@ -26,12 +25,14 @@ const patience = 15 * time.Minute
 func (r *run) measure(ctx context.Context, out *Outcome) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := r.start(ctx); err != nil {
+	if err := r.start(); err != nil {
 		return err
 	}
 	begin := time.Now()
 	made := make(chan error, 1)
-	go func() { made <- r.each(func(i int) error { return r.client.Create(ctx, r.nodeNetwork(i)) }) }()
+	go func() {
+		made <- r.each(ctx, func(ctx context.Context, i int) error { return r.client.Create(ctx, r.nodeNetwork(i)) })
+	}()
 	f, err := r.waitUntilFilled(ctx)
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func (r *run) measure(ctx context.Context, out *Outcome) error {
 	}
 	out.Filled, out.Median = f.times[len(f.times)-1].Sub(begin), f.times[(len(f.times)-1)/2].Sub(begin)
 	r.countCalls(out)
-	if out.FillCPU, err = r.cpu(); err != nil {
+	if out.FillCPU, err = proc.CPU(r.operator.PID()); err != nil {
 		return err
 	}
 	r.Say("  %d nodes filled in %v; %s", r.Nodes, out.Filled.Round(100*time.Millisecond), r.callsPerNode(out))
@@ -51,42 +52,26 @@ func (r *run) measure(ctx context.Context, out *Outcome) error {
 // report has pods use addresses on all nodes and measures what that costs the
 // operator, and how large it is afterwards.
 func (r *run) report(ctx context.Context, all map[string]*v1alpha1.NodeNetwork, out *Outcome) error {
-	before, err := r.cpu()
+	before, err := proc.CPU(r.operator.PID())
 	if err != nil {
 		return err
 	}
 	names := slices.Sorted(maps.Keys(all))
-	if err := r.each(func(i int) error { return r.use(ctx, all[names[i]]) }); err != nil {
+	if err := r.each(ctx, func(ctx context.Context, i int) error { return r.use(ctx, all[names[i]]) }); err != nil {
 		return err
 	}
-	after, err := proc.Settled(ctx, r.operator.Process.Pid)
+	after, err := proc.Settled(ctx, r.operator.PID())
 	if err != nil {
 		return err
 	}
 	out.ReportCPU = after - before
-	out.Memory, err = proc.Memory(r.operator.Process.Pid)
+	out.Memory, err = proc.Memory(r.operator.PID())
 	return err
 }
 
 // each calls do for every node, eight at a time, and returns the first error.
-func (r *run) each(do func(i int) error) error {
-	var (
-		wg    sync.WaitGroup
-		once  sync.Once
-		first error
-	)
-	for w := range 8 {
-		wg.Go(func() {
-			for i := w; i < r.Nodes; i += 8 {
-				if err := do(i); err != nil {
-					once.Do(func() { first = err })
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return first
+func (r *run) each(ctx context.Context, do func(ctx context.Context, i int) error) error {
+	return objects.Each(ctx, r.Nodes, 8, do)
 }
 
 // nodeNetwork is what a daemon makes for its node.
@@ -107,61 +92,24 @@ type filled struct {
 	times   []time.Time
 }
 
-func (r *run) see(f *filled, nn *v1alpha1.NodeNetwork) {
-	if f.objects[nn.Name] == nil && len(nn.Spec.IPAM.Available) >= r.Used+r.Free {
-		f.objects[nn.Name] = nn
-		f.times = append(f.times, time.Now())
-	}
-}
-
-// waitUntilFilled returns once all nodes are. The API server may end a watch at
-// any time, and does so after a CRD came: another is begun then.
+// waitUntilFilled returns once all nodes are.
 func (r *run) waitUntilFilled(ctx context.Context) (*filled, error) {
-	f := &filled{objects: map[string]*v1alpha1.NodeNetwork{}}
-	for len(f.objects) < r.Nodes {
-		var list v1alpha1.NodeNetworkList
-		if err := r.client.List(ctx, &list); err != nil {
-			return nil, fmt.Errorf("list NodeNetworks: %w", err)
+	f, said := &filled{objects: map[string]*v1alpha1.NodeNetwork{}}, time.Now()
+	err := objects.Until(ctx, r.client, &v1alpha1.NodeNetworkList{}, r.operator.Exited(), func(nn *v1alpha1.NodeNetwork) bool {
+		if f.objects[nn.Name] == nil && len(nn.Spec.IPAM.Available) >= r.Used+r.Free {
+			f.objects[nn.Name] = nn
+			f.times = append(f.times, time.Now())
 		}
-		for i := range list.Items {
-			r.see(f, &list.Items[i])
+		if time.Since(said) > 20*time.Second {
+			r.Say("  %d of %d nodes filled", len(f.objects), r.Nodes)
+			said = time.Now()
 		}
-		changes, err := r.client.Watch(ctx, &v1alpha1.NodeNetworkList{}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}})
-		if err != nil {
-			return nil, fmt.Errorf("watch NodeNetworks: %w", err)
-		}
-		err = r.follow(ctx, f, changes)
-		changes.Stop()
-		if err != nil {
-			return nil, fmt.Errorf("%d of %d nodes filled: %w", len(f.objects), r.Nodes, err)
-		}
+		return len(f.objects) == r.Nodes
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%d of %d nodes filled: %w", len(f.objects), r.Nodes, err)
 	}
 	return f, nil
-}
-
-// follow takes in what a watch tells, until it ends or all nodes are filled.
-func (r *run) follow(ctx context.Context, f *filled, changes watch.Interface) error {
-	progress := time.NewTicker(20 * time.Second)
-	defer progress.Stop()
-	for len(f.objects) < r.Nodes {
-		select {
-		case <-progress.C:
-			r.Say("  %d of %d nodes filled", len(f.objects), r.Nodes)
-		case e, ok := <-changes.ResultChan():
-			if !ok {
-				return nil
-			}
-			if nn, ok := e.Object.(*v1alpha1.NodeNetwork); ok && e.Type != watch.Deleted {
-				r.see(f, nn)
-			}
-		case err := <-r.exited:
-			r.exited = nil
-			return fmt.Errorf("the operator ended: %w", err)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
 }
 
 // use reports that pods use addresses of a node, as its daemon would.
@@ -186,9 +134,6 @@ func (r *run) use(ctx context.Context, nn *v1alpha1.NodeNetwork) error {
 	}
 	return nil
 }
-
-// cpu is what the operator's process used so far.
-func (r *run) cpu() (time.Duration, error) { return proc.CPU(r.operator.Process.Pid) }
 
 // countCalls takes EC2's counts, and what the limits force for them.
 func (r *run) countCalls(out *Outcome) {

@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -25,6 +23,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/lab/run/proc"
 )
 
 // Order is one run.
@@ -63,8 +62,7 @@ type run struct {
 	kube     *kube.ControlPlane
 	lab      *endpoints.Cloud
 	client   client.WithWatch
-	operator *exec.Cmd
-	exited   chan error
+	operator *proc.Process
 }
 
 // instanceType has 8 ENIs of 30 addresses each, the primary one included.
@@ -81,7 +79,7 @@ func Run(ctx context.Context, o Order) (out Outcome, err error) {
 		return out, err
 	}
 	if err := r.measure(ctx, &out); err != nil {
-		return out, fmt.Errorf("%w\n%s", err, r.logTail())
+		return out, fmt.Errorf("%w\n%s", err, r.operator.LogTail(20))
 	}
 	return out, nil
 }
@@ -142,7 +140,7 @@ func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 // makeNodes makes the objects of the nodes but for NodeNetworks, which are what
 // the operator waits for.
 func (r *run) makeNodes(ctx context.Context) error {
-	return r.each(func(i int) error {
+	return r.each(ctx, func(ctx context.Context, i int) error {
 		n := &corev1.Node{}
 		n.Name, n.Spec.ProviderID = nodeName(i), "aws:///lab/"+r.lab.Cloud.InstanceID(nodeName(i))
 		return r.client.Create(ctx, n)
@@ -150,42 +148,29 @@ func (r *run) makeNodes(ctx context.Context) error {
 }
 
 // start starts the operator.
-func (r *run) start(ctx context.Context) error {
+func (r *run) start() error {
 	key := r.lab.Credentials()
-	log, err := os.Create(filepath.Join(r.dir, "operator.log"))
-	if err != nil {
-		return fmt.Errorf("make the operator's log: %w", err)
-	}
-	defer log.Close()
-	r.operator = exec.CommandContext(ctx, r.Operator,
-		"--kubeconfig="+r.kube.AdminKubeconfig(), "--cluster-name=bench", "--leader-elect=false", "--log-level=warn",
-		"--metrics-address=127.0.0.1:0", "--health-address=127.0.0.1:0")
-	r.operator.Env = append(os.Environ(),
-		"AWS_ENDPOINT_URL_EC2="+r.lab.EC2URL, "AWS_REGION="+r.lab.Cloud.Region(),
-		"AWS_ACCESS_KEY_ID="+key.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+key.SecretAccessKey)
-	r.operator.Stdout, r.operator.Stderr = log, log
-	r.operator.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := r.operator.Start(); err != nil {
-		return fmt.Errorf("start the operator: %w", err)
-	}
-	r.exited = make(chan error, 1)
-	go func() { r.exited <- r.operator.Wait() }()
-	return nil
-}
-
-func (r *run) logTail() []byte {
-	log, _ := os.ReadFile(filepath.Join(r.dir, "operator.log")) // empty if it did not start
-	return log[max(0, len(log)-3000):]
+	r.operator = proc.New("berth-operator", filepath.Join(r.dir, "operator.log"), func() proc.Command {
+		return proc.Command{
+			Path: r.Operator, Netns: "/proc/self/ns/net",
+			Args: []string{
+				"--kubeconfig=" + r.kube.AdminKubeconfig(), "--cluster-name=bench", "--leader-elect=false", "--log-level=warn",
+				"--metrics-address=127.0.0.1:0", "--health-address=127.0.0.1:0",
+			},
+			Env: []string{
+				"AWS_ENDPOINT_URL_EC2=" + r.lab.EC2URL, "AWS_REGION=" + r.lab.Cloud.Region(),
+				"AWS_ACCESS_KEY_ID=" + key.AccessKeyID, "AWS_SECRET_ACCESS_KEY=" + key.SecretAccessKey,
+			},
+		}
+	})
+	return r.operator.Start()
 }
 
 // close takes down what is up.
 func (r *run) close() error {
 	var errs []error
-	if r.exited != nil {
-		errs = append(errs, r.operator.Process.Kill())
-		if _, killed := errors.AsType[*exec.ExitError](<-r.exited); !killed {
-			errs = append(errs, errors.New("the operator did not end by being killed"))
-		}
+	if r.operator != nil {
+		errs = append(errs, r.operator.Kill())
 	}
 	if r.kube != nil {
 		errs = append(errs, r.kube.Stop())

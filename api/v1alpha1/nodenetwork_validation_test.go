@@ -10,16 +10,13 @@ import (
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/test/harness"
 )
 
 // badSpecs are specs and where and why they are refused.
-var badSpecs = []struct{ name, spec, at, why string }{
+var badSpecs = []refusal{
 	{"no instance", "{instanceType: m5.large}", "spec.instanceID", "Required value"},
 	{"no type", "{instanceID: i-1}", "spec.instanceType", "Required value"},
 	{"instance", "{instanceID: m5.large, instanceType: m5.large}", "spec.instanceID",
@@ -63,7 +60,7 @@ var badSpecs = []struct{ name, spec, at, why string }{
 
 const available = "ipam.available must have addresses such as 10.0.0.1, or /28 prefixes such as 10.0.0.16/28, as its keys"
 
-var badStatuses = []struct{ name, status, at, why string }{
+var badStatuses = []refusal{
 	{"used", "{ipam: {usedCount: 1, used: {10.0.0.16/28: {}}}}", "status.ipam.used", "ipam.used must have addresses such as 10.0.0.1 as its keys"},
 	{"released", "{ipam: {usedCount: 1, released: [all]}}", "status.ipam.released", "ipam.released must be addresses or prefixes of ipam.releasing"},
 	{"more than a node has", "{ipam: {usedCount: 4097}}", "status.ipam.usedCount", "ipam.usedCount must be between 0 and 4096"},
@@ -97,44 +94,18 @@ func ownersOf(count, size int, character string) string {
 }
 
 func TestBadSpecIsRefused(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
-	for _, tc := range badSpecs {
-		t.Run(tc.name, func(t *testing.T) {
-			refused(t, c.Create(t.Context(), object(t, "node-1", tc.spec)), tc.at, tc.why)
-		})
-	}
+	c := clean(t)
+	refuses(t, badSpecs, func(t *testing.T, spec string) error { return c.Create(t.Context(), nodeNetwork(t, "node-1", spec)) })
 }
 
 func TestBadStatusIsRefused(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	n := create(t, c, "node-1", "")
-	for _, tc := range badStatuses {
-		t.Run(tc.name, func(t *testing.T) {
-			status, err := yaml.YAMLToJSON([]byte(tc.status))
-			harness.OK(t, err)
-			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status": %s}`, status))
-			refused(t, c.Status().Patch(t.Context(), n.DeepCopy(), patch), tc.at, tc.why)
-		})
-	}
-}
-
-// refused checks that one field is to blame, and that the message says what is
-// expected of it.
-func refused(t *testing.T, err error, at, why string) {
-	t.Helper()
-	if !apierrors.IsInvalid(err) {
-		t.Fatalf("got %v, want it to be refused as invalid", err)
-	}
-	if text := strings.Replace(err.Error(), ": [", ": ", 1); !strings.Contains(text, " "+at+": ") || !strings.Contains(text, why) {
-		t.Errorf("got %v\nwant one that names %s and says %q", err, at, why)
-	}
+	refuses(t, badStatuses, func(t *testing.T, status string) error { return changeStatus(t, c, n, status) })
 }
 
 func TestGoodSpecs(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	for i, eni := range []string{
 		"{minAllocate: 8, maxAllocate: 8}",
 		"{minAllocate: 8, maxAllocate: 0}",
@@ -150,8 +121,7 @@ func TestGoodSpecs(t *testing.T) {
 // The largest nodes that EC2 has stay far below what the API server spends on
 // the rules of one object.
 func TestALargeNodeIsAccepted(t *testing.T) {
-	harness.KubeClean(t)
-	c := harness.KubeClient(t)
+	c := clean(t)
 	n := create(t, c, "node-1", "")
 	addresses := map[string]any{}
 	var list []string
@@ -162,28 +132,16 @@ func TestALargeNodeIsAccepted(t *testing.T) {
 	}
 	spec, err := json.Marshal(map[string]any{"spec": map[string]any{"ipam": map[string]any{"available": addresses, "releasing": list}}})
 	harness.OK(t, err)
-	harness.OK(t, c.Patch(t.Context(), n, client.RawPatch(types.MergePatchType, spec)))
-	status, err := json.Marshal(map[string]any{"status": map[string]any{"ipam": map[string]any{"usedCount": 4096, "used": addresses, "released": list}}})
+	harness.OK(t, change(t, c, n, string(spec)))
+	status, err := json.Marshal(map[string]any{"ipam": map[string]any{"usedCount": 4096, "used": addresses, "released": list}})
 	harness.OK(t, err)
-	harness.OK(t, c.Status().Patch(t.Context(), n, client.RawPatch(types.MergePatchType, status)))
+	harness.OK(t, changeStatus(t, c, n, string(status)))
 }
 
 // Every rule of the CRDs has a case.
 func TestEveryRuleIsTried(t *testing.T) {
-	tried := map[string]bool{poolName: true, requestFixed: true} // in tests of their own
-	for _, tc := range badSpecs {
-		tried[tc.why] = true
-	}
-	for _, tc := range badStatuses {
-		tried[tc.why] = true
-	}
-	for _, tc := range slices.Concat(badPools, badPoolChanges) {
-		tried[tc.why] = true
-	}
-	for _, tc := range badBlocks {
-		tried[tc.why] = true
-	}
-	for _, tc := range badBlockChanges {
+	tried := map[string]bool{poolName: true} // in a test of its own
+	for _, tc := range slices.Concat(badSpecs, badStatuses, badPools, badPoolChanges, badBlocks, badBlockChanges, badRequestChanges) {
 		tried[tc.why] = true
 	}
 	rules := 0

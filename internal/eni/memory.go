@@ -1,0 +1,83 @@
+package eni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/cloud"
+)
+
+// memory is what EC2 answered to questions that many nodes ask: an answer is
+// remembered for those to whom it is new enough, and who asks while a call is
+// under way shares it.
+type memory[V any] struct {
+	clock clock.Clock
+	calls singleflight.Group // under way, by question and priority
+
+	mu   sync.Mutex // guards last; memory only
+	last map[string]answer[V]
+}
+
+// answer is the last one to a question.
+type answer[V any] struct {
+	value V
+	at    time.Time // as of when; zero: there is none
+}
+
+func newMemory[V any](c clock.Clock) *memory[V] {
+	return &memory[V]{clock: c, last: map[string]answer[V]{}}
+}
+
+// of is the last answer to a question, and whether it is younger than an age.
+func (m *memory[V]) of(question string, age time.Duration) (a answer[V], young bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, ok := m.last[question]
+	return a, ok && m.clock.Now().Sub(a.at) < age
+}
+
+// ask returns an answer as of since or later, by a call if need be.
+func (m *memory[V]) ask(ctx context.Context, question string, since time.Time, call func(context.Context) (V, error)) (answer[V], error) {
+	// Who is about to grow neither waits with those whose subnets are full, nor
+	// they before it.
+	flight := fmt.Sprint(question, " ", cloud.PriorityOf(ctx))
+	for range 3 {
+		if a, _ := m.of(question, 0); !a.at.IsZero() && !a.at.Before(since) {
+			return a, nil
+		}
+		_, err, _ := m.calls.Do(flight, func() (any, error) {
+			if a, _ := m.of(question, 0); !a.at.IsZero() && !a.at.Before(since) {
+				return nil, nil // by a call that ended since it was missed
+			}
+			return nil, m.renew(ctx, question, call)
+		})
+		if err != nil {
+			return answer[V]{}, err
+		}
+	}
+	return answer[V]{}, errors.New("every answer was older than asked for")
+}
+
+// renew makes a call and remembers its answer.
+func (m *memory[V]) renew(ctx context.Context, question string, call func(context.Context) (V, error)) error {
+	now := m.clock.Now()
+	// The caller's end must not be that of others who wait with it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	v, err := call(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if now.After(m.last[question].at) {
+		m.last[question] = answer[V]{v, now}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+// Package objects works on many things at a time, such as objects of a Kubernetes API
+// server, and waits for what becomes of those.
+package objects
+
+import (
+	"context"
+	"errors"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Each calls do for 0 to n-1, so many at a time, and returns the first error.
+func Each(ctx context.Context, n, workers int, do func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(workers)
+	for i := 0; i < n && ctx.Err() == nil; i++ {
+		g.Go(func() error { return do(ctx, i) })
+	}
+	return g.Wait()
+}
+
+// Until shows all objects of a list's kind, and each of their changes, until it is
+// told that this was the last to wait for, or the operator has exited.
+func Until[O client.Object](ctx context.Context, c client.WithWatch, list client.ObjectList, exited <-chan struct{}, last func(O) bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-exited:
+			cancel(errors.New("the operator ended"))
+		case <-ctx.Done():
+		}
+	}()
+	all := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			got := list.DeepCopyObject().(client.ObjectList)
+			return got, c.List(ctx, got, &client.ListOptions{Raw: &o})
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.Watch(ctx, list, &client.ListOptions{Raw: &o})
+		},
+	}
+	var kind O
+	_, err := watchtools.UntilWithSync(ctx, all, kind, nil, func(e watch.Event) (bool, error) {
+		o, ok := e.Object.(O)
+		return ok && e.Type != watch.Deleted && last(o), nil
+	})
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		return cause
+	}
+	return err
+}
