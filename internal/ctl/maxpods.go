@@ -89,7 +89,7 @@ func capacityOf(instanceType string, prefixes bool) (capacity, error) {
 // limitsOf looks an instance type up, or names those that were perhaps meant.
 func limitsOf(instanceType string) (cloud.Limits, error) {
 	if l, ok := limits.Lookup(instanceType); ok {
-		return cloud.Limits{MaxENIs: l.MaxENIs, IPv4PerENI: l.IPv4PerENI, IPv6PerENI: l.IPv6PerENI, Prefixes: l.Prefixes}, nil
+		return l, nil
 	}
 	family, _, _ := strings.Cut(instanceType, ".")
 	var near []string

@@ -101,7 +101,7 @@ func TestGivingUpLeavesNoWaiter(t *testing.T) {
 			t.Errorf("error %#v, want that of the deadline", err)
 		}
 		n.del(0)
-		n.fails(9, time.Second, "cooling")
+		_ = n.fails(9, time.Second, "cooling")
 		if got := n.Snapshot().Waiting; got != 0 {
 			t.Errorf("%d waiters left", got)
 		}
@@ -138,7 +138,7 @@ func TestAddressesWaitForTheLink(t *testing.T) {
 			n.add(i, time.Millisecond)
 		}
 		n.settle(time.Second)
-		n.fails(3, 100*time.Millisecond, "not-ready")
+		_ = n.fails(3, 100*time.Millisecond, "not-ready")
 		n.links.mu.Lock()
 		n.links.auto = true
 		n.links.mu.Unlock()
@@ -207,7 +207,7 @@ func TestTroubleIsNamed(t *testing.T) {
 			bubble(t, "t3.small", ipam.Policy{WarmIP: 1}, func(t *testing.T, n *node) {
 				n.cloud.Inject(c.fault)
 				n.start()
-				n.fails(1, 45*time.Second, c.reason)
+				_ = n.fails(1, 45*time.Second, c.reason)
 				if n.Snapshot().LastError == "" {
 					t.Error("the snapshot shows no trouble")
 				}
