@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Nothing else grows before an ENI that is begun is attached. One that EC2
@@ -38,7 +39,7 @@ func (a *attachments) abandon(retry time.Duration) (pause time.Duration) {
 }
 
 // due is when the instance may have room again.
-func (a *attachments) due(now time.Time) time.Time { return earliest(now, a.fullUntil) }
+func (a *attachments) due(now time.Time) time.Time { return retry.Earliest(now, a.fullUntil) }
 
 // attachRefused takes a failed attachment, and tells how long to wait before
 // the next try if the refusal is about this ENI. Those of limits, permissions

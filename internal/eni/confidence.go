@@ -4,6 +4,8 @@ import (
 	"errors"
 	"sync/atomic"
 	"time"
+
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // confidence is how far the view can be trusted: whether a plan may be made on
@@ -64,5 +66,5 @@ func (c *confidence) mayPublish() error {
 
 // due is when an observation that must wait may be made, and that for repair.
 func (c *confidence) due(now time.Time) time.Time {
-	return earliest(now, c.observeNotBefore, c.observeAt)
+	return retry.Earliest(now, c.observeNotBefore, c.observeAt)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // instance is what is known of the instance itself: whether it exists and runs,
@@ -133,4 +134,4 @@ func (i *instance) learned(typ string, l cloud.Limits) {
 }
 
 // due is when the instance is asked for once more.
-func (i *instance) due(now time.Time) time.Time { return earliest(now, i.askAt) }
+func (i *instance) due(now time.Time) time.Time { return retry.Earliest(now, i.askAt) }

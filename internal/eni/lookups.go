@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // lookups are the ENIs that are to be described singly: to see a detachment
@@ -67,10 +68,10 @@ func (l *lookups) seen(id string, k *known, at time.Time) {
 // due is when the next lookup is, or the next call counts as resolved.
 func (l *lookups) due(now time.Time) (first time.Time) {
 	for _, at := range l.at {
-		first = earliest(now, first, at)
+		first = retry.Earliest(now, first, at)
 	}
 	for _, u := range l.unresolved {
-		first = earliest(now, first, u.until)
+		first = retry.Earliest(now, first, u.until)
 	}
 	return first
 }

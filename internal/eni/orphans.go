@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // ENIs that an instance left behind when it vanished in the middle of a change
@@ -31,7 +32,7 @@ type orphans struct {
 func (o *orphans) collectDue(now time.Time) bool { return !o.at.IsZero() && !o.at.After(now) }
 
 // due is when to look next.
-func (o *orphans) due(now time.Time) time.Time { return earliest(now, o.at) }
+func (o *orphans) due(now time.Time) time.Time { return retry.Earliest(now, o.at) }
 
 func (r *Reconciler) collect(ctx context.Context) {
 	start := r.cfg.Clock.Now()
@@ -152,7 +153,7 @@ func (s Sightings) note(list []cloud.ENI, now time.Time) {
 // there is none.
 func (s Sightings) Due(now time.Time, age time.Duration) (first time.Time) {
 	for _, at := range s {
-		first = earliest(now, first, at.Add(age))
+		first = retry.Earliest(now, first, at.Add(age))
 	}
 	return first
 }

@@ -190,9 +190,9 @@ func (t *retries) worst() *backoff {
 
 // due is when a gate opens, or may be opened for pods that wait.
 func (t *retries) due(now time.Time) (first time.Time) {
-	first = earliest(now, t.podProbe.at)
+	first = retry.Earliest(now, t.podProbe.at)
 	for _, b := range t.failed {
-		first = earliest(now, first, b.until, b.probe)
+		first = retry.Earliest(now, first, b.until, b.probe)
 	}
 	return first
 }

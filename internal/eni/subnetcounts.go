@@ -1,6 +1,10 @@
 package eni
 
-import "time"
+import (
+	"time"
+
+	"github.com/berthnet/berth/internal/retry"
+)
 
 // subnetsAge is how old free counts may be before growing.
 const subnetsAge = time.Minute
@@ -40,9 +44,9 @@ func (c *subnetCounts) stale(now time.Time) bool { return c.asOf.Before(c.since(
 
 // due is when a subnet is tried again, or an exhausted one asked about.
 func (c *subnetCounts) due(now time.Time) time.Time {
-	first := earliest(now, c.retryAt)
+	first := retry.Earliest(now, c.retryAt)
 	if c.exhausted {
-		first = earliest(now, first, c.asOf.Add(c.age()))
+		first = retry.Earliest(now, first, c.asOf.Add(c.age()))
 	}
 	return first
 }

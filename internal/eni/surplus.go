@@ -6,6 +6,7 @@ import (
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // surplus is how long a node has had more than its policy keeps.
@@ -31,5 +32,5 @@ func (u *surplus) rest() { u.movable = plan.Lasting{} }
 
 // due is when excess will have lasted.
 func (u *surplus) due(now time.Time) time.Time {
-	return earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay))
+	return retry.Earliest(now, u.excess.Due(now, u.delay), u.movable.Due(now, u.delay))
 }

@@ -38,13 +38,3 @@ func (r *Reconciler) wake(now time.Time) time.Duration {
 	}
 	return max(0, at.Sub(now))
 }
-
-// earliest is the first of some moments that are after now; zero: there is none.
-func earliest(now time.Time, moments ...time.Time) (first time.Time) {
-	for _, t := range moments {
-		if t.After(now) && (first.IsZero() || t.Before(first)) {
-			first = t
-		}
-	}
-	return first
-}

@@ -157,7 +157,7 @@ func (r *Reading) dropContained(prefixes []netip.Prefix) {
 			j := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 			if j >= 0 {
 				r.refuse("spec.ipam.available[%v]: is in %v, which is available too", a, prefixes[j])
-				delete(r.Available, Host(a))
+				delete(r.Available, cloud.HostPrefix(a))
 			}
 			return j >= 0
 		})
@@ -210,7 +210,7 @@ func (r *Reading) among(field string, list []string) (out []netip.Prefix) {
 // Parse reads an IPv4 address, as a prefix of full length, or an aligned /28.
 func Parse(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
-		return Host(a), nil
+		return cloud.HostPrefix(a), nil
 	}
 	p, err := netip.ParsePrefix(text)
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || 1<<(32-p.Bits()) != ipam.PrefixAddresses {
@@ -226,9 +226,6 @@ func Format(p netip.Prefix) string {
 	}
 	return p.String()
 }
-
-// Host is an address as a prefix of full length.
-func Host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // InstanceOf is the EC2 instance that a Node's providerID (aws:///ZONE/INSTANCE)
 // names; empty: it names none.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
@@ -22,7 +23,7 @@ func (f *fleetState) setInventory(inv *eni.Inventory) {
 	f.inv = inv
 	clear(f.primaries)
 	for i := range inv.ENIs {
-		f.primaries[nodenetwork.Host(inv.ENIs[i].PrimaryIPv4)] = true
+		f.primaries[cloud.HostPrefix(inv.ENIs[i].PrimaryIPv4)] = true
 	}
 }
 
@@ -42,7 +43,7 @@ func podAddresses(inv *eni.Inventory) map[netip.Prefix]string {
 			continue
 		}
 		for _, a := range e.Addresses {
-			out[nodenetwork.Host(a)] = e.ID
+			out[cloud.HostPrefix(a)] = e.ID
 		}
 		for _, p := range e.Prefixes {
 			out[p] = e.ID

@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
@@ -38,7 +39,7 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 			continue
 		}
 		id := use.Resource
-		for _, p := range [...]netip.Prefix{nodenetwork.Host(a), prefixOf(a)} {
+		for _, p := range [...]netip.Prefix{cloud.HostPrefix(a), prefixOf(a)} {
 			inUse[p] = true
 			if at, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok {
 				id = at.Resource // whatever the daemon says
