@@ -22,6 +22,8 @@
 //	pods.go        pods that wait, before their ADDs arrive
 //	deletion.go    when an object has outlived its node
 //	liveness.go    what tells whether the node still exists
+//	metrics.go     the metrics, and what counts
+//	totals.go      sums over all nodes
 //	recreation.go  an object that is deleted and made again, over and over
 //
 // # Fields and their writers
