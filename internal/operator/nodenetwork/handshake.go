@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Addresses go back by a handshake (docs/design.md, section 6). What the fleet
-// wants to take back is a candidate: listed in spec.ipam.releasing until the
-// daemon confirms in status.ipam.released that no pod has it or will get it.
+// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back").
+// What the fleet wants to take back is a candidate: listed in spec.ipam.releasing
+// until the daemon confirms in status.ipam.released that no pod has it or will get it.
 // Then it is handed to the fleet, and once that is recorded in the object
 // (mark.go), EC2 is asked to unassign it. Candidates that the fleet does not ask
 // for any more, or that pods need, leave the list and are the daemon's again.
