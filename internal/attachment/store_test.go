@@ -296,3 +296,17 @@ func TestStoredRecordKeepsItsNames(t *testing.T) {
 		}
 	}
 }
+
+// Earlier versions wrote the ENI of what cools too.
+func TestStoredCoolingRecordWithItsENIIsRead(t *testing.T) {
+	stored := `{"version":1,"address":"10.0.0.7","eni":"eni-0a","key":{"network":"berth","containerID":"c1","ifName":"eth0"},` +
+		`"hostLink":"bthaaaaaaaaaaaa","releasedBoot":5000000000,"bootID":"boot-1","instanceID":"i-1"}`
+	want := Cooling{
+		Version: Version, Addr: netip.MustParseAddr("10.0.0.7"), Key: Key{Network: "berth", ContainerID: "c1", IfName: "eth0"},
+		HostLink: "bthaaaaaaaaaaaa", ReleasedBoot: 5 * time.Second, BootID: "boot-1", InstanceID: "i-1",
+	}
+	got, err := DecodeCooling([]byte(stored))
+	if err != nil || got != want {
+		t.Errorf("read %+v, %v", got, err)
+	}
+}

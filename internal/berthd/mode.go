@@ -13,7 +13,7 @@ import (
 // in the settings.
 var modes = map[string]func(*node) mode{
 	config.IPAMENI:      func(n *node) mode { return &nodeMode{vpc{node: n}} },
-	config.IPAMOperator: func(n *node) mode { return &operatorMode{vpc{node: n}} },
+	config.IPAMENIOperator: func(n *node) mode { return &operatorMode{vpc{node: n}} },
 	config.IPAMPool:     func(n *node) mode { return &routed{node: n} },
 }
 

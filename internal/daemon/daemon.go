@@ -55,7 +55,7 @@ type Options struct {
 	Clock       clock.Clock
 	Log         *slog.Logger
 	NodeName    string
-	IPAM        string // where addresses come from, for those who watch: eni or eni-operator
+	IPAM        string // where addresses come from, for those who watch: the value of --ipam
 	StateDir    string // for the mark that an address was usable once
 
 	WarmWait     time.Duration // how long an ADD waits for an address

@@ -182,7 +182,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return nil, failureOf(context.Cause(patience)).GRPCStatus().Err()
 	case <-f.Clock.After(wait):
 		e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
-		f.Metrics.called(verb, "failure", e.Reason, wait)
+		f.Metrics.observeCall(verb, "failure", e.Reason, wait)
 		return nil, e.GRPCStatus().Err()
 	}
 }

@@ -41,7 +41,7 @@ type part struct {
 
 // features are all there are. A new one is added here and in config.Operator.
 var features = []feature{
-	{config.IPAMOperator, nodenetwork.Watches, setupENIs},
+	{config.IPAMENIOperator, nodenetwork.Watches, setupENIs},
 	{config.IPAMPool, addresspool.Watches, setupPools},
 }
 
