@@ -45,8 +45,6 @@ type Options struct {
 	// usable and now and then after that; a good installation it leaves as it
 	// is. It may return a remark for the condition. Optional.
 	Install func(context.Context) (remark string, err error)
-	// LinksChanged is told when the link of an ENI may have come or gone; optional.
-	LinksChanged func()
 
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
@@ -116,7 +114,7 @@ func New(o Options) *Daemon {
 	if o.Upkeep != nil {
 		d.repairer = &repairer{
 			upkeep: o.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
-			repairs: o.Metrics.repairs, interval: o.RepairInterval, linksChanged: o.LinksChanged, again: d.addAgainLater,
+			repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.addAgainLater,
 			clock: o.Clock, log: o.Log,
 		}
 	}

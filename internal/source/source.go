@@ -46,6 +46,10 @@ type Source interface {
 	RestoreCooling(addr netip.Addr, since time.Time)
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
+	// Kick says that links of the node may have come or gone: what the data path
+	// lacks for addresses to be usable is tried again soon. It returns at once,
+	// may do nothing, and may be called before Run and after it.
+	Kick()
 	// Acquire gives the addresses for a new attachment: at once, from memory,
 	// while one is warm, else as soon as one becomes so. When ctx ends first the
 	// error is an *Exhausted that names the reason, and no waiter is left.

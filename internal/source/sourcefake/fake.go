@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +24,7 @@ import (
 type Source struct {
 	clock  clock.Clock
 	period time.Duration
+	kicks  atomic.Int64
 
 	mu      sync.Mutex // guards all below
 	free    []netip.Addr
@@ -49,6 +51,12 @@ func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
 		ready: len(addrs) > 0, reason: "subnet-full", eni: "eni-fake",
 	}
 }
+
+// Kick implements source.Source.
+func (s *Source) Kick() { s.kicks.Add(1) }
+
+// Kicks counts the calls of Kick.
+func (s *Source) Kicks() int { return int(s.kicks.Load()) }
 
 // Supply adds warm addresses and serves those who wait.
 func (s *Source) Supply(addrs ...netip.Addr) {
