@@ -27,7 +27,7 @@ var _ = failpoint.Register(
 // the namespace and the MTU, 0 for the node's. The same add again gives the same
 // answer. An add that fails, or whose caller left, leaves nothing.
 func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wish) (attachment.Record, error) {
-	patience, leave := d.crowd.enter(ctx)
+	patience, leave := d.adds.enter(ctx)
 	defer leave()
 	unlock, err := d.locks.lock(patience, want.Key.ContainerID)
 	if err != nil {

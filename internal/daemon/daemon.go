@@ -75,7 +75,7 @@ type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
 	waits      *waits
-	crowd      crowd
+	adds       waitingADDs
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions

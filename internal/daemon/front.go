@@ -48,7 +48,7 @@ type Front struct {
 	web    sync.WaitGroup
 	stop   context.CancelFunc // ends the web servers
 
-	early  crowd         // ADDs that wait for the daemon
+	early  waitingADDs   // ADDs that wait for the daemon
 	ready  chan struct{} // closed when daemon is set
 	daemon *Daemon
 

@@ -19,6 +19,7 @@ func TestLinksThatComeOrGoKickTheSource(t *testing.T) {
 		"an ENI's link came":        {datapath.Event{Kind: datapath.LinkAppeared, Link: "ens6"}, 1, false},
 		"an ENI's link went":        {datapath.Event{Kind: datapath.LinkVanished, Link: "ens6"}, 1, false},
 		"a pod's link went":         {datapath.Event{Kind: datapath.LinkVanished, Link: datapath.LinkPrefix + "c0ffee"}, 1, true},
+		"events were lost":          {datapath.Event{Kind: datapath.Resync}, 1, true},
 		"something else was undone": {datapath.Event{Kind: datapath.StateLost}, 0, true},
 	} {
 		src := sourcefake.New(clock.Real{}, 0)

@@ -47,8 +47,8 @@ type Source interface {
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
 	// Kick says that links of the node may have come or gone: what the data path
-	// lacks for addresses to be usable is tried again soon. It returns at once,
-	// may do nothing, and may be called before Run and after it.
+	// still lacks for the source's addresses is tried again soon. It returns at
+	// once, may do nothing, and may be called before Run and after it.
 	Kick()
 	// Acquire gives the addresses for a new attachment: at once, from memory,
 	// while one is warm, else as soon as one becomes so. When ctx ends first the
