@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"reflect"
@@ -149,7 +148,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.R
 	if err == nil {
 		d.usable.set()
 		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
-			"addresses", rec.Lease.Addrs(), "from", cmp.Or(rec.Lease.ENI, rec.Lease.Block))
+			"addresses", rec.Lease.Addrs(), "from", rec.Lease.Group())
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {

@@ -103,14 +103,14 @@ const (
 type AddressInfo struct {
 	Addr  netip.Addr
 	State State
-	attachment.Origin
+	introspect.Origin
 	Prefix netip.Prefix    // the delegated prefix that it is of
 	Key    *attachment.Key // when used
 	Since  time.Time       // when it entered the state, if known
 }
 
 // Info is an address of a group of an allocator. Withdrawn wins over ready.
-func Info(v ipam.AddressView[attachment.Key], of attachment.Origin) AddressInfo {
+func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo {
 	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:

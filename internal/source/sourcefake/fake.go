@@ -144,7 +144,7 @@ func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed c
 	if len(s.free) > 0 {
 		a := s.free[0]
 		s.free = s.free[1:]
-		l := source.Lease{Origin: attachment.Origin{ENI: s.eni}}
+		l := source.Lease{Origin: introspect.Origin{ENI: s.eni}}
 		if a.Is4() {
 			l.IPv4 = a
 		} else {
@@ -214,7 +214,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.warm()
 	snap := source.Snapshot{Waiting: len(s.waiting), Groups: []source.Group{{Name: s.eni, Capacity: len(s.free) + len(s.cooling) + len(s.held)}}}
 	add := func(a netip.Addr, st source.State, key *attachment.Key, since time.Time) {
-		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Origin: attachment.Origin{ENI: s.eni}, Key: key, Since: since})
+		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Origin: introspect.Origin{ENI: s.eni}, Key: key, Since: since})
 	}
 	for _, a := range s.free {
 		add(a, source.Warm, nil, time.Time{})
