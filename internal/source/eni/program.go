@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // How often an ENI that is not ready is tried again when nobody kicks.
@@ -18,20 +19,21 @@ const (
 // programENIs brings the data path to what is published, whenever that
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
-	wait := firstRetry
+	var backoff retry.Backoff
 	for {
-		var retry <-chan time.Time
+		var again <-chan time.Time
 		if s.programAll(ctx) {
-			wait = firstRetry
+			backoff = retry.Backoff{}
 		} else {
-			retry = s.clock.After(wait)
-			wait = min(2*wait, lastRetry)
+			now := s.clock.Now()
+			backoff.Fail(now, firstRetry, lastRetry)
+			again = s.clock.After(backoff.Until.Sub(now))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.program:
-		case <-retry:
+		case <-again:
 		}
 	}
 }
