@@ -73,7 +73,6 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	id.VPCID = r.text(nic + "vpc-id")
 	id.SubnetID = r.text(nic + "subnet-id")
 	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
-	id.PrimaryIPv6 = r.firstIPv6(nic + "ipv6s")
 	if has := func(p netip.Prefix) bool { return p.Contains(id.PrimaryIPv4) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
 		r.bad(nic+"vpc-ipv4-cidr-blocks", fmt.Sprint(id.VPCCIDRs), "one with the instance's "+id.PrimaryIPv4.String())
 	}
@@ -195,18 +194,6 @@ func (r *metadataReading) addr(path string) netip.Addr {
 	a, ok := ipv4.addr(s)
 	if !ok {
 		r.bad(path, s, "an IPv4 address")
-	}
-	return a
-}
-
-func (r *metadataReading) firstIPv6(path string) netip.Addr {
-	list := strings.Fields(r.get(path, optional))
-	if len(list) == 0 {
-		return netip.Addr{}
-	}
-	a, ok := ipv6.addr(list[0])
-	if !ok {
-		r.bad(path, list[0], "an IPv6 address")
 	}
 	return a
 }

@@ -83,9 +83,9 @@ func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
 // overlapping are the addresses and delegated prefixes that have some of thing,
 // which is one of them.
 func overlapping(thing netip.Prefix) []netip.Prefix {
-	around := netip.PrefixFrom(thing.Addr(), prefixLength).Masked()
-	out := []netip.Prefix{thing, around}
-	if thing != around {
+	prefix := cloud.PrefixAround(thing.Addr())
+	out := []netip.Prefix{thing, prefix}
+	if thing != prefix || !thing.Addr().Is4() { // an IPv6 prefix has too many addresses to list
 		return out
 	}
 	for a := thing.Addr(); thing.Contains(a); a = a.Next() {
@@ -93,9 +93,6 @@ func overlapping(thing netip.Prefix) []netip.Prefix {
 	}
 	return out
 }
-
-// prefixLength is that of delegated IPv4 prefixes (EC2 User Guide, "Prefix delegation").
-const prefixLength = 28
 
 // had tells whether a node is known to have a thing by an ENI.
 func (h *holders) had(e cloud.ENI, thing netip.Prefix) bool {
