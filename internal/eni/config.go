@@ -40,10 +40,8 @@ type Settings struct {
 type Config struct {
 	Settings
 	InstanceID   string
-	Cluster      string            // value of TagCluster; only ENIs with it are ever deleted
-	Limits       cloud.Limits      // zero: as the cloud says
-	Tags         map[string]string // further tags of new ENIs
-	NoCollection bool              // do not look for what vanished instances left
+	Cluster      string // value of TagCluster; only ENIs with it are ever deleted
+	NoCollection bool   // do not look for what vanished instances left
 
 	Cloud cloud.API
 	Node  Node
@@ -63,11 +61,11 @@ type Config struct {
 	Intents   Intents
 	Observer  Observer
 	// RateLimited is called by a pass in which a step waits for the cloud's rate limit
-	// for longer than Patience: Status tells of it already.
+	// for longer than rateLimitPatience: Status tells of it already.
 	RateLimited func()
 	// Beside runs a call that a pass does not wait for, in a goroutine, and has
-	// a pass follow it. The call ends with the pass's context, or with End. Nil
-	// when Run is used, which sees to both.
+	// a pass follow it. The call ends with the pass's context, or with End. Nil:
+	// in a goroutine that Run waits for, followed by a Kick.
 	Beside func(call func())
 	Clock  clock.Clock
 	Rand   *rand.Rand // for jitter
@@ -77,14 +75,17 @@ type Config struct {
 	ListingInterval time.Duration // between full observations, for repair; 1 min
 	CollectInterval time.Duration // between looks for orphans; 10 min
 	OrphanAge       time.Duration // of ENIs that others may delete; 15 min
-	PrefixRetry     time.Duration // before prefixes are tried again in a fragmented subnet; 5 min
 	Settle          time.Duration // how long a reply outranks a listing; 1 min
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
 	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
-	BurstWindow     time.Duration // without a kick ends a burst; 10 ms
-	Patience        time.Duration // with the rate limit of a call, before it is told; 15 s
-	CallTimeout     time.Duration // of one cloud call, its wait for the limiter included; 5 min
 }
+
+const (
+	callTimeout       = 5 * time.Minute       // of one cloud call, its wait for the limiter included
+	rateLimitPatience = 15 * time.Second      // with the rate limit of a call, before it is told
+	prefixRetry       = 5 * time.Minute       // before prefixes are tried again in a fragmented subnet
+	burstWindow       = 10 * time.Millisecond // without a kick ends a burst
+)
 
 func (c *Config) withDefaults() error {
 	var errs []error
@@ -107,7 +108,7 @@ func (c *Config) withDefaults() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Observer == nil {
-		c.Observer = silent{}
+		c.Observer = noObserver{}
 	}
 	if c.Elsewhere == nil {
 		c.Elsewhere = func(string, netip.Prefix) string { return "" }
@@ -129,9 +130,7 @@ func (c *Config) withDefaults() error {
 		def time.Duration
 	}{
 		{&c.ShrinkDelay, time.Minute}, {&c.ListingInterval, time.Minute}, {&c.CollectInterval, 10 * time.Minute},
-		{&c.OrphanAge, 15 * time.Minute}, {&c.PrefixRetry, 5 * time.Minute}, {&c.Settle, time.Minute},
-		{&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute}, {&c.BurstWindow, 10 * time.Millisecond},
-		{&c.Patience, 15 * time.Second}, {&c.CallTimeout, 5 * time.Minute},
+		{&c.OrphanAge, 15 * time.Minute}, {&c.Settle, time.Minute}, {&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute},
 	} {
 		if *d.to <= 0 {
 			*d.to = d.def

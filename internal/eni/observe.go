@@ -15,7 +15,7 @@ import (
 // the metadata service is never asked.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	l, err := r.list(call, start)
 	cancel()
 	if err == nil {
@@ -99,7 +99,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 		if at, ok := r.lookups.at[k.ID]; ok && !at.After(l.At) {
 			delete(r.lookups.at, k.ID)
 		}
-		r.settle(k.ID, l.At)
+		r.concludeOn(k.ID, l.At)
 	}
 	r.adoptCommitted(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
@@ -150,7 +150,7 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	if r.lookups.blocksGrowth(id) {
 		call = cloud.WithPriority(ctx, cloud.Begun)
 	}
-	call, cancel := context.WithTimeout(call, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(call, callTimeout)
 	defer cancel()
 	list, at, err := r.lister.Look(call, id)
 	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
@@ -163,13 +163,13 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	list = without(list, func(e cloud.ENI) bool { return e.ID != id })
 	r.view.merge(r.ofInstance(list), at, func(k *known) bool { return k.ID == id })
 	r.checkContradictions()
-	r.settle(id, at)
+	r.concludeOn(id, at)
 	_ = r.publish(ctx)
 	return true
 }
 
-// settle draws the conclusions for one ENI from a listing as of a moment.
-func (r *Reconciler) settle(id string, at time.Time) {
+// concludeOn draws the conclusions for one ENI from a listing as of a moment.
+func (r *Reconciler) concludeOn(id string, at time.Time) {
 	k := r.view.enis[id]
 	r.lookups.seen(id, k, at)
 	attached := k != nil && k.phase() == plan.Attached
@@ -177,7 +177,7 @@ func (r *Reconciler) settle(id string, at time.Time) {
 		if k != nil {
 			k.attachUnresolved = false
 		}
-		if !attached || !r.shared() {
+		if !attached || !r.contended() {
 			delete(r.view.detaching, id) // if it is still attached, publishing it gives it back
 		}
 	}

@@ -46,7 +46,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 // changed while it does not.
 func (r *Reconciler) askInstance(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	in, err := r.lister.Instance(call, r.cfg.InstanceID)
 	cancel()
 	state := r.instance.answered(in, err, start)
@@ -77,20 +77,15 @@ func (r *Reconciler) stoppedRetry(now time.Time) time.Duration {
 	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
 }
 
-// limitsKnown tells whether what the instance may have is configured or was asked.
-func (r *Reconciler) limitsKnown() bool {
-	return r.cfg.Limits != cloud.Limits{} || r.instance.limitsKnown()
-}
-
 func (r *Reconciler) limitsDue(now time.Time) bool {
-	return !r.limitsKnown() && !r.retries.closed(gateLimits, now)
+	return !r.instance.limitsKnown() && !r.retries.closed(gateLimits, now)
 }
 
 // findLimits asks what the instance type allows, and first for the type, unless the
 // cloud has told that: who asks for ENIs does not decide how many there may be.
 func (r *Reconciler) findLimits(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)
 	defer cancel()
 	typ := r.instance.typ
 	var err error

@@ -56,7 +56,7 @@ func New(cfg Config) (*Reconciler, error) {
 	r.confidence.viewStale = true
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
-	r.instance.lag, r.instance.limits, r.instance.typ = cfg.Lag, cfg.Limits, cfg.InstanceType
+	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
 	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
 	if cfg.Beside == nil {
@@ -67,7 +67,7 @@ func New(cfg Config) (*Reconciler, error) {
 		r.lister = r.own
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
-	r.placement = placement{subnetCounts: subnetCounts{shared: r.passive()}, cfg: &r.cfg, view: r.view, lister: r.lister}
+	r.placement = placement{subnetCounts: subnetCounts{passive: r.passive()}, cfg: &r.cfg, view: r.view, lister: r.lister}
 	return r, nil
 }
 
@@ -100,14 +100,14 @@ func (r *Reconciler) Run(ctx context.Context) error {
 }
 
 // gather waits for a burst of pods to be over, so that one call asks for all of
-// them: until no kick came for BurstWindow, and at most ten times as long.
+// them: until no kick came for burstWindow, and at most ten times as long.
 func (r *Reconciler) gather(ctx context.Context) error {
-	latest := r.cfg.Clock.Now().Add(10 * r.cfg.BurstWindow)
+	latest := r.cfg.Clock.Now().Add(10 * burstWindow)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.cfg.Clock.After(r.cfg.BurstWindow):
+		case <-r.cfg.Clock.After(burstWindow):
 			return nil
 		case <-r.kick:
 			if !r.cfg.Clock.Now().Before(latest) {
@@ -235,7 +235,7 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 // plan picks the first step of the current plan whose way is open. What a step
 // of growth takes of a subnet is set apart in the moment in which it is chosen.
 func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
-	if !r.limitsKnown() || r.instance.stopped {
+	if !r.instance.limitsKnown() || r.instance.stopped {
 		return nil
 	}
 	if p := r.overdueRelease(ctx, now); p != nil {

@@ -16,16 +16,16 @@ const exhaustedAge = 10 * time.Second
 
 // subnetCounts is how old the free counts are that a node's plans go by.
 type subnetCounts struct {
-	shared    bool      // one call serves many nodes
+	passive   bool      // the process lists for many nodes: one call serves them all
 	asOf      time.Time // as of when free counts are known
 	newerThan time.Time // free counts must be as of then or later
 	exhausted bool      // the node would grow if its subnets had room
 	retryAt   time.Time // when a subnet that was refused is worth another try
 }
 
-// since is the moment as of which free counts do at now.
+// since is the moment as of which, or later, free counts are new enough at now.
 func (c *subnetCounts) since(now time.Time) time.Time {
-	since := now.Add(1 - c.age())
+	since := youngerThan(c.age(), now)
 	if c.newerThan.After(since) {
 		return c.newerThan
 	}
@@ -33,7 +33,7 @@ func (c *subnetCounts) since(now time.Time) time.Time {
 }
 
 func (c *subnetCounts) age() time.Duration {
-	if c.shared && c.exhausted {
+	if c.passive && c.exhausted {
 		return exhaustedAge
 	}
 	return subnetsAge

@@ -52,7 +52,7 @@ func TestDue(t *testing.T) {
 		{"a gate that is open", &retries{failed: map[gate]*backoff{gateGrow: {until: unix(10)}}}, none},
 		{"a subnet worth another try", &placement{subnetCounts: subnetCounts{retryAt: unix(50)}}, unix(50)},
 		{"an exhausted subnet, asked for oneself", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5)}}, unix(65)},
-		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), shared: true}}, unix(15)},
+		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), passive: true}}, unix(15)},
 		{"an instance that is full for a while", &attachments{fullUntil: unix(40)}, unix(40)},
 		{"no excess", &surplus{delay: 60 * second}, none},
 		{"orphans", &orphans{at: unix(11)}, unix(11)},

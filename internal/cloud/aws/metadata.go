@@ -17,6 +17,7 @@ import (
 	smithymw "github.com/aws/smithy-go/middleware"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Pauses between attempts while the metadata service does not answer.
@@ -126,8 +127,7 @@ func (r *metadataReading) bad(path, value, expected string) {
 
 // get reads one path, and again while the service is coming up.
 func (r *metadataReading) get(path string, need presence) string {
-	pause := metadataPause
-	for r.err == nil {
+	for failures := 0; r.err == nil; failures++ {
 		body, err := r.m.once(r.ctx, path)
 		if err == nil {
 			return body
@@ -143,8 +143,7 @@ func (r *metadataReading) get(path string, need presence) string {
 			return ""
 		}
 		select {
-		case <-time.After(pause):
-			pause = min(2*pause, metadataMaxPause)
+		case <-time.After(retry.Delay(metadataPause, metadataMaxPause, failures)):
 		case <-r.ctx.Done():
 			r.fail(path, cloud.Transient, fmt.Errorf("%w; last: %w", context.Cause(r.ctx), err))
 		}

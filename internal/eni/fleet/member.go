@@ -14,7 +14,7 @@ import (
 type member struct {
 	name, instance string
 	rec            *eni.Reconciler
-	node           *side
+	node           *countedNode
 
 	// What follows is guarded by the fleet's lock.
 	places   places        // where its ENIs are
@@ -29,28 +29,29 @@ type member struct {
 	after    *member // the same instance's last member, whose pass must end first
 }
 
-// side is a Node that can be exchanged between passes.
-type side struct {
+// countedNode is a Node whose addresses the fleet knows to be its own. The Node
+// can be exchanged between passes.
+type countedNode struct {
 	Node
 	holders *holders // told of what is published
 }
 
-// seen passes what a node's reconciler does on to the fleet's observer.
-type seen struct {
+// namedObserver passes what a node's reconciler does on to the fleet's observer.
+type namedObserver struct {
 	name string
 	to   Observer
 }
 
 // Acted implements eni.Observer.
-func (s seen) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
-	s.to.Acted(s.name, a, class, err, took)
+func (o namedObserver) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
+	o.to.Acted(o.name, a, class, err, took)
 }
 
 // Reconciled implements eni.Observer.
-func (seen) Reconciled(time.Duration) {}
+func (namedObserver) Reconciled(time.Duration) {}
 
 func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) (*member, error) {
-	m := &member{name: name, instance: instanceID, node: &side{n, f.holders}, index: -1}
+	m := &member{name: name, instance: instanceID, node: &countedNode{n, f.holders}, index: -1}
 	if s.VPCID != "" {
 		m.places.vpcs = []string{s.VPCID}
 	}
@@ -65,7 +66,7 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
 	c.RateLimited = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
-		c.Observer = seen{name, f.cfg.Observer}
+		c.Observer = namedObserver{name, f.cfg.Observer}
 	}
 	var err error
 	if m.rec, err = eni.New(c); err != nil {

@@ -9,5 +9,5 @@
 //	move.go      ... and which ENI is emptied onto the others
 //	subnets.go   in which subnets new ENIs may be made
 //	shortage.go  why pods that wait get nothing
-//	excess.go    how long excess must persist
+//	excess.go    how much of an excess has lasted for a time
 package plan

@@ -7,31 +7,26 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/eni"
-)
-
-// How often an ENI that is not ready is tried again when nobody kicks.
-const (
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 10 * time.Second
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // programENIs brings the data path to what is published, whenever that
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
-	wait := firstRetry
+	failures := 0
 	for {
-		var retry <-chan time.Time
+		var again <-chan time.Time
 		if s.programAll(ctx) {
-			wait = firstRetry
+			failures = 0
 		} else {
-			retry = s.clock.After(wait)
-			wait = min(2*wait, lastRetry)
+			again = s.clock.After(retry.Delay(retry.First, retry.Most, failures))
+			failures++
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.program:
-		case <-retry:
+		case <-again:
 		}
 	}
 }
