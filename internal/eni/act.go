@@ -31,7 +31,7 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	}
 	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), callTimeout)
 	defer cancel()
-	if p.tidies && r.passive() {
+	if p.tidies && r.process.recalls {
 		var done func()
 		ctx, done = r.recallable(ctx)
 		defer done()
@@ -88,7 +88,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		made.Tags = p.intent.Request.Tags
 	}
 	k := newKnown(factsOf(made, r.cfg.Cluster))
-	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
+	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -136,7 +136,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
 	}
-	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
+	if err := r.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
 	p.reserved.end(p.Weight())

@@ -15,14 +15,11 @@ import (
 // before its call leaves and go on much later. So nobody gives back what is
 // recorded: whoever works for the node asks the cloud to take it, until it did.
 
-// contended tells whether others may work for the node.
-func (r *Reconciler) contended() bool { return r.cfg.Committed != nil }
-
 // overdueRelease deals with what was to leave and is there still, according to a
 // listing that cannot be older than the call: it is the node's again, or, if
 // others may work for the node, asked of the cloud once more by the step returned.
 func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
-	if !r.contended() {
+	if !r.process.sharesNode {
 		r.restoreOverdue()
 		return nil
 	}
@@ -41,10 +38,7 @@ func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
 
 // adoptCommitted makes what others recorded this process's own.
 func (r *Reconciler) adoptCommitted(now time.Time) {
-	if !r.contended() {
-		return
-	}
-	for _, c := range r.cfg.Committed() {
+	for _, c := range r.fleet.Committed() {
 		k := r.view.enis[c.ENI]
 		if k == nil || k.phase() != plan.Attached || !k.facts.ours() {
 			continue

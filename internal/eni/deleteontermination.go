@@ -87,7 +87,7 @@ func (r *Reconciler) beginDeleteOnTermination(ctx context.Context, k *known, now
 	r.attributeCalls[k.ID] = c
 	due := k.deleteOnTerminationDue
 	ended := context.AfterFunc(r.life, drop)
-	r.cfg.Beside(func() {
+	r.fleet.Beside(func() {
 		defer drop()
 		defer ended()
 		c.done <- change(plan.SetDeleteOnTermination, func() error { return c.ask(ctx, &r.cfg, due) })

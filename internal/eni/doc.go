@@ -6,6 +6,7 @@
 // The loop:
 //
 //	reconciler.go      one pass: observe, plan, act, in this order of precedence
+//	process.go         what depends on whether the process works for one node or for many
 //	timers.go          when the next pass is due
 //	plan/              what to do next, as a function of values
 //	step.go            what is recorded and withdrawn before the cloud is asked

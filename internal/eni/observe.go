@@ -19,7 +19,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 	l, err := r.list(call, start)
 	cancel()
 	if err == nil {
-		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.own != nil {
+		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.process.lists {
 			r.own.kept = l
 		}
 	}
@@ -33,7 +33,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 // list asks for what is to be known next, unless the first listing, of which
 // nothing followed, is new enough.
 func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
-	if r.own != nil {
+	if r.process.lists {
 		l := r.own.kept
 		r.own.kept = Listing{}
 		if l.since(r.confidence.staleSince, r.confidence.observeNotBefore, now.Add(-r.cfg.ListingInterval)) {
@@ -43,7 +43,7 @@ func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
 			return r.own.listDetached(ctx, r.cfg.InstanceID)
 		}
 	}
-	return r.lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
+	return r.fleet.Lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
 }
 
 // Observed takes a listing that was made for many nodes, in the goroutine that
@@ -92,7 +92,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 		r.findLimits(ctx)
 	}
 	first := r.confidence.observed(l.At, r.nextRepair(l.Of))
-	if first && !r.cfg.NoCollection {
+	if first && r.process.collects {
 		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
 	for _, k := range r.view.list() {
@@ -110,7 +110,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 // not the last part, the rest is due.
 func (r *Reconciler) nextRepair(listed Part) time.Time {
 	switch now := r.cfg.Clock.Now(); {
-	case r.passive():
+	case !r.process.lists:
 		return time.Time{}
 	case listed == Whole:
 		return now.Add(r.cfg.jitter(r.cfg.ListingInterval))
@@ -152,7 +152,7 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	}
 	call, cancel := context.WithTimeout(call, callTimeout)
 	defer cancel()
-	list, at, err := r.lister.Look(call, id)
+	list, at, err := r.fleet.Lister.Look(call, id)
 	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
 		r.observeFailed(err)
@@ -177,7 +177,7 @@ func (r *Reconciler) concludeOn(id string, at time.Time) {
 		if k != nil {
 			k.attachUnresolved = false
 		}
-		if !attached || !r.contended() {
+		if !attached || !r.process.sharesNode {
 			delete(r.view.detaching, id) // if it is still attached, publishing it gives it back
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // present tells whether a listing has the instance at all; after two without it
 // the instance is asked for.
 func (r *Reconciler) present(ctx context.Context, l Listing) error {
-	if !r.passive() {
+	if r.process.onInstance {
 		return nil
 	}
 	if hasPrimary(l.ENIs) {
@@ -47,7 +47,7 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 func (r *Reconciler) askInstance(ctx context.Context) {
 	start := r.cfg.Clock.Now()
 	call, cancel := context.WithTimeout(ctx, callTimeout)
-	in, err := r.lister.Instance(call, r.cfg.InstanceID)
+	in, err := r.fleet.Lister.Instance(call, r.cfg.InstanceID)
 	cancel()
 	state := r.instance.answered(in, err, start)
 	if state != instanceUnanswered { // also that there is none
@@ -71,7 +71,7 @@ func (r *Reconciler) askInstance(ctx context.Context) {
 // stoppedRetry is when a stopped instance is asked for again, should nobody say
 // that it runs: nodes of one process do so in the same moment, by shared calls.
 func (r *Reconciler) stoppedRetry(now time.Time) time.Duration {
-	if !r.passive() {
+	if r.process.onInstance {
 		return r.cfg.jitter(r.cfg.SlowRetry)
 	}
 	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
@@ -91,7 +91,7 @@ func (r *Reconciler) findLimits(ctx context.Context) {
 	var err error
 	if !r.instance.typeKnown || typ == "" {
 		var in cloud.Instance
-		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
+		if in, err = r.fleet.Lister.Instance(call, r.cfg.InstanceID); err != nil {
 			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
 		} else {
 			r.instance.typ, r.instance.typeKnown = in.Type, in.Type != ""

@@ -49,7 +49,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		}
 	}
 	for _, l := range inv.Leaving {
-		if l.Attached && r.contended() {
+		if l.Attached && r.process.sharesNode {
 			continue // it is Committed
 		}
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
@@ -80,7 +80,7 @@ func (r *Reconciler) inventory() Inventory {
 			since, leaving = k.replied, true
 		}
 		attached := leaving && k.phase() == plan.Attached
-		if leaving && (r.view.fresh(since, now) || attached && r.contended()) {
+		if leaving && (r.view.fresh(since, now) || attached && r.process.sharesNode) {
 			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
 		}
 		if leaving || !r.ours(k) || k.phase() != plan.Attached {

@@ -16,7 +16,7 @@ const exhaustedAge = 10 * time.Second
 
 // subnetCounts is how old the free counts are that a node's plans go by.
 type subnetCounts struct {
-	passive   bool      // the process lists for many nodes: one call serves them all
+	shared    bool      // one call serves many nodes
 	asOf      time.Time // as of when free counts are known
 	newerThan time.Time // free counts must be as of then or later
 	exhausted bool      // the node would grow if its subnets had room
@@ -33,7 +33,7 @@ func (c *subnetCounts) since(now time.Time) time.Time {
 }
 
 func (c *subnetCounts) age() time.Duration {
-	if c.passive && c.exhausted {
+	if c.shared && c.exhausted {
 		return exhaustedAge
 	}
 	return subnetsAge

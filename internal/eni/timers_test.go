@@ -52,7 +52,7 @@ func TestDue(t *testing.T) {
 		{"a gate that is open", &retries{failed: map[gate]*backoff{gateGrow: {until: unix(10)}}}, none},
 		{"a subnet worth another try", &placement{subnetCounts: subnetCounts{retryAt: unix(50)}}, unix(50)},
 		{"an exhausted subnet, asked for oneself", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5)}}, unix(65)},
-		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), passive: true}}, unix(15)},
+		{"an exhausted subnet, asked for many", &placement{subnetCounts: subnetCounts{exhausted: true, asOf: unix(5), shared: true}}, unix(15)},
 		{"an instance that is full for a while", &attachments{fullUntil: unix(40)}, unix(40)},
 		{"no excess", &surplus{delay: 60 * second}, none},
 		{"orphans", &orphans{at: unix(11)}, unix(11)},
@@ -70,7 +70,7 @@ func TestDue(t *testing.T) {
 
 func TestWake(t *testing.T) {
 	fresh := func() *Reconciler {
-		r := &Reconciler{own: &ownLister{}}
+		r := &Reconciler{process: ofOneNode, own: &ownLister{}}
 		r.confidence.observeAt = unix(60)
 		return r
 	}
@@ -86,9 +86,9 @@ func TestWake(t *testing.T) {
 			r.retries.failed = map[gate]*backoff{gateObserve: {until: unix(13), kind: plan.Observe}}
 		}, 3 * second},
 		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
-		{"somebody else lists", func(r *Reconciler) { r.own, r.confidence.observeAt = nil, time.Time{} }, idle},
+		{"somebody else lists", func(r *Reconciler) { r.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
 		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
-			r.own, r.confidence.observeAt = nil, time.Time{}
+			r.process, r.confidence.observeAt = ofFleet, time.Time{}
 			r.lookups.at = map[string]time.Time{"a": unix(12)}
 		}, 2 * second},
 		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},

@@ -56,15 +56,18 @@ func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inve
 		m.places.vpcs = []string{s.VPCID}
 	}
 	c := eni.Config{
-		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
-		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Shared: f.shared,
+		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster,
+		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
+		Fleet: &eni.Fleet{
+			Lister:      f.observatory,
+			Elsewhere:   func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) },
+			Committed:   func() []eni.Release { return m.node.Committed() },
+			RateLimited: func() { m.node.Reconciled(m.rec.Status()) },
+			Beside:      func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) },
+		},
 	}
-	c.Elsewhere = func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) }
-	c.Committed = func() []eni.Release { return m.node.Committed() }
-	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
-	c.RateLimited = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
 		c.Observer = namedObserver{name, f.cfg.Observer}
 	}
