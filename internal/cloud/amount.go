@@ -23,6 +23,16 @@ func HostPrefixes(addrs []netip.Addr) []netip.Prefix {
 	return out
 }
 
+// PrefixAround is the prefix that has an address, of the size in which EC2
+// delegates them: /28 of IPv4, /80 of IPv6 (EC2 User Guide, "Prefix delegation").
+func PrefixAround(a netip.Addr) netip.Prefix {
+	bits := 80
+	if a.Is4() {
+		bits = 28
+	}
+	return netip.PrefixFrom(a, bits).Masked()
+}
+
 // Split sorts prefixes into those that are addresses (HostPrefix) and others.
 func Split(things []netip.Prefix) (addrs []netip.Addr, prefixes []netip.Prefix) {
 	for _, t := range things {

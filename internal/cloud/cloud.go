@@ -8,7 +8,6 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"time"
 )
 
 // InterfaceType tells ordinary ENIs from those Berth never uses.
@@ -17,10 +16,6 @@ type InterfaceType string
 // InterfaceOrdinary is the one type that is not foreign, as EC2 spells it
 // (EC2 API, NetworkInterface.InterfaceType).
 const InterfaceOrdinary InterfaceType = "interface"
-
-// TagCreatedAt is the tag with which Berth records when it made an ENI, in
-// RFC 3339; the cloud keeps no such time.
-const TagCreatedAt = "berth.dev/created-at"
 
 // ENI is one elastic network interface as the cloud described it at one
 // moment. Slices are in the cloud's order and owned by the receiver.
@@ -35,7 +30,6 @@ type ENI struct {
 	Zone        string
 	Groups      []string // security group IDs
 	Tags        map[string]string
-	CreatedAt   time.Time // from Berth's own tag; zero when absent
 
 	Primary      netip.Addr     // primary private IPv4 address
 	Addresses    []netip.Addr   // secondary private IPv4 addresses, the primary not among them
@@ -111,7 +105,6 @@ type Identity struct {
 	SubnetID     string // of the primary interface
 	PrimaryMAC   net.HardwareAddr
 	PrimaryIPv4  netip.Addr
-	PrimaryIPv6  netip.Addr // zero when the primary interface has none
 	VPCCIDRs     []netip.Prefix
 }
 

@@ -19,8 +19,8 @@ var _ = failpoint.Register(
 	"eni.collect.before", "eni.collect.after",
 )
 
-// around makes a change at the cloud between its two failpoints.
-func around(kind plan.Kind, call func() error) error {
+// change makes a change at the cloud between its two failpoints.
+func change(kind plan.Kind, call func() error) error {
 	return failpoint.Around("eni."+string(kind), call)
 }
 
@@ -29,9 +29,9 @@ func (r *Reconciler) act(ctx context.Context, p *step) error {
 	if p.lost {
 		p.priority = cloud.Begun
 	}
-	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), r.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, p.priority), callTimeout)
 	defer cancel()
-	if p.tidies && r.passive() {
+	if p.tidies && r.process.recalls {
 		var done func()
 		ctx, done = r.recallable(ctx)
 		defer done()
@@ -72,7 +72,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		p.reserved = r.cfg.Shared.Subnets.reserve(p.Subnet, p.Weight())
 	}
 	var made cloud.ENI
-	err := around(plan.Create, func() (err error) {
+	err := change(plan.Create, func() (err error) {
 		made, err = r.cfg.Cloud.CreateENI(ctx, p.intent.Request)
 		return err
 	})
@@ -88,7 +88,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 		made.Tags = p.intent.Request.Tags
 	}
 	k := newKnown(factsOf(made, r.cfg.Cluster))
-	if err := r.cfg.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
+	if err := r.checkOthers("CreateNetworkInterface", k.ID, k.SubnetID, append(k.kept(), cloud.HostPrefix(k.Primary))); err != nil {
 		p.doubtful = made.ID
 		return err
 	}
@@ -103,7 +103,7 @@ func (r *Reconciler) create(ctx context.Context, p *step) error {
 // reports the link.
 func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 	var id string
-	err := around(plan.Attach, func() (err error) {
+	err := change(plan.Attach, func() (err error) {
 		id, err = r.cfg.Cloud.AttachENI(ctx, k.ID, r.cfg.InstanceID, p.Index)
 		return err
 	})
@@ -125,7 +125,7 @@ func (r *Reconciler) attach(ctx context.Context, p *step, k *known) error {
 
 func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	var given []netip.Prefix
-	err := around(plan.Assign, func() (err error) {
+	err := change(plan.Assign, func() (err error) {
 		given, err = r.cfg.Cloud.AssignAddresses(ctx, k.ID, p.Amount)
 		return err
 	})
@@ -136,7 +136,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 	if err := r.view.checkAssigned(k, given, subnet); err != nil {
 		return err
 	}
-	if err := r.cfg.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
+	if err := r.checkOthers("AssignPrivateIpAddresses", k.ID, k.SubnetID, given); err != nil {
 		return err
 	}
 	p.reserved.end(p.Weight())
@@ -147,7 +147,7 @@ func (r *Reconciler) assign(ctx context.Context, p *step, k *known) error {
 }
 
 func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
-	err := around(plan.Unassign, func() error { return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
+	err := change(plan.Unassign, func() error { return r.cfg.Cloud.UnassignAddresses(ctx, k.ID, p.withdrawn) })
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (r *Reconciler) unassign(ctx context.Context, p *step, k *known) error {
 }
 
 func (r *Reconciler) detach(ctx context.Context, k *known) error {
-	err := around(plan.Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
+	err := change(plan.Detach, func() error { return r.cfg.Cloud.DetachENI(ctx, k.Attachment.ID) })
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (r *Reconciler) delete(ctx context.Context, k *known) error {
 		r.forget(k.ID)
 		return nil
 	}
-	err := around(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
+	err := change(plan.Delete, func() error { return r.cfg.Cloud.DeleteENI(ctx, k.ID) })
 	if err != nil && cloud.ClassOf(err) != cloud.Gone {
 		return err
 	}
@@ -196,7 +196,7 @@ func (r *Reconciler) forget(id string) {
 
 func (r *Reconciler) tag(ctx context.Context, k *known) error {
 	tags := map[string]string{TagInstanceID: r.cfg.InstanceID}
-	if err := around(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
+	if err := change(plan.Retag, func() error { return r.cfg.Cloud.Tag(ctx, k.ID, tags) }); err != nil {
 		return err
 	}
 	k.instanceTag = r.cfg.InstanceID

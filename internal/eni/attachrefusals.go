@@ -15,6 +15,9 @@ import (
 const (
 	attachTries = 3
 	attachRetry = 2 * time.Second // between them, doubling
+
+	attachRetryMost    = attachRetry << attachTries
+	abandonedRetryMost = 30 * time.Minute // before another is attached when several were given up
 )
 
 // attachments is what refused attachments tell of the instance.
@@ -31,11 +34,11 @@ func (a *attachments) stuck(now time.Time) bool { return a.abandoned > 1 && a.fu
 
 // abandon counts an ENI that is given up, and tells for how long no other is to
 // be attached: after the second, as it is not this ENI alone.
-func (a *attachments) abandon(retry time.Duration) (pause time.Duration) {
+func (a *attachments) abandon(wait time.Duration) (pause time.Duration) {
 	if a.abandoned++; a.abandoned < 2 {
 		return 0
 	}
-	return min(retry<<min(a.abandoned, 10), 30*time.Minute)
+	return retry.Delay(wait, abandonedRetryMost, a.abandoned)
 }
 
 // due is when the instance may have room again.
@@ -56,5 +59,5 @@ func (r *Reconciler) attachRefused(k *known, class cloud.Class, now time.Time) (
 			r.attachments.fullUntil = now.Add(r.cfg.jitter(pause))
 		}
 	}
-	return r.cfg.jitter(attachRetry << min(k.refusals-1, attachTries)), true
+	return r.cfg.jitter(retry.Delay(attachRetry, attachRetryMost, k.refusals-1)), true
 }

@@ -15,15 +15,12 @@ import (
 // before its call leaves and go on much later. So nobody gives back what is
 // recorded: whoever works for the node asks the cloud to take it, until it did.
 
-// shared tells whether others may work for the node.
-func (r *Reconciler) shared() bool { return r.cfg.Committed != nil }
-
 // overdueRelease deals with what was to leave and is there still, according to a
 // listing that cannot be older than the call: it is the node's again, or, if
 // others may work for the node, asked of the cloud once more by the step returned.
 func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
-	if !r.shared() {
-		r.restoreSettled()
+	if !r.process.sharesNode {
+		r.restoreOverdue()
 		return nil
 	}
 	r.adoptCommitted(now)
@@ -41,10 +38,7 @@ func (r *Reconciler) overdueRelease(ctx context.Context, now time.Time) *step {
 
 // adoptCommitted makes what others recorded this process's own.
 func (r *Reconciler) adoptCommitted(now time.Time) {
-	if !r.shared() {
-		return
-	}
-	for _, c := range r.cfg.Committed() {
+	for _, c := range r.fleet.Committed() {
 		k := r.view.enis[c.ENI]
 		if k == nil || k.phase() != plan.Attached || !k.facts.ours() {
 			continue

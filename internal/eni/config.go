@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -16,7 +15,7 @@ import (
 
 // Settings is what a person may change while a reconciler works.
 type Settings struct {
-	InstanceType string // with a Lister: as somebody said, and the cloud's answer counts; else as the instance itself says
+	InstanceType string // in a Fleet: as somebody said, and the cloud's answer counts; else as the instance itself says
 	VPCID        string // where subnets and security groups are looked for; empty: the instance's
 	Zone         string // likewise
 	Policy       ipam.Policy
@@ -39,52 +38,36 @@ type Settings struct {
 // named; all interfaces and pointers but Cloud and Node may be nil.
 type Config struct {
 	Settings
-	InstanceID   string
-	Cluster      string            // value of TagCluster; only ENIs with it are ever deleted
-	Limits       cloud.Limits      // zero: as the cloud says
-	Tags         map[string]string // further tags of new ENIs
-	NoCollection bool              // do not look for what vanished instances left
+	InstanceID string
+	Cluster    string // value of TagCluster; only ENIs with it are ever deleted
 
 	Cloud cloud.API
 	Node  Node
-	// Lister is how a process that works for many nodes observes them together;
-	// it also hands over listings for repair, by Observed. Nil: the reconciler
-	// asks for itself.
-	Lister Lister
-	Shared *Shared // with the other reconcilers of the process
-	// Elsewhere names the ENI of another node of the process that has some of an
-	// IPv4 address or prefix of a subnet; empty: none has. Nil: there is no other node.
-	Elsewhere func(subnetID string, thing netip.Prefix) (eniID string)
-	// Committed lists what was recorded as about to leave, by this process or
-	// another that works for the same node, and did not leave yet: addresses and
-	// prefixes, and ENIs without a prefix. None of it is ever given back to the
-	// node: another process may be about to ask the cloud. Nil: there is no other.
-	Committed func() []Release
-	Intents   Intents
-	Observer  Observer
-	// RateLimited is called by a pass in which a step waits for the cloud's rate limit
-	// for longer than Patience: Status tells of it already.
-	RateLimited func()
-	// Beside runs a call that a pass does not wait for, in a goroutine, and has
-	// a pass follow it. The call ends with the pass's context, or with End. Nil
-	// when Run is used, which sees to both.
-	Beside func(call func())
-	Clock  clock.Clock
-	Rand   *rand.Rand // for jitter
-	Logger *slog.Logger
+	// Fleet is for a process that works for many nodes. Nil: this one works for
+	// this node alone, and runs on its instance.
+	Fleet    *Fleet
+	Shared   *Shared // with the other reconcilers of the process
+	Intents  Intents
+	Observer Observer
+	Clock    clock.Clock
+	Rand     *rand.Rand // for jitter
+	Logger   *slog.Logger
 
 	ShrinkDelay     time.Duration // how long excess must persist; 1 min
 	ListingInterval time.Duration // between full observations, for repair; 1 min
 	CollectInterval time.Duration // between looks for orphans; 10 min
 	OrphanAge       time.Duration // of ENIs that others may delete; 15 min
-	PrefixRetry     time.Duration // before prefixes are tried again in a fragmented subnet; 5 min
 	Settle          time.Duration // how long a reply outranks a listing; 1 min
 	Lag             time.Duration // how long a write may take to show in listings; 5 s
 	SlowRetry       time.Duration // after errors that only a person can heal; 1 min
-	BurstWindow     time.Duration // without a kick ends a burst; 10 ms
-	Patience        time.Duration // with the rate limit of a call, before it is told; 15 s
-	CallTimeout     time.Duration // of one cloud call, its wait for the limiter included; 5 min
 }
+
+const (
+	callTimeout       = 5 * time.Minute       // of one cloud call, its wait for the limiter included
+	rateLimitPatience = 15 * time.Second      // with the rate limit of a call, before it is told
+	prefixRetry       = 5 * time.Minute       // before prefixes are tried again in a fragmented subnet
+	burstWindow       = 10 * time.Millisecond // without a kick ends a burst
+)
 
 func (c *Config) withDefaults() error {
 	var errs []error
@@ -107,13 +90,7 @@ func (c *Config) withDefaults() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Observer == nil {
-		c.Observer = silent{}
-	}
-	if c.Elsewhere == nil {
-		c.Elsewhere = func(string, netip.Prefix) string { return "" }
-	}
-	if c.RateLimited == nil {
-		c.RateLimited = func() {}
+		c.Observer = noObserver{}
 	}
 	if c.Intents == nil {
 		c.Intents = &MemoryIntents{}
@@ -129,9 +106,7 @@ func (c *Config) withDefaults() error {
 		def time.Duration
 	}{
 		{&c.ShrinkDelay, time.Minute}, {&c.ListingInterval, time.Minute}, {&c.CollectInterval, 10 * time.Minute},
-		{&c.OrphanAge, 15 * time.Minute}, {&c.PrefixRetry, 5 * time.Minute}, {&c.Settle, time.Minute},
-		{&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute}, {&c.BurstWindow, 10 * time.Millisecond},
-		{&c.Patience, 15 * time.Second}, {&c.CallTimeout, 5 * time.Minute},
+		{&c.OrphanAge, 15 * time.Minute}, {&c.Settle, time.Minute}, {&c.Lag, 5 * time.Second}, {&c.SlowRetry, time.Minute},
 	} {
 		if *d.to <= 0 {
 			*d.to = d.def

@@ -87,10 +87,10 @@ func (r *Reconciler) beginDeleteOnTermination(ctx context.Context, k *known, now
 	r.attributeCalls[k.ID] = c
 	due := k.deleteOnTerminationDue
 	ended := context.AfterFunc(r.life, drop)
-	r.cfg.Beside(func() {
+	r.fleet.Beside(func() {
 		defer drop()
 		defer ended()
-		c.done <- around(plan.SetDeleteOnTermination, func() error { return c.ask(ctx, &r.cfg, due) })
+		c.done <- change(plan.SetDeleteOnTermination, func() error { return c.ask(ctx, &r.cfg, due) })
 	})
 }
 
@@ -98,7 +98,7 @@ func (r *Reconciler) beginDeleteOnTermination(ctx context.Context, k *known, now
 // touches nothing of the node.
 func (c *attributeCall) ask(ctx context.Context, cfg *Config, due time.Time) error {
 	for {
-		priority, timeout := deleteOnTerminationPriority(cfg.Clock.Now().Sub(due), cfg.CallTimeout)
+		priority, timeout := deleteOnTerminationPriority(cfg.Clock.Now().Sub(due), callTimeout)
 		call, cancel := context.WithTimeout(cloud.WithPriority(ctx, priority), timeout)
 		err := cfg.Cloud.SetDeleteOnTermination(call, c.action.ENI, c.attachment, c.on)
 		late := call.Err() != nil && ctx.Err() == nil

@@ -6,6 +6,7 @@
 // The loop:
 //
 //	reconciler.go      one pass: observe, plan, act, in this order of precedence
+//	process.go         what depends on whether the process works for one node or for many
 //	timers.go          when the next pass is due
 //	plan/              what to do next, as a function of values
 //	step.go            what is recorded and withdrawn before the cloud is asked
@@ -20,7 +21,7 @@
 //
 //	facts.go                what a description, or the stored inventory, says of an ENI
 //	view.go                 the node's ENIs: listings, corrected by replies
-//	claims.go               ... and which ENI has what is listed for several
+//	disputes.go             ... and which ENI has what is listed for several
 //	reply.go                ... and whether a reply can be true
 //	confidence.go           whether a plan may be made on the view, and published
 //	lookups.go              ENIs that are to be described singly
@@ -31,7 +32,7 @@
 //	retries.go              what waits after failures, and until when
 //	probe.go                ... and is tried before its time for a pod that came to wait
 //	outage.go               ... or because another node had an answer
-//	surplus.go              how long there has been more than the policy keeps
+//	surplus.go              how much of the excess may go, by how long it has lasted (plan/excess.go)
 //	attachrefusals.go       ENIs that the cloud refuses to attach
 //	deleteontermination.go  the attribute of that name, which no pass waits for
 //	committed.go            what is to leave where several processes may work for a node

@@ -14,7 +14,7 @@ import (
 // changed, or a gate closed, so that the pass goes on without spinning.
 func (r *Reconciler) try(ctx context.Context, p *step) bool {
 	start := r.cfg.Clock.Now()
-	err := r.act(cloud.WithHeld(ctx, start.Add(r.cfg.Patience), func(op string) { r.rateLimited(p.Action, op) }), p)
+	err := r.act(cloud.WithHeld(ctx, start.Add(rateLimitPatience), func(op string) { r.rateLimited(p.Action, op) }), p)
 	r.acted(p.Action, err, start)
 	now := r.cfg.Clock.Now()
 	if err == nil {
@@ -55,9 +55,9 @@ func (r *Reconciler) try(ctx context.Context, p *step) bool {
 // rateLimited tells, in the middle of a step, that it waits for the cloud's rate limit.
 func (r *Reconciler) rateLimited(a plan.Action, op string) {
 	r.retries.limited(a.Kind, op)
-	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", r.cfg.Patience.String())
+	r.cfg.Logger.Warn("step waits for the rate limit", "step", a.String(), "action", op, "since", rateLimitPatience.String())
 	r.report()
-	r.cfg.RateLimited()
+	r.fleet.RateLimited()
 }
 
 // acted tells the observer of an action that began at start.
@@ -77,7 +77,7 @@ func (r *Reconciler) subnetFull(p *step, err error, now time.Time) {
 		r.forgetIntent()
 	}
 	if p.Prefixes > 0 {
-		until := now.Add(r.cfg.jitter(r.cfg.PrefixRetry))
+		until := now.Add(r.cfg.jitter(prefixRetry))
 		r.cfg.Shared.Subnets.refusedPrefix(id, until)
 		r.placement.retryAt = until
 	} else {
@@ -94,7 +94,7 @@ func (r *Reconciler) afterFailure(ctx context.Context, p *step, class cloud.Clas
 	if class == cloud.LimitReached || class == cloud.Gone || class == cloud.Conflict && p.Kind == plan.Attach {
 		r.confidence.markStale(now)
 	}
-	r.instance.uncertain = r.instance.uncertain || r.passive() && class == cloud.Conflict
+	r.instance.uncertain = r.instance.uncertain || !r.process.onInstance && class == cloud.Conflict
 	lost := class == cloud.Transient || class == cloud.Unknown
 	switch p.Kind {
 	case plan.Create:
@@ -160,7 +160,7 @@ func (r *Reconciler) leaveUnresolved(p *step, now time.Time) {
 // afterUnassign keeps what was withdrawn out of use while the call may have
 // taken effect: until now, whenever it was made. A denied one surely has not.
 func (r *Reconciler) afterUnassign(p *step, class cloud.Class, now time.Time) {
-	if class == cloud.Permission && !r.shared() {
+	if class == cloud.Permission && !r.process.sharesNode {
 		r.restoreWithdrawn(p)
 		return
 	}
@@ -173,7 +173,7 @@ func (r *Reconciler) afterUnassign(p *step, class cloud.Class, now time.Time) {
 }
 
 func (r *Reconciler) afterDetach(ctx context.Context, p *step, class cloud.Class, now time.Time) {
-	if (class == cloud.Permission || class == cloud.Bug) && !r.shared() {
+	if (class == cloud.Permission || class == cloud.Bug) && !r.process.sharesNode {
 		r.cancelDetach(ctx, p.ENI)
 		return
 	}

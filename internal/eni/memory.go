@@ -42,6 +42,10 @@ func (m *memory[V]) of(question string, age time.Duration) (a answer[V], young b
 	return a, ok && m.clock.Now().Sub(a.at) < age
 }
 
+// youngerThan is the first moment as of which an answer is younger than an age.
+// One of exactly that age is asked for again, as it is then that this is due.
+func youngerThan(age time.Duration, now time.Time) time.Time { return now.Add(-age + 1) }
+
 // ask returns an answer as of since or later, by a call if need be.
 func (m *memory[V]) ask(ctx context.Context, question string, since time.Time, call func(context.Context) (V, error)) (answer[V], error) {
 	// Who is about to grow neither waits with those whose subnets are full, nor

@@ -57,10 +57,10 @@ type Observer interface {
 	Reconciled(took time.Duration)
 }
 
-type silent struct{}
+type noObserver struct{}
 
-func (silent) Acted(plan.Action, cloud.Class, error, time.Duration) {}
-func (silent) Reconciled(time.Duration)                             {}
+func (noObserver) Acted(plan.Action, cloud.Class, error, time.Duration) {}
+func (noObserver) Reconciled(time.Duration)                             {}
 
 // Intent is an ENI creation that was decided on. The client token makes a
 // repeat of the same request return the ENI that the first one made, so it is

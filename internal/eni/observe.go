@@ -15,11 +15,11 @@ import (
 // the metadata service is never asked.
 func (r *Reconciler) observe(ctx context.Context) bool {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	l, err := r.list(call, start)
 	cancel()
 	if err == nil {
-		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.own != nil {
+		if err = r.take(ctx, l); err != nil && r.confidence.confirmed.IsZero() && r.process.lists {
 			r.own.kept = l
 		}
 	}
@@ -33,7 +33,7 @@ func (r *Reconciler) observe(ctx context.Context) bool {
 // list asks for what is to be known next, unless the first listing, of which
 // nothing followed, is new enough.
 func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
-	if r.own != nil {
+	if r.process.lists {
 		l := r.own.kept
 		r.own.kept = Listing{}
 		if l.since(r.confidence.staleSince, r.confidence.observeNotBefore, now.Add(-r.cfg.ListingInterval)) {
@@ -43,7 +43,7 @@ func (r *Reconciler) list(ctx context.Context, now time.Time) (Listing, error) {
 			return r.own.listDetached(ctx, r.cfg.InstanceID)
 		}
 	}
-	return r.lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
+	return r.fleet.Lister.List(ctx, r.cfg.InstanceID, r.confidence.staleSince)
 }
 
 // Observed takes a listing that was made for many nodes, in the goroutine that
@@ -92,14 +92,14 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 		r.findLimits(ctx)
 	}
 	first := r.confidence.observed(l.At, r.nextRepair(l.Of))
-	if first && !r.cfg.NoCollection {
+	if first && r.process.collects {
 		r.orphans.at = l.At.Add(time.Duration(r.cfg.Rand.Int64N(int64(r.cfg.CollectInterval))))
 	}
 	for _, k := range r.view.list() {
 		if at, ok := r.lookups.at[k.ID]; ok && !at.After(l.At) {
 			delete(r.lookups.at, k.ID)
 		}
-		r.settle(k.ID, l.At)
+		r.concludeOn(k.ID, l.At)
 	}
 	r.adoptCommitted(r.cfg.Clock.Now())
 	_ = r.publish(ctx)
@@ -110,7 +110,7 @@ func (r *Reconciler) take(ctx context.Context, l Listing) error {
 // not the last part, the rest is due.
 func (r *Reconciler) nextRepair(listed Part) time.Time {
 	switch now := r.cfg.Clock.Now(); {
-	case r.passive():
+	case !r.process.lists:
 		return time.Time{}
 	case listed == Whole:
 		return now.Add(r.cfg.jitter(r.cfg.ListingInterval))
@@ -150,9 +150,9 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	if r.lookups.blocksGrowth(id) {
 		call = cloud.WithPriority(ctx, cloud.Begun)
 	}
-	call, cancel := context.WithTimeout(call, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(call, callTimeout)
 	defer cancel()
-	list, at, err := r.lister.Look(call, id)
+	list, at, err := r.fleet.Lister.Look(call, id)
 	r.acted(plan.Action{Kind: plan.Observe, ENI: id}, err, start)
 	if err != nil {
 		r.observeFailed(err)
@@ -163,13 +163,13 @@ func (r *Reconciler) lookUp(ctx context.Context, id string) bool {
 	list = without(list, func(e cloud.ENI) bool { return e.ID != id })
 	r.view.merge(r.ofInstance(list), at, func(k *known) bool { return k.ID == id })
 	r.checkContradictions()
-	r.settle(id, at)
+	r.concludeOn(id, at)
 	_ = r.publish(ctx)
 	return true
 }
 
-// settle draws the conclusions for one ENI from a listing as of a moment.
-func (r *Reconciler) settle(id string, at time.Time) {
+// concludeOn draws the conclusions for one ENI from a listing as of a moment.
+func (r *Reconciler) concludeOn(id string, at time.Time) {
 	k := r.view.enis[id]
 	r.lookups.seen(id, k, at)
 	attached := k != nil && k.phase() == plan.Attached
@@ -177,7 +177,7 @@ func (r *Reconciler) settle(id string, at time.Time) {
 		if k != nil {
 			k.attachUnresolved = false
 		}
-		if !attached || !r.shared() {
+		if !attached || !r.process.sharesNode {
 			delete(r.view.detaching, id) // if it is still attached, publishing it gives it back
 		}
 	}

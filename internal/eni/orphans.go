@@ -42,7 +42,7 @@ func (r *Reconciler) collect(ctx context.Context) {
 		Alive: func(id string) bool { return id == r.cfg.InstanceID },
 		Pause: func() bool { return r.cfg.Node.Usage().Waiting > 0 },
 	}
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	n, paused, err := c.Collect(call, start)
 	if paused {
@@ -102,7 +102,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, pau
 		if c.Pause != nil && c.Pause() {
 			return deleted, true, first
 		}
-		err := around(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
+		err := change(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
 		switch class := cloud.ClassOf(err); {
 		case err == nil, class == cloud.Gone:
 			deleted++

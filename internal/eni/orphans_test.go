@@ -41,7 +41,7 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	one := func(change func(*cloud.ENI)) cloud.ENI {
 		e := cloud.ENI{
-			Status: "available", Description: Description("i-gone"), CreatedAt: t0.Add(-24 * time.Hour),
+			Status: "available", Description: Description("i-gone"),
 			Tags: map[string]string{
 				TagCluster: "test", TagOwner: Owner, TagInstanceID: "i-gone", TagCreatedAt: t0.Add(-24 * time.Hour).Format(time.RFC3339),
 			},
@@ -51,7 +51,7 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	}
 	cl := &leftovers{enis: map[string]cloud.ENI{
 		"orphan":                one(func(*cloud.ENI) {}),
-		"without an age":        one(func(e *cloud.ENI) { e.CreatedAt = time.Time{}; delete(e.Tags, TagCreatedAt) }),
+		"without an age":        one(func(e *cloud.ENI) { delete(e.Tags, TagCreatedAt) }),
 		"no description":        one(func(e *cloud.ENI) { e.Description = "" }),
 		"another description":   one(func(e *cloud.ENI) { e.Description = "database" }),
 		"adopted":               one(func(e *cloud.ENI) { e.Description = Description("i-ended") }),

@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +13,8 @@ const (
 	TagCluster    = "berth.dev/cluster"
 	TagInstanceID = "berth.dev/instance-id"
 	TagOwner      = "berth.dev/owner"
-	TagCreatedAt  = cloud.TagCreatedAt
+	// TagCreatedAt says when Berth made an ENI, in RFC 3339; EC2 keeps no such time.
+	TagCreatedAt = "berth.dev/created-at"
 	// TagUnmanaged, with any value but "false", keeps Berth off an ENI.
 	TagUnmanaged = "berth.dev/unmanaged"
 )
@@ -45,13 +45,10 @@ func unmanaged(e cloud.ENI) bool {
 
 // creationTags are what a new ENI carries from its first moment.
 func (c *Config) creationTags(now time.Time) map[string]string {
-	tags := maps.Clone(c.Tags)
-	if tags == nil {
-		tags = map[string]string{}
+	return map[string]string{
+		TagCluster:    c.Cluster,
+		TagInstanceID: c.InstanceID,
+		TagOwner:      Owner,
+		TagCreatedAt:  now.UTC().Format(time.RFC3339),
 	}
-	tags[TagCluster] = c.Cluster
-	tags[TagInstanceID] = c.InstanceID
-	tags[TagOwner] = Owner
-	tags[TagCreatedAt] = now.UTC().Format(time.RFC3339)
-	return tags
 }

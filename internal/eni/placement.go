@@ -106,7 +106,7 @@ func (p *placement) groups(ctx context.Context) ([]string, error) {
 		return p.cfg.Groups, nil
 	}
 	if len(p.cfg.GroupTags) > 0 {
-		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), p.cfg.CallTimeout)
+		ctx, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)
 		defer cancel()
 		vpc, _ := p.vpcAndZone()
 		return p.cfg.Shared.findGroups(ctx, vpc, p.cfg.GroupTags, p.cfg.Clock.Now())

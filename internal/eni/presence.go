@@ -12,7 +12,7 @@ import (
 // present tells whether a listing has the instance at all; after two without it
 // the instance is asked for.
 func (r *Reconciler) present(ctx context.Context, l Listing) error {
-	if !r.passive() {
+	if r.process.onInstance {
 		return nil
 	}
 	if hasPrimary(l.ENIs) {
@@ -46,8 +46,8 @@ func (r *Reconciler) present(ctx context.Context, l Listing) error {
 // changed while it does not.
 func (r *Reconciler) askInstance(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(ctx, r.cfg.CallTimeout)
-	in, err := r.lister.Instance(call, r.cfg.InstanceID)
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	in, err := r.fleet.Lister.Instance(call, r.cfg.InstanceID)
 	cancel()
 	state := r.instance.answered(in, err, start)
 	if state != instanceUnanswered { // also that there is none
@@ -71,32 +71,27 @@ func (r *Reconciler) askInstance(ctx context.Context) {
 // stoppedRetry is when a stopped instance is asked for again, should nobody say
 // that it runs: nodes of one process do so in the same moment, by shared calls.
 func (r *Reconciler) stoppedRetry(now time.Time) time.Duration {
-	if !r.passive() {
+	if r.process.onInstance {
 		return r.cfg.jitter(r.cfg.SlowRetry)
 	}
 	return now.Truncate(r.cfg.SlowRetry).Add(r.cfg.SlowRetry).Sub(now)
 }
 
-// limitsKnown tells whether what the instance may have is configured or was asked.
-func (r *Reconciler) limitsKnown() bool {
-	return r.cfg.Limits != cloud.Limits{} || r.instance.limitsKnown()
-}
-
 func (r *Reconciler) limitsDue(now time.Time) bool {
-	return !r.limitsKnown() && !r.retries.closed(gateLimits, now)
+	return !r.instance.limitsKnown() && !r.retries.closed(gateLimits, now)
 }
 
 // findLimits asks what the instance type allows, and first for the type, unless the
 // cloud has told that: who asks for ENIs does not decide how many there may be.
 func (r *Reconciler) findLimits(ctx context.Context) {
 	start := r.cfg.Clock.Now()
-	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), r.cfg.CallTimeout)
+	call, cancel := context.WithTimeout(cloud.WithPriority(ctx, cloud.Begun), callTimeout)
 	defer cancel()
 	typ := r.instance.typ
 	var err error
 	if !r.instance.typeKnown || typ == "" {
 		var in cloud.Instance
-		if in, err = r.lister.Instance(call, r.cfg.InstanceID); err != nil {
+		if in, err = r.fleet.Lister.Instance(call, r.cfg.InstanceID); err != nil {
 			err = fmt.Errorf("instance type of %s: %w", r.cfg.InstanceID, err)
 		} else {
 			r.instance.typ, r.instance.typeKnown = in.Type, in.Type != ""

@@ -49,7 +49,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		}
 	}
 	for _, l := range inv.Leaving {
-		if l.Attached && r.shared() {
+		if l.Attached && r.process.sharesNode {
 			continue // it is Committed
 		}
 		k := newKnown(ENI{ID: l.ENI, DeviceIndex: l.DeviceIndex}.facts(r.cfg.InstanceID))
@@ -62,7 +62,7 @@ func (r *Reconciler) Seed(inv Inventory) {
 		if k == nil {
 			continue
 		}
-		if slices.Contains(k.held, rel.Prefix) { // until a listing settles it, however long ago that was
+		if slices.Contains(k.held, rel.Prefix) { // until a listing decides it, however long ago that was
 			k.releasing[rel.Prefix] = past(rel.Since)
 		} else {
 			k.removed[rel.Prefix] = past(rel.Since)
@@ -80,7 +80,7 @@ func (r *Reconciler) inventory() Inventory {
 			since, leaving = k.replied, true
 		}
 		attached := leaving && k.phase() == plan.Attached
-		if leaving && (r.view.fresh(since, now) || attached && r.shared()) {
+		if leaving && (r.view.fresh(since, now) || attached && r.process.sharesNode) {
 			inv.Leaving = append(inv.Leaving, Leave{ENI: k.ID, DeviceIndex: k.index(), Since: since, Attached: attached})
 		}
 		if leaving || !r.ours(k) || k.phase() != plan.Attached {
@@ -123,9 +123,9 @@ func (r *Reconciler) publish(ctx context.Context) error {
 	return nil
 }
 
-// restoreSettled gives withdrawn addresses back to the node whose release
+// restoreOverdue gives withdrawn addresses back to the node whose release
 // failed, once a listing that cannot be older than the call still has them.
-func (r *Reconciler) restoreSettled() {
+func (r *Reconciler) restoreOverdue() {
 	for _, k := range r.view.enis {
 		var back []netip.Prefix
 		for p, since := range k.releasing {

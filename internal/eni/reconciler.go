@@ -19,9 +19,10 @@ type Reconciler struct {
 	needed retry.Signal // by Kick too, for the watch of a step
 
 	// What follows belongs to the goroutine in Reconcile.
-	view   *view
-	lister Lister
-	own    *ownLister // the lister of a node of its own process; nil: someone else lists for repair
+	view    *view
+	process process
+	fleet   Fleet
+	own     *ownLister // used if process.lists
 
 	confidence     confidence
 	lookups        lookups
@@ -37,7 +38,7 @@ type Reconciler struct {
 
 	life context.Context // ends with End or Close
 	kill context.CancelFunc
-	work sync.WaitGroup // of Beside, where Run is used
+	work sync.WaitGroup // of noFleet, beside a pass
 
 	mu     sync.Mutex // guards status
 	status Status
@@ -50,29 +51,25 @@ func New(cfg Config) (*Reconciler, error) {
 		return nil, fmt.Errorf("ENI reconciler: %w", err)
 	}
 	r := &Reconciler{
-		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle), lister: cfg.Lister,
+		cfg: cfg, kick: retry.NewSignal(), needed: retry.NewSignal(), view: newView(cfg.Settle),
 		attributeCalls: attributeCalls{},
 	}
 	r.confidence.viewStale = true
 	r.lookups = lookups{at: map[string]time.Time{}, unresolved: map[string]unresolvedCall{}}
 	r.retries = retries{cfg: &r.cfg, failed: map[gate]*backoff{}, throttled: map[gate]*step{}}
-	r.instance.lag, r.instance.limits, r.instance.typ = cfg.Lag, cfg.Limits, cfg.InstanceType
+	r.instance.lag, r.instance.typ = cfg.Lag, cfg.InstanceType
 	r.surplus.delay, r.orphans.seen = cfg.ShrinkDelay, Sightings{}
 	r.life, r.kill = context.WithCancel(context.Background())
-	if cfg.Beside == nil {
-		r.cfg.Beside = func(work func()) { r.work.Go(func() { work(); r.Kick() }) }
-	}
-	if cfg.Lister == nil {
+	if cfg.Fleet != nil {
+		r.process, r.fleet = ofFleet, *cfg.Fleet
+	} else {
 		r.own = &ownLister{cfg: &r.cfg}
-		r.lister = r.own
+		r.process, r.fleet = ofOneNode, r.noFleet()
 		r.instance.typeKnown = cfg.InstanceType != "" // of this very instance, as its metadata service says
 	}
-	r.placement = placement{subnetCounts: subnetCounts{shared: r.passive()}, cfg: &r.cfg, view: r.view, lister: r.lister}
+	r.placement = placement{subnetCounts: subnetCounts{shared: r.process.sharesCounts}, cfg: &r.cfg, view: r.view, lister: r.fleet.Lister}
 	return r, nil
 }
-
-// passive tells whether someone else lists for repair.
-func (r *Reconciler) passive() bool { return r.own == nil }
 
 // Kick says that something may have to be done now: pods wait or went, a
 // withdrawal was confirmed. It never blocks.
@@ -100,14 +97,14 @@ func (r *Reconciler) Run(ctx context.Context) error {
 }
 
 // gather waits for a burst of pods to be over, so that one call asks for all of
-// them: until no kick came for BurstWindow, and at most ten times as long.
+// them: until no kick came for burstWindow, and at most ten times as long.
 func (r *Reconciler) gather(ctx context.Context) error {
-	latest := r.cfg.Clock.Now().Add(10 * r.cfg.BurstWindow)
+	latest := r.cfg.Clock.Now().Add(10 * burstWindow)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.cfg.Clock.After(r.cfg.BurstWindow):
+		case <-r.cfg.Clock.After(burstWindow):
 			return nil
 		case <-r.kick:
 			if !r.cfg.Clock.Now().Before(latest) {
@@ -188,7 +185,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 	if id, ok := r.lookups.next(now, false); ok && mayObserve {
 		return r.lookUp(ctx, id)
 	}
-	if !r.cfg.NoCollection && r.orphans.collectDue(now) && !r.retries.closed(gateCollect, now) {
+	if r.process.collects && r.orphans.collectDue(now) && !r.retries.closed(gateCollect, now) {
 		r.collect(ctx)
 		return true
 	}
@@ -198,7 +195,7 @@ func (r *Reconciler) tidy(ctx context.Context, now time.Time, mayObserve bool) b
 // repairDue tells whether the node's ENIs are to be listed for repair, which is
 // this reconciler's own to do.
 func (r *Reconciler) repairDue(now time.Time) bool {
-	return !r.passive() && !r.confidence.observeAt.After(now)
+	return r.process.lists && !r.confidence.observeAt.After(now)
 }
 
 // takeNews takes up what other goroutines said since the last step.
@@ -235,7 +232,7 @@ func (r *Reconciler) learnPrerequisites(ctx context.Context, now time.Time) bool
 // plan picks the first step of the current plan whose way is open. What a step
 // of growth takes of a subnet is set apart in the moment in which it is chosen.
 func (r *Reconciler) plan(ctx context.Context, now time.Time) *step {
-	if !r.limitsKnown() || r.instance.stopped {
+	if !r.instance.limitsKnown() || r.instance.stopped {
 		return nil
 	}
 	if p := r.overdueRelease(ctx, now); p != nil {
@@ -286,7 +283,7 @@ func (r *Reconciler) countsDue(now time.Time) bool {
 
 // detachedUnknown tells that it is not known yet what of the node is detached: there
 // may be an ENI already that can be attached in place of a new one.
-func (r *Reconciler) detachedUnknown() bool { return r.own != nil && !r.own.listedDetached }
+func (r *Reconciler) detachedUnknown() bool { return r.process.lists && !r.own.listedDetached }
 
 // evaluation is a state and what the plan made of it.
 type evaluation struct {
@@ -363,7 +360,7 @@ func (r *Reconciler) state(now time.Time) plan.State {
 		}
 		e := r.eniState(k, u.ENIs[k.ID])
 		// Someone else who works for this node may be about to attach it.
-		e.JustMade = r.passive() && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
+		e.JustMade = r.process.sharesNode && e.Phase == plan.Detached && k.replied.IsZero() && now.Sub(k.createdAt()) < r.cfg.Settle
 		s.ENIs = append(s.ENIs, e)
 	}
 	return s

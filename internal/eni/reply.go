@@ -94,9 +94,9 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 }
 
 // checkOthers refuses things of a subnet that another node of the process has.
-func (c *Config) checkOthers(op, to, subnet string, things []netip.Prefix) error {
+func (r *Reconciler) checkOthers(op, to, subnet string, things []netip.Prefix) error {
 	for _, t := range things {
-		if other := c.Elsewhere(subnet, t); other != "" {
+		if other := r.fleet.Elsewhere(subnet, t); other != "" {
 			return badReply(op, "%v for %s is of %s, which is another node's", brief(t), to, other)
 		}
 	}

@@ -124,7 +124,7 @@ func (t *retries) limited(kind plan.Kind, op string) {
 	b := t.of(gateOfKind[kind])
 	b.kind, b.class = kind, cloud.Throttled
 	b.err = &cloud.Error{Class: cloud.Throttled, Op: op, Message: fmt.Sprintf(
-		"not sent for %v, as EC2, or a ceiling that is configured, lets few calls of this action through", t.cfg.Patience)}
+		"not sent for %v, as EC2, or a ceiling that is configured, lets few calls of this action through", rateLimitPatience)}
 }
 
 // open lets a gate that is closed be tried again now.

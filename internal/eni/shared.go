@@ -28,8 +28,8 @@ type Shared struct {
 	outage *outage
 }
 
-// NewShared returns what nothing is known in. Answered, which may be nil, is
-// called when EC2 was away and answers again: nodes that wait may go on at once.
+// NewShared returns a Shared that has asked nothing yet. Answered, which may be
+// nil, is called when EC2 was away and answers again: nodes that wait may go on at once.
 // It is called from the goroutine that reconciles.
 func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 	return &Shared{
@@ -42,7 +42,7 @@ func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 // None is an error of class Gone that names the tags.
 func (s *Shared) findGroups(ctx context.Context, vpc string, tags map[string]string, now time.Time) ([]string, error) {
 	text := tagText(tags)
-	a, err := s.groups.ask(ctx, vpc+" "+text, now.Add(1-groupsAge), func(ctx context.Context) ([]string, error) {
+	a, err := s.groups.ask(ctx, vpc+" "+text, youngerThan(groupsAge, now), func(ctx context.Context) ([]string, error) {
 		ids, err := s.api.SecurityGroups(ctx, vpc, tags)
 		if err != nil {
 			return nil, fmt.Errorf("find the security groups with tags %s: %w", text, err)
@@ -80,7 +80,7 @@ func (v vpcRoutes) table(subnet string) string {
 
 // findRoutes has the route tables of a VPC known.
 func (s *Shared) findRoutes(ctx context.Context, vpc string, now time.Time) error {
-	_, err := s.routes.ask(ctx, vpc, now.Add(1-routesAge), func(ctx context.Context) (vpcRoutes, error) {
+	_, err := s.routes.ask(ctx, vpc, youngerThan(routesAge, now), func(ctx context.Context) (vpcRoutes, error) {
 		list, err := s.api.RouteTables(ctx, vpc)
 		if err != nil {
 			return vpcRoutes{}, fmt.Errorf("find the route tables of %s: %w", vpc, err)

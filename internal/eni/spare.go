@@ -28,7 +28,7 @@ func (r *Reconciler) demand() (waiting, free int) {
 // process of its own they yield to those of others, until a pod comes to wait.
 // The step must be ended with done.
 func (r *Reconciler) sparing(ctx context.Context) (call context.Context, done func()) {
-	if r.passive() || !r.supplied() {
+	if !r.process.yields || !r.supplied() {
 		return ctx, func() {}
 	}
 	needed, done := r.until(func() bool { return !r.supplied() })

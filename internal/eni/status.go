@@ -62,7 +62,7 @@ func (r *Reconciler) report() {
 		e := r.evaluate(now)
 		d := e.plan
 		s.Available, s.Used = d.Available, d.Used
-		if r.limitsKnown() {
+		if r.instance.limitsKnown() {
 			s.Needed, s.AtCapacity = d.Needed, d.AtCapacity
 			s.Shortage, s.Explanation = plan.Shortage(r.instance.limits, r.cfg.Policy, e.state)
 		}

@@ -106,7 +106,7 @@ func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) boo
 			return false // a listing gave it back meanwhile, and pods came
 		}
 		r.view.detaching[p.ENI] = now
-		if err := r.publish(ctx); err != nil && r.shared() {
+		if err := r.publish(ctx); err != nil && r.process.sharesNode {
 			r.cancelDetach(ctx, p.ENI)
 			return false
 		}
@@ -117,7 +117,7 @@ func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) boo
 			}
 			k.releasing[t] = now
 		}
-		if err := r.publish(ctx); err != nil && r.shared() {
+		if err := r.publish(ctx); err != nil && r.process.sharesNode {
 			r.restoreWithdrawn(p)
 			return false
 		}
@@ -128,7 +128,7 @@ func (r *Reconciler) revalidate(ctx context.Context, p *step, now time.Time) boo
 // cancelShrink ends a throttled step that would take what pods wait for by now.
 func (r *Reconciler) cancelShrink(ctx context.Context) {
 	p := r.retries.throttled[gateShrink]
-	if p == nil || r.shared() || r.cfg.Node.Usage().Waiting == 0 {
+	if p == nil || r.process.sharesNode || r.cfg.Node.Usage().Waiting == 0 {
 		return
 	}
 	delete(r.retries.throttled, gateShrink)

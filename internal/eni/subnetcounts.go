@@ -23,9 +23,9 @@ type subnetCounts struct {
 	retryAt   time.Time // when a subnet that was refused is worth another try
 }
 
-// since is the moment as of which free counts do at now.
+// since is the moment as of which, or later, free counts are new enough at now.
 func (c *subnetCounts) since(now time.Time) time.Time {
-	since := now.Add(1 - c.age())
+	since := youngerThan(c.age(), now)
 	if c.newerThan.After(since) {
 		return c.newerThan
 	}

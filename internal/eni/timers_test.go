@@ -70,7 +70,7 @@ func TestDue(t *testing.T) {
 
 func TestWake(t *testing.T) {
 	fresh := func() *Reconciler {
-		r := &Reconciler{own: &ownLister{}}
+		r := &Reconciler{process: ofOneNode, own: &ownLister{}}
 		r.confidence.observeAt = unix(60)
 		return r
 	}
@@ -86,9 +86,9 @@ func TestWake(t *testing.T) {
 			r.retries.failed = map[gate]*backoff{gateObserve: {until: unix(13), kind: plan.Observe}}
 		}, 3 * second},
 		{"something before it", func(r *Reconciler) { r.orphans.at = unix(20) }, 10 * second},
-		{"somebody else lists", func(r *Reconciler) { r.own, r.confidence.observeAt = nil, time.Time{} }, idle},
+		{"somebody else lists", func(r *Reconciler) { r.process, r.confidence.observeAt = ofFleet, time.Time{} }, idle},
 		{"somebody else lists, and an ENI is to be looked at", func(r *Reconciler) {
-			r.own, r.confidence.observeAt = nil, time.Time{}
+			r.process, r.confidence.observeAt = ofFleet, time.Time{}
 			r.lookups.at = map[string]time.Time{"a": unix(12)}
 		}, 2 * second},
 		{"the instance is no more", func(r *Reconciler) { r.instance.vanished = true }, idle},

@@ -213,7 +213,7 @@ func Parse(text string) (netip.Prefix, error) {
 		return cloud.HostPrefix(a), nil
 	}
 	p, err := netip.ParsePrefix(text)
-	if err != nil || !p.Addr().Is4() || p != p.Masked() || 1<<(32-p.Bits()) != ipam.PrefixAddresses {
+	if err != nil || !p.Addr().Is4() || p != cloud.PrefixAround(p.Addr()) {
 		return p, errors.New("expected an IPv4 address, or an aligned /28")
 	}
 	return p, nil

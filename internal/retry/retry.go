@@ -7,6 +7,13 @@ import (
 	"time"
 )
 
+// First and Most bound the usual wait after failures of a request to the API
+// server, or to the kernel: see Delay.
+const (
+	First = 250 * time.Millisecond
+	Most  = 10 * time.Second
+)
+
 // Delay is how long to wait after some failures in a row, of which the last is
 // not counted: first, then twice as long, and so on up to most.
 func Delay(first, most time.Duration, failures int) time.Duration {

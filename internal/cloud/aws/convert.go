@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"time"
 
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
@@ -133,10 +132,6 @@ func (r *reading) eni(n *types.NetworkInterface) cloud.ENI {
 		SubnetID:    sdk.ToString(n.SubnetId),
 		Zone:        sdk.ToString(n.AvailabilityZone),
 		Tags:        tagsOf(n.TagSet),
-	}
-	// People edit tags: one that cannot be read counts as absent.
-	if t, err := time.Parse(time.RFC3339, e.Tags[cloud.TagCreatedAt]); err == nil {
-		e.CreatedAt = t
 	}
 	for _, g := range n.Groups {
 		e.Groups = append(e.Groups, r.text("groupId", g.GroupId))

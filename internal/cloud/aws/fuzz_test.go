@@ -146,15 +146,15 @@ func soundENI(t *testing.T, e cloud.ENI) {
 // FuzzIdentity feeds answers of the metadata service.
 func FuzzIdentity(f *testing.F) {
 	clearAWS(f)
-	f.Add("i-1", "m5.large", "02:00:00:00:00:0a", "10.0.0.10", "10.0.0.0/16\n10.1.0.0/16", "2001:db8::1")
-	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1")
+	f.Add("i-1", "m5.large", "02:00:00:00:00:0a", "10.0.0.10", "10.0.0.0/16\n10.1.0.0/16", "2001:db8::/56")
+	f.Add("", "<html>", "02:00:00:00:00:0a:0b:0c", "::ffff:10.0.0.10", "0.0.0.0/0", "fe80::1%1/64")
 	f.Fuzz(func(t *testing.T, id, kind, mac, addr, blocks, v6 string) {
 		paths := map[string]string{
 			"instance-id": id, "instance-type": kind, "placement/region": "r", "placement/availability-zone": "ra", "mac": mac, "local-ipv4": addr,
 		}
 		parsed, _ := net.ParseMAC(mac)
 		of := "network/interfaces/macs/" + parsed.String() + "/"
-		paths[of+"vpc-id"], paths[of+"subnet-id"], paths[of+"vpc-ipv4-cidr-blocks"], paths[of+"ipv6s"] = "vpc-1", "subnet-1", blocks, v6
+		paths[of+"vpc-id"], paths[of+"subnet-id"], paths[of+"vpc-ipv4-cidr-blocks"], paths[of+"vpc-ipv6-cidr-blocks"] = "vpc-1", "subnet-1", blocks, v6
 		m := NewMetadata((&metadataServer{paths: paths}).options())
 		got, err := m.Identity(t.Context())
 		if err != nil {

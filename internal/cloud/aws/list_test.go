@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -58,7 +57,6 @@ func TestListings(t *testing.T) {
 				ID: "eni-0a", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, Type: cloud.InterfaceOrdinary, Status: "in-use",
 				Description: "made by Berth", VPCID: "vpc-1", SubnetID: "subnet-1", Zone: "eu-west-1a", Groups: []string{"sg-1", "sg-2"},
 				Tags:         map[string]string{"berth.dev/created-at": "2026-05-04T03:02:01Z", "Name": "x"},
-				CreatedAt:    time.Date(2026, 5, 4, 3, 2, 1, 0, time.UTC),
 				Primary:      netip.MustParseAddr("10.0.0.10"),
 				Addresses:    []netip.Addr{netip.MustParseAddr("10.0.0.12"), netip.MustParseAddr("10.0.0.11")},
 				Prefixes:     []netip.Prefix{netip.MustParsePrefix("10.0.0.32/28")},

@@ -17,6 +17,7 @@ import (
 	smithymw "github.com/aws/smithy-go/middleware"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/retry"
 )
 
 // Pauses between attempts while the metadata service does not answer.
@@ -73,7 +74,6 @@ func (m *Metadata) Identity(ctx context.Context) (cloud.Identity, error) {
 	id.VPCID = r.text(nic + "vpc-id")
 	id.SubnetID = r.text(nic + "subnet-id")
 	id.VPCCIDRs = append(r.prefixes(nic+"vpc-ipv4-cidr-blocks", required), r.prefixes(nic+"vpc-ipv6-cidr-blocks", optional)...)
-	id.PrimaryIPv6 = r.firstIPv6(nic + "ipv6s")
 	if has := func(p netip.Prefix) bool { return p.Contains(id.PrimaryIPv4) }; r.err == nil && !slices.ContainsFunc(id.VPCCIDRs, has) {
 		r.bad(nic+"vpc-ipv4-cidr-blocks", fmt.Sprint(id.VPCCIDRs), "one with the instance's "+id.PrimaryIPv4.String())
 	}
@@ -127,8 +127,7 @@ func (r *metadataReading) bad(path, value, expected string) {
 
 // get reads one path, and again while the service is coming up.
 func (r *metadataReading) get(path string, need presence) string {
-	pause := metadataPause
-	for r.err == nil {
+	for failures := 0; r.err == nil; failures++ {
 		body, err := r.m.once(r.ctx, path)
 		if err == nil {
 			return body
@@ -144,8 +143,7 @@ func (r *metadataReading) get(path string, need presence) string {
 			return ""
 		}
 		select {
-		case <-time.After(pause):
-			pause = min(2*pause, metadataMaxPause)
+		case <-time.After(retry.Delay(metadataPause, metadataMaxPause, failures)):
 		case <-r.ctx.Done():
 			r.fail(path, cloud.Transient, fmt.Errorf("%w; last: %w", context.Cause(r.ctx), err))
 		}
@@ -195,18 +193,6 @@ func (r *metadataReading) addr(path string) netip.Addr {
 	a, ok := ipv4.addr(s)
 	if !ok {
 		r.bad(path, s, "an IPv4 address")
-	}
-	return a
-}
-
-func (r *metadataReading) firstIPv6(path string) netip.Addr {
-	list := strings.Fields(r.get(path, optional))
-	if len(list) == 0 {
-		return netip.Addr{}
-	}
-	a, ok := ipv6.addr(list[0])
-	if !ok {
-		r.bad(path, list[0], "an IPv6 address")
 	}
 	return a
 }

@@ -29,7 +29,6 @@ func machine() map[string]string {
 		"placement/availability-zone": "eu-west-1a", "mac": "02:00:00:00:00:0a", "local-ipv4": "10.0.0.10",
 		nic + "vpc-id": "vpc-1", nic + "subnet-id": "subnet-1",
 		nic + "vpc-ipv4-cidr-blocks": "10.0.0.0/16\n100.64.0.0/16", nic + "vpc-ipv6-cidr-blocks": "2001:db8::/56",
-		nic + "ipv6s": "2001:db8::a\n2001:db8::b",
 	}
 }
 
@@ -93,14 +92,13 @@ func (s *metadataServer) options() Options {
 func TestIdentity(t *testing.T) {
 	want := cloud.Identity{
 		InstanceID: "i-1", InstanceType: "m5.large", Region: "eu-west-1", Zone: "eu-west-1a", VPCID: "vpc-1", SubnetID: "subnet-1",
-		PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, PrimaryIPv4: netip.MustParseAddr("10.0.0.10"), PrimaryIPv6: netip.MustParseAddr("2001:db8::a"),
+		PrimaryMAC: net.HardwareAddr{2, 0, 0, 0, 0, 10}, PrimaryIPv4: netip.MustParseAddr("10.0.0.10"),
 		VPCCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16"), netip.MustParsePrefix("100.64.0.0/16"), netip.MustParsePrefix("2001:db8::/56")},
 	}
 	noIPv6 := want
-	noIPv6.PrimaryIPv6, noIPv6.VPCCIDRs = netip.Addr{}, want.VPCCIDRs[:2]
+	noIPv6.VPCCIDRs = want.VPCCIDRs[:2]
 	v4 := machine()
 	delete(v4, nic+"vpc-ipv6-cidr-blocks")
-	delete(v4, nic+"ipv6s")
 	for _, tt := range []struct {
 		name   string
 		server *metadataServer
@@ -144,7 +142,6 @@ func TestIdentityErrors(t *testing.T) {
 		{"blocks of another VPC", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "10.9.0.0/16")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"all IPv4", &metadataServer{paths: with(nic+"vpc-ipv4-cidr-blocks", "0.0.0.0/0")}, nic + "vpc-ipv4-cidr-blocks", cloud.Transient},
 		{"all IPv6", &metadataServer{paths: with(nic+"vpc-ipv6-cidr-blocks", "::/0")}, nic + "vpc-ipv6-cidr-blocks", cloud.Transient},
-		{"not IPv6", &metadataServer{paths: with(nic+"ipv6s", "10.0.0.1")}, nic + "ipv6s", cloud.Transient},
 		{"endless", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20))}, "instance-id", cloud.Transient},
 		{"endless, as is the token", &metadataServer{paths: with("instance-id", strings.Repeat("i", 1<<20)), token: strings.Repeat("t", 1<<20)}, "instance-id", cloud.Transient},
 	} {

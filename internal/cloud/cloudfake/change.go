@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
@@ -95,9 +94,6 @@ func (e *eni) tag(tags map[string]string) {
 	maps.Copy(all, e.Tags)
 	maps.Copy(all, tags)
 	e.Tags = all
-	if at, err := time.Parse(time.RFC3339, all[cloud.TagCreatedAt]); err == nil {
-		e.CreatedAt = at
-	}
 }
 
 // changeENI is change for calls that name an ENI.

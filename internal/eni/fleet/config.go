@@ -34,7 +34,7 @@ type Node interface {
 	// whose calls wait long for the cloud's rate limit.
 	Reconciled(eni.Status)
 	// Committed lists what whoever works for the node recorded as about to
-	// leave, and what the cloud did not take yet: see eni.Config.
+	// leave, and what the cloud did not take yet: see eni.Fleet.
 	Committed() []eni.Release
 }
 

@@ -52,7 +52,7 @@ func New(cfg Config) (*Fleet, error) {
 	}
 	f.shared = eni.NewShared(cfg.Cloud, cfg.Clock, f.kickAll)
 	f.observatory = newObservatory(&f.cfg, f.shared.Subnets, f.spawn, f.known)
-	f.observatory.had = f.holders.had
+	f.observatory.had = f.holders.holds
 	return f, nil
 }
 

@@ -12,13 +12,13 @@ import (
 // holders tell which node of the fleet has which address of a subnet, so that no
 // two are given the same, whatever EC2 answers.
 type holders struct {
-	mu   sync.Mutex           // guards all below; memory only
-	of   map[holding]holder   // who has what
-	held map[string][]holding // by instance
+	mu   sync.Mutex       // guards all below; memory only
+	by   map[key]holder   // who has what
+	held map[string][]key // by instance
 }
 
-// holding is an address or prefix of a subnet. VPCs may have the same addresses.
-type holding struct {
+// key is an address or prefix of a subnet. VPCs may have the same addresses.
+type key struct {
 	subnet string
 	thing  netip.Prefix
 }
@@ -26,7 +26,7 @@ type holding struct {
 type holder struct{ instance, eni string }
 
 func newHolders() *holders {
-	return &holders{of: map[holding]holder{}, held: map[string][]holding{}}
+	return &holders{by: map[key]holder{}, held: map[string][]key{}}
 }
 
 // set takes what an instance has. What it is giving back may be another's already.
@@ -42,8 +42,8 @@ func (h *holders) set(inv eni.Inventory) {
 		e := &inv.ENIs[i]
 		things := append(cloud.HostPrefixes(e.Addresses), cloud.HostPrefix(e.PrimaryIPv4))
 		for _, t := range append(things, e.Prefixes...) {
-			if at := (holding{e.SubnetID, t}); t.IsValid() && !leaving[t] {
-				h.of[at] = holder{inv.InstanceID, e.ID}
+			if at := (key{e.SubnetID, t}); t.IsValid() && !leaving[t] {
+				h.by[at] = holder{inv.InstanceID, e.ID}
 				h.held[inv.InstanceID] = append(h.held[inv.InstanceID], at)
 			}
 		}
@@ -60,8 +60,8 @@ func (h *holders) drop(instance string) {
 // forget is drop with h.mu held.
 func (h *holders) forget(instance string) {
 	for _, at := range h.held[instance] {
-		if h.of[at].instance == instance {
-			delete(h.of, at)
+		if h.by[at].instance == instance {
+			delete(h.by, at)
 		}
 	}
 	delete(h.held, instance)
@@ -73,7 +73,7 @@ func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range overlapping(thing) {
-		if has, ok := h.of[holding{subnet, t}]; ok && has.instance != instance {
+		if has, ok := h.by[key{subnet, t}]; ok && has.instance != instance {
 			return has.eni
 		}
 	}
@@ -83,9 +83,9 @@ func (h *holders) other(instance, subnet string, thing netip.Prefix) string {
 // overlapping are the addresses and delegated prefixes that have some of thing,
 // which is one of them.
 func overlapping(thing netip.Prefix) []netip.Prefix {
-	around := netip.PrefixFrom(thing.Addr(), prefixLength).Masked()
-	out := []netip.Prefix{thing, around}
-	if thing != around {
+	prefix := cloud.PrefixAround(thing.Addr())
+	out := []netip.Prefix{thing, prefix}
+	if thing != prefix || !thing.Addr().Is4() { // an IPv6 prefix has too many addresses to list
 		return out
 	}
 	for a := thing.Addr(); thing.Contains(a); a = a.Next() {
@@ -94,18 +94,15 @@ func overlapping(thing netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// prefixLength is that of delegated IPv4 prefixes (EC2 User Guide, "Prefix delegation").
-const prefixLength = 28
-
-// had tells whether a node is known to have a thing by an ENI.
-func (h *holders) had(e cloud.ENI, thing netip.Prefix) bool {
+// holds tells whether a node is known to have a thing by an ENI.
+func (h *holders) holds(e cloud.ENI, thing netip.Prefix) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.of[holding{e.SubnetID, thing}].eni == e.ID
+	return h.by[key{e.SubnetID, thing}].eni == e.ID
 }
 
-// Publish implements Node: what is published is the node's own.
-func (s *side) Publish(ctx context.Context, inv eni.Inventory) error {
-	s.holders.set(inv)
-	return s.Node.Publish(ctx, inv)
+// Publish implements Node: what is published is the node's own from then on.
+func (n *countedNode) Publish(ctx context.Context, inv eni.Inventory) error {
+	n.holders.set(inv)
+	return n.Node.Publish(ctx, inv)
 }

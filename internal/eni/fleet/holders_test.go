@@ -19,6 +19,7 @@ func TestHoldersOfPrefixes(t *testing.T) {
 		{"i-2", "s1", "10.0.3.0/28", ""},
 		{"i-2", "s2", "10.0.1.3/32", ""},
 		{"i-1", "s1", "10.0.1.3/32", ""},
+		{"i-2", "s1", "2001:db8::/80", ""}, // without trying each of its addresses
 	} {
 		if got := h.other(c.instance, c.subnet, netip.MustParsePrefix(c.thing)); got != c.want {
 			t.Errorf("%s of %s, for %s: held by %q, want %q", c.thing, c.subnet, c.instance, got, c.want)

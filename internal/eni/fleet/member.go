@@ -14,7 +14,7 @@ import (
 type member struct {
 	name, instance string
 	rec            *eni.Reconciler
-	node           *side
+	node           *countedNode
 
 	// What follows is guarded by the fleet's lock.
 	places   places        // where its ENIs are
@@ -29,43 +29,47 @@ type member struct {
 	after    *member // the same instance's last member, whose pass must end first
 }
 
-// side is a Node that can be exchanged between passes.
-type side struct {
+// countedNode is a Node whose addresses the fleet knows to be its own. The Node
+// can be exchanged between passes.
+type countedNode struct {
 	Node
 	holders *holders // told of what is published
 }
 
-// seen passes what a node's reconciler does on to the fleet's observer.
-type seen struct {
+// namedObserver passes what a node's reconciler does on to the fleet's observer.
+type namedObserver struct {
 	name string
 	to   Observer
 }
 
 // Acted implements eni.Observer.
-func (s seen) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
-	s.to.Acted(s.name, a, class, err, took)
+func (o namedObserver) Acted(a plan.Action, class cloud.Class, err error, took time.Duration) {
+	o.to.Acted(o.name, a, class, err, took)
 }
 
 // Reconciled implements eni.Observer.
-func (seen) Reconciled(time.Duration) {}
+func (namedObserver) Reconciled(time.Duration) {}
 
 func (f *Fleet) newMember(name, instanceID string, s eni.Settings, seed eni.Inventory, n Node) (*member, error) {
-	m := &member{name: name, instance: instanceID, node: &side{n, f.holders}, index: -1}
+	m := &member{name: name, instance: instanceID, node: &countedNode{n, f.holders}, index: -1}
 	if s.VPCID != "" {
 		m.places.vpcs = []string{s.VPCID}
 	}
 	c := eni.Config{
-		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster, NoCollection: true,
-		Cloud: f.cfg.Cloud, Node: m.node, Lister: f.observatory, Shared: f.shared,
+		Settings: s, InstanceID: instanceID, Cluster: f.cfg.Cluster,
+		Cloud: f.cfg.Cloud, Node: m.node, Shared: f.shared,
 		Clock: f.cfg.Clock, Logger: f.cfg.Logger.With("node", name),
 		ShrinkDelay: f.cfg.ShrinkDelay, Settle: f.cfg.Settle, ListingInterval: f.cfg.ListingInterval,
+		Fleet: &eni.Fleet{
+			Lister:      f.observatory,
+			Elsewhere:   func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) },
+			Committed:   func() []eni.Release { return m.node.Committed() },
+			RateLimited: func() { m.node.Reconciled(m.rec.Status()) },
+			Beside:      func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) },
+		},
 	}
-	c.Elsewhere = func(subnetID string, thing netip.Prefix) string { return f.holders.other(instanceID, subnetID, thing) }
-	c.Committed = func() []eni.Release { return m.node.Committed() }
-	c.Beside = func(call func()) { f.work.Go(func() { call(); f.Kick(name) }) }
-	c.RateLimited = func() { m.node.Reconciled(m.rec.Status()) }
 	if f.cfg.Observer != nil {
-		c.Observer = seen{name, f.cfg.Observer}
+		c.Observer = namedObserver{name, f.cfg.Observer}
 	}
 	var err error
 	if m.rec, err = eni.New(c); err != nil {

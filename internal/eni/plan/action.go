@@ -10,22 +10,27 @@ import (
 // Kind is what an Action does; also its name in logs and metrics.
 type Kind string
 
-// The kinds of action, and of the calls that are none.
+// The kinds of action.
 const (
-	Assign                 Kind = "assign"        // addresses or prefixes to an attached ENI
-	Create                 Kind = "create"        // a detached ENI with its first addresses
-	Attach                 Kind = "attach"        // a detached ENI of ours
-	Unassign               Kind = "unassign"      // free addresses or prefixes off an ENI
-	Detach                 Kind = "detach"        // an ENI nobody needs
-	Delete                 Kind = "delete"        // a detached ENI of ours
-	SetDeleteOnTermination Kind = "set-deletion"  // reconcile DeleteOnTermination
-	Retag                  Kind = "tag"           // an adopted ENI that names another instance
-	Observe                Kind = "observe"       // describe the node's ENIs
-	FindSubnets            Kind = "find-subnets"  // describe the candidate subnets
-	FindRoutes             Kind = "find-routes"   // describe the route tables of the VPC
-	FindLimits             Kind = "find-limits"   // ask what the instance type allows
-	FindInstance           Kind = "find-instance" // ask whether the instance exists and runs
-	Collect                Kind = "collect"       // delete what vanished instances left
+	Assign                 Kind = "assign"       // addresses or prefixes to an attached ENI
+	Create                 Kind = "create"       // a detached ENI with its first addresses
+	Attach                 Kind = "attach"       // a detached ENI of ours
+	Unassign               Kind = "unassign"     // free addresses or prefixes off an ENI
+	Detach                 Kind = "detach"       // an ENI nobody needs
+	Delete                 Kind = "delete"       // a detached ENI of ours
+	SetDeleteOnTermination Kind = "set-deletion" // reconcile DeleteOnTermination
+	Retag                  Kind = "tag"          // an adopted ENI that names another instance
+)
+
+// The kinds of what a reconciler does without a plan, which never has them: by
+// these too it knows what failed and is to be tried again, and counts its calls.
+const (
+	Observe      Kind = "observe"       // describe the node's ENIs
+	FindSubnets  Kind = "find-subnets"  // describe the candidate subnets
+	FindRoutes   Kind = "find-routes"   // describe the route tables of the VPC
+	FindLimits   Kind = "find-limits"   // ask what the instance type allows
+	FindInstance Kind = "find-instance" // ask whether the instance exists and runs
+	Collect      Kind = "collect"       // delete what vanished instances left
 )
 
 // Action is one step towards the policy, small enough to be one EC2 change.

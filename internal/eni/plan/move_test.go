@@ -31,10 +31,10 @@ func TestWarmPrefixMovesToTheFirstENI(t *testing.T) {
 		s.alloc.Release(k, s.now)
 	}
 	s.end()
-	s.settle()
+	s.converge()
 	s.wants("with one pod on the second ENI", "0,16")
 	s.end(48)
-	s.settle()
+	s.converge()
 	s.wants("at rest", "16")
 }
 
@@ -95,7 +95,7 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 			t := s.state().tally(p)
 			return t.total >= p.Demand(slots(l), l.Prefixes, t.Usage).Want
 		}
-		s.settle()
+		s.converge()
 		running := map[int]bool{}
 		for range rapid.IntRange(1, 12).Draw(r, "rounds") {
 			for range rapid.IntRange(0, 12).Draw(r, "start") {
@@ -103,7 +103,7 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 					running[s.pods] = true
 					s.waiting++
 					s.sync()
-					s.settle()
+					s.converge()
 				}
 				if s.waiting > 0 { // the instance is full
 					delete(running, s.pods)
@@ -126,14 +126,14 @@ func TestPlanAtRestStaysAtRest(t *testing.T) {
 				}
 			}
 			before := s.made
-			for _, a := range s.settle() {
+			for _, a := range s.converge() {
 				if a.Kind == Create {
 					r.Fatalf("%v although pods only ended", a)
 				}
 			}
 			s.after = nil
 			st := s.state()
-			if again := s.settle(); len(again) > 0 || s.made != before {
+			if again := s.converge(); len(again) > 0 || s.made != before {
 				r.Fatalf("not at rest: %v", again)
 			}
 			if Movable(l, p, st) {

@@ -47,7 +47,7 @@ func TestObservedTable(t *testing.T) {
 		t.Run(fmt.Sprintf("%s/%d pods", c.name, c.pods), func(t *testing.T) {
 			s := newSim(t, c.limits, c.policy).with(c.pods)
 			s.release = true // nothing that the target needs may go either
-			s.settle()
+			s.converge()
 			s.wants("addresses per ENI", c.want)
 		})
 	}
@@ -245,24 +245,24 @@ func TestScaleDown(t *testing.T) {
 		s.alloc.Release(k, s.now)
 	}
 	s.release = true
-	s.settle()
+	s.converge()
 	s.wants("while addresses cool", "14,14,14,14")
 	s.alloc.Expire(s.now.Add(ipam.DefaultCooling))
-	s.settle()
+	s.converge()
 	s.wants("after cooling, with 5 pods on the first", "14,14")
 }
 
 func TestFragmentedSubnetFallsBackAndRecovers(t *testing.T) {
 	s := newSim(t, t3small, ipam.Policy{PrefixDelegation: true, WarmPrefix: 1})
 	s.subnet.NoPrefix = true
-	s.settle()
+	s.converge()
 	s.wants("without prefixes and pods", "3")
 	s.runPods(4)
 	s.wants("without prefixes, 4 pods", "3,3")
 	s.subnet.NoPrefix = false
-	s.settle()
+	s.converge()
 	s.release = true
-	s.settle()
+	s.converge()
 	singles, prefixes := 0, 0
 	for _, e := range s.state().ENIs {
 		singles += e.Addresses

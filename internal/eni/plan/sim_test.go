@@ -56,8 +56,8 @@ func newSim(t rapid.TB, l cloud.Limits, p ipam.Policy) *sim {
 	return s
 }
 
-// settle plans and acts until there is nothing left to do.
-func (s *sim) settle() []Action {
+// converge plans and acts until there is nothing left to do.
+func (s *sim) converge() []Action {
 	s.t.Helper()
 	var done []Action
 	for range 100 {
@@ -172,7 +172,7 @@ func (s *sim) runPods(n int) {
 	for s.pods < n {
 		s.waiting++
 		s.sync()
-		s.settle()
+		s.converge()
 		if s.waiting > 0 {
 			s.t.Fatalf("pod %d of %d never got an address", s.pods+1, n)
 		}
@@ -182,7 +182,7 @@ func (s *sim) runPods(n int) {
 // with is the sim at rest, and then with n pods that came one by one.
 func (s *sim) with(n int) *sim {
 	s.t.Helper()
-	s.settle()
+	s.converge()
 	s.runPods(n)
 	return s
 }

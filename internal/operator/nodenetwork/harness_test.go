@@ -32,6 +32,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/nodenetwork"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -284,7 +285,7 @@ func publish(t *testing.T, n *node, inv eni.Inventory) {
 			t.Fatal(err)
 		}
 		if f, ok := n.c.o.Clock.(*clock.Fake); ok && err != nil {
-			f.Advance(2 * firstRetry) // it makes no request before
+			f.Advance(2 * retry.First) // it makes no request before
 		}
 		return err
 	})

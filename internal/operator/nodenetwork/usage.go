@@ -9,6 +9,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
@@ -39,7 +40,7 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 			continue
 		}
 		id := use.Resource
-		for _, p := range [...]netip.Prefix{cloud.HostPrefix(a), prefixOf(a)} {
+		for _, p := range [...]netip.Prefix{cloud.HostPrefix(a), cloud.PrefixAround(a)} {
 			inUse[p] = true
 			if at, ok := o.Spec.IPAM.Available[nodenetwork.Format(p)]; ok {
 				id = at.Resource // whatever the daemon says
@@ -63,9 +64,6 @@ func tally(o *v1alpha1.NodeNetwork, reserved func(netip.Prefix) bool) eni.Usage 
 	}
 	return u
 }
-
-// prefixOf is the /28 that an address is in.
-func prefixOf(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, 28).Masked() }
 
 // uses tells whether a pod has, or had lately, an address of a thing.
 func uses(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
@@ -105,5 +103,5 @@ func reportedUIDs(used map[string]v1alpha1.UsedAddress) map[types.UID]bool {
 	return out
 }
 
-// weight is how many addresses an IPv4 thing stands for.
-func weight(p netip.Prefix) int { return 1 << (32 - p.Bits()) }
+// weight is how many IPv4 addresses a thing stands for.
+func weight(p netip.Prefix) int { return plan.Count(cloud.AmountOf([]netip.Prefix{p})) }

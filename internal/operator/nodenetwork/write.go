@@ -24,9 +24,7 @@ const (
 	// requestTimeout bounds one request to the API server.
 	requestTimeout = 10 * time.Second
 
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	// busyRetry is lastRetry where the API server answers, and somebody else's
+	// busyRetry is the longest wait where the API server answers, and somebody else's
 	// writes were always faster.
 	busyRetry = time.Second
 )
@@ -53,11 +51,11 @@ type writes struct {
 
 // fail closes for twice as long as the last time, spread over half to one and a half.
 func (b *backoff) fail(now time.Time, err error) {
-	most := lastRetry
+	most := retry.Most
 	if errors.Is(err, errBusy) {
 		most = busyRetry
 	}
-	b.Fail(now, firstRetry, most)
+	b.Fail(now, retry.First, most)
 	b.err = err
 }
 

@@ -10,12 +10,6 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// How often an ENI that is not ready is tried again when nobody kicks.
-const (
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 10 * time.Second
-)
-
 // programENIs brings the data path to what is published, whenever that
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
@@ -26,7 +20,7 @@ func (s *Source) programENIs(ctx context.Context) {
 			backoff = retry.Backoff{}
 		} else {
 			now := s.clock.Now()
-			backoff.Fail(now, firstRetry, lastRetry)
+			backoff.Fail(now, retry.First, retry.Most)
 			again = s.clock.After(backoff.Until.Sub(now))
 		}
 		select {

@@ -27,8 +27,6 @@ const (
 	// spacing is between two reports at least.
 	spacing = 100 * time.Millisecond
 
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 10 * time.Second
 	// maxOvertaken is how many reports in a row go out without a wait in between when
 	// each was overtaken by somebody's write to the object: who waits between
 	// looking at it and writing loses again to whoever writes all the time.
@@ -86,7 +84,7 @@ func (s *supplier) report(ctx context.Context, o *v1alpha1.NodeNetwork, released
 	}
 	if err := failpoint.Hit("nodenetwork.report.before"); err != nil {
 		s.log.Warn("not reported", "error", err)
-		p.retry.Fail(now, firstRetry, lastRetry)
+		p.retry.Fail(now, retry.First, retry.Most)
 		return p.retry.Until
 	}
 	got, err := s.patchStatus(ctx, o, status)
@@ -125,7 +123,7 @@ func (s *supplier) reportFailed(ctx context.Context, err error) time.Time {
 	default:
 		s.log.Warn("not reported, will try again", "error", err)
 		p.last = s.clock.Now()
-		p.retry.Fail(p.last, firstRetry, lastRetry)
+		p.retry.Fail(p.last, retry.First, retry.Most)
 		s.heard(err)
 	}
 	return p.retry.Until

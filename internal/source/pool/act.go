@@ -19,8 +19,6 @@ import (
 )
 
 const (
-	firstRetry = 250 * time.Millisecond
-	lastRetry  = 10 * time.Second
 	// watchDelay is how long the watch has to show what a request did before it is
 	// made again.
 	watchDelay = 2 * time.Second
@@ -150,7 +148,7 @@ func (s *Source) finish(tasks map[taskKey]*task, o outcome) {
 		t.retry = retry.Backoff{Until: now.Add(watchDelay)}
 	case !kubeapi.Ended(o.err):
 		s.log.Warn("will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
-		t.retry.Fail(now, firstRetry, lastRetry)
+		t.retry.Fail(now, retry.First, retry.Most)
 	}
 	if t.unwanted {
 		delete(tasks, o.key())

@@ -29,7 +29,7 @@ func (s *Source) commitBlocks(ctx context.Context) {
 				backoff = retry.Backoff{}
 			case !kubeapi.Ended(err):
 				s.log.Warn("blocks not put in place, will try again", "error", err)
-				backoff.Fail(s.clock.Now(), firstRetry, lastRetry)
+				backoff.Fail(s.clock.Now(), retry.First, retry.Most)
 				again = s.clock.After(backoff.Until.Sub(s.clock.Now()))
 			}
 		}

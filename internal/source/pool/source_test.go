@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/retry"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
@@ -175,7 +176,7 @@ func TestLostReplies(t *testing.T) {
 	// A request may be made again while the watch is late, and must not find its
 	// answer taken already.
 	m.sees("what it has asked for", func(l *ledger) bool { return len(l.requests) == 5 })
-	m.quiet(2 * firstRetry)
+	m.quiet(2 * retry.First)
 	if got := m.requests(); len(got) != 5 {
 		t.Errorf("requests %v, want 5", got)
 	}

@@ -13,44 +13,44 @@ import (
 
 // An address belongs to one ENI, and an ENI keeps its MAC and primary address
 // for life. A description that says otherwise is wrong, or part of it is older
-// than the rest: what is claimed twice stays with the ENI that is known to have
+// than the rest: what is listed twice stays with the ENI that is known to have
 // it, and serves nobody else until descriptions agree.
 
-// claim is that an ENI has an address or prefix.
-type claim struct {
+// assignment is one of an address or prefix to an ENI, as a description has it.
+type assignment struct {
 	thing   netip.Prefix
 	eni     string
 	primary bool // the ENI's own
 }
 
-// claims are all that the ENIs say they have, in the order of addresses, and
-// what contains before what is contained.
-func claims(enis []facts) []claim {
-	var out []claim
+// assignments are all of some ENIs, in the order of addresses, and what contains
+// before what is contained.
+func assignments(enis []facts) []assignment {
+	var out []assignment
 	for _, e := range enis {
 		if e.Primary.IsValid() {
-			out = append(out, claim{cloud.HostPrefix(e.Primary), e.ID, true})
+			out = append(out, assignment{cloud.HostPrefix(e.Primary), e.ID, true})
 		}
 		for _, p := range e.held {
-			out = append(out, claim{p, e.ID, false})
+			out = append(out, assignment{p, e.ID, false})
 		}
 	}
-	slices.SortFunc(out, func(x, y claim) int { return cmp.Or(x.thing.Compare(y.thing), cmp.Compare(x.eni, y.eni)) })
+	slices.SortFunc(out, func(x, y assignment) int { return cmp.Or(x.thing.Compare(y.thing), cmp.Compare(x.eni, y.eni)) })
 	return out
 }
 
-// dispute is a claim that is not believed, as others have the thing too.
+// dispute is an assignment that is not believed, as others have the thing too.
 type dispute struct {
-	claim
-	among []string // all ENIs that claim it
+	assignment
+	among []string // all ENIs that are listed with it
 }
 
 // disputes finds what several have, or one has twice. Before is what was known
 // of the ENIs: an ENI's own primary address wins, then who had the thing before.
-// Of a thing that nobody had, no claim is believed.
+// Of a thing that nobody had, no assignment is believed.
 func disputes(before, now []facts) []dispute {
 	var out []dispute
-	all := claims(now)
+	all := assignments(now)
 	for i := 0; i < len(all); {
 		j := i + 1
 		for j < len(all) && all[i].thing.Overlaps(all[j].thing) {
@@ -64,23 +64,23 @@ func disputes(before, now []facts) []dispute {
 	return out
 }
 
-// losers are all claims of one group for pods but that which stands, if one does.
-func losers(before []facts, group []claim) []dispute {
-	known := func(c claim) bool {
-		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == c.eni && slices.Contains(e.held, c.thing) })
+// losers are all assignments of one group for pods but that which stands, if one does.
+func losers(before []facts, group []assignment) []dispute {
+	known := func(a assignment) bool {
+		return slices.ContainsFunc(before, func(e facts) bool { return e.ID == a.eni && slices.Contains(e.held, a.thing) })
 	}
-	stands := slices.IndexFunc(group, func(c claim) bool { return c.primary })
+	stands := slices.IndexFunc(group, func(a assignment) bool { return a.primary })
 	if stands < 0 {
 		stands = slices.IndexFunc(group, known)
 	}
 	var among []string
-	for _, c := range group {
-		among = append(among, c.eni)
+	for _, a := range group {
+		among = append(among, a.eni)
 	}
 	var out []dispute
-	for i, c := range group {
-		if i != stands && !c.primary {
-			out = append(out, dispute{c, among})
+	for i, a := range group {
+		if i != stands && !a.primary {
+			out = append(out, dispute{a, among})
 		}
 	}
 	return out
@@ -127,7 +127,7 @@ func (v *view) arbitrate(before []facts) {
 			v.contradictions[k.contradiction] = []string{k.ID}
 		}
 		f := k.facts
-		f.held = k.kept() // what may be gone already is no claim
+		f.held = k.kept() // what may be gone already disputes nothing
 		now = append(now, f)
 	}
 	for _, d := range disputes(before, now) {

@@ -14,7 +14,7 @@ func TestDisputes(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		before, now []cloud.ENI
-		want        string // claims that are not believed
+		want        string // assignments that are not believed
 	}{
 		{"all apart", nil, []cloud.ENI{with(eniOf(1, "10.0.0.4", "10.0.0.5"), "10.0.1.0/28"), with(eniOf(2, "10.0.0.6", "10.0.0.7"), "10.0.1.16/28")}, "[]"},
 		{"of two, nobody had it", nil, []cloud.ENI{eniOf(1, "10.0.0.4", "10.0.0.9"), eniOf(2, "10.0.0.6", "10.0.0.9")}, "[10.0.0.9/32 eni-1 10.0.0.9/32 eni-2]"},
