@@ -48,7 +48,7 @@ func TestMalformedSpecs(t *testing.T) {
 	}
 }
 
-func TestKill(t *testing.T) {
+func TestKillEndsTheProcess(t *testing.T) {
 	if os.Getenv("FAILPOINT_CHILD") != "" {
 		if err := Err(); err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func TestKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "-test.run=^TestKill$")
+	cmd := exec.Command(self, "-test.run=^TestKillEndsTheProcess$")
 	cmd.Env = append(os.Environ(), "FAILPOINT_CHILD=1", EnvVar+"=test.a=kill@2")
 	err = cmd.Run()
 	exit, ok := errors.AsType[*exec.ExitError](err)

@@ -24,7 +24,7 @@ func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefini
 	return crd
 }
 
-func TestPage(t *testing.T) {
+func TestPageOfAKind(t *testing.T) {
 	for _, tt := range []struct {
 		what, kind string
 		want       []string

@@ -43,8 +43,8 @@ func free(t *testing.T, c *Cloud) int {
 	return s[0].Free
 }
 
-// TestLife takes ENIs through their lives, with the refusals on the way.
-func TestLife(t *testing.T) {
+// TestLifeOfAnENI takes ENIs through their lives, with the refusals on the way.
+func TestLifeOfAnENI(t *testing.T) {
 	c, ctx := small(t, Options{}), t.Context()
 	req := cloud.CreateENI{SubnetID: "subnet-1", Groups: []string{Group}, Amount: cloud.Amount{Addresses: 3}, ClientToken: "t", Tags: map[string]string{"a": "1"}}
 	e, err := c.CreateENI(ctx, req)

@@ -94,3 +94,57 @@ func TestPodsThatAreNotKnownWait(t *testing.T) {
 	}
 	m.add(1)
 }
+
+func TestChoose(t *testing.T) {
+	w := world{
+		namespaces: map[string]string{"plain": "", "global": "public", "other": "", "lent": "inner"},
+		pools: map[string]*poolState{
+			"default": {known: true}, "public": {known: true}, "inner": {known: true, podNamespaces: []string{"plain", "global", "lent"}},
+			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
+		},
+	}
+	told := func(pool string) source.Wish { return source.Wish{Told: true, Pool: pool} }
+	for _, tc := range []struct {
+		namespace    string
+		wish         source.Wish
+		want, reason string
+		final        bool
+	}{
+		{"plain", told(""), "default", "", true},
+		{"global", told(""), "public", "", true},
+		{"global", told("inner"), "inner", "", true},
+		{"plain", told("inner"), "inner", "", true},
+		{"plain", told("public"), "", "pool-not-allowed", true},
+		{"plain", told("default"), "default", "", true}, // what would be its pool anyway needs no permission
+		{"global", told("public"), "public", "", true},
+		{"global", told("default"), "", "pool-not-allowed", true},
+		{"plain", told("publik"), "", "pool-unknown", false},
+		{"lost", told(""), "", "namespace-unknown", false},
+		{"lost", told("default"), "", "namespace-unknown", false},
+		{"", told(""), "", "pod-unnamed", true},
+
+		// A runtime that does not tell annotations.
+		{"other", source.Wish{}, "default", "", true},
+		{"lent", source.Wish{}, "inner", "", true}, // there is one that its pods may choose, and it is theirs anyway
+		{"plain", source.Wish{}, "", "annotations-untold", true},
+		{"global", source.Wish{}, "", "annotations-untold", true},
+		{"lost", source.Wish{}, "", "namespace-unknown", false},
+	} {
+		pod := attachment.Pod{Namespace: tc.namespace, Name: "p"}
+		if tc.namespace == "" {
+			pod.Name = ""
+		}
+		got, final, why := choose(w, pod, tc.wish)
+		reason := ""
+		if why != nil {
+			reason = why.Reason
+		}
+		if got != tc.want || final != tc.final || reason != tc.reason {
+			t.Errorf("%s %+v: %q, final %v, %q; want %q, %v, %q", tc.namespace, tc.wish, got, final, reason, tc.want, tc.final, tc.reason)
+		}
+	}
+	w.pools = nil
+	if _, final, why := choose(w, attachment.Pod{Namespace: "plain", Name: "p"}, source.Wish{}); final || why.Reason != "pool-unknown" {
+		t.Errorf("before the pools are known: final %v, %v", final, why)
+	}
+}

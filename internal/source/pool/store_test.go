@@ -1,0 +1,29 @@
+package pool
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestBlocksFile(t *testing.T) {
+	f := file{t.TempDir()}
+	if _, _, ok, err := f.load(); ok || err != nil {
+		t.Errorf("without a file: %v, %v", ok, err)
+	}
+	want := []blockFacts{
+		blockOf("default-0", "10.0.0.0/27", "fd00::/123"), blockOf("v6-1", "fd00::1:0/112", ""), blockOf("one-7", "10.1.0.7/32", ""),
+	}
+	want[2].draining = true
+	if err := f.save("node-1", want); err != nil {
+		t.Fatal(err)
+	}
+	node, got, ok, err := f.load()
+	if err != nil || !ok || node != "node-1" {
+		t.Fatalf("node %q, %v, %v", node, ok, err)
+	}
+	if d := cmp.Diff(want, got, cmp.AllowUnexported(blockFacts{}), cmp.Comparer(func(x, y netip.Prefix) bool { return x == y })); d != "" {
+		t.Errorf("(-saved +loaded)\n%s", d)
+	}
+}
