@@ -144,7 +144,7 @@ func unlessEnded(ctx context.Context, err error) error {
 	return nil
 }
 
-// datapathConfig is what the data paths of both modes have.
+// datapathConfig is what the data paths of all modes have.
 func (n *node) datapathConfig() datapath.Config {
 	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU}
 }
