@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Fails when a document names what does not exist: a relative link, a heading
 # of another page, a test, a make target, or a path in the tree; or when a
-# comment in Go names a page that is not in the tree.
+# comment in Go names a page that is not in the tree, or a heading that the page
+# lacks (written on one line as: docs/page.md, "Heading").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,9 +12,12 @@ complain() { # complain FILE WHAT
 	bad=1
 }
 
-# anchors FILE prints the headings of a page as links spell them.
+# headings FILE prints the headings of a page.
+headings() { sed -n 's/^#\{1,6\} //p' "$1"; }
+
+# anchors FILE prints them as links spell them.
 anchors() {
-	sed -n 's/^#\{1,6\} //p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
+	headings "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
 }
 
 tests=$(git grep -hoE --untracked '^func (Test|Fuzz|Benchmark)[A-Za-z0-9_]+' -- '*_test.go' | sed 's/^func //')
@@ -47,4 +51,14 @@ while IFS=: read -r file line name; do
 	[ -e "$name" ] || complain "$file:$line" "no such page: $name; write its path from the root"
 done < <(git grep -nE --untracked '//.*\.md' -- '*.go' | grep -v 'https\?://' |
 	sed -nE 's|^([^:]+:[0-9]+):.*// ?(.*[ (`"])?([A-Za-z][A-Za-z0-9_./-]*\.md).*|\1:\3|p')
+
+while IFS=: read -r file line text; do
+	if [[ $text =~ \.md,?\ section|\.md,$|\.md,\ \"[^\"]*$ ]]; then
+		complain "$file:$line" 'write the page and its heading on one line as: docs/page.md, "Heading"'
+	elif [[ $text =~ ([A-Za-z0-9_./-]+\.md),\ \"([^\"]+)\" ]]; then
+		page=${BASH_REMATCH[1]} heading=${BASH_REMATCH[2]}
+		[ ! -e "$page" ] || headings "$page" | grep -qxF -- "$heading" ||
+			complain "$file:$line" "$page has no heading \"$heading\""
+	fi
+done < <(git grep -nE --untracked '//.*\.md[ ,]' -- '*.go')
 exit "$bad"

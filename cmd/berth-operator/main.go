@@ -7,7 +7,6 @@ import (
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/operator"
-	"github.com/berthnet/berth/internal/operator/metrics"
 	"github.com/berthnet/berth/internal/program"
 )
 
@@ -24,6 +23,6 @@ var berthOperator = program.Program[config.Operator]{
 	Run:    operator.Run,
 	Pages: map[string]func(io.Writer) error{
 		"config-reference":  config.WriteOperatorReference,
-		"metrics-reference": metrics.WriteReference,
+		"metrics-reference": operator.WriteMetricsReference,
 	},
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
 )
 
-// maxSize is the budget `plugin-size` of docs/design.md, section 10, in bytes.
+// maxSize is the budget `plugin-size` (docs/design.md, "Budgets") in bytes.
 const maxSize = 12 << 20
 
 func TestPluginSize(t *testing.T) {

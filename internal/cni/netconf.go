@@ -16,8 +16,9 @@ import (
 // Defaults of the network configuration.
 const (
 	DefaultSocket = "/run/berth/berthd.sock"
-	// DefaultTimeout is berthd's default wait for an address (45 s,
-	// docs/design.md, section 4) and time for the rest, far below the kubelet's four minutes.
+	// DefaultTimeout is berthd's default wait for an address, 45 s
+	// (docs/architecture.md, "The life of a pod"), and time for the rest, far below
+	// the kubelet's four minutes.
 	DefaultTimeout = time.Minute
 )
 

@@ -1,7 +1,7 @@
 // Package daemon is berthd: it owns a node's attachments from the runtime's
 // ADD to the moment a released address has cooled, and the recovery of all of
-// it after a crash (docs/design.md, section 4). Addresses come from a source.Source,
-// the kernel is programmed through a Kernel; both are handed in.
+// it after a crash (docs/architecture.md, "Recovery"). Addresses come from a
+// source.Source, the kernel is programmed through a Kernel; both are handed in.
 package daemon
 
 import (

@@ -1,8 +1,7 @@
 // Package datapath programs the Linux kernel of one node: pod links, policy
-// routing, ENI tables, sysctls and packet filtering (docs/design.md, section 5; the
-// pod side and the rule priorities follow the proposal for the Amazon VPC CNI). It
-// speaks netlink and nftables only, runs no program, and knows nothing of Kubernetes
-// or a cloud.
+// routing, ENI tables, sysctls and packet filtering (the pod side and the rule
+// priorities follow the proposal for the Amazon VPC CNI). It speaks netlink and
+// nftables only, runs no program, and knows nothing of Kubernetes or a cloud.
 //
 // docs/architecture.md, "Data path", lists the rules, chains and routes. A packet is
 // routed by rules whose number depends on the number of ENIs and never on the number

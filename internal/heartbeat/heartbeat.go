@@ -26,7 +26,7 @@ import (
 const Interval = 5 * time.Second
 
 // Grace is how long after the last heartbeat a silent daemon counts as
-// restarting (docs/design.md, section 4: a restart of less than a minute).
+// restarting (docs/architecture.md, "The life of a pod": STATUS does not fail then).
 const Grace = time.Minute
 
 // Path is the file that belongs to a socket.

@@ -19,8 +19,8 @@ import (
 
 // CheckInvariants compares four views of the lab with each other: the kernel
 // of every node and pod, berthd's records on disk, its introspection document,
-// and the cloud's books. It returns each way in which they contradict the
-// rules of docs/design.md, section 4; none when all is well:
+// and the cloud's books. It returns each way in which they contradict
+// docs/architecture.md, "Rules that no crash may break"; none when all is well:
 //
 //   - no address is in two places, nor both in use and cooling;
 //   - every address of a pod belongs to an ENI that EC2 has attached to the

@@ -12,6 +12,9 @@ import (
 // CallBuckets are seconds, from below one netlink call to the longest wait for an address.
 var CallBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
+// WaitBuckets are seconds that pods or nodes wait until there are addresses for them.
+var WaitBuckets = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600}
+
 // Family is one metric.
 type Family struct {
 	Name, Kind, Help string

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -13,40 +14,40 @@ import (
 	"github.com/berthnet/berth/internal/cloud/pace"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/eni/fleet"
+	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/addresspool"
-	"github.com/berthnet/berth/internal/operator/metrics"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
 // feature is one thing that the operator may work for.
 type feature struct {
-	name    string // in --ipam
-	watches func() []*watched.Kind
-	setup   func(context.Context, manager.Manager, environment) (part, error)
+	name     string          // in --ipam
+	families []metric.Family // of all its metrics
+	// counters are registered also while the operator does not work for it: they
+	// stay at 0 then.
+	counters []prometheus.Collector
+	watches  func() []*watched.Kind
+	setup    func(context.Context, manager.Manager, environment) (part, error)
 }
 
 // environment is what all features are set up with.
 type environment struct {
-	cfg     config.Operator
-	metrics *metrics.Metrics
-	log     *slog.Logger
+	cfg config.Operator
+	log *slog.Logger
 }
 
 // part is a feature at work.
 type part struct {
-	alive  check                // fails once it hangs
-	report func(*metrics.State) // tells where its gauges are read
+	alive  check // fails once it hangs
+	gauges prometheus.Collector
 }
 
-// features are all there are. A new one is added here and in config.Operator.
-var features = []feature{
-	{config.IPAMOperator, nodenetwork.Watches, setupENIs},
-	{config.IPAMPool, addresspool.Watches, setupPools},
-}
+// newFeatures are all there are. A new one is added here and in config.Operator.
+func newFeatures() []feature { return []feature{eniFeature(), poolFeature()} }
 
-// featuresOf are those that are configured.
-func featuresOf(cfg config.Operator) []feature {
+// configured are those that the operator is to work for.
+func configured(features []feature, cfg config.Operator) []feature {
 	return slices.DeleteFunc(slices.Clone(features), func(f feature) bool { return !slices.Contains(cfg.IPAM, f.name) })
 }
 
@@ -59,9 +60,31 @@ func watches(features []feature) ([]*watched.Kind, error) {
 	return watched.Set(kinds...)
 }
 
+// eniFeature is the work for nodes with ENIs.
+func eniFeature() feature {
+	m := nodenetwork.NewMetrics()
+	return feature{
+		name: config.IPAMOperator, families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
+		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
+			return setupENIs(ctx, mgr, env, m)
+		},
+	}
+}
+
+// poolFeature is cutting address pools into blocks.
+func poolFeature() feature {
+	m := addresspool.NewMetrics()
+	return feature{
+		name: config.IPAMPool, families: addresspool.Families, counters: m.Collectors(), watches: addresspool.Watches,
+		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
+			return setupPools(ctx, mgr, env, m)
+		},
+	}
+}
+
 // setupENIs makes what works for nodes with ENIs.
-func setupENIs(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
-	cfg, m, log := env.cfg, env.metrics, env.log
+func setupENIs(ctx context.Context, mgr manager.Manager, env environment, m *nodenetwork.Metrics) (part, error) {
+	cfg, log := env.cfg, env.log
 	client, err := aws.New(ctx, aws.Options{
 		Region: cfg.Region, EC2Endpoint: cfg.EC2Endpoint, IMDSEndpoint: cfg.IMDSEndpoint, Logger: log, UserAgent: "berth-operator",
 	})
@@ -96,22 +119,22 @@ func setupENIs(ctx context.Context, mgr manager.Manager, env environment) (part,
 			fl.Kick("") // no node's name; what it locks, all work for nodes needs
 			fl.Subnets()
 		}),
-		report: func(s *metrics.State) { s.Totals, s.Subnets = networks.Totals, fl.Subnets },
+		gauges: networks.Gauges(fl.Subnets),
 	}, nil
 }
 
 // setupPools makes what cuts address pools into blocks.
-func setupPools(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
-	cfg, m := env.cfg, env.metrics
+func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *addresspool.Metrics) (part, error) {
+	cfg := env.cfg
 	pools, err := addresspool.Setup(ctx, mgr, addresspool.Options{
 		Clock: clock.Real{}, Logger: env.log, Grace: cfg.BlockClaimGrace, DownAfter: cfg.DownNodeRelease,
-		Sweep: cfg.OrphanInterval, RequestServed: m.BlockServed, MaxPods: cfg.NodeMaxPods, RequestRefused: m.BlockRefused,
+		Sweep: cfg.OrphanInterval, RequestServed: m.RequestServed, MaxPods: cfg.NodeMaxPods, RequestRefused: m.RequestRefused,
 	})
 	if err != nil {
 		return part{}, err
 	}
 	return part{
 		alive:  answers("the book of blocks", func() { pools.Usage() }),
-		report: func(s *metrics.State) { s.Pools = pools.Usage },
+		gauges: pools.Gauges(),
 	}, nil
 }

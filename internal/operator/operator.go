@@ -3,7 +3,8 @@
 // them, or both (design: docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
-//	feature.go   what it may work for: each feature's watches and set-up
+//	feature.go   what it may work for: each feature's metrics, watches and set-up
+//	metrics.go   the page of all metrics
 //	reach.go     waiting for the Kubernetes API
 //	lease.go     leading, of several operators
 //	log.go       what of controller-runtime's log is no error
@@ -12,12 +13,12 @@ package operator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -27,7 +28,6 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/operator/metrics"
 	"github.com/berthnet/berth/internal/operator/watched"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -55,8 +55,8 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 		return err
 	}
 	defer f.close()
-	features := featuresOf(cfg)
-	kinds, err := watches(features)
+	features := newFeatures()
+	kinds, err := watches(configured(features, cfg))
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, metrics.New(), log}); err != nil {
+	if err := assemble(ctx, mgr, f, features, kinds, environment{cfg, log}); err != nil {
 		return err
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -118,19 +118,22 @@ func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg 
 
 // assemble makes the parts of the features that the operator works for.
 func assemble(ctx context.Context, mgr manager.Manager, f *front, features []feature, kinds []*watched.Kind, env environment) error {
-	state := metrics.State{}
 	var alive []check
+	var collectors []prometheus.Collector
 	for _, ft := range features {
+		collectors = append(collectors, ft.counters...)
+	}
+	for _, ft := range configured(features, env.cfg) {
 		p, err := ft.setup(ctx, mgr, env)
 		if err != nil {
 			return err
 		}
-		p.report(&state)
-		alive = append(alive, p.alive)
+		alive, collectors = append(alive, p.alive), append(collectors, p.gauges)
 	}
-	r := ctrlmetrics.Registry
-	if err := errors.Join(env.metrics.Register(r), r.Register(state)); err != nil {
-		return fmt.Errorf("registering metrics: %w", err)
+	for _, c := range collectors {
+		if err := ctrlmetrics.Registry.Register(c); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
 	}
 	f.watch(cachesFilled(mgr.GetCache(), kinds), all(alive))
 	return nil

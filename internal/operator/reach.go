@@ -84,10 +84,10 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 }
 
 // await returns once the operator can read what it watches. While the API
-// server is away it tries again, and logs and tells why, once as long as that
+// server is away it tries again, and logs and reports why, once as long as that
 // does not change. The error is that of an API server that will not have it. It
 // also returns when ctx ends.
-func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error)) error {
+func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(error)) error {
 	began, refused, last := a.clock.Now(), time.Time{}, ""
 	for ctx.Err() == nil {
 		err, now := a.read(ctx), a.clock.Now()
@@ -111,7 +111,7 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, tell func(error
 			log.Warn("waiting for the Kubernetes API", "server", a.config.Host, "because", "it "+why, "error", err)
 			last = why
 		}
-		tell(fmt.Errorf("starting: the Kubernetes API %s: %w", why, err))
+		report(fmt.Errorf("starting: the Kubernetes API %s: %w", why, err))
 		select {
 		case <-ctx.Done():
 		case <-a.clock.After(tryEvery):

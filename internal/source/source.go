@@ -1,5 +1,6 @@
-// Package source is where a node's pod addresses come from. One interface,
-// one implementation a folder: eni, pool, port.
+// Package source is where a node's pod addresses come from: one interface, of
+// which the folders eni and pool are the implementations. What the others are is in
+// docs/architecture.md, "Who does what".
 package source
 
 import (

@@ -22,7 +22,7 @@ type Result struct {
 	Runs      int     `json:"runs"` // measurements behind each median
 }
 
-// budget is what docs/design.md, section 10, allows: the ratio, or without a
+// budget is what docs/design.md, "Budgets", allows: the ratio, or without a
 // reference the value, at most or at least limit.
 type budget struct {
 	limit   float64

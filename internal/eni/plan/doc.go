@@ -9,5 +9,6 @@
 //	move.go      ... and which ENI is emptied onto the others
 //	subnets.go   in which subnets new ENIs may be made
 //	shortage.go  why pods that wait get nothing
-//	excess.go    how much of an excess has lasted for a time
+//	excess.go    how much of an excess has lasted long enough to be given back;
+//	             the reconciler keeps it from plan to plan (surplus.go of package eni)
 package plan

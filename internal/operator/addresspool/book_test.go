@@ -308,15 +308,15 @@ func TestNobodyIsForgotten(t *testing.T) {
 			},
 			"": func(t *rapid.T) {
 				if len(w.queue) == 0 {
-					w.settled(t)
+					w.checkAtRest(t)
 				}
 			},
 		})
 	})
 }
 
-// settled checks the book once the queue is empty.
-func (w *world) settled(t *rapid.T) {
+// checkAtRest checks the book once the queue is empty.
+func (w *world) checkAtRest(t *rapid.T) {
 	g := w.pools["p"]
 	if g == nil {
 		return

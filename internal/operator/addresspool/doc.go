@@ -15,6 +15,7 @@
 //	pool.go        a pool: opened, closed, deleted
 //	status.go      what people see of it
 //	liveness.go    whether a node has given up its blocks: a decision
+//	metrics.go     the metrics, and what counts requests
 //	node.go        a node: its blocks and requests released
 //
 // A block's name is its pool's and its index, so that the API server refuses a

@@ -38,8 +38,8 @@ type poolState struct {
 	conflictSince time.Time // since when an accepted subnet was seen to be another's too; zero: it is not
 }
 
-// settled tells whether nothing is to be found out about a pool.
-func (s *poolState) settled(p *v1alpha1.AddressPool, now time.Time) bool {
+// decided tells whether nothing is to be found out about a pool now.
+func (s *poolState) decided(p *v1alpha1.AddressPool, now time.Time) bool {
 	if s.uid != p.UID || s.verified != accepted(p) && s.why == nil {
 		return false
 	}
@@ -82,7 +82,7 @@ func (c *Controller) reconsider(changed string) {
 // Nobody cuts what he did not read so himself, however it came to be accepted.
 func (c *Controller) accept(ctx context.Context, p *v1alpha1.AddressPool) (*v1alpha1.AddressPool, *poolState, error) {
 	s := c.stateOf(p)
-	if s.settled(p, c.now()) {
+	if s.decided(p, c.now()) {
 		return p, s, nil
 	}
 	pools, p, err := c.readPools(ctx, p)

@@ -52,7 +52,8 @@ func (c *Controller) reconcilePool(ctx context.Context, q reconcile.Request) (re
 	return reconcile.Result{RequeueAfter: wait}, err
 }
 
-// sooner is the shorter of two waits, of which 0 is for ever.
+// sooner is the shorter of two waits until a pool is reconciled again; 0 asks for
+// no time, as in reconcile.Result.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b

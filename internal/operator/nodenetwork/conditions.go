@@ -46,7 +46,7 @@ const instanceGone = "EC2 has no such instance, or it is terminated: is spec.ins
 type outlook struct {
 	refused  refusal
 	specErr  error     // the spec makes no sense
-	paced    time.Time // until when the object is not worked for; zero: it is
+	held     time.Time // until when the object is not worked for; zero: it is
 	writeErr error     // the API server refused a write
 	itype    string    // as the spec has it
 	status   eni.Status
@@ -55,7 +55,7 @@ type outlook struct {
 
 // conditions are the node's, with the times of what has not changed. n.mu is held.
 func (n *node) conditions() []metav1.Condition {
-	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, paced: n.eligibility.pacedUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
+	look := outlook{refused: n.eligibility.refused, specErr: n.config.err, held: n.eligibility.heldUntil, itype: n.obj.Spec.InstanceType, status: n.fleet.status}
 	if refused(n.writes.retry.err) {
 		look.writeErr = n.writes.retry.err
 	}
@@ -100,8 +100,8 @@ func (l outlook) degraded() metav1.Condition {
 		return is(l.refused.reason, l.refused.message)
 	case l.specErr != nil:
 		return is(reasonInvalidSpec, l.specErr.Error())
-	case !l.paced.IsZero():
-		return is(reasonPaced, withTime("the object was deleted and made again several times within minutes", l.paced))
+	case !l.held.IsZero():
+		return is(reasonPaced, withTime("the object was deleted and made again several times within minutes", l.held))
 	case l.writeErr != nil:
 		return is(reasonNotWritten, l.writeErr.Error())
 	case s.Vanished:

@@ -160,7 +160,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	// It schedules the next reconciliation (timers.go).
-	if err := n.write(ctx, settled); err != nil && !errors.Is(err, errForeign) {
+	if err := n.write(ctx, everything); err != nil && !errors.Is(err, errForeign) {
 		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
 	}
 	return reconcile.Result{}, nil
@@ -218,7 +218,7 @@ func (c *Controller) configure(n *node) {
 	n.config.err = err
 	seed, refused := n.config.seed, n.eligibility.refused != (refusal{})
 	n.mu.Unlock()
-	if same || err != nil || refused || !known && c.paced(n) {
+	if same || err != nil || refused || !known && c.heldForRecreation(n) {
 		return
 	}
 	err = c.fleet.Set(n.name, n.instanceID, s, seed, n)

@@ -47,7 +47,7 @@ func (n *node) trackDemand() {
 func (n *node) freeNow(u eni.Usage) int {
 	sum := 0
 	for p := range nodenetwork.Available(n.obj) {
-		if !n.handshake.leaving(n.obj, p) {
+		if !n.handshake.handedOrMarked(n.obj, p) {
 			sum += weight(p)
 		}
 	}

@@ -34,8 +34,8 @@ type desiredState struct {
 type scope int
 
 const (
-	urgent  scope = iota // what the daemon works with
-	settled              // that, and what people look at
+	urgent     scope = iota // what the daemon works with
+	everything              // that, and what people look at
 )
 
 // request is what is to be asked of the API server next.
@@ -80,7 +80,7 @@ func (n *node) desiredIPAM() v1alpha1.IPAMSpec {
 			continue
 		}
 		s.Available[nodenetwork.Format(p)] = v1alpha1.AvailableAddress{Resource: id}
-		if h.candidates[p] || h.leaving(n.obj, p) {
+		if h.candidates[p] || h.handedOrMarked(n.obj, p) {
 			releasing = append(releasing, p)
 		}
 		if h.mayMark(n.obj, p) {

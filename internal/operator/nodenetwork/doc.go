@@ -22,7 +22,9 @@
 //	pods.go        pods that wait, before their ADDs arrive
 //	deletion.go    when an object has outlived its node
 //	liveness.go    what tells whether the node still exists
-//	pace.go        an object that is deleted and made again, over and over
+//	metrics.go     the metrics, and what counts
+//	totals.go      sums over all nodes
+//	recreation.go  an object that is deleted and made again, over and over
 //
 // # Fields and their writers
 //

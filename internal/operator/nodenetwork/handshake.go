@@ -10,9 +10,9 @@ import (
 	"github.com/berthnet/berth/internal/nodenetwork"
 )
 
-// Addresses go back by a handshake (docs/design.md, section 6). What the fleet
-// wants to take back is a candidate: listed in spec.ipam.releasing until the
-// daemon confirms in status.ipam.released that no pod has it or will get it.
+// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back").
+// What the fleet wants to take back is a candidate: listed in spec.ipam.releasing
+// until the daemon confirms in status.ipam.released that no pod has it or will get it.
 // Then it is handed to the fleet, and once that is recorded in the object
 // (mark.go), EC2 is asked to unassign it. Candidates that the fleet does not ask
 // for any more, or that pods need, leave the list and are the daemon's again.
@@ -51,7 +51,7 @@ func (h *handshake) resume(o *v1alpha1.NodeNetwork, releasing []eni.Release, now
 func (h *handshake) adoptReleasing(o *v1alpha1.NodeNetwork) {
 	clear(h.candidates)
 	for p := range nodenetwork.Available(o) {
-		if slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) && !h.leaving(o, p) {
+		if slices.Contains(o.Spec.IPAM.Releasing, nodenetwork.Format(p)) && !h.handedOrMarked(o, p) {
 			h.candidates[p] = true
 		}
 	}
@@ -81,8 +81,8 @@ func (h *handshake) setInventory(inv *eni.Inventory) {
 	}
 }
 
-// leaving tells whether something is with EC2, or about to be.
-func (h *handshake) leaving(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
+// handedOrMarked tells whether something is with EC2, or about to be.
+func (h *handshake) handedOrMarked(o *v1alpha1.NodeNetwork, p netip.Prefix) bool {
 	return h.handed[p] || marked(o, nodenetwork.Format(p))
 }
 
@@ -142,7 +142,7 @@ func (h *handshake) candidatesOf(o *v1alpha1.NodeNetwork, id string) (out []neti
 func (h *handshake) freeOf(o *v1alpha1.NodeNetwork, f *fleetState, id string, single bool) (out []netip.Prefix) {
 	assigned := f.unmarked(o)
 	for p, at := range nodenetwork.Available(o) {
-		if at != id || p.IsSingleIP() != single || assigned[p] != id || h.candidates[p] || h.leaving(o, p) || f.primaries[p] {
+		if at != id || p.IsSingleIP() != single || assigned[p] != id || h.candidates[p] || h.handedOrMarked(o, p) || f.primaries[p] {
 			continue
 		}
 		if !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) && !uses(o, p) {
@@ -168,7 +168,7 @@ func (h *handshake) withdrawENI(o *v1alpha1.NodeNetwork, id string, now time.Tim
 		if uses(o, p) {
 			return false
 		}
-		if !h.leaving(o, p) && !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) {
+		if !h.handedOrMarked(o, p) && !slices.Contains(o.Status.IPAM.Released, nodenetwork.Format(p)) {
 			h.candidates[p] = true
 		}
 		ready = ready && confirmed(o, p)

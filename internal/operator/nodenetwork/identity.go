@@ -53,10 +53,10 @@ const (
 
 // eligibility is whether the fleet may work for an object.
 type eligibility struct {
-	refused    refusal // zero: it may
-	proof      proof
-	askAt      time.Time // when EC2 is asked for the proof again; zero: it needs not be
-	pacedUntil time.Time // when it may begin, if not at once (pace.go)
+	refused   refusal // zero: it may
+	proof     proof
+	askAt     time.Time // when EC2 is asked for the proof again; zero: it needs not be
+	heldUntil time.Time // when it may begin, if not at once (recreation.go)
 }
 
 // refusal is why the fleet does not work for an object; zero: it does.

@@ -97,7 +97,7 @@ func (n *node) Reconciled(s eni.Status) {
 	first := n.liveness.setVanished(s.Vanished, now)
 	canceled := n.cancelUnneeded(n.fleet.passBegan, s)
 	n.fleet.passBegan = now
-	q := n.next(n.desired(), settled)
+	q := n.next(n.desired(), everything)
 	n.mu.Unlock()
 	n.trackDemand()
 	if first || canceled || q != nothing {

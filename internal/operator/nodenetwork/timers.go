@@ -55,7 +55,7 @@ func (n *node) schedule() {
 }
 
 func (e *eligibility) due(now time.Time) time.Time {
-	return retry.Earliest(now, e.askAt, e.pacedUntil)
+	return retry.Earliest(now, e.askAt, e.heldUntil)
 }
 
 func (w *ownership) due(now time.Time) time.Time {

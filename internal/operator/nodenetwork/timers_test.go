@@ -47,7 +47,7 @@ func TestWake(t *testing.T) {
 		{"nothing", &node{}, 0},
 		{"what is due already needs an event", &node{liveness: liveness{deleteAt: at(10)}, eligibility: eligibility{askAt: at(9)}}, 0},
 		{"a proof that is asked for again", &node{eligibility: eligibility{askAt: at(15)}}, 5 * time.Second},
-		{"a recreated object", &node{eligibility: eligibility{pacedUntil: at(12)}}, 2 * time.Second},
+		{"a recreated object", &node{eligibility: eligibility{heldUntil: at(12)}}, 2 * time.Second},
 		{"the first of what is suppressed", &node{ownership: suppressed(9, 70, 40)}, 30 * time.Second},
 		{"a node that is gone", &node{liveness: liveness{deleteAt: at(60)}}, 50 * time.Second},
 		{"a request that failed", &node{writes: writes{retry: backoff{Backoff: retry.Backoff{Until: at(11)}}}}, time.Second},

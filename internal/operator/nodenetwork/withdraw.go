@@ -85,7 +85,7 @@ func (n *node) cancelUnneeded(passBegan time.Time, s eni.Status) bool {
 func (n *node) excess(u eni.Usage) int {
 	total, busy := 0, ipam.Usage{Waiting: u.Waiting}
 	for p := range n.fleet.unmarked(n.obj) {
-		if !n.handshake.leaving(n.obj, p) {
+		if !n.handshake.handedOrMarked(n.obj, p) {
 			total += weight(p)
 		}
 	}
@@ -99,5 +99,5 @@ func (n *node) excess(u eni.Usage) int {
 // reserved tells what is not free although no pod uses it: on its way back, or an
 // ENI's own address, which EC2 does not unassign. n.mu is held.
 func (n *node) reserved(p netip.Prefix) bool {
-	return n.handshake.leaving(n.obj, p) || n.fleet.primaries[p]
+	return n.handshake.handedOrMarked(n.obj, p) || n.fleet.primaries[p]
 }

@@ -101,7 +101,7 @@ func (n *node) converge(ctx context.Context, s scope) error {
 		}
 		n.mu.Unlock()
 		if q == nothing {
-			if s == settled {
+			if s == everything {
 				n.recordProblem(ctx) // unless the answer to the write that said it was lost
 			}
 			return nil

@@ -20,7 +20,7 @@
 //	3.7 ms  grpc-go
 //	4.0 ms  net/http's HTTP/2
 //
-// of the 4.3 ms that the budget exec-add (docs/design.md, section 10) allows for the
+// of the 4.3 ms that the budget exec-add (docs/design.md, "Budgets") allows for the
 // whole ADD there. The first of the calls was refused: the Framer's checks are
 // worth what they cost.
 package unary

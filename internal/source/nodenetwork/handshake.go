@@ -13,9 +13,9 @@ import (
 	"github.com/berthnet/berth/internal/retry"
 )
 
-// Addresses go back by a handshake (docs/design.md, section 6): the operator
-// lists candidates in spec.ipam.releasing; the daemon withdraws those that no
-// pod has and that do not cool, records that, and confirms them in
+// Addresses go back by a handshake (docs/architecture.md, "Giving addresses back"):
+// the operator lists candidates in spec.ipam.releasing; the daemon withdraws those
+// that no pod has and that do not cool, records that, and confirms them in
 // status.ipam.released; only then are they unassigned. One that leaves releasing
 // while it is available stays after all.
 //

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// settle is how long the watch has to show what a request did before it is
+	// watchDelay is how long the watch has to show what a request did before it is
 	// made again.
-	settle = 2 * time.Second
+	watchDelay = 2 * time.Second
 	// housekeeping is how many requests other than those for blocks are under way
 	// at a time.
 	housekeeping = 4
@@ -145,7 +145,7 @@ func (s *Source) finish(tasks map[taskKey]*task, o outcome) {
 	t.underWay = false
 	switch {
 	case o.err == nil:
-		t.retry = retry.Backoff{Until: now.Add(settle)}
+		t.retry = retry.Backoff{Until: now.Add(watchDelay)}
 	case !kubeapi.Ended(o.err):
 		s.log.Warn("will try again", "what", o.kind, "name", o.name, "pool", o.pool, "error", o.err)
 		t.retry.Fail(now, retry.First, retry.Most)

@@ -112,30 +112,30 @@ func (b blockFacts) overlaps(o blockFacts) bool {
 	return false
 }
 
-// A block that goes is withdrawn in memory, then from the file, then its routes
-// are removed, and only then may its finalizer go: what was begun before a
-// crash is begun again after it, and nothing is handed out from a block that the
-// operator may give to another node.
-type leaving int
+// A releaseStep is how far a block has come on its way back. It is withdrawn in
+// memory, then from the file, then its routes are removed, and only then may its
+// finalizer go: what was begun before a crash is begun again after it, and nothing
+// is handed out from a block that the operator may give to another node.
+type releaseStep int
 
 const (
-	stays     leaving = iota
-	withdrawn         // no address of it is used or cools, and none will be handed out
-	cleared           // besides, the file and the data path do not have it
+	notReleased releaseStep = iota
+	withdrawn               // no address of it is used or cools, and none will be handed out
+	cleared                 // besides, the file and the data path do not have it
 )
 
 // heldBlock is a block of this node and how far it has come.
 type heldBlock struct {
 	blockFacts
-	listed     bool      // the API server has it; false: only the file, or pods, do
-	lost       bool      // the API server has it no more; it is kept for the pods that have addresses of it
-	programmed bool      // the file has it, and the data path
-	returning  bool      // it is to go back: nothing is handed out from it
-	leaving    leaving   // how far its end has come
-	emptySince time.Time // zero while an address of it is used or cools
-	conflict   string    // a block of this node with the same addresses, which came first
-	down       string    // why the file or the data path does not have it
-	unroutable bool      // the data path has others, and not this one
+	listed     bool        // the API server has it; false: only the file, or pods, do
+	lost       bool        // the API server has it no more; it is kept for the pods that have addresses of it
+	programmed bool        // the file has it, and the data path
+	returning  bool        // it is to go back: nothing is handed out from it
+	release    releaseStep // how far it has come back
+	emptySince time.Time   // zero while an address of it is used or cools
+	conflict   string      // a block of this node with the same addresses, which came first
+	down       string      // why the file or the data path does not have it
+	unroutable bool        // the data path has others, and not this one
 }
 
 // serves tells whether addresses of the block may be handed out.
@@ -145,7 +145,7 @@ func (h *heldBlock) serves() bool { return h.programmed && !h.ends() && h.confli
 func (h *heldBlock) ends() bool { return h.deleted() || h.returning || h.lost }
 
 // deleted tells whether the block is at some step of its deletion.
-func (h *heldBlock) deleted() bool { return h.draining || h.leaving != stays }
+func (h *heldBlock) deleted() bool { return h.draining || h.release != notReleased }
 
 // setBlock takes a block that the API server, or the file, says this node has.
 func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
@@ -160,14 +160,14 @@ func (l *ledger) setBlock(f blockFacts, listed bool, now time.Time) {
 	}
 	h.blockFacts, h.listed, h.lost = f, listed, false
 	if !ok {
-		l.enter(h, now)
+		l.addToAllocator(h, now)
 	}
 	l.refresh(h)
 }
 
-// enter takes a block's addresses into its pool's allocator, those first that
+// addToAllocator takes a block's addresses into its pool's allocator, those first that
 // are held or cool already.
-func (l *ledger) enter(h *heldBlock, now time.Time) {
+func (l *ledger) addToAllocator(h *heldBlock, now time.Time) {
 	h.conflict = ""
 	for _, name := range l.blockNames() {
 		if o := l.blocks[name]; o != h && o.conflict == "" && o.overlaps(h.blockFacts) {
@@ -226,22 +226,20 @@ func (l *ledger) loseBlock(name string, now time.Time) (pods int) {
 func (l *ledger) removeBlock(name string, now time.Time) {
 	h := l.blocks[name]
 	delete(l.blocks, name)
-	if h.conflict == "" {
-		l.leave(h)
-	}
 	if h.conflict != "" {
 		return
 	}
+	l.dropFromAllocator(h)
 	for _, other := range l.blockNames() {
 		if o := l.blocks[other]; o.conflict == name {
-			l.enter(o, now)
+			l.addToAllocator(o, now)
 			l.refresh(o)
 		}
 	}
 }
 
-// leave takes a block's addresses out of its pool's allocator.
-func (l *ledger) leave(h *heldBlock) {
+// dropFromAllocator takes a block's addresses out of its pool's allocator.
+func (l *ledger) dropFromAllocator(h *heldBlock) {
 	s := l.pool(h.pool)
 	var held []attachment.Key
 	for v := range s.alloc.Busied() {
@@ -296,8 +294,8 @@ func (l *ledger) review(now time.Time) {
 		case h.emptySince.IsZero():
 			h.emptySince = now
 		}
-		if busy == 0 && h.draining && h.listed && h.leaving == stays {
-			h.leaving = withdrawn
+		if busy == 0 && h.draining && h.listed && h.release == notReleased {
+			h.release = withdrawn
 			l.refresh(h)
 		}
 	}
@@ -307,7 +305,7 @@ func (l *ledger) review(now time.Time) {
 // wanted says.
 func (l *ledger) uncommitted() bool {
 	for _, h := range l.blocks {
-		if h.leaving == withdrawn || h.leaving == stays && h.conflict == "" && !h.programmed {
+		if h.release == withdrawn || h.release == notReleased && h.conflict == "" && !h.programmed {
 			return true
 		}
 	}
@@ -316,17 +314,17 @@ func (l *ledger) uncommitted() bool {
 
 // wanted lists the blocks that the file and the data path are to have.
 func (l *ledger) wanted() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.leaving == stays && h.conflict == "" })
+	return l.factsOf(func(h *heldBlock) bool { return h.release == notReleased && h.conflict == "" })
 }
 
 // withdrawnNow lists the blocks that the file and the data path are to lose.
 func (l *ledger) withdrawnNow() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return h.leaving == withdrawn })
+	return l.factsOf(func(h *heldBlock) bool { return h.release == withdrawn })
 }
 
 // toRenew lists the blocks that are kept by saying that this node lives.
 func (l *ledger) toRenew() []blockFacts {
-	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.leaving == stays })
+	return l.factsOf(func(h *heldBlock) bool { return l.node.missing() && h.listed && h.release == notReleased })
 }
 
 // factsOf lists blocks, by name.

@@ -120,7 +120,7 @@ func (s *Source) committed(want, withdrawn []blockFacts, err error) {
 			h.programmed, h.down, h.unroutable = true, "", false
 		})
 		if partly.Left == nil {
-			l.each(withdrawn, func(h *heldBlock) { h.leaving = max(h.leaving, cleared) })
+			l.each(withdrawn, func(h *heldBlock) { h.release = max(h.release, cleared) })
 		}
 	})
 }

@@ -227,7 +227,7 @@ func (m *machine) begin(pool string, bits int32, pods int, subnets ...string) so
 	m.startOperator()
 	m.start()
 	l := m.add(0)
-	m.settled(1)
+	m.untilAllInUse(1)
 	return l
 }
 
@@ -328,8 +328,8 @@ func (m *machine) requests() (names []string) {
 	return names
 }
 
-// settled waits until there are this many blocks, all in use, and no request.
-func (m *machine) settled(blocks int) {
+// untilAllInUse waits until there are this many blocks, all in use, and no request.
+func (m *machine) untilAllInUse(blocks int) {
 	m.T.Helper()
 	m.until(fmt.Sprintf("%d blocks and no request", blocks), func() bool {
 		return len(m.blocks()) == blocks && len(m.requests()) == 0 && len(m.routes.names()) == blocks

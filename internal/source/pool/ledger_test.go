@@ -49,7 +49,7 @@ func (b *ledgerNode) give(f blockFacts) {
 func (b *ledgerNode) commit() {
 	want, gone := b.wanted(), b.withdrawnNow()
 	b.each(want, func(h *heldBlock) { h.programmed = true })
-	b.each(gone, func(h *heldBlock) { h.leaving = cleared })
+	b.each(gone, func(h *heldBlock) { h.release = cleared })
 	b.serveAll(b.now)
 }
 

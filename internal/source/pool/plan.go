@@ -53,7 +53,7 @@ func (l *ledger) plan(node string, now time.Time) (todo []action, next time.Time
 		todo, next = append(todo, actions...), earlier(next, at)
 	}
 	for name, h := range l.blocks {
-		if h.leaving == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
+		if h.release == cleared && slices.Contains(h.finalizers, v1alpha1.FinalizerBlock) {
 			todo = append(todo, action{kind: freeBlock, name: name, pool: h.pool, uid: h.uid, block: h.blockFacts})
 		}
 	}

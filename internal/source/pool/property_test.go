@@ -134,7 +134,7 @@ func (l *simulation) putInPlace() (want, gone []blockFacts) {
 func (l *simulation) commit() {
 	want, gone := l.putInPlace()
 	l.each(want, func(h *heldBlock) { h.programmed = true })
-	l.each(gone, func(h *heldBlock) { h.leaving = cleared })
+	l.each(gone, func(h *heldBlock) { h.release = cleared })
 	l.serveAll(l.now)
 }
 

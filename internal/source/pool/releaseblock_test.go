@@ -93,7 +93,7 @@ func TestClaims(t *testing.T) {
 	m.Get(nodeID, node)
 	stop := ticks.flow()
 	a := m.addOwned(0, node.UID)
-	m.settled(1)
+	m.untilAllInUse(1)
 	stop()
 	before := m.block(a.Block)
 	ticks.Advance(5 * claimInterval)

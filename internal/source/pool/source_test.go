@@ -71,7 +71,7 @@ func TestHundredAddsAtOnce(t *testing.T) {
 			first.stop()
 			second := m.startOperator()
 			wg.Wait()
-			m.settled(want)
+			m.untilAllInUse(want)
 			if made := int(first.served.Load() + second.served.Load()); made != want {
 				t.Errorf("%d requests were answered, want %d", made, want)
 			}
@@ -182,7 +182,7 @@ func TestLostReplies(t *testing.T) {
 	}
 	o := m.startOperator()
 	wg.Wait()
-	m.settled(5)
+	m.untilAllInUse(5)
 	if made := o.served.Load(); made != 5 {
 		t.Errorf("%d requests were answered, want 5", made)
 	}
@@ -209,7 +209,7 @@ func TestPoolsDeletedUnderAHundredPods(t *testing.T) {
 		m.podNamed(namespace, fmt.Sprint("pod", i), pool)
 	}
 	leases := sourcetest.AddAll(t, m, 0, 100, longest)
-	m.settled(2 + 50)
+	m.untilAllInUse(2 + 50)
 	for _, name := range []string{"default", "public"} {
 		harness.OK(t, m.API.Delete(t.Context(), &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}

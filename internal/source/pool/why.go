@@ -43,7 +43,7 @@ func (l *ledger) whyEmpty(s *poolState, now time.Time) *source.Exhausted {
 		return exhausted("starting", "%sthe API server has not told yet which blocks this node has", none)
 	}
 	for _, name := range l.blockNames() {
-		if h := l.blocks[name]; h.pool == s.name && h.leaving == stays && !h.programmed && h.down != "" {
+		if h := l.blocks[name]; h.pool == s.name && h.release == notReleased && !h.programmed && h.down != "" {
 			return exhausted("not-ready", "%sblock %s: %s", none, name, h.down)
 		}
 	}

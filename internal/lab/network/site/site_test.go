@@ -94,7 +94,7 @@ func TestExportTableIsAnnounced(t *testing.T) {
 }
 
 // change adds or removes a route of a node's export table, in the form of
-// docs/design.md, section 5.
+// docs/architecture.md, "Data path".
 func change(t *testing.T, s *Site, node string, p netip.Prefix, do func(*netlink.Handle, *netlink.Route) error) {
 	t.Helper()
 	ok(t, ns.Netlink(s.NodePath(node), func(h *netlink.Handle) error {

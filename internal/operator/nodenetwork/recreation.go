@@ -42,9 +42,9 @@ func (r recreation) next(uid types.UID, now time.Time) recreation {
 	return n
 }
 
-// paced tells whether a node's object waits, as too many were made under its
+// heldForRecreation tells whether a node's object waits, as too many were made under its
 // name lately, and notes for how long.
-func (c *Controller) paced(n *node) bool {
+func (c *Controller) heldForRecreation(n *node) bool {
 	now := c.now()
 	c.mu.Lock()
 	r := c.recreations[n.name].next(n.uid, now)
@@ -52,9 +52,9 @@ func (c *Controller) paced(n *node) bool {
 	c.mu.Unlock()
 	wait := r.from.Sub(now)
 	n.mu.Lock()
-	n.eligibility.pacedUntil = time.Time{}
+	n.eligibility.heldUntil = time.Time{}
 	if wait > 0 {
-		n.eligibility.pacedUntil = r.from
+		n.eligibility.heldUntil = r.from
 	}
 	n.mu.Unlock()
 	return wait > 0
