@@ -49,8 +49,8 @@ func readFile(t *testing.T, name string) []byte {
 
 // daemonSets are those of berthd, by the mode that they are of.
 var daemonSets = map[string]string{
-	config.IPAMENI:      "node-mode/daemonset.yaml",
-	config.IPAMOperator: "operator-mode/daemonset.yaml",
+	config.IPAMENI:         "node-mode/daemonset.yaml",
+	config.IPAMENIOperator: "operator-mode/daemonset.yaml",
 }
 
 // forEachMode runs a test with each DaemonSet's pod and its one container.
@@ -140,7 +140,7 @@ func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
 	if cfg.NodeName != "node-1" || !cfg.InstallCNI || !strings.HasSuffix(t.Name(), "/"+cfg.IPAM) {
 		t.Errorf("settings %+v", cfg)
 	}
-	if operator := cfg.IPAM == config.IPAMOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
+	if operator := cfg.IPAM == config.IPAMENIOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
 		t.Errorf("creates NodeNetworks: %v, kubeconfig %q", cfg.AutoCreateNodeNetwork, cfg.Kubeconfig)
 	}
 }
@@ -209,7 +209,7 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 		})
 		return d
 	}
-	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMOperator)); d != "" {
+	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMENIOperator)); d != "" {
 		t.Errorf("(-node mode +operator mode):\n%s", d)
 	}
 }
@@ -269,7 +269,7 @@ func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
 		dockerfile string
 	}{
 		{daemonSet(t, config.IPAMENI).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{daemonSet(t, config.IPAMOperator).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{daemonSet(t, config.IPAMENIOperator).Spec.Template.Spec, "node-mode/Dockerfile"},
 		{operatorDeployment(t).Spec.Template.Spec, "operator-mode/Dockerfile"},
 	} {
 		if image := onlyContainer(t, tc.pod).Image; !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {

@@ -31,7 +31,7 @@ func TestManifestsApply(t *testing.T) {
 func TestRolesAreBound(t *testing.T) {
 	harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS("operator-mode")))
 	c := harness.KubeClient(t)
-	for _, pod := range []corev1.PodTemplateSpec{operatorDeployment(t).Spec.Template, daemonSet(t, config.IPAMOperator).Spec.Template} {
+	for _, pod := range []corev1.PodTemplateSpec{operatorDeployment(t).Spec.Template, daemonSet(t, config.IPAMENIOperator).Spec.Template} {
 		name := pod.Spec.ServiceAccountName
 		account := types.NamespacedName{Namespace: "kube-system", Name: name}
 		harness.OK(t, c.Get(t.Context(), account, &corev1.ServiceAccount{}))
@@ -112,7 +112,7 @@ func TestOperatorDeployment(t *testing.T) {
 	if m := c.Resources.Limits.Memory().String(); m != "1Gi" {
 		t.Errorf("memory is limited to %q", m)
 	}
-	daemon := load(t, onlyContainer(t, daemonSet(t, config.IPAMOperator).Spec.Template.Spec))
+	daemon := load(t, onlyContainer(t, daemonSet(t, config.IPAMENIOperator).Spec.Template.Spec))
 	if cfg.ClusterName != daemon.ClusterName {
 		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
 	}

@@ -7,11 +7,7 @@ import (
 
 	"github.com/berthnet/berth/internal/berthd"
 	"github.com/berthnet/berth/internal/config"
-	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/program"
-	"github.com/berthnet/berth/internal/source/eni"
-	"github.com/berthnet/berth/internal/source/nodenetwork"
-	"github.com/berthnet/berth/internal/source/pool"
 )
 
 //go:generate sh -c "go run . config-reference > ../../docs/reference/configuration.md"
@@ -26,9 +22,7 @@ var command = program.Program[config.Config]{
 	Loader: config.NewLoader,
 	Run:    berthd.Run,
 	Pages: map[string]func(io.Writer) error{
-		"config-reference": config.WriteReference,
-		"metrics-reference": func(w io.Writer) error {
-			return daemon.WriteMetricsReference(w, eni.Reference, nodenetwork.Reference, pool.Reference)
-		},
+		"config-reference":  config.WriteReference,
+		"metrics-reference": berthd.WriteMetricsReference,
 	},
 }

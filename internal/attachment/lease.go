@@ -1,24 +1,20 @@
 package attachment
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
 
 // Lease is one attachment's hold on its addresses. It is a value: the record
 // of an attachment keeps it, and the same value restores it after a restart.
 type Lease struct {
 	IPv4 netip.Addr `json:"ipv4,omitzero"` // zero without an IPv4 address
 	IPv6 netip.Addr `json:"ipv6,omitzero"` // zero without an IPv6 address
-	Origin
+	introspect.Origin
 	// Uplink is the number of the uplink that carries the addresses; 0: the node's
 	// own. Records have it under the name that it had when all were ENIs.
 	Uplink int `json:"deviceIndex,omitempty"`
-}
-
-// Origin tells where an address is of. Each source sets fields of its own; the
-// names are those in records.
-type Origin struct {
-	ENI   string `json:"eni,omitempty"`   // source eni: its ID
-	Pool  string `json:"pool,omitempty"`  // source pool
-	Block string `json:"block,omitempty"` // source pool
 }
 
 // Addrs returns the addresses that are set, IPv4 first.

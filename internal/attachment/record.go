@@ -61,7 +61,6 @@ type Record struct {
 type Cooling struct {
 	Version  int        `json:"version"`
 	Addr     netip.Addr `json:"address"`
-	ENI      string     `json:"eni,omitempty"`
 	Key      Key        `json:"key"` // the attachment that held it
 	HostLink string     `json:"hostLink,omitempty"`
 	// ReleasedBoot is the moment of release on the boot clock, in

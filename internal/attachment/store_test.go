@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/introspect"
 )
 
 var (
@@ -26,7 +28,7 @@ func testRecord(container, addr string) Record {
 	return Record{
 		Key:      Key{Network: "berth", ContainerID: container, IfName: "eth0"},
 		Pod:      Pod{Namespace: "default", Name: container},
-		Lease:    Lease{IPv4: netip.MustParseAddr(addr), Origin: Origin{ENI: "eni-1"}},
+		Lease:    Lease{IPv4: netip.MustParseAddr(addr), Origin: introspect.Origin{ENI: "eni-1"}},
 		Netns:    Netns{Path: "/run/netns/" + container, Dev: 4, Inode: 4026531840},
 		HostLink: "bth" + container,
 		State:    Ready,
@@ -269,15 +271,15 @@ func TestStoredRecordKeepsItsNames(t *testing.T) {
 	}{
 		"of an ENI": {
 			`{"ipv4":"10.0.1.7","eni":"eni-0a","deviceIndex":2}`,
-			Lease{IPv4: netip.MustParseAddr("10.0.1.7"), Origin: Origin{ENI: "eni-0a"}, Uplink: 2},
+			Lease{IPv4: netip.MustParseAddr("10.0.1.7"), Origin: introspect.Origin{ENI: "eni-0a"}, Uplink: 2},
 		},
 		"of the primary ENI": {
 			`{"ipv4":"10.0.0.7","eni":"eni-0b"}`,
-			Lease{IPv4: netip.MustParseAddr("10.0.0.7"), Origin: Origin{ENI: "eni-0b"}},
+			Lease{IPv4: netip.MustParseAddr("10.0.0.7"), Origin: introspect.Origin{ENI: "eni-0b"}},
 		},
 		"of a block": {
 			`{"ipv4":"10.2.0.1","ipv6":"fd02::201","pool":"default","block":"default-0"}`,
-			Lease{IPv4: netip.MustParseAddr("10.2.0.1"), IPv6: netip.MustParseAddr("fd02::201"), Origin: Origin{Pool: "default", Block: "default-0"}},
+			Lease{IPv4: netip.MustParseAddr("10.2.0.1"), IPv6: netip.MustParseAddr("fd02::201"), Origin: introspect.Origin{Pool: "default", Block: "default-0"}},
 		},
 	} {
 		stored := `{"version":1,"key":{"network":"berth","containerID":"c1","ifName":"eth0"},"pod":{"namespace":"default","name":"web","uid":"u-1"},` +
@@ -294,5 +296,19 @@ func TestStoredRecordKeepsItsNames(t *testing.T) {
 		if d := cmp.Diff(was, is); d != "" {
 			t.Errorf("%s (-stored +written):\n%s", name, d)
 		}
+	}
+}
+
+// Earlier versions wrote the ENI of what cools too.
+func TestStoredCoolingRecordWithItsENIIsRead(t *testing.T) {
+	stored := `{"version":1,"address":"10.0.0.7","eni":"eni-0a","key":{"network":"berth","containerID":"c1","ifName":"eth0"},` +
+		`"hostLink":"bthaaaaaaaaaaaa","releasedBoot":5000000000,"bootID":"boot-1","instanceID":"i-1"}`
+	want := Cooling{
+		Version: Version, Addr: netip.MustParseAddr("10.0.0.7"), Key: Key{Network: "berth", ContainerID: "c1", IfName: "eth0"},
+		HostLink: "bthaaaaaaaaaaaa", ReleasedBoot: 5 * time.Second, BootID: "boot-1", InstanceID: "i-1",
+	}
+	got, err := DecodeCooling([]byte(stored))
+	if err != nil || got != want {
+		t.Errorf("read %+v, %v", got, err)
 	}
 }

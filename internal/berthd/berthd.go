@@ -48,7 +48,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		log.Warn("environment variables that begin with BERTH_ and mean nothing: typing errors?", "names", cfg.Unknown)
 	}
 	n := &node{cfg: cfg, log: log, clock: clock.Real{}, metrics: daemon.NewMetrics()}
-	m := modes[cfg.IPAM](n)
+	m := modes[cfg.IPAM].of(n)
 	err := m.check()
 	if err != nil {
 		return err
@@ -161,7 +161,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		return err
 	}
 	o := daemon.Options{
-		Source: src, Kernel: net, Upkeep: net, LinksChanged: src.Kick,
+		Source: src, Kernel: net, Upkeep: net,
 		Store: store, Quarantined: bad, Metrics: n.metrics, Clock: n.clock, Log: n.log,
 		NodeName: n.cfg.NodeName, StateDir: n.cfg.StateDir, IPAM: n.cfg.IPAM,
 		WarmWait: n.cfg.WarmWait, DrainTimeout: n.cfg.DrainTimeout, NetnsGrace: n.cfg.NetnsGrace, RepairInterval: n.cfg.RepairInterval,

@@ -2,19 +2,37 @@ package berthd
 
 import (
 	"context"
+	"io"
+	"maps"
+	"slices"
 
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/source/eni"
+	"github.com/berthnet/berth/internal/source/nodenetwork"
+	"github.com/berthnet/berth/internal/source/pool"
 )
 
 // modes are all there are, by --ipam. A new source of addresses is added here and
 // in the settings.
-var modes = map[string]func(*node) mode{
-	config.IPAMENI:      func(n *node) mode { return &nodeMode{vpc{node: n}} },
-	config.IPAMOperator: func(n *node) mode { return &operatorMode{vpc{node: n}} },
-	config.IPAMPool:     func(n *node) mode { return &routed{node: n} },
+var modes = map[string]struct {
+	of        func(*node) mode
+	reference source.Reference // what its source adds to the page of metrics
+}{
+	config.IPAMENI:         {func(n *node) mode { return &nodeMode{vpc{node: n}} }, eni.Reference},
+	config.IPAMENIOperator: {func(n *node) mode { return &operatorMode{vpc{node: n}} }, nodenetwork.Reference},
+	config.IPAMPool:        {func(n *node) mode { return &routed{node: n} }, pool.Reference},
+}
+
+// WriteMetricsReference writes the page of metrics, with those of all modes.
+func WriteMetricsReference(w io.Writer) error {
+	var all []source.Reference
+	for _, ipam := range slices.Sorted(maps.Keys(modes)) {
+		all = append(all, modes[ipam].reference)
+	}
+	return daemon.WriteMetricsReference(w, all...)
 }
 
 // mode is what follows from where addresses come from.
@@ -26,7 +44,7 @@ type mode interface {
 	// setUp makes the data path ready for the source's addresses.
 	setUp(ctx context.Context, kernel *datapath.Node) (network, error)
 	// newSource makes the source of addresses.
-	newSource(ctx context.Context) (supply, error)
+	newSource(ctx context.Context) (source.Source, error)
 	// follow keeps the data path to what changes around the node, until ctx ends.
 	follow(ctx context.Context)
 	// end leaves the node as another daemon, or nobody, is to find it.
@@ -45,10 +63,4 @@ func (n *node) tells() []string        { return nil }
 type network interface {
 	daemon.Kernel
 	daemon.Upkeep
-}
-
-// supply is a source of addresses that looks again when links changed.
-type supply interface {
-	source.Source
-	Kick()
 }

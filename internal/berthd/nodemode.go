@@ -6,13 +6,14 @@ import (
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
 	reconciler "github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/eni"
 )
 
 // nodeMode is that of a daemon that calls EC2 for its node.
 type nodeMode struct{ vpc }
 
-func (m *nodeMode) newSource(ctx context.Context) (supply, error) {
+func (m *nodeMode) newSource(ctx context.Context) (source.Source, error) {
 	if m.aws.Region == "" {
 		m.aws.Region = m.id.Region
 	}

@@ -3,6 +3,7 @@ package berthd
 import (
 	"context"
 
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/eni"
 	"github.com/berthnet/berth/internal/source/nodenetwork"
 )
@@ -11,7 +12,7 @@ import (
 // node. It has no client of EC2.
 type operatorMode struct{ vpc }
 
-func (m *operatorMode) newSource(context.Context) (supply, error) {
+func (m *operatorMode) newSource(context.Context) (source.Source, error) {
 	c := nodenetwork.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, InstanceID: m.id.InstanceID,
 		Datapath: m.datapath, Cooling: m.cfg.CoolingPeriod, Store: eni.Files{Dir: m.cfg.StateDir},

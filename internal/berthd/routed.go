@@ -8,6 +8,7 @@ import (
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/pool"
 )
 
@@ -39,7 +40,7 @@ func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (network, err
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
 }
 
-func (m *routed) newSource(context.Context) (supply, error) {
+func (m *routed) newSource(context.Context) (source.Source, error) {
 	return pool.New(pool.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, Datapath: m.datapath, StateDir: m.cfg.StateDir,
 		Cooling: m.cfg.CoolingPeriod, Watermark: m.cfg.BlockWatermark, ReleaseDelay: m.cfg.BlockReleaseDelay, ClaimInterval: m.cfg.BlockClaimInterval,

@@ -22,6 +22,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 		t.Errorf("the plugin looks for %s, and the annotation is %s", cni.AnnotationPool, v1alpha1.AnnotationPool)
 	}
 	declared := `{"io.kubernetes.cri.pod-annotations": true, "portMappings": true}`
+	long := strings.Repeat("a", 64)
 	many := map[string]string{"berth.dev/pool": "public"}
 	for i := range 50 {
 		many[strings.Repeat("a", i+1)] = strings.Repeat("x", 4<<10)
@@ -33,6 +34,7 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}{
 		{"one", declared, map[string]string{"berth.dev/pool": "public"}, &rpc.Annotations{Pool: "public"}},
 		{"among many", declared, many, &rpc.Annotations{Pool: "public"}},
+		{"what is no pool's name, which the daemon refuses", declared, map[string]string{"berth.dev/pool": long}, &rpc.Annotations{Pool: long}},
 		{"others", declared, map[string]string{"example.com/a": "b", "berth.dev/POOL": "public"}, &rpc.Annotations{}},
 		{"none", declared, map[string]string{}, &rpc.Annotations{}},
 		{"none, as Go writes it", declared, map[string]string(nil), &rpc.Annotations{}},

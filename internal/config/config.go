@@ -16,9 +16,9 @@ import (
 
 // The values of ipam.
 const (
-	IPAMENI      = "eni"          // node mode: berthd calls EC2 itself
-	IPAMOperator = "eni-operator" // operator mode: the cluster's operator does
-	IPAMPool     = "pool"         // address pools: nobody does; the operator gives blocks
+	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
+	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
+	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
 )
 
 // Config is every setting of berthd, parsed and checked.
@@ -30,7 +30,7 @@ type Config struct {
 	Socket      string
 
 	// Where addresses come from
-	IPAM                  string // IPAMENI, IPAMOperator or IPAMPool
+	IPAM                  string // IPAMENI, IPAMENIOperator or IPAMPool
 	AutoCreateNodeNetwork bool
 	Kubeconfig            string // empty: in the cluster
 
@@ -172,7 +172,7 @@ func (c *Config) contradictions() []error {
 		{aws && c.CiliumDialect(),
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
-		{c.IPAM != IPAMOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
+		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
 		{c.IPAM == IPAMENI && c.Kubeconfig != "", "--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},

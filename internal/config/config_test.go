@@ -97,7 +97,7 @@ func TestFlagOverVariableOverDefault(t *testing.T) {
 
 func TestOperatorMode(t *testing.T) {
 	c, err := load(t, []string{"--ipam=eni-operator", "--auto-create-node-network"}, []string{"BERTH_KUBECONFIG=/etc/berth/kubeconfig"})
-	if err != nil || c.IPAM != IPAMOperator || !c.AutoCreateNodeNetwork || c.Kubeconfig != "/etc/berth/kubeconfig" {
+	if err != nil || c.IPAM != IPAMENIOperator || !c.AutoCreateNodeNetwork || c.Kubeconfig != "/etc/berth/kubeconfig" {
 		t.Errorf("%+v, %v", c, err)
 	}
 }

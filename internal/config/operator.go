@@ -19,7 +19,7 @@ type Operator struct {
 	// Cluster
 	ClusterName string
 	Kubeconfig  string   // empty: in the cluster
-	IPAM        []string // IPAMOperator, IPAMPool or both
+	IPAM        []string // IPAMENIOperator, IPAMPool or both
 
 	// Leader election
 	LeaderElect    bool
@@ -95,7 +95,7 @@ const renewJitter = 1.2
 
 func (o *Operator) contradictions() []error {
 	out := wrongTogether([]contradiction{
-		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s or both", IPAMOperator, IPAMPool)},
+		{len(o.IPAM) == 0, fmt.Sprintf("--ipam is empty: expected %s, %s or both", IPAMENIOperator, IPAMPool)},
 		{o.RenewDeadline > 0 && o.LeaseDuration <= o.RenewDeadline,
 			fmt.Sprintf("--lease-duration %s must be longer than --renew-deadline %s: else two operators may lead at once", o.LeaseDuration, o.RenewDeadline)},
 		{o.RetryPeriod > 0 && float64(o.RenewDeadline) <= renewJitter*float64(o.RetryPeriod),
@@ -135,7 +135,7 @@ func operatorClusterSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "cluster-name", Env: []string{"CLUSTER_NAME"}, Default: "default", parse: checked(&o.ClusterName, nonEmpty),
 			Doc: "Name of the cluster. It is put on ENIs as a tag, and only ENIs with the same tag are ever cleaned up: clusters that share a VPC need names that differ."},
-		{Flag: "ipam", Default: IPAMOperator, parse: list(&o.IPAM, among(IPAMOperator, IPAMPool)),
+		{Flag: "ipam", Default: IPAMENIOperator, parse: list(&o.IPAM, among(IPAMENIOperator, IPAMPool)),
 			Doc: "What the operator works for, separated by commas: `eni-operator`, ENIs of nodes, or `pool`, address pools. Only the first needs EC2."},
 		{Flag: "kubeconfig", parse: absolutePath(&o.Kubeconfig, true),
 			Doc: "File that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},

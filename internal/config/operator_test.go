@@ -23,7 +23,7 @@ func TestOperatorDefaults(t *testing.T) {
 		EC2Limits:     map[string]pace.Limit{},
 		NodeGoneGrace: time.Minute, ShrinkDelay: time.Minute, ListingInterval: time.Minute, SettleTime: time.Minute,
 		OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
-		IPAM: []string{IPAMOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
+		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
 		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
 	}
 	if diff := cmp.Diff(want, o); diff != "" {

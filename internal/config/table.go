@@ -4,6 +4,8 @@ import (
 	"math"
 	"strings"
 	"time"
+
+	"github.com/berthnet/berth/internal/ipam"
 )
 
 // Setting is one row of the table.
@@ -68,7 +70,7 @@ func nodeSettings(c *Config) []Setting {
 			Doc: "Directory of the attachment records and the last inventory that the cloud, or the API server, confirmed. It should be on a tmpfs, so that it vanishes with the kernel state that it describes."},
 		{Flag: "socket", Default: "/run/berth/berthd.sock", parse: socketPath(&c.Socket, false),
 			Doc: "Unix socket on which the plugin reaches the daemon; made with mode 0600."},
-		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMOperator, IPAMPool),
+		{Flag: "ipam", Default: IPAMENI, parse: oneOf(&c.IPAM, IPAMENI, IPAMENIOperator, IPAMPool),
 			Doc: "Where this node's addresses come from: `eni`, from EC2, asked by the daemon itself; `eni-operator`, from EC2, asked by the cluster's operator, by way of the node's NodeNetwork object; `pool`, from address pools, by blocks that the operator gives the node. With `pool` no cloud is needed, and what is under \"Cloud\" means nothing."},
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
@@ -97,7 +99,7 @@ func warmSettings(c *Config) []Setting {
 			Doc: "How many addresses more than needed one growth may assign, to save calls."},
 		{Flag: "max-allocate", Unit: "addresses", parse: integer(&c.MaxAllocate, maxCount, -1),
 			Doc: "Addresses to have assigned to the node at most, in this dialect. Not set or 0: no cap."},
-		{Flag: "cooling-period", Env: []string{"IP_COOLDOWN_PERIOD"}, Default: "30s", parse: duration(&c.CoolingPeriod, 0, day),
+		{Flag: "cooling-period", Env: []string{"IP_COOLDOWN_PERIOD"}, Default: ipam.DefaultCooling.String(), parse: duration(&c.CoolingPeriod, 0, day),
 			Doc: "How long a released address is kept from new pods."},
 		{Flag: "max-pods", Env: []string{"MAX_PODS"}, Default: "0", Unit: "pods", parse: integer(&c.MaxPods, maxCount, 0),
 			Doc: "Most pods with an address of their own on this node: growth stops there. 0 sets no cap."},

@@ -22,7 +22,7 @@ type warmENI struct {
 	Used        int `json:"used"`
 }
 
-// warmNode is a node that has settled.
+// warmNode is a node at rest.
 type warmNode struct {
 	InstanceType string    `json:"instanceType"`
 	Pods         int       `json:"pods"`      // that got an address
@@ -66,7 +66,7 @@ environment variables.`,
 		if err := policy.Validate(); err != nil {
 			return err
 		}
-		n := settle(l, policy, pods)
+		n := nodeAtRest(l, policy, pods)
 		n.InstanceType = instanceType
 		if out == jsonFmt {
 			return writeJSON(cmd.OutOrStdout(), n)
@@ -105,9 +105,9 @@ func writeWarm(cmd *cobra.Command, n warmNode) error {
 	return p.err
 }
 
-// settle lets pods come one by one to a node of unlimited subnets, and the
+// nodeAtRest lets pods come one by one to a node of unlimited subnets, and the
 // planner act after each, until there is nothing left to do.
-func settle(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
+func nodeAtRest(l cloud.Limits, policy ipam.Policy, pods int) warmNode {
 	s := plan.State{ENIs: []plan.ENI{{ID: "0", Phase: plan.Attached, Primary: true, Ours: true}}}
 	s.Subnets = []plan.Subnet{{Free: plan.Unlimited, ForNew: true}}
 	var n warmNode
@@ -142,7 +142,7 @@ func place(policy ipam.Policy, s *plan.State) bool {
 	return false
 }
 
-// maxPlans is far more than the planner needs to settle.
+// maxPlans is far more than the planner needs until it rests.
 const maxPlans = 1000
 
 // grow does what the planner says until it says no more, and tells whether it

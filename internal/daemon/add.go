@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"reflect"
@@ -27,7 +26,7 @@ var _ = failpoint.Register(
 // the namespace and the MTU, 0 for the node's. The same add again gives the same
 // answer. An add that fails, or whose caller left, leaves nothing.
 func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wish) (attachment.Record, error) {
-	patience, leave := d.crowd.enter(ctx)
+	patience, leave := d.adds.enter(ctx)
 	defer leave()
 	unlock, err := d.locks.lock(patience, want.Key.ContainerID)
 	if err != nil {
@@ -149,7 +148,7 @@ func (d *Daemon) setUp(ctx context.Context, rec attachment.Record) (attachment.R
 	if err == nil {
 		d.usable.set()
 		d.Log.Info("attached", "attachment", rec.Key.String(), "namespace", rec.Pod.Namespace, "pod", rec.Pod.Name,
-			"addresses", rec.Lease.Addrs(), "from", cmp.Or(rec.Lease.ENI, rec.Lease.Block))
+			"addresses", rec.Lease.Addrs(), "from", rec.Lease.Group())
 		return ready, nil
 	}
 	if undoErr := d.giveUp(ctx, rec, err); undoErr != nil {

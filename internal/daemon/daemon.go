@@ -45,8 +45,6 @@ type Options struct {
 	// usable and now and then after that; a good installation it leaves as it
 	// is. It may return a remark for the condition. Optional.
 	Install func(context.Context) (remark string, err error)
-	// LinksChanged is told when the link of an ENI may have come or gone; optional.
-	LinksChanged func()
 
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
@@ -55,7 +53,7 @@ type Options struct {
 	Clock       clock.Clock
 	Log         *slog.Logger
 	NodeName    string
-	IPAM        string // where addresses come from, for those who watch: eni or eni-operator
+	IPAM        string // where addresses come from, for those who watch: the value of --ipam
 	StateDir    string // for the mark that an address was usable once
 
 	WarmWait     time.Duration // how long an ADD waits for an address
@@ -77,7 +75,7 @@ type Daemon struct {
 	Options
 	locks      *keyLocks // by container ID
 	waits      *waits
-	crowd      crowd
+	adds       waitingADDs
 	reaper     *reaper
 	cooling    *coolingRecords
 	conditions *conditions
@@ -116,7 +114,7 @@ func New(o Options) *Daemon {
 	if o.Upkeep != nil {
 		d.repairer = &repairer{
 			upkeep: o.Upkeep, kernel: o.Kernel, store: o.Store, source: o.Source, conditions: d.conditions, quarantine: d.quarantine,
-			repairs: o.Metrics.repairs, interval: o.RepairInterval, linksChanged: o.LinksChanged, again: d.addAgainLater,
+			repairs: o.Metrics.repairs, interval: o.RepairInterval, again: d.addAgainLater,
 			clock: o.Clock, log: o.Log,
 		}
 	}

@@ -51,7 +51,7 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := failpoint.Hit("daemon.del.marked"); err != nil {
 		return err
 	}
-	full, err := d.cooling.begin(kctx, rec.Lease.Addrs(), attachment.Cooling{ENI: rec.Lease.ENI, Key: rec.Key, HostLink: rec.HostLink})
+	full, err := d.cooling.begin(kctx, rec.Lease.Addrs(), attachment.Cooling{Key: rec.Key, HostLink: rec.HostLink})
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ type Front struct {
 	web    sync.WaitGroup
 	stop   context.CancelFunc // ends the web servers
 
-	early  crowd         // ADDs that wait for the daemon
+	early  waitingADDs   // ADDs that wait for the daemon
 	ready  chan struct{} // closed when daemon is set
 	daemon *Daemon
 
@@ -182,7 +182,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 		return nil, failureOf(context.Cause(patience)).GRPCStatus().Err()
 	case <-f.Clock.After(wait):
 		e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
-		f.Metrics.called(verb, "failure", e.Reason, wait)
+		f.Metrics.observeCall(verb, "failure", e.Reason, wait)
 		return nil, e.GRPCStatus().Err()
 	}
 }

@@ -117,7 +117,7 @@ func TestMetricsReferenceIsComplete(t *testing.T) {
 	var b strings.Builder
 	must(t, WriteMetricsReference(&b, sourcefake.Reference))
 	d := newNode(t, "10.0.0.5").assemble()
-	d.Metrics.called("Add", "success", "", time.Millisecond)
+	d.Metrics.observeCall("Add", "success", "", time.Millisecond)
 	served, err := d.Metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)

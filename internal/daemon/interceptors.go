@@ -29,14 +29,14 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 	reply, err = recovered(ctx, d, verb, req, handle)
 	took := time.Since(begun)
 	if err == nil {
-		d.Metrics.called(verb, "success", "", took)
+		d.Metrics.observeCall(verb, "success", "", took)
 		return reply, nil
 	}
 	f := failureOf(err)
 	if f.Code == CodeRecord {
 		d.writable.failed.Set()
 	}
-	d.Metrics.called(verb, "failure", f.Reason, took)
+	d.Metrics.observeCall(verb, "failure", f.Reason, took)
 	args := []any{"verb", strings.ToUpper(verb), "took", took.Round(time.Microsecond), "code", f.Code, "reason", f.Reason, "err", f}
 	if a, ok := req.(interface{ GetAttachment() *rpc.Attachment }); ok {
 		args = append(args, "container", a.GetAttachment().GetContainerId(), "interface", a.GetAttachment().GetIfName())

@@ -57,7 +57,7 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 			Address: rec.Lease.IPv4, IPv6: rec.Lease.IPv6,
 			Namespace: rec.Pod.Namespace, Pod: rec.Pod.Name, UID: rec.Pod.UID,
 			ContainerID: rec.Key.ContainerID, Network: rec.Key.Network, Interface: rec.Key.IfName,
-			Origin: introspect.Origin(rec.Lease.Origin), DeviceIndex: rec.Lease.Uplink, Since: rec.Since,
+			Origin: rec.Lease.Origin, DeviceIndex: rec.Lease.Uplink, Since: rec.Since,
 		}
 		if !a.Address.IsValid() {
 			a.Address, a.IPv6 = a.IPv6, netip.Addr{}
@@ -70,14 +70,13 @@ func allocated(records []attachment.Record) []introspect.Allocated {
 
 func describeAddresses(doc *introspect.Document, addresses []source.AddressInfo, cooling time.Duration) {
 	for _, a := range addresses {
-		from := introspect.Origin(a.Origin)
 		switch a.State {
 		case source.Warm:
-			doc.Available = append(doc.Available, introspect.Available{Address: a.Addr, Origin: from, Prefix: a.Prefix})
+			doc.Available = append(doc.Available, introspect.Available{Address: a.Addr, Origin: a.Origin, Prefix: a.Prefix})
 		case source.Cooling:
 			until := a.Since.Add(cooling)
 			doc.Cooling = append(doc.Cooling, introspect.Cooling{
-				Address: a.Addr, Origin: from, Since: a.Since.UTC(), Until: until.UTC(),
+				Address: a.Addr, Origin: a.Origin, Since: a.Since.UTC(), Until: until.UTC(),
 				RemainingSeconds: max(0, until.Sub(doc.Time).Round(time.Millisecond)).Seconds(),
 			})
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/source"
@@ -38,16 +37,16 @@ func (o only) Metrics() []prometheus.Metric {
 func TestSourceDescribesItself(t *testing.T) {
 	d := newNode(t, "10.0.0.5").assemble()
 	now := d.Clock.Now()
-	at := func(a string, state source.State, o attachment.Origin) source.AddressInfo {
+	at := func(a string, state source.State, o introspect.Origin) source.AddressInfo {
 		return source.AddressInfo{Addr: netip.MustParseAddr(a), Origin: o, State: state, Since: now}
 	}
-	web, def := attachment.Origin{Pool: "web", Block: "web-0"}, attachment.Origin{Pool: "default", Block: "default-7"}
+	web, def := introspect.Origin{Pool: "web", Block: "web-0"}, introspect.Origin{Pool: "default", Block: "default-7"}
 	block := introspect.Block{Name: "web-0", Pool: "web", Capacity: 4096, Used: 1, Free: 4095}
 	d.IPAM, d.Source = "pool", told{d.Source, source.Snapshot{
 		Groups: []source.Group{{Name: "web-0", Capacity: 4096}, {Name: "default-7", Capacity: 4}},
 		Addresses: []source.AddressInfo{
 			at("10.2.0.0", source.Used, def), at("10.2.0.1", source.Cooling, def), at("10.2.0.2", source.Withdrawn, def),
-			at("10.3.0.0", source.Used, web), at("10.3.0.9", source.Warm, web), at("10.9.0.2", source.Cooling, attachment.Origin{}),
+			at("10.3.0.0", source.Used, web), at("10.3.0.9", source.Warm, web), at("10.9.0.2", source.Cooling, introspect.Origin{}),
 		},
 		Count:      map[source.State]int{source.Used: 3, source.Warm: 4095, source.Cooling: 2, source.Withdrawn: 2},
 		Waiting:    1,
@@ -67,13 +66,13 @@ func TestSourceDescribesItself(t *testing.T) {
 	same("ENIs", doc.ENIs, []introspect.ENI{})
 	same("pools", doc.Pools, []introspect.Pool{})
 	same("blocks", doc.Blocks, []introspect.Block{block})
-	same("available", doc.Available, []introspect.Available{{Address: netip.MustParseAddr("10.3.0.9"), Origin: introspect.Origin(web)}})
+	same("available", doc.Available, []introspect.Available{{Address: netip.MustParseAddr("10.3.0.9"), Origin: web}})
 	left := d.Source.CoolingPeriod()
-	cooling := func(a string, o attachment.Origin) introspect.Cooling {
-		return introspect.Cooling{Address: netip.MustParseAddr(a), Origin: introspect.Origin(o),
+	cooling := func(a string, o introspect.Origin) introspect.Cooling {
+		return introspect.Cooling{Address: netip.MustParseAddr(a), Origin: o,
 			Since: now.UTC(), Until: now.Add(left).UTC(), RemainingSeconds: left.Round(time.Millisecond).Seconds()}
 	}
-	same("cooling", doc.Cooling, []introspect.Cooling{cooling("10.2.0.1", def), cooling("10.9.0.2", attachment.Origin{})})
+	same("cooling", doc.Cooling, []introspect.Cooling{cooling("10.2.0.1", def), cooling("10.9.0.2", introspect.Origin{})})
 	d.conditions.want(t, "BlocksRouted", false, "NotRouted: block web-0: file exists")
 	families, err := d.Metrics.Registry.Gather()
 	i := slices.IndexFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "berth_only" })

@@ -38,7 +38,8 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-func (m *Metrics) called(verb, result, reason string, took time.Duration) {
+// observeCall counts a call of the plugin, and the time that it took.
+func (m *Metrics) observeCall(verb, result, reason string, took time.Duration) {
 	m.requests.WithLabelValues(strings.ToUpper(verb), result, reason).Inc()
 	switch verb {
 	case "Add":

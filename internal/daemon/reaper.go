@@ -18,7 +18,7 @@ const (
 	reapGather  = 50 * time.Millisecond // how long links gather when nobody waits for one
 	reapBatch   = 256
 	reapTimeout = 30 * time.Second
-	reapRetry   = 100 * time.Millisecond // doubles up to reapRetryMax
+	reapRetry   = 100 * time.Millisecond // doubles up to reapMax, with jitter
 	reapMax     = 5 * time.Second
 )
 
@@ -131,25 +131,27 @@ func (r *reaper) run(ctx context.Context) {
 
 // drain removes batch after batch until none is left.
 func (r *reaper) drain(ctx context.Context) {
-	retry := reapRetry
+	var backoff retry.Backoff
 	for {
 		batch := r.batch()
 		if len(batch) == 0 {
 			return
 		}
 		err := r.reap(ctx, batch)
-		r.settle(batch, err)
+		r.reaped(batch, err)
 		if err == nil {
-			retry = reapRetry
+			backoff = retry.Backoff{}
 			continue
 		}
-		r.log.Warn("removing pod links failed, trying again", "links", len(batch), "in", retry, "err", err)
+		now := r.clock.Now()
+		backoff.Fail(now, reapRetry, reapMax)
+		wait := backoff.Until.Sub(now)
+		r.log.Warn("removing pod links failed, trying again", "links", len(batch), "in", wait, "err", err)
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.clock.After(retry):
+		case <-r.clock.After(wait):
 		}
-		retry = min(2*retry, reapMax)
 	}
 }
 
@@ -170,8 +172,8 @@ func (r *reaper) batch() []string {
 	return links
 }
 
-// settle ends the waits for links that are gone.
-func (r *reaper) settle(links []string, err error) {
+// reaped ends the waits for links that are gone, and notes why others are not.
+func (r *reaper) reaped(links []string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, link := range links {

@@ -40,15 +40,14 @@ const repairDebounce = 200 * time.Millisecond
 
 // repairer keeps the kernel as the records want it.
 type repairer struct {
-	upkeep       Upkeep
-	kernel       Kernel
-	store        *attachment.Store
-	source       source.Source
-	conditions   *conditions
-	quarantine   *quarantine
-	repairs      *prometheus.CounterVec
-	interval     time.Duration
-	linksChanged func() // may be nil
+	upkeep     Upkeep
+	kernel     Kernel
+	store      *attachment.Store
+	source     source.Source
+	conditions *conditions
+	quarantine *quarantine
+	repairs    *prometheus.CounterVec
+	interval   time.Duration
 	// again sets up what is missing of an attachment, unless it is another by now.
 	again func(ctx context.Context, seen attachment.Record) error
 	clock clock.Clock
@@ -95,8 +94,8 @@ func (r *repairer) watch(ctx context.Context) <-chan datapath.Event {
 // there may be something to repair: not for a link that is no pod's, since a
 // link brings nothing of Berth's along, and takes with it what there was.
 func (r *repairer) disturbed(e datapath.Event) bool {
-	if e.Kind != datapath.StateLost && r.linksChanged != nil {
-		r.linksChanged()
+	if e.Kind != datapath.StateLost {
+		r.source.Kick()
 	}
 	if (e.Kind == datapath.LinkAppeared || e.Kind == datapath.LinkVanished) && !strings.HasPrefix(e.Link, datapath.LinkPrefix) {
 		return false

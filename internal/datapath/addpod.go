@@ -24,7 +24,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	if err := n.begin(ctx); err != nil {
 		return PodLinks{}, err
 	}
-	s, err := n.settled()
+	s, err := n.established()
 	if err != nil {
 		return PodLinks{}, err
 	}

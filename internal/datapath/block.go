@@ -91,13 +91,13 @@ func (n *Node) WithdrawBlocks(ctx context.Context) error {
 
 // setBlocks is SetBlocks under setupMu. It names what it had to change.
 func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
-	s, err := n.settled()
+	s, err := n.established()
 	if err != nil {
 		return nil, err
 	}
 	u, ok := s.config.Uplinks.(Routed)
 	if !ok {
-		return nil, errors.New("set up blocks: ExportTable is not set: addresses are of ENIs")
+		return nil, fmt.Errorf("set up blocks: the node's uplinks are %T, expected datapath.Routed", s.config.Uplinks)
 	}
 	var want []netlink.Route
 	failed := map[string]error{}

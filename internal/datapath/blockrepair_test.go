@@ -212,14 +212,14 @@ func TestMTUOfPoolNodes(t *testing.T) {
 
 func TestModesDoNotMix(t *testing.T) {
 	v := newVPC(t)
-	if err := v.node.SetBlocks(ctx, []Block{block("b", block4)}); err == nil || !strings.Contains(err.Error(), "ExportTable is not set") {
+	if err := v.node.SetBlocks(ctx, []Block{block("b", block4)}); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.VPC, expected datapath.Routed") {
 		t.Errorf("a block on a node of ENIs: %v", err)
 	}
 	if routes, _ := v.host.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: ipNet(netip.MustParsePrefix(block4))}, netlink.RT_FILTER_DST); len(routes) > 0 {
 		t.Errorf("routes %v", routes)
 	}
 	r := newRack(t)
-	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "ExportTable is set") {
+	if err := r.node.SetUplink(ctx, v.uplink()); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.Routed, expected datapath.VPC") {
 		t.Errorf("an ENI on a node of blocks: %v", err)
 	}
 }

@@ -15,7 +15,7 @@ import (
 type Node struct {
 	*kernel
 
-	set atomic.Pointer[settled] // what Setup established; nil before
+	set atomic.Pointer[established] // what Setup established; nil before
 
 	// setupMu makes Setup, SetUplink, RemoveUplink, SetBlocks, WithdrawBlocks and Repair take turns: each reads
 	// what the others write in the kernel. No ADD or DEL waits for it.
@@ -34,8 +34,8 @@ type Node struct {
 	withoutARP atomic.Bool // the kernel has no nftables family arp
 }
 
-// settled is the outcome of Setup that later calls need.
-type settled struct {
+// established is the outcome of Setup that later calls need.
+type established struct {
 	config Config
 	mtu    int    // of pod links and secondary ENIs
 	tag    string // of the ruleset
@@ -79,7 +79,7 @@ func (n *Node) begin(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (n *Node) settled() (*settled, error) {
+func (n *Node) established() (*established, error) {
 	if s := n.set.Load(); s != nil {
 		return s, nil
 	}

@@ -184,7 +184,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 		n.podLinks.set(p.HostIfName, live, link.Index, p.Addrs()...)
 		return "", nil
 	}
-	s, err := n.settled()
+	s, err := n.established()
 	if err != nil {
 		return "", err
 	}

@@ -51,7 +51,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	next := &settled{config: c, mtu: c.MTU}
+	next := &established{config: c, mtu: c.MTU}
 	if next.mtu == 0 {
 		next.mtu = smallestMTU(uplinks)
 	}

@@ -122,7 +122,7 @@ func (n *Node) SetUplink(ctx context.Context, uplink Uplink) error {
 
 // setUplink is SetUplink under setupMu. It names what it had to change.
 func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
-	s, err := n.settled()
+	s, err := n.established()
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	}
 	u, ok := s.config.Uplinks.(VPC)
 	if !ok {
-		return fail(fmt.Errorf("ExportTable is set: addresses are of blocks"))
+		return fail(fmt.Errorf("the node's uplinks are %T, expected datapath.VPC", s.config.Uplinks))
 	}
 	if err := uplink.Validate(); err != nil {
 		return fail(err)
@@ -245,13 +245,9 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 
 // setUplinkRoutes makes the ENI's table hold uplinkRoutes and nothing else of ours.
 func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []string, err error) {
-	var have []netlink.Route
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := k.listRoutes(k.slow, family, uplink.table())
-		if err != nil {
-			return nil, err
-		}
-		have = append(have, routes...)
+	have, err := k.listUplinkRoutes(uplink.table())
+	if err != nil {
+		return nil, err
 	}
 	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
 	if changed, err = k.removeRoutes(extra); err != nil {
@@ -264,6 +260,28 @@ func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []str
 		changed = append(changed, describeRoute(r))
 	}
 	return changed, nil
+}
+
+// removeUplinkRoutes empties an ENI's table of what is ours.
+func (k *kernel) removeUplinkRoutes(table int) error {
+	have, err := k.listUplinkRoutes(table)
+	if err != nil {
+		return err
+	}
+	_, err = k.removeRoutes(have)
+	return err
+}
+
+// listUplinkRoutes lists our routes in an ENI's table, of both families.
+func (k *kernel) listUplinkRoutes(table int) (all []netlink.Route, err error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		routes, err := k.listRoutes(k.slow, family, table)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, routes...)
+	}
+	return all, nil
 }
 
 // uplinkRouteID is what makes two routes of an ENI's table the same.
@@ -296,14 +314,13 @@ func (n *Node) RemoveUplink(ctx context.Context, number int) error {
 // removeUplink is RemoveUplink under setupMu. The rule goes first: without it a
 // packet of a leftover pod falls through to main instead of a half table.
 func (n *Node) removeUplink(number int) error {
-	uplink := Uplink{Number: number}
 	if _, err := n.setRules(isUplinkRule(number), nil); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	if err := n.clearUplinkMap(number); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	if _, err := n.setUplinkRoutes(uplink, 0, VPC{}); err != nil {
+	if err := n.removeUplinkRoutes(UplinkTableBase + number); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	n.mu.Lock()

@@ -6,6 +6,7 @@
 package introspect
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 )
@@ -77,12 +78,17 @@ type Available struct {
 }
 
 // Origin tells where an address is of: an ENI, or a block and its pool as far as
-// the node has it. Of its fields those are set that the address source knows.
+// the node has it. Of its fields those are set that the address source knows. Records
+// of attachments have it too, under the same names.
 type Origin struct {
-	ENI   string `json:"eni,omitempty"`
+	ENI   string `json:"eni,omitempty"` // its ID
 	Pool  string `json:"pool,omitempty"`
 	Block string `json:"block,omitempty"`
 }
+
+// Group names the ENI or the block; empty where neither is known. It is not String,
+// which each struct with an Origin in it would have too, and be printed by.
+func (o Origin) Group() string { return cmp.Or(o.ENI, o.Block) }
 
 // Cooling is an address that is kept from new pods for a while.
 type Cooling struct {

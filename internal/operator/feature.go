@@ -64,7 +64,7 @@ func watches(features []feature) ([]*watched.Kind, error) {
 func eniFeature() feature {
 	m := nodenetwork.NewMetrics()
 	return feature{
-		name: config.IPAMOperator, families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
+		name: config.IPAMENIOperator, families: nodenetwork.Families, counters: m.Collectors(), watches: nodenetwork.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupENIs(ctx, mgr, env, m)
 		},

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 	"github.com/berthnet/berth/internal/source"
 )
@@ -18,7 +19,7 @@ func TestStateOfAnAddress(t *testing.T) {
 		source.Withdrawn: {Withdrawn: true, Ready: true}, source.Warm: {Ready: true}, source.NotReady: {},
 	} {
 		v.Addr, v.Since = netip.MustParseAddr("10.0.0.1"), time.Unix(1, 0)
-		got := source.Info(v, attachment.Origin{ENI: "eni-1"})
+		got := source.Info(v, introspect.Origin{ENI: "eni-1"})
 		if got.State != want || got.Addr != v.Addr || !got.Since.Equal(v.Since) || got.ENI != "eni-1" || (got.Key != nil) != v.Used {
 			t.Errorf("%+v is %+v, want %s", v, got, want)
 		}

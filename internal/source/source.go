@@ -47,6 +47,10 @@ type Source interface {
 	RestoreCooling(addr netip.Addr, since time.Time)
 	// Run keeps the source supplied until ctx ends, and returns only then.
 	Run(ctx context.Context) error
+	// Kick says that links of the node may have come or gone: what the data path
+	// still lacks for the source's addresses is tried again soon. It returns at
+	// once, may do nothing, and may be called before Run and after it.
+	Kick()
 	// Acquire gives the addresses for a new attachment: at once, from memory,
 	// while one is warm, else as soon as one becomes so. When ctx ends first the
 	// error is an *Exhausted that names the reason, and no waiter is left.
@@ -100,14 +104,14 @@ const (
 type AddressInfo struct {
 	Addr  netip.Addr
 	State State
-	attachment.Origin
+	introspect.Origin
 	Prefix netip.Prefix    // the delegated prefix that it is of
 	Key    *attachment.Key // when used
 	Since  time.Time       // when it entered the state, if known
 }
 
 // Info is an address of a group of an allocator. Withdrawn wins over ready.
-func Info(v ipam.AddressView[attachment.Key], of attachment.Origin) AddressInfo {
+func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo {
 	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:

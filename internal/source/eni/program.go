@@ -13,14 +13,15 @@ import (
 // programENIs brings the data path to what is published, whenever that
 // changes, a link does, or, after a failure, some time has passed.
 func (s *Source) programENIs(ctx context.Context) {
-	failures := 0
+	var backoff retry.Backoff
 	for {
 		var again <-chan time.Time
 		if s.programAll(ctx) {
-			failures = 0
+			backoff = retry.Backoff{}
 		} else {
-			again = s.clock.After(retry.Delay(retry.First, retry.Most, failures))
-			failures++
+			now := s.clock.Now()
+			backoff.Fail(now, retry.First, retry.Most)
+			again = s.clock.After(backoff.Until.Sub(now))
 		}
 		select {
 		case <-ctx.Done():

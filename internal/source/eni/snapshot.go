@@ -7,7 +7,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
@@ -22,7 +21,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	seen := map[netip.Addr]bool{}
 	for v := range s.alloc.Addresses() {
 		seen[v.Addr] = true
-		out.Addresses = append(out.Addresses, source.Info(v, attachment.Origin{ENI: v.Group}))
+		out.Addresses = append(out.Addresses, source.Info(v, introspect.Origin{ENI: v.Group}))
 	}
 	for _, id := range sortedIDs(s.published) {
 		out.Addresses = append(out.Addresses, pending(s.published[id], seen)...)
@@ -96,7 +95,7 @@ func (s *Source) describe(e eni.ENI) introspect.ENI {
 func pending(e eni.ENI, seen map[netip.Addr]bool) (out []source.AddressInfo) {
 	add := func(a netip.Addr, p netip.Prefix) {
 		if !seen[a] {
-			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: attachment.Origin{ENI: e.ID}, Prefix: p})
+			out = append(out, source.AddressInfo{Addr: a, State: source.NotReady, Origin: introspect.Origin{ENI: e.ID}, Prefix: p})
 		}
 	}
 	for _, a := range e.Addresses {

@@ -153,7 +153,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return err
 }
 
-// Kick says that links changed: ENIs that are not ready are tried again now.
+// Kick implements source.Source.
 func (s *Source) Kick() { s.program.Set() }
 
 // Restore implements source.Source.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -27,7 +28,7 @@ func (s *Source) serve(now time.Time) {
 		if !ok {
 			return
 		}
-		l := source.Lease{IPv4: a.Addr, Origin: attachment.Origin{ENI: a.Group}, Uplink: a.Index}
+		l := source.Lease{IPv4: a.Addr, Origin: introspect.Origin{ENI: a.Group}, Uplink: a.Index}
 		s.leases[w.Request.Key] = hold{l, w.Request.Pod}
 		w.Grant(l)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -124,7 +125,7 @@ func (l *ledger) serve(s *poolState, now time.Time) {
 		if !ok {
 			return
 		}
-		lease := source.Lease{Origin: attachment.Origin{Pool: s.name, Block: a.Group}}
+		lease := source.Lease{Origin: introspect.Origin{Pool: s.name, Block: a.Group}}
 		for _, addr := range l.blocks[a.Group].addresses(a.Addr) {
 			if addr.Is4() {
 				lease.IPv4 = addr

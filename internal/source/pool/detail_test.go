@@ -11,7 +11,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
@@ -41,7 +40,7 @@ func TestDocumentOfPools(t *testing.T) {
 	b.release(key(1), b.now)
 	b.blocks["default-7"].draining = true
 	b.restoreCooling(netip.MustParseAddr("10.9.0.2"), b.now, b.now)
-	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: attachment.Origin{Pool: "gone", Block: "gone-1"}}
+	gone := source.Lease{IPv4: netip.MustParseAddr("10.9.0.1"), Origin: introspect.Origin{Pool: "gone", Block: "gone-1"}}
 	if err := b.restore(podRequest(3), gone, b.now); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +67,7 @@ func TestDocumentOfPools(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	for _, a := range snap.Addresses {
-		origin := map[string]attachment.Origin{
+		origin := map[string]introspect.Origin{
 			"10.2.0.1": {Pool: "default", Block: "default-7"}, "10.9.0.1": gone.Origin, "10.9.0.2": {},
 		}
 		if want, ok := origin[a.Addr.String()]; ok && a.Origin != want {
@@ -89,7 +88,7 @@ func TestAddressesOfPoolsAreCounted(t *testing.T) {
 		},
 	}
 	of := func(a, block string, state source.State) source.AddressInfo {
-		return source.AddressInfo{Addr: netip.MustParseAddr(a), Origin: attachment.Origin{Block: block}, State: state}
+		return source.AddressInfo{Addr: netip.MustParseAddr(a), Origin: introspect.Origin{Block: block}, State: state}
 	}
 	want := map[source.State]int{source.Used: 4, source.Warm: 1001, source.Cooling: 2, source.NotReady: 4, source.Withdrawn: 5}
 	d.addresses = []source.AddressInfo{

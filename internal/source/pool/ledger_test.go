@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
@@ -352,7 +352,7 @@ func TestOrderOfFreedomOutlastsARestart(t *testing.T) {
 func TestRestore(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	for name, lease := range map[string]source.Lease{
-		"whole": {IPv4: v4, IPv6: v6, Origin: attachment.Origin{Pool: "default", Block: "default-0"}}, "IPv4 of a damaged record": {IPv4: v4}, "IPv6 of one": {IPv6: v6},
+		"whole": {IPv4: v4, IPv6: v6, Origin: introspect.Origin{Pool: "default", Block: "default-0"}}, "IPv4 of a damaged record": {IPv4: v4}, "IPv6 of one": {IPv6: v6},
 	} {
 		for _, known := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, " known ", known), func(t *testing.T) {

@@ -64,7 +64,7 @@ func describeBlock(h *heldBlock) introspect.Block {
 }
 
 func (l *ledger) addressInfo(v ipam.AddressView[attachment.Key]) source.AddressInfo {
-	of := attachment.Origin{Block: v.Group}
+	of := introspect.Origin{Block: v.Group}
 	if h := l.blocks[v.Group]; h != nil {
 		of.Pool, v.Withdrawn = h.pool, h.ends()
 	}

@@ -143,7 +143,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Kick says that links changed: what the data path lacks is tried again now.
+// Kick implements source.Source.
 func (s *Source) Kick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

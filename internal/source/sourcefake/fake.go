@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +24,7 @@ import (
 type Source struct {
 	clock  clock.Clock
 	period time.Duration
+	kicks  atomic.Int64
 
 	mu      sync.Mutex // guards all below
 	free    []netip.Addr
@@ -49,6 +51,12 @@ func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
 		ready: len(addrs) > 0, reason: "subnet-full", eni: "eni-fake",
 	}
 }
+
+// Kick implements source.Source.
+func (s *Source) Kick() { s.kicks.Add(1) }
+
+// Kicks counts the calls of Kick.
+func (s *Source) Kicks() int { return int(s.kicks.Load()) }
 
 // Supply adds warm addresses and serves those who wait.
 func (s *Source) Supply(addrs ...netip.Addr) {
@@ -136,7 +144,7 @@ func (s *Source) try(key attachment.Key) (lease source.Lease, ok bool, changed c
 	if len(s.free) > 0 {
 		a := s.free[0]
 		s.free = s.free[1:]
-		l := source.Lease{Origin: attachment.Origin{ENI: s.eni}}
+		l := source.Lease{Origin: introspect.Origin{ENI: s.eni}}
 		if a.Is4() {
 			l.IPv4 = a
 		} else {
@@ -206,7 +214,7 @@ func (s *Source) Snapshot() source.Snapshot {
 	s.warm()
 	snap := source.Snapshot{Waiting: len(s.waiting), Groups: []source.Group{{Name: s.eni, Capacity: len(s.free) + len(s.cooling) + len(s.held)}}}
 	add := func(a netip.Addr, st source.State, key *attachment.Key, since time.Time) {
-		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Origin: attachment.Origin{ENI: s.eni}, Key: key, Since: since})
+		snap.Addresses = append(snap.Addresses, source.AddressInfo{Addr: a, State: st, Origin: introspect.Origin{ENI: s.eni}, Key: key, Since: since})
 	}
 	for _, a := range s.free {
 		add(a, source.Warm, nil, time.Time{})
