@@ -132,6 +132,7 @@ func (c *Controller) podsChanged(name string) {
 // Reconcile implements reconcile.Reconciler: it takes what is new of one
 // object and does what is due for it. Its work does not grow with the cluster.
 func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	began := c.now()
 	o := &v1alpha1.NodeNetwork{}
 	err := c.client.Get(ctx, q.NamespacedName, o, client.UnsafeDisableDeepCopy)
 	switch {
@@ -160,7 +161,7 @@ func (c *Controller) Reconcile(ctx context.Context, q reconcile.Request) (reconc
 		return reconcile.Result{}, err
 	}
 	// It schedules the next reconciliation (timers.go).
-	if err := n.write(ctx, everything); err != nil && !errors.Is(err, errForeign) {
+	if err := n.write(ctx, everything, began); err != nil && !errors.Is(err, errForeign) {
 		c.o.Logger.Debug("object not written, will try again", "node", n.name, "error", err)
 	}
 	return reconcile.Result{}, nil

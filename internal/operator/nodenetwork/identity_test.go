@@ -235,7 +235,8 @@ func TestOneAnswerWithoutTheInstanceProvesNothing(t *testing.T) {
 			if why := n.identity(t.Context(), bare); why.reason != want {
 				t.Fatalf("got %+v, want %q", why, want)
 			}
-			return n.wake(n.c.now())
+			now := n.c.now()
+			return n.wake(now).Sub(now)
 		}
 		if wait := look(reasonNotProved); wait != absentRetry || !n.liveness.vanishedAt.IsZero() {
 			t.Errorf("after one answer: asked again after %v, vanished %v", wait, n.liveness.vanishedAt)

@@ -71,7 +71,7 @@ func (n *node) Publish(ctx context.Context, inv eni.Inventory) error {
 	if err := failpoint.Hit("operator.publish.before"); err != nil {
 		return err
 	}
-	if err := n.write(ctx, urgent); err != nil {
+	if err := n.write(ctx, urgent, n.c.now()); err != nil {
 		return fmt.Errorf("write NodeNetwork %s: %w", n.name, err)
 	}
 	if err := n.checkMarked(&inv); err != nil {
@@ -104,5 +104,5 @@ func (n *node) Reconciled(s eni.Status) {
 		n.c.queue.Add(n.name)
 		return
 	}
-	n.schedule()
+	n.schedule(now)
 }

@@ -29,28 +29,26 @@ func (n *node) timers() []timed {
 	}
 }
 
-// wake is how long nothing needs to be done; zero: until something changes. n.mu
-// is held.
-func (n *node) wake(now time.Time) time.Duration {
+// wake is the first moment after since at which there may be something to do;
+// zero: only when something changes. n.mu is held.
+func (n *node) wake(since time.Time) time.Time {
 	var moments []time.Time
 	for _, t := range n.timers() {
-		moments = append(moments, t.due(now))
+		moments = append(moments, t.due(since))
 	}
-	first := retry.Earliest(now, moments...)
-	if first.IsZero() {
-		return 0
-	}
-	return first.Sub(now)
+	return retry.Earliest(since, moments...)
 }
 
 // schedule has the node reconciled when the first of its timers is due. The queue
 // keeps the earliest time for each node, so every reconciliation asks for the next.
-func (n *node) schedule() {
+// since is when the reconciliation began: what became due meanwhile may have been
+// judged before, and is seen to at once.
+func (n *node) schedule(since time.Time) {
 	n.mu.Lock()
-	wait := n.wake(n.c.now())
+	at := n.wake(since)
 	n.mu.Unlock()
-	if wait > 0 {
-		n.c.queue.AddAfter(n.name, wait)
+	if !at.IsZero() {
+		n.c.queue.AddAfter(n.name, max(0, at.Sub(n.c.now())))
 	}
 }
 

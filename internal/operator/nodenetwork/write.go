@@ -61,11 +61,11 @@ func (b *backoff) fail(now time.Time, err error) {
 
 // write brings the object to what it should say. It makes no request while the
 // last failure is fresh: the controller comes back for that. Requests of other
-// nodes are not kept waiting.
-func (n *node) write(ctx context.Context, s scope) error {
+// nodes are not kept waiting. since is when the reconciliation that it ends began.
+func (n *node) write(ctx context.Context, s scope, since time.Time) error {
 	n.writing.Lock()
 	defer n.writing.Unlock()
-	defer n.schedule()
+	defer n.schedule(since)
 	n.mu.Lock()
 	last := n.writes.retry
 	n.mu.Unlock()
