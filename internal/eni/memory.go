@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -17,8 +18,10 @@ import (
 // remembered for those to whom it is new enough, and who asks while a call is
 // under way shares it.
 type memory[V any] struct {
-	clock clock.Clock
-	calls singleflight.Group // under way, by question and priority
+	clock   clock.Clock
+	timeout time.Duration      // of a call, its wait for the rate limit included
+	keep    time.Duration      // after which an answer is dropped; 0: never
+	calls   singleflight.Group // under way, by question and priority
 
 	mu   sync.Mutex // guards last; memory only
 	last map[string]answer[V]
@@ -30,8 +33,8 @@ type answer[V any] struct {
 	at    time.Time // as of when; zero: there is none
 }
 
-func newMemory[V any](c clock.Clock) *memory[V] {
-	return &memory[V]{clock: c, last: map[string]answer[V]{}}
+func newMemory[V any](c clock.Clock, timeout, keep time.Duration) *memory[V] {
+	return &memory[V]{clock: c, timeout: timeout, keep: keep, last: map[string]answer[V]{}}
 }
 
 // of is the last answer to a question, and whether it is younger than an age.
@@ -72,7 +75,7 @@ func (m *memory[V]) ask(ctx context.Context, question string, since time.Time, c
 func (m *memory[V]) renew(ctx context.Context, question string, call func(context.Context) (V, error)) error {
 	now := m.clock.Now()
 	// The caller's end must not be that of others who wait with it.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.timeout)
 	defer cancel()
 	v, err := call(ctx)
 	if err != nil {
@@ -80,6 +83,9 @@ func (m *memory[V]) renew(ctx context.Context, question string, call func(contex
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.keep > 0 {
+		maps.DeleteFunc(m.last, func(_ string, a answer[V]) bool { return now.Sub(a.at) >= m.keep })
+	}
 	if now.After(m.last[question].at) {
 		m.last[question] = answer[V]{v, now}
 	}

@@ -59,7 +59,9 @@ func checkFree(op, to string, things []netip.Prefix, subnet netip.Prefix, others
 // instance.
 func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, subnet netip.Prefix) error {
 	const op = "CreateNetworkInterface"
-	f := factsOf(e, "")
+	// As the reply has them, so that what is named twice shows. Its IPv6 addresses
+	// may be the subnet's doing.
+	things := held(e.Addresses, e.Prefixes, nil, nil)
 	switch {
 	case e.SubnetID != "" && e.SubnetID != q.SubnetID:
 		return badReply(op, "%s is in %s, asked for %s", e.ID, e.SubnetID, q.SubnetID)
@@ -67,7 +69,7 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		return badReply(op, "%s has %d addresses and %d prefixes, asked for %d and %d", e.ID, len(e.Addresses), len(e.Prefixes), q.Addresses, q.Prefixes)
 	case e.Attachment != nil && e.Attachment.InstanceID != instance:
 		return badReply(op, "%s is on instance %q", e.ID, e.Attachment.InstanceID)
-	case e.Primary.IsValid() && slices.ContainsFunc(f.held, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
+	case e.Primary.IsValid() && slices.ContainsFunc(things, func(p netip.Prefix) bool { return p.Contains(e.Primary) }):
 		return badReply(op, "%s has its primary address for pods", e.ID)
 	}
 	if len(e.Tags) > 0 { // a reply may leave them out
@@ -88,9 +90,9 @@ func (v *view) checkCreated(e cloud.ENI, q cloud.CreateENI, instance string, sub
 		}
 	}
 	if e.Primary.IsValid() {
-		f.held = append(f.held, cloud.HostPrefix(e.Primary))
+		things = append(things, cloud.HostPrefix(e.Primary))
 	}
-	return checkFree(op, e.ID, f.held, subnet, others)
+	return checkFree(op, e.ID, things, subnet, others)
 }
 
 // checkOthers refuses things of a subnet that another node of the process has.

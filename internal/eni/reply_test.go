@@ -108,6 +108,7 @@ func TestRepliesToCreations(t *testing.T) {
 		{"on this instance, as a repeat finds it", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-1"} }, ""},
 		{"on another instance", func(e *cloud.ENI) { e.Attachment = &cloud.Attachment{InstanceID: "i-2"} }, "i-2"},
 		{"in another subnet", func(e *cloud.ENI) { e.SubnetID = "subnet-2" }, "subnet-2"},
+		{"with IPv6, which its subnet gives by itself", func(e *cloud.ENI) { e.IPv6 = addrs("2001:db8::5") }, ""},
 		{"too many addresses", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.31", "10.0.0.32") }, "has 2 addresses"},
 		{"none", func(e *cloud.ENI) { e.Addresses = nil }, "has 0 addresses"},
 		{"its primary for pods", func(e *cloud.ENI) { e.Addresses = addrs("10.0.0.30") }, "primary address for pods"},
@@ -129,6 +130,10 @@ func TestRepliesToCreations(t *testing.T) {
 	shown.Tags = q.Tags
 	v.enis["eni-3"] = newKnown(factsOf(shown, "test"))
 	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "") // a listing was faster than the repeat
+
+	q.Addresses = 2
+	shown.Addresses = addrs("10.0.0.31", "10.0.0.31")
+	wantUnfit(t, v.checkCreated(shown, q, "i-1", subnet1), "named twice")
 }
 
 func TestRepliesToAttachments(t *testing.T) {

@@ -34,7 +34,7 @@ type Shared struct {
 func NewShared(api cloud.API, c clock.Clock, answered func()) *Shared {
 	return &Shared{
 		Subnets: newSubnets(api, c), api: api,
-		groups: newMemory[[]string](c), routes: newMemory[vpcRoutes](c), outage: newOutage(answered),
+		groups: newMemory[[]string](c, callTimeout, groupsAge), routes: newMemory[vpcRoutes](c, time.Minute, 0), outage: newOutage(answered),
 	}
 }
 

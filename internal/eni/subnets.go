@@ -35,7 +35,7 @@ type subnetEntry struct {
 }
 
 func newSubnets(api cloud.API, c clock.Clock) *Subnets {
-	return &Subnets{api: api, asked: newMemory[struct{}](c), all: map[string]*subnetEntry{}}
+	return &Subnets{api: api, asked: newMemory[struct{}](c, time.Minute, 0), all: map[string]*subnetEntry{}}
 }
 
 // RefreshSince is Refresh unless it was done, for any node, as of since or later.
