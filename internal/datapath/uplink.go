@@ -3,6 +3,7 @@ package datapath
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -250,16 +251,14 @@ func (k *kernel) setUplinkRoutes(uplink Uplink, index int, u VPC) (changed []str
 		return nil, err
 	}
 	missing, extra := diff(uplinkRoutes(uplink, index, u), have, uplinkRouteKey)
-	if changed, err = k.removeRoutes(extra); err != nil {
-		return changed, err
-	}
-	for _, r := range missing {
-		if err := k.slow.RouteReplace(&r); err != nil {
-			return changed, fmt.Errorf("add route %s: %w", r, err)
+	changed, err = k.removeRoutes(extra)
+	for _, r := range missing { // also if something could not be removed: pods need these
+		if fails := k.slow.RouteReplace(&r); fails != nil {
+			return changed, errors.Join(err, fmt.Errorf("add route %s: %w", r, fails))
 		}
 		changed = append(changed, describeRoute(r))
 	}
-	return changed, nil
+	return changed, err
 }
 
 // removeUplinkRoutes empties an ENI's table of what is ours.

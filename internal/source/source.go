@@ -115,7 +115,8 @@ func Info(v ipam.AddressView[attachment.Key], of introspect.Origin) AddressInfo 
 	a := AddressInfo{Addr: v.Addr, State: NotReady, Origin: of, Prefix: v.Prefix, Since: v.Since}
 	switch {
 	case v.Used:
-		a.State, a.Key = Used, &v.Key
+		key := v.Key // a copy of its own: &v.Key would keep all of v
+		a.State, a.Key = Used, &key
 	case v.Cooling:
 		a.State = Cooling
 	case v.Withdrawn:
