@@ -1,34 +1,16 @@
 package eni
 
 import (
-	"reflect"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/berthnet/berth/internal/eni/plan"
+	"github.com/berthnet/berth/test/harness/parts"
 )
 
 // A part whose time no timer knows would stall until something else happens.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
-	r := &Reconciler{}
-	listed := r.timers()
-	fields := reflect.TypeFor[Reconciler]()
-	kind := reflect.TypeFor[timed]()
-	n := 0
-	for i := range fields.NumField() {
-		f := fields.Field(i)
-		if !reflect.PointerTo(f.Type).Implements(kind) {
-			continue
-		}
-		n++
-		if !slices.ContainsFunc(listed, func(x timed) bool { return reflect.TypeOf(x) == reflect.PointerTo(f.Type) }) {
-			t.Errorf("%s has times of its own and is not among the timers", f.Name)
-		}
-	}
-	if n < 8 || n != len(listed) {
-		t.Errorf("%d parts with times, %d timers", n, len(listed))
-	}
+	parts.Listed[Reconciler](t, 8, (&Reconciler{}).timers())
 }
 
 // What each part is due at, seen at second 10: the first moment after that.

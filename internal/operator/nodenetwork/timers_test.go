@@ -2,8 +2,6 @@ package nodenetwork
 
 import (
 	"net/netip"
-	"reflect"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,25 +10,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/berthnet/berth/internal/retry"
+	"github.com/berthnet/berth/test/harness/parts"
 )
 
 // What has times of its own and is not listed would never be seen to.
 func TestEveryTimedPartIsAmongTheTimers(t *testing.T) {
-	listed := (&node{}).timers()
-	fields, kind, n := reflect.TypeFor[node](), reflect.TypeFor[timed](), 0
-	for i := range fields.NumField() {
-		f := fields.Field(i)
-		if !reflect.PointerTo(f.Type).Implements(kind) {
-			continue
-		}
-		n++
-		if !slices.ContainsFunc(listed, func(x timed) bool { return reflect.TypeOf(x) == reflect.PointerTo(f.Type) }) {
-			t.Errorf("%s has times of its own and is not among the timers", f.Name)
-		}
-	}
-	if n < 4 || n != len(listed) {
-		t.Errorf("%d parts with times, %d timers", n, len(listed))
-	}
+	parts.Listed[node](t, 4, (&node{}).timers())
 }
 
 // When there is something to do next, seen by a reconciliation that began at second 10.
