@@ -16,7 +16,7 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	lint | amazonvpccni) echo ", which takes some minutes" ;;
-	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
+	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
