@@ -22,7 +22,7 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if [ "$module" = "$program" ]; then
+if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
 elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2

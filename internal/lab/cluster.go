@@ -53,18 +53,10 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Mode == NodeMode {
 		return nil
 	}
-	dir := filepath.Join(l.Dir, kubeDir)
-	control, err := kube.Start(ctx, kube.Options{
-		Assets: l.KubeAssets, Dir: dir, Netns: l.RouterPath(), Address: fabric.APIEndpoint,
-		CRDs: crds.Files,
-	})
-	if err != nil {
+	if err := l.startKube(ctx, kube.Options{CRDs: crds.Files}); err != nil {
 		return err
 	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: dir, reports: newReports(l.note)}
-	if l.Kube.Client, err = newClient(control); err != nil {
-		return err
-	}
+	control := l.Kube.ControlPlane
 	roles := operatormode.Roles
 	if l.Mode == PoolMode {
 		roles = poolmode.Roles
@@ -72,11 +64,26 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if err := control.Apply(ctx, roles); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
+	return l.raiseOperators(ctx)
+}
+
+// startKube starts a control plane in the router's namespace, with what o says
+// further, and opens it to the outside.
+func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
+	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), fabric.APIEndpoint
+	control, err := kube.Start(ctx, o)
+	if err != nil {
+		return err
+	}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: o.Dir, reports: newReports(l.note)}
+	if l.Kube.Client, err = newClient(control); err != nil {
+		return err
+	}
 	if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
 	}
 	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
-	return l.raiseOperators(ctx)
+	return nil
 }
 
 // open makes the API reachable from outside the lab.
