@@ -29,8 +29,8 @@ func Unified() bool {
 	return unix.Statfs(Root, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC
 }
 
-// Hierarchies lists the roots of all hierarchies that have controllers, and of
-// systemd's. An error says that nothing is mounted.
+// Hierarchies lists the roots of all hierarchies, also of those without controllers:
+// systemd's, and version 2 beside version 1. An error says that nothing is mounted.
 func Hierarchies() ([]string, error) {
 	if Unified() {
 		return []string{Root}, nil
@@ -43,7 +43,7 @@ func Hierarchies() ([]string, error) {
 	for _, e := range entries { // some are links to others: cpu to cpu,cpuacct
 		var st unix.Statfs_t
 		dir := filepath.Join(Root, e.Name())
-		if e.IsDir() && unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP_SUPER_MAGIC {
+		if e.IsDir() && unix.Statfs(dir, &st) == nil && (st.Type == unix.CGROUP_SUPER_MAGIC || st.Type == unix.CGROUP2_SUPER_MAGIC) {
 			roots = append(roots, dir)
 		}
 	}
