@@ -17,16 +17,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/deploy/crds"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
 // Cluster is the Kubernetes side of a lab in operator or pool mode: a real API
 // server in the router's namespace, where nodes and operators reach it at
-// fabric.APIEndpoint, with what deploy/operator-mode or pool-mode installs. Schedulers,
+// fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
 type Cluster struct {
 	*kube.ControlPlane
@@ -42,7 +40,7 @@ type Cluster struct {
 	forward *portForward // for Kubeconfig
 }
 
-// The service accounts of deploy/operator-mode.
+// The service accounts of the chart.
 var (
 	daemonAccount   = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
@@ -53,15 +51,14 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Mode == NodeMode {
 		return nil
 	}
-	if err := l.startKube(ctx, kube.Options{CRDs: crds.Files}); err != nil {
+	if err := l.startKube(ctx, kube.Options{CRDs: deploy.CRDs()}); err != nil {
 		return err
 	}
-	control := l.Kube.ControlPlane
-	roles := operatormode.Roles
-	if l.Mode == PoolMode {
-		roles = poolmode.Roles
+	objects, err := deploy.Render(deploy.InMode(string(l.Mode), l.clusterName()))
+	if err != nil {
+		return err
 	}
-	if err := control.Apply(ctx, roles); err != nil {
+	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
 	return l.raiseOperators(ctx)
