@@ -62,6 +62,10 @@ build: ## Build the programs into bin/
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
 
+.PHONY: check-images
+check-images: ## Fail when the images depend on anything but the sources
+	@hack/check-images.sh
+
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
 	@hack/deps.sh demo $(filter pool,$(MODE))
@@ -109,11 +113,12 @@ lint: check-format check-docs vet golangci ## Check formatting, documents, go ve
 check-docs:
 	hack/check-docs.sh
 
-# Not kubebox, which is one file: vet would compile all of Kubernetes for it.
+# Not kubebox and coredns, which are one file each: vet would compile all of
+# Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
 	go vet ./...
-	for module in $$(dirname tools/*/*.go | sort -u); do [ "$$module" = tools/kubebox ] || go -C "$$module" vet ./...; done
+	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci
 golangci:
