@@ -7,7 +7,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION ?= $(shell git describe --tags --always --dirty --abbrev=12 2>/dev/null || echo dev)
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
@@ -18,6 +18,11 @@ LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 MODE       ?= node
 KEEP       ?=
 DEMO_FLAGS ?=
+
+# make images: what comes before the images' names, and their tag, by default
+# the version.
+IMAGE_PREFIX ?=
+IMAGE_TAG    ?=
 
 # make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`;
 # make bench: BENCH_FLAGS are flags of the bench program, such as -only.
@@ -52,6 +57,14 @@ build: ## Build the programs into bin/
 	@hack/slowly.sh "Downloading Go modules" go list -deps $(PACKAGES) >/dev/null
 	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes about three minutes on two cores)" \
 		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
+
+.PHONY: images
+images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
+	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
+
+.PHONY: check-images
+check-images: ## Fail when the images depend on anything but the sources
+	@hack/check-images.sh
 
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
@@ -100,11 +113,12 @@ lint: check-format check-docs vet golangci ## Check formatting, documents, go ve
 check-docs:
 	hack/check-docs.sh
 
-# Not kubebox, which is one file: vet would compile all of Kubernetes for it.
+# Not kubebox and coredns, which are one file each: vet would compile all of
+# Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
 	go vet ./...
-	for module in $$(dirname tools/*/*.go | sort -u); do [ "$$module" = tools/kubebox ] || go -C "$$module" vet ./...; done
+	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci
 golangci:

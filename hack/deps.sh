@@ -31,6 +31,15 @@ packages() {
 		containerd   containerd
 		runc         runc
 	EOF
+	lab-images) cat <<-EOF ;;
+		bash      bash
+		busybox   busybox-static
+		curl      curl
+		dig       bind9-dnsutils
+		ip        iproute2
+		nc.openbsd   netcat-openbsd
+		timeout   coreutils
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Prints the path of a Go program from a module under tools/, after building it
 # when this machine has not built that version before. The program is one that
-# the module pins with a tool line, or the module itself. A module's file
-# "ldflags" holds further flags of the linker.
+# the module pins with a tool line, or the module itself; NAME.test is the test
+# program of the package NAME of a tool line. A module's file "ldflags" holds
+# further flags of the linker.
 #
 #   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
@@ -16,6 +17,9 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	lint | amazonvpccni) echo ", which takes some minutes" ;;
+	coredns) echo ", which takes one to two minutes" ;;
+	containerd) echo ", which takes about a minute" ;;
+	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
 	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
 }
@@ -24,7 +28,7 @@ dir=$root/tools/$module
 
 if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
-elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
+elif ! package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi
@@ -36,9 +40,11 @@ if [ ! -x "$binary" ]; then
 	mkdir -p "$cache"
 	trap 'rm -f "$binary.$$"' EXIT
 	trap 'exit 130' INT TERM HUP
+	build=(build)
+	[ "$program" = "${program%.test}" ] || build=(test -c)
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
 	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
-		go -C "$dir" build -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+		go -C "$dir" "${build[@]}" -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 fi
 echo "$binary"
