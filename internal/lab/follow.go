@@ -160,6 +160,9 @@ func (l *Lab) attach(e vpc.ENI) error {
 	if m == nil {
 		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
 	}
+	if m.dark {
+		return nil // it gets the link when it is plugged in
+	}
 	if err := l.Fabric.Attach(m.Name, e); err != nil {
 		return err
 	}

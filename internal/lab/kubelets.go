@@ -222,10 +222,9 @@ func (m *machine) scrapHost() error {
 
 // Host returns a node's machine.
 func (l *Lab) Host(name string) (*host.Host, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m := l.nodes[name]; m != nil && m.host != nil {
-		return m.host, nil
+	m, err := l.wholeMachine(name)
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("no machine %q is in the lab, or it has no kubelets", name)
+	return m.host, nil
 }

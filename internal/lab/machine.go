@@ -19,6 +19,7 @@ type machine struct {
 	autostart bool          // berthd is started when the machine has booted
 	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
 	host      *host.Host    // what runs on it where it is a whole machine, else nil
+	dark      bool          // its plug is pulled; guarded by Lab.following
 }
 
 // PowerOff pulls the machine's plug.
