@@ -16,6 +16,7 @@ module=$1 program=$2
 # slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
+	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	lint | amazonvpccni) echo ", which takes some minutes" ;;
 	coredns) echo ", which takes one to two minutes" ;;
 	containerd) echo ", which takes about a minute" ;;
@@ -26,9 +27,17 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
+<<<<<<< HEAD
 if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
 elif ! package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
+=======
+if package=$(cd "$dir" && go list tool | grep "/$program\$"); then
+	:
+elif [ "$module" = "$program" ]; then
+	package=.
+else
+>>>>>>> wt-chart
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi
