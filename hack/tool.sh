@@ -18,14 +18,15 @@ slow() {
 	case $1 in
 	lint | amazonvpccni) echo ", which takes some minutes" ;;
 	coredns) echo ", which takes one to two minutes" ;;
+	containerd) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
-	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
+	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if [ "$module" = "$program" ]; then
+if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
 elif ! package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2

@@ -25,7 +25,7 @@ func absDir(dir string) (string, error) {
 
 // absolute makes paths independent of the directory that the command runs in.
 func (f *labFlags) absolute() error {
-	for _, p := range []*string{&f.dir, &f.specFile, &f.binDir} {
+	for _, p := range []*string{&f.dir, &f.specFile, &f.binDir, &f.containerd, &f.images} {
 		if *p == "" {
 			continue
 		}

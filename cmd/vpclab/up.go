@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 // labFlags describe a lab to raise.
@@ -24,6 +25,8 @@ type labFlags struct {
 	daemonArgs, operatorArgs            []string
 	env                                 map[string]string
 	noDaemons                           bool
+	kubelets                            bool
+	containerd, images, proxy           string
 }
 
 func (f *labFlags) register(c *cobra.Command) {
@@ -37,7 +40,21 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
+	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "make nodes whole machines with containerd, kubelet and kube-proxy, in a whole cluster in which Berth is installed")
+	f.kubeletFlags(c)
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
+}
+
+// kubeletFlags are those of labs with whole machines.
+func (f *labFlags) kubeletFlags(c *cobra.Command) {
+	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
+	c.Flags().StringVar(&f.images, "images", "", "`directory` of the images (*.tar) that nodes have, with --kubelets; make lab-images builds them")
+	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
+}
+
+// kubeletOptions are what the flags say.
+func (f *labFlags) kubeletOptions() *lab.Kubelets {
+	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy)}
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -53,6 +70,9 @@ func (f *labFlags) options() (lab.Options, error) {
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
 		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+	}
+	if f.kubelets {
+		o.Kubelets = f.kubeletOptions()
 	}
 	if f.nodes < 1 || f.nodes > 100 {
 		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
@@ -73,6 +93,9 @@ func (f *labFlags) args() []string {
 		"--dir=" + f.dir, "--spec=" + f.specFile, "--instance-type=" + f.instanceType, "--bin-dir=" + f.binDir,
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
 		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
+	}
+	if f.kubelets {
+		out = append(out, "--kubelets", "--containerd="+f.containerd, "--images="+f.images, "--kube-proxy="+f.proxy)
 	}
 	for _, a := range f.operatorArgs {
 		out = append(out, "--operator-arg="+a)

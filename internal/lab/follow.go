@@ -82,7 +82,7 @@ func (l *Lab) apply(ev vpc.Event) error {
 		return l.addMachine(ev.Instance)
 	case vpc.InstanceStopped:
 		m, err := l.removeMachine(ev.Instance.ID)
-		if m != nil && l.Kube != nil {
+		if m != nil && l.modelled() {
 			l.Kube.stopped(m.Name)
 		}
 		return err
@@ -91,7 +91,7 @@ func (l *Lab) apply(ev vpc.Event) error {
 		if m != nil {
 			err = errors.Join(err, m.Scrap())
 		}
-		if l.Kube != nil {
+		if l.Kube != nil { // with kubelets this is a cloud's controller's too
 			l.Kube.terminated(nameOf(ev.Instance))
 		}
 		return err
