@@ -13,9 +13,13 @@ LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), or "pool": addresses of pools in place of
-# EC2's. The last two build a Kubernetes control plane the first
-# time. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
+# EC2's. The last two build a Kubernetes control plane the first time. "cluster" is a
+# whole cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
+# where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
+# Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
 MODE       ?= node
+CLUSTER_MODE ?= node
+CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
 
@@ -62,16 +66,27 @@ build: ## Build the programs into bin/
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
 	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
 
+# For nodes of a lab: Berth's own, and those that hack/lab-images.sh has for clusters.
+.PHONY: lab-images
+lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders
+	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
+	@echo dist/lab-images
+	@hack/lab-images.sh
+
 .PHONY: check-images
 check-images: ## Fail when the images depend on anything but the sources
 	@hack/check-images.sh
 
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=cluster, KEEP=1)
+ifeq ($(MODE),cluster)
+	@hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+else
 	@hack/deps.sh demo $(filter pool,$(MODE))
 	@$(MAKE) build
 	@$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+endif
 
 .PHONY: test
 test: ## Run all tests with the race detector

@@ -31,6 +31,14 @@ packages() {
 		containerd   containerd
 		runc         runc
 	EOF
+	cluster) cat <<-EOF ;;
+		containerd   containerd
+		runc         runc
+		nft          nftables
+		iptables     iptables
+		ip           iproute2
+		/usr/lib/cni/portmap    containernetworking-plugins
+	EOF
 	lab-images) cat <<-EOF ;;
 		bash      bash
 		busybox   busybox-static

@@ -26,7 +26,8 @@ type labFlags struct {
 	env                                 map[string]string
 	noDaemons                           bool
 	kubelets                            bool
-	containerd, images, proxy           string
+	containerd, proxy, helm             string
+	images                              []string
 }
 
 func (f *labFlags) register(c *cobra.Command) {
@@ -48,13 +49,14 @@ func (f *labFlags) register(c *cobra.Command) {
 // kubeletFlags are those of labs with whole machines.
 func (f *labFlags) kubeletFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
-	c.Flags().StringVar(&f.images, "images", "", "`directory` of the images (*.tar) that nodes have, with --kubelets; make lab-images builds them")
+	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) that nodes have, with --kubelets (repeatable); make lab-images packs and prints them")
+	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
 	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
 }
 
 // kubeletOptions are what the flags say.
 func (f *labFlags) kubeletOptions() *lab.Kubelets {
-	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy)}
+	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm}
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -95,7 +97,10 @@ func (f *labFlags) args() []string {
 		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
 	}
 	if f.kubelets {
-		out = append(out, "--kubelets", "--containerd="+f.containerd, "--images="+f.images, "--kube-proxy="+f.proxy)
+		out = append(out, "--kubelets", "--containerd="+f.containerd, "--kube-proxy="+f.proxy, "--helm="+f.helm)
+		for _, dir := range f.images {
+			out = append(out, "--images="+dir)
+		}
 	}
 	for _, a := range f.operatorArgs {
 		out = append(out, "--operator-arg="+a)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/cgroup"
 	"github.com/berthnet/berth/internal/lab/run/host"
@@ -20,14 +21,19 @@ import (
 
 // Kubelets describe a lab whose nodes are whole machines (package host) of a whole
 // cluster: with a scheduler, controllers, kube-proxy and the cluster's name service.
-// Nothing of Berth runs there until somebody installs it.
+// Berth is installed by its chart when they have joined, unless daemons are left to others.
 type Kubelets struct {
 	// Containerd is the folder of a container runtime's programs; this machine's own,
 	// such as Debian's package, when empty.
 	Containerd string
-	// Images is the folder of the images that machines have from the start: every
-	// *.tar in it.
-	Images string
+	// Images are the folders of the images that machines have from the start: every
+	// *.tar in them. hack/lab-images.sh prints one, make lab-images makes another.
+	Images []string
+	// Tag of Berth's images among them, DefaultTag when empty.
+	Tag string
+	// Helm is the program that installs Berth; when empty, the lab applies what Helm
+	// would.
+	Helm string
 	// Proxy is how kube-proxy programs the kernel, NFTables when empty.
 	Proxy host.ProxyMode
 	// CNIPlugins is the folder of the reference plugins, /usr/lib/cni when empty.
@@ -69,8 +75,18 @@ func (o Options) completeKubelets() (Options, error) {
 	if k.runtime, err = host.FindContainerd(context.Background(), k.Containerd); err != nil {
 		return o, err
 	}
-	if k.images, err = filepath.Glob(filepath.Join(k.Images, "*.tar")); err != nil || len(k.images) == 0 {
-		return o, errors.Join(fmt.Errorf("images of machines: there is no *.tar in %q", k.Images), err)
+	if len(k.Images) == 0 {
+		return o, errors.New("kubelets need images: name the folders that make lab-images prints")
+	}
+	for _, dir := range k.Images {
+		archives, err := filepath.Glob(filepath.Join(dir, "*.tar"))
+		if err != nil || len(archives) == 0 {
+			return o, errors.Join(fmt.Errorf("images of machines: there is no *.tar in %q (make lab-images makes them)", dir), err)
+		}
+		k.images = append(k.images, archives...)
+	}
+	if k.Tag == "" {
+		k.Tag = DefaultTag
 	}
 	o.Kubelets = &k
 	return o, nil
@@ -90,7 +106,30 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return l.waitJoined(ctx)
+	if err := l.installAddons(ctx); err != nil {
+		return err
+	}
+	if err := l.waitJoined(ctx); err != nil || l.NoDaemons {
+		return err
+	}
+	if err := l.InstallBerth(ctx, nil); err != nil {
+		return err
+	}
+	l.Progress("Berth is installed in " + string(l.Mode) + " mode")
+	return l.WaitReady(ctx)
+}
+
+// waitCluster returns once nodes are Ready and names are resolved.
+func (l *Lab) waitCluster(ctx context.Context) error {
+	if err := l.WaitNodesReady(ctx); err != nil {
+		return err
+	}
+	l.Progress(fmt.Sprintf("%d nodes are Ready", len(l.Nodes())))
+	if err := l.WaitDeployment(ctx, addons.Namespace, addons.DNS); err != nil {
+		return err
+	}
+	l.Progress("CoreDNS is ready")
+	return nil
 }
 
 // controllerArgs make what follows a node's death come within seconds.

@@ -224,8 +224,12 @@ func cidrs(b vpc.Books) []netip.Prefix {
 	return out
 }
 
-// WaitReady returns when the daemon of every node is ready, and every operator.
+// WaitReady returns when the daemon of every node is ready, and every operator; with
+// kubelets, when every Node is Ready and names are resolved.
 func (l *Lab) WaitReady(ctx context.Context) error {
+	if l.Kubelets != nil {
+		return l.waitCluster(ctx)
+	}
 	nodes := l.Nodes()
 	errs := make([]error, len(nodes)+len(l.operators))
 	var wg sync.WaitGroup
