@@ -44,6 +44,7 @@ packages() {
 		busybox   busybox-static
 		curl      curl
 		dig       bind9-dnsutils
+		getent    libc-bin
 		ip        iproute2
 		nc.openbsd   netcat-openbsd
 		timeout   coreutils

@@ -154,10 +154,11 @@ type summary struct {
 
 // pack makes one image for all platforms and writes it.
 func (o options) pack(spec ImageSpec) ([]summary, error) {
-	name, err := spec.reference(o.prefix, o.tag)
+	names, err := spec.names(o.prefix, o.tag)
 	if err != nil {
 		return nil, err
 	}
+	name := names[0]
 	labels := spec.labels(o.release)
 	file := filepath.Join(o.out, spec.file())
 	var images []built
@@ -168,7 +169,7 @@ func (o options) pack(spec ImageSpec) ([]summary, error) {
 			return nil, fmt.Errorf("%s: %w", platform, err)
 		}
 		images = append(images, b)
-		written, err := o.write(file+"-"+platform.Architecture+platform.Variant, name, b)
+		written, err := o.write(file+"-"+platform.Architecture+platform.Variant, names, b)
 		if err != nil {
 			return nil, err
 		}
@@ -204,8 +205,8 @@ func (o options) build(spec ImageSpec, name reference.NamedTagged, platform v1.P
 }
 
 // write writes what there is of one platform to FILE.tar and FILE.spdx.json.
-func (o options) write(file string, name reference.NamedTagged, b built) (summary, error) {
-	s := summary{name: name, platform: b.platform.String()}
+func (o options) write(file string, names []reference.NamedTagged, b built) (summary, error) {
+	s := summary{name: names[0], platform: b.platform.String()}
 	var err error
 	if s.digest, err = b.image.Digest(); err != nil {
 		return s, fmt.Errorf("digest of the image: %w", err)
@@ -220,7 +221,7 @@ func (o options) write(file string, name reference.NamedTagged, b built) (summar
 	}
 	if slices.Contains(o.formats, formatArchive) {
 		s.where = file + ".tar"
-		return s, writeArchive(s.where, name, b)
+		return s, writeArchive(s.where, names, b)
 	}
 	return s, nil
 }

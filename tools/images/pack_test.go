@@ -22,6 +22,7 @@ import (
 const testSpec = `
 images:
   - name: probe
+    aliases: [other.example/probe:1]
     title: A probe
     entrypoint: [/probe]
     cmd: [wait]
@@ -174,6 +175,9 @@ func TestArchiveIsForContainerdAndDocker(t *testing.T) {
 		ok(t, validate.Index(top, validate.Fast)) // it takes layers for compressed ones
 		manifest, err := top.IndexManifest()
 		ok(t, err)
+		if len(manifest.Manifests) != 2 || manifest.Manifests[1].Annotations["io.containerd.image.name"] != "other.example/probe:1" {
+			t.Errorf("the layout has %v, expected the image by both names", manifest.Manifests)
+		}
 		entry := manifest.Manifests[0]
 		if entry.Annotations["io.containerd.image.name"] != "registry.example/net/probe:v1.2.3" || entry.Platform.String() != "linux/arm64" {
 			t.Errorf("the layout's image is %v", entry)

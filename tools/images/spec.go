@@ -23,6 +23,8 @@ type ImageSpec struct {
 	// Name is the image's repository, such as berth-node. With a tag it is
 	// complete; without, it gets the prefix and tag of the command line.
 	Name string `json:"name"`
+	// Aliases are further names, complete with tags, that its archives carry.
+	Aliases []string `json:"aliases,omitempty"`
 	// File is what its archives are called, without extension; by default the
 	// last part of Name.
 	File string `json:"file,omitempty"`
@@ -99,6 +101,13 @@ func (s Spec) check() error {
 		if _, err := reference.ParseNormalizedNamed(image.Name); err != nil {
 			return fmt.Errorf("%s: name: %w", at, err)
 		}
+		for _, alias := range image.Aliases {
+			if named, err := reference.ParseNormalizedNamed(alias); err != nil {
+				return fmt.Errorf("%s: aliases: %q: %w", at, alias, err)
+			} else if _, ok := named.(reference.NamedTagged); !ok {
+				return fmt.Errorf("%s: aliases: %q has no tag", at, alias)
+			}
+		}
 		if files[image.file()] {
 			return fmt.Errorf("%s: file: another image's archive is called %s too", at, image.file())
 		}
@@ -174,6 +183,23 @@ func (s ImageSpec) file() string {
 	name := path.Base(s.Name)
 	name, _, _ = strings.Cut(name, ":")
 	return name
+}
+
+// names are all names of the image as containerd knows them, its own first.
+func (s ImageSpec) names(prefix, tag string) ([]reference.NamedTagged, error) {
+	own, err := s.reference(prefix, tag)
+	if err != nil {
+		return nil, err
+	}
+	names := []reference.NamedTagged{own}
+	for _, alias := range s.Aliases {
+		name, err := ImageSpec{Name: alias}.reference("", "")
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, name)
+	}
+	return names, nil
 }
 
 // reference is the image's whole name as containerd knows it, with registry and tag.

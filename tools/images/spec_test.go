@@ -20,6 +20,7 @@ func TestBadInputIsNamed(t *testing.T) {
 		{"unknown field", "images: [{name: a, entrpoint: [/a]}]", "", `unknown field "entrpoint"`},
 		{"name", "images: [{name: A}]", "", "images[0] (A): name: invalid reference format"},
 		{"two of one name", "images: [{name: a/x}, {name: b/x}]", "", "another image's archive is called x too"},
+		{"alias", "images: [{name: a, aliases: [b]}]", "", `aliases: "b" has no tag`},
 		{"user", "images: [{name: a, user: nobody}]", "", `user is "nobody", expected UID or UID:GID`},
 		{"relative", file("{to: x, text: y}"), "", `to is "x", expected a clean absolute path`},
 		{"above", file("{to: /../x, text: y}"), "", `to is "/../x", expected a clean absolute path`},

@@ -20,9 +20,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// names are the annotations by which those who import a layout call its image:
+// nameAnnotations are those by which those who import a layout call its image:
 // containerd by the first, others by the tag of the second.
-func names(name reference.NamedTagged) map[string]string {
+func nameAnnotations(name reference.NamedTagged) map[string]string {
 	return map[string]string{
 		"io.containerd.image.name":          name.String(),
 		"org.opencontainers.image.ref.name": name.Tag(),
@@ -38,7 +38,7 @@ func writeLayout(folder string, name reference.NamedTagged, ii v1.ImageIndex) er
 	if err != nil {
 		return fmt.Errorf("write the layout %s: %w", folder, err)
 	}
-	if err := path.AppendIndex(ii, layout.WithAnnotations(names(name))); err != nil {
+	if err := path.AppendIndex(ii, layout.WithAnnotations(nameAnnotations(name))); err != nil {
 		return fmt.Errorf("write the layout %s: %w", folder, err)
 	}
 	return nil
@@ -47,7 +47,7 @@ func writeLayout(folder string, name reference.NamedTagged, ii v1.ImageIndex) er
 // writeArchive writes the image of one platform as a tar archive that is both an
 // OCI layout, as containerd, podman and skopeo read it, and what `docker save`
 // writes: manifest.json is what `docker load` reads.
-func writeArchive(file string, name reference.NamedTagged, b built) (err error) {
+func writeArchive(file string, names []reference.NamedTagged, b built) (err error) {
 	temporary := file + ".part"
 	f, err := os.Create(temporary)
 	if err != nil {
@@ -61,7 +61,7 @@ func writeArchive(file string, name reference.NamedTagged, b built) (err error) 
 	}()
 	defer f.Close()
 	a := archive{tar.NewWriter(f)}
-	if err := a.image(name, b); err != nil {
+	if err := a.image(names, b); err != nil {
 		return err
 	}
 	if err := a.Close(); err != nil {
@@ -76,13 +76,19 @@ func writeArchive(file string, name reference.NamedTagged, b built) (err error) 
 // archive is an OCI layout in a tar archive.
 type archive struct{ *tar.Writer }
 
-func (a archive) image(name reference.NamedTagged, b built) error {
+func (a archive) image(names []reference.NamedTagged, b built) error {
 	manifest, err := partial.Descriptor(b.image)
 	if err != nil {
 		return err
 	}
-	manifest.Platform, manifest.Annotations = &b.platform, names(name)
-	entry, config, err := dockerEntry(name, b.image)
+	manifest.Platform = &b.platform
+	var manifests []v1.Descriptor // the same image by each name
+	for _, name := range names {
+		named := *manifest
+		named.Annotations = nameAnnotations(name)
+		manifests = append(manifests, named)
+	}
+	entry, config, err := dockerEntry(names, b.image)
 	if err != nil {
 		return err
 	}
@@ -91,7 +97,7 @@ func (a archive) image(name reference.NamedTagged, b built) error {
 		content any
 	}{
 		{"oci-layout", map[string]string{"imageLayoutVersion": "1.0.0"}},
-		{"index.json", v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{*manifest}}},
+		{"index.json", v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: manifests}},
 		{"manifest.json", []tarball.Descriptor{entry}},
 	} {
 		data, err := json.Marshal(f.content)
@@ -106,12 +112,15 @@ func (a archive) image(name reference.NamedTagged, b built) error {
 }
 
 // dockerEntry is the image's entry of manifest.json, and its configuration's digest.
-func dockerEntry(name reference.NamedTagged, img v1.Image) (tarball.Descriptor, v1.Hash, error) {
+func dockerEntry(names []reference.NamedTagged, img v1.Image) (tarball.Descriptor, v1.Hash, error) {
 	config, err := img.ConfigName()
 	if err != nil {
 		return tarball.Descriptor{}, v1.Hash{}, err
 	}
-	out := tarball.Descriptor{Config: blobPath(config), RepoTags: []string{reference.FamiliarString(name)}}
+	out := tarball.Descriptor{Config: blobPath(config)}
+	for _, name := range names {
+		out.RepoTags = append(out.RepoTags, reference.FamiliarString(name))
+	}
 	layers, err := img.Layers()
 	if err != nil {
 		return tarball.Descriptor{}, v1.Hash{}, err

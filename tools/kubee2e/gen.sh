@@ -16,7 +16,8 @@ for module in $(awk '$1 ~ /^k8s.io\// && $2 == "v0.0.0" { print $1 }' "$upstream
 	set -- "$@" "-require=$module@v0.${version#*.}"
 done
 go mod edit -require="k8s.io/kubernetes@v$version" "$@" \
-	-tool=k8s.io/kubernetes/test/e2e -tool=k8s.io/kubernetes/test/images/agnhost
+	-tool=k8s.io/kubernetes/test/e2e -tool=k8s.io/kubernetes/test/images/agnhost \
+	-tool=github.com/onsi/ginkgo/v2/ginkgo
 go mod tidy
 
 # What the programs say of their version.
