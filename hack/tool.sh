@@ -17,7 +17,6 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
-	lint | amazonvpccni) echo ", which takes some minutes" ;;
 	coredns) echo ", which takes one to two minutes" ;;
 	containerd) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
@@ -27,17 +26,11 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-<<<<<<< HEAD
-if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
-	package=.
-elif ! package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
-=======
-if package=$(cd "$dir" && go list tool | grep "/$program\$"); then
+if package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
 	:
 elif [ "$module" = "$program" ]; then
 	package=.
 else
->>>>>>> wt-chart
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi
