@@ -80,7 +80,7 @@ check-images: ## Fail when the images depend on anything but the sources
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=cluster, KEEP=1)
 ifeq ($(MODE),cluster)
-	@hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
 else
 	@hack/deps.sh demo $(filter pool,$(MODE))
 	@$(MAKE) build

@@ -26,7 +26,7 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if package=$(cd "$dir" && go list tool | grep "/${program%.test}\$"); then
+if package=$(cd "$dir" && go list tool 2>/dev/null | grep "/${program%.test}\$"); then
 	:
 elif [ "$module" = "$program" ]; then
 	package=.

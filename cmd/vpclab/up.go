@@ -41,22 +41,37 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
-	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "make nodes whole machines with containerd, kubelet and kube-proxy, in a whole cluster in which Berth is installed")
 	f.kubeletFlags(c)
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
 }
 
 // kubeletFlags are those of labs with whole machines.
 func (f *labFlags) kubeletFlags(c *cobra.Command) {
+	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "make nodes whole machines with containerd, kubelet and kube-proxy, in a whole cluster in which Berth is installed")
 	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
 	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) that nodes have, with --kubelets (repeatable); make lab-images packs and prints them")
 	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
 	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
 }
 
-// kubeletOptions are what the flags say.
+// kubeletOptions are what the flags say, nil without --kubelets.
 func (f *labFlags) kubeletOptions() *lab.Kubelets {
+	if !f.kubelets {
+		return nil
+	}
 	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm}
+}
+
+// kubeletArgs are these flags again.
+func (f *labFlags) kubeletArgs() []string {
+	if !f.kubelets {
+		return nil
+	}
+	out := []string{"--kubelets", "--containerd=" + f.containerd, "--kube-proxy=" + f.proxy, "--helm=" + f.helm}
+	for _, dir := range f.images {
+		out = append(out, "--images="+dir)
+	}
+	return out
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -72,9 +87,7 @@ func (f *labFlags) options() (lab.Options, error) {
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
 		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
-	}
-	if f.kubelets {
-		o.Kubelets = f.kubeletOptions()
+		Kubelets: f.kubeletOptions(),
 	}
 	if f.nodes < 1 || f.nodes > 100 {
 		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
@@ -96,12 +109,7 @@ func (f *labFlags) args() []string {
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
 		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
 	}
-	if f.kubelets {
-		out = append(out, "--kubelets", "--containerd="+f.containerd, "--kube-proxy="+f.proxy, "--helm="+f.helm)
-		for _, dir := range f.images {
-			out = append(out, "--images="+dir)
-		}
-	}
+	out = append(out, f.kubeletArgs()...)
 	for _, a := range f.operatorArgs {
 		out = append(out, "--operator-arg="+a)
 	}
