@@ -193,11 +193,12 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r := n.assemble()
 	var mu sync.Mutex
 	calls, fail := 0, errors.New("read-only file system")
-	r.supply.install = func(context.Context) (string, error) {
+	leftOut := "portmap is not executable"
+	r.supply.install = func(context.Context) (Installation, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
-		return "", fail
+		return Installation{LeftOut: leftOut}, fail
 	}
 	called := func() int {
 		mu.Lock()
@@ -222,4 +223,14 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	mu.Unlock()
 	n.clock.Advance(supplyInterval)
 	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
+	waitFor(t, func() bool {
+		c, ok := r.conditions.get(ConditionChain)
+		return ok && !c.Healthy && c.Message == leftOut
+	})
+	mu.Lock()
+	leftOut = ""
+	mu.Unlock()
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	n.clock.Advance(installInterval)
+	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionChain); return c.Healthy })
 }
