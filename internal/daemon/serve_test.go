@@ -13,6 +13,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
@@ -109,9 +111,13 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	waitFor(t, func() bool { return r.source.Waiting() == 1 })
 	var stopped sync.WaitGroup
 	stopped.Go(r.stop)
-	f := wantFailure(t, <-waiting, types.ErrTryAgainLater)
+	err := <-waiting
+	f := wantFailure(t, err, types.ErrTryAgainLater)
 	if f.GetMessage() != "berthd is being restarted; try again" {
 		t.Errorf("message %q", f.GetMessage())
+	}
+	if code := status.Code(err); code != codes.Unavailable {
+		t.Errorf("status %v, want %v: the plugin is to ask the next daemon", code, codes.Unavailable)
 	}
 	close(goOn)
 	if err := <-working; err != nil {
