@@ -54,7 +54,7 @@ func run(m *testing.M) (code int) {
 // undo takes back what outlives the sandbox, also after a failure.
 func prepare() (undo func() error, err error) {
 	undo = func() error { return nil }
-	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc"} {
+	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return undo, fmt.Errorf("no program %s: install the Debian package %s (make e2e does): %w", program, of, err)
 		}
@@ -72,8 +72,19 @@ func prepare() (undo func() error, err error) {
 	id := make([]byte, 4)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
 	tree = cgroup(treePrefix + hex.EncodeToString(id))
-	uncover, err := cover("/var/lib/cni") // of libcni in containerd
-	return func() error { return errors.Join(tree.kill(10*time.Second), tree.remove(), uncover()) }, err
+	undo = func() error { return errors.Join(tree.kill(10*time.Second), tree.remove()) }
+	for _, dir := range []string{
+		"/var/lib/cni", // of libcni in containerd and podman
+		"/run/netns",   // podman would mount it on itself, above the namespaces that are there
+	} {
+		uncover, err := cover(dir)
+		last := undo
+		undo = func() error { return errors.Join(last(), uncover()) }
+		if err != nil {
+			return undo, err
+		}
+	}
+	return undo, nil
 }
 
 // cover mounts an empty file system at dir, and takes both away again if dir
