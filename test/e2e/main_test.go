@@ -42,7 +42,7 @@ func run(m *testing.M) (code int) {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
-	code = harness.Main(m, "berthd", "berth")
+	code = harness.Main(m, "berthd", "berth", "berth-operator")
 	if after, err := mountsBelow("/"); err != nil || len(after) > len(before) {
 		fmt.Printf("FAIL: mounts left behind: %d before, now %v (%v)\n", len(before), after, err)
 		code = 1
@@ -100,10 +100,13 @@ func cover(dir string) (uncover func() error, err error) {
 	}
 	return func() error {
 		err := unix.Unmount(dir, unix.MNT_DETACH)
-		if made {
-			err = errors.Join(err, os.Remove(dir))
+		if err == nil && made {
+			err = os.Remove(dir)
 		}
-		return err
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("uncover %s: %w", dir, err)
+		}
+		return nil
 	}, nil
 }
 

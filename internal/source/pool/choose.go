@@ -27,6 +27,12 @@ type world struct {
 	pools      map[string]*poolState
 }
 
+// told is a wish with what is assumed of annotations that are not told.
+func (p policy) told(w source.Wish) source.Wish {
+	w.Told = w.Told || p.ignoreUntold
+	return w
+}
+
 // choose names the pool of a pod; empty while that cannot be told yet, and err
 // then says why, for when nothing changes in time. With final, nothing that
 // comes would change it.
@@ -70,7 +76,7 @@ func (w world) chooseWithoutAnnotations(namespace, given string) (name string, f
 		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
 			return "", true, exhausted("annotations-untold", "the container runtime does not tell the pod's annotations, by which pods of namespace %s may choose AddressPool %s: "+
 				"use containerd 1.5, CRI-O 1.29 or later and the configuration that berthd installs, which declares the capability io.kubernetes.cri.pod-annotations; "+
-				"or take the namespace out of spec.podNamespaces", namespace, name)
+				"or take the namespace out of spec.podNamespaces; or set --ignore-untold-annotations, as Multus needs", namespace, name)
 		}
 	}
 	if !told {

@@ -1,6 +1,6 @@
-module github.com/berthnet/berth/tools/multus
+module github.com/berthnet/berth/tools/multuscni
 
-go 1.26.8
+go 1.26.0
 
 tool gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
 
