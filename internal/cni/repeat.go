@@ -32,6 +32,10 @@ import (
 const (
 	firstWait = 20 * time.Millisecond
 	mostWait  = 160 * time.Millisecond
+
+	// mostEnds is under how many attempts of a call the daemon may end. After that
+	// the call may be why it does, and every other call suffers from it.
+	mostEnds = 5
 )
 
 // repeated makes attempts at a call for as long as they fail for want of a daemon
@@ -39,13 +43,13 @@ const (
 // One is being restarted when restarting says so, and when it was there for an
 // earlier attempt.
 func repeated(ctx context.Context, clk clock.Clock, restarting func() bool, attempt func(context.Context) ([]byte, error)) ([]byte, error) {
-	wait, met := firstWait, false
+	wait, ends := firstWait, 0
 	for {
 		reply, err := attempt(ctx)
 		switch {
-		case ended(err):
-			met = true
-		case !nobodyListens(err) || !met && !restarting():
+		case ended(err) && ends < mostEnds-1:
+			ends++
+		case !nobodyListens(err) || ends == 0 && !restarting():
 			return reply, err
 		}
 		select {

@@ -40,7 +40,7 @@ func TestRepeated(t *testing.T) {
 		{"it ends under the call twice", false, []error{broke, refuses, broke, refuses, nil}, 5, nil},
 		{"it ends under the call, and the next one refuses", false, []error{broke, refused}, 2, refused},
 		{"it never comes back", false, []error{broke, refuses}, -1, refuses},
-		{"it ends under every call", false, []error{broke}, -1, broke},
+		{"it ends under every call", false, []error{broke, refuses, broke, broke, broke, broke, nil}, 6, broke},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
