@@ -55,7 +55,7 @@ type identity struct {
 func identify(info fs.FileInfo) identity {
 	id := identity{size: info.Size(), mode: info.Mode()}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		id.dev, id.ino, id.mtime, id.ctime = uint64(st.Dev), st.Ino, st.Mtim, st.Ctim
+		id.dev, id.ino, id.mtime, id.ctime = st.Dev, st.Ino, st.Mtim, st.Ctim
 	}
 	return id
 }
