@@ -78,6 +78,9 @@ func (s *supply) look(waited bool) (waiting bool) {
 // whether it could.
 func (s *supply) installed(ctx context.Context) bool {
 	done, err := s.install(ctx)
+	if ctx.Err() != nil {
+		return false // the daemon ends, whatever came of it
+	}
 	if err != nil {
 		s.conditions.set(ConditionInstalled, false, "Failed", err.Error())
 		return false

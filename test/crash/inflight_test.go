@@ -46,6 +46,48 @@ func TestADDOutlivesItsDaemon(t *testing.T) {
 	}
 }
 
+// So does a DEL, and what it began is finished.
+func TestDELOutlivesItsDaemon(t *testing.T) {
+	t.Parallel()
+	l := harness.Raise(t, roomy(3))
+	n := l.Nodes()[0]
+	for _, name := range named("daemon.del.") {
+		t.Run(name, func(t *testing.T) {
+			ctx := harness.Deadline(t, patience)
+			p, err := n.AddPod(ctx, "pod", node.PodOptions{Once: true})
+			harness.OK(t, err)
+			restarted := killTimes(ctx, t, n, name+"=kill", 1)
+			harness.OK(t, n.DelAgain(ctx, p)) // by one call
+			harness.OK(t, <-restarted)
+			harness.OK(t, n.DelPod(ctx, "pod"))
+			harness.Settle(t, l)
+		})
+	}
+}
+
+// A restart in order, in the middle of a burst, fails no ADD either.
+func TestBurstWhileTheDaemonIsRestarted(t *testing.T) {
+	t.Parallel()
+	const pods = 30
+	l := harness.Raise(t, roomy(pods))
+	n := l.Nodes()[0]
+	ctx := harness.Deadline(t, patience)
+	restarted := make(chan error, 1)
+	go func() {
+		if err := n.Stop(patience); err != nil {
+			restarted <- err
+			return
+		}
+		restarted <- n.Start()
+	}()
+	_, addrs := burst(ctx, t, n, pods)
+	harness.OK(t, <-restarted)
+	if distinct := len(slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare))); distinct != pods {
+		t.Errorf("%d pods have %d addresses", pods, distinct)
+	}
+	harness.Settle(t, l)
+}
+
 // In a burst of ADDs the daemon is killed twice, and none of them fails: no pod
 // waits for a kubelet to try again. The times are for the log; a restart takes
 // what a start takes.
