@@ -130,6 +130,41 @@ func TestBrokenChainedPlugin(t *testing.T) {
 	harness.Settle(t, l)
 }
 
+// TestVersionChangesUnderPods installs another CNI version while pods run, up and
+// down, as an upgrade of a plugin or a runtime does: they are checked and removed
+// as if nothing had happened.
+func TestVersionChangesUnderPods(t *testing.T) {
+	t.Parallel()
+	const first = "0.4.0" // the first that has CHECK
+	l := harness.Raise(t, harness.Quick(lab.NodeMode, lab.Options{
+		Nodes: 1, InstanceType: "t3.small", DaemonArgs: slices.Concat(prompt, []string{"--cni-version=" + first}),
+	}))
+	n := l.Nodes()[0]
+	ctx := harness.Deadline(t, patience)
+	for i, version := range []string{first, "1.1.0", "1.0.0"} {
+		if i > 0 {
+			harness.OK(t, n.Stop(patience))
+			harness.OK(t, n.Start("--cni-version="+version))
+			harness.Ready(t, n)
+			harness.Eventually(t, patience, "the configuration is in "+version, func() error {
+				if got := installed(t, n).CNIVersion; got != version {
+					return fmt.Errorf("it is in %s", got)
+				}
+				return nil
+			})
+		}
+		_, err := n.AddPod(ctx, fmt.Sprintf("p-%d", i), node.PodOptions{Once: true})
+		harness.OK(t, err)
+		for _, p := range n.Pods() {
+			harness.OK(t, n.CheckPod(ctx, p.Name))
+		}
+	}
+	for _, p := range n.Pods() {
+		harness.OK(t, n.DelPod(ctx, p.Name))
+	}
+	harness.Settle(t, l)
+}
+
 // installed reads what berthd installed.
 func installed(t *testing.T, n *node.Node) *libcni.NetworkConfigList {
 	t.Helper()
