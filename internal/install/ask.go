@@ -102,7 +102,7 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 		// here, in berthd's container, which says nothing about the node.
 		return answer{versions: common, unasked: "it needs what berthd's container lacks, such as libraries"}, true
 	case err != nil:
-		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200s", path, err)}, true
+		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, true
 	}
 	versions := intersection(spoken, told.SupportedVersions())
 	if len(versions) == 0 {

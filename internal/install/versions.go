@@ -68,7 +68,7 @@ func choose(want string, answers []answer) chosen {
 		case len(both) == 0:
 			c.leftOut = append(c.leftOut, Unusable{a.plugin, fmt.Sprintf("it speaks CNI %s, and the configuration is in %s", list(a.versions), list(c.versions))})
 			continue
-		case want == Auto && newest(both) != newest(spoken) && newest(a.versions) != newest(spoken):
+		case want == Auto && newest(a.versions) != newest(spoken):
 			c.held = append(c.held, a.plugin)
 		}
 		c.versions = both
@@ -99,9 +99,4 @@ func intersection(a, b []string) []string {
 
 func newest(versions []string) string { return versions[len(versions)-1] }
 
-func list(versions []string) string {
-	if len(versions) == 0 {
-		return "in no version that berth does"
-	}
-	return strings.Join(versions, ", ")
-}
+func list(versions []string) string { return strings.Join(versions, ", ") }
