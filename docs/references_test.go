@@ -61,7 +61,8 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
 	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
-	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
+	"multus-conf-file": "Multus",
+	"resources":        "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 }
 
 // variables of the environment that are no settings of a program.

@@ -17,7 +17,7 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
-	coredns) echo ", which takes one to two minutes" ;;
+	coredns | multuscni) echo ", which takes one to two minutes" ;;
 	containerd) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
 	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
