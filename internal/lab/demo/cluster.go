@@ -175,7 +175,7 @@ func withoutPlugin(ctx context.Context, s *stage) (string, error) {
 		return "", err
 	}
 	if _, after, ok := strings.Cut(says, "Network plugin returns error: "); ok {
-		says = after
+		says, _, _ = strings.Cut(after, ",")
 	}
 	return fmt.Sprintf("%d nodes: %s; %d pods wait", len(s.nodes), says, earlyPods), nil
 }
