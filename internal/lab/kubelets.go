@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/cloud/limits"
 	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/cgroup"
@@ -38,7 +39,8 @@ type Kubelets struct {
 	Proxy host.ProxyMode
 	// CNIPlugins is the folder of the reference plugins, /usr/lib/cni when empty.
 	CNIPlugins string
-	// MaxPods of a node, 110 when 0.
+	// MaxPods of a node; when 0, as many as its ENIs have addresses for, and 110 in
+	// pool mode.
 	MaxPods int
 
 	runtime host.Containerd
@@ -202,11 +204,32 @@ func (l *Lab) joinHost(m *machine) error {
 		books := l.Cloud.Snapshot()
 		i, _ := books.Instance(m.InstanceID)
 		object := nodeOf(m.Name, i)
+		if c.MaxPods == 0 {
+			c.MaxPods = l.maxPods(i.Type)
+		}
 		delete(object.Labels, corev1.LabelHostname) // the kubelet's own
 		c.Labels, c.ProviderID = object.Labels, object.Spec.ProviderID
 		c.Addresses = []netip.Addr{books.InstanceENIs(m.InstanceID)[0].Primary}
 	}
 	return m.host.Join(c)
+}
+
+// hostPods are those of a node that need no address: berthd and an operator.
+const hostPods = 2
+
+// maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
+// (docs/configure.md, "max-pods"); 0 of a type that is not known. Operator mode leaves
+// the primary ENI to the node.
+func (l *Lab) maxPods(instanceType string) int {
+	of, ok := limits.Lookup(instanceType)
+	if !ok {
+		return 0
+	}
+	enis := of.MaxENIs
+	if l.Mode == OperatorMode {
+		enis--
+	}
+	return enis*(of.IPv4PerENI-1) + hostPods
 }
 
 // ClusterDNS is the address of the name service of a lab with kubelets.

@@ -149,10 +149,7 @@ func drained(ctx context.Context, s *stage) (string, error) {
 		}
 		// Half of the pods go, so that others come back to the node.
 		for _, replicas := range []int{webReplicas / 2, webReplicas} {
-			if _, err := s.lab.Kubectl(ctx, "scale", "deployment/"+webName, fmt.Sprintf("--replicas=%d", replicas)); err != nil {
-				return "", err
-			}
-			if err := s.lab.WaitDeployment(ctx, inDefault, webName); err != nil {
+			if err := s.scaleWeb(ctx, replicas); err != nil {
 				return "", err
 			}
 		}
@@ -349,6 +346,9 @@ func (s *stage) onENI(instanceID string, a netip.Addr) bool {
 	return false
 }
 
+// How much is shown of what a program printed.
+const toldLines, toldWidth = 48, 240
+
 // tellCluster shows what the cluster says of pods that do not run, after a failure.
 func (s *stage) tellCluster(t *reporter) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -364,6 +364,8 @@ func (s *stage) tellCluster(t *reporter) {
 		}
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		t.say("    kubectl %s:", strings.Join(args, " "))
-		t.quote(strings.Join(lines[max(0, len(lines)-45):], "\n"))
+		for _, line := range lines[max(0, len(lines)-toldLines):] {
+			t.quote(line[:min(len(line), toldWidth)])
+		}
 	}
 }

@@ -61,17 +61,18 @@ func (g Group) Create() error {
 		return err
 	}
 	for _, root := range roots {
-		dir := filepath.Join(root, string(g))
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("make cgroup %s: %w", g, err)
-		}
-		if Unified() {
-			err = delegate(root, dir)
-		} else {
-			err = inheritCPUs(dir)
-		}
-		if err != nil {
-			return fmt.Errorf("make cgroup %s: %w", g, err)
+		dir := root
+		for _, name := range strings.Split(string(g), "/") {
+			if Unified() {
+				err = delegate(dir)
+			}
+			dir = filepath.Join(dir, name)
+			if err = errors.Join(err, os.MkdirAll(dir, 0o755)); err == nil {
+				err = inheritCPUs(dir)
+			}
+			if err != nil {
+				return fmt.Errorf("make cgroup %s: %w", g, err)
+			}
 		}
 	}
 	return nil
@@ -82,8 +83,8 @@ func (g Group) Create() error {
 func inheritCPUs(dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		file := filepath.Join(dir, name)
-		if _, err := os.Stat(file); err != nil {
-			continue // another hierarchy
+		if _, err := os.Stat(file); err != nil || Unified() {
+			continue // another hierarchy, or one in which an empty list is the parent's
 		}
 		value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
 		if err == nil {
@@ -96,21 +97,16 @@ func inheritCPUs(dir string) error {
 	return nil
 }
 
-// delegate gives version 2's controllers to the children of each group on the way
-// from the root to dir, dir's own included. Dir itself takes no process then.
-func delegate(root, dir string) error {
-	controllers, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
+// delegate gives the controllers of a group of version 2 to its children, as far as the
+// kernel does: with real-time processes, for one, it keeps "cpu". Who needs what is
+// missing says so. But for the root, such a group takes no process itself.
+func delegate(dir string) error {
+	controllers, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return err
 	}
-	way := strings.Split(strings.TrimPrefix(strings.TrimPrefix(dir, root), "/"), "/")
-	for i := range len(way) + 1 {
-		file := filepath.Join(append([]string{root}, append(way[:i:i], "cgroup.subtree_control")...)...)
-		for _, c := range strings.Fields(string(controllers)) {
-			// Those that the kernel does not give (such as cpu with real-time
-			// processes) are missed by who needs them.
-			_ = os.WriteFile(file, []byte("+"+c), 0)
-		}
+	for _, c := range strings.Fields(string(controllers)) {
+		_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+c), 0)
 	}
 	return nil
 }
