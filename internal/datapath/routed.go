@@ -78,7 +78,8 @@ func (u Routed) clearOther(n *Node) ([]string, error) {
 	return n.removeRoutesThat(isUplinkRoute)
 }
 
-// isUplinkRoute tells the routes of a secondary ENI's table.
+// isUplinkRoute tells the routes of a secondary ENI's table, and those of ENIs'
+// addresses without a pod.
 func isUplinkRoute(r netlink.Route) bool {
-	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
+	return isUnusedRoute(r) || r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
 }

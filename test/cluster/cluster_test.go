@@ -25,6 +25,8 @@ import (
 // and the folder of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
+	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
+	arm64Variable      = "BERTH_LAB_IMAGES_ARM64"
 	helmVariable       = "BERTH_HELM"
 	containerdVariable = "BERTH_CONTAINERD2"
 )
@@ -32,7 +34,7 @@ const (
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	for _, name := range []string{imagesVariable, helmVariable, containerdVariable} {
+	for _, name := range []string{imagesVariable, nextVariable, arm64Variable, helmVariable, containerdVariable} {
 		if os.Getenv(name) == "" {
 			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; make e2e builds what it names\nFAIL\n", name)
 			return 1

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -286,64 +285,11 @@ func agreed(ctx context.Context, s *stage) (string, error) {
 }
 
 func (s *stage) agree(ctx context.Context) (string, error) {
-	list := &corev1.PodList{}
-	if err := s.lab.Kube.Client.List(ctx, list); err != nil {
+	pods, err := s.lab.AddressesAgree(ctx, killedNode)
+	if err != nil {
 		return "", err
 	}
-	pods, holder := 0, map[netip.Addr]string{}
-	for _, n := range s.nodes {
-		if n.Name == killedNode {
-			continue
-		}
-		doc, err := lab.Document(ctx, n)
-		if err != nil {
-			return "", err
-		}
-		told := map[netip.Addr]string{}
-		for _, a := range doc.Allocated {
-			told[a.Address] = a.Namespace + "/" + a.Pod
-		}
-		for _, p := range list.Items {
-			if p.Spec.NodeName != n.Name || p.Spec.HostNetwork || p.DeletionTimestamp != nil {
-				continue
-			}
-			address, err := netip.ParseAddr(p.Status.PodIP)
-			if err != nil {
-				return "", fmt.Errorf("pod %s has the address %q", p.Name, p.Status.PodIP)
-			}
-			if other := holder[address]; other != "" {
-				return "", fmt.Errorf("%s is the address of pods %s and %s", address, other, p.Name)
-			}
-			holder[address] = p.Name
-			if want := p.Namespace + "/" + p.Name; told[address] != want {
-				return "", fmt.Errorf("berthd of %s says that %s has the address of %s: %q", n.Name, address, want, told[address])
-			}
-			if s.lab.Cloud != nil && !s.onENI(n.InstanceID, address) {
-				return "", fmt.Errorf("no ENI of %s has %s, the address of %s", n.Name, address, p.Name)
-			}
-			delete(told, address)
-			pods++
-		}
-		if len(told) > 0 {
-			return "", fmt.Errorf("berthd of %s holds addresses for pods that are gone: %v", n.Name, told)
-		}
-	}
 	return fmt.Sprintf("%d pods, no duplicate, none held for a pod that is gone", pods), nil
-}
-
-// onENI tells whether EC2 has an address on one of an instance's ENIs.
-func (s *stage) onENI(instanceID string, a netip.Addr) bool {
-	for _, e := range s.lab.Books().InstanceENIs(instanceID) {
-		if e.Primary == a || slices.Contains(e.Secondary, a) || slices.Contains(e.IPv6, a) {
-			return true
-		}
-		for _, p := range slices.Concat(e.Prefixes, e.IPv6Prefixes) {
-			if p.Contains(a) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // How much is shown of what a program printed.

@@ -1,0 +1,207 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// kubeletDies has the kubelet away while pods are made and removed.
+func kubeletDies(t *testing.T, w *world) {
+	h, err := w.Host(brokenNode)
+	harness.OK(t, err)
+	before := w.makePods(t, "before-kubelet", brokenNode, 2)
+	w.podReady(t, before...)
+	w.underCalls(t, brokenNode, func() {
+		harness.OK(t, h.Kubelet.Kill())
+		during := w.makePods(t, "during-kubelet", brokenNode, 2)
+		p := plainPod(before[0], brokenNode)
+		harness.OK(t, w.Kube.Client.Delete(t.Context(), p))
+		harness.OK(t, h.Kubelet.Start())
+		w.podReady(t, during...)
+		w.removePods(t, append(during, before...)...)
+	})
+	w.rest(t)
+}
+
+// containerdDies kills the runtime while a burst of pods comes, and again while it goes.
+func containerdDies(t *testing.T, w *world) {
+	h, err := w.Host(brokenNode)
+	harness.OK(t, err)
+	w.underCalls(t, brokenNode, func() {
+		burst := w.makePods(t, "burst", brokenNode, 8)
+		w.someSandboxes(t, h, "burst-", 2)
+		harness.OK(t, h.RestartContainerd(t.Context()))
+		w.podReady(t, burst...)
+		for _, name := range burst {
+			harness.OK(t, w.Kube.Client.Delete(t.Context(), plainPod(name, brokenNode)))
+		}
+		harness.Eventually(t, soon, "the first pods go", func() error {
+			ids, err := sandboxes(t.Context(), h, "burst-")
+			if err == nil && len(ids) > 6 {
+				err = fmt.Errorf("there are %d sandboxes", len(ids))
+			}
+			return err
+		})
+		harness.OK(t, h.RestartContainerd(t.Context()))
+		w.removePods(t, burst...)
+	})
+	w.rest(t)
+}
+
+// someSandboxes waits until a runtime has so many of pods whose names begin so.
+func (w *world) someSandboxes(t *testing.T, h *host.Host, prefix string, want int) {
+	t.Helper()
+	harness.Eventually(t, soon, "sandboxes of "+prefix, func() error {
+		ids, err := sandboxes(t.Context(), h, prefix)
+		if err == nil && len(ids) < want {
+			err = fmt.Errorf("there are %d, want %d", len(ids), want)
+		}
+		return err
+	})
+}
+
+// sandboxes of a machine's runtime, by id, of pods whose names begin with prefix.
+func sandboxes(ctx context.Context, h *host.Host, prefix string) ([]string, error) {
+	out, err := h.Run(ctx, "ctr", "--namespace=k8s.io", "containers", "list", "--quiet",
+		`labels."io.cri-containerd.kind"==sandbox,labels."io.kubernetes.pod.name"~="^`+prefix+`"`)
+	return strings.Fields(out), err
+}
+
+// nodeReboots loses the machine's tmpfs and its kernel's network; disk, instance and
+// ENIs stay.
+func nodeReboots(t *testing.T, w *world) {
+	pods := w.makePods(t, "reboot", brokenNode, 3)
+	w.podReady(t, pods...)
+	began := time.Now().Truncate(time.Second)
+	harness.OK(t, w.Reboot(t.Context(), brokenNode))
+	harness.Eventually(t, soon, brokenNode+" is Ready again", func() error {
+		n := &corev1.Node{}
+		if err := w.Kube.Client.Get(t.Context(), client.ObjectKey{Name: brokenNode}, n); err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type != corev1.NodeReady {
+				continue
+			}
+			if c.Status != corev1.ConditionTrue {
+				return fmt.Errorf("it is not: %s", c.Message)
+			}
+			d, err := w.daemon(t.Context(), brokenNode)
+			if err != nil {
+				return err
+			}
+			s := d.Status.ContainerStatuses
+			if len(s) == 0 || s[0].State.Running == nil || s[0].State.Running.StartedAt.Time.Before(began) {
+				return errors.New("berthd has not started since")
+			}
+			// Times in objects are whole seconds.
+			if ran := s[0].State.Running.StartedAt.Time; c.LastTransitionTime.Time.Before(ran) {
+				t.Fatalf("the node was Ready at %v, berthd began at %v only", c.LastTransitionTime, ran)
+			}
+			return nil
+		}
+		return errors.New("it has no condition Ready")
+	})
+	for _, name := range pods {
+		harness.Eventually(t, soon, name+" runs again", func() error {
+			p := &corev1.Pod{}
+			if err := w.Kube.Client.Get(t.Context(), client.ObjectKey{Namespace: inDefault, Name: name}, p); err != nil {
+				return err
+			}
+			if c := p.Status.ContainerStatuses; len(c) == 0 || c[0].State.Running == nil || c[0].State.Running.StartedAt.Time.Before(began) {
+				return fmt.Errorf("its containers are of before the boot: %+v", c)
+			}
+			return w.isReady(t.Context(), name)
+		})
+	}
+	w.removePods(t, pods...)
+	w.rest(t)
+}
+
+// apiServerAway is the API server killed for some seconds in which a sandbox is made
+// anew. What ten minutes do is tested in virtual time (internal/kubeapi, internal/source).
+func apiServerAway(t *testing.T, w *world) {
+	h, err := w.Host(brokenNode)
+	harness.OK(t, err)
+	pods := w.makePods(t, "away", brokenNode, 2)
+	w.podReady(t, pods...)
+	w.underCalls(t, brokenNode, func() {
+		harness.OK(t, w.Kube.KillAPIServer())
+		w.newSandbox(t, h, pods[0])
+		harness.OK(t, w.Kube.StartAPIServer(harness.Deadline(t, soon)))
+	})
+	w.podReady(t, pods...)
+	w.rest(t)
+	w.removePods(t, pods...)
+}
+
+// newSandbox ends a pod's sandbox, as when its process is killed, and waits for the
+// kubelet to make another, which takes an ADD but no API server.
+func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
+	t.Helper()
+	old, err := sandboxes(t.Context(), h, pod+"$")
+	harness.OK(t, err)
+	if len(old) != 1 {
+		t.Fatalf("pod %s has the sandboxes %v", pod, old)
+	}
+	_, err = h.Run(t.Context(), "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", old[0])
+	harness.OK(t, err)
+	harness.Eventually(t, soon, "a new sandbox of "+pod, func() error {
+		now, err := sandboxes(t.Context(), h, pod+"$")
+		if err != nil {
+			return err
+		}
+		tasks, err := h.Run(t.Context(), "ctr", "--namespace=k8s.io", "tasks", "list")
+		if err != nil {
+			return err
+		}
+		for _, id := range now {
+			if id != old[0] && strings.Contains(tasks, id) {
+				return nil
+			}
+		}
+		return fmt.Errorf("it has %v", now)
+	})
+}
+
+// operatorAway has no operator while pods come that nodes have addresses for.
+func operatorAway(t *testing.T, w *world) {
+	if w.Mode == lab.NodeMode {
+		return
+	}
+	scale := func(replicas int) {
+		w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))
+	}
+	var pods []string
+	w.underCalls(t, brokenNode, func() {
+		scale(0)
+		harness.Eventually(t, soon, "the operators end", func() error {
+			list := &corev1.PodList{}
+			err := w.Kube.Client.List(t.Context(), list, client.InNamespace(addons.Namespace), client.MatchingLabels{"app.kubernetes.io/name": operator})
+			if err == nil && len(list.Items) > 0 {
+				err = fmt.Errorf("there are %d", len(list.Items))
+			}
+			return err
+		})
+		pods = w.makePods(t, "no-operator", brokenNode, 2)
+		w.podReady(t, pods...)
+		scale(max(w.OperatorCount, 1))
+		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), addons.Namespace, operator))
+	})
+	w.rest(t)
+	w.removePods(t, pods...)
+}

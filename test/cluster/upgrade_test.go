@@ -1,0 +1,77 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// nextTag is that of images of the same programs with another version.
+const nextTag = "lab-next"
+
+// upgrade goes from the release's images to the next and back, by helm upgrade and helm
+// rollback, while the Service is called and pods come and go.
+func upgrade(t *testing.T, w *world) {
+	w.importAll(t, os.Getenv(nextVariable))
+	w.underCalls(t, brokenNode, func() {
+		w.churn(t, func() {
+			harness.OK(t, w.InstallBerth(t.Context(), withImages(nextTag)))
+			w.rolledOut(t, nextTag)
+			if _, err := w.Helm(t.Context(), "rollback", lab.Release, "1", "--namespace="+addons.Namespace); err != nil {
+				t.Error(err)
+			}
+			w.rolledOut(t, lab.DefaultTag)
+		})
+	})
+	w.rest(t)
+}
+
+// withImages are values for images of a tag.
+func withImages(tag string) map[string]any {
+	image := map[string]any{"image": map[string]any{"tag": tag}}
+	return map[string]any{"daemon": image, "operator": image}
+}
+
+// importAll gives every machine the images of a folder.
+func (w *world) importAll(t *testing.T, folder string) {
+	t.Helper()
+	archives, err := filepath.Glob(filepath.Join(folder, "*.tar"))
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("there are no images in %q: %v", folder, err)
+	}
+	for _, n := range w.Nodes() {
+		h, err := w.Host(n.Name)
+		harness.OK(t, err)
+		for _, archive := range archives {
+			harness.OK(t, h.Import(t.Context(), archive))
+		}
+	}
+}
+
+// workloads are Berth's, as kubectl names them.
+func (w *world) workloads() []string {
+	if w.Mode == lab.NodeMode {
+		return []string{"daemonset/" + daemonName}
+	}
+	return []string{"daemonset/" + daemonName, "deployment/" + operator}
+}
+
+// rolledOut waits until all of Berth's pods are new, Ready and of a tag.
+func (w *world) rolledOut(t *testing.T, tag string) {
+	t.Helper()
+	for _, workload := range w.workloads() {
+		w.kubectl(t, "rollout", "status", workload, "--namespace="+addons.Namespace, fmt.Sprintf("--timeout=%.0fs", soon.Seconds()))
+		image := w.kubectl(t, "get", workload, "--namespace="+addons.Namespace, "--output=jsonpath={.spec.template.spec.containers[0].image}")
+		if !strings.HasSuffix(image, ":"+tag) {
+			t.Errorf("%s has the image %s: want tag %s", workload, image, tag)
+		}
+	}
+}
