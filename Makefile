@@ -99,10 +99,16 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
+# Tests of whole clusters are given what takes no network to be had (see
+# test/cluster). They want the machine for themselves, so they go one after the other.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes
-	@hack/deps.sh test e2e
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh ./test/e2e/... -timeout 60m $(TEST_FLAGS)
+e2e: ## Run the tests against real container runtimes, and those of whole clusters
+	@hack/deps.sh test e2e cluster
+	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
+	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
+	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
+	BERTH_LAB_IMAGES="$$images" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh "./test/e2e/... ./test/cluster/..." -timeout 60m $(TEST_FLAGS)
 
 # Only what the chosen groups need is built: the control plane alone takes
 # minutes. The reference plugins are built like Berth, by the same toolchain.
