@@ -104,6 +104,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes, and those of whole clusters
 	@hack/deps.sh test e2e cluster
+	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
 	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \

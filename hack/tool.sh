@@ -16,6 +16,7 @@ module=$1 program=$2
 # slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
+	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	coredns) echo ", which takes one to two minutes" ;;
 	containerd) echo ", which takes about a minute" ;;
