@@ -207,6 +207,9 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if why := setUpFailed(reports); why != "" {
+		return fmt.Errorf("the tests found no cluster to run on (log in %s): %s", o.suite.out, why)
+	}
 	r := results{Mode: o.mode, Kubernetes: version, Specs: judge(p, reports)}
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
 		return err
