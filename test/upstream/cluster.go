@@ -11,6 +11,7 @@ import (
 
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/control"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -29,6 +30,16 @@ const (
 	patience = 5 * time.Minute
 )
 
+// daemonArgs are what the cluster's network needs. The API server, by which tests
+// reach pods, is outside the VPC; so pods answer it by their own addresses only if
+// told so.
+var daemonArgs = map[lab.Mode][]string{
+	lab.NodeMode:     {apiWithoutSNAT},
+	lab.OperatorMode: {apiWithoutSNAT},
+}
+
+var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
+
 // raise raises a cluster of the lab with Berth in it, from the chart and the images
 // that users have, and returns what removes it again.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
@@ -45,8 +56,8 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	defer cancel()
 	l, err := lab.Start(up, lab.Options{
 		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, InstanceType: instanceType,
-		OperatorCount: 2,
-		Kubelets:      &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd},
+		OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
+		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd},
 		Progress: func(line string) {
 			fmt.Fprintf(out, "  %5.1f s  %s\n", time.Since(began).Seconds(), line)
 		},

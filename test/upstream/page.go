@@ -105,4 +105,6 @@ func byReason(all []results) string {
 }
 
 // cell is text in a cell of a table.
-func cell(text string) string { return strings.NewReplacer("|", "\\|", "<", "&lt;", "\n", " ").Replace(text) }
+func cell(text string) string {
+	return strings.NewReplacer("|", "\\|", "<", "&lt;", "\n", " ").Replace(text)
+}
