@@ -89,6 +89,9 @@ func byReason(all []results) string {
 			names[s.Why][s.Name] = true
 		}
 	}
+	if len(names) == 0 {
+		return ""
+	}
 	out := "\nNot applicable:\n\n| why | specs |\n|---|---|\n"
 	for _, why := range slices.Sorted(maps.Keys(names)) {
 		of := slices.Sorted(maps.Keys(names[why]))

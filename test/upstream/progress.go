@@ -29,7 +29,8 @@ type progress struct {
 const chatty = 30 * time.Second
 
 func newProgress(out io.Writer, total int) *progress {
-	return &progress{out: out, total: total, started: time.Now(), lastPrinted: time.Now()}
+	now := time.Now()
+	return &progress{out: out, total: total, started: now, lastPrinted: now}
 }
 
 // Write takes what Ginkgo prints.
