@@ -218,7 +218,7 @@ func (l *Lab) joinHost(m *machine) error {
 const hostPods = 2
 
 // maxPods is how many pods an instance has addresses for, one a pod, as EKS reckons
-// (docs/configure.md, "max-pods"); 0 of a type that is not known. Operator mode leaves
+// (berthctl max-pods); 0 of a type that is not known. Operator mode leaves
 // the primary ENI to the node.
 func (l *Lab) maxPods(instanceType string) int {
 	of, ok := limits.Lookup(instanceType)
