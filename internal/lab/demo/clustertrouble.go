@@ -60,8 +60,8 @@ func (s *stage) call(ctx context.Context, node string) *requests {
 		}
 	})
 	r.done.Go(func() {
-		// One line a call: its status, or 000.
-		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), "rm -f "+stopFile+`; while [ ! -e `+stopFile+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code}\n' http://`+webName+`/hostname; sleep 0.05; done`)
+		// One line a call: its status, or 000 and why.
+		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), "rm -f "+stopFile+`; while [ ! -e `+stopFile+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done`)
 	})
 	return r
 }
@@ -80,10 +80,10 @@ func (r *requests) end(ctx context.Context) (string, error) {
 	if r.insideErr != nil {
 		return "", fmt.Errorf("calls from a pod: %w", r.insideErr)
 	}
-	statuses := strings.Fields(r.inside)
+	statuses := strings.Split(strings.TrimSpace(r.inside), "\n")
 	lost := len(r.failed)
 	for _, status := range statuses {
-		if status != "200" {
+		if !strings.HasPrefix(status, "200") {
 			lost++
 			r.failed = append(r.failed, fmt.Errorf("a call from the pod: status %s", status))
 		}
@@ -91,7 +91,7 @@ func (r *requests) end(ctx context.Context) (string, error) {
 	if lost > 0 {
 		return "", fmt.Errorf("%d of %d requests were lost: %w", lost, r.outside+len(statuses), errors.Join(r.failed[:min(len(r.failed), enough)]...))
 	}
-	if r.outside == 0 || len(statuses) == 0 {
+	if r.outside == 0 || r.inside == "" {
 		return "", fmt.Errorf("%d requests from outside, %d from a pod: want some of both", r.outside, len(statuses))
 	}
 	return fmt.Sprintf("%d requests from outside and %d from a pod, none lost", r.outside, len(statuses)), nil
