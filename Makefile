@@ -35,6 +35,11 @@ BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
 
+# make conformance: one cluster after the other in each of these modes;
+# CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
+CONFORMANCE_MODES ?= node operator pool
+CONFORMANCE_FLAGS ?=
+
 # make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
 # SOAK_MODE is the only mode, SOAK_SEED that of the first round.
 SOAK_OPS  ?=
@@ -99,11 +104,31 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
+# Tests of whole clusters are given what takes no network to be had (see
+# test/cluster). They want the machine for themselves, so they go one after the other.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes
-	@hack/deps.sh test e2e
+e2e: ## Run the tests against real container runtimes, and those of whole clusters
+	@hack/deps.sh test e2e cluster
 	@hack/tool.sh multuscni multus >/dev/null
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh ./test/e2e/... -timeout 60m $(TEST_FLAGS)
+	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
+	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
+	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
+	BERTH_LAB_IMAGES="$$images" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh "./test/e2e/... ./test/cluster/..." -timeout 60m $(TEST_FLAGS)
+
+.PHONY: conformance
+conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
+	@status=0; hack/conformance.sh "$(CONFORMANCE_MODES)" -record test/upstream/results $(CONFORMANCE_FLAGS) || status=$$?; \
+	$(MAKE) conformance-page || status=$$?; exit $$status
+
+.PHONY: conformance-page
+conformance-page: ## Write what make conformance recorded into docs/conformance.md
+	@go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+
+# A part of it that is bounded to minutes, and records nothing.
+.PHONY: conformance-short
+conformance-short:
+	@hack/conformance.sh node -groups short -limit 10m
 
 # Only what the chosen groups need is built: the control plane alone takes
 # minutes. The reference plugins are built like Berth, by the same toolchain.

@@ -122,6 +122,10 @@ func (f *labFlags) args() []string {
 	return out
 }
 
+// clusterTimeout is the default of --timeout with --kubelets: machines boot and get their
+// images, which on a busy machine takes longer than starting a program.
+const clusterTimeout = 5 * time.Minute
+
 func newUp() *cobra.Command {
 	var f labFlags
 	var timeout time.Duration
@@ -134,9 +138,13 @@ earlier lab in the same directory left behind is removed first. Needs root.
 
 With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
 for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
-plane's programs; hack/kubebox.sh builds them and prints it.`,
+plane's programs; hack/kubebox.sh builds them and prints it.
+
+With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
+a whole cluster into which Berth is installed by its chart, in any mode.`,
 		Example: `  vpclab up
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
+  vpclab up --kubelets --images dist/lab-images --images "$(hack/lab-images.sh)"
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
   vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,
 		Args: cobra.NoArgs,
@@ -146,6 +154,9 @@ plane's programs; hack/kubebox.sh builds them and prints it.`,
 			}
 			if _, err := f.options(); err != nil {
 				return err
+			}
+			if f.kubelets && !cmd.Flags().Changed("timeout") {
+				timeout = clusterTimeout
 			}
 			if pid := control.Holder(f.dir); pid != 0 {
 				return fmt.Errorf("a lab is running in %s already (process %d): end it with vpclab down, or give another --dir", f.dir, pid)
@@ -170,7 +181,7 @@ plane's programs; hack/kubebox.sh builds them and prints it.`,
 		},
 	}
 	f.register(c)
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready; with --kubelets 5m unless given")
 	return c
 }
 

@@ -37,6 +37,9 @@ func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	if m.host.On() {
+		return fmt.Errorf("%s is on already", name)
+	}
 	if err := l.plugNetwork(m); err != nil {
 		return fmt.Errorf("boot %s: %w", name, err)
 	}

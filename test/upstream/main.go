@@ -77,7 +77,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
 	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
 	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
-	f.StringVar(&o.record, "record", "", "folder to keep the results in, as MODE.json")
+	f.StringVar(&o.record, "record", "", "folder to keep the results in, as MODE.json, of runs of all groups without -focus and -skip")
 	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
 	f.BoolVar(&o.keep, "keep", false, "leave the cluster that is raised as it is after a failure, until interrupted")
 	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
@@ -207,11 +207,14 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if why := setUpFailed(reports); why != "" {
+		return fmt.Errorf("the tests found no cluster to run on (log in %s): %s", o.suite.out, why)
+	}
 	r := results{Mode: o.mode, Kubernetes: version, Specs: judge(p, reports)}
 	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
 		return err
 	}
-	if o.record != "" {
+	if o.record != "" && o.choice.whole() && ctx.Err() == nil {
 		if err := r.write(filepath.Join(o.record, o.mode+".json")); err != nil {
 			return err
 		}

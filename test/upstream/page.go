@@ -89,6 +89,9 @@ func byReason(all []results) string {
 			names[s.Why][s.Name] = true
 		}
 	}
+	if len(names) == 0 {
+		return ""
+	}
 	out := "\nNot applicable:\n\n| why | specs |\n|---|---|\n"
 	for _, why := range slices.Sorted(maps.Keys(names)) {
 		of := slices.Sorted(maps.Keys(names[why]))
@@ -105,4 +108,6 @@ func byReason(all []results) string {
 }
 
 // cell is text in a cell of a table.
-func cell(text string) string { return strings.NewReplacer("|", "\\|", "<", "&lt;", "\n", " ").Replace(text) }
+func cell(text string) string {
+	return strings.NewReplacer("|", "\\|", "<", "&lt;", "\n", " ").Replace(text)
+}

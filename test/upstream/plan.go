@@ -106,6 +106,16 @@ type choice struct {
 	focus, skip *regexp.Regexp
 }
 
+// whole tells whether nothing is left out.
+func (c choice) whole() bool {
+	for _, g := range groups {
+		if !slices.Contains(c.groups, g.name) {
+			return false
+		}
+	}
+	return c.focus == nil && c.skip == nil
+}
+
 // plan is what to do with the chosen specs.
 type plan struct {
 	run     []spec

@@ -1,76 +1,77 @@
 package main
 
 import (
-	"encoding/json"
+	"bytes"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
 )
 
-// progress tells of the specs as they end. The tests post to it, each of their
-// processes for itself (k8s.io/kubernetes/test/e2e/reporters, ProgressReporter).
+// progress is what Ginkgo prints to; it tells of failures as they come and how far
+// the tests are. Ginkgo prints a dot for each spec that ended, "S" for those that
+// were not to be run, and of a failure a line "• [FAILED] [12.3 seconds]" with the
+// name below. What counts in the end is its report.
 type progress struct {
 	out     io.Writer
 	total   int
 	started time.Time
 
-	mu             sync.Mutex // guards the rest: several processes post
-	passed, failed int
-	lastPrinted    time.Time
+	mu          sync.Mutex // guards the rest: Ginkgo prints while the ticker ticks
+	line        []byte     // the last one, as far as it has come
+	failure     bool       // the line before said that a spec failed
+	ended, bad  int
+	lastPrinted time.Time
 }
 
-// chatty is the longest time that passes without a line while specs pass.
-const chatty = 15 * time.Second
+// chatty is the time between two words on how far the tests are.
+const chatty = 30 * time.Second
 
 func newProgress(out io.Writer, total int) *progress {
-	return &progress{out: out, total: total, started: time.Now(), lastPrinted: time.Now()}
+	now := time.Now()
+	return &progress{out: out, total: total, started: now, lastPrinted: now}
 }
 
-func (p *progress) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var update struct {
-		Message string `json:"msg"`
-	}
-	if err := json.NewDecoder(io.LimitReader(r.Body, 1<<20)).Decode(&update); err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	p.told(update.Message, time.Now())
-}
-
-// told takes a message of the tests: "PASSED NAME", "FAILED NAME", or another.
-func (p *progress) told(message string, now time.Time) {
+// Write takes what Ginkgo prints.
+func (p *progress) Write(data []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	verdict, name, _ := strings.Cut(message, " ")
-	switch verdict {
-	case "PASSED":
-		p.passed++
-		if now.Sub(p.lastPrinted) < chatty {
-			return
+	p.ended += bytes.Count(data, []byte(dot))
+	p.line = append(p.line, data...)
+	for {
+		i := bytes.IndexByte(p.line, '\n')
+		if i < 0 {
+			return len(data), nil
 		}
-	case "FAILED":
-		p.failed++
-		fmt.Fprintf(p.out, "  FAILED %s\n", name)
-	default:
-		return
+		p.whole(strings.TrimSpace(string(p.line[:i])))
+		p.line = p.line[i+1:]
 	}
-	p.lastPrinted = now
-	fmt.Fprintf(p.out, "  %s\n", p.line(now))
 }
 
-// tick prints how far it is when nothing was printed for a while.
+const dot = "•"
+
+// whole takes a whole line.
+func (p *progress) whole(line string) {
+	if p.failure && line != "" {
+		p.failure = false
+		fmt.Fprintf(p.out, "  FAILED %s\n", line)
+		return
+	}
+	for _, state := range []string{"[FAILED]", "[PANICKED!]", "[TIMEDOUT]"} {
+		if strings.HasPrefix(line[max(0, strings.LastIndex(line, dot)):], dot+" "+state) {
+			p.failure = true
+			p.bad++
+		}
+	}
+}
+
+// tick prints how far it is when that was not told for a while.
 func (p *progress) tick(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.lastPrinted) >= 2*chatty {
+	if now.Sub(p.lastPrinted) >= chatty {
 		p.lastPrinted = now
-		fmt.Fprintf(p.out, "  %s\n", p.line(now))
+		fmt.Fprintf(p.out, "  %d of %d, %d failed, %s\n", p.ended, p.total, p.bad, now.Sub(p.started).Round(time.Second))
 	}
-}
-
-func (p *progress) line(now time.Time) string {
-	return fmt.Sprintf("%d of %d, %d failed, %s", p.passed+p.failed, p.total, p.failed, now.Sub(p.started).Round(time.Second))
 }

@@ -49,6 +49,16 @@ func judge(p plan, reports []specReport) []result {
 	return out
 }
 
+// setUpFailed is why the tests failed before any spec, or nothing.
+func setUpFailed(reports []specReport) string {
+	for _, r := range reports {
+		if _, is := r.spec(); !is && strings.HasSuffix(r.LeafNodeType, "BeforeSuite") && r.State == failed {
+			return firstLine(r.Failure.Message)
+		}
+	}
+	return ""
+}
+
 func outcome(s spec, r specReport) result {
 	out := result{Name: s.name, Group: groupOf(s), Outcome: failed, Seconds: r.RunTime.Round(100 * time.Millisecond).Seconds()}
 	message := firstLine(r.Failure.Message)

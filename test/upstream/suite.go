@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
 // suite is the program of Kubernetes' end-to-end tests and what runs it.
@@ -77,14 +72,7 @@ func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progr
 	if err := os.MkdirAll(s.out, 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder for reports: %w", err)
 	}
-	listener, err := listen(c.netns)
-	if err != nil {
-		return nil, fmt.Errorf("listen for the progress of the tests: %w", err)
-	}
-	server := &http.Server{Handler: progress, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }() // ends with Close
-	defer server.Close()
-	defer every(chatty, progress.tick)()
+	defer every(time.Second, progress.tick)()
 
 	const report = "report.json"
 	if err := os.RemoveAll(filepath.Join(s.out, report)); err != nil {
@@ -95,7 +83,7 @@ func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progr
 		return nil, fmt.Errorf("make the log of the tests: %w", err)
 	}
 	defer log.Close()
-	ran := s.ginkgoRun(ctx, c, specs, report, "http://"+listener.Addr().String(), log)
+	ran := s.ginkgoRun(ctx, c, specs, report, io.MultiWriter(log, progress))
 	reports, err := readReportFile(filepath.Join(s.out, report))
 	if err != nil { // a failed spec makes it fail too, and then there is a report
 		return nil, errors.Join(fmt.Errorf("run the tests (log in %s): %w", log.Name(), ran), err)
@@ -103,11 +91,11 @@ func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progr
 	return reports, nil
 }
 
-func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report, progressURL string, log io.Writer) error {
+func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report string, log io.Writer) error {
 	args := []string{
 		"run", "--no-color", "--procs=" + strconv.Itoa(s.procs), "--timeout=" + s.limit.String(), "--focus=" + focusOn(specs),
 		"--output-dir=" + s.out, "--json-report=" + report, "--output-interceptor-mode=none", s.e2e, "--",
-		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--report-dir=" + s.out, "--progress-report-url=" + progressURL,
+		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--report-dir=" + s.out,
 		"--minStartupPods=0", "--allowed-not-ready-nodes=0", "--disable-log-dump", "--dump-logs-on-failure=false",
 	}
 	run := exec.CommandContext(ctx, s.ginkgo, append(args, s.flags...)...)
@@ -133,14 +121,6 @@ func focusOn(specs []spec) string {
 		names = append(names, regexp.QuoteMeta(s.name))
 	}
 	return `(^|\s)(` + strings.Join(names, "|") + `)$`
-}
-
-func listen(netns string) (net.Listener, error) {
-	any := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
-	if netns == "" {
-		return net.Listen("tcp", any.String()) //nolint:noctx // returns at once
-	}
-	return ns.Listen(netns, any)
 }
 
 // every calls f at intervals until the returned function is called.

@@ -59,8 +59,8 @@ func (s *stage) call(ctx context.Context, node string) *requests {
 		}
 	})
 	r.done.Go(func() {
-		// One line a call: its status, or 000.
-		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), "rm -f "+stopFile+`; while [ ! -e `+stopFile+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code}\n' http://`+webName+`/hostname; sleep 0.05; done`)
+		// One line a call: its status, or 000 and why.
+		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), "rm -f "+stopFile+`; while [ ! -e `+stopFile+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done`)
 	})
 	return r
 }
@@ -79,10 +79,10 @@ func (r *requests) end(ctx context.Context) (string, error) {
 	if r.insideErr != nil {
 		return "", fmt.Errorf("calls from a pod: %w", r.insideErr)
 	}
-	statuses := strings.Fields(r.inside)
+	statuses := strings.Split(strings.TrimSpace(r.inside), "\n")
 	lost := len(r.failed)
 	for _, status := range statuses {
-		if status != "200" {
+		if !strings.HasPrefix(status, "200") {
 			lost++
 			r.failed = append(r.failed, fmt.Errorf("a call from the pod: status %s", status))
 		}
@@ -90,7 +90,7 @@ func (r *requests) end(ctx context.Context) (string, error) {
 	if lost > 0 {
 		return "", fmt.Errorf("%d of %d requests were lost: %w", lost, r.outside+len(statuses), errors.Join(r.failed[:min(len(r.failed), enough)]...))
 	}
-	if r.outside == 0 || len(statuses) == 0 {
+	if r.outside == 0 || r.inside == "" {
 		return "", fmt.Errorf("%d requests from outside, %d from a pod: want some of both", r.outside, len(statuses))
 	}
 	return fmt.Sprintf("%d requests from outside and %d from a pod, none lost", r.outside, len(statuses)), nil
@@ -179,7 +179,7 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	boots, err := s.boots(ctx, rebootedNode)
+	beat, err := s.heartbeat(ctx, rebootedNode)
 	if err != nil {
 		return "", err
 	}
@@ -189,7 +189,7 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	}
 	// Its pods are the same objects, with containers that began after the boot.
 	err = poll.Until(ctx, func() error {
-		if now, err := s.boots(ctx, rebootedNode); err != nil || now == boots {
+		if now, err := s.heartbeat(ctx, rebootedNode); err != nil || now == beat {
 			return errors.Join(err, fmt.Errorf("the Node of %s has not changed since", rebootedNode))
 		}
 		pods, err := s.webPods(ctx)
@@ -215,8 +215,8 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	return fmt.Sprintf("%s and its %d pods are back after %.0f s", rebootedNode, len(before), time.Since(began).Seconds()), nil
 }
 
-// boots is a Node's heartbeat, which tells whether its kubelet spoke since.
-func (s *stage) boots(ctx context.Context, name string) (time.Time, error) {
+// heartbeat is a Node's heartbeat, which tells whether its kubelet spoke since.
+func (s *stage) heartbeat(ctx context.Context, name string) (time.Time, error) {
 	node := &corev1.Node{}
 	if err := s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return time.Time{}, err
