@@ -113,7 +113,9 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
 	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
 	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
-	BERTH_LAB_IMAGES="$$images" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
+	for other in "next $$(go env GOARCH)" "foreign $$([ "$$(go env GOARCH)" = arm64 ] && echo amd64 || echo arm64)"; do set -- $$other; \
+		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
+	BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh "./test/e2e/... ./test/cluster/..." -timeout 60m $(TEST_FLAGS)
 
 .PHONY: conformance

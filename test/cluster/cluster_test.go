@@ -21,12 +21,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// What make e2e has built: folders of images, separated by colons, the helm program,
+// What make e2e has built: folders of images, separated by colons, those of another
+// version of Berth and for another architecture, the helm program,
 // and the folder of containerd 2.
 const (
 	imagesVariable     = "BERTH_LAB_IMAGES"
 	nextVariable       = "BERTH_LAB_IMAGES_NEXT"
-	arm64Variable      = "BERTH_LAB_IMAGES_ARM64"
+	foreignVariable    = "BERTH_LAB_IMAGES_FOREIGN"
 	helmVariable       = "BERTH_HELM"
 	containerdVariable = "BERTH_CONTAINERD2"
 )
@@ -34,7 +35,7 @@ const (
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	for _, name := range []string{imagesVariable, nextVariable, arm64Variable, helmVariable, containerdVariable} {
+	for _, name := range []string{imagesVariable, nextVariable, foreignVariable, helmVariable, containerdVariable} {
 		if os.Getenv(name) == "" {
 			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; make e2e builds what it names\nFAIL\n", name)
 			return 1

@@ -22,6 +22,7 @@ var everywhere = []trouble{
 	{"containerd killed in a burst", containerdDies},
 	{"API server away", apiServerAway},
 	{"operator away", operatorAway},
+	{"sources of packets", sources},
 	{"node rebooted", nodeReboots},
 }
 
