@@ -29,6 +29,12 @@ var everywhere = []trouble{
 // once are troubles that are the same with all of them.
 var once = []trouble{
 	{"kubelet killed", kubeletDies},
+	{"no room for records", fullState},
+	{"no room for the plugin", fullPlugins},
+	{"image of another architecture", foreignImage},
+	{"definition of a kind deleted", missingKind},
+	{"older definition of a kind", olderKind},
+	{"roles taken away", missingRole},
 }
 
 // TestTrouble has one cluster for each kind of addresses, to which troubles happen in

@@ -1,0 +1,169 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// foreignTag is that of images for another architecture.
+const foreignTag = "lab-foreign"
+
+func notYet(what any) error { return fmt.Errorf("not yet: %v", what) }
+
+// foreignImage has images for another architecture: the update halts at the first node,
+// whose pods go on, and the chart's former values end it.
+func foreignImage(t *testing.T, w *world) {
+	archives, err := filepath.Glob(filepath.Join(os.Getenv(foreignVariable), "*.tar"))
+	harness.OK(t, errors.Join(err, atLeastOne(archives)))
+	for _, n := range w.Nodes() {
+		h, err := w.Host(n.Name)
+		harness.OK(t, err)
+		for _, archive := range archives {
+			// As from a registry, which has it for that platform only.
+			_, err := h.Run(t.Context(), "ctr", "--namespace=k8s.io", "image", "import", "--all-platforms", "--no-unpack", archive)
+			harness.OK(t, err)
+		}
+	}
+	w.underCalls(t, brokenNode, func() {
+		harness.OK(t, w.InstallBerth(t.Context(), map[string]any{"daemon": map[string]any{"image": map[string]any{"tag": foreignTag}}}))
+		var broken []string
+		harness.Eventually(t, soon, "the kubelet refuses the image", func() error {
+			broken, err = w.refusals(t)
+			return errors.Join(err, atLeastOne(broken))
+		})
+		if len(broken) > 1 {
+			t.Errorf("the update did not halt at the first node: %v", broken)
+		}
+		t.Log(broken)
+		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		w.rolledOut(t, lab.DefaultTag)
+	})
+	w.rest(t)
+}
+
+func atLeastOne(list []string) error {
+	if len(list) == 0 {
+		return errors.New("there is none")
+	}
+	return nil
+}
+
+// refusals are what kubelets say of berthd's containers that they cannot run.
+func (w *world) refusals(t *testing.T) (said []string, err error) {
+	for _, n := range w.Nodes() {
+		p, err := w.daemon(t.Context(), n.Name)
+		if err != nil {
+			continue // between two pods
+		}
+		for _, c := range p.Status.ContainerStatuses {
+			if s := c.State.Waiting; s != nil && s.Reason != "ContainerCreating" {
+				said = append(said, n.Name+": "+s.Reason+": "+s.Message)
+			}
+			if s := c.State.Terminated; s != nil {
+				said = append(said, n.Name+": "+s.Reason+": "+s.Message)
+			}
+		}
+	}
+	return said, nil
+}
+
+// missingKind has somebody delete the definition of NodeNetworks, and with it all of
+// them: pods go on, and once it is back all is as before.
+func missingKind(t *testing.T, w *world) {
+	w.underCalls(t, brokenNode, func() {
+		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
+		w.saysAll(t, "lacks kinds of Berth's; apply deploy/crds")
+		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		harness.Eventually(t, soon, "every node has its object again", func() error {
+			list, err := w.Kube.NodeNetworks(t.Context())
+			if err == nil && len(list) < len(w.Nodes()) {
+				err = notYet(len(list))
+			}
+			return err
+		})
+	})
+	w.comesAndGoes(t)
+}
+
+// olderKind has a definition that lacks fields that the programs write.
+func olderKind(t *testing.T, w *world) {
+	version := "/spec/versions/0/schema/openAPIV3Schema/properties/"
+	var patch []string
+	for _, field := range []string{"spec/properties/ipam/properties/unassigning", "status/properties/ipam/properties/waiting"} {
+		patch = append(patch, fmt.Sprintf(`{"op":"remove","path":%q}`, version+field))
+	}
+	w.underCalls(t, brokenNode, func() {
+		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
+		w.comesAndGoes(t)
+		t.Log(w.kubectl(t, "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=6", "--prefix"))
+		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		harness.Eventually(t, soon, "the definition is whole again", func() error {
+			out, err := w.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
+			return errors.Join(err, contains(out, "waiting"))
+		})
+	})
+	w.comesAndGoes(t)
+}
+
+func contains(text, word string) error {
+	if !strings.Contains(text, word) {
+		return fmt.Errorf("%q is not in %q", word, text)
+	}
+	return nil
+}
+
+// missingRole takes the programs' rights away: pods go on, nodes give out the addresses
+// that they have, and the chart's next application puts it right.
+func missingRole(t *testing.T, w *world) {
+	h, err := w.Host(brokenNode)
+	harness.OK(t, err)
+	pods := w.makePods(t, "role", brokenNode, 1)
+	w.podReady(t, pods...)
+	w.underCalls(t, brokenNode, func() {
+		w.kubectl(t, "delete", "clusterrolebinding", daemonName, operator)
+		w.newSandbox(t, h, pods[0])
+		w.saysAll(t, "refuses")
+		harness.OK(t, w.InstallBerth(t.Context(), nil))
+	})
+	w.podReady(t, pods...)
+	w.removePods(t, pods...)
+	w.comesAndGoes(t)
+}
+
+// saysAll waits until the logs of Berth's pods, or events of them, say something.
+func (w *world) saysAll(t *testing.T, words string) {
+	t.Helper()
+	harness.Eventually(t, soon, "what a person sees", func() error {
+		events, err := w.Kubectl(t.Context(), "get", "events", "--namespace="+addons.Namespace)
+		logs, logErr := w.Kubectl(t.Context(), "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=40", "--prefix", "--ignore-errors")
+		if strings.Contains(events+logs, words) {
+			for line := range strings.Lines(events + logs) {
+				if strings.Contains(line, words) {
+					t.Log(line)
+				}
+			}
+			return nil
+		}
+		return errors.Join(err, logErr, fmt.Errorf("nobody says %q", words))
+	})
+}
+
+// comesAndGoes wants the cluster at rest to serve new pods.
+func (w *world) comesAndGoes(t *testing.T) {
+	t.Helper()
+	w.rest(t)
+	pods := w.makePods(t, "after", brokenNode, 2)
+	w.podReady(t, pods...)
+	w.removePods(t, pods...)
+	w.rest(t)
+}
