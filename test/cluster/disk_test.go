@@ -70,7 +70,7 @@ func fullState(t *testing.T, w *world) {
 func fullPlugins(t *testing.T, w *world) {
 	h, err := w.Host(brokenNode)
 	harness.OK(t, err)
-	sh(t, h, `mkdir /run/plugins; mount --bind /opt/cni/bin /run/plugins; mount -t tmpfs -o size=64k tmpfs /opt/cni/bin; ln -s /run/plugins/loopback /opt/cni/bin/`)
+	sh(t, h, `mkdir /run/plugins; cp /opt/cni/bin/loopback /run/plugins/; mount -t tmpfs -o size=64k tmpfs /opt/cni/bin; ln -s /run/plugins/loopback /opt/cni/bin/`)
 	w.restartDaemon(t, brokenNode)
 	waits := w.makePods(t, "no-plugin", brokenNode, 1)
 	described := w.shows(t, []string{`failed to find plugin "berth"`}, "describe", "pod", waits[0])
@@ -82,7 +82,7 @@ func fullPlugins(t *testing.T, w *world) {
 	sh(t, h, `mount -o remount,size=256m /opt/cni/bin`)
 	w.podReady(t, waits...)
 	w.rest(t)
-	sh(t, h, `umount -l /opt/cni/bin; umount -l /run/plugins; rmdir /run/plugins`)
+	sh(t, h, `umount -l /opt/cni/bin; rm -r /run/plugins`)
 	w.restartDaemon(t, brokenNode)
 	w.rest(t)
 	w.removePods(t, waits...)

@@ -82,7 +82,7 @@ func (w *world) refusals(t *testing.T) (said []string, err error) {
 func missingKind(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		w.kubectl(t, "delete", "crd", "nodenetworks.berth.dev", "--timeout=60s")
-		w.saysAll(t, "lacks kinds of Berth's; apply deploy/crds")
+		w.saysAll(t, "lacks kinds of Berth's: apply deploy/chart")
 		harness.OK(t, w.InstallBerth(t.Context(), nil))
 		harness.Eventually(t, soon, "every node has its object again", func() error {
 			list, err := w.Kube.NodeNetworks(t.Context())

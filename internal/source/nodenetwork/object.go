@@ -112,6 +112,9 @@ func (s *supplier) createFor(ctx context.Context, n *node) error {
 		if !apierrors.IsInvalid(err) && !notAllowed(err) {
 			s.heard(err)
 		}
+		if apierrors.IsNotFound(err) {
+			err = fmt.Errorf("the Kubernetes API lacks kinds of Berth's: apply deploy/chart: %w", err)
+		}
 		return fmt.Errorf("create NodeNetwork %s: %w", s.cfg.NodeName, err)
 	}
 	s.log.Info("created", "instance", got.Spec.InstanceID, "owner", n != nil)

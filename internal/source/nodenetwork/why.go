@@ -51,6 +51,8 @@ func (s *supplier) trouble() (reason, message string, err error) {
 	switch {
 	case apierrors.IsForbidden(s.apiErr) || apierrors.IsUnauthorized(s.apiErr):
 		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", s.apiErr), s.apiErr
+	case apierrors.IsNotFound(s.apiErr): // a list is found, but of a kind that is not served
+		return "unreachable", fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", s.apiErr), s.apiErr
 	case s.apiErr != nil:
 		return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", s.apiErr), s.apiErr
 	case !s.listed:

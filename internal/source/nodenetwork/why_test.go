@@ -31,6 +31,9 @@ func TestWhyPodsWait(t *testing.T) {
 		"no right": {func(s *supplier) {
 			s.apiErr = apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil)
 		}, "permission", "apply deploy/chart"},
+		"no kind": {func(s *supplier) {
+			s.apiErr = apierrors.NewGenericServerResponse(404, "get", v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "", "", 0, true)
+		}, "unreachable", "lacks kinds of Berth's: the server could not find the requested resource"},
 		"first second":    {func(s *supplier) { s.object, s.listed = nil, false }, "starting", "has not told yet"},
 		"not made":        {func(s *supplier) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
 		"being made":      {func(s *supplier) { s.object = nil }, "no-object", "is being created"},

@@ -100,6 +100,9 @@ func (l *ledger) apiTrouble() *source.Exhausted {
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", err), Err: err}
 	}
+	if apierrors.IsNotFound(err) { // a list is found, but of a kind that is not served
+		return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API lacks kinds of Berth's: %v: apply deploy/chart", err), Err: err}
+	}
 	return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err), Err: err}
 }
 
