@@ -22,11 +22,9 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if package=$(cd "$dir" && go list tool | grep "/$program\$"); then
-	:
-elif [ "$module" = "$program" ]; then
+if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
-else
+elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi
