@@ -49,8 +49,8 @@ func TestHelmCommandIsOfTheLibrarysVersion(t *testing.T) {
 // nodes apart.
 func TestOldKubernetesIsRefused(t *testing.T) {
 	for _, tt := range []struct{ mode, version, want string }{
-		{deploy.NodeMode, "v1.29.0", ""},
-		{deploy.NodeMode, "v1.28.15", "mode node needs Kubernetes 1.29 or later, and this is v1.28.15"},
+		{deploy.NodeMode, "v1.30.0", ""},
+		{deploy.NodeMode, "v1.29.15", "mode node needs Kubernetes 1.30 or later, and this is v1.29.15"},
 		{deploy.OperatorMode, "v1.31.9", "mode operator needs Kubernetes 1.32 or later, and this is v1.31.9"},
 		{deploy.OperatorMode, "v1.32.0-eks-5f3c1a2", ""},
 		{deploy.PoolMode, "v1.31.0", "mode pool needs Kubernetes 1.32 or later"},

@@ -163,6 +163,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
 		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
 			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
+		{Flag: "sysctl-dir", Default: "/proc/sys", parse: absolutePath(&c.SysctlDir, false),
+			Doc: "Folder where the kernel's settings are written. A container that is not privileged has /proc/sys read-only; the chart mounts the node's net at another place."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
