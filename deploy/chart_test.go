@@ -258,6 +258,12 @@ operator:
 		}
 	}
 
+	// Privileged, with /proc/sys as it is.
+	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, "daemon: {privileged: true}"), "daemon"))
+	if cfg := load(t, c); cfg.SysctlDir != "/proc/sys" || !*c.SecurityContext.Privileged || c.SecurityContext.Capabilities != nil {
+		t.Errorf("sysctls in %s, security context %+v", cfg.SysctlDir, c.SecurityContext)
+	}
+
 	// Without a runtime's socket, and with metrics turned off.
 	c = onlyContainer(t, podOf(t, rendered(t, deploy.NodeMode, `daemon: {settings: {cri-socket: null, metrics-address: ""}}`), "daemon"))
 	if cfg := load(t, c); cfg.CRISocket != "" || cfg.MetricsAddr != "" || len(c.Ports) != 0 {
