@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -47,6 +48,17 @@ func contained(t *testing.T, capabilities string) string {
 	return dir
 }
 
+// shareNamespaces has mounts in the folder of network namespaces propagate, as on
+// a machine with systemd: they reach containers then.
+func shareNamespaces(t *testing.T) {
+	t.Helper()
+	const dir = "/run/netns"
+	harness.OK(t, os.MkdirAll(dir, 0o755))
+	harness.OK(t, unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""))
+	t.Cleanup(func() { harness.OK(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	harness.OK(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+}
+
 // bounding is what the chart's container may have, without some.
 func bounding(t *testing.T, without ...corev1.Capability) string {
 	t.Helper()
@@ -75,6 +87,7 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 	}
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.PoolMode} {
 		t.Run(string(mode), func(t *testing.T) {
+			shareNamespaces(t)
 			dir := contained(t, bounding(t))
 			l := harness.RaiseQuick(t, mode, lab.Options{
 				Nodes: 1, InstanceType: "t3.small", BinDir: dir, Pools: pools[mode], DaemonArgs: append(slices.Clone(prompt), "--sysctl-dir="+dir+"/sysctls"),
