@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -105,6 +107,43 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 			harness.Settle(t, l)
 			harness.RemoveAll(t, n)
 			harness.Settle(t, l)
+		})
+	}
+}
+
+// Without any of them, or with /proc/sys as a container has it, something is refused.
+func TestEachCapabilityOfTheChartIsNeeded(t *testing.T) {
+	shareNamespaces(t)
+	dir := contained(t, bounding(t))
+	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
+		Nodes: 1, InstanceType: "t3.small", BinDir: dir, DaemonArgs: append(slices.Clone(prompt), "--sysctl-dir="+dir+"/sysctls"),
+	})
+	n := l.Nodes()[0]
+	for _, tt := range []struct {
+		without corev1.Capability
+		args    []string
+		says    string
+	}{
+		{"NET_ADMIN", nil, "operation not permitted"},
+		{"SYS_ADMIN", nil, "operation not permitted"},
+		{"NET_RAW", nil, "operation not permitted"},
+		{"", []string{"--sysctl-dir=/proc/sys"}, "read-only file system"},
+	} {
+		harness.OK(t, n.Kill())
+		harness.OK(t, os.WriteFile(filepath.Join(dir, "capabilities"), []byte(bounding(t, tt.without)), 0o600))
+		harness.OK(t, ns.Do(n.Netns, func() error { // something to set
+			return ns.SetSysctls(ns.Sysctl{Name: "net/ipv4/ip_forward", Value: "0"})
+		}))
+		begun, err := os.Stat(n.LogFile())
+		harness.OK(t, err)
+		harness.OK(t, n.Start(tt.args...))
+		harness.Eventually(t, patience, fmt.Sprintf("without %s, %v: %s", tt.without, tt.args, tt.says), func() error {
+			_ = harness.AddOnce(t, n, "p")
+			text, err := os.ReadFile(n.LogFile())
+			if err != nil || !strings.Contains(string(text[begun.Size():]), tt.says) {
+				return errors.Join(errors.New(n.LogTail(20)), err)
+			}
+			return nil
 		})
 	}
 }
