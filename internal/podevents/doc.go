@@ -16,9 +16,9 @@ package podevents
 
 // What berthd may do in the Kubernetes API of node mode: write Events and read
 // none. An admission policy narrows it to those of Pods that name its own node
-// (deploy/node-mode). The sources of the other modes generate their roles with
-// this one in it.
+// (templates/admission/podevents.yaml of the chart). The sources of the other modes
+// generate their roles with this one in it.
 //
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
-//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../deploy/node-mode/rbac/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../deploy/chart/files/rbac/node/berthd
