@@ -1,5 +1,7 @@
 package podevents
 
+import "slices"
+
 // Kind is what kind of news it is.
 type Kind int
 
@@ -31,6 +33,15 @@ var forms = map[Kind]form{
 	NoAddress:       {"NoAddress", "AssignAddress", true},
 	NetworkFailed:   {"NetworkNotSetUp", "SetUpNetwork", true},
 	Attached:        {"AddressAssigned", "AssignAddress", false},
+}
+
+// Reasons are those of all Events that a Teller writes, in order.
+func Reasons() (reasons []string) {
+	for _, f := range forms {
+		reasons = append(reasons, f.reason)
+	}
+	slices.Sort(reasons)
+	return reasons
 }
 
 // passing are causes of a wait that are over by themselves, usually: nobody is
