@@ -11,7 +11,7 @@ func TestNotes(t *testing.T) {
 		news News
 		want string
 	}{
-		{newsOf("a", NoAddress, "subnet-full"), `no address is free [subnet-full] Give Berth a further subnet, or free addresses. (docs/troubleshoot.md, "No address")`},
+		{newsOf("a", NoAddress, "cooling"), `no address is free [cooling] They are free within the cooling period, by themselves. (docs/troubleshoot.md, "No address")`},
 		{newsOf("a", NoAddress, "no-object"), `no address is free [no-object] (docs/troubleshoot.md, "A pod waits")`},
 		{newsOf("a", NoAddress, "of-a-newer-operator"), `no address is free [of-a-newer-operator] (docs/troubleshoot.md, "A pod stays in ContainerCreating")`},
 		{

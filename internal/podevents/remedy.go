@@ -38,22 +38,21 @@ const (
 	seeSpec      = "Correct spec.eni of the node's NodeNetwork."
 	seeNodes     = "See whether Node and NodeNetwork are of one instance."
 	largerNode   = "Run fewer pods on the node, take a larger instance type, or use prefixes."
-	moreSubnets  = "Give Berth a further subnet, or free addresses."
 	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
 )
 
 // remedies by cause. TestEveryCauseHasARemedy finds the causes in the code.
 var remedies = map[string]Remedy{
 	// The node's addresses.
-	"subnet-full":           {moreSubnets, inNoAddress},
-	"eni-limit":             {largerNode, inNoAddress},
-	"first-interface-index": {"Lower first-interface-index.", inNoAddress},
-	"max-pods":              {"Run fewer pods on the node, or raise Berth's max-pods or max-allocate.", inNoAddress},
+	"subnet-full":           {"", inNoAddress},
+	"eni-limit":             {"", inNoAddress},
+	"first-interface-index": {"", inNoAddress},
+	"max-pods":              {"", inNoAddress},
 	"cooling":               {"They are free within the cooling period, by themselves.", inNoAddress},
-	"throttled":             {"Berth repeats the call at the rate that EC2 grants; ask AWS for a higher one if this lasts.", inNoAddress},
-	"permission":            {"Give Berth the rights that it is installed with.", inNoAddress},
-	"unreachable":           {"See whether the node reaches what the message names.", inNoAddress},
-	"refused":               {"Correct the setting that the message names.", inNoAddress},
+	"throttled":             {"", inNoAddress},
+	"permission":            {"", inNoAddress},
+	"unreachable":           {"", inNoAddress},
+	"refused":               {"", inNoAddress},
 	"not-ready":             {seeDaemon, inNoAddress},
 	"growing":               {nothing, inNoAddress},
 	"starting":              {wait, inNoAddress},
@@ -87,7 +86,7 @@ var remedies = map[string]Remedy{
 	"not-written":            {"Install roles, policies and kinds of the operator's version.", inOperator},
 
 	// Address pools.
-	"pool-exhausted":     {"Append a subnet to the AddressPool, or wait until a node returns a block.", inPools},
+	"pool-exhausted":     {"", inPools},
 	"pool-overlaps":      {correctPools, inPools},
 	"pool-invalid":       {correctPools, inPools},
 	"pool-deleted":       {correctPools, inPools},

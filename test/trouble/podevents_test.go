@@ -47,7 +47,6 @@ func TestPodIsToldByEvents(t *testing.T) {
 			if events := podEvents(t, l, "first"); len(events) != 0 {
 				t.Errorf("the pod that waited for nothing was told %v", events)
 			}
-			harness.Settle(t, l)
 		})
 	}
 }
