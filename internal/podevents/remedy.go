@@ -98,6 +98,7 @@ var remedies = map[string]Remedy{
 	"pool-unknown":       {"", inPoolWaits},
 	"namespace-unknown":  {"See whether the node reaches the API server.", inPoolWaits},
 	"annotations-untold": {"", inPoolWaits},
+	"pool-unsupported":   {"", inNoAddress},
 	"pod-unnamed":        {"Use a container runtime that tells the pod's name.", inPoolWaits},
 
 	// What is not for want of an address.
