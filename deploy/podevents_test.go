@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -90,6 +91,37 @@ func TestDaemonTellsPods(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Without Events, node mode has no token and no rights. With an operator a daemon
+// needs its token for other things.
+func TestNodeModeWithoutEvents(t *testing.T) {
+	for _, c := range []struct {
+		mode    string
+		setting any
+		token   bool
+	}{
+		{deploy.NodeMode, nil, true}, {deploy.NodeMode, "auto", true}, {deploy.NodeMode, true, true},
+		{deploy.NodeMode, false, false}, {deploy.NodeMode, "false", false}, {deploy.PoolMode, false, true},
+	} {
+		release := deploy.InMode(c.mode, "test")
+		if c.setting != nil {
+			release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": c.setting}}
+		}
+		objects, err := deploy.Render(release)
+		harness.OK(t, err)
+		daemons, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
+		harness.OK(t, err)
+		account, err := deploy.Get[corev1.ServiceAccount](objects, "ServiceAccount", "berthd")
+		harness.OK(t, err)
+		pod := daemons.Spec.Template.Spec.AutomountServiceAccountToken
+		if mounted := pod == nil && account.AutomountServiceAccountToken == nil; mounted != c.token {
+			t.Errorf("mode %s with pod-events %v: token mounted: %v", c.mode, c.setting, mounted)
+		}
+		if bound := len(objects.Of("ClusterRoleBinding")) > 0; bound != c.token {
+			t.Errorf("mode %s with pod-events %v: bound to a role: %v", c.mode, c.setting, bound)
+		}
 	}
 }
 
