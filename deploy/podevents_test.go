@@ -94,19 +94,19 @@ func TestDaemonTellsPods(t *testing.T) {
 	}
 }
 
-// Without Events, node mode has no token and no rights. With an operator a daemon
-// needs its token for other things.
+// Without Events, node mode has no token and no rights, and so it is on Kubernetes
+// whose tokens name no node. With an operator a daemon needs its token for other things.
 func TestNodeModeWithoutEvents(t *testing.T) {
 	for _, c := range []struct {
-		mode    string
-		setting any
-		token   bool
+		mode, setting, version string
+		token                  bool
 	}{
-		{deploy.NodeMode, nil, true}, {deploy.NodeMode, "auto", true}, {deploy.NodeMode, true, true},
-		{deploy.NodeMode, false, false}, {deploy.NodeMode, "false", false}, {deploy.PoolMode, false, true},
+		{deploy.NodeMode, "", "", true}, {deploy.NodeMode, "auto", "", true}, {deploy.NodeMode, "always", "v1.32.0", true},
+		{deploy.NodeMode, "never", "", false}, {deploy.NodeMode, "", "v1.31.4", false}, {deploy.PoolMode, "never", "", true},
 	} {
 		release := deploy.InMode(c.mode, "test")
-		if c.setting != nil {
+		release.Kubernetes = c.version
+		if c.setting != "" {
 			release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": c.setting}}
 		}
 		objects, err := deploy.Render(release)
@@ -117,11 +117,19 @@ func TestNodeModeWithoutEvents(t *testing.T) {
 		harness.OK(t, err)
 		pod := daemons.Spec.Template.Spec.AutomountServiceAccountToken
 		if mounted := pod == nil && account.AutomountServiceAccountToken == nil; mounted != c.token {
-			t.Errorf("mode %s with pod-events %v: token mounted: %v", c.mode, c.setting, mounted)
+			t.Errorf("%+v: token mounted: %v", c, mounted)
 		}
-		if bound := len(objects.Of("ClusterRoleBinding")) > 0; bound != c.token {
-			t.Errorf("mode %s with pod-events %v: bound to a role: %v", c.mode, c.setting, bound)
+		for _, kind := range []string{"ClusterRoleBinding", "ValidatingAdmissionPolicy"} {
+			if there := len(objects.Of(kind)) > 0; there != c.token {
+				t.Errorf("%+v: a %s: %v", c, kind, there)
+			}
 		}
+	}
+	release := deploy.InMode(deploy.NodeMode, "test")
+	release.Kubernetes = "v1.31.4"
+	release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": "always"}}
+	if _, err := deploy.Render(release); err == nil || !strings.Contains(err.Error(), "pod-events: always needs Kubernetes 1.32 or later") {
+		t.Errorf("Events on Kubernetes 1.31: %v", err)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 // mode the Kubernetes API is needed for nothing else, so that one out of reach is a
 // reason to do without, unless the settings ask for it.
 func (n *node) podEvents() (*podevents.Teller, error) {
-	if n.cfg.PodEvents == "false" {
+	if n.cfg.PodEvents == config.PodEventsNever {
 		return nil, nil
 	}
 	writer, err := kubeapi.NewPodEvents(n.cfg.Kubeconfig)

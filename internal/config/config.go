@@ -21,9 +21,12 @@ const (
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
 )
 
-// PodEventsAuto is the value of pod-events by which Events are written wherever the
-// Kubernetes API is used or in reach.
-const PodEventsAuto = "auto"
+// The values of pod-events.
+const (
+	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
+	PodEventsAlways = "always"
+	PodEventsNever  = "never"
+)
 
 // Config is every setting of berthd, parsed and checked.
 type Config struct {
@@ -100,7 +103,7 @@ type Config struct {
 	// Watching
 	IntrospectionAddr string
 	MetricsAddr       string
-	PodEvents         string // PodEventsAuto, "true" or "false"
+	PodEvents         string // PodEventsAuto, PodEventsAlways or PodEventsNever
 	Pprof             bool
 	LogLevel          string
 	LogFormat         string
@@ -179,7 +182,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == "false", "--kubeconfig has no use with --ipam=eni and --pod-events=false: node mode uses the Kubernetes API for Events only"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
