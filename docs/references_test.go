@@ -62,6 +62,7 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 var others = map[string]string{
 	"multus-conf-file": "Multus",
 	"build-arg":        "docker", "server-side": "kubectl", "tags": "git", "always": "git", "output": "aws",
+	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }

@@ -21,6 +21,13 @@ const (
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
 )
 
+// The values of pod-events.
+const (
+	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
+	PodEventsAlways = "always"
+	PodEventsNever  = "never"
+)
+
 // Config is every setting of berthd, parsed and checked.
 type Config struct {
 	// Node
@@ -97,6 +104,7 @@ type Config struct {
 	// Watching
 	IntrospectionAddr string
 	MetricsAddr       string
+	PodEvents         string // PodEventsAuto, PodEventsAlways or PodEventsNever
 	Pprof             bool
 	LogLevel          string
 	LogFormat         string
@@ -177,7 +185,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "", "--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},

@@ -8,6 +8,22 @@
 {{- if hasKey (include "berth.mode" . | fromYaml) "operator" }}true{{ end -}}
 {{- end -}}
 
+{{/*
+Not empty where berthd uses the Kubernetes API: in node mode for Events of Pods only,
+unless it is told not to, and where a token says of which node it is.
+*/}}
+{{- define "berth.daemonUsesAPI" -}}
+{{- $tells := index .Values.daemon.settings "pod-events" | default "auto" -}}
+{{- if include "berth.hasOperator" . -}}
+true
+{{- else if eq $tells "never" -}}
+{{- else if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version -}}
+true
+{{- else if eq $tells "always" -}}
+{{- fail (printf "daemon.settings.pod-events: always needs Kubernetes 1.32 or later, whose tokens name the node of their pod, and this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels of an object; of a program's if a name is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}
