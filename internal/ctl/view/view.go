@@ -22,6 +22,16 @@ func WriteJSON(w io.Writer, v any) error {
 	return err
 }
 
+// WriteLine writes a value as a line of JSON.
+func WriteLine(w io.Writer, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, printableJSON(string(text)))
+	return err
+}
+
 // WriteYAML writes a value as YAML, with the fields that it has in JSON.
 func WriteYAML(w io.Writer, v any) error {
 	text, err := yaml.Marshal(v)
