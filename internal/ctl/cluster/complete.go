@@ -3,14 +3,12 @@ package cluster
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/berthnet/berth/api/v1alpha1"
 )
 
 // Completion asks for names only, and not for long.
@@ -19,27 +17,25 @@ const (
 	completeMost   = 1000
 )
 
-// names lists the names of a kind, without their contents. Trouble is silence:
-// there is nobody to tell.
-func (p *program) names(ctx context.Context, kind metav1.TypeMeta, opts ...client.ListOption) (out []string) {
+// names lists the names of what is at a path, without its contents. Trouble is
+// silence: there is nobody to tell.
+func (p *program) names(ctx context.Context, path string) (out []string) {
 	ctx, cancel := context.WithTimeout(ctx, completeWithin)
 	defer cancel()
 	a, err := p.connect()
 	if err != nil {
 		return nil
 	}
-	list := &metav1.PartialObjectMetadataList{TypeMeta: kind}
-	if err := a.List(ctx, list, append(opts, client.Limit(completeMost))...); err != nil {
+	var list metav1.PartialObjectMetadataList
+	req := a.rest.Get().AbsPath(path).Param("limit", strconv.Itoa(completeMost)).
+		SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
+	if err := into(ctx, req, &list); err != nil {
 		return nil
 	}
 	for _, o := range list.Items {
 		out = append(out, o.Name)
 	}
 	return out
-}
-
-func kindOf(version, kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: version, Kind: kind + "List"}
 }
 
 func starting(names []string, with string) ([]string, cobra.ShellCompDirective) {
@@ -51,16 +47,16 @@ func (p *program) completeNode(cmd *cobra.Command, args []string, typed string) 
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return starting(p.names(cmd.Context(), kindOf("v1", "Node")), typed)
+	return starting(p.names(cmd.Context(), nodesPath), typed)
 }
 
 func (p *program) completePool(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-	names := p.names(cmd.Context(), kindOf(v1alpha1.GroupVersion.String(), "AddressPool"))
+	names := p.names(cmd.Context(), poolsPath)
 	return starting(slices.DeleteFunc(names, func(n string) bool { return slices.Contains(args, n) }), typed)
 }
 
 func (p *program) completeNamespace(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	return starting(p.names(cmd.Context(), kindOf("v1", "Namespace")), typed)
+	return starting(p.names(cmd.Context(), namespacesPath), typed)
 }
 
 func (p *program) completeContext(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -82,7 +78,7 @@ func (p *program) completePod(cmd *cobra.Command, args []string, typed string) (
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	pods := func(ns, prefix string) (out []string) {
-		for _, n := range p.names(cmd.Context(), kindOf("v1", "Pod"), client.InNamespace(ns)) {
+		for _, n := range p.names(cmd.Context(), podsPath(ns)) {
 			out = append(out, prefix+n)
 		}
 		return out
@@ -94,7 +90,7 @@ func (p *program) completePod(cmd *cobra.Command, args []string, typed string) (
 	if ns, err := p.namespace(); err == nil {
 		all = pods(ns, "")
 	}
-	for _, ns := range p.names(cmd.Context(), kindOf("v1", "Namespace")) {
+	for _, ns := range p.names(cmd.Context(), namespacesPath) {
 		all = append(all, ns+"/")
 	}
 	names, directive := starting(all, typed)

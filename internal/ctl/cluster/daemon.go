@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
@@ -157,10 +156,9 @@ func (d daemon) facts() diagnose.Daemon {
 	return diagnose.Daemon{Pod: "-n " + d.pod.Namespace + " " + d.pod.Name, Mode: d.mode, Ready: d.ready, Why: d.why}
 }
 
-// daemonsIn are the pods of berthd.
-func (p *program) daemonPods(ctx context.Context, a *api, opts ...client.ListOption) map[string]daemon {
-	opts = append(opts, client.InNamespace(p.daemons), client.MatchingLabels{nameLabel: daemonName})
-	return daemonsOf(a.pods(ctx, "pods of berthd in "+p.daemons, opts...))
+// daemonPods are the pods of berthd, of one node or all, by node.
+func (p *program) daemonPods(ctx context.Context, a *api, node string) map[string]daemon {
+	return daemonsOf(a.berthPods(ctx, p.daemons, daemonName, node))
 }
 
 // Operator is how berth-operator does.
@@ -184,5 +182,5 @@ func operatorOf(pods []corev1.Pod) Operator {
 }
 
 func (p *program) operatorPods(ctx context.Context, a *api) []corev1.Pod {
-	return a.pods(ctx, "pods of berth-operator in "+p.daemons, client.InNamespace(p.daemons), client.MatchingLabels{nameLabel: operatorName})
+	return a.berthPods(ctx, p.daemons, operatorName, "")
 }

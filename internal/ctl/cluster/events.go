@@ -12,9 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
@@ -82,17 +79,15 @@ line then.`,
 
 // readEvents lists Berth's events, and from which version on to watch.
 func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) bool) (Events, string) {
-	list := &corev1.EventList{}
 	out := Events{Events: []Event{}}
-	version := ""
-	for _, e := range all(ctx, a, "Events", list, func(l *corev1.EventList) []corev1.Event { return l.Items }, client.InNamespace(namespace)) {
+	list, version := a.events(ctx, namespace, "", "")
+	for _, e := range list {
 		if ofBerth(e) {
 			if e := eventOf(e); keep(e) {
 				out.Events = append(out.Events, e)
 			}
 		}
 	}
-	version = list.ResourceVersion
 	slices.SortStableFunc(out.Events, func(a, b Event) int { return cmp.Or(a.Last.Compare(b.Last), cmp.Compare(a.Object, b.Object)) })
 	out.Unread = append([]string{}, a.unread...)
 	return out, version
@@ -170,7 +165,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		return fmt.Errorf("could not be read: %s", strings.Join(list.Unread, "; "))
 	}
 	for cmd.Context().Err() == nil {
-		err := watchEvents(cmd.Context(), a, namespace, &version, func(e corev1.Event) error {
+		err := watch(cmd.Context(), a, eventsIn(namespace), nil, &version, func(e corev1.Event) error {
 			if is := eventOf(e); ofBerth(e) && keep(is) {
 				return tell(is)
 			}
@@ -183,33 +178,6 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 			version = "" // from now on
 		case err != nil:
 			return fmt.Errorf("follow events: %w", err)
-		}
-	}
-	return nil
-}
-
-// watchEvents watches from a version on until the server ends the watch, and
-// keeps the version.
-func watchEvents(ctx context.Context, a *api, namespace string, version *string, each func(corev1.Event) error) error {
-	w, err := a.Watch(ctx, &corev1.EventList{}, client.InNamespace(namespace),
-		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: *version, AllowWatchBookmarks: true}, Namespace: namespace})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	for e := range w.ResultChan() {
-		if e.Type == watch.Error {
-			return apierrors.FromObject(e.Object)
-		}
-		o, ok := e.Object.(*corev1.Event)
-		if !ok {
-			continue
-		}
-		*version = o.ResourceVersion
-		if e.Type == watch.Added || e.Type == watch.Modified {
-			if err := each(*o); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -14,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
@@ -34,12 +33,12 @@ func forwarder(cfg *rest.Config) (Dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client for port forwarding: %w", err)
 	}
-	target, err := rest.RESTClientForConfigAndClient(withCodec(cfg), &http.Client{Transport: transport})
+	target, err := restClient(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make a client for port forwarding: %w", err)
+		return nil, err
 	}
 	return func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
-		url := target.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+		url := target.Post().AbsPath(podsPath(pod.Namespace) + join(pod.Name) + "/portforward").URL()
 		// As kubectl: by WebSocket, or by SPDY where the server or a proxy has only that.
 		web, err := portforward.NewSPDYOverWebsocketDialer(url, cfg)
 		if err != nil {
@@ -55,13 +54,6 @@ func forwarder(cfg *rest.Config) (Dialer, error) {
 		}
 		return openStream(streams, port)
 	}, nil
-}
-
-func withCodec(cfg *rest.Config) *rest.Config {
-	cfg = rest.CopyConfig(cfg)
-	cfg.APIPath, cfg.GroupVersion = "/api", &corev1.SchemeGroupVersion
-	cfg.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	return cfg
 }
 
 // dialWithin dials until ctx ends, which the library's own dialling does not know.

@@ -8,10 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/introspect"
@@ -54,9 +51,6 @@ not answer. Ends with 2 when something is not well.`,
 	return cmd
 }
 
-// onNode selects the pods of a node.
-func onNode(name string) client.ListOption { return client.MatchingFields{"spec.nodeName": name} }
-
 func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, error) {
 	a, err := p.connect()
 	if err != nil {
@@ -65,11 +59,11 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	if err := a.reach(ctx); err != nil {
 		return NodeDetails{}, err
 	}
-	node := one[corev1.Node](ctx, a, "Nodes", client.ObjectKey{Name: name})
-	network := one[v1alpha1.NodeNetwork](ctx, a, "NodeNetworks", client.ObjectKey{Name: name})
+	node := a.node(ctx, name)
+	network := a.network(ctx, name)
 	f := nodeFacts{name: name, now: p.Now(), node: node.Value, network: network.Value,
 		nodesUnread: node.Unread != "", networksUnread: network.Unread != ""}
-	if d, ok := p.daemonPods(ctx, a, onNode(name))[name]; ok {
+	if d, ok := p.daemonPods(ctx, a, name)[name]; ok {
 		f.daemon = &d
 	}
 	f.podsUnread = isUnread(a.unread, "pods of berthd")
@@ -77,8 +71,8 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 		return NodeDetails{}, fmt.Errorf("there is no Node %q", name)
 	}
 	if f.daemon == nil || f.daemon.mode == diagnose.PoolMode {
-		f.blocks = a.blocks(ctx, client.MatchingLabels{v1alpha1.LabelNode: v1alpha1.NodeLabel(name)})
-		f.requests = a.requests(ctx, client.MatchingFields{"spec.nodeName": name})
+		f.blocks = a.blocks(ctx, name)
+		f.requests = a.requests(ctx, name)
 	}
 	d := NodeDetails{Conditions: []introspect.Condition{}, Requests: []string{}, Events: []Event{}}
 	if f.daemon != nil {
@@ -107,7 +101,8 @@ func (p *program) nodeDetails(ctx context.Context, name string) (NodeDetails, er
 	for _, r := range f.requests {
 		d.Requests = append(d.Requests, r.Name)
 	}
-	for _, e := range a.events(ctx, client.MatchingFields{"involvedObject.kind": "Node", "involvedObject.name": name}) {
+	events, _ := a.events(ctx, "", "Node", name)
+	for _, e := range events {
 		if ofBerth(e) {
 			d.Events = append(d.Events, eventOf(e))
 		}

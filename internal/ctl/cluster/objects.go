@@ -2,146 +2,108 @@ package cluster
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"slices"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
-// page is how many objects a request asks for.
-const page = 500
+// Where kinds are.
+const (
+	nodesPath      = "/api/v1/nodes"
+	namespacesPath = "/api/v1/namespaces"
+	eventsPath     = "/api/v1/events"
+	berthPath      = "/apis/berth.dev/v1alpha1"
+	networksPath   = berthPath + "/nodenetworks"
+	poolsPath      = berthPath + "/addresspools"
+	blocksPath     = berthPath + "/addressblocks"
+	requestsPath   = berthPath + "/blockrequests"
+	leasesPath     = "/apis/coordination.k8s.io/v1/namespaces"
+)
 
-// api reads objects. What may not be read, or not now, is noted and missing from
-// what is shown; all else goes on.
-type api struct {
-	client.WithWatch
-	unread []string
-}
+func podsPath(namespace string) string { return namespacesPath + join(namespace) + "/pods" }
 
-func (p *program) connect() (*api, error) {
-	cfg, err := p.config()
-	if err != nil {
-		return nil, err
+// eventsIn is the path of a namespace's events, or of all.
+func eventsIn(namespace string) string {
+	if namespace == "" {
+		return eventsPath
 	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, err
-	}
-	c, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: mapper()})
-	if err != nil {
-		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
-	}
-	return &api{WithWatch: c}, nil
-}
-
-// mapper knows the kinds that are read, so that no request is spent to find out.
-func mapper() meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper(nil)
-	for _, kind := range []string{"Node", "Namespace"} {
-		m.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeRoot)
-	}
-	for _, kind := range []string{"Pod", "Event"} {
-		m.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeNamespace)
-	}
-	m.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
-	for _, kind := range []string{"NodeNetwork", "AddressPool", "AddressBlock", "BlockRequest"} {
-		m.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
-	}
-	return m
-}
-
-// all lists every object of a kind, by pages. None is also what a cluster has that
-// lacks the kind, as one in node mode does.
-func all[T any, L client.ObjectList](ctx context.Context, a *api, what string, list L, items func(L) []T, opts ...client.ListOption) (out []T) {
-	token, again := "", true
-	for {
-		err := a.List(ctx, list, append(slices.Clone(opts), client.Limit(page), client.Continue(token))...)
-		switch {
-		case err == nil:
-		case apierrors.IsResourceExpired(err) && again: // the list took minutes: once more, from its start
-			token, again, out = "", false, nil
-			continue
-		case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
-			return nil
-		default:
-			a.note(what, err)
-			return out
-		}
-		out = append(out, items(list)...)
-		if token = list.GetContinue(); token == "" {
-			return out
-		}
-	}
-}
-
-// one reads an object that may not be there.
-func one[T any, O interface {
-	*T
-	client.Object
-}](ctx context.Context, a *api, what string, key client.ObjectKey) diagnose.Fact[T] {
-	var v T
-	switch err := a.Get(ctx, key, O(&v)); {
-	case err == nil:
-		return diagnose.Of(v)
-	case apierrors.IsNotFound(err) || meta.IsNoMatchError(err):
-		return diagnose.Fact[T]{}
-	default:
-		return diagnose.Unread[T](a.note(what, err))
-	}
-}
-
-// note keeps why something could not be read.
-func (a *api) note(what string, err error) string {
-	why := fmt.Sprintf("%s: %v", what, err)
-	if !slices.Contains(a.unread, why) {
-		a.unread = append(a.unread, why)
-	}
-	return why
-}
-
-// reach is nil if the API server answers: a table of what could not be read
-// is no answer.
-func (a *api) reach(ctx context.Context) error {
-	err := a.Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
-	if status := apierrors.APIStatus(nil); err == nil || errors.As(err, &status) && !apierrors.IsUnauthorized(err) {
-		return nil
-	}
-	return fmt.Errorf("ask the Kubernetes API: %w", err)
+	return namespacesPath + join(namespace) + "/events"
 }
 
 func (a *api) nodes(ctx context.Context) []corev1.Node {
-	return all(ctx, a, "Nodes", &corev1.NodeList{}, func(l *corev1.NodeList) []corev1.Node { return l.Items })
+	list, _ := all[corev1.Node](ctx, a, "Nodes", nodesPath, nil)
+	return list
 }
 
-func (a *api) pods(ctx context.Context, what string, opts ...client.ListOption) []corev1.Pod {
-	return all(ctx, a, what, &corev1.PodList{}, func(l *corev1.PodList) []corev1.Pod { return l.Items }, opts...)
+func (a *api) node(ctx context.Context, name string) diagnose.Fact[corev1.Node] {
+	return one[corev1.Node](ctx, a, "Nodes", nodesPath+join(name))
 }
 
-func (a *api) nodeNetworks(ctx context.Context) []v1alpha1.NodeNetwork {
-	return all(ctx, a, "NodeNetworks", &v1alpha1.NodeNetworkList{}, func(l *v1alpha1.NodeNetworkList) []v1alpha1.NodeNetwork { return l.Items })
+func (a *api) pod(ctx context.Context, namespace, name string) diagnose.Fact[corev1.Pod] {
+	return one[corev1.Pod](ctx, a, "pods", podsPath(namespace)+join(name))
+}
+
+func (a *api) namespace(ctx context.Context, name string) diagnose.Fact[corev1.Namespace] {
+	return one[corev1.Namespace](ctx, a, "namespaces", namespacesPath+join(name))
+}
+
+// pods of Berth, by the name in their label; of one node, or of all.
+func (a *api) berthPods(ctx context.Context, namespace, name, node string) []corev1.Pod {
+	q := query{"labelSelector": nameLabel + "=" + name}
+	if node != "" {
+		q["fieldSelector"] = "spec.nodeName=" + node
+	}
+	list, _ := all[corev1.Pod](ctx, a, "pods of "+name, podsPath(namespace), q)
+	return list
+}
+
+func (a *api) networks(ctx context.Context) []v1alpha1.NodeNetwork {
+	list, _ := all[v1alpha1.NodeNetwork](ctx, a, "NodeNetworks", networksPath, nil)
+	return list
+}
+
+func (a *api) network(ctx context.Context, node string) diagnose.Fact[v1alpha1.NodeNetwork] {
+	return one[v1alpha1.NodeNetwork](ctx, a, "NodeNetworks", networksPath+join(node))
 }
 
 func (a *api) pools(ctx context.Context) []v1alpha1.AddressPool {
-	return all(ctx, a, "AddressPools", &v1alpha1.AddressPoolList{}, func(l *v1alpha1.AddressPoolList) []v1alpha1.AddressPool { return l.Items })
+	list, _ := all[v1alpha1.AddressPool](ctx, a, "AddressPools", poolsPath, nil)
+	return list
 }
 
-func (a *api) blocks(ctx context.Context, opts ...client.ListOption) []v1alpha1.AddressBlock {
-	return all(ctx, a, "AddressBlocks", &v1alpha1.AddressBlockList{}, func(l *v1alpha1.AddressBlockList) []v1alpha1.AddressBlock { return l.Items }, opts...)
+// blocks of one node, or of all.
+func (a *api) blocks(ctx context.Context, node string) []v1alpha1.AddressBlock {
+	q := query{}
+	if node != "" {
+		q["labelSelector"] = v1alpha1.LabelNode + "=" + v1alpha1.NodeLabel(node)
+	}
+	list, _ := all[v1alpha1.AddressBlock](ctx, a, "AddressBlocks", blocksPath, q)
+	return list
 }
 
-func (a *api) requests(ctx context.Context, opts ...client.ListOption) []v1alpha1.BlockRequest {
-	return all(ctx, a, "BlockRequests", &v1alpha1.BlockRequestList{}, func(l *v1alpha1.BlockRequestList) []v1alpha1.BlockRequest { return l.Items }, opts...)
+// requests of one node, or of all.
+func (a *api) requests(ctx context.Context, node string) []v1alpha1.BlockRequest {
+	q := query{}
+	if node != "" {
+		q["fieldSelector"] = "spec.nodeName=" + node
+	}
+	list, _ := all[v1alpha1.BlockRequest](ctx, a, "BlockRequests", requestsPath, q)
+	return list
 }
 
-func (a *api) events(ctx context.Context, opts ...client.ListOption) []corev1.Event {
-	return all(ctx, a, "Events", &corev1.EventList{}, func(l *corev1.EventList) []corev1.Event { return l.Items }, opts...)
+func (a *api) lease(ctx context.Context, namespace string) diagnose.Fact[coordinationv1.Lease] {
+	return one[coordinationv1.Lease](ctx, a, "Leases", leasesPath+join(namespace)+"/leases"+join(leaseName))
+}
+
+// events of a namespace or all, about one object or all, and from which version
+// on there are others.
+func (a *api) events(ctx context.Context, namespace, kind, name string) (list []corev1.Event, version string) {
+	q := query{}
+	if name != "" {
+		q["fieldSelector"] = "involvedObject.kind=" + kind + ",involvedObject.name=" + name
+	}
+	return all[corev1.Event](ctx, a, "Events", eventsIn(namespace), q)
 }

@@ -10,9 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/introspect"
@@ -81,7 +79,7 @@ func (p *program) podDetails(ctx context.Context, namespace, name string) (PodDe
 	if err := a.reach(ctx); err != nil {
 		return PodDetails{}, err
 	}
-	pod := one[corev1.Pod](ctx, a, "pods", client.ObjectKey{Namespace: namespace, Name: name})
+	pod := a.pod(ctx, namespace, name)
 	switch {
 	case pod.Unread != "":
 		return PodDetails{}, fmt.Errorf("could not be read: %s", pod.Unread)
@@ -118,13 +116,13 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 		return f, nil
 	}
 	node := pod.Spec.NodeName
-	f.Events = a.events(ctx, client.InNamespace(pod.Namespace), client.MatchingFields{"involvedObject.kind": "Pod", "involvedObject.name": pod.Name})
+	f.Events, _ = a.events(ctx, pod.Namespace, "Pod", pod.Name)
 	f.Events = slices.DeleteFunc(f.Events, func(e corev1.Event) bool { // of an earlier pod of the name
 		return e.InvolvedObject.UID != "" && e.InvolvedObject.UID != pod.UID
 	})
 	slices.SortStableFunc(f.Events, func(x, y corev1.Event) int { return diagnose.EventTime(x).Compare(diagnose.EventTime(y)) })
-	f.Node = one[corev1.Node](ctx, a, "Node "+node, client.ObjectKey{Name: node})
-	daemons := p.daemonPods(ctx, a, onNode(node))
+	f.Node = a.node(ctx, node)
+	daemons := p.daemonPods(ctx, a, node)
 	d, ok := daemons[node]
 	switch {
 	case ok:
@@ -142,11 +140,11 @@ func (p *program) facts(ctx context.Context, a *api, pod *corev1.Pod) (diagnose.
 	}
 	switch mode {
 	case diagnose.OperatorMode:
-		f.NodeNetwork = one[v1alpha1.NodeNetwork](ctx, a, "NodeNetwork "+node, client.ObjectKey{Name: node})
+		f.NodeNetwork = a.network(ctx, node)
 	case diagnose.PoolMode:
-		f.Namespace = one[corev1.Namespace](ctx, a, "Namespace "+pod.Namespace, client.ObjectKey{Name: pod.Namespace})
+		f.Namespace = a.namespace(ctx, pod.Namespace)
 		f.Pools = listFact(a, "AddressPools", a.pools(ctx))
-		f.Requests = listFact(a, "BlockRequests", a.requests(ctx, client.MatchingFields{"spec.nodeName": node}))
+		f.Requests = listFact(a, "BlockRequests", a.requests(ctx, node))
 	case diagnose.NodeMode:
 	}
 	if mode != diagnose.NodeMode {

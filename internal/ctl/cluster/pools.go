@@ -35,7 +35,7 @@ which nodes have their blocks. Ends with 2 when a pool is not well.`,
 				return err
 			}
 			ctx := cmd.Context()
-			o := objects{pools: a.pools(ctx), blocks: a.blocks(ctx), requests: a.requests(ctx)}
+			o := objects{pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, "")}
 			all := poolsOf(o)
 			list := Pools{Pools: all, Unread: append([]string{}, a.unread...)}
 			if len(args) > 0 {

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
@@ -104,12 +102,12 @@ func (p *program) read(ctx context.Context) (objects, error) {
 		return objects{}, err
 	}
 	o := objects{
-		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a),
-		networks: a.nodeNetworks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx), requests: a.requests(ctx),
+		now: p.Now(), nodes: a.nodes(ctx), daemons: p.daemonPods(ctx, a, ""),
+		networks: a.networks(ctx), pools: a.pools(ctx), blocks: a.blocks(ctx, ""), requests: a.requests(ctx, ""),
 	}
 	if slices.ContainsFunc(slices.Collect(maps.Values(o.daemons)), func(d daemon) bool { return d.mode != diagnose.NodeMode }) {
 		o.operators = p.operatorPods(ctx, a)
-		o.lease = one[coordinationv1.Lease](ctx, a, "Lease "+leaseName, client.ObjectKey{Namespace: p.daemons, Name: leaseName})
+		o.lease = a.lease(ctx, p.daemons)
 	}
 	o.unread = a.unread
 	return o, ctx.Err()
