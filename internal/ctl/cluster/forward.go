@@ -13,10 +13,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // Dialer opens a connection to a port at the loopback address of a pod's node.
@@ -40,12 +40,12 @@ func forwarder(cfg *rest.Config) (Dialer, error) {
 	return func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
 		url := target.Post().AbsPath(podsPath(pod.Namespace) + join(pod.Name) + "/portforward").URL()
 		// As kubectl: by WebSocket, or by SPDY where the server or a proxy has only that.
-		web, err := portforward.NewSPDYOverWebsocketDialer(url, cfg)
+		web, err := portforward.NewSPDYOverWebsocketDialerForStreaming(url, cfg)
 		if err != nil {
 			return nil, err
 		}
-		old := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
-		both := portforward.NewFallbackDialer(web, old, func(err error) bool {
+		old := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+		both := portforward.NewFallbackDialerForStreaming(web, old, func(err error) bool {
 			return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 		})
 		streams, err := dialWithin(ctx, both)

@@ -163,7 +163,7 @@ func head(p *view.Printer, s Status) {
 	}
 	p.Printf("Berth in %s mode: %s\n", cmp.Or(strings.Join(modes, " and "), "no known"), verdict)
 	t := s.Totals
-	p.Printf("%s, %d without trouble; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "of no version"))
+	p.Printf("%s, %d without trouble; berthd %s\n", view.Count(t.Nodes, "node"), t.Healthy, cmp.Or(strings.Join(versions, ", "), "of no known version"))
 	if o := s.Operator; o != nil {
 		p.Printf("Operator: %d of %s ready; the leader is %s\n", o.Ready, view.Count(o.Pods, "pod"), cmp.Or(o.Leader, "not known"))
 	}

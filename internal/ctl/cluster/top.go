@@ -32,7 +32,7 @@ type Subnet struct {
 	Nodes     int    `json:"nodes"`
 	ENIs      int    `json:"enis"`
 	Addresses int    `json:"addresses"` // of pods, warm, cooling or to be given back
-	Used      int    `json:"used"`      // of pods, or cooling
+	Used      int    `json:"used"`      // of pods
 }
 
 // ENI is one interface of a node.
@@ -181,7 +181,9 @@ func (t *Top) addNetwork(o *objects, i int, told map[string]bool, subnet func(st
 		has[at.Resource] += size(a)
 	}
 	for _, u := range n.Status.IPAM.Used {
-		used[u.Resource]++
+		if !u.Cooling {
+			used[u.Resource]++
+		}
 	}
 	here := map[string]bool{}
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
@@ -223,6 +225,7 @@ func writeTop(p *view.Printer, t Top, most int, wide bool) {
 	for _, n := range first(t.Nodes, most) {
 		nodes.Add(append(append([]string{n.Name, percent(n.Used+n.Cooling, n.Capacity)}, n.Counts.cells()...), strconv.Itoa(n.Capacity), strconv.Itoa(n.Blocks))...)
 	}
+	some := false
 	section := func(title string, all int, g *view.Grid) {
 		if all == 0 {
 			return
@@ -230,13 +233,18 @@ func writeTop(p *view.Printer, t Top, most int, wide bool) {
 		if all > most {
 			title += fmt.Sprintf(" (%d of %d)", most, all)
 		}
-		p.Section(title, g, "")
+		if some {
+			p.Printf("\n")
+		}
+		some = true
+		p.Printf("%s\n", view.Toned{Text: title, Tone: view.Title})
+		p.Table(g, "")
 	}
 	section("Subnets", len(t.Subnets), subnets)
 	section("ENIs", len(t.ENIs), enis)
 	section("Pools", len(t.Pools), poolGrid(first(t.Pools, most), wide))
 	section("Nodes", len(t.Nodes), nodes)
-	if len(t.Subnets)+len(t.ENIs)+len(t.Pools)+len(t.Nodes) == 0 {
+	if !some {
 		p.Printf("No node has told of addresses.\n")
 	}
 	unread(p, t.Unread)

@@ -4,12 +4,14 @@
 package view
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"time"
 
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 // WriteJSON writes a value as indented JSON.
@@ -34,14 +36,48 @@ func WriteLine(w io.Writer, v any) error {
 
 // WriteYAML writes a value as YAML, with the fields that it has in JSON.
 func WriteYAML(w io.Writer, v any) error {
-	text, err := yaml.Marshal(v)
+	text, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	// The library escapes what is not printable in strings, which makes them
-	// quoted ones; this is for what it lets through.
-	_, err = fmt.Fprint(w, printableJSON(string(text)))
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	var fields any
+	if err := dec.Decode(&fields); err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	enc.CompactSeqIndent()
+	if err := errors.Join(enc.Encode(numbers(fields)), enc.Close()); err != nil {
+		return err
+	}
+	// The library escapes most of what is not printable, in quoted strings; this
+	// is for what it lets through.
+	_, err = fmt.Fprint(w, printableJSON(out.String()))
 	return err
+}
+
+// numbers makes the numbers in a value of JSON some of YAML.
+func numbers(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if n, err := v.Int64(); err == nil {
+			return n
+		}
+		f, _ := v.Float64()
+		return f
+	case []any:
+		for i := range v {
+			v[i] = numbers(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = numbers(v[k])
+		}
+	}
+	return v
 }
 
 // Age is how long ago since was at the moment now: "5s", "3m", "2h10m", "4d".
