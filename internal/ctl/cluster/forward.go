@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,13 +102,13 @@ func openStream(streams httpstream.Connection, port uint16) (net.Conn, error) {
 		return nil, errors.Join(fmt.Errorf("open the stream of errors: %w", err), streams.Close())
 	}
 	_ = failed.Close() // nothing is written to it
-	headers.Set(corev1.StreamType, corev1.StreamTypeData)
-	data, err := streams.CreateStream(headers)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open the stream of data: %w", err), streams.Close())
-	}
-	c := &forwarded{Stream: data, streams: streams, told: make(chan struct{})}
+	c := &forwarded{streams: streams, told: make(chan struct{})}
 	go c.listen(failed)
+	headers.Set(corev1.StreamType, corev1.StreamTypeData)
+	if c.Stream, err = streams.CreateStream(headers); err != nil {
+		err = c.because(err)
+		return nil, errors.Join(fmt.Errorf("port forwarding: %w", err), streams.Close())
+	}
 	return c, nil
 }
 
@@ -138,14 +139,17 @@ func (c *forwarded) Read(b []byte) (int, error) {
 	if err == nil || n > 0 {
 		return n, err
 	}
+	return n, c.because(err)
+}
+
+// because is the kubelet's refusal where there is one, or else err.
+func (c *forwarded) because(err error) error {
 	select {
 	case <-c.told:
-		if c.refusal != nil {
-			return 0, c.refusal
-		}
+		return cmp.Or(c.refusal, err)
 	case <-time.After(refusalPatience):
+		return err
 	}
-	return n, err
 }
 
 // refusalPatience is for what a kubelet says after it closed the data.
