@@ -106,7 +106,11 @@ func all[T any](ctx context.Context, a *api, what, path string, q query) (out []
 }
 
 func into(ctx context.Context, req *rest.Request, v any) error {
-	body, err := req.Do(ctx).Raw()
+	result := req.Do(ctx)
+	if err := result.Error(); err != nil { // with the server's own words, which Raw lacks
+		return err
+	}
+	body, err := result.Raw()
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -32,10 +33,18 @@ func (c *connection) loader() clientcmd.ClientConfig {
 }
 
 // namespace is the one of --namespace, or else of the context, or else "default".
-func (c *connection) namespace() (string, error) {
-	ns, _, err := c.loader().Namespace()
+func (p *program) namespace() (string, error) {
+	if p.Config != nil {
+		return cmp.Or(p.overrides.Context.Namespace, "default"), nil
+	}
+	ns, _, err := p.loader().Namespace()
+	if clientcmd.IsEmptyConfig(err) {
+		return "", errNoCluster
+	}
 	return ns, err
 }
+
+var errNoCluster = errors.New("no cluster is configured: set --kubeconfig or KUBECONFIG")
 
 // config is how to reach the API server. Requests are paced by what asks, not
 // by the client.
@@ -44,7 +53,7 @@ func (p *program) config() (*rest.Config, error) {
 	if cfg == nil {
 		var err error
 		if cfg, err = p.loader().ClientConfig(); clientcmd.IsEmptyConfig(err) {
-			return nil, errors.New("no cluster is configured: set --kubeconfig or KUBECONFIG")
+			return nil, errNoCluster
 		} else if err != nil {
 			return nil, fmt.Errorf("read the kubeconfig: %w", err)
 		}
