@@ -40,7 +40,9 @@ func (o *output) Set(s string) error {
 func (o *output) register(cmd *cobra.Command) {
 	*o = asTable
 	cmd.Flags().VarP(o, "output", "o", "form of the output")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(outputs, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("output", func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return starting(slices.Clone(outputs), typed)
+	})
 }
 
 // show prints a value as the flag asks, tables by table.
