@@ -28,7 +28,19 @@ func called(args []string) (cmd *cobra.Command, name string, rest []string) {
 	case "kubectl_complete-berth":
 		return cluster.New(cluster.Options{}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
 	default:
-		return ctl.New(), "berthctl", args[1:]
+		cmd := ctl.New()
+		cmd.AddCommand(reference())
+		return cmd, "berthctl", args[1:]
+	}
+}
+
+//go:generate sh -c "go run . kubectl-reference > ../../docs/reference/kubectl-berth.md"
+
+// reference prints the page of `kubectl berth`.
+func reference() *cobra.Command {
+	return &cobra.Command{
+		Use: "kubectl-reference", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.WriteReference(cmd.OutOrStdout()) },
 	}
 }
 

@@ -172,8 +172,7 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 			return nil
 		})
 		switch {
-		case cmd.Context().Err() != nil:
-			return nil // interrupted, as it is meant to
+		case cmd.Context().Err() != nil: // interrupted, as it is meant to
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 			version = "" // from now on
 		case err != nil:
