@@ -79,6 +79,10 @@ func sandboxFailed(ago time.Duration, message string) corev1.Event {
 	return corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", LastTimestamp: metav1.NewTime(now.Add(-ago)), Message: message}
 }
 
+func toldByDaemon(reason, message string) corev1.Event {
+	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, ReportingController: "berthd", EventTime: metav1.NewMicroTime(now.Add(-time.Second)), Message: message}
+}
+
 const kubelet = `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox "5f2c": `
 
 func TestPod(t *testing.T) {
@@ -175,6 +179,22 @@ func TestPod(t *testing.T) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)}
 		}, Waiting, "in vain: no subnet that this node may use"},
+		{"berthd tells why it waits", waits(NodeMode), func(f *Facts) {
+			f.Document.Value.LastError = "of another pod"
+			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
+		{"berthd told that there was none", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")}
+		}, Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd told that the ADD failed", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")}
+		}, Refused, "the kernel refused a step [kernel]"},
+		{"worked since, before a new sandbox", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")}
+		}, NotAsked, ""},
 		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
 		}, Waiting, "every ENI"},

@@ -18,21 +18,45 @@ const recent = 5 * time.Minute
 // noAddress begins what the plugin says when no address came in time.
 const noAddress = "no address for the pod: "
 
-// saidOfSandbox is the last that was told of the pod's sandbox: the plugin's words
-// out of the kubelet's event, or else the kubelet's; empty if nothing was lately.
-func saidOfSandbox(f Facts) (words string, plugins bool) {
+// speaker is who told of a pod's sandbox.
+type speaker int
+
+const (
+	nobody  speaker = iota // lately
+	berthd                 // in an Event of its own
+	plugin                 // in the kubelet's
+	runtime                // likewise, and not by Berth's plugin
+)
+
+// waitingReasons are berthd's Events of ADDs that wait for an address or for the
+// node, or did so in vain; its others tell of ADDs that failed or worked.
+var waitingReasons = map[string]bool{"WaitingForAddress": true, "WaitingForNetwork": true, "NoAddress": true}
+
+// saidOfSandbox is the last that was told of the pod's sandbox, and whether that
+// is of an ADD that waits.
+func saidOfSandbox(f Facts) (words string, by speaker, waits bool) {
 	for i := len(f.Events) - 1; i >= 0; i-- {
 		e := f.Events[i]
-		if e.Reason != "FailedCreatePodSandBox" || f.Now.Sub(EventTime(e)) > recent {
+		if f.Now.Sub(EventTime(e)) > recent {
+			continue
+		}
+		if cmp.Or(e.ReportingController, e.Source.Component) == "berthd" {
+			if e.Reason == "AddressAssigned" {
+				return "", nobody, false
+			}
+			return e.Message, berthd, waitingReasons[e.Reason]
+		}
+		if e.Reason != "FailedCreatePodSandBox" {
 			continue
 		}
 		if _, after, ok := strings.Cut(e.Message, `plugin type="berth"`); ok {
 			_, said, _ := strings.Cut(after, ": ")
-			return said, true
+			words, waits = strings.CutPrefix(said, noAddress)
+			return words, plugin, waits
 		}
-		return e.Message, false
+		return e.Message, runtime, false
 	}
-	return "", false
+	return "", nobody, false
 }
 
 // EventTime is when an event was last seen.
@@ -49,11 +73,11 @@ func EventTime(e corev1.Event) time.Time {
 
 // refused is about an ADD that failed for another reason than that it waited.
 func refused(f Facts) *Diagnosis {
-	said, plugins := saidOfSandbox(f)
-	if said == "" || strings.HasPrefix(said, noAddress) || isWaiting(f) {
+	said, by, waits := saidOfSandbox(f)
+	if by == nobody || waits || isWaiting(f) {
 		return nil
 	}
-	if !plugins {
+	if by == runtime {
 		return trouble(Refused, "The node's runtime could not make the pod's sandbox: "+said,
 			"If it names another plugin, see to that one, or to network configurations on the node that sort before Berth's.", seeSandbox)
 	}
@@ -64,18 +88,21 @@ func isWaiting(f Facts) bool { return f.View.Value != nil && len(f.View.Value.Wa
 
 // waiting is about a pod whose ADD waits for an address, or did so in vain.
 func waiting(f Facts) *Diagnosis {
-	why := whyShort(f)
+	said, by, waits := saidOfSandbox(f)
 	if isWaiting(f) {
+		why := whyShort(f)
+		if by == berthd && waits {
+			why = said // of this pod
+		}
 		since := f.View.Value.Waiting[0].Since
 		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
 			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is on its way")),
 			"Nothing, if it takes seconds: addresses are on their way. Else see to what it names; the kubelet tries again by itself.", seeOf(f))
 	}
-	said, _ := saidOfSandbox(f)
-	if !strings.HasPrefix(said, noAddress) {
+	if !waits {
 		return nil
 	}
-	return trouble(Waiting, "The pod waited for an address in vain: "+strings.TrimPrefix(said, noAddress),
+	return trouble(Waiting, "The pod waited for an address in vain: "+said,
 		"See to what it names; the kubelet tries again by itself.", seeOf(f))
 }
 
