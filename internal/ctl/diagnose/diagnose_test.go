@@ -195,6 +195,10 @@ func TestPod(t *testing.T) {
 			idle(f)
 			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")}
 		}, NotAsked, ""},
+		{"waits again", waits(NodeMode), func(f *Facts) {
+			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}
+		}, Waiting, "for 7s: every ENI is full"},
 		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
 			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
 		}, Waiting, "every ENI"},

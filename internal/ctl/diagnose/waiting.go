@@ -88,11 +88,11 @@ func isWaiting(f Facts) bool { return f.View.Value != nil && len(f.View.Value.Wa
 
 // waiting is about a pod whose ADD waits for an address, or did so in vain.
 func waiting(f Facts) *Diagnosis {
-	said, by, waits := saidOfSandbox(f)
+	said, _, waits := saidOfSandbox(f)
 	if isWaiting(f) {
 		why := whyShort(f)
-		if by == berthd && waits {
-			why = said // of this pod
+		if waits { // and that was said of this pod
+			why = said
 		}
 		since := f.View.Value.Waiting[0].Since
 		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
