@@ -215,10 +215,11 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 }
 
 // The configuration for those who install by hand is the one that berthd
-// installs, but for what it says of the daemon's socket and time-out.
+// installs, but for what it says of the daemon's socket and time-out, and in a CNI
+// version that goes with any runtime and any plugins.
 func TestConflistIsTheInstalledOne(t *testing.T) {
 	cfg := load(t, corev1.Container{})
-	want, err := install.Network{CNIVersion: cfg.CNIVersion, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
+	want, err := install.Network{CNIVersions: []string{"1.0.0"}, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,6 +106,8 @@ type Config struct {
 	CNIConfDir  string
 	CNIConfName string
 	CNIPlugin   string
+	CNIVolatile bool
+	CNIBundle   string // empty: beside berthd
 	CNIVersion  string
 	CNINetwork  string
 	CNIChain    []string

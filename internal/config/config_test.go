@@ -64,7 +64,7 @@ func TestDefaults(t *testing.T) {
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
-		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
