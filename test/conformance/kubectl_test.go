@@ -33,7 +33,7 @@ import (
 // lab's processes.
 func berthPods(t *testing.T, l *lab.Lab, ipam string) {
 	t.Helper()
-	make := func(name, of, on string) {
+	object := func(name, of, on string) {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, Labels: map[string]string{"app.kubernetes.io/name": of}},
 			Spec: corev1.PodSpec{NodeName: on, HostNetwork: true, Containers: []corev1.Container{{
@@ -46,9 +46,9 @@ func berthPods(t *testing.T, l *lab.Lab, ipam string) {
 		harness.OK(t, l.Kube.Client.Status().Update(ctx, p))
 	}
 	for _, n := range l.Nodes() {
-		make("berthd-of-"+n.Name, "berthd", n.Name)
+		object("berthd-of-"+n.Name, "berthd", n.Name)
 	}
-	make("berth-operator-0", "berth-operator", l.Nodes()[0].Name)
+	object("berth-operator-0", "berth-operator", l.Nodes()[0].Name)
 }
 
 // berth runs kubectl berth, whose port forwarding leads into the nodes' namespaces
