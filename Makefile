@@ -52,6 +52,7 @@ build: ## Build the programs into bin/
 	@hack/slowly.sh "Downloading Go modules" go list -deps $(PACKAGES) >/dev/null
 	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes about three minutes on two cores)" \
 		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
+	@[ ! -e bin/berthctl ] || for name in kubectl-berth kubectl_complete-berth; do ln -sf berthctl bin/$$name; done
 
 .PHONY: chart
 chart: ## Package the Helm chart of this version into dist/
