@@ -31,6 +31,7 @@ type FrontOptions struct {
 	Monitoring    net.Listener // for metrics and probes; optional
 	Pprof         bool         // profiles on Introspection
 	Socket        string       // path of Plugin's socket, beside which the heartbeat is
+	Settings      introspect.Settings
 	Metrics       *Metrics
 	Clock         clock.Clock
 	Log           *slog.Logger
@@ -234,6 +235,7 @@ func (f *Front) introspectionHandler() http.Handler {
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
+	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, f.Settings) })
 	f.handleProbes(mux) // whatever becomes of Monitoring: Kubernetes asks here
 	if f.Pprof {
 		web.HandleProfiles(mux)
