@@ -14,6 +14,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	if err := ctl.New().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "berthctl:", err)
 		os.Exit(1)

@@ -25,6 +25,8 @@ func TestText(t *testing.T) {
 		"slog, escaped":        {`msg="got {\"password\":\"planted\",\"node\":\"a\"}" n=1`, `\"node\":\"a\"`},
 		"json":                 {`{"level":"INFO","clientSecret":"planted","node":"a"}`, `"node":"a"`},
 		"json, escaped quote":  {`{"password":"planted\"planted","node":"a"}`, `"node":"a"`},
+		"json, truncated":      {`{"node":"a","password":"planted planted`, `"node":"a"`},
+		"json, cut after sep":  {`{"node":"a","deep":"{\"password\":\"planted planted`, `"node":"a"`},
 		"yaml":                 {"  password: planted with planted words\n  user: a", "user: a"},
 		"yaml list":            {"- token: planted\n  name: a", "name: a"},
 		"flag":                 {"berthd --api-key planted --node=a", "--node=a"},

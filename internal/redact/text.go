@@ -48,15 +48,20 @@ var (
 	upper     = regexp.MustCompile(`[A-Z]`)
 	lower     = regexp.MustCompile(`[a-z]`)
 
-	yamlLine   = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*?)(\s*)$`)
-	assignment = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)(\\*["']?\s*[:=]\s*)(\\+"[^"]*"|"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"',;&}\])]+)`)
+	yamlLine   = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
+	assignment = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)(\\*["']?\s*[:=]\s*)(\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
 	flagValue  = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(["']?,?\s+["']?)([^\s"',-][^\s"',]*)`)
 	// mayName is in every name that Secret takes for one of a secret.
 	mayName = regexp.MustCompile(`(?i)pass|secret|token|key|auth|cookie|cred|docker|pwd|psk|signature|bindpw`)
 )
 
-// Line is one line without secrets.
+// Line is one line without secrets. It may end with a newline.
 func Line(s string) string {
+	text := strings.TrimRight(s, "\r\n")
+	return line(text) + s[len(text):]
+}
+
+func line(s string) string {
 	for _, form := range byForm {
 		s = form.ReplaceAllString(s, "${1}"+Mark)
 	}
@@ -82,7 +87,7 @@ func Line(s string) string {
 		return s
 	}
 	if m := yamlLine.FindStringSubmatch(s); m != nil && Secret(m[2]) && isValue(m[3]) && !strings.HasPrefix(m[3], `"`) {
-		return m[1] + Mark + m[4]
+		return m[1] + Mark
 	}
 	return flags(named(s))
 }
@@ -104,7 +109,7 @@ func named(s string) string {
 		case !isValue(inner):
 			return m
 		}
-		return name + sep + quote + Mark + quote
+		return name + sep + quote + Mark + value[len(quote)+len(inner):]
 	})
 }
 

@@ -1,0 +1,98 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+)
+
+// program is berthctl in the image of berthd.
+const program = "/berthctl"
+
+// maxSaid is how much of what the program says besides its bundle is kept.
+const maxSaid = 16 << 10
+
+// node adds the bundle that the berthctl of a node's daemon pod makes.
+func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error {
+	pod, ok := k.daemons()[node]
+	switch {
+	case !ok && k.noPods != nil:
+		return fmt.Errorf("which pod is berthd's is not known: %w", k.noPods)
+	case !ok:
+		return fmt.Errorf("no pod with %s=%s is on it: run berthctl support-bundle on the node itself", nameLabel, daemonName)
+	case pod.Status.Phase != corev1.PodRunning:
+		return fmt.Errorf("pod %s/%s of berthd is %s: run berthctl support-bundle on the node itself", pod.Namespace, pod.Name, pod.Status.Phase)
+	}
+	args := []string{
+		program, "support-bundle", "--local", "--output=-", "--since=" + k.Since.String(), "--timeout=" + k.Timeout.String(), "--max-file-size=" + k.FileSize,
+	}
+	r, w := io.Pipe()
+	said := &bounded{most: maxSaid}
+	ended := make(chan error, 1)
+	go func() {
+		err := k.exec(ctx, pod, args, w, said)
+		_ = w.CloseWithError(err)
+		ended <- err
+	}()
+	err := s.Copy("nodes/"+node, r)
+	_ = r.CloseWithError(errors.New("no more is wanted")) // ends the program if it goes on
+	execErr := <-ended
+	switch {
+	case err == nil:
+		return nil
+	case execErr != nil && !errors.Is(execErr, io.ErrClosedPipe) && ctx.Err() == nil:
+		err = fmt.Errorf("running %s in pod %s/%s: %w", program, pod.Namespace, pod.Name, execErr)
+	}
+	if text := strings.TrimSpace(said.String()); text != "" {
+		err = fmt.Errorf("%w; it says: %s", err, text)
+	}
+	return err
+}
+
+// exec runs a program in berthd's container, by WebSocket, or by SPDY where the server
+// or a proxy has only that.
+func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, said io.Writer) error {
+	container := daemonName
+	if len(pod.Spec.Containers) == 1 {
+		container = pod.Spec.Containers[0].Name
+	}
+	url := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
+		Container: container, Command: args, Stdout: true, Stderr: true,
+	}, scheme.ParameterCodec).URL()
+	web, err := remotecommand.NewWebSocketExecutor(k.cfg, "GET", url.String())
+	if err != nil {
+		return err
+	}
+	old, err := remotecommand.NewSPDYExecutor(k.cfg, "POST", url)
+	if err != nil {
+		return err
+	}
+	both, err := remotecommand.NewFallbackExecutor(web, old, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+	if err != nil {
+		return err
+	}
+	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: said})
+}
+
+// bounded keeps the beginning of what is written.
+type bounded struct {
+	bytes.Buffer
+	most int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	b.Buffer.Write(p[:max(0, min(len(p), b.most-b.Len()))])
+	return len(p), nil
+}
