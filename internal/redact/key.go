@@ -11,7 +11,7 @@ var (
 	// atEnd makes it one at its end.
 	atEnd = []string{
 		"secret", "token", "accesskey", "accesskeyid", "keydata", "authorization", "auth", "cookie", "credential", "credentials",
-		"dockerconfigjson", "dockercfg", "pwd", "psk", "sessionkey", "signature", "xamzcredential", "bindpw",
+		"dockerconfigjson", "dockercfg", "pwd", "psk", "sessionkey", "signature",
 	}
 	// notAtEnd: such a name is that of a place, or of a thing that has the secret.
 	notAtEnd = []string{"file", "path", "name", "dir", "ref", "seconds", "length", "len", "count", "type", "policy"}

@@ -2,6 +2,7 @@ package redact
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -31,28 +32,32 @@ func privateKeys(s string) string {
 	return keyRest.ReplaceAllString(keyBlock.ReplaceAllString(s, Mark), Mark)
 }
 
-// byForm are secrets wherever they stand; $1 is kept.
-var byForm = []*regexp.Regexp{
-	regexp.MustCompile(`(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}`),
-	regexp.MustCompile(`(?i)(\bauthorization\\*["']?\s*[:=]\s*\\*["'\[]*)(?:(?:bearer|basic|digest|negotiate|token|aws4-hmac-sha256)\s+)?[^\s"'\\,\]]+(?:\s*[A-Za-z]+=[^\s"',]+,?)*`),
-	regexp.MustCompile(`()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?`),
-	regexp.MustCompile(`()\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}\b`),
-	regexp.MustCompile(`()\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|AIza|hvs\.|AGE-SECRET-KEY-1|sk-(?:live|test|proj)-)[A-Za-z0-9_-]{12,}`),
+// form is a secret that is known wherever it stands; $1 is kept.
+type form struct {
+	parts []string // in lower case: a line with none of them has no such secret
+	re    *regexp.Regexp
+}
+
+var byForm = []form{
+	{[]string{"bearer"}, regexp.MustCompile(`(?i)(\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}`)},
+	{[]string{"authorization"}, regexp.MustCompile(`(?i)(\bauthorization\\*["']?\s*[:=]\s*\\*["'\[]*)(?:(?:bearer|basic|digest|negotiate|token|aws4-hmac-sha256)\s+)?[^\s"'\\,\]]+(?:\s*[A-Za-z]+=[^\s"',]+,?)*`)},
+	{[]string{"eyj"}, regexp.MustCompile(`()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)?`)},
+	{[]string{"akia", "asia", "abia", "acca"}, regexp.MustCompile(`()\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}\b`)},
+	{
+		[]string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "aiza", "hvs.", "age-secret-key-1", "sk-"},
+		regexp.MustCompile(`()\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|AIza|hvs\.|AGE-SECRET-KEY-1|sk-(?:live|test|proj)-)[A-Za-z0-9_-]{12,}`),
+	},
 }
 
 var (
-	userinfo  = regexp.MustCompile(`://[^/\s"'<>]*@(sha256:)?`)
-	bootstrap = regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`) // kubeadm's tokens
-	base64Run = regexp.MustCompile(`[A-Za-z0-9+/=]{40,}`)
-	digit     = regexp.MustCompile(`[0-9]`)
-	upper     = regexp.MustCompile(`[A-Z]`)
-	lower     = regexp.MustCompile(`[a-z]`)
+	userinfo = regexp.MustCompile(`://[^/\s"'<>]*@(sha256:)?`)
 
 	yamlLine   = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
 	assignment = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)(\\*["']?\s*[:=]\s*)(\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
 	flagValue  = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(["']?,?\s+["']?)([^\s"',-][^\s"',]*)`)
-	// mayName is in every name that Secret takes for one of a secret.
-	mayName = regexp.MustCompile(`(?i)pass|secret|token|key|auth|cookie|cred|docker|pwd|psk|signature|bindpw`)
+	// nameParts has one of each name that Secret takes for one of a secret, whatever
+	// joins its other parts.
+	nameParts = []string{"pass", "secret", "token", "key", "auth", "cookie", "cred", "docker", "pwd", "psk", "signature"}
 )
 
 // Line is one line without secrets. It may end with a newline.
@@ -62,34 +67,74 @@ func Line(s string) string {
 }
 
 func line(s string) string {
-	for _, form := range byForm {
-		s = form.ReplaceAllString(s, "${1}"+Mark)
+	s = runs(s)
+	lower := strings.ToLower(s)
+	has := func(part string) bool { return strings.Contains(lower, part) }
+	for _, f := range byForm {
+		if slices.ContainsFunc(f.parts, has) {
+			s = f.re.ReplaceAllString(s, "${1}"+Mark)
+		}
 	}
-	s = userinfo.ReplaceAllStringFunc(s, func(m string) string {
-		if strings.HasSuffix(m, "@sha256:") { // the digest of an image
-			return m
-		}
-		return "://" + Mark + "@"
-	})
-	s = bootstrap.ReplaceAllStringFunc(s, func(m string) string {
-		if digit.MatchString(m[:6]) && digit.MatchString(m[7:]) {
-			return Mark
-		}
-		return m
-	})
-	s = base64Run.ReplaceAllStringFunc(s, func(m string) string {
-		if len(m) == 40 && digit.MatchString(m) && upper.MatchString(m) && lower.MatchString(m) { // an AWS secret access key
-			return Mark
-		}
-		return m
-	})
-	if !mayName.MatchString(s) {
+	if has("://") && has("@") {
+		s = userinfo.ReplaceAllStringFunc(s, func(m string) string {
+			if strings.HasSuffix(m, "@sha256:") { // the digest of an image
+				return m
+			}
+			return "://" + Mark + "@"
+		})
+	}
+	if !slices.ContainsFunc(nameParts, has) {
 		return s
 	}
 	if m := yamlLine.FindStringSubmatch(s); m != nil && Secret(m[2]) && isValue(m[3]) && !strings.HasPrefix(m[3], `"`) {
 		return m[1] + Mark
 	}
 	return flags(named(s))
+}
+
+// runs takes out what is a secret by its length and characters alone: a secret access
+// key of AWS, which has 40 of base64, and a bootstrap token of Kubernetes, of 6 and 16
+// joined by a dot.
+func runs(s string) string {
+	var out strings.Builder
+	kept := 0 // up to where s is in out
+	for start := 0; start < len(s); start++ {
+		end := start
+		for end < len(s) && inRun(s[end]) {
+			end++
+		}
+		if run := s[start:end]; isAWSSecret(run) || isBootstrapToken(run) {
+			out.WriteString(s[kept:start] + Mark)
+			kept = end
+		}
+		start = end
+	}
+	if kept == 0 {
+		return s
+	}
+	out.WriteString(s[kept:])
+	return out.String()
+}
+
+func inRun(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '+' || c == '/' || c == '.'
+}
+
+const (
+	digits = "0123456789"
+	lowers = "abcdefghijklmnopqrstuvwxyz"
+	uppers = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+
+func isAWSSecret(s string) bool {
+	s = strings.TrimRight(s, ".")
+	return len(s) == 40 && strings.ContainsAny(s, digits) && strings.ContainsAny(s, lowers) && strings.ContainsAny(s, uppers) && !strings.Contains(s, ".")
+}
+
+func isBootstrapToken(s string) bool {
+	id, secret, ok := strings.Cut(strings.TrimRight(s, "."), ".")
+	return ok && len(id) == 6 && len(secret) == 16 && strings.ContainsAny(id, digits) && strings.ContainsAny(secret, digits) &&
+		strings.Trim(id+secret, digits+lowers) == ""
 }
 
 // named takes out values after a secret's name, also within values.

@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/klog/v2"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
@@ -83,16 +86,28 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 	if err != nil {
 		return err
 	}
+	ctx = klog.NewContext(ctx, logr.Discard()) // what ends a stream is in the error
 	return both.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: out, Stderr: said})
 }
 
-// bounded keeps the beginning of what is written.
+// bounded keeps the beginning of what is written. The library may write on after it has
+// said that the program ended.
 type bounded struct {
-	bytes.Buffer
 	most int
+
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:max(0, min(len(p), b.most-b.Len()))])
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.buf.Write(p[:max(0, min(len(p), b.most-b.buf.Len()))])
 	return len(p), nil
+}
+
+func (b *bounded) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
