@@ -18,13 +18,17 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
@@ -281,6 +285,54 @@ func TestWithoutRights(t *testing.T) {
 	}
 	if len(got["cluster/version.json"]) == 0 {
 		t.Error("what may be read is not there")
+	}
+}
+
+// TestRightsThatAreDocumented are all that a bundle of everything needs, but for what
+// kubelets serve.
+func TestRightsThatAreDocumented(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
+	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot.md"))
+	harness.OK(t, err)
+	_, text, _ := strings.Cut(string(page), "```yaml\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: berth-support}\n")
+	text, _, _ = strings.Cut(text, "```")
+	role := &rbacv1.ClusterRole{}
+	harness.OK(t, yaml.Unmarshal([]byte(text), role))
+	role.Name = "berth-support"
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: "supporter"}}}
+	c := harness.KubeClient(t)
+	for _, o := range []client.Object{role, binding} {
+		harness.OK(t, c.Create(t.Context(), o))
+		t.Cleanup(func() { harness.OK(t, c.Delete(context.Background(), o)) })
+	}
+	cfg, err := harness.ControlPlane.ConfigFor("supporter", "system:authenticated")
+	harness.OK(t, err)
+	harness.Eventually(t, time.Minute, "the role is known", func() error {
+		return harness.KubeClientFor(t, cfg).List(t.Context(), &v1alpha1.BlockRequestList{})
+	})
+	kubeconfig := reach(t, cfg, func(_ context.Context, _ string, _ []string, out, _ io.Writer) int { return nodeBundle(out) })
+	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig)
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, files, said)
+	}
+	data, err := os.ReadFile(files[0])
+	harness.OK(t, err)
+	_, index, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	for _, e := range index.Errors {
+		if e.Part != "kubelet of node-1" && e.Part != "node node-1, routes" {
+			t.Errorf("%s: %s", e.Part, e.Error)
+		}
+	}
+	// Whether a program may be run in a pod is the API server's to say.
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "supporter",
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "create", Resource: "pods", Subresource: "exec"}}}
+	set, err := kubernetes.NewForConfig(harness.ControlPlane.Config())
+	harness.OK(t, err)
+	review, err = set.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+	if err != nil || !review.Status.Allowed {
+		t.Errorf("running programs in pods is not allowed: %v", err)
 	}
 }
 

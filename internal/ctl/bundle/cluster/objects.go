@@ -53,7 +53,7 @@ var kinds = []kind{
 
 // What is read of one kind.
 const (
-	page       = 100 // objects a request
+	page       = 500 // objects a request
 	maxObjects = 20000
 )
 
