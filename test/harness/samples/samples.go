@@ -78,6 +78,17 @@ func check(sample []byte, f Format, seen map[string]bool) error {
 	if err != nil {
 		return fmt.Errorf("read: %w", err)
 	}
+	var v any
+	if err := json.Unmarshal(sample, &v); err != nil {
+		return err
+	}
+	note(v, "", seen)
+	return Within(sample, again)
+}
+
+// Within finds the first value of a JSON document that another does not have at the same
+// place: nil when the other has all of it, and perhaps more.
+func Within(sample, again []byte) error {
 	var was, is any
 	if err := json.Unmarshal(sample, &was); err != nil {
 		return err
@@ -85,13 +96,8 @@ func check(sample []byte, f Format, seen map[string]bool) error {
 	if err := json.Unmarshal(again, &is); err != nil {
 		return fmt.Errorf("written: %w", err)
 	}
-	note(was, "", seen)
-	return Within(was, is)
+	return within(was, is, "")
 }
-
-// Within finds the first value of a decoded JSON document that another does not have at
-// the same place: nil when the other has all of it, and perhaps more.
-func Within(was, is any) error { return within(was, is, "") }
 
 func within(was, is any, at string) error {
 	switch was := was.(type) {
