@@ -15,6 +15,7 @@ module=$1 program=$2
 # slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
+	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni) echo ", which takes some minutes" ;;
 	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
 	esac

@@ -38,7 +38,7 @@ func add(args *skel.CmdArgs) error {
 	}
 	answer, err := conf.call("Add", wire.AddRequest{
 		Attachment: attachmentOf(conf.network, args), Netns: args.Netns, Pod: pod, MTU: uint32(conf.MTU),
-		Annotations: conf.RuntimeConfig.Annotations.known,
+		Annotations: conf.RuntimeConfig.Annotations.known, Pool: conf.Pool,
 	}.Encode())
 	if err != nil {
 		return err

@@ -66,11 +66,12 @@ type Config struct {
 	DeleteOnTermination bool
 
 	// Address pools
-	BlockWatermark     int // percent of a block
-	BlockReleaseDelay  time.Duration
-	BlockClaimInterval time.Duration
-	ExportTable        int
-	WithdrawOnExit     bool
+	BlockWatermark          int // percent of a block
+	BlockReleaseDelay       time.Duration
+	BlockClaimInterval      time.Duration
+	ExportTable             int
+	WithdrawOnExit          bool
+	IgnoreUntoldAnnotations bool
 
 	// Cloud
 	EC2Endpoint  string
@@ -181,6 +182,7 @@ func (c *Config) contradictions() []error {
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
+		{c.IPAM != IPAMPool && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})

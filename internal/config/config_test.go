@@ -232,6 +232,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
 		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
+		"--ignore-untold-annotations":                                             "--ignore-untold-annotations needs --ipam=pool",
 		"--ipam=eni-operator --export-table=7":                                    "--export-table needs --ipam=pool",
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
 		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",

@@ -28,7 +28,11 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 			return fmt.Errorf("add neighbour %s in %s: %w", gw, pod.Netns, err)
 		}
 		for _, r := range podSideRoutes(links.PodIndex, addr) {
-			if err := setPodSideRoute(r, inPod); err != nil {
+			first, err := setPodSideRoute(r, inPod)
+			if err == nil && !first && routeDst(*r).Bits() == 0 {
+				err = routeBySource(r, addr, inPod)
+			}
+			if err != nil {
 				return fmt.Errorf("add route %s in %s: %w", r, pod.Netns, err)
 			}
 		}
@@ -38,26 +42,48 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 
 // laterMetric begins the metrics of the routes of a pod's further interfaces,
 // to which the link's index is added: each interface keeps its own routes and
-// the first one's are preferred.
+// the first one's are preferred. The same number is that of the routing table by
+// which what has the interface's address goes out, and laterMetric the priority of
+// the rules that lead there.
 const laterMetric = 2048
 
 // setPodSideRoute puts a route in place, beside one that another interface of
-// the same pod may have to the same destination.
-func setPodSideRoute(r *netlink.Route, inPod *netlink.Handle) error {
-	err := inPod.RouteAdd(r)
+// the same pod may have to the same destination. first tells that there is none.
+func setPodSideRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
+	err = inPod.RouteAdd(r)
 	if !errors.Is(err, unix.EEXIST) {
-		return err
+		return true, err
 	}
 	routes, err := whole(func() ([]netlink.Route, error) { return inPod.RouteList(nil, familyOf(routeDst(*r).Addr())) })
 	if err != nil {
-		return err
+		return false, err
 	}
+	first = true
 	for _, other := range routes {
-		if routeDst(other) == routeDst(*r) && other.LinkIndex != r.LinkIndex {
+		if routeDst(other) == routeDst(*r) && other.LinkIndex != r.LinkIndex && other.Priority < laterMetric {
+			first = false
 			r.Priority = laterMetric + r.LinkIndex
 		}
 	}
-	return inPod.RouteReplace(r)
+	return first, inPod.RouteReplace(r)
+}
+
+// routeBySource makes packets from a further interface's address leave by it, of
+// which def is the default route: by another interface the node would drop them.
+// When the interface goes, its table goes with it and the rule leads nowhere.
+func routeBySource(def *netlink.Route, addr netip.Addr, inPod *netlink.Handle) error {
+	table := laterMetric + def.LinkIndex
+	own := *def
+	own.Table, own.Priority = table, 0
+	if err := inPod.RouteReplace(&own); err != nil {
+		return err
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Src = familyOf(addr), laterMetric, table, ipNet(hostPrefix(addr))
+	if err := inPod.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add the rule that packets from %s look up table %d: %w", addr, table, err)
+	}
+	return nil
 }
 
 func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle) error {
