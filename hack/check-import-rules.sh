@@ -36,6 +36,9 @@ internal/kubeapi/a.go               k8s.io/client-go/rest               -
 internal/ctl/bundle/x/a.go          k8s.io/client-go/rest               -
 internal/ctl/x.go                   k8s.io/client-go/rest               kubernetes-clients
 internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
+internal/ctl/a.go                   k8s.io/client-go/rest               kubernetes-clients
+internal/ctl/cluster/a.go           k8s.io/client-go/rest               -
+internal/ctl/cluster/b.go           sigs.k8s.io/controller-runtime      kubectl-berth
 internal/source/pool/a.go           k8s.io/client-go/rest               -
 internal/lab/run/kube/a.go           k8s.io/client-go/rest               -
 internal/lab/run/node/a.go           k8s.io/client-go/rest               kubernetes-clients

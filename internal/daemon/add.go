@@ -107,7 +107,7 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)-replyMargin)
 	}
-	wctx, end := d.waits.add(ctx, req.Key)
+	wctx, end := d.waits.add(ctx, req)
 	defer end()
 	wctx, cancel := context.WithTimeout(wctx, wait)
 	defer cancel()

@@ -236,6 +236,13 @@ func (f *Front) introspectionHandler() http.Handler {
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
 	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, f.Settings) })
+	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
+		if d := f.admitted(); d != nil {
+			d.servePod(w, r)
+			return
+		}
+		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
+	})
 	f.handleProbes(mux) // whatever becomes of Monitoring: Kubernetes asks here
 	if f.Pprof {
 		web.HandleProfiles(mux)

@@ -2,7 +2,7 @@
 // node or a cluster, in one archive without secrets.
 //
 //	bundle.go   the command
-//	flags.go    sizes and the way to the API server
+//	flags.go    sizes
 //	archive     the archive: limits, deadlines, what could not be read
 //	local       what there is on a node
 //	cluster     what there is in a cluster, and how its nodes are reached
@@ -19,30 +19,50 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 	"github.com/berthnet/berth/internal/ctl/bundle/cluster"
 	"github.com/berthnet/berth/internal/ctl/bundle/local"
+	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-const long = `Collect logs, settings, metrics, addresses, the kernel's network state, CNI
+const (
+	long = `Collect logs, settings, metrics, addresses, the kernel's network state, CNI
 configuration, records, versions and Kubernetes objects into one tar.gz, without
 secrets as far as they are known for such, to hand to whoever helps.
 
-Without --node and --all it is of the node that it runs on, and needs no API server.
-With them it reads objects and the logs of Berth's pods through the API server, and
-runs itself in the pod of berthd on each of the nodes.
+`
+	ofNode = `Without --node and --all it is of the node that it runs on, and needs no API server.
+With them it`
+	ofCluster   = `It`
+	nodeExample = `  berthctl support-bundle                  # of this node
+  berthctl support-bundle --node node-1    # of a node and its cluster, from anywhere
+  berthctl support-bundle --all --since 2h`
+	clusterExample = `  kubectl berth support-bundle --node node-1
+  kubectl berth support-bundle --all --since 2h`
+	longEnd = ` reads objects and the logs of Berth's pods through the API server, and runs
+/berthctl in the pod of berthd on each of the nodes.
 
 What cannot be read is told, also in errors.txt of the archive, and stops nothing.`
+)
 
 // atOnce is how many parts are collected at a time on a node, where memory is short.
 const atOnce = 4
 
+// Options are for a program that finds its cluster in a way of its own.
+type Options struct {
+	// Config is how to reach the API server. Nil: the command has kubectl's flags
+	// for that, and without --node and --all is of the node that it runs on.
+	Config func() (*rest.Config, error)
+}
+
 // command is what the flags say.
 type command struct {
+	Options
 	local    local.Options
 	cluster  cluster.Options
-	connect  connection
+	flags    connect.Flags
 	output   string
 	file     size
 	total    size
@@ -54,13 +74,14 @@ type command struct {
 }
 
 // New is the command.
-func New() *cobra.Command {
-	c := command{file: 4 << 20, total: 256 << 20}
+func New(o Options) *cobra.Command {
+	c := command{Options: o, file: 4 << 20, total: 256 << 20}
+	scope, example := ofCluster, clusterExample
+	if o.Config == nil {
+		scope, example = ofNode, nodeExample
+	}
 	cmd := &cobra.Command{
-		Use: "support-bundle", Short: "Collect what helps to find out what is wrong", Long: long, Args: cobra.NoArgs,
-		Example: `  berthctl support-bundle                  # of this node
-  berthctl support-bundle --node node-1    # of a node and its cluster, from anywhere
-  berthctl support-bundle --all --since 2h`,
+		Use: "support-bundle", Short: "Collect what helps to find out what is wrong", Long: long + scope + longEnd, Example: example, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -79,7 +100,9 @@ func New() *cobra.Command {
 	f.StringVar(&c.local.CRISocket, "cri-socket", "", "socket of the container runtime (default likewise, or where runtimes usually have it)")
 	f.StringVar(&c.local.Root, "root", "/", "where the node's root file system is mounted, of a container that has it")
 	f.StringVar(&c.cluster.Namespace, "berth-namespace", "", "the namespace of Berth's pods (default any)")
-	c.connect.register(f)
+	if o.Config == nil {
+		c.flags.Register(f)
+	}
 	cmd.MarkFlagsMutuallyExclusive("local", "node", "all")
 	return cmd
 }
@@ -117,6 +140,9 @@ type job func(a *archive.Archive, progress io.Writer) error
 
 // prepare finds out what to collect. Its error is that there is nothing to collect from.
 func (c *command) prepare(ctx context.Context) (scope string, do job, err error) {
+	if !c.all && len(c.nodes) == 0 && !c.isLocal && c.Config != nil {
+		return "", nil, errors.New("say --all, --node NODE, or --local for the node that this runs on")
+	}
 	if !c.all && len(c.nodes) == 0 {
 		host, err := os.Hostname()
 		if err != nil {
@@ -124,13 +150,13 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 		}
 		return plain(host), func(a *archive.Archive, _ io.Writer) error {
 			parts := local.Parts(ctx, c.local)
-			if c.connect.given() { // else the node's objects are left to who has the right
+			if c.flagsGiven() { // else the node's objects are left to who has the right
 				parts = append(parts, c.objects(ctx)...)
 			}
 			return a.Collect(ctx, atOnce, parts)
 		}, nil
 	}
-	cfg, err := c.connect.config()
+	cfg, err := c.config()
 	if err != nil {
 		return "", nil, err
 	}
@@ -147,12 +173,26 @@ func (c *command) prepare(ctx context.Context) (scope string, do job, err error)
 	return scope, func(a *archive.Archive, progress io.Writer) error { return k.Collect(ctx, a, progress) }, nil
 }
 
+// flagsGiven tells whether somebody named a cluster.
+func (c *command) flagsGiven() bool { return c.Config == nil && c.flags.Given() }
+
+func (c *command) config() (*rest.Config, error) {
+	if c.Config != nil {
+		return c.Config()
+	}
+	cfg, err := c.flags.Config()
+	if err != nil {
+		return nil, err
+	}
+	return connect.As("berthctl", cfg), nil
+}
+
 // objects are the cluster's, for a bundle of this node.
 func (c *command) objects(ctx context.Context) []archive.Part {
 	failed := func(err error) []archive.Part {
 		return []archive.Part{{Name: "cluster", Timeout: c.local.Timeout, Collect: func(context.Context, *archive.Sink) error { return err }}}
 	}
-	cfg, err := c.connect.config()
+	cfg, err := c.config()
 	if err != nil {
 		return failed(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -87,6 +88,7 @@ func reach(t *testing.T, cfg *rest.Config, exec func(context.Context, string, []
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	proxy.Transport, err = rest.TransportFor(cfg)
 	harness.OK(t, err)
+	proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server := httptest.NewServer(front{proxy, exec})
 	t.Cleanup(server.Close)
 	return configFor(t, server.URL)
@@ -106,7 +108,7 @@ func run(ctx context.Context, t *testing.T, args ...string) (said string, files 
 	t.Helper()
 	dir := t.TempDir()
 	var out bytes.Buffer
-	cmd := New()
+	cmd := New(Options{})
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetArgs(append([]string{"--output", filepath.Join(dir, "bundle.tar.gz")}, args...))
 	cmd.SetErr(&out)
@@ -207,7 +209,7 @@ func TestCluster(t *testing.T) {
 		"cluster/customresourcedefinitions.yaml":              {"nodenetworks.berth.dev"},
 		"cluster/events.txt":                                  {"FailedCreatePodSandBox: no address stays"},
 		"cluster/events-others.txt":                           {"Pod Pulling"},
-		"nodes/node-1/logs/berthd-node-1/berthd.log":          {"msg=started of=berthd-node-1 previous=\n"},
+		"nodes/node-1/logs/berthd-node-1/berthd.log":          {"msg=started of=berthd-node-1 previous=false\n"},
 		"nodes/node-1/logs/berthd-node-1/berthd.previous.log": {"previous=true"},
 		"nodes/node-1/kernel/routes.txt":                      {"10.0.0.7 dev bth1"},
 		"nodes/node-1/_/_/_/etc/cron.d/x":                     {"x"},
@@ -358,7 +360,7 @@ func TestNothingIsLeft(t *testing.T) {
 	t.Run("a file is there", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "there")
 		harness.OK(t, os.WriteFile(path, []byte("x"), 0o600))
-		cmd := New()
+		cmd := New(Options{})
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs([]string{"--output", path})
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "already exists") {
@@ -368,6 +370,19 @@ func TestNothingIsLeft(t *testing.T) {
 			t.Errorf("%q, %v", data, err)
 		}
 	})
+}
+
+// As a part of kubectl it has that program's way to the cluster, and is of no node unless
+// one is named.
+func TestInKubectl(t *testing.T) {
+	cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	for args, want := range map[string]string{"": "say --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
+		cmd.SetArgs(strings.Fields(args))
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", args, err, want)
+		}
+	}
 }
 
 func TestBadFlags(t *testing.T) {

@@ -19,7 +19,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
@@ -59,8 +60,12 @@ type Cluster struct {
 // that a node is not known.
 func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1 // parts are few at a time
-	cfg.APIPath, cfg.GroupVersion, cfg.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, scheme.Codecs.WithoutConversion()
+	cfg.QPS = -1                  // parts are few at a time
+	scheme := runtime.NewScheme() // and not that of all kinds, which doubles the program
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	cfg.APIPath, cfg.GroupVersion, cfg.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, serializer.NewCodecFactory(scheme).WithoutConversion()
 	core, err := rest.RESTClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
@@ -73,7 +78,7 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	}
 	var pods corev1.PodList
 	k.noPods = core.Get().Resource("pods").NamespaceIfScoped(o.Namespace, o.Namespace != "").
-		VersionedParams(&metav1.ListOptions{LabelSelector: ours}, scheme.ParameterCodec).Do(ctx).Into(&pods)
+		Param("labelSelector", ours).Do(ctx).Into(&pods)
 	k.pods = pods.Items
 	for _, name := range o.Nodes {
 		if _, known := k.daemons()[name]; known {

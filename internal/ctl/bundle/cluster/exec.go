@@ -12,7 +12,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/klog/v2"
 
@@ -69,9 +68,12 @@ func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, 
 	if len(pod.Spec.Containers) == 1 {
 		container = pod.Spec.Containers[0].Name
 	}
-	url := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").VersionedParams(&corev1.PodExecOptions{
-		Container: container, Command: args, Stdout: true, Stderr: true,
-	}, scheme.ParameterCodec).URL()
+	req := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
+		Param("container", container).Param("stdout", "true").Param("stderr", "true")
+	for _, arg := range args {
+		req = req.Param("command", arg)
+	}
+	url := req.URL()
 	web, err := remotecommand.NewWebSocketExecutor(k.cfg, "GET", url.String())
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
 )
@@ -43,10 +42,9 @@ func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod) er
 }
 
 func (k *Cluster) podLog(ctx context.Context, s *archive.Sink, p corev1.Pod, container string, previous bool, name string) error {
-	since, lines := int64(k.Since.Seconds()), s.Most()/lineBytes
-	r, err := k.core.Get().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("log").VersionedParams(&corev1.PodLogOptions{
-		Container: container, Previous: previous, SinceSeconds: &since, TailLines: &lines, Timestamps: true,
-	}, scheme.ParameterCodec).Stream(ctx)
+	r, err := k.core.Get().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("log").
+		Param("container", container).Param("previous", fmt.Sprint(previous)).Param("timestamps", "true").
+		Param("sinceSeconds", fmt.Sprint(int64(k.Since.Seconds()))).Param("tailLines", fmt.Sprint(s.Most()/lineBytes)).Stream(ctx)
 	if err != nil {
 		return err
 	}
