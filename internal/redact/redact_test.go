@@ -47,7 +47,7 @@ func TestText(t *testing.T) {
 		"URL, odd password":    {"http://me:pl@nted@proxy/a planted=1 password=planted", "proxy/a planted=1"},
 		"private key":          {"before\n" + pem + "\nafter", "before\n" + Mark + "\nafter"},
 		"private key, escaped": {`key: "` + strings.ReplaceAll(pem, "\n", `\n`) + `" after`, "after"},
-		"private key, no end":  {"before\n-----BEGIN PRIVATE KEY-----\nplanted\nplanted", "before"},
+		"private key, no end":  {"before\n-----BEGIN PRIVATE KEY-----\nplanted\nand planted", "before"},
 		"private key, its end": {"MIIEowIBAAKCAQEAplanted2\n-----END RSA PRIVATE KEY-----\nafter", "after"},
 		"bootstrap token":      {"join abc1ef.0123456789abcdef --a", "--a"},
 		"GitHub":               {"ghp_abcdefghijklmnopqrstuvwxyz012345 a", " a"},
@@ -113,7 +113,7 @@ func TestDocument(t *testing.T) {
 	for name, in := range map[string]string{
 		"JSON":             `{"plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted"}}],"a":"stays"}`,
 		"truncated JSON":   `{"a":"stays","plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted","policy":`,
-		"kubeconfig":       "kind: Config\nclusters: [{name: stays}]\nusers:\n- name: x\n  user:\n    token: planted\n    client-key-data: |\n      planted\n      planted\n",
+		"kubeconfig":       "kind: Config\nclusters: [{name: stays}]\nusers:\n- name: x\n  user:\n    token: planted\n    client-key-data: |\n      planted\n      and planted\n",
 		"two documents":    "a: stays\n---\npassword:\n- planted\n- planted\n",
 		"shell":            "# stays\nexport TOKEN='planted'\n",
 		"not quite, yaml:": "stays: [\n  token: planted\n",

@@ -60,17 +60,15 @@ type Options struct {
 // command is what the flags say.
 type command struct {
 	Options
-	local    local.Options
-	cluster  cluster.Options
-	flags    connect.Flags
-	output   string
-	file     size
-	total    size
-	nodes    []string
-	all      bool
-	isLocal  bool
-	overall  time.Duration
-	terminal bool // the archive would go to one
+	local   local.Options
+	cluster cluster.Options
+	flags   connect.Flags
+	output  string
+	file    size
+	total   size
+	nodes   []string
+	all     bool
+	isLocal bool
 }
 
 // New is the command.

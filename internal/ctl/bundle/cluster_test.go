@@ -134,26 +134,26 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{
 		{Name: "berthd", Image: "berth-node:dev", Env: env, Args: []string{"--api-token", planted, "--token=" + planted}},
 	}}}
-	make := func(o client.Object) {
+	create := func(o client.Object) {
 		t.Helper()
 		harness.OK(t, c.Create(t.Context(), o))
 		t.Cleanup(func() { _ = client.IgnoreNotFound(c.Delete(context.Background(), o, client.GracePeriodSeconds(0))) })
 	}
-	make(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied},
+	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}})
-	make(&v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: secrets}, Spec: v1alpha1.AddressPoolSpec{Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/24"}}}})
-	make(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
+	create(&v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: secrets}, Spec: v1alpha1.AddressPoolSpec{Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/24"}}}})
+	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
 		Reason: "FailedCreatePodSandBox", Message: "no address stays; Authorization: Bearer " + planted + "1234", Type: "Warning", LastTimestamp: metav1.Now()})
-	make(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e2"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
+	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e2"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
 		Reason: "Pulling", Message: "not shown " + planted, LastTimestamp: metav1.Now()})
 	for name, phase := range phases {
-		make(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: secrets}})
+		create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: secrets}})
 		if phase == "" {
 			continue
 		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd-" + name, Labels: labels}, Spec: *template.Spec.DeepCopy()}
 		pod.Spec.NodeName = name
-		make(pod)
+		create(pod)
 		pod.Status = corev1.PodStatus{Phase: phase, ContainerStatuses: []corev1.ContainerStatus{{Name: "berthd", RestartCount: 1,
 			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
 		harness.OK(t, c.Status().Update(t.Context(), pod))
