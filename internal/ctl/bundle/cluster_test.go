@@ -375,9 +375,9 @@ func TestNothingIsLeft(t *testing.T) {
 // As a part of kubectl it has that program's way to the cluster, and is of no node unless
 // one is named.
 func TestInKubectl(t *testing.T) {
-	cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	for args, want := range map[string]string{"": "say --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
+		cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		cmd.SetArgs(strings.Fields(args))
 		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", args, err, want)
