@@ -54,6 +54,12 @@ build: ## Build the programs into bin/
 		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
 	@[ ! -e bin/berthctl ] || for name in kubectl-berth kubectl_complete-berth; do ln -sf berthctl bin/$$name; done
 
+.PHONY: chart
+chart: ## Package the Helm chart of this version into dist/
+	@mkdir -p dist
+	@version=$(VERSION:v%=%); [[ $$version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$$version; \
+	"$$(hack/tool.sh helm helm)" package deploy/chart --version "$$version" --app-version "$(VERSION)" --destination dist
+
 .PHONY: demo
 demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
 	@hack/deps.sh demo $(filter pool,$(MODE))

@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -34,14 +35,15 @@ subjects:
   - {kind: ServiceAccount, name: another, namespace: kube-system}
 `
 
-// applyManifests applies manifests with policies, where roles refuse nothing.
-func applyManifests(t *testing.T, manifests ...string) {
+// policyKinds are those of admission policies and of what they go by.
+var policyKinds = []string{"ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+// applyPoliciesOf applies the policies of a mode, where roles refuse nothing.
+func applyPoliciesOf(t *testing.T, mode string) {
 	t.Helper()
-	files := fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}
-	for _, name := range manifests {
-		files[name] = &fstest.MapFile{Data: readFile(t, name)}
-	}
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}))
+	objects := render(t, mode).Of(append(policyKinds, "ServiceAccount")...)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
 }
 
 // untilRefused waits until policies refuse each of the writes: the API server goes
@@ -105,9 +107,9 @@ func byPolicy(err error) error {
 	return nil
 }
 
-// bindRoles has the service accounts do what the manifests of a mode give them, and
-// no more, until the test ends.
-func bindRoles(t *testing.T, mode string, manifests ...string) {
+// bindRoles has the service accounts do what the roles of a mode give them, and
+// no more, until the test ends. Policies are applied as well if asked for.
+func bindRoles(t *testing.T, mode string, policies bool) {
 	t.Helper()
 	unbind := func(ctx context.Context, names ...string) {
 		for _, name := range names {
@@ -116,11 +118,11 @@ func bindRoles(t *testing.T, mode string, manifests ...string) {
 		}
 	}
 	unbind(t.Context(), "test-everything")
-	files := fstest.MapFS{}
-	for _, name := range manifests {
-		files[name] = &fstest.MapFile{Data: readFile(t, mode+"/"+name)}
+	objects := render(t, mode).Access()
+	if !policies {
+		objects = objects.Except(policyKinds...)
 	}
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
 	t.Cleanup(func() { unbind(context.Background(), "berthd", "berth-operator") })
 }
 
@@ -131,4 +133,20 @@ func notBoundMore(t *testing.T, as client.Client) error {
 		return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
 	}
 	return nil
+}
+
+// applyIn applies a release's objects with a namespace for them, which goes with
+// the test; so do the bindings, which are other tests' too.
+func applyIn(t *testing.T, namespace string, objects deploy.Objects) error {
+	t.Helper()
+	admin := harness.KubeClient(t)
+	if err := admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); !apierrors.IsAlreadyExists(err) {
+		harness.OK(t, err)
+	}
+	t.Cleanup(func() {
+		for _, o := range objects.Of("ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding") {
+			harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), o)))
+		}
+	})
+	return harness.ControlPlane.ApplyObjects(t.Context(), objects)
 }

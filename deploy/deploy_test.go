@@ -1,6 +1,4 @@
-// Package deploy holds what Berth is installed with; its tests compare that
-// with the programs.
-package deploy
+package deploy_test
 
 import (
 	"bytes"
@@ -12,17 +10,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -38,6 +37,29 @@ func asks(p *corev1.Probe, path, address string, ports []corev1.ContainerPort) b
 	return p.HTTPGet.Path == path && p.HTTPGet.Host == "127.0.0.1" && address == fmt.Sprintf("127.0.0.1:%d", number)
 }
 
+// checkProbes checks that a program's probes ask what it serves at an address, wait
+// long enough, and make no event of a start that is as it should be.
+func checkProbes(t *testing.T, c corev1.Container, address string) {
+	t.Helper()
+	for path, p := range map[string]*corev1.Probe{"/startupz": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+		if !asks(p, path, address, c.Ports) {
+			t.Errorf("probe %+v, served at %s", p, address)
+		}
+		// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
+		if p.TimeoutSeconds < 10 {
+			t.Errorf("%s gives up after %d s", path, p.TimeoutSeconds)
+		}
+	}
+	start := c.StartupProbe
+	if longest := web.StartupPatience + 5*time.Second; float64(start.TimeoutSeconds) < longest.Seconds() {
+		t.Errorf("/startupz is given up after %d s, answers within %v", start.TimeoutSeconds, longest)
+	}
+	// The kubelet asks at once, and then once a period; not before the program listens.
+	if start.InitialDelaySeconds < 1 || start.PeriodSeconds > 1 || start.FailureThreshold < 60 {
+		t.Errorf("start-up probe %+v", start)
+	}
+}
+
 func readFile(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(name)
@@ -47,16 +69,33 @@ func readFile(t *testing.T, name string) []byte {
 	return data
 }
 
-// daemonSets are those of berthd, by the mode that they are of.
-var daemonSets = map[string]string{
-	config.IPAMENI:         "node-mode/daemonset.yaml",
-	config.IPAMENIOperator: "operator-mode/daemonset.yaml",
+// modes are those of the chart, with berthd's setting ipam in them.
+var modes = map[string]string{
+	deploy.NodeMode:     config.IPAMENI,
+	deploy.OperatorMode: config.IPAMENIOperator,
+	deploy.PoolMode:     config.IPAMPool,
+}
+
+// render is what the chart makes of a mode.
+func render(t *testing.T, mode string) deploy.Objects {
+	t.Helper()
+	objects, err := deploy.Render(deploy.InMode(mode, "test"))
+	harness.OK(t, err)
+	return objects
+}
+
+// get is an object of those that the chart makes of a mode.
+func get[T any](t *testing.T, mode, kind, name string) T {
+	t.Helper()
+	o, err := deploy.Get[T](render(t, mode), kind, name)
+	harness.OK(t, err)
+	return o
 }
 
 // forEachMode runs a test with each DaemonSet's pod and its one container.
 func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c corev1.Container)) {
 	t.Helper()
-	for mode := range daemonSets {
+	for mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			pod := daemonSet(t, mode).Spec.Template.Spec
 			test(t, pod, onlyContainer(t, pod))
@@ -64,16 +103,14 @@ func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c cor
 	}
 }
 
-func daemonSet(t *testing.T, mode string) (d appsv1.DaemonSet) {
+func daemonSet(t *testing.T, mode string) appsv1.DaemonSet {
 	t.Helper()
-	readObject(t, daemonSets[mode], "DaemonSet", &d)
-	return d
+	return get[appsv1.DaemonSet](t, mode, "DaemonSet", "berthd")
 }
 
-func operatorDeployment(t *testing.T) (d appsv1.Deployment) {
+func operatorDeployment(t *testing.T, mode string) appsv1.Deployment {
 	t.Helper()
-	readObject(t, "operator-mode/operator.yaml", "Deployment", &d)
-	return d
+	return get[appsv1.Deployment](t, mode, "Deployment", "berth-operator")
 }
 
 func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
@@ -82,20 +119,6 @@ func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
 		t.Fatalf("%d containers, want one", len(pod.Containers))
 	}
 	return pod.Containers[0]
-}
-
-// readObject reads the object of a kind in a manifest.
-func readObject(t *testing.T, file, kind string, to any) {
-	t.Helper()
-	for _, doc := range bytes.Split(readFile(t, file), []byte("\n---\n")) {
-		var of metav1.TypeMeta
-		harness.OK(t, yaml.Unmarshal(doc, &of))
-		if of.Kind == kind {
-			harness.OK(t, yaml.UnmarshalStrict(doc, to))
-			return
-		}
-	}
-	t.Fatalf("%s has no %s", file, kind)
 }
 
 // load starts berthd's settings as the container would.
@@ -137,7 +160,7 @@ func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
 			t.Errorf("berthd reads no variable %s", e.Name)
 		}
 	}
-	if cfg.NodeName != "node-1" || !cfg.InstallCNI || !strings.HasSuffix(t.Name(), "/"+cfg.IPAM) {
+	if cfg.NodeName != "node-1" || !cfg.InstallCNI || cfg.IPAM != modes[path.Base(t.Name())] {
 		t.Errorf("settings %+v", cfg)
 	}
 	if operator := cfg.IPAM == config.IPAMENIOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
@@ -157,7 +180,8 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) 
 	propagation := map[string]*corev1.MountPropagationMode{}
 	for _, m := range c.VolumeMounts {
 		propagation[m.MountPath] = m.MountPropagation
-		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath {
+		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where a runtime lets it be
+		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath && !sysctls {
 			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
 		}
 	}
@@ -178,51 +202,54 @@ func TestManifestFitsTheDaemon(t *testing.T) { forEachMode(t, fitsTheDaemon) }
 
 func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	cfg := load(t, c)
-	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !*c.SecurityContext.Privileged {
+	if !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, *c.SecurityContext.Privileged)
+	}
+	// TestCapabilitiesOfTheChartSuffice runs berthd with them.
+	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}}
+	if d := cmp.Diff(want, c.SecurityContext.Capabilities); d != "" {
+		t.Errorf("capabilities (-want +got):\n%s", d)
 	}
 	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != "127.0.0.1:61678" || c.Ports[0].HostPort != 61678 {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if !asks(c.LivenessProbe, "/livez", cfg.IntrospectionAddr, c.Ports) || !asks(c.ReadinessProbe, "/readyz", cfg.IntrospectionAddr, c.Ports) {
-		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.IntrospectionAddr)
-	}
+	checkProbes(t, c, cfg.IntrospectionAddr)
 	if m := c.Resources.Limits.Memory().String(); m != "256Mi" {
 		t.Errorf("memory is limited to %q", m)
-	}
-	// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
-	if c.LivenessProbe.TimeoutSeconds < 10 || c.ReadinessProbe.TimeoutSeconds < 10 {
-		t.Errorf("probes give up after %d and %d s", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
 	}
 	if float64(*pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
 		t.Errorf("killed after %d s, drains for %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
 	}
 }
 
-// A change of one mode's DaemonSet that the other wants too is not forgotten.
+// Whoever changes the mode changes settings, and whether berthd asks the API server.
 func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 	read := func(mode string) appsv1.DaemonSet {
 		d := daemonSet(t, mode)
 		c := &d.Spec.Template.Spec.Containers[0]
 		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
-			return e.Name == "BERTH_IPAM" || e.Name == "BERTH_AUTO_CREATE_NODE_NETWORK"
+			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME"}, e.Name)
 		})
+		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
 		return d
 	}
-	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMENIOperator)); d != "" {
-		t.Errorf("(-node mode +operator mode):\n%s", d)
+	for mode := range modes {
+		if d := cmp.Diff(read(deploy.NodeMode), read(mode)); d != "" {
+			t.Errorf("(-node +%s):\n%s", mode, d)
+		}
 	}
 }
 
 // The configuration for those who install by hand is the one that berthd
-// installs, but for what it says of the daemon's socket and time-out.
+// installs, but for what it says of the daemon's socket and time-out, and in a CNI
+// version that goes with any runtime and any plugins.
 func TestConflistIsTheInstalledOne(t *testing.T) {
 	cfg := load(t, corev1.Container{})
-	want, err := install.Network{CNIVersion: cfg.CNIVersion, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
+	want, err := install.Network{CNIVersions: []string{"1.0.0"}, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(decode(t, want), decode(t, readFile(t, "node-mode/"+cfg.CNIConfName))); d != "" {
+	if d := cmp.Diff(decode(t, want), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
 		t.Errorf("differs from what is installed (-installed +here):\n%s", d)
 	}
 }
@@ -262,18 +289,19 @@ func TestDockerfilesHaveThePrograms(t *testing.T) {
 	}
 }
 
-// What a manifest runs is what its mode's Dockerfile says it builds.
+// What the chart runs unless told otherwise is what the Dockerfiles say they build.
 func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
 	for _, tc := range []struct {
 		pod        corev1.PodSpec
 		dockerfile string
 	}{
-		{daemonSet(t, config.IPAMENI).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{daemonSet(t, config.IPAMENIOperator).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{operatorDeployment(t).Spec.Template.Spec, "operator-mode/Dockerfile"},
+		{daemonSet(t, deploy.NodeMode).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{daemonSet(t, deploy.OperatorMode).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
+		{operatorDeployment(t, deploy.PoolMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
 	} {
 		if image := onlyContainer(t, tc.pod).Image; !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
-			t.Errorf("a manifest runs %s, which is not what %s makes", image, tc.dockerfile)
+			t.Errorf("the chart runs %s, which is not what %s makes", image, tc.dockerfile)
 		}
 	}
 }

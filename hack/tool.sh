@@ -16,14 +16,14 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	multuscni) echo ", which takes a minute" ;;
-	lint | amazonvpccni) echo ", which takes some minutes" ;;
+	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
 	esac
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if [ "$module" = "$program" ]; then
+if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
 elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2

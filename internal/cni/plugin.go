@@ -95,7 +95,7 @@ func gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	_, err = conf.call("GC", wire.GCRequest{Network: conf.Name, Valid: valid}.Encode())
+	_, err = conf.callOnce("GC", wire.GCRequest{Network: conf.Name, Valid: valid}.Encode())
 	return err
 }
 

@@ -82,7 +82,8 @@ type Config struct {
 	// Data path
 	ExternalSNAT     bool
 	ExcludeSNATCIDRs []netip.Prefix
-	MTU              int   // bytes; 0: the primary link's
+	MTU              int // bytes; 0: the primary link's
+	SysctlDir        string
 	BlockMetadata    *bool // nil: not set, see BlocksMetadata
 	MaxConnections   int   // of one pod; 0: no limit
 	MarkShift        int
@@ -107,6 +108,8 @@ type Config struct {
 	CNIConfDir  string
 	CNIConfName string
 	CNIPlugin   string
+	CNIVolatile bool
+	CNIBundle   string // empty: beside berthd
 	CNIVersion  string
 	CNINetwork  string
 	CNIChain    []string

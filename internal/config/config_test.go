@@ -61,11 +61,12 @@ func TestDefaults(t *testing.T) {
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
+		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
-		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
 	c.Effective = nil // TestEffectiveSettings
 	if diff := cmp.Diff(want, c); diff != "" {

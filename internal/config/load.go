@@ -108,7 +108,7 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string,
 			}
 		}
 	}
-	if err := s.parse(value); err != nil {
+	if err := s.parse.store(value); err != nil {
 		return name, value, fmt.Errorf("%q: %w", value, err)
 	}
 	return name, value, nil
