@@ -33,7 +33,7 @@ func readCode(t *testing.T) literals {
 			ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
 		}
 		return err
-	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/daemon",
+	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle", "../internal/daemon",
 		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/operator", "../internal/source", "../internal/web")
 	return l
 }

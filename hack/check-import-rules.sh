@@ -33,6 +33,8 @@ internal/berthd/b.go                k8s.io/client-go/rest               kubernet
 cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
 internal/kubeapi/a.go               k8s.io/client-go/rest               -
+internal/ctl/bundle/x/a.go          k8s.io/client-go/rest               -
+internal/ctl/x.go                   k8s.io/client-go/rest               kubernetes-clients
 internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
 internal/ctl/a.go                   k8s.io/client-go/rest               kubernetes-clients
 internal/ctl/cluster/a.go           k8s.io/client-go/rest               -

@@ -47,6 +47,7 @@ func reference() *cobra.Command {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	cmd, name, args := called(os.Args)
 	cmd.SetArgs(args)
 	code, tell := cluster.ExitCode(cmd.ExecuteContext(ctx))

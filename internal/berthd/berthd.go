@@ -25,6 +25,7 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
@@ -121,6 +122,7 @@ func (n *node) listen(teller *podevents.Teller) error {
 	o := daemon.FrontOptions{
 		Plugin: plugin, Introspection: introspection, Monitoring: monitoring, Pprof: n.cfg.Pprof,
 		Socket: n.cfg.Socket, Metrics: n.metrics, Clock: n.clock, Log: n.log,
+		Settings: introspect.Settings{Version: version.String(), Settings: n.cfg.Effective, Unknown: n.cfg.Unknown},
 	}
 	if teller != nil {
 		o.Tell = teller.Tell

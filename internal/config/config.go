@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -123,6 +124,8 @@ type Config struct {
 
 	// Unknown are environment variables that begin with BERTH_ and mean nothing.
 	Unknown []string
+	// Effective is every setting as it was given, or its default, for people.
+	Effective []introspect.Setting
 }
 
 // CiliumDialect tells whether the warm addresses are asked for in Cilium's
@@ -168,8 +171,8 @@ func (c *Config) BlocksMetadata() bool {
 func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLevel, c.LogFormat) }
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (c *Config) finish(unknown []string) []error {
-	c.Unknown = unknown
+func (c *Config) finish(unknown []string, effective []introspect.Setting) []error {
+	c.Unknown, c.Effective = unknown, effective
 	c.IMDSEndpoint = imdsURL(c.IMDSEndpoint, c.IMDSMode)
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname()

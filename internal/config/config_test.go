@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -67,6 +68,7 @@ func TestDefaults(t *testing.T) {
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
+	c.Effective = nil // TestEffectiveSettings
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
 	}
@@ -322,5 +324,29 @@ func TestPolicy(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// What every setting is, and where it came from, is told; passwords are not.
+func TestEffectiveSettings(t *testing.T) {
+	c, err := load(t, []string{"--warm-ip-target=3"}, []string{"BERTH_EC2_ENDPOINT=https://me:planted@ec2.local", "WARM_ENI_TARGET=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Effective) != len(table(&Config{})) {
+		t.Errorf("%d settings are told", len(c.Effective))
+	}
+	got := map[string]introspect.Setting{}
+	for _, s := range c.Effective {
+		got[s.Name] = s
+	}
+	for _, want := range []introspect.Setting{
+		{Name: "warm-ip-target", Value: "3", From: "--warm-ip-target"}, {Name: "warm-eni-target", Value: "2", From: "environment variable WARM_ENI_TARGET"},
+		{Name: "ec2-endpoint", Value: "https://REDACTED@ec2.local", From: "environment variable BERTH_EC2_ENDPOINT"},
+		{Name: "warm-wait", Value: "45s", From: "default of --warm-wait"},
+	} {
+		if got[want.Name] != want {
+			t.Errorf("got %+v, want %+v", got[want.Name], want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -19,7 +20,7 @@ func New() *cobra.Command {
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newUninstall(), newVersion())
+	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
 	return cmd
 }
 

@@ -33,11 +33,12 @@ type FrontOptions struct {
 	Pprof         bool         // profiles on Introspection
 	// Tell is told of ADDs that wait for long, fail, or work after all. It returns
 	// at once. Optional.
-	Tell    func(podevents.News)
-	Socket  string // path of Plugin's socket, beside which the heartbeat is
-	Metrics *Metrics
-	Clock   clock.Clock
-	Log     *slog.Logger
+	Tell     func(podevents.News)
+	Socket   string // path of Plugin's socket, beside which the heartbeat is
+	Settings introspect.Settings
+	Metrics  *Metrics
+	Clock    clock.Clock
+	Log      *slog.Logger
 }
 
 // Front answers the plugin and whoever watches from the program's first
@@ -258,6 +259,7 @@ func (f *Front) introspectionHandler() http.Handler {
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
+	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, f.Settings) })
 	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
 		if d := f.admitted(); d != nil {
 			d.servePod(w, r)

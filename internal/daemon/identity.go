@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -63,14 +62,14 @@ func readIdentity(path, bootID string) (cloud.Identity, bool) {
 		return cloud.Identity{}, false
 	}
 	var saved savedIdentity
-	if json.Unmarshal(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
+	if statefile.Decode(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
 		return cloud.Identity{}, false
 	}
 	return saved.Identity, true
 }
 
 func writeIdentity(path string, saved savedIdentity) error {
-	data, err := json.Marshal(saved)
+	data, err := statefile.Encode(saved)
 	if err == nil {
 		err = statefile.Create(path+".new", data, 0o600)
 	}

@@ -86,9 +86,11 @@ func describeAddresses(doc *introspect.Document, addresses []source.AddressInfo,
 	slices.SortFunc(doc.Cooling, func(a, b introspect.Cooling) int { return a.Address.Compare(b.Address) })
 }
 
-func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) {
+func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) { writeJSON(w, d.document()) }
+
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(d.document()) // the reader went away
+	_ = enc.Encode(v) // the reader went away
 }

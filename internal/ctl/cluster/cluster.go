@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/version"
 )
@@ -57,7 +59,7 @@ type Options struct {
 // program is what the commands share.
 type program struct {
 	Options
-	connection
+	connect.Flags
 	daemons  string // namespace of berthd and berth-operator
 	timeout  time.Duration
 	parallel int
@@ -91,7 +93,7 @@ answered, and something is not well (status, node, pod, pools).`,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
 	flags := cmd.PersistentFlags()
-	p.connection.register(flags)
+	p.Register(flags)
 	flags.StringVar(&p.daemons, "berth-namespace", "kube-system", "namespace of the pods of berthd and berth-operator")
 	flags.DurationVar(&p.timeout, "node-timeout", 10*time.Second, "how long to wait for one node's answer")
 	flags.IntVar(&p.parallel, "parallel", 16, "how many nodes are asked at a time, 1 to 256")
@@ -99,7 +101,7 @@ answered, and something is not well (status, node, pod, pools).`,
 	_ = cmd.RegisterFlagCompletionFunc("berth-namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", p.completeNamespace)
 	_ = cmd.RegisterFlagCompletionFunc("context", p.completeContext)
-	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newTop(p), newEvents(p), newVersion())
+	cmd.AddCommand(newStatus(p), newNode(p), newPod(p), newPools(p), newTop(p), newEvents(p), bundle.New(bundle.Options{Config: p.config}), newVersion())
 	return cmd
 }
 

@@ -60,7 +60,7 @@ func (p *program) completeNamespace(cmd *cobra.Command, _ []string, typed string
 }
 
 func (p *program) completeContext(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-	raw, err := p.loader().RawConfig()
+	raw, err := p.Loader().RawConfig()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -59,7 +59,7 @@ line then.`,
 			if err := a.reach(cmd.Context()); err != nil {
 				return err
 			}
-			ns := p.overrides.Context.Namespace // all, unless one is named
+			ns := p.NamedNamespace() // all, unless one is named
 			keep := func(e Event) bool {
 				return (!warnings || e.Type == corev1.EventTypeWarning) && (since == 0 || p.Now().Sub(e.Last) <= since)
 			}
