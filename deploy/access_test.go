@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"context"
@@ -34,14 +34,15 @@ subjects:
   - {kind: ServiceAccount, name: another, namespace: kube-system}
 `
 
-// applyManifests applies manifests with policies, where roles refuse nothing.
-func applyManifests(t *testing.T, manifests ...string) {
+// policyKinds are those of admission policies and of what they go by.
+var policyKinds = []string{"ConfigMap", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+// applyPoliciesOf applies the policies of a mode, where roles refuse nothing.
+func applyPoliciesOf(t *testing.T, mode string) {
 	t.Helper()
-	files := fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}
-	for _, name := range manifests {
-		files[name] = &fstest.MapFile{Data: readFile(t, name)}
-	}
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
+	harness.OK(t, harness.ControlPlane.Apply(t.Context(), fstest.MapFS{"everything.yaml": {Data: []byte(everything)}}))
+	objects := render(t, mode).Of(append(policyKinds, "ServiceAccount")...)
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
 }
 
 // untilRefused waits until policies refuse each of the writes: the API server goes
@@ -105,9 +106,9 @@ func byPolicy(err error) error {
 	return nil
 }
 
-// bindRoles has the service accounts do what the manifests of a mode give them, and
-// no more, until the test ends.
-func bindRoles(t *testing.T, mode string, manifests ...string) {
+// bindRoles has the service accounts do what the roles of a mode give them, and
+// no more, until the test ends. Policies are applied as well if asked for.
+func bindRoles(t *testing.T, mode string, policies bool) {
 	t.Helper()
 	unbind := func(ctx context.Context, names ...string) {
 		for _, name := range names {
@@ -116,11 +117,11 @@ func bindRoles(t *testing.T, mode string, manifests ...string) {
 		}
 	}
 	unbind(t.Context(), "test-everything")
-	files := fstest.MapFS{}
-	for _, name := range manifests {
-		files[name] = &fstest.MapFile{Data: readFile(t, mode+"/"+name)}
+	objects := render(t, mode).Access()
+	if !policies {
+		objects = objects.Except(policyKinds...)
 	}
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), files))
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), objects))
 	t.Cleanup(func() { unbind(context.Background(), "berthd", "berth-operator") })
 }
 

@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"testing"
@@ -7,6 +7,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -20,7 +21,7 @@ func nodeNetwork(name string) *v1alpha1.NodeNetwork {
 func applyPolicies(t *testing.T) {
 	t.Helper()
 	harness.KubeClean(t)
-	applyManifests(t, "operator-mode/admission.yaml", "operator-mode/allowed.yaml")
+	applyPoliciesOf(t, deploy.OperatorMode)
 	c, probe := harness.KubeClient(t), nodeNetwork("probe")
 	harness.OK(t, c.Create(t.Context(), probe))
 	changed := probe.DeepCopy()

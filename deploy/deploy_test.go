@@ -1,6 +1,4 @@
-// Package deploy holds what Berth is installed with; its tests compare that
-// with the programs.
-package deploy
+package deploy_test
 
 import (
 	"bytes"
@@ -17,10 +15,9 @@ import (
 	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/install"
 	"github.com/berthnet/berth/test/harness"
@@ -47,16 +44,33 @@ func readFile(t *testing.T, name string) []byte {
 	return data
 }
 
-// daemonSets are those of berthd, by the mode that they are of.
-var daemonSets = map[string]string{
-	config.IPAMENI:         "node-mode/daemonset.yaml",
-	config.IPAMENIOperator: "operator-mode/daemonset.yaml",
+// modes are those of the chart, with berthd's setting ipam in them.
+var modes = map[string]string{
+	deploy.NodeMode:     config.IPAMENI,
+	deploy.OperatorMode: config.IPAMENIOperator,
+	deploy.PoolMode:     config.IPAMPool,
+}
+
+// render is what the chart makes of a mode.
+func render(t *testing.T, mode string) deploy.Objects {
+	t.Helper()
+	objects, err := deploy.Render(deploy.InMode(mode, "test"))
+	harness.OK(t, err)
+	return objects
+}
+
+// get is an object of those that the chart makes of a mode.
+func get[T any](t *testing.T, mode, kind, name string) T {
+	t.Helper()
+	o, err := deploy.Get[T](render(t, mode), kind, name)
+	harness.OK(t, err)
+	return o
 }
 
 // forEachMode runs a test with each DaemonSet's pod and its one container.
 func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c corev1.Container)) {
 	t.Helper()
-	for mode := range daemonSets {
+	for mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			pod := daemonSet(t, mode).Spec.Template.Spec
 			test(t, pod, onlyContainer(t, pod))
@@ -64,16 +78,14 @@ func forEachMode(t *testing.T, test func(t *testing.T, pod corev1.PodSpec, c cor
 	}
 }
 
-func daemonSet(t *testing.T, mode string) (d appsv1.DaemonSet) {
+func daemonSet(t *testing.T, mode string) appsv1.DaemonSet {
 	t.Helper()
-	readObject(t, daemonSets[mode], "DaemonSet", &d)
-	return d
+	return get[appsv1.DaemonSet](t, mode, "DaemonSet", "berthd")
 }
 
-func operatorDeployment(t *testing.T) (d appsv1.Deployment) {
+func operatorDeployment(t *testing.T, mode string) appsv1.Deployment {
 	t.Helper()
-	readObject(t, "operator-mode/operator.yaml", "Deployment", &d)
-	return d
+	return get[appsv1.Deployment](t, mode, "Deployment", "berth-operator")
 }
 
 func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
@@ -82,20 +94,6 @@ func onlyContainer(t *testing.T, pod corev1.PodSpec) corev1.Container {
 		t.Fatalf("%d containers, want one", len(pod.Containers))
 	}
 	return pod.Containers[0]
-}
-
-// readObject reads the object of a kind in a manifest.
-func readObject(t *testing.T, file, kind string, to any) {
-	t.Helper()
-	for _, doc := range bytes.Split(readFile(t, file), []byte("\n---\n")) {
-		var of metav1.TypeMeta
-		harness.OK(t, yaml.Unmarshal(doc, &of))
-		if of.Kind == kind {
-			harness.OK(t, yaml.UnmarshalStrict(doc, to))
-			return
-		}
-	}
-	t.Fatalf("%s has no %s", file, kind)
 }
 
 // load starts berthd's settings as the container would.
@@ -137,7 +135,7 @@ func settingsExist(t *testing.T, _ corev1.PodSpec, c corev1.Container) {
 			t.Errorf("berthd reads no variable %s", e.Name)
 		}
 	}
-	if cfg.NodeName != "node-1" || !cfg.InstallCNI || !strings.HasSuffix(t.Name(), "/"+cfg.IPAM) {
+	if cfg.NodeName != "node-1" || !cfg.InstallCNI || cfg.IPAM != modes[path.Base(t.Name())] {
 		t.Errorf("settings %+v", cfg)
 	}
 	if operator := cfg.IPAM == config.IPAMENIOperator; cfg.AutoCreateNodeNetwork != operator || cfg.Kubeconfig != "" {
@@ -199,18 +197,21 @@ func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	}
 }
 
-// A change of one mode's DaemonSet that the other wants too is not forgotten.
+// Whoever changes the mode changes settings, and whether berthd asks the API server.
 func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 	read := func(mode string) appsv1.DaemonSet {
 		d := daemonSet(t, mode)
 		c := &d.Spec.Template.Spec.Containers[0]
 		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool {
-			return e.Name == "BERTH_IPAM" || e.Name == "BERTH_AUTO_CREATE_NODE_NETWORK"
+			return slices.Contains([]string{"BERTH_IPAM", "BERTH_AUTO_CREATE_NODE_NETWORK", "BERTH_CLUSTER_NAME"}, e.Name)
 		})
+		d.Spec.Template.Spec.AutomountServiceAccountToken = nil
 		return d
 	}
-	if d := cmp.Diff(read(config.IPAMENI), read(config.IPAMENIOperator)); d != "" {
-		t.Errorf("(-node mode +operator mode):\n%s", d)
+	for mode := range modes {
+		if d := cmp.Diff(read(deploy.NodeMode), read(mode)); d != "" {
+			t.Errorf("(-node +%s):\n%s", mode, d)
+		}
 	}
 }
 
@@ -222,7 +223,7 @@ func TestConflistIsTheInstalledOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(decode(t, want), decode(t, readFile(t, "node-mode/"+cfg.CNIConfName))); d != "" {
+	if d := cmp.Diff(decode(t, want), decode(t, readFile(t, "cni/"+cfg.CNIConfName))); d != "" {
 		t.Errorf("differs from what is installed (-installed +here):\n%s", d)
 	}
 }
@@ -262,18 +263,19 @@ func TestDockerfilesHaveThePrograms(t *testing.T) {
 	}
 }
 
-// What a manifest runs is what its mode's Dockerfile says it builds.
+// What the chart runs unless told otherwise is what the Dockerfiles say they build.
 func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
 	for _, tc := range []struct {
 		pod        corev1.PodSpec
 		dockerfile string
 	}{
-		{daemonSet(t, config.IPAMENI).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{daemonSet(t, config.IPAMENIOperator).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{operatorDeployment(t).Spec.Template.Spec, "operator-mode/Dockerfile"},
+		{daemonSet(t, deploy.NodeMode).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{daemonSet(t, deploy.OperatorMode).Spec.Template.Spec, "node-mode/Dockerfile"},
+		{operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
+		{operatorDeployment(t, deploy.PoolMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
 	} {
 		if image := onlyContainer(t, tc.pod).Image; !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
-			t.Errorf("a manifest runs %s, which is not what %s makes", image, tc.dockerfile)
+			t.Errorf("the chart runs %s, which is not what %s makes", image, tc.dockerfile)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"testing"
@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -24,9 +25,9 @@ func TestNodeTokenReadsNothingOfUsers(t *testing.T) {
 		}}},
 	}
 	harness.Eventually(t, limit, "another node's pod", func() error { return admin.Create(t.Context(), victim) })
-	for _, mode := range []string{"pool-mode", "operator-mode"} {
+	for _, mode := range []string{deploy.PoolMode, deploy.OperatorMode} {
 		t.Run(mode, func(t *testing.T) {
-			bindRoles(t, mode, "rbac.yaml", "rbac/berthd/role.yaml")
+			bindRoles(t, mode, false)
 			node := account(t, "berthd", "node-1")
 			harness.Eventually(t, limit, "its role holds, and no other", func() error {
 				if err := notBoundMore(t, node); err != nil {

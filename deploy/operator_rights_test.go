@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -21,7 +22,7 @@ import (
 func asOperator(t *testing.T, mode, kind string) client.Client {
 	t.Helper()
 	harness.KubeClean(t)
-	bindRoles(t, mode, "rbac.yaml", "rbac/berthd/role.yaml", "rbac/berth-operator/role.yaml", "admission.yaml")
+	bindRoles(t, mode, true)
 	operator := account(t, "berth-operator", "node-1")
 	harness.Eventually(t, limit, "roles and policies hold", func() error {
 		return errors.Join(notBoundMore(t, operator), operator.Create(t.Context(), event("default", kind, "berth-operator"), client.DryRunAll),
@@ -101,15 +102,15 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 			}
 		}
 	}
-	t.Run("operator-mode", func(t *testing.T) {
-		operator := asOperator(t, "operator-mode", "Node")
+	t.Run(deploy.OperatorMode, func(t *testing.T) {
+		operator := asOperator(t, deploy.OperatorMode, "Node")
 		n := nodeNetwork("node-1")
 		n.Finalizers, n.Labels = []string{"example.com/mine"}, map[string]string{"a": "b"}
 		harness.OK(t, admin.Create(t.Context(), n))
 		t.Cleanup(func() { harness.OK(t, patchAs(admin, n, `{"metadata":{"finalizers":null}}`)) })
 		harness.OK(t, patch(t, operator, n, `{"spec":{"ipam":{"available":{"10.0.0.4":{"resource":"eni-1"}}}}}`))
 		harness.OK(t, patch(t, operator, n, `{"status":{"eni":{"count":1}}}`, "status"))
-		check(t, operator, "operator-mode", "Node", []try{
+		check(t, operator, deploy.OperatorMode, "Node", []try{
 			{"a finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":["example.com/mine","a/b"]}}`) }},
 			{"another's finalizer", metadata, func() error { return patch(t, operator, n, `{"metadata":{"finalizers":null}}`) }},
 			{"an owner", metadata, func() error { return patch(t, operator, n, owned) }},
@@ -117,8 +118,8 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 			{"an annotation", metadata, func() error { return patch(t, operator, n, `{"metadata":{"annotations":{"a":"c"}}}`) }},
 		})
 	})
-	t.Run("pool-mode", func(t *testing.T) {
-		operator := asOperator(t, "pool-mode", "AddressPool")
+	t.Run(deploy.PoolMode, func(t *testing.T) {
+		operator := asOperator(t, deploy.PoolMode, "AddressPool")
 		pool, block := addressPool("default", "10.0.0.0/16"), addressBlock("default", 1, "node-1")
 		harness.OK(t, admin.Create(t.Context(), pool))
 		harness.OK(t, operator.Create(t.Context(), block))
@@ -141,7 +142,7 @@ func TestOperatorTokenReachesNoFurther(t *testing.T) {
 				try{o.GetName() + ": an annotation", metadata, func() error { return patch(t, operator, o, `{"metadata":{"annotations":{"a":"c"}}}`) }},
 			)
 		}
-		check(t, operator, "pool-mode", "AddressPool", more)
+		check(t, operator, deploy.PoolMode, "AddressPool", more)
 	})
 }
 

@@ -1,10 +1,7 @@
-package deploy
+package deploy_test
 
 import (
 	"fmt"
-	"io/fs"
-	"os"
-	"path"
 	"slices"
 	"testing"
 
@@ -13,25 +10,25 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/yaml"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // A real API server takes everything, and knows every field.
 func TestManifestsApply(t *testing.T) {
-	for _, mode := range []string{"node-mode", "operator-mode", "pool-mode"} {
-		harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS(mode)))
+	for mode := range modes {
+		harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, mode)))
 	}
 }
 
 // What is bound is there: the service accounts that the workloads run under,
 // and the roles that are generated from the code.
 func TestRolesAreBound(t *testing.T) {
-	harness.OK(t, harness.ControlPlane.Apply(t.Context(), os.DirFS("operator-mode")))
+	harness.OK(t, harness.ControlPlane.ApplyObjects(t.Context(), render(t, deploy.OperatorMode)))
 	c := harness.KubeClient(t)
-	for _, pod := range []corev1.PodTemplateSpec{operatorDeployment(t).Spec.Template, daemonSet(t, config.IPAMENIOperator).Spec.Template} {
+	for _, pod := range []corev1.PodTemplateSpec{operatorDeployment(t, deploy.OperatorMode).Spec.Template, daemonSet(t, deploy.OperatorMode).Spec.Template} {
 		name := pod.Spec.ServiceAccountName
 		account := types.NamespacedName{Namespace: "kube-system", Name: name}
 		harness.OK(t, c.Get(t.Context(), account, &corev1.ServiceAccount{}))
@@ -63,34 +60,10 @@ func TestRolesAreBound(t *testing.T) {
 	}
 }
 
-// A kustomization has every manifest of its folder.
-func TestKustomizationsAreComplete(t *testing.T) {
-	for _, dir := range []string{"crds", "operator-mode", "pool-mode"} {
-		var k struct {
-			APIVersion, Kind string
-			Resources        []string
-		}
-		harness.OK(t, yaml.UnmarshalStrict(readFile(t, dir+"/kustomization.yaml"), &k))
-		var want []string
-		if dir != "crds" {
-			want = append(want, "../crds")
-		}
-		harness.OK(t, fs.WalkDir(os.DirFS(dir), ".", func(name string, _ fs.DirEntry, err error) error {
-			if path.Ext(name) == ".yaml" && name != "kustomization.yaml" {
-				want = append(want, name)
-			}
-			return err
-		}))
-		if d := cmp.Diff(slices.Sorted(slices.Values(want)), slices.Sorted(slices.Values(k.Resources))); d != "" {
-			t.Errorf("%s (-want +got):\n%s", dir, d)
-		}
-	}
-}
-
 // The operator must start where there is no pod network yet, without rights
 // that it does not use, and two of them at a time.
 func TestOperatorDeployment(t *testing.T) {
-	d := operatorDeployment(t)
+	d := operatorDeployment(t, deploy.OperatorMode)
 	pod := d.Spec.Template.Spec
 	c := onlyContainer(t, pod)
 	if *d.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
@@ -112,7 +85,7 @@ func TestOperatorDeployment(t *testing.T) {
 	if m := c.Resources.Limits.Memory().String(); m != "1Gi" {
 		t.Errorf("memory is limited to %q", m)
 	}
-	daemon := load(t, onlyContainer(t, daemonSet(t, config.IPAMENIOperator).Spec.Template.Spec))
+	daemon := load(t, onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec))
 	if cfg.ClusterName != daemon.ClusterName {
 		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
 	}

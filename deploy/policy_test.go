@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"encoding/json"
@@ -32,8 +32,8 @@ func TestOperatorPolicyListsTheActionsCalled(t *testing.T) {
 	for _, action := range pace.Actions() {
 		want = append(want, "ec2:"+action)
 	}
-	if d := cmp.Diff(want, policyActions(t, "operator-mode/iam-policy.json")); d != "" {
-		t.Errorf("iam-policy.json (-called +allowed):\n%s", d)
+	if d := cmp.Diff(want, policyActions(t, "iam/operator.json")); d != "" {
+		t.Errorf("iam/operator.json (-called +allowed):\n%s", d)
 	}
 }
 

@@ -1,4 +1,4 @@
-package deploy
+package deploy_test
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -71,7 +72,7 @@ func applyPoolPolicies(t *testing.T) {
 // installPoolPolicies installs the policies and waits until each of them holds.
 func installPoolPolicies(t *testing.T) {
 	t.Helper()
-	applyManifests(t, "pool-mode/admission.yaml")
+	applyPoliciesOf(t, deploy.PoolMode)
 	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
 	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
 	harness.OK(t, admin.Create(t.Context(), probe))

@@ -160,7 +160,7 @@ func TestMessagesAreInTheCode(t *testing.T) {
 		code.WriteString(verbs.ReplaceAllString(s, "\x00"))
 		code.WriteByte('\n')
 	}
-	for _, file := range []string{"../deploy/operator-mode/admission.yaml", "../deploy/operator-mode/allowed.yaml", "../deploy/crds/berth.dev_nodenetworks.yaml"} {
+	for _, file := range []string{"../deploy/chart/templates/admission/nodenetworks.yaml", "../deploy/chart/templates/admission/allowed.yaml", "../deploy/chart/files/crds/berth.dev_nodenetworks.yaml"} {
 		code.WriteString(strings.Join(strings.Fields(readPage(t, file)), " ")) // what the API server says for Berth
 	}
 	quoted := 0

@@ -17,16 +17,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/deploy/crds"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
 // Cluster is the Kubernetes side of a lab in operator or pool mode: a real API
 // server in the router's namespace, where nodes and operators reach it at
-// fabric.APIEndpoint, with what deploy/operator-mode or pool-mode installs. Schedulers,
+// fabric.APIEndpoint, with what the chart installs (deploy/chart), its workloads aside. Schedulers,
 // controllers and kubelets are the lab itself.
 type Cluster struct {
 	*kube.ControlPlane
@@ -42,7 +40,7 @@ type Cluster struct {
 	forward *portForward // for Kubeconfig
 }
 
-// The service accounts of deploy/operator-mode.
+// The service accounts of the chart.
 var (
 	daemonAccount   = types.NamespacedName{Namespace: "kube-system", Name: "berthd"}
 	operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
@@ -56,7 +54,7 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	dir := filepath.Join(l.Dir, kubeDir)
 	control, err := kube.Start(ctx, kube.Options{
 		Assets: l.KubeAssets, Dir: dir, Netns: l.RouterPath(), Address: fabric.APIEndpoint,
-		CRDs: crds.Files,
+		CRDs: deploy.CRDs(),
 	})
 	if err != nil {
 		return err
@@ -65,11 +63,11 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Kube.Client, err = newClient(control); err != nil {
 		return err
 	}
-	roles := operatormode.Roles
-	if l.Mode == PoolMode {
-		roles = poolmode.Roles
+	objects, err := deploy.Render(deploy.InMode(string(l.Mode), l.clusterName()))
+	if err != nil {
+		return err
 	}
-	if err := control.Apply(ctx, roles); err != nil {
+	if err := control.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
 	}
 	if err := l.Kube.open(); err != nil {

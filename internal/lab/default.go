@@ -5,14 +5,14 @@ import (
 	"net/netip"
 	"time"
 
-	nodemode "github.com/berthnet/berth/deploy/node-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
 // DefaultSpec is a VPC with two subnets in two zones, and nodes named node-1
 // onwards spread over them. Its security group lets in the VPC, the
 // on-premises network and node ports, and everything out. The nodes' role may do
-// what deploy/node-mode/iam-policy.json allows in the lab's cluster.
+// what deploy/iam/node.json allows in the lab's cluster.
 func DefaultSpec(nodes int, instanceType string) spec.Spec {
 	s := spec.Default()
 	s.VPCs[0].SecurityGroups = []spec.SecurityGroup{{
@@ -25,7 +25,7 @@ func DefaultSpec(nodes int, instanceType string) spec.Spec {
 		},
 	}}
 	s.Instances = nil
-	s.Roles[0].Actions, s.Roles[0].Policy = nil, nodemode.Policy(clusterHere)
+	s.Roles[0].Actions, s.Roles[0].Policy = nil, deploy.NodePolicy(clusterHere)
 	for i := range nodes {
 		s.Instances = append(s.Instances, spec.Instance{
 			Name: fmt.Sprintf("node-%d", i+1), Type: instanceType,

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 )
 
@@ -28,7 +28,7 @@ const (
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
 
 // OperatorKey is the access key of the operators. It may do what
-// deploy/operator-mode/iam-policy.json allows in the lab's cluster and no more,
+// deploy/iam/operator.json allows in the lab's cluster and no more,
 // unless the spec has a key of the same ID.
 var OperatorKey = spec.AccessKey{ID: "AKIALABLABLABLABOPER", Secret: "lab-secret-access-key-that-only-operators-have"}
 
@@ -80,7 +80,7 @@ func withoutNodePermissions(s spec.Spec, cluster string) spec.Spec {
 		return s
 	}
 	key := OperatorKey
-	key.Policy = operatormode.Policy(cluster)
+	key.Policy = deploy.OperatorPolicy(cluster)
 	s.AccessKeys = append(slices.Clone(s.AccessKeys), key)
 	return s
 }

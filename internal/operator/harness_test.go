@@ -25,7 +25,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/cloud/endpoints"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/run/kube"
@@ -51,7 +51,7 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	harness.KubeClean(t)
 	c := &cluster{t: t, client: harness.KubeClient(t)}
-	c.use(harness.OperatorConfig(t, operatormode.Roles))
+	c.use(harness.OperatorConfig(t, deploy.OperatorMode))
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = account.Namespace, LeaseName
 	harness.OK(t, client.IgnoreNotFound(c.client.Delete(t.Context(), lease)))

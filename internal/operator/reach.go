@@ -105,7 +105,7 @@ func (a *apiServer) await(ctx context.Context, log *slog.Logger, report func(err
 		case refused.IsZero():
 			refused = now
 		case now.Sub(refused) > certainty:
-			return fmt.Errorf("the Kubernetes API at %s %s: %w: is --kubeconfig right, and are its roles applied (deploy/operator-mode or deploy/pool-mode)?", a.config.Host, why, err)
+			return fmt.Errorf("the Kubernetes API at %s %s: %w: is --kubeconfig right, and are its roles applied (deploy/chart)?", a.config.Host, why, err)
 		}
 		if why != last {
 			log.Warn("waiting for the Kubernetes API", "server", a.config.Host, "because", "it "+why, "error", err)
@@ -141,7 +141,7 @@ func (a *apiServer) read(ctx context.Context) error {
 const (
 	away    = "does not answer"
 	refuses = "refuses berth-operator"
-	lacks   = "lacks kinds of Berth's; apply deploy/crds"
+	lacks   = "lacks kinds of Berth's; apply deploy/chart"
 )
 
 // because sorts the errors of read.

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/deploy/crds"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -160,7 +160,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 		config *rest.Config
 		says   []string
 	}{
-		{own, []string{`resource "nodes"`, "cannot list", "deploy/operator-mode or"}},
+		{own, []string{`resource "nodes"`, "cannot list", "deploy/chart"}},
 		{harness.ControlPlane.ConfigWithToken("no-such-token"), []string{"provide credentials", "is --kubeconfig right"}},
 		{stranger, []string{"certificate", "is --kubeconfig right"}},
 	}
@@ -196,7 +196,7 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
 	crd.SetName("nodenetworks.berth.dev")
 	harness.OK(t, c.client.Delete(t.Context(), crd))
-	t.Cleanup(func() { harness.OK(t, harness.ControlPlane.InstallCRDs(context.Background(), crds.Files)) })
+	t.Cleanup(func() { harness.OK(t, harness.ControlPlane.InstallCRDs(context.Background(), deploy.CRDs())) })
 	harness.Eventually(t, limit, "the kind is gone", func() error {
 		if err := c.client.List(t.Context(), &v1alpha1.NodeNetworkList{}); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it is there, or: %w", err)
@@ -205,12 +205,12 @@ func TestStartsBeforeItsKinds(t *testing.T) {
 	})
 	o := c.start("one")
 	o.until(func() error {
-		if _, body, err := get(o.health, "/readyz"); err != nil || !strings.Contains(body, "apply deploy/crds") {
+		if _, body, err := get(o.health, "/readyz"); err != nil || !strings.Contains(body, "apply deploy/chart") {
 			return fmt.Errorf("%s, %w", body, err)
 		}
 		return nil
 	})
-	harness.OK(t, harness.ControlPlane.InstallCRDs(t.Context(), crds.Files))
+	harness.OK(t, harness.ControlPlane.InstallCRDs(t.Context(), deploy.CRDs()))
 	o.until(answersWith(o.health, "/readyz", 200))
 	c.serves(o, "node-a")
 }

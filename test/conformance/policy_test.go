@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/test/harness"
 )
 
-// An operator with deploy/operator-mode/iam-policy.json, and nodes that may
+// An operator with deploy/iam/operator.json, and nodes that may
 // call nothing, grow and shrink without being refused once; and the policy has
 // no action that none of this needs.
 func TestPolicySuffices(t *testing.T) {
@@ -65,7 +65,7 @@ func TestPolicySuffices(t *testing.T) {
 	harness.Eventually(t, patience, "the operator has called what it may, and asked what became of an instance", func() error {
 		calls := l.Cloud.Calls()
 		var errs []error
-		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(operatormode.Policy("lab"), -1) {
+		for _, m := range regexp.MustCompile(`ec2:([A-Z]\w+)`).FindAllStringSubmatch(deploy.OperatorPolicy("lab"), -1) {
 			// Tags are given at creation, for which EC2 wants this permission too;
 			// ec2:CreateAction is a condition key.
 			if action := m[1]; calls[action].Count == 0 && action != "CreateTags" && action != "CreateAction" {

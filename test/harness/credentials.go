@@ -1,23 +1,35 @@
 package harness
 
 import (
-	"io/fs"
+	"context"
 	"net/http"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
+
+	"github.com/berthnet/berth/deploy"
 )
 
 // OperatorConfig is what berth-operator reaches ControlPlane with: its service
-// account, with the roles and admission policies in roles, which it applies.
-func OperatorConfig(t *testing.T, roles fs.FS) *rest.Config {
+// account, with the roles and admission policies of a mode, which it applies.
+func OperatorConfig(t *testing.T, mode string) *rest.Config {
 	t.Helper()
-	OK(t, ControlPlane.Apply(t.Context(), roles))
+	OK(t, ApplyAccess(t.Context(), mode))
 	token, err := ControlPlane.Token(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}, nil)
 	OK(t, err)
 	return ControlPlane.ConfigWithToken(token)
+}
+
+// ApplyAccess gives ControlPlane the accounts, roles and admission policies that
+// the chart has in a mode.
+func ApplyAccess(ctx context.Context, mode string) error {
+	objects, err := deploy.Render(deploy.InMode(mode, "test"))
+	if err != nil {
+		return err
+	}
+	return ControlPlane.ApplyObjects(ctx, objects.Access())
 }
 
 // Through has a client's requests go through do, which may send each by next, and

@@ -25,7 +25,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	"github.com/berthnet/berth/deploy/crds"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -59,7 +59,7 @@ func Kube(run func() int, prepare ...func() error) (code int) {
 
 // kubeUp starts ControlPlane.
 func kubeUp() error {
-	o := kube.Options{Assets: os.Getenv("KUBEBUILDER_ASSETS"), CRDs: crds.Files}
+	o := kube.Options{Assets: os.Getenv("KUBEBUILDER_ASSETS"), CRDs: deploy.CRDs()}
 	if o.Assets == "" {
 		return errors.New("these tests need a Kubernetes control plane: run them by `make test`, or set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints")
 	}

@@ -55,7 +55,7 @@ func page(crd *apiextensionsv1.CustomResourceDefinition, policies string) (strin
 	v, names := crd.Spec.Versions[0], crd.Spec.Names
 	root := v.Schema.OpenAPIV3Schema
 	var b strings.Builder
-	fmt.Fprintf(&b, "# %s\n\n<!-- Generated from deploy/crds by \"make generate\". -->\n\n", names.Kind)
+	fmt.Fprintf(&b, "# %s\n\n<!-- Generated from deploy/chart/files/crds by \"make generate\". -->\n\n", names.Kind)
 	fmt.Fprintf(&b, "apiVersion `%s/%s`, %s, short name `%s`.\n\n%s\n", crd.Spec.Group, v.Name,
 		map[bool]string{true: "one for the cluster", false: "namespaced"}[crd.Spec.Scope == apiextensionsv1.ClusterScoped],
 		strings.Join(names.ShortNames, "`, `"), prose(root.Description))

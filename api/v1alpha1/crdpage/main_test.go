@@ -13,7 +13,7 @@ const policies = "deploy/some-mode/admission.yaml"
 
 func definition(t *testing.T, kind string) *apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
-	data, err := os.ReadFile("../../../deploy/crds/berth.dev_" + kind + ".yaml")
+	data, err := os.ReadFile("../../../deploy/chart/files/crds/berth.dev_" + kind + ".yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ func actionsCalled(t *testing.T) []string {
 
 func policyActions(t *testing.T) []string {
 	t.Helper()
-	data, err := os.ReadFile("../../../deploy/node-mode/iam-policy.json")
+	data, err := os.ReadFile("../../../deploy/iam/node.json")
 	if err != nil {
 		t.Fatal(err)
 	}

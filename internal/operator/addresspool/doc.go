@@ -24,7 +24,7 @@
 package addresspool
 
 // What it may do in the Kubernetes API. An admission policy narrows it to fields
-// (deploy/pool-mode/admission.yaml).
+// (deploy/chart/templates/admission/pools.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools/status,verbs=patch
@@ -37,4 +37,4 @@ package addresspool
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=default,resources=events,verbs=create;patch
 
-//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berth-operator
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/chart/files/rbac/pool/berth-operator

@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
 	"github.com/berthnet/berth/test/harness/crashsource"
@@ -57,7 +57,7 @@ func start(t *testing.T, o Options, through ...transport.WrapperFunc) (c *Contro
 
 func operatorConfig(t *testing.T) *rest.Config {
 	t.Helper()
-	return harness.OperatorConfig(t, poolmode.Roles)
+	return harness.OperatorConfig(t, deploy.PoolMode)
 }
 
 // assemble makes an operator that leads.

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/ipam/block"
 	"github.com/berthnet/berth/internal/operator/queue"
@@ -179,7 +179,7 @@ func withoutPolicy(t *testing.T, name string) {
 	operatorConfig(t) // applies it
 	harness.OK(t, harness.KubeClient(t).Delete(t.Context(), policyBinding(t, name)))
 	t.Cleanup(func() {
-		if err := harness.ControlPlane.Apply(context.Background(), poolmode.Roles); err != nil {
+		if err := harness.ApplyAccess(context.Background(), deploy.PoolMode); err != nil {
 			t.Error(err)
 		}
 	})

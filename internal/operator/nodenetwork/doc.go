@@ -40,7 +40,7 @@ package nodenetwork
 
 // What the operator may do with NodeNetworks, and with what it looks at to know
 // when they are needed. An admission policy narrows it to the operator's own
-// fields (deploy/operator-mode).
+// fields (deploy/chart/templates/admission/nodenetworks.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;patch;delete
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch
@@ -48,4 +48,4 @@ package nodenetwork
 // +kubebuilder:rbac:groups="",resources=pods,verbs=list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,namespace=default,resources=events,verbs=create;patch
 
-//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/operator-mode/rbac/berth-operator
+//go:generate controller-gen rbac:roleName=berth-operator paths=.. paths=. output:rbac:dir=../../../deploy/chart/files/rbac/operator/berth-operator

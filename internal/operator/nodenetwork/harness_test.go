@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni"
@@ -192,7 +192,7 @@ type operator struct {
 // start takes what its requests go through, besides.
 func start(t *testing.T, o Options, through ...transport.WrapperFunc) *operator {
 	t.Helper()
-	cfg := harness.OperatorConfig(t, operatormode.Roles)
+	cfg := harness.OperatorConfig(t, deploy.OperatorMode)
 	for _, w := range through {
 		cfg.Wrap(w)
 	}

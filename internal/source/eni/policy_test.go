@@ -5,8 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	nodemode "github.com/berthnet/berth/deploy/node-mode"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/cloud/pace"
@@ -32,7 +31,7 @@ func policySpec(policy string) spec.Spec {
 func TestPolicySuffices(t *testing.T) {
 	for name, p := range map[string]ipam.Policy{"addresses": {WarmIP: 2}, "prefixes": {PrefixDelegation: true, WarmPrefix: 1}} {
 		t.Run(name, func(t *testing.T) {
-			n := startLab(t, policySpec(nodemode.Policy("lab")), p)
+			n := startLab(t, policySpec(deploy.NodePolicy("lab")), p)
 			n.pods(t, 0, 20)
 			n.until(t, "it has grown", n.agree)
 			n.release(20)
@@ -50,7 +49,7 @@ func TestPolicySuffices(t *testing.T) {
 // its cluster, with either mode's policy, and to a primary ENI no more than to
 // give it addresses.
 func TestPolicyDenies(t *testing.T) {
-	for mode, policy := range map[string]string{"node": nodemode.Policy("lab"), "operator": operatormode.Policy("lab")} {
+	for mode, policy := range map[string]string{"node": deploy.NodePolicy("lab"), "operator": deploy.OperatorPolicy("lab")} {
 		t.Run(mode, func(t *testing.T) {
 			s := policySpec(policy)
 			s.Consistency.Describe, s.Delays = 0, spec.Delays{}

@@ -16,10 +16,10 @@
 package nodenetwork
 
 // What berthd may do in the Kubernetes API. An admission policy narrows it to
-// the object of its own node (deploy/operator-mode).
+// the object of its own node (deploy/chart/templates/admission/nodenetworks.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks,verbs=get;list;watch;create;delete
 // +kubebuilder:rbac:groups=berth.dev,resources=nodenetworks/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=nodes,verbs=get
 
-//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/operator-mode/rbac/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/operator/berthd

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	operatormode "github.com/berthnet/berth/deploy/operator-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/source"
 	enisource "github.com/berthnet/berth/internal/source/eni"
@@ -33,7 +33,7 @@ const (
 // Pods by number.
 var key, request = sourcetest.Key, sourcetest.Request
 
-func TestMain(m *testing.M) { os.Exit(sourcenode.Main(m, operatormode.Roles, child)) }
+func TestMain(m *testing.M) { os.Exit(sourcenode.Main(m, deploy.OperatorMode, child)) }
 
 // links is a Datapath in which every link is there.
 type links struct{}

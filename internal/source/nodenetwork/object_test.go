@@ -164,7 +164,7 @@ func TestObjectThatIsNotAllowed(t *testing.T) {
 	m.start()
 	const why = "spec.eni.securityGroups has sg-0a, which securityGroups of the ConfigMap kube-system/berthd-allowed does not list"
 	m.readySays(why)
-	if err := m.Ready(); err == nil || strings.Contains(err.Error(), "apply deploy/operator-mode") {
+	if err := m.Ready(); err == nil || strings.Contains(err.Error(), "apply deploy/chart") {
 		t.Errorf("a person is told to do what does not help: %v", err)
 	}
 }

@@ -50,7 +50,7 @@ func (s *supplier) trouble() (reason, message string, err error) {
 	name, o := s.cfg.NodeName, s.object
 	switch {
 	case apierrors.IsForbidden(s.apiErr) || apierrors.IsUnauthorized(s.apiErr):
-		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/operator-mode", s.apiErr), s.apiErr
+		return "permission", fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", s.apiErr), s.apiErr
 	case s.apiErr != nil:
 		return "unreachable", fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", s.apiErr), s.apiErr
 	case !s.listed:

@@ -30,7 +30,7 @@ func TestWhyPodsWait(t *testing.T) {
 		"no API":      {func(s *supplier) { s.apiErr = errors.New("connection refused") }, "unreachable", "connection refused"},
 		"no right": {func(s *supplier) {
 			s.apiErr = apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource(resource).GroupResource(), "n", nil)
-		}, "permission", "apply deploy/operator-mode"},
+		}, "permission", "apply deploy/chart"},
 		"first second":    {func(s *supplier) { s.object, s.listed = nil, false }, "starting", "has not told yet"},
 		"not made":        {func(s *supplier) { s.object, s.createErr = nil, errors.New("spec.eni is wrong") }, "no-object", "spec.eni is wrong"},
 		"being made":      {func(s *supplier) { s.object = nil }, "no-object", "is being created"},

@@ -30,7 +30,7 @@
 package pool
 
 // What berthd may do in the Kubernetes API. An admission policy narrows it to
-// what is its own node's (deploy/pool-mode).
+// what is its own node's (deploy/chart/templates/admission/pools.yaml).
 //
 // +kubebuilder:rbac:groups=berth.dev,resources=addresspools,verbs=list;watch
 // +kubebuilder:rbac:groups=berth.dev,resources=addressblocks,verbs=get;list;watch;delete;patch
@@ -38,4 +38,4 @@ package pool
 // +kubebuilder:rbac:groups=berth.dev,resources=blockrequests,verbs=list;watch;create;delete
 // +kubebuilder:rbac:groups="",resources=nodes;namespaces,verbs=list;watch
 
-//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/pool-mode/rbac/berthd
+//go:generate controller-gen rbac:roleName=berthd paths=. output:rbac:dir=../../../deploy/chart/files/rbac/pool/berthd

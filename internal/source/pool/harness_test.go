@@ -20,7 +20,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/kubeapi"
 	"github.com/berthnet/berth/internal/source"
@@ -39,7 +39,7 @@ var key, podRequest = sourcetest.Key, sourcetest.Request
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(sourcenode.Main(m, poolmode.Roles, child))
+	os.Exit(sourcenode.Main(m, deploy.PoolMode, child))
 }
 
 // routes is a data path of which a test can tell the order of things.

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	poolmode "github.com/berthnet/berth/deploy/pool-mode"
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
@@ -44,7 +44,7 @@ func (m *machine) startLimitedOperator(blocks int) *operator {
 func (o *operator) start() {
 	t := o.m.T
 	t.Helper()
-	cfg := harness.OperatorConfig(t, poolmode.Roles)
+	cfg := harness.OperatorConfig(t, deploy.PoolMode)
 	if o.blocks != nil {
 		cfg.Wrap(harness.Through(o.hold))
 	}

@@ -116,7 +116,7 @@ func TestRefusedByTheAPIServer(t *testing.T) {
 	m.start()
 	m.pods(0, 0)
 	m.until("it hears", func() bool { return m.Snapshot().LastError != "" })
-	if message := m.fails(0, "permission"); !strings.Contains(message, "apply deploy/pool-mode") {
+	if message := m.fails(0, "permission"); !strings.Contains(message, "apply deploy/chart") {
 		t.Errorf("message: %s", message)
 	}
 	if err := m.Ready(); err == nil || !strings.Contains(err.Error(), "refuses berthd") {

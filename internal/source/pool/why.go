@@ -98,7 +98,7 @@ func (l *ledger) apiTrouble() *source.Exhausted {
 	}
 	err := l.synced.trouble[slices.Min(slices.Collect(maps.Keys(l.synced.trouble)))]
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/pool-mode", err), Err: err}
+		return &source.Exhausted{Reason: "permission", Message: fmt.Sprintf("the Kubernetes API refuses berthd: %v: apply deploy/chart", err), Err: err}
 	}
 	return &source.Exhausted{Reason: "unreachable", Message: fmt.Sprintf("the Kubernetes API cannot be used: %v: is the API server reachable from this node?", err), Err: err}
 }

@@ -44,7 +44,7 @@ func (r *run) ask(ctx context.Context, prefix string, n int) error {
 
 func nodeName(prefix string, i int) string { return fmt.Sprintf("%sbench-%05d", prefix, i) }
 
-// operatorAccount is that of deploy/pool-mode.
+// operatorAccount is that of the chart.
 var operatorAccount = types.NamespacedName{Namespace: "kube-system", Name: "berth-operator"}
 
 // asOperator is a client with the rights of the operator, the only one who may

@@ -4,7 +4,6 @@ package sourcenode
 
 import (
 	"context"
-	"io/fs"
 	"testing"
 	"time"
 
@@ -26,12 +25,12 @@ const (
 	Longest = 3 * time.Minute
 )
 
-// Main runs a package's tests with a control plane that has Berth's CRDs and these
-// roles and policies, for TestMain. Child is what a child of package crashsource
+// Main runs a package's tests with a control plane that has Berth's CRDs and the
+// roles and policies of a mode, for TestMain. Child is what a child of package crashsource
 // does. It returns the exit code.
-func Main[T any](m *testing.M, roles fs.FS, child func(T) error) int {
+func Main[T any](m *testing.M, mode string, child func(T) error) int {
 	return crashsource.Main(func() int {
-		return harness.Kube(m.Run, func() error { return harness.ControlPlane.Apply(context.Background(), roles) })
+		return harness.Kube(m.Run, func() error { return harness.ApplyAccess(context.Background(), mode) })
 	}, child)
 }
 

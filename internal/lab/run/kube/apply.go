@@ -24,6 +24,11 @@ func (c *ControlPlane) Apply(ctx context.Context, files fs.FS) error {
 	if err != nil {
 		return err
 	}
+	return c.ApplyObjects(ctx, objects)
+}
+
+// ApplyObjects is Apply for objects, in their order.
+func (c *ControlPlane) ApplyObjects(ctx context.Context, objects []*unstructured.Unstructured) error {
 	api, err := dynamic.NewForConfig(c.Config())
 	if err != nil {
 		return err
@@ -68,11 +73,10 @@ func apply(ctx context.Context, target dynamic.ResourceInterface, o *unstructure
 }
 
 // readObjects reads every object of the *.yaml files, in order of their names.
-// A kustomization.yaml lists files and is none of the API's.
 func readObjects(files fs.FS) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || path.Ext(name) != ".yaml" || path.Base(name) == "kustomization.yaml" {
+		if err != nil || entry.IsDir() || path.Ext(name) != ".yaml" {
 			return err
 		}
 		f, err := files.Open(name)

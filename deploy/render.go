@@ -1,0 +1,141 @@
+package deploy
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/loader/archive"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// Release is one installation of the chart.
+type Release struct {
+	Name      string         // "berth" if empty
+	Namespace string         // "kube-system" if empty
+	Values    map[string]any // over those of chart/values.yaml, by the same names
+}
+
+// The modes of the chart.
+const (
+	NodeMode     = "node"     // ENIs, by each node's own berthd
+	OperatorMode = "operator" // ENIs, by berth-operator for all nodes
+	PoolMode     = "pool"     // blocks of address pools, by berth-operator
+)
+
+// InMode is a release with nothing said but a mode and a cluster's name.
+func InMode(mode, cluster string) Release {
+	return Release{Values: map[string]any{"mode": mode, "clusterName": cluster}}
+}
+
+// Render is what `helm install` gives to the API server for a release, in the
+// order in which Helm does: kinds and accounts before what uses them. It fails as
+// Helm does on values that the chart's schema refuses, with their names. What was
+// rendered once is remembered; the result is the caller's.
+func Render(r Release) (Objects, error) {
+	key, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("values of the chart: %w", err)
+	}
+	made, _ := rendered.LoadOrStore(string(key), sync.OnceValues(func() (Objects, error) { return r.render() }))
+	objects, err := made.(func() (Objects, error))()
+	return objects.copy(), err
+}
+
+// rendered has, by release as JSON, what renders it once.
+var rendered sync.Map
+
+// Notes is what `helm install` tells the person who installed a release.
+func Notes(r Release) (string, error) {
+	texts, err := r.execute()
+	return texts[path.Join("berth", "templates", notes)], err
+}
+
+const notes = "NOTES.txt"
+
+func (r Release) render() (Objects, error) {
+	texts, err := r.execute()
+	if err != nil {
+		return nil, err
+	}
+	var objects Objects
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if path.Base(name) == notes {
+			continue
+		}
+		of, err := read(texts[name])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		objects = append(objects, of...)
+	}
+	objects.sort()
+	return objects, nil
+}
+
+// execute executes the templates, and returns what they make by their paths.
+func (r Release) execute() (map[string]string, error) {
+	c, err := load()
+	if err != nil {
+		return nil, fmt.Errorf("load the chart: %w", err)
+	}
+	options := common.ReleaseOptions{
+		Name: cmp.Or(r.Name, "berth"), Namespace: cmp.Or(r.Namespace, "kube-system"), Revision: 1, IsInstall: true,
+	}
+	values, err := util.ToRenderValues(c, r.Values, options, common.DefaultCapabilities)
+	if err != nil {
+		return nil, fmt.Errorf("values of the chart: %w", err)
+	}
+	texts, err := engine.Engine{}.RenderWithContext(context.Background(), c, values)
+	if err != nil {
+		return nil, fmt.Errorf("render the chart: %w", err)
+	}
+	return texts, nil
+}
+
+var load = sync.OnceValues(func() (*chart.Chart, error) {
+	var buffered []*archive.BufferedFile
+	err := fs.WalkDir(Chart(), ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		data, err := fs.ReadFile(Chart(), name)
+		buffered = append(buffered, &archive.BufferedFile{Name: name, Data: data})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return loader.LoadFiles(buffered)
+})
+
+// read reads the objects of a text.
+func read(text string) (Objects, error) {
+	var objects Objects
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(text), 4096)
+	for {
+		o := newObject()
+		if err := decoder.Decode(&o.Object); errors.Is(err, io.EOF) {
+			return objects, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(o.Object) > 0 { // nothing but comments
+			objects = append(objects, o)
+		}
+	}
+}
