@@ -40,7 +40,11 @@ system:serviceaccount:{{ $root.Release.Namespace }}:{{ (index $root.Values (inde
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
-{{- merge $settings (index $root.Values $program).settings | toYaml -}}
+{{- $settings = merge $settings (index $root.Values $program).settings -}}
+{{- if and $root.Values.monitoring.podMonitor.enabled (not (hasKey $settings "metrics-address")) -}}
+{{- $_ := set $settings "metrics-address" (printf "$(HOST_IP):%d" (ternary 61678 61680 (eq $program "daemon"))) -}}
+{{- end -}}
+{{- $settings | toYaml -}}
 {{- end -}}
 
 {{/*
@@ -67,6 +71,14 @@ variable, so it is an argument (berth.args).
 
 {{- define "berth.text" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* What the settings may refer to as $(HOST_IP), where metrics are scraped. */}}
+{{- define "berth.hostIP" -}}
+{{- if .Values.monitoring.podMonitor.enabled }}
+- name: HOST_IP
+  valueFrom: {fieldRef: {fieldPath: status.hostIP}}
+{{- end }}
 {{- end -}}
 
 {{/* Where the API server is, if that is not left to the Service. */}}
