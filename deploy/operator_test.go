@@ -79,9 +79,7 @@ func TestOperatorDeployment(t *testing.T) {
 	if len(c.Ports) != 2 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != fmt.Sprintf("127.0.0.1:%d", c.Ports[0].HostPort) {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if !asks(c.LivenessProbe, "/livez", cfg.HealthAddr, c.Ports) || !asks(c.ReadinessProbe, "/readyz", cfg.HealthAddr, c.Ports) {
-		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.HealthAddr)
-	}
+	checkProbes(t, c, cfg.HealthAddr)
 	if m := c.Resources.Limits.Memory().String(); m != "1Gi" {
 		t.Errorf("memory is limited to %q", m)
 	}

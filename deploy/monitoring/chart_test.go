@@ -99,7 +99,7 @@ func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job str
 	}
 	for _, want := range []string{
 		fmt.Sprintf(`{"containerPort":%d,"hostPort":%d,"name":"metrics"}`, port, port),
-		fmt.Sprintf(`{"name":"BERTH_METRICS_ADDRESS","value":"$(HOST_IP):%d"}`, port),
+		fmt.Sprintf(`{"name":"BERTH_METRICS_ADDRESS","value":"[$(HOST_IP)]:%d"}`, port),
 	} {
 		if !strings.Contains(string(container), want) {
 			t.Errorf("the container lacks %s", want)

@@ -28,15 +28,15 @@ func poolSettings(c *Config) []Setting {
 
 // routingTable takes the number of a table that the kernel does not look up by
 // itself: 253 to 255 are default, main and local (rtnetlink(7)).
-func routingTable(dst *int) func(string) error {
-	return func(s string) error {
+func routingTable(dst *int) parser {
+	return parser{func(s string) error {
 		v, err := strconv.Atoi(s)
 		if err != nil || v < 1 || v > math.MaxInt32 || v >= 253 && v <= 255 {
 			return fmt.Errorf("expected the number of a routing table from 1 to %d, but for 253 to 255, which the kernel uses", math.MaxInt32)
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Integer, Low: 1, High: math.MaxInt32}}
 }
 
 // withoutMeaningForPools finds settings that mean nothing where addresses come

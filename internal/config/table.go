@@ -17,8 +17,8 @@ type Setting struct {
 	Unit    string   // what a number counts; empty where the text says it
 	Doc     string   // one sentence or two, for the reference and --help
 
-	parse func(string) error // checks a text and stores it in the program's settings
-	bare  bool               // a flag that needs no value
+	parse parser // checks a text and stores it in the program's settings
+	bare  bool   // a flag that needs no value
 }
 
 const (
@@ -186,9 +186,9 @@ func servingSettings(c *Config) []Setting {
 func watchingSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: checked(&c.IntrospectionAddr, orEmpty(loopbackPort)),
-			Doc: "Where /ip-manager, /livez and /readyz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
+			Doc: "Where /ip-manager, /livez, /readyz and /startupz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
 		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: checked(&c.MetricsAddr, orEmpty(hostPort)),
-			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}

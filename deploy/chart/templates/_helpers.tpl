@@ -32,60 +32,90 @@
 system:serviceaccount:{{ $root.Release.Namespace }}:{{ (index $root.Values (index . 1)).serviceAccount.name }}
 {{- end -}}
 
-{{/* All settings of a program, by name: list ROOT PROGRAM. */}}
+{{/*
+All settings of a program, by name: list ROOT PROGRAM PORT, of which the port is
+that of its metrics. What the values say wins over what the mode does by default;
+the schema lets them say nothing of what makes the mode.
+*/}}
 {{- define "berth.settings" -}}
 {{- $root := index . 0 -}}{{- $program := index . 1 -}}
 {{- $mode := include "berth.mode" $root | fromYaml -}}
-{{- $settings := deepCopy (get $mode $program) -}}
+{{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
-{{- $settings = merge $settings (index $root.Values $program).settings -}}
-{{- if and $root.Values.monitoring.podMonitor.enabled (not (hasKey $settings "metrics-address")) -}}
-{{- $_ := set $settings "metrics-address" (printf "$(HOST_IP):%d" (ternary 61678 61680 (eq $program "daemon"))) -}}
+{{- if not (hasKey $settings "metrics-address") -}}
+{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" (eq (include "berth.onNodeAddress" $root) "true")) (index . 2)) -}}
 {{- end -}}
-{{- $settings | toYaml -}}
+{{- merge $settings (get $mode $program) | toYaml -}}
 {{- end -}}
 
 {{/*
-Settings as environment variables: the settings as YAML. Numbers of values are
-floats: what is whole is written so. An empty text counts as not set in a
+Settings, as YAML, as environment variables. An empty text counts as not set in a
 variable, so it is an argument (berth.args).
 */}}
 {{- define "berth.env" -}}
 {{- range $name, $value := fromYaml . }}
-{{- if ne (toString $value) "" }}
+{{- with include "berth.text" $value }}
 - name: BERTH_{{ $name | upper | replace "-" "_" }}
-  value: {{ include "berth.text" $value | quote }}
+  value: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
 {{- define "berth.args" -}}
 {{- range $name, $value := fromYaml . }}
-{{- if eq (toString $value) "" }}
+{{- if not (include "berth.text" $value) }}
 - --{{ $name }}=
 {{- end }}
 {{- end }}
 {{- end -}}
 
+{{/* A value as text: lists and tags as the programs read them. */}}
 {{- define "berth.text" -}}
-{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- if kindIs "slice" . }}{{ join "," . }}
+{{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%v" $key $value) }}{{ end }}{{ join "," $pairs }}
+{{- else if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}
+{{- else }}{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* What the settings may refer to as $(HOST_IP), where metrics are scraped. */}}
-{{- define "berth.hostIP" -}}
-{{- if .Values.monitoring.podMonitor.enabled }}
+{{/* The port at the end of an address. */}}
+{{- define "berth.port" -}}{{- regexFind "[0-9]+$" . -}}{{- end -}}
+
+{{/* The host before it, this machine if there is none. */}}
+{{- define "berth.host" -}}{{- regexReplaceAll ":[0-9]+$" . "" | trimAll "[]" | default "127.0.0.1" -}}{{- end -}}
+
+{{/* Labels that pods have from the chart: nothing that an upgrade without need changes. */}}
+{{- define "berth.podLabels" -}}
+{{- $root := index . 0 -}}
+{{- merge (dict "app.kubernetes.io/name" (index . 1) "app.kubernetes.io/part-of" "berth" "app.kubernetes.io/instance" $root.Release.Name) (index . 2) $root.Values.commonLabels | toYaml -}}
+{{- end -}}
+
+{{/* Environment variables before those of the settings: list ROOT EXTRA. */}}
+{{- define "berth.extraEnv" -}}
+{{- $root := index . 0 -}}
+{{- with index . 1 }}
+{{ toYaml . }}
+{{- end }}
+{{- if include "berth.onNodeAddress" $root }}
 - name: HOST_IP
   valueFrom: {fieldRef: {fieldPath: status.hostIP}}
 {{- end }}
+{{- with include "berth.apiServer" $root }}
+{{- . }}
+{{- end }}
+{{- end -}}
+
+{{/* Not empty where metrics are at the node's address: a PodMonitor reaches no other. */}}
+{{- define "berth.onNodeAddress" -}}
+{{- if or .Values.metrics.onNodeAddress .Values.monitoring.podMonitor.enabled }}true{{ end -}}
 {{- end -}}
 
 {{/* Where the API server is, if that is not left to the Service. */}}
 {{- define "berth.apiServer" -}}
 {{- with .Values.apiServer }}
 {{- if .host }}
-- name: KUBERNETES_SERVICE_HOST # the API server itself, not the Service
+- name: KUBERNETES_SERVICE_HOST # client-go's, which the kubelet sets to the Service's
   value: {{ .host | quote }}
 - name: KUBERNETES_SERVICE_PORT
   value: {{ include "berth.text" .port | quote }}
