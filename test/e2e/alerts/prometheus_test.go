@@ -27,9 +27,7 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// faster is by how much durations of the rules are divided: a scrape each half
-// second stands for one in 30 s.
-const faster = 60
+const rulesFile = "deploy/chart/files/monitoring/rules.yaml"
 
 // prometheus is a real one, in the namespace of a lab's router.
 type prometheus struct {
@@ -53,12 +51,13 @@ func tool(t *testing.T, program string) string {
 }
 
 // watch starts a Prometheus that scrapes all daemons and operators of a lab, and
-// waits until it has done so for a while.
-func watch(t *testing.T, l *lab.Lab) *prometheus {
+// waits until it has done so for a while. Durations of the rules are divided by
+// faster; with 60 a scrape each half second stands for one in 30 s.
+func watch(t *testing.T, l *lab.Lab, faster int) *prometheus {
 	t.Helper()
 	lint(t, l)
 	p := &prometheus{l: l, dir: t.TempDir(), fired: map[string]bool{}}
-	rules, err := os.Open(filepath.Join(harness.Tree(), "deploy/chart/files/monitoring/rules.yaml"))
+	rules, err := os.Open(filepath.Join(harness.Tree(), rulesFile))
 	harness.OK(t, err)
 	defer rules.Close()
 	scale := exec.CommandContext(t.Context(), tool(t, "promexpr"), "scale", fmt.Sprint(faster))
