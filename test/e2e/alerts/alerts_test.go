@@ -203,12 +203,11 @@ func TestAlertsOfOperators(t *testing.T) {
 
 	t.Log("no API server")
 	harness.OK(t, l.Kube.KillAPIServer())
-	for _, n := range l.Nodes() {
-		meanwhile(t, func(ctx context.Context, i int) { // a node reports what its pods change
-			name := fmt.Sprintf("pod-%d", i)
-			if _, err := n.AddPod(ctx, name, node.PodOptions{Once: true}); err == nil {
-				_ = n.DelPod(ctx, name)
-			}
+	for _, n := range l.Nodes() { // which report what comes and goes
+		b, list := harness.NewSandbox(t, n), harness.Network(t, "1.1.0", "berth", harness.Plugin(n, nil))
+		meanwhile(t, func(ctx context.Context, _ int) {
+			_, _ = b.CNI.AddNetworkList(ctx, list, b.RuntimeConf)
+			_ = b.CNI.DelNetworkList(ctx, list, b.RuntimeConf)
 		})
 	}
 	p.fires(t, "BerthNodeReportsFail")
