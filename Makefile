@@ -74,6 +74,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes
 	@hack/deps.sh test e2e
+	@hack/tool.sh multuscni multus >/dev/null
 	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh ./test/e2e/... -timeout 60m $(TEST_FLAGS)
 
 # Only what the chosen groups need is built: the control plane alone takes

@@ -60,9 +60,11 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags that documents name and that are of programs of others, and
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
-	"build-arg": "docker", "server-side": "kubectl", "tags": "git", "always": "git", "output": "aws",
+	"multus-conf-file": "Multus",
+	"build-arg":        "docker", "server-side": "kubectl", "tags": "git", "always": "git", "output": "aws",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
-	"previous": "kubectl", "filters": "aws", "reuse-values": "helm", "set": "helm",
+	"previous": "kubectl", "filters": "aws",
+	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables of the environment that are no settings of a program.

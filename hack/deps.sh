@@ -30,6 +30,8 @@ packages() {
 	e2e) cat <<-EOF ;;
 		containerd   containerd
 		runc         runc
+		podman       podman
+		conmon       conmon
 	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler

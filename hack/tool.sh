@@ -15,6 +15,7 @@ module=$1 program=$2
 # slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
+	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	prometheus) echo ", which takes one to two minutes" ;;
 	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
@@ -23,11 +24,9 @@ slow() {
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if package=$(cd "$dir" && go list tool | grep "/$program\$"); then
-	:
-elif [ "$module" = "$program" ]; then
+if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
 	package=.
-else
+elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi

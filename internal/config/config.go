@@ -65,11 +65,12 @@ type Config struct {
 	DeleteOnTermination bool
 
 	// Address pools
-	BlockWatermark     int // percent of a block
-	BlockReleaseDelay  time.Duration
-	BlockClaimInterval time.Duration
-	ExportTable        int
-	WithdrawOnExit     bool
+	BlockWatermark          int // percent of a block
+	BlockReleaseDelay       time.Duration
+	BlockClaimInterval      time.Duration
+	ExportTable             int
+	WithdrawOnExit          bool
+	IgnoreUntoldAnnotations bool
 
 	// Cloud
 	EC2Endpoint  string
@@ -80,7 +81,8 @@ type Config struct {
 	// Data path
 	ExternalSNAT     bool
 	ExcludeSNATCIDRs []netip.Prefix
-	MTU              int   // bytes; 0: the primary link's
+	MTU              int // bytes; 0: the primary link's
+	SysctlDir        string
 	BlockMetadata    *bool // nil: not set, see BlocksMetadata
 	MaxConnections   int   // of one pod; 0: no limit
 	MarkShift        int
@@ -105,6 +107,8 @@ type Config struct {
 	CNIConfDir  string
 	CNIConfName string
 	CNIPlugin   string
+	CNIVolatile bool
+	CNIBundle   string // empty: beside berthd
 	CNIVersion  string
 	CNINetwork  string
 	CNIChain    []string
@@ -178,6 +182,7 @@ func (c *Config) contradictions() []error {
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
+		{c.IPAM != IPAMPool && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})

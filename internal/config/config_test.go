@@ -64,7 +64,7 @@ func TestDefaults(t *testing.T) {
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
 		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
-		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
@@ -230,6 +230,7 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
 		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
+		"--ignore-untold-annotations":                                             "--ignore-untold-annotations needs --ipam=pool",
 		"--ipam=eni-operator --export-table=7":                                    "--export-table needs --ipam=pool",
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
 		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",

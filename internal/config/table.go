@@ -163,6 +163,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
 		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
 			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
+		{Flag: "sysctl-dir", Default: "/proc/sys", parse: absolutePath(&c.SysctlDir, false),
+			Doc: "Folder where the kernel's settings are written. A container that is not privileged has /proc/sys read-only; the chart mounts the node's net at another place."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
@@ -216,11 +218,15 @@ func installSettings(c *Config) []Setting {
 			Doc: "Name of the configuration file, ending in .conflist. Where there are several, runtimes take the one whose name sorts first."},
 		{Flag: "cni-plugin", parse: absolutePath(&c.CNIPlugin, true),
 			Doc: "The plugin binary to install. Default: berth, beside berthd's own binary."},
-		{Flag: "cni-version", Default: "1.0.0", parse: oneOf(&c.CNIVersion, "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
-			Doc: "CNI version of the installed configuration."},
+		{Flag: "cni-conf-volatile", Default: "true", bare: true, parse: boolean(&c.CNIVolatile),
+			Doc: "Keep the configuration beside the socket, on a tmpfs, and have only a link to it in cni-conf-dir. So a node that has rebooted takes no pods before berthd has set it up. Turn it off where something in a container reads or edits the file in cni-conf-dir, and does not see the socket's folder."},
+		{Flag: "cni-bundle-dir", parse: absolutePath(&c.CNIBundle, true),
+			Doc: "Folder of plugins that come with berthd: those of cni-chain, and loopback, are copied to cni-bin-dir if it lacks them. Files of others are left alone. Default: cni, beside berthd's own binary."},
+		{Flag: "cni-version", Default: "auto", parse: oneOf(&c.CNIVersion, "auto", "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
+			Doc: "CNI version of the installed configuration. auto offers the runtime all versions that the chained plugins speak, of which it takes the newest that it knows itself. With a version, plugins that do not speak it are left out."},
 		{Flag: "cni-network", Default: "berth", parse: checked(&c.CNINetwork, fileName),
 			Doc: "Network name of the installed configuration."},
 		{Flag: "cni-chain", Default: "portmap,bandwidth", parse: list(&c.CNIChain, fileName),
-			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir is left out."},
+			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir, or does not work, is left out."},
 	}
 }

@@ -117,7 +117,7 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 		return lease, nil
 	}
 	if d.draining.Err() != nil {
-		return lease, failf(types.ErrTryAgainLater, "draining", "berthd is being restarted; try again")
+		return lease, &Failure{Code: types.ErrTryAgainLater, Reason: "draining", Message: "berthd is being restarted; try again", Ending: true}
 	}
 	if ctx.Err() != nil {
 		return lease, context.Cause(ctx)

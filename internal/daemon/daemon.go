@@ -43,8 +43,8 @@ type Options struct {
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
-	// is. It may return a remark for the condition. Optional.
-	Install func(context.Context) (remark string, err error)
+	// is. Optional.
+	Install func(context.Context) (Installation, error)
 
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
@@ -64,6 +64,12 @@ type Options struct {
 
 	// InspectNetns identifies a network namespace; optional, for tests without one.
 	InspectNetns func(path string) (datapath.NetnsID, error)
+}
+
+// Installation is what may be said of plugin and configuration that are in place.
+type Installation struct {
+	Remark  string // for the condition that they are
+	LeftOut string // which plugins of the chain could not be used, and why; empty: none
 }
 
 // kernelTimeout bounds the kernel work of one ADD or DEL. It is netlink on

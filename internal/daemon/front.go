@@ -162,8 +162,11 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	if d := f.admitted(); d != nil {
 		return d.observe(ctx, verb, req, handle)
 	}
-	if verb == "Status" {
+	switch verb {
+	case "Status":
 		return f.statusWhileStarting()
+	case "GC": // does not wait: its list would lack what is added meanwhile
+		return nil, f.starting(verb, 0)
 	}
 	patience := ctx
 	if verb == "Add" {
@@ -181,10 +184,15 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	case <-patience.Done():
 		return nil, failureOf(context.Cause(patience)).GRPCStatus().Err()
 	case <-f.Clock.After(wait):
-		e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
-		f.Metrics.observeCall(verb, "failure", e.Reason, wait)
-		return nil, e.GRPCStatus().Err()
+		return nil, f.starting(verb, wait)
 	}
+}
+
+// starting refuses a call that waited for the daemon for so long.
+func (f *Front) starting(verb string, waited time.Duration) error {
+	e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
+	f.Metrics.observeCall(verb, "failure", e.Reason, waited)
+	return e.GRPCStatus().Err()
 }
 
 // statusWhileStarting does not fail within the restart of a node that could

@@ -26,11 +26,15 @@ type Request struct {
 	Wish Wish
 }
 
-// Wish is what the pod's annotations ask for, in the runtime's words: on its own
-// node the runtime speaks for every pod.
+// Wish is what a user asks for, in the runtime's words: on its own node the
+// runtime speaks for every pod.
 type Wish struct {
-	Told bool   // the runtime tells annotations; else nothing is known of them
-	Pool string // that berth.dev/pool names; empty without
+	Told bool   // the runtime tells the pod's annotations; else nothing is known of them
+	Pool string // that the annotation berth.dev/pool names; empty without
+	// NetworkPool is the pool that the network's configuration names; empty
+	// without. It comes before the annotation, and is as much a user's word: Multus
+	// takes configurations from objects in the pods' namespaces.
+	NetworkPool string
 }
 
 // Source hands out addresses. All methods may be called concurrently.

@@ -40,6 +40,9 @@ the schema lets them say nothing of what makes the mode.
 {{- define "berth.settings" -}}
 {{- $root := index . 0 -}}{{- $program := index . 1 -}}
 {{- $mode := include "berth.mode" $root | fromYaml -}}
+{{- if not (semverCompare (printf ">=%s" $mode.kubernetes) $root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "mode %s needs Kubernetes %s or later, and this is %s" $root.Values.mode ($mode.kubernetes | trimSuffix ".0-0") $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}

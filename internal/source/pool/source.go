@@ -48,6 +48,9 @@ type Config struct {
 	// ClaimInterval is how often blocks are claimed while the Node is missing;
 	// 0: 20 s.
 	ClaimInterval time.Duration
+	// IgnoreUntold takes pods whose annotations the runtime does not tell for ones
+	// without.
+	IgnoreUntold bool
 
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
@@ -124,7 +127,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	s := &Source{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
 		wake: retry.NewSignal(), commit: retry.NewSignal(),
-		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay}),
+		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, ignoreUntold: cfg.IgnoreUntold}),
 	}
 	s.load()
 	return s, nil

@@ -29,7 +29,7 @@ func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
 	if !l.synced.mayChoose() {
 		return exhausted("starting", "the API server has not told yet which namespaces and pools there are")
 	}
-	if _, _, why := choose(l.world, w.Request.Pod, w.Request.Wish); why != nil {
+	if _, _, why := choose(l.world, w.Request.Pod, l.told(w.Request.Wish)); why != nil {
 		return why
 	}
 	return exhausted("starting", "the pod's pool was not known in time")
