@@ -2,7 +2,7 @@
 # Prints the path of a Go program from a module under tools/, after building it
 # when this machine has not built that version before. The program is one that
 # the module pins with a tool line, or the module itself. A module's file
-# "ldflags" holds further flags of the linker.
+# "ldflags" holds further flags of the linker, a file "tags" build tags.
 #
 #   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
@@ -17,6 +17,7 @@ slow() {
 	case $1 in
 	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
+	prometheus) echo ", which takes one to two minutes" ;;
 	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
 	esac
 }
@@ -39,7 +40,7 @@ if [ ! -x "$binary" ]; then
 	trap 'exit 130' INT TERM HUP
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
 	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
-		go -C "$dir" build -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+		go -C "$dir" build -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 fi
 echo "$binary"

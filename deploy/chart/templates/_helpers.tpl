@@ -64,7 +64,7 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
 {{- if not (hasKey $settings "metrics-address") -}}
-{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" $root.Values.metrics.onNodeAddress) (index . 2)) -}}
+{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" (eq (include "berth.onNodeAddress" $root) "true")) (index . 2)) -}}
 {{- end -}}
 {{- merge $settings (get $mode $program) | toYaml -}}
 {{- end -}}
@@ -116,13 +116,18 @@ variable, so it is an argument (berth.args).
 {{- with index . 1 }}
 {{ toYaml . }}
 {{- end }}
-{{- if $root.Values.metrics.onNodeAddress }}
+{{- if include "berth.onNodeAddress" $root }}
 - name: HOST_IP
   valueFrom: {fieldRef: {fieldPath: status.hostIP}}
 {{- end }}
 {{- with include "berth.apiServer" $root }}
 {{- . }}
 {{- end }}
+{{- end -}}
+
+{{/* Not empty where metrics are at the node's address: a PodMonitor reaches no other. */}}
+{{- define "berth.onNodeAddress" -}}
+{{- if or .Values.metrics.onNodeAddress .Values.monitoring.podMonitor.enabled }}true{{ end -}}
 {{- end -}}
 
 {{/* Where the API server is, if that is not left to the Service. */}}
