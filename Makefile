@@ -7,17 +7,26 @@ SHELL := bash
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSION ?= $(shell git describe --tags --always --dirty --abbrev=12 2>/dev/null || echo dev)
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), or "pool": addresses of pools in place of
-# EC2's. The last two build a Kubernetes control plane the first
-# time. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
+# EC2's. The last two build a Kubernetes control plane the first time. "cluster" is a
+# whole cluster with containerd, kubelet and kube-proxy on its nodes, CLUSTER_MODE is
+# where its addresses come from, and CONTAINERD=2 takes containerd 2 in place of
+# Debian's. KEEP=1 leaves the lab up, DEMO_FLAGS are further flags of `vpclab demo`.
 MODE       ?= node
+CLUSTER_MODE ?= node
+CONTAINERD ?=
 KEEP       ?=
 DEMO_FLAGS ?=
+
+# make images: what comes before the images' names, and their tag, by default
+# the version.
+IMAGE_PREFIX ?=
+IMAGE_TAG    ?=
 
 # make test: PKG narrows the packages, TEST_FLAGS are further flags of `go test`;
 # make bench: BENCH_FLAGS are flags of the bench program, such as -only.
@@ -25,6 +34,11 @@ PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
+
+# make conformance: one cluster after the other in each of these modes;
+# CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
+CONFORMANCE_MODES ?= node operator pool
+CONFORMANCE_FLAGS ?=
 
 # make soak: until SOAK_TIME is over or each mode has SOAK_OPS operations;
 # SOAK_MODE is the only mode, SOAK_SEED that of the first round.
@@ -60,12 +74,31 @@ chart: ## Package the Helm chart of this version into dist/
 	@version=$(VERSION:v%=%); [[ $$version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$$version; \
 	"$$(hack/tool.sh helm helm)" package deploy/chart --version "$$version" --app-version "$(VERSION)" --destination dist
 
+.PHONY: images
+images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)
+	@hack/images.sh -version $(VERSION) -- $(if $(IMAGE_PREFIX),-prefix $(IMAGE_PREFIX)) $(if $(IMAGE_TAG),-tag $(IMAGE_TAG))
+
+# For nodes of a lab: Berth's own, and those that hack/lab-images.sh has for clusters.
+.PHONY: lab-images
+lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders
+	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
+	@echo dist/lab-images
+	@hack/lab-images.sh
+
+.PHONY: check-images
+check-images: ## Fail when the images depend on anything but the sources
+	@hack/check-images.sh
+
 .PHONY: demo
-demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, KEEP=1)
+demo: ## Raise a VPC on this machine, run pods in it, and show that they reach each other (also MODE=operator, MODE=pool, MODE=cluster, KEEP=1)
+ifeq ($(MODE),cluster)
+	@CONTAINERD="$(CONTAINERD)" hack/cluster-demo.sh $(CLUSTER_MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+else
 	@hack/deps.sh demo $(filter pool,$(MODE))
 	@$(MAKE) build
 	@$(if $(filter operator pool,$(MODE)),KUBEBUILDER_ASSETS=$$(hack/kubebox.sh);) \
 	$(AS_ROOT) env KUBEBUILDER_ASSETS="$$KUBEBUILDER_ASSETS" bin/vpclab demo --mode $(MODE) $(if $(KEEP),--keep) $(DEMO_FLAGS)
+endif
 
 .PHONY: test
 test: ## Run all tests with the race detector
@@ -78,11 +111,31 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 	@hack/soak.sh -soak.time=$(SOAK_TIME) $(if $(SOAK_OPS),-soak.ops=$(SOAK_OPS)) \
 		$(if $(SOAK_MODE),-soak.mode=$(SOAK_MODE)) $(if $(SOAK_SEED),-soak.seed=$(SOAK_SEED))
 
+# Tests of whole clusters are given what takes no network to be had (see
+# test/cluster). They want the machine for themselves, so they go one after the other.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes
-	@hack/deps.sh test e2e
+e2e: ## Run the tests against real container runtimes, and those of whole clusters
+	@hack/deps.sh test e2e cluster
 	@hack/tool.sh multuscni multus >/dev/null
-	@GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh ./test/e2e/... -timeout 60m $(TEST_FLAGS)
+	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
+	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$$program" >/dev/null; done; \
+	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
+	BERTH_LAB_IMAGES="$$images" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh "./test/e2e/... ./test/cluster/..." -timeout 60m $(TEST_FLAGS)
+
+.PHONY: conformance
+conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
+	@status=0; hack/conformance.sh "$(CONFORMANCE_MODES)" -record test/upstream/results $(CONFORMANCE_FLAGS) || status=$$?; \
+	$(MAKE) conformance-page || status=$$?; exit $$status
+
+.PHONY: conformance-page
+conformance-page: ## Write what make conformance recorded into docs/conformance.md
+	@go run ./test/upstream -record test/upstream/results -page docs/conformance.md
+
+# A part of it that is bounded to minutes, and records nothing.
+.PHONY: conformance-short
+conformance-short:
+	@hack/conformance.sh node -groups short -limit 10m
 
 # Only what the chosen groups need is built: the control plane alone takes
 # minutes. The reference plugins are built like Berth, by the same toolchain.
@@ -108,11 +161,12 @@ lint: check-format check-docs vet golangci ## Check formatting, documents, go ve
 check-docs:
 	hack/check-docs.sh
 
-# Not kubebox, which is one file: vet would compile all of Kubernetes for it.
+# Not kubebox and coredns, which are one file each: vet would compile all of
+# Kubernetes and CoreDNS for them.
 .PHONY: vet
 vet:
 	go vet ./...
-	for module in $$(dirname tools/*/*.go | sort -u); do [ "$$module" = tools/kubebox ] || go -C "$$module" vet ./...; done
+	for module in $$(dirname tools/*/*.go | sort -u); do case $$module in tools/kubebox | tools/coredns) ;; *) go -C "$$module" vet ./... ;; esac; done
 
 .PHONY: golangci
 golangci:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
@@ -262,46 +262,61 @@ func decode(t *testing.T, data []byte) (v any) {
 	return v
 }
 
-// The images are built by the Go version of go.mod, and have the programs where
-// they are looked for: the plugin beside berthd, which installs it.
-func TestDockerfilesHaveThePrograms(t *testing.T) {
-	for file, programs := range map[string][]string{
-		"node-mode/Dockerfile":     {"berthd", "berth", "berthctl"},
-		"operator-mode/Dockerfile": {"berth-operator"},
-	} {
-		text := string(readFile(t, file))
-		mod := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindSubmatch(readFile(t, "../go.mod"))
-		if mod == nil || !strings.Contains(text, "FROM golang:"+string(mod[1])+" AS build") {
-			t.Errorf("%s is not FROM golang:%s", file, mod[1])
-		}
-		copied := regexp.MustCompile(`/src/bin/[\w-]+`).FindAllString(text, -1)
-		for _, program := range programs {
-			if !slices.Contains(copied, "/src/bin/"+program) {
-				t.Errorf("%s is not in the image of %s", program, file)
+// imagesSpec is deploy/images.yaml, as far as it must fit the programs and manifests.
+type imagesSpec struct {
+	Images []struct {
+		Name       string   `json:"name"`
+		Entrypoint []string `json:"entrypoint"`
+		User       string   `json:"user"`
+		Files      []struct {
+			To   string `json:"to"`
+			From string `json:"from"`
+		} `json:"files"`
+	} `json:"images"`
+}
+
+// The images have the programs where they are looked for: the plugin beside
+// berthd, which installs it.
+func TestImagesHaveThePrograms(t *testing.T) {
+	programs := map[string][]string{"berth-node": {"berthd", "berth", "berthctl"}, "berth-operator": {"berth-operator"}}
+	var spec imagesSpec
+	if err := yaml.Unmarshal(readFile(t, "images.yaml"), &spec); err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range spec.Images {
+		want := programs[image.Name]
+		delete(programs, image.Name)
+		var has []string
+		for _, f := range image.Files {
+			if name, found := strings.CutPrefix(f.From, "$ARCH/"); found && f.To == "/"+name {
+				has = append(has, name)
+				if _, err := os.Stat("../cmd/" + name); err != nil {
+					t.Error(err)
+				}
 			}
-			if _, err := os.Stat("../cmd/" + program); err != nil {
-				t.Error(err)
-			}
 		}
-		if !strings.Contains(text, "ENTRYPOINT [\"/"+programs[0]+"\"]") || !strings.Contains(text, "-f deploy/"+file+" ") {
-			t.Errorf("%s does not start %s, or says otherwise how it is built", file, programs[0])
+		if !slices.Equal(has, want) || !slices.Equal(image.Entrypoint, []string{"/" + want[0]}) {
+			t.Errorf("image %s has %q and starts %q, expected %q and the first of them", image.Name, has, image.Entrypoint, want)
 		}
+	}
+	for name := range programs {
+		t.Errorf("there is no image %s", name)
 	}
 }
 
-// What the chart runs unless told otherwise is what the Dockerfiles say they build.
-func TestManifestsRunTheImagesOfTheDockerfiles(t *testing.T) {
+// What the chart runs unless told otherwise is what `make images` makes.
+func TestManifestsRunTheImages(t *testing.T) {
 	for _, tc := range []struct {
-		pod        corev1.PodSpec
-		dockerfile string
+		pod   corev1.PodSpec
+		image string
 	}{
-		{daemonSet(t, deploy.NodeMode).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{daemonSet(t, deploy.OperatorMode).Spec.Template.Spec, "node-mode/Dockerfile"},
-		{operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
-		{operatorDeployment(t, deploy.PoolMode).Spec.Template.Spec, "operator-mode/Dockerfile"},
+		{daemonSet(t, deploy.NodeMode).Spec.Template.Spec, "berth-node"},
+		{daemonSet(t, deploy.OperatorMode).Spec.Template.Spec, "berth-node"},
+		{operatorDeployment(t, deploy.OperatorMode).Spec.Template.Spec, "berth-operator"},
+		{operatorDeployment(t, deploy.PoolMode).Spec.Template.Spec, "berth-operator"},
 	} {
-		if image := onlyContainer(t, tc.pod).Image; !strings.Contains(string(readFile(t, tc.dockerfile)), " -t "+image+" .") {
-			t.Errorf("the chart runs %s, which is not what %s makes", image, tc.dockerfile)
+		if image := onlyContainer(t, tc.pod).Image; image != tc.image+":dev" {
+			t.Errorf("the chart runs %s, expected %s", image, tc.image+":dev")
 		}
 	}
 }

@@ -33,6 +33,24 @@ packages() {
 		podman       podman
 		conmon       conmon
 	EOF
+	cluster) cat <<-EOF ;;
+		containerd   containerd
+		runc         runc
+		nft          nftables
+		iptables     iptables
+		ip           iproute2
+		/usr/lib/cni/portmap    containernetworking-plugins
+	EOF
+	lab-images) cat <<-EOF ;;
+		bash      bash
+		busybox   busybox-static
+		curl      curl
+		dig       bind9-dnsutils
+		getent    libc-bin
+		ip        iproute2
+		nc.openbsd   netcat-openbsd
+		timeout   coreutils
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF

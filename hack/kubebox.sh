@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Prints the folder of a real Kubernetes control plane: etcd, kube-apiserver,
-# kube-controller-manager and kube-scheduler. KUBEBUILDER_ASSETS names one that
-# is there already; else it is built once for this machine (tools/kubebox).
+# Prints the folder of a real Kubernetes: etcd, kube-apiserver,
+# kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl.
+# KUBEBUILDER_ASSETS names one that is there already; else it is built once for
+# this machine (tools/kubebox).
 set -euo pipefail
 
 if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
-	for name in etcd kube-apiserver kube-controller-manager kube-scheduler; do
+	for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy; do
 		[ ! -x "$KUBEBUILDER_ASSETS/$name" ] || continue
 		echo "KUBEBUILDER_ASSETS is $KUBEBUILDER_ASSETS, which has no program $name." >&2
 		case $name in
@@ -22,9 +23,8 @@ fi
 cd "$(dirname "$0")/.."
 binary=$(hack/tool.sh kubebox kubebox)
 folder=$(dirname "$binary")
-# The program goes by the name it is started with. envtest wants to see a
-# kubectl, and never runs it.
-for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl; do
+# The program goes by the name it is started with.
+for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
 	[ -e "$folder/$name" ] || ln -sf kubebox "$folder/$name"
 done
 echo "$folder"

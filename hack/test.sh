@@ -54,7 +54,7 @@ others=$(grep -vxFf <(echo "$kube") <<<"$all" || [ $? = 1 ])
 status=0
 if [ "$patterns" = ./... ]; then
 	go build ./... # also what no test links
-	go -C tools/testrun test ./... || status=$?
+	for module in tools/testrun tools/images; do go -C "$module" test ./... || status=$?; done
 fi
 
 # Results are never taken from the cache: the kernel and the programs that the

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Prints the path of a Go program from a module under tools/, after building it
 # when this machine has not built that version before. The program is one that
-# the module pins with a tool line, or the module itself. A module's file
-# "ldflags" holds further flags of the linker, a file "tags" build tags.
+# the module pins with a tool line, or the module itself; NAME.test is the test
+# program of the package NAME of a tool line. A module's file "ldflags" holds
+# further flags of the linker, a file "tags" build tags.
 #
 #   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
@@ -18,13 +19,18 @@ slow() {
 	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	prometheus) echo ", which takes one to two minutes" ;;
-	kubebox) echo " (etcd and Kubernetes' control plane), which takes 5 to 10 minutes" ;;
+	coredns) echo ", which takes one to two minutes" ;;
+	containerd) echo ", which takes about a minute" ;;
+	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
+	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
 }
 root=$(cd "$(dirname "$0")/.." && pwd)
 dir=$root/tools/$module
 
-if [ "$module" = "$program" ] && compgen -G "$dir/*.go" >/dev/null; then
+if package=$(cd "$dir" && go list tool 2>/dev/null | grep "/${program%.test}\$"); then
+	:
+elif [ "$module" = "$program" ]; then
 	package=.
 elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
@@ -38,9 +44,11 @@ if [ ! -x "$binary" ]; then
 	mkdir -p "$cache"
 	trap 'rm -f "$binary.$$"' EXIT
 	trap 'exit 130' INT TERM HUP
+	build=(build)
+	[ "$program" = "${program%.test}" ] || build=(test -c)
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
 	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
-		go -C "$dir" build -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+		go -C "$dir" "${build[@]}" -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 fi
 echo "$binary"

@@ -25,7 +25,11 @@ func absDir(dir string) (string, error) {
 
 // absolute makes paths independent of the directory that the command runs in.
 func (f *labFlags) absolute() error {
-	for _, p := range []*string{&f.dir, &f.specFile, &f.binDir} {
+	paths := []*string{&f.dir, &f.specFile, &f.binDir, &f.containerd, &f.helm}
+	for i := range f.images {
+		paths = append(paths, &f.images[i])
+	}
+	for _, p := range paths {
 		if *p == "" {
 			continue
 		}

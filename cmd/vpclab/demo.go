@@ -14,8 +14,7 @@ import (
 )
 
 func newDemo() *cobra.Command {
-	var dir, binDir, mode string
-	var nodes int
+	var f labFlags
 	var keep, background bool
 	c := &cobra.Command{
 		Use:   "demo",
@@ -25,22 +24,22 @@ after the other on it: who reaches whom and as what, and what happens when
 berthd is killed and EC2 misbehaves. Only the cloud is imitated; the plugin, the
 daemon and the kernel are the real ones, and with --mode operator so are the
 operator and the Kubernetes API (KUBEBUILDER_ASSETS names the folder of its
-programs; hack/kubebox.sh builds them and prints it). Exits with 0 when every
-proof passed.`,
+programs; hack/kubebox.sh builds them and prints it). With --kubelets the nodes are
+whole machines of a whole cluster, into which Berth is installed by its chart, in any
+mode. Exits with 0 when every proof passed.`,
 		Example: `  vpclab demo
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab demo --mode operator
   vpclab demo --keep        # leave the lab up afterwards`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !slices.Contains(lab.Modes, lab.Mode(mode)) {
-				return fmt.Errorf("--mode %q: want one of %v", mode, lab.Modes)
+			if !slices.Contains(lab.Modes, lab.Mode(f.mode)) {
+				return fmt.Errorf("--mode %q: want one of %v", f.mode, lab.Modes)
 			}
-			f := labFlags{dir: dir, binDir: binDir}
 			if err := f.absolute(); err != nil {
 				return err
 			}
 			o := demo.Options{
-				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: nodes, Mode: lab.Mode(mode)},
+				Lab:     lab.Options{Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, Mode: lab.Mode(f.mode), Kubelets: f.kubeletOptions()},
 				Program: os.Args[0], Keep: keep, Out: cmd.OutOrStdout(),
 			}
 			switch {
@@ -51,18 +50,19 @@ proof passed.`,
 				}
 				o.Out, o.Told = report, func(err error) error { return control.ReportEnd(report, err) }
 			case keep: // the lab outlives this command: a process in the background has it
-				_, err := control.Spawn(cmd.Context(), f.dir, []string{
-					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", nodes), "--mode=" + mode,
-				}, func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
+				_, err := control.Spawn(cmd.Context(), f.dir, append([]string{
+					"demo", "--keep", "--background", "--dir=" + f.dir, "--bin-dir=" + f.binDir, fmt.Sprintf("--nodes=%d", f.nodes), "--mode=" + f.mode,
+				}, f.kubeletArgs()...), func(line string) { fmt.Fprintln(cmd.OutOrStdout(), line) })
 				return err
 			}
 			return demo.Run(cmd.Context(), o)
 		},
 	}
-	c.Flags().StringVar(&dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
-	c.Flags().StringVar(&binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
-	modeFlag(c, &mode)
-	c.Flags().IntVar(&nodes, "nodes", 2, "how many nodes, 2 or more")
+	c.Flags().StringVar(&f.dir, "dir", demo.DefaultDir, "`directory` of the demo's lab")
+	c.Flags().StringVar(&f.binDir, "bin-dir", "", "`directory` of the programs (default: where vpclab is)")
+	modeFlag(c, &f.mode)
+	f.kubeletFlags(c)
+	c.Flags().IntVar(&f.nodes, "nodes", 2, "how many nodes, 2 or more")
 	c.Flags().BoolVar(&keep, "keep", false, "leave the lab up afterwards")
 	c.Flags().BoolVar(&background, "background", false, "")
 	_ = c.Flags().MarkHidden("background")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 func newExec() *cobra.Command {
@@ -21,7 +22,8 @@ func newExec() *cobra.Command {
 		Short: "Run a command in the network of a node or pod",
 		Long: `Run a command in the network of a node or pod; internet, onprem and vpc stand for
 the host on the internet, the one on premises and the VPC's router. Files and
-processes are this machine's. Programs beside vpclab are found without a path,
+processes are this machine's, but for nodes with kubelets, which have files of their
+own. Programs beside vpclab are found without a path,
 and BERTH_SOCKET leads them to the node's daemon.`,
 		Example: `  vpclab exec node-1 -- berthctl ip-manager
   vpclab exec node-1/web -- ping -c 1 10.0.4.20
@@ -44,12 +46,18 @@ func run(t control.Target, argv []string) error {
 	if self, err := os.Executable(); err == nil {
 		_ = os.Setenv("PATH", filepath.Dir(self)+":"+os.Getenv("PATH"))
 	}
-	bin, err := exec.LookPath(argv[0])
-	if err != nil {
+	runtime.LockOSThread() // the thread that enters the namespaces is the one that becomes the command
+	if err := ns.Enter(t.Netns); err != nil {
 		return err
 	}
-	runtime.LockOSThread() // the thread that enters the namespace is the one that becomes the command
-	if err := ns.Enter(t.Netns); err != nil {
+	if t.Mounts != "" { // programs are the machine's
+		if err := ns.EnterMounts(t.Mounts); err != nil {
+			return err
+		}
+		_ = os.Setenv("PATH", host.Path)
+	}
+	bin, err := exec.LookPath(argv[0])
+	if err != nil {
 		return err
 	}
 	if err := syscall.Exec(bin, argv, append(os.Environ(), t.Env...)); err != nil {

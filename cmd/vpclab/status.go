@@ -94,8 +94,12 @@ func printStatus(out io.Writer, s lab.Status) error {
 	return nil
 }
 
-// operatorTable shows the operators.
+// operatorTable shows the operators, of which a lab with kubelets has none: there they
+// are pods.
 func operatorTable(w io.Writer, s lab.Status) {
+	if len(s.Operators) == 0 {
+		return
+	}
 	fmt.Fprintln(w, "\nOPERATOR\tSTATE\tPID\tSTARTS")
 	for _, o := range s.Operators {
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\n", o.Name, o.State, o.PID, o.Starts)

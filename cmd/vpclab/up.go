@@ -13,6 +13,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 // labFlags describe a lab to raise.
@@ -24,6 +25,9 @@ type labFlags struct {
 	daemonArgs, operatorArgs            []string
 	env                                 map[string]string
 	noDaemons                           bool
+	kubelets                            bool
+	containerd, proxy, helm             string
+	images                              []string
 }
 
 func (f *labFlags) register(c *cobra.Command) {
@@ -37,7 +41,37 @@ func (f *labFlags) register(c *cobra.Command) {
 	c.Flags().StringArrayVar(&f.operatorArgs, "operator-arg", nil, "further `argument` of every berth-operator (repeatable)")
 	c.Flags().StringArrayVar(&f.daemonArgs, "berthd-arg", nil, "further `argument` of every berthd, such as --berthd-arg=--warm-ip-target=2 (repeatable)")
 	c.Flags().BoolVar(&f.noDaemons, "no-daemons", false, "leave berthd to be started with vpclab start")
+	f.kubeletFlags(c)
 	c.Flags().StringToStringVar(&f.env, "env", nil, "environment of every berthd, such as `WARM_ENI_TARGET=1`")
+}
+
+// kubeletFlags are those of labs with whole machines.
+func (f *labFlags) kubeletFlags(c *cobra.Command) {
+	c.Flags().BoolVar(&f.kubelets, "kubelets", false, "make nodes whole machines with containerd, kubelet and kube-proxy, in a whole cluster in which Berth is installed")
+	c.Flags().StringVar(&f.containerd, "containerd", "", "`directory` of containerd, its shim and ctr, with --kubelets (default: this machine's own, such as Debian's package)")
+	c.Flags().StringArrayVar(&f.images, "images", nil, "`directory` of images (*.tar) that nodes have, with --kubelets (repeatable); make lab-images packs and prints them")
+	c.Flags().StringVar(&f.helm, "helm", "", "`program` that installs Berth, with --kubelets (default: vpclab applies what Helm would)")
+	c.Flags().StringVar(&f.proxy, "kube-proxy", string(host.NFTables), "`mode` of kube-proxy, with --kubelets: nftables or iptables")
+}
+
+// kubeletOptions are what the flags say, nil without --kubelets.
+func (f *labFlags) kubeletOptions() *lab.Kubelets {
+	if !f.kubelets {
+		return nil
+	}
+	return &lab.Kubelets{Containerd: f.containerd, Images: f.images, Proxy: host.ProxyMode(f.proxy), Helm: f.helm}
+}
+
+// kubeletArgs are these flags again.
+func (f *labFlags) kubeletArgs() []string {
+	if !f.kubelets {
+		return nil
+	}
+	out := []string{"--kubelets", "--containerd=" + f.containerd, "--kube-proxy=" + f.proxy, "--helm=" + f.helm}
+	for _, dir := range f.images {
+		out = append(out, "--images="+dir)
+	}
+	return out
 }
 
 func dirFlag(c *cobra.Command, dir *string) {
@@ -53,6 +87,7 @@ func (f *labFlags) options() (lab.Options, error) {
 		Dir: f.dir, BinDir: f.binDir, Nodes: f.nodes, InstanceType: f.instanceType,
 		DaemonArgs: f.daemonArgs, BerthdEnv: f.env, NoDaemons: f.noDaemons,
 		Mode: lab.Mode(f.mode), OperatorCount: f.operators, OperatorArgs: f.operatorArgs, RestartOperators: true,
+		Kubelets: f.kubeletOptions(),
 	}
 	if f.nodes < 1 || f.nodes > 100 {
 		return o, fmt.Errorf("--nodes %d: want 1 to 100", f.nodes)
@@ -74,6 +109,7 @@ func (f *labFlags) args() []string {
 		fmt.Sprintf("--nodes=%d", f.nodes), fmt.Sprintf("--no-daemons=%t", f.noDaemons),
 		"--mode=" + f.mode, fmt.Sprintf("--operators=%d", f.operators),
 	}
+	out = append(out, f.kubeletArgs()...)
 	for _, a := range f.operatorArgs {
 		out = append(out, "--operator-arg="+a)
 	}
@@ -85,6 +121,10 @@ func (f *labFlags) args() []string {
 	}
 	return out
 }
+
+// clusterTimeout is the default of --timeout with --kubelets: machines boot and get their
+// images, which on a busy machine takes longer than starting a program.
+const clusterTimeout = 5 * time.Minute
 
 func newUp() *cobra.Command {
 	var f labFlags
@@ -98,9 +138,13 @@ earlier lab in the same directory left behind is removed first. Needs root.
 
 With --mode operator there is a Kubernetes API too, and berth-operator calls EC2
 for the nodes, which may not. KUBEBUILDER_ASSETS names the folder of the control
-plane's programs; hack/kubebox.sh builds them and prints it.`,
+plane's programs; hack/kubebox.sh builds them and prints it.
+
+With --kubelets the nodes are whole machines with containerd, kubelet and kube-proxy, in
+a whole cluster into which Berth is installed by its chart, in any mode.`,
 		Example: `  vpclab up
   KUBEBUILDER_ASSETS=$(hack/kubebox.sh) vpclab up --mode operator
+  vpclab up --kubelets --images dist/lab-images --images "$(hack/lab-images.sh)"
   vpclab up --nodes 3 --instance-type t3.small --env WARM_IP_TARGET=2
   vpclab up --dir /run/vpclab/second --spec my-vpc.yaml`,
 		Args: cobra.NoArgs,
@@ -110,6 +154,9 @@ plane's programs; hack/kubebox.sh builds them and prints it.`,
 			}
 			if _, err := f.options(); err != nil {
 				return err
+			}
+			if f.kubelets && !cmd.Flags().Changed("timeout") {
+				timeout = clusterTimeout
 			}
 			if pid := control.Holder(f.dir); pid != 0 {
 				return fmt.Errorf("a lab is running in %s already (process %d): end it with vpclab down, or give another --dir", f.dir, pid)
@@ -134,7 +181,7 @@ plane's programs; hack/kubebox.sh builds them and prints it.`,
 		},
 	}
 	f.register(c)
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the nodes may take to be ready; with --kubelets 5m unless given")
 	return c
 }
 

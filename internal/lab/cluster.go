@@ -51,30 +51,36 @@ func (l *Lab) raiseKube(ctx context.Context) error {
 	if l.Mode == NodeMode {
 		return nil
 	}
-	dir := filepath.Join(l.Dir, kubeDir)
-	control, err := kube.Start(ctx, kube.Options{
-		Assets: l.KubeAssets, Dir: dir, Netns: l.RouterPath(), Address: fabric.APIEndpoint,
-		CRDs: deploy.CRDs(),
-	})
-	if err != nil {
-		return err
-	}
-	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: dir, reports: newReports(l.note)}
-	if l.Kube.Client, err = newClient(control); err != nil {
+	if err := l.startKube(ctx, kube.Options{CRDs: deploy.CRDs()}); err != nil {
 		return err
 	}
 	objects, err := deploy.Render(deploy.InMode(string(l.Mode), l.clusterName()))
 	if err != nil {
 		return err
 	}
-	if err := control.ApplyObjects(ctx, objects.Access()); err != nil {
+	if err := l.Kube.ApplyObjects(ctx, objects.Access()); err != nil {
 		return fmt.Errorf("install the roles of %s mode: %w", l.Mode, err)
+	}
+	return l.raiseOperators(ctx)
+}
+
+// startKube starts a control plane in the router's namespace, with what o says
+// further, and opens it to the outside.
+func (l *Lab) startKube(ctx context.Context, o kube.Options) error {
+	o.Assets, o.Dir, o.Netns, o.Address = l.KubeAssets, filepath.Join(l.Dir, kubeDir), l.RouterPath(), fabric.APIEndpoint
+	control, err := kube.Start(ctx, o)
+	if err != nil {
+		return err
+	}
+	l.Kube = &Cluster{ControlPlane: control, mode: l.Mode, dir: o.Dir, reports: newReports(l.note)}
+	if l.Kube.Client, err = newClient(control); err != nil {
+		return err
 	}
 	if err := l.Kube.open(); err != nil {
 		return fmt.Errorf("open the Kubernetes API to the outside: %w", err)
 	}
 	l.Progress("Kubernetes API, real; KUBECONFIG=" + l.Kube.Kubeconfig)
-	return l.raiseOperators(ctx)
+	return nil
 }
 
 // open makes the API reachable from outside the lab.

@@ -82,7 +82,7 @@ func (l *Lab) apply(ev vpc.Event) error {
 		return l.addMachine(ev.Instance)
 	case vpc.InstanceStopped:
 		m, err := l.removeMachine(ev.Instance.ID)
-		if m != nil && l.Kube != nil {
+		if m != nil && l.modelled() {
 			l.Kube.stopped(m.Name)
 		}
 		return err
@@ -91,7 +91,7 @@ func (l *Lab) apply(ev vpc.Event) error {
 		if m != nil {
 			err = errors.Join(err, m.Scrap())
 		}
-		if l.Kube != nil {
+		if l.Kube != nil { // with kubelets this is a cloud's controller's too
 			l.Kube.terminated(nameOf(ev.Instance))
 		}
 		return err
@@ -159,6 +159,9 @@ func (l *Lab) attach(e vpc.ENI) error {
 	m := l.machine(e.Attachment.InstanceID)
 	if m == nil {
 		return fmt.Errorf("attach %s: no node runs as %s", e.ID, e.Attachment.InstanceID)
+	}
+	if m.dark {
+		return nil // it gets the link when it is plugged in
 	}
 	if err := l.Fabric.Attach(m.Name, e); err != nil {
 		return err

@@ -49,6 +49,10 @@ type Options struct {
 	// RestartOperators starts those again that end by themselves, as a kubelet
 	// does: one that loses its Lease ends.
 	RestartOperators bool
+	// Kubelets makes the nodes whole machines and the Kubernetes API a whole
+	// cluster's, in any mode; nil: the lab itself stands for runtimes, kubelets and
+	// controllers, and starts berthd and berth-operator as processes.
+	Kubelets *Kubelets
 	// KubeAssets is the folder of the control plane's programs;
 	// $KUBEBUILDER_ASSETS when empty.
 	KubeAssets string
@@ -72,13 +76,15 @@ type Lab struct {
 	Cloud  *vpc.Cloud // nil in pool mode, as is Fabric
 	Fabric *fabric.Fabric
 	Site   *site.Site // in pool mode, else nil
-	Kube   *Cluster   // nil in node mode
+	Kube   *Cluster   // nil in node mode without kubelets
 
 	servers   []*http.Server
 	echoes    []*echo.Server
 	operators []*Operator
 	cancel    func()        // ends the subscription to the cloud's events
 	ended     chan struct{} // closed when the lab is
+	kubeUp    chan struct{} // closed when kubelets may join
+	booting   sync.WaitGroup
 
 	following sync.Mutex // held while one event is followed
 
@@ -97,7 +103,7 @@ func Start(ctx context.Context, o Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{})}
+	l := &Lab{Options: o, nodes: map[string]*machine{}, cancel: func() {}, ended: make(chan struct{}), kubeUp: make(chan struct{})}
 	l.moved = sync.NewCond(&l.mu)
 	if err := l.raise(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -133,8 +139,11 @@ func (o Options) complete() (Options, error) {
 	if o, err = o.completeMode(); err != nil {
 		return o, err
 	}
+	if o, err = o.completeKubelets(); err != nil {
+		return o, err
+	}
 	for _, program := range o.programs() {
-		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil && !o.NoDaemons {
+		if _, err := os.Stat(filepath.Join(o.BinDir, program)); err != nil && !o.NoDaemons && o.Kubelets == nil {
 			return o, fmt.Errorf("find %s: %w (build the programs first, or say where they are)", program, err)
 		}
 	}
@@ -184,6 +193,9 @@ func (l *Lab) raise(ctx context.Context) error {
 	if err := l.serve(); err != nil {
 		return err
 	}
+	if l.Kubelets != nil { // machines boot while the control plane starts
+		return l.raiseCluster(ctx, l.follow)
+	}
 	if err := l.raiseKube(ctx); err != nil {
 		return err
 	}
@@ -212,8 +224,12 @@ func cidrs(b vpc.Books) []netip.Prefix {
 	return out
 }
 
-// WaitReady returns when the daemon of every node is ready, and every operator.
+// WaitReady returns when the daemon of every node is ready, and every operator; with
+// kubelets, when every Node is Ready and names are resolved.
 func (l *Lab) WaitReady(ctx context.Context) error {
+	if l.Kubelets != nil {
+		return l.waitCluster(ctx)
+	}
 	nodes := l.Nodes()
 	errs := make([]error, len(nodes)+len(l.operators))
 	var wg sync.WaitGroup
@@ -244,6 +260,12 @@ func (l *Lab) Nodes() []*node.Node {
 		out = append(out, l.nodes[name].Node)
 	}
 	return out
+}
+
+func (l *Lab) machines() []*machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Values(l.nodes))
 }
 
 // Node returns a node by name.
@@ -323,11 +345,12 @@ func (l *Lab) Close() error {
 		l.Cloud.Close()
 	}
 	errs = append(errs, l.closeKube())
-	nodes := l.Nodes()
+	l.booting.Wait()
+	nodes := l.machines()
 	ended := make([]error, len(nodes))
 	var wg sync.WaitGroup
 	for i, n := range nodes {
-		wg.Go(func() { ended[i] = n.PowerOff() })
+		wg.Go(func() { ended[i] = errors.Join(n.PowerOff(), n.scrapHost()) })
 	}
 	wg.Wait()
 	errs = append(errs, ended...)

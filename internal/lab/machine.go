@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -8,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/internal/lab/run/node"
 )
 
@@ -16,6 +18,26 @@ type machine struct {
 	*node.Node
 	autostart bool          // berthd is started when the machine has booted
 	joined    chan struct{} // closed once the API knows the node, and it the API; nil in node mode
+	host      *host.Host    // what runs on it where it is a whole machine, else nil
+	dark      bool          // its plug is pulled; guarded by Lab.following
+}
+
+// PowerOff pulls the machine's plug.
+func (m *machine) PowerOff() error {
+	var err error
+	if m.host != nil {
+		err = m.host.Kill()
+	}
+	return errors.Join(err, m.Node.PowerOff())
+}
+
+// Scrap removes its disk.
+func (m *machine) Scrap() error {
+	var err error
+	if m.host != nil {
+		err = m.host.Scrap()
+	}
+	return errors.Join(err, m.Node.Scrap())
 }
 
 var validNode = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
@@ -42,18 +64,21 @@ func (l *Lab) newMachine(name, instanceID, netns string, object *corev1.Node) (*
 		PodPrefix: fabric.Prefix(l.ID) + "pod-" + name + "-", Cluster: l.clusterName(),
 		EC2URL: EC2URL, Args: l.DaemonArgs, Env: l.BerthdEnv, Log: l.Log,
 	}
-	if l.Kube != nil {
+	if l.modelled() {
 		l.Kube.equip(&o)
 	}
 	n, err := node.New(o)
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{Node: n, autostart: !l.NoDaemons}
+	m := &machine{Node: n, autostart: !l.NoDaemons && l.Kubelets == nil}
+	if l.Kubelets != nil {
+		m.host, m.joined = l.newHost(m), make(chan struct{})
+	}
 	l.mu.Lock()
 	l.nodes[name] = m
 	l.mu.Unlock()
-	if l.Kube != nil {
+	if l.modelled() {
 		l.Kube.join(m, object)
 	}
 	return m, nil
@@ -67,6 +92,10 @@ func (l *Lab) boot(m *machine, progress string) error {
 		return err
 	}
 	l.Progress(progress)
+	if m.host != nil {
+		l.booting.Go(func() { l.bootHost(m) })
+		return nil
+	}
 	if !m.autostart {
 		return nil
 	}

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -42,10 +43,11 @@ func (o Options) programs() []string {
 
 func (o Options) completeMode() (Options, error) {
 	switch o.Mode {
-	case "":
+	case "", NodeMode:
 		o.Mode = NodeMode
-		return o, nil
-	case NodeMode:
+		if o.Kubelets != nil {
+			return o.completeAssets()
+		}
 		return o, nil
 	case OperatorMode, PoolMode:
 	default:
@@ -57,8 +59,16 @@ func (o Options) completeMode() (Options, error) {
 	if o.OperatorCount < 0 || o.OperatorCount > maxOperators {
 		return o, fmt.Errorf("%d operators: want 1 to %d", o.OperatorCount, maxOperators)
 	}
+	return o.completeAssets()
+}
+
+// completeAssets finds the programs of Kubernetes.
+func (o Options) completeAssets() (Options, error) {
 	if o.KubeAssets == "" {
 		o.KubeAssets = os.Getenv("KUBEBUILDER_ASSETS")
+	}
+	if o.KubeAssets == "" && o.Kubelets != nil {
+		return o, errors.New("kubelets need Kubernetes: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=cluster does)")
 	}
 	if o.KubeAssets == "" {
 		return o, fmt.Errorf("%[1]s mode needs a Kubernetes control plane: set KUBEBUILDER_ASSETS to the folder that hack/kubebox.sh prints (make demo MODE=%[1]s does)", o.Mode)

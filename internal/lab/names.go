@@ -7,12 +7,18 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"time"
 
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/cgroup"
 )
 
 // DefaultDir is where the vpclab command keeps its lab unless told otherwise.
 const DefaultDir = "/run/vpclab/lab"
+
+// disksDir holds the disks of the machines of labs with kubelets, by lab: they are
+// larger than what belongs into /run.
+const disksDir = "/var/lib/vpclab"
 
 // kubeDir, in a lab's directory, holds its control plane's files and logs.
 const kubeDir = "kube"
@@ -31,11 +37,14 @@ func IDOf(dir string) string {
 }
 
 // Sweep removes what a lab left behind, however it ended: processes in its
-// namespaces, the namespaces with their links, and the directories of its nodes
-// and its control plane. It returns what it removed. The lab's own process must have ended.
+// namespaces and cgroups, the namespaces with their links, the cgroups, and the
+// directories of its nodes and its control plane. It returns what it removed. The lab's own process must have ended.
 func Sweep(dir, id string) ([]string, error) {
+	// What is left of whole machines ends by cgroup: pods are in namespaces of their own.
+	groups, groupErr := cgroup.Sweep(fabric.Prefix(id), time.Minute)
 	removed, err := fabric.Sweep(id)
-	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir)} {
+	removed, err = append(removed, groups...), errors.Join(groupErr, err)
+	for _, d := range []string{filepath.Join(dir, "nodes"), filepath.Join(dir, kubeDir), filepath.Join(disksDir, id)} {
 		if _, statErr := os.Stat(d); statErr != nil {
 			continue
 		}
@@ -45,5 +54,6 @@ func Sweep(dir, id string) ([]string, error) {
 			removed = append(removed, d)
 		}
 	}
+	_ = os.Remove(disksDir) // unless another lab has disks there
 	return removed, err
 }

@@ -109,18 +109,27 @@ func (o *Operator) args(mode Mode, kubeconfig, cluster string) []string {
 
 func (l *Lab) operatorEnv(name string) []string {
 	env := []string{"POD_NAME=" + name, "POD_NAMESPACE=" + operatorAccount.Namespace}
-	if l.Cloud != nil {
+	of := l.operatorCredentials()
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		env = append(env, k+"="+of[k])
+	}
+	return env
+}
+
+// operatorCredentials are the variables by which an operator may call EC2, where
+// there is one, and those of Options over them.
+func (l *Lab) operatorCredentials() map[string]string {
+	env := map[string]string{}
+	if l.Cloud != nil && l.Mode == OperatorMode {
 		key := OperatorKey
 		for _, k := range l.Spec.AccessKeys {
 			if k.ID == key.ID {
 				key = k
 			}
 		}
-		env = append(env, "AWS_ACCESS_KEY_ID="+key.ID, "AWS_SECRET_ACCESS_KEY="+key.Secret, "AWS_REGION="+l.Cloud.Region())
+		env["AWS_ACCESS_KEY_ID"], env["AWS_SECRET_ACCESS_KEY"], env["AWS_REGION"] = key.ID, key.Secret, l.Cloud.Region()
 	}
-	for _, k := range slices.Sorted(maps.Keys(l.OperatorEnv)) {
-		env = append(env, k+"="+l.OperatorEnv[k])
-	}
+	maps.Copy(env, l.OperatorEnv)
 	return env
 }
 

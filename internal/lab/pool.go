@@ -46,6 +46,9 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 		return err
 	}
 	l.echoes = append(l.echoes, e)
+	if l.Kubelets != nil {
+		return l.raiseCluster(ctx, l.addHosts)
+	}
 	if err := l.raiseKube(ctx); err != nil {
 		return err
 	}
@@ -58,12 +61,20 @@ func (l *Lab) raiseSite(ctx context.Context) error {
 			return fmt.Errorf("create AddressPool %s: %w", p.Name, err)
 		}
 	}
+	if err := l.addHosts(); err != nil {
+		return err
+	}
+	return l.settle(ctx)
+}
+
+// addHosts adds the nodes that the lab begins with.
+func (l *Lab) addHosts() error {
 	for i := range l.Options.Nodes {
 		if _, err := l.AddHost(fmt.Sprintf("node-%d", i+1)); err != nil {
 			return err
 		}
 	}
-	return l.settle(ctx)
+	return nil
 }
 
 // createPool creates a pool.

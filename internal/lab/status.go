@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
@@ -38,7 +39,8 @@ type Status struct {
 	Faults   []string     `json:"faults"` // filled by who keeps them
 
 	Mode       Mode             `json:"mode"`
-	Kubeconfig string           `json:"kubeconfig,omitempty"` // not in node mode, as is the rest
+	Kubelets   bool             `json:"kubelets,omitempty"`   // nodes are whole machines
+	Kubeconfig string           `json:"kubeconfig,omitempty"` // not in node mode without kubelets, as is the rest
 	Operators  []OperatorStatus `json:"operators,omitempty"`
 
 	Pools  []PoolStatus  `json:"pools,omitempty"` // of pool mode, as is the rest
@@ -143,7 +145,7 @@ type CallCount struct {
 // Status looks at everything.
 func (l *Lab) Status(ctx context.Context) (Status, error) {
 	books := l.Books()
-	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Internet: fabric.InternetHost}
+	s := Status{ID: l.ID, Dir: l.Dir, PID: os.Getpid(), Mode: l.Mode, Kubelets: l.Kubelets != nil, Internet: fabric.InternetHost}
 	var drops map[string]fabric.Drops
 	if l.Fabric != nil {
 		var err error
@@ -180,7 +182,14 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	s.Kubeconfig = l.Kube.Kubeconfig
-	networks, err := l.Kube.NodeNetworks(ctx)
+	var networks []v1alpha1.NodeNetwork
+	var err error
+	if l.Mode != NodeMode {
+		networks, err = l.Kube.NodeNetworks(ctx)
+	}
+	if l.Kubelets != nil {
+		err = errors.Join(err, l.machineStatus(ctx, s))
+	}
 	if l.Mode == PoolMode {
 		err = errors.Join(err, l.siteStatus(ctx, s))
 	}
@@ -206,6 +215,50 @@ func (l *Lab) clusterStatus(ctx context.Context, s *Status) {
 		}
 		s.Operators = append(s.Operators, status)
 	}
+}
+
+// machineStatus adds what whole machines have: their daemons are pods, and so is what
+// has addresses.
+func (l *Lab) machineStatus(ctx context.Context, s *Status) error {
+	for i := range s.Nodes {
+		n := &s.Nodes[i]
+		m, err := l.wholeMachine(n.Name)
+		if err != nil {
+			continue // it went meanwhile
+		}
+		n.Log = m.host.Kubelet.LogFile()
+		if !m.host.On() {
+			n.Daemon = "off"
+			continue
+		}
+		n.Daemon = "ready"
+		if _, err := m.Get(ctx, node.ReadyURL); err != nil {
+			n.Daemon, n.Why = "not ready", err.Error()
+		}
+	}
+	pods := &corev1.PodList{}
+	if err := l.Kube.Client.List(ctx, pods); err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	for _, p := range pods.Items {
+		i := slices.IndexFunc(s.Nodes, func(n NodeStatus) bool { return n.Name == p.Spec.NodeName })
+		if i < 0 || p.Spec.HostNetwork || len(p.Status.PodIPs) == 0 {
+			continue
+		}
+		status := PodStatus{Name: p.Name, Namespace: p.Namespace, DeviceIndex: -1}
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil {
+				status.Addresses = append(status.Addresses, a)
+			}
+		}
+		for _, e := range l.Books().InstanceENIs(s.Nodes[i].InstanceID) {
+			if len(status.Addresses) > 0 && e.Owns(status.Addresses[0]) {
+				status.ENI, status.DeviceIndex = e.ID, e.Attachment.DeviceIndex
+			}
+		}
+		s.Nodes[i].Pods = append(s.Nodes[i].Pods, status)
+	}
+	return nil
 }
 
 // siteStatus adds what pool mode has.

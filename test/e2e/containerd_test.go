@@ -20,6 +20,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/cgroup"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/test/harness"
 )
@@ -34,7 +35,7 @@ type containerd struct {
 	images cri.ImageServiceClient
 	node   *node.Node
 	dir    string
-	group  cgroup
+	group  cgroup.Group
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process is gone
 	conn   *grpc.ClientConn
@@ -74,7 +75,7 @@ func startContainerd(t *testing.T, n *node.Node) *containerd {
 	t.Helper()
 	c := &containerd{
 		node: n, dir: filepath.Join(n.Dir, "ctd"),
-		group: cgroup(filepath.Join(string(tree), strings.TrimSuffix(n.PodPrefix, "-"))),
+		group: cgroup.Group(filepath.Join(string(tree), strings.TrimSuffix(n.PodPrefix, "-"))),
 	}
 	harness.OK(t, os.MkdirAll(c.dir, 0o755))
 	text := fmt.Sprintf(configuration, c.dir, pauseImageName, n.CNIBinDir(), n.ConfDir())
@@ -91,10 +92,10 @@ func (c *containerd) socket() string  { return filepath.Join(c.dir, "c.sock") }
 func (c *containerd) netnsDir() string {
 	return filepath.Join(c.dir, "state/io.containerd.grpc.v1.cri/netns")
 }
-func (c *containerd) podsGroup() cgroup  { return c.group + "/pods" }
-func (c *containerd) ownGroup() cgroup   { return c.group + "/runtime" }
-func (c *containerd) stop(t *testing.T)  { c.end(t, syscall.SIGTERM) }
-func (c *containerd) crash(t *testing.T) { c.end(t, syscall.SIGKILL) }
+func (c *containerd) podsGroup() cgroup.Group { return c.group + "/pods" }
+func (c *containerd) ownGroup() cgroup.Group  { return c.group + "/runtime" }
+func (c *containerd) stop(t *testing.T)       { c.end(t, syscall.SIGTERM) }
+func (c *containerd) crash(t *testing.T)      { c.end(t, syscall.SIGKILL) }
 
 // start starts the process and returns when it serves CRI.
 func (c *containerd) start(t *testing.T) {
@@ -111,7 +112,7 @@ func (c *containerd) start(t *testing.T) {
 		close(exited)
 	}()
 	c.cmd, c.exited = cmd, exited
-	harness.OK(t, c.ownGroup().join(cmd.Process.Pid))
+	harness.OK(t, join(c.ownGroup(), cmd.Process.Pid))
 	c.conn, err = grpc.NewClient("unix://"+c.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	harness.OK(t, err)
 	c.RuntimeServiceClient, c.images = cri.NewRuntimeServiceClient(c.conn), cri.NewImageServiceClient(c.conn)
@@ -203,7 +204,7 @@ func (c *containerd) close(t *testing.T) {
 	if c.conn != nil {
 		c.conn.Close()
 	}
-	errs := []error{c.group.kill(10 * time.Second)}
+	errs := []error{c.group.Kill(10 * time.Second)}
 	if c.exited != nil {
 		_ = c.cmd.Process.Kill() // should it not have joined its cgroup
 		<-c.exited
@@ -213,7 +214,7 @@ func (c *containerd) close(t *testing.T) {
 	for _, m := range mounts {
 		errs = append(errs, unix.Unmount(m, unix.MNT_DETACH))
 	}
-	if err := errors.Join(append(errs, c.group.remove(), os.RemoveAll(c.dir))...); err != nil {
+	if err := errors.Join(append(errs, c.group.Remove(), os.RemoveAll(c.dir))...); err != nil {
 		t.Errorf("remove containerd of %s: %v", c.node.Name, err)
 	}
 }
@@ -222,11 +223,11 @@ func (c *containerd) close(t *testing.T) {
 func (c *containerd) checkLeftovers(t *testing.T) {
 	for what, list := range map[string]func() ([]string, error){
 		"processes": func() ([]string, error) {
-			pids, err := c.group.processes()
+			pids, err := c.group.Processes()
 			return strings.Fields(strings.Trim(fmt.Sprint(pids), "[]")), err
 		},
 		"mounts":             func() ([]string, error) { return mountsBelow(c.dir) },
-		"cgroups":            c.podsGroup().children,
+		"cgroups":            func() ([]string, error) { return children(c.podsGroup()) },
 		"network namespaces": func() ([]string, error) { return filepath.Glob(c.netnsDir() + "/*") },
 	} {
 		if left, err := list(); err != nil || len(left) > 0 {

@@ -16,11 +16,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/lab/run/cgroup"
 	"github.com/berthnet/berth/test/harness"
 )
 
 // tree is the cgroup that everything of this run is below.
-var tree cgroup
+var tree cgroup.Group
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -60,10 +61,10 @@ func prepare() (undo func() error, err error) {
 		}
 	}
 	var st unix.Statfs_t
-	if err := unix.Statfs(cgroupRoot, &st); err != nil || st.Type != unix.SYSFS_MAGIC {
+	if err := unix.Statfs(cgroup.Root, &st); err != nil || st.Type != unix.SYSFS_MAGIC {
 		return undo, errors.Join(errors.New("this is not the sandbox: run `make e2e`, which keeps /run/containerd, /var/lib/cni and mounts off the machine"), err)
 	}
-	if err := mountCgroups(); err != nil {
+	if err := cgroup.Mount(); err != nil {
 		return undo, fmt.Errorf("mount the cgroups that runc needs, which takes the machine's root: %w", err)
 	}
 	if err := sweepCgroups(); err != nil {
@@ -71,8 +72,8 @@ func prepare() (undo func() error, err error) {
 	}
 	id := make([]byte, 4)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
-	tree = cgroup(treePrefix + hex.EncodeToString(id))
-	undo = func() error { return errors.Join(tree.kill(10*time.Second), tree.remove()) }
+	tree = cgroup.Group(treePrefix + hex.EncodeToString(id))
+	undo = func() error { return errors.Join(tree.Kill(10*time.Second), tree.Remove()) }
 	for _, dir := range []string{
 		"/var/lib/cni", // of libcni in containerd and podman
 		"/run/netns",   // podman would mount it on itself, above the namespaces that are there

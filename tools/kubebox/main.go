@@ -1,10 +1,12 @@
-// Kubebox is a Kubernetes control plane in one program, for tests and demos:
-// etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as their
-// projects publish them in Go modules. Which of them it is goes by the name
-// under which it was started, or else by its first argument.
+// Kubebox is Kubernetes in one program, for tests and demos: the control plane
+// (etcd, kube-apiserver, kube-controller-manager, kube-scheduler), what runs on
+// nodes (kubelet, kube-proxy), and kubectl, as their projects publish them in Go
+// modules. Which of them it is goes by the name under which it was started, or else
+// by its first argument.
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,12 +18,15 @@ import (
 	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of the API client
 	_ "k8s.io/component-base/metrics/prometheus/version"  // metric of the build
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-const usage = "usage: kubebox etcd|kube-apiserver|kube-controller-manager|kube-scheduler [argument ...]"
+const usage = "usage: kubebox etcd|kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kube-proxy|kubectl [argument ...]"
 
 func main() {
 	if name := filepath.Base(os.Args[0]); !program(name) {
@@ -39,6 +44,9 @@ var commands = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kube-proxy":              proxy.NewProxyCommand,
+	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 }
 
 func program(name string) bool { return name == "etcd" || commands[name] != nil }

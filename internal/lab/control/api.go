@@ -34,8 +34,10 @@ type PodReply struct {
 
 // Target is where a command runs.
 type Target struct {
-	Netns string   `json:"netns"`
-	Env   []string `json:"env"` // name=value, to be added
+	Netns string `json:"netns"`
+	// Mounts is the file of a whole machine's mount namespace; empty elsewhere.
+	Mounts string   `json:"mounts,omitempty"`
+	Env    []string `json:"env"` // name=value, to be added
 }
 
 // FaultRequest asks for trouble. What Action and Value mean depends on the

@@ -16,6 +16,7 @@ import (
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
 	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
@@ -122,6 +123,9 @@ func (s *server) target(r *http.Request) (any, error) {
 	if s.lab.Kube != nil {
 		t.Env = append(t.Env, "KUBECONFIG="+s.lab.Kube.AdminKubeconfig())
 	}
+	if s.lab.Kubelets != nil {
+		return s.machineTarget(nodeName, t, inPod)
+	}
 	if inPod {
 		p, err := n.Pod(podName)
 		if err != nil {
@@ -132,10 +136,33 @@ func (s *server) target(r *http.Request) (any, error) {
 	return t, nil
 }
 
+// machineTarget makes a whole machine a target: its files are seen too, and its programs
+// are found.
+func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
+	if inPod {
+		return nil, errKubectl
+	}
+	h, err := s.lab.Host(name)
+	if err != nil {
+		return nil, err
+	}
+	if !h.On() {
+		return nil, fmt.Errorf("%s is off", name)
+	}
+	t.Mounts = h.MountsPath()
+	t.Env = append(t.Env, "PATH="+host.Path, "BERTH_SOCKET=/run/berth/berthd.sock")
+	return t, nil
+}
+
+var errKubectl = errors.New("pods of a lab with kubelets are the cluster's: use kubectl, with the KUBECONFIG that status shows")
+
 func (s *server) addPod(r *http.Request) (any, error) {
 	var q PodRequest
 	if err := decode(r, &q); err != nil {
 		return nil, err
+	}
+	if s.lab.Kubelets != nil {
+		return nil, errKubectl
 	}
 	n, err := s.lab.Node(q.Node)
 	if err != nil {
@@ -175,6 +202,9 @@ func (s *server) podName(n *node.Node) string {
 }
 
 func (s *server) delPod(r *http.Request) (any, error) {
+	if s.lab.Kubelets != nil {
+		return nil, errKubectl
+	}
 	n, err := s.lab.Node(r.PathValue("node"))
 	if err != nil {
 		return nil, err
@@ -185,6 +215,9 @@ func (s *server) delPod(r *http.Request) (any, error) {
 }
 
 func (s *server) kill(r *http.Request) (any, error) {
+	if h, err := s.lab.Host(r.PathValue("name")); err == nil {
+		return s.pullPlug(r, h)
+	}
 	p, err := s.program(r.PathValue("name"))
 	if err != nil {
 		return nil, err
@@ -198,7 +231,23 @@ func (s *server) kill(r *http.Request) (any, error) {
 	return p.String(), p.start(r.Context())
 }
 
+// pullPlug is what kill means for a whole machine, and start boots it again.
+func (s *server) pullPlug(r *http.Request, h *host.Host) (any, error) {
+	if !h.On() {
+		return nil, fmt.Errorf("%s is off", h.Name)
+	}
+	if err := s.lab.PullPlug(h.Name); err != nil || r.URL.Query().Get("restart") != "true" {
+		return h.Name, err
+	}
+	return h.Name, s.lab.PlugIn(r.Context(), h.Name)
+}
+
 func (s *server) start(r *http.Request) (any, error) {
+	if h, err := s.lab.Host(r.PathValue("name")); err == nil {
+		ctx, cancel := context.WithTimeout(r.Context(), podTimeout)
+		defer cancel()
+		return h.Name, s.lab.PlugIn(ctx, h.Name)
+	}
 	p, err := s.program(r.PathValue("name"))
 	if err != nil {
 		return nil, err

@@ -61,6 +61,7 @@ type stage struct {
 	size
 	lab   *lab.Lab
 	nodes []*node.Node
+	quote func(text string) // shows what a program printed; may be nil
 }
 
 // errFailed says that the story was told to its end, but not all of it held.
@@ -74,7 +75,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab.Mode))}
+	t := &reporter{out: o.Out, began: time.Now(), proofs: len(proofsOf(o.Lab))}
 	o.Lab.Progress = t.note
 	if err := os.MkdirAll(o.Lab.Dir, 0o755); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
@@ -84,7 +85,9 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer release()
-	if o.Lab.Mode == lab.PoolMode {
+	if o.Lab.Kubelets != nil {
+		t.say("Raising a cluster of %d nodes with containerd, kubelet and kube-proxy on this machine, for Berth in %s mode ...", o.Lab.Nodes, o.Lab.Mode)
+	} else if o.Lab.Mode == lab.PoolMode {
 		t.say("Raising a data centre with %d nodes on this machine ...", o.Lab.Nodes)
 	} else {
 		t.say("Raising a VPC with %d nodes (%s) on this machine ...", o.Lab.Nodes, o.Lab.InstanceType)
@@ -95,7 +98,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("raise the lab: %w", err), told(o, err))
 	}
-	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes()}
+	s := &stage{size: sizes[o.Lab.Mode], lab: l, nodes: l.Nodes(), quote: t.quote}
 	failed := s.play(ctx, t)
 	if !o.Keep || ctx.Err() != nil {
 		return errors.Join(failed, s.clear(t, o.Program), told(o, failed))
@@ -117,6 +120,9 @@ func (o Options) complete() (Options, error) {
 	if o.Lab.Nodes < 2 {
 		return o, fmt.Errorf("%d nodes: the demo needs 2 at least", o.Lab.Nodes)
 	}
+	if o.Lab.Kubelets != nil {
+		return o.completeCluster(), nil
+	}
 	args := []string{"--exclude-snat-cidrs=192.168.100.0/24"}
 	o.Lab.InstanceType = size.instanceType
 	switch o.Lab.Mode {
@@ -137,6 +143,15 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
+// completeCluster is the same for a lab with kubelets: Berth comes later, by a proof.
+func (o Options) completeCluster() Options {
+	o.Lab.Nodes, o.Lab.NoDaemons = 3, true
+	if o.Lab.Mode != lab.NodeMode {
+		o.Lab.OperatorCount = 2
+	}
+	return o
+}
+
 func told(o Options, err error) error {
 	if o.Told == nil {
 		return nil
@@ -147,7 +162,7 @@ func told(o Options, err error) error {
 // play tries the proofs one after the other.
 func (s *stage) play(ctx context.Context, t *reporter) error {
 	t.say("")
-	for i, p := range proofsOf(s.lab.Mode) {
+	for i, p := range proofsOf(s.lab.Options) {
 		began := time.Now()
 		trial, cancel := context.WithTimeout(ctx, patience)
 		figures, err := p.try(trial, s)
@@ -182,6 +197,10 @@ func (s *stage) tellLogs(t *reporter) {
 				t.say("    dropped in the VPC, from or to ENI %d of %s: %v", e.Attachment.DeviceIndex, n.Name, d)
 			}
 		}
+	}
+	if s.lab.Kubelets != nil {
+		s.tellCluster(t)
+		return
 	}
 	for _, n := range s.nodes {
 		t.say("    the end of %s:", n.LogFile())

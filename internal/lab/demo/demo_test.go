@@ -46,8 +46,8 @@ func TestEveryProofPasses(t *testing.T) {
 			if err := Run(t.Context(), o); err != nil {
 				t.Errorf("%v\n%s", err, &out)
 			}
-			if got := strings.Count(out.String(), "  ✓ "); got != len(proofsOf(mode)) {
-				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofsOf(mode)), &out)
+			if got := strings.Count(out.String(), "  ✓ "); got != len(proofsOf(lab.Options{Mode: mode})) {
+				t.Errorf("%d ticks for %d proofs:\n%s", got, len(proofsOf(lab.Options{Mode: mode})), &out)
 			}
 		})
 	}

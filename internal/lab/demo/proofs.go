@@ -70,6 +70,11 @@ var proofs = []proof{
 	{inPool, "kernel, records, introspection, objects and router agree", agreement},
 }
 
-func proofsOf(mode lab.Mode) []proof {
-	return slices.DeleteFunc(slices.Clone(proofs), func(p proof) bool { return !slices.Contains(p.modes, mode) })
+// proofsOf are those that are shown in a lab.
+func proofsOf(o lab.Options) []proof {
+	all := proofs
+	if o.Kubelets != nil {
+		all = clusterProofs
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p proof) bool { return !slices.Contains(p.modes, o.Mode) })
 }

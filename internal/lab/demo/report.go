@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -83,7 +84,7 @@ func (t *reporter) summary() error {
 
 // next says what to do with a lab that stays up.
 func (t *reporter) next(program string, l *lab.Lab) {
-	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
+	s := lab.Status{Dir: l.Dir, Mode: l.Mode, Kubelets: l.Kubelets != nil, Nodes: []lab.NodeStatus{{Name: l.Nodes()[0].Name}}}
 	if l.Kube != nil {
 		s.Kubeconfig = l.Kube.Kubeconfig
 	}
@@ -99,6 +100,10 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 			verb += " --dir " + s.Dir
 		}
 		return strings.TrimSpace(program + " " + verb + " " + rest)
+	}
+	if s.Kubelets {
+		printTable(w, clusterRows(at, s))
+		return
 	}
 	pool := s.Mode == lab.PoolMode
 	shown, kinds := "nodes, ENIs, addresses, pods, dropped packets", "nodenetworks"
@@ -135,6 +140,25 @@ func PrintNext(w io.Writer, program string, s lab.Status) {
 	}...))
 }
 
+// clusterRows are what to do with a lab with kubelets.
+func clusterRows(at func(verb, rest string) string, s lab.Status) [][2]string {
+	node := s.Nodes[0].Name
+	rows := [][2]string{
+		{"export KUBECONFIG=" + s.Kubeconfig, "then kubectl, or the one beside kubelet in $KUBEBUILDER_ASSETS"},
+		{"kubectl get nodes,pods -A -o wide", "the whole cluster"},
+		{at("status", ""), "nodes, ENIs, addresses, pods, dropped packets"},
+		{at("exec", node+" -- ctr -n k8s.io containers ls"), "a command on a node, with its files"},
+		{at("exec", node+" -- curl -s localhost:6666/ip-manager"), "what berthd knows"},
+		{at("kill", node), "pull a node's plug; start boots it again"},
+		{at("kill", "kube-apiserver"), "kill -9 the API server; start brings it back"},
+		{at("down", ""), "remove everything"},
+	}
+	if s.Mode != lab.PoolMode {
+		rows = slices.Insert(rows, len(rows)-1, [2]string{at("fault", "throttle '*' 0.2"), "make EC2 misbehave; fault list, fault clear"})
+	}
+	return rows
+}
+
 // after says what to do when the lab is gone again.
 func (t *reporter) after(program string) {
 	t.say("The lab is removed. Where to go next:")
@@ -142,6 +166,7 @@ func (t *reporter) after(program string) {
 		{program + " demo --keep", "the same, and leave the lab up to look around"},
 		{program + " demo --mode operator", "one operator calls EC2 for every node; --mode node: each its own"},
 		{program + " demo --mode pool", "addresses from pools, announced by BGP, in place of a cloud's"},
+		{"make demo MODE=cluster", "a whole cluster: containerd, kubelet, kube-proxy on each node"},
 		{program + " up --nodes 3", "a lab of your own; it says how to go on"},
 		{program + " help", "what else there is"},
 		{"docs/README.md", "how to install and configure Berth"},

@@ -50,7 +50,8 @@ func (f *Fabric) setUpRouter() error {
 	if err := ns.LinkUp(f.rt, "lo"); err != nil {
 		return err
 	}
-	own := []netip.Addr{EC2Endpoint, APIEndpoint, IMDSEndpoint, IMDSEndpoint6}
+	// By the first the router itself asks, as the API server does that reaches pods.
+	own := []netip.Addr{APIEndpoint, EC2Endpoint, IMDSEndpoint, IMDSEndpoint6}
 	for _, s := range f.opts.Subnets {
 		own = append(own, RouterOf(s.CIDR))
 		if s.IPv6.IsValid() {

@@ -10,6 +10,10 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
+// ServiceCIDR is where Services have their addresses; the API server's own has the
+// first.
+var ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+
 // Etcd is reached by sockets in the control plane's directory, in which all
 // programs run, so it needs no ports.
 const (
@@ -36,7 +40,6 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--etcd-servers=" + etcdClients,
 		"--bind-address=" + c.Address.String(),
 		"--advertise-address=" + c.Address.String(),
-		"--endpoint-reconciler-type=none", // nobody reaches the API by its Service here
 		"--secure-port=" + strconv.Itoa(int(c.address.Port())),
 		"--tls-cert-file=" + serverCert,
 		"--tls-private-key-file=" + serverKey,
@@ -44,10 +47,22 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + tokenPublicKey,
 		"--service-account-signing-key-file=" + tokenKey,
-		"--service-cluster-ip-range=10.96.0.0/16",
-		"--authorization-mode=RBAC",
+		"--service-cluster-ip-range=" + ServiceCIDR.String(),
 		"--allow-privileged",
 		"--kubelet-preferred-address-types=InternalIP",
+	}
+	if c.Kubelets {
+		args = append(args,
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--kubelet-client-certificate="+kubeletClientCert,
+			"--kubelet-client-key="+kubeletClientKey,
+		)
+	} else {
+		args = append(args,
+			"--authorization-mode=RBAC",
+			"--endpoint-reconciler-type=none", // nobody reaches the API by its Service
+		)
 	}
 	if !c.Controllers {
 		// Nobody would make the default service account of a namespace, without

@@ -31,6 +31,9 @@ const (
 	tokenKey        = "tokens.key" // signs service accounts' tokens
 	tokenPublicKey  = "tokens.pub"
 	adminKubeconfig = "admin.kubeconfig"
+
+	kubeletClientCert = "kubelet-client.crt" // by which the API server asks kubelets
+	kubeletClientKey  = "kubelet-client.key"
 )
 
 // authority signs the certificates of one control plane and its users.
@@ -49,12 +52,20 @@ func (c *ControlPlane) writeCredentials() error {
 	c.ca = ca
 	server, key, err := ca.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: apiServer},
-		IPAddresses: []net.IP{c.Address.AsSlice()},
-		DNSNames:    []string{"kubernetes.default.svc"},
+		IPAddresses: []net.IP{c.Address.AsSlice(), ServiceCIDR.Addr().Next().AsSlice()},
+		DNSNames:    []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	})
 	if err != nil {
 		return fmt.Errorf("make the API server's certificate: %w", err)
+	}
+	// With the right to all that kubelets offer, as kubeadm gives it.
+	kubeletClient, kubeletKey, err := ca.issue(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return fmt.Errorf("make the API server's certificate for kubelets: %w", err)
 	}
 	signer, public, err := newTokenKey()
 	if err != nil {
@@ -62,6 +73,7 @@ func (c *ControlPlane) writeCredentials() error {
 	}
 	for name, data := range map[string][]byte{
 		caCert: ca.pem, serverCert: server, serverKey: key, tokenKey: signer, tokenPublicKey: public,
+		kubeletClientCert: kubeletClient, kubeletClientKey: kubeletKey,
 	} {
 		if err := os.WriteFile(filepath.Join(c.Dir, name), data, 0o600); err != nil {
 			return err
@@ -79,6 +91,10 @@ func (c *ControlPlane) Config() *rest.Config { return rest.CopyConfig(c.admin) }
 
 // AdminKubeconfig is a file with what Config returns, for other programs.
 func (c *ControlPlane) AdminKubeconfig() string { return filepath.Join(c.Dir, adminKubeconfig) }
+
+// CA is the certificate, as PEM, by which the control plane and its users know each
+// other.
+func (c *ControlPlane) CA() []byte { return c.ca.pem }
 
 // ConfigFor is that of a user with groups, who may what RBAC says.
 func (c *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {

@@ -38,6 +38,11 @@ type Options struct {
 	// pods need no service account, and nothing deletes what lost its owner.
 	Controllers, Scheduler bool
 
+	// Kubelets says that real nodes join: kubelets may do what the Node authorizer
+	// and NodeRestriction leave them, the API server has credentials to ask them,
+	// and pods reach it by the Service "kubernetes".
+	Kubelets bool
+
 	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
 	// folder). They are usable when Start returns.
 	CRDs fs.FS

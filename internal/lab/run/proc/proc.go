@@ -29,6 +29,26 @@ type Command struct {
 	Env   []string // name=value, besides what Environment passes on
 	Dir   string   // that it runs in; the lab's own when empty
 	Netns string   // the file of its network namespace; the lab's own when empty
+
+	// Mounts is the file of its mount namespace, where Path is looked up then; the
+	// lab's own when empty.
+	Mounts string
+	// Cgroups are the directories of cgroups that it is born in, besides those
+	// that the lab is in.
+	Cgroups []string
+}
+
+// joinCgroups is a shell's script that enters cgroups and becomes a program: what is
+// moved after it was started may have children already, which stay.
+const joinCgroups = `while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"`
+
+// argv is what is executed for the command, with further arguments.
+func (c Command) argv(more []string) []string {
+	argv := slices.Concat([]string{c.Path}, c.Args, more)
+	if len(c.Cgroups) == 0 {
+		return argv
+	}
+	return slices.Concat([]string{"/bin/sh", "-c", joinCgroups, "sh"}, c.Cgroups, []string{"--"}, argv)
 }
 
 // Process is a program that runs now and then. Its methods may be called
@@ -72,7 +92,7 @@ func (p *Process) Start(more ...string) error {
 		return fmt.Errorf("%s runs already", p.what)
 	}
 	c := p.command()
-	if _, err := os.Stat(c.Path); err != nil {
+	if _, err := os.Stat(c.Path); err != nil && c.Mounts == "" {
 		return fmt.Errorf("%s: %w (build the programs first, or say where they are with --bin-dir)", p.what, err)
 	}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -80,11 +100,12 @@ func (p *Process) Start(more ...string) error {
 		return fmt.Errorf("%s: open its log: %w", p.what, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(c.Path, append(slices.Clone(c.Args), more...)...)
+	argv := c.argv(more)
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir = append(Environment(), c.Env...), c.Dir
 	cmd.Stdout, cmd.Stderr = log, log
 	r := &run{cmd: cmd, done: make(chan struct{})}
-	if err := r.start(c.Netns); err != nil {
+	if err := r.start(c.Netns, c.Mounts); err != nil {
 		return fmt.Errorf("start %s: %w", p.what, err)
 	}
 	p.mu.Lock()
@@ -94,16 +115,17 @@ func (p *Process) Start(more ...string) error {
 	return nil
 }
 
-// start starts the process on a thread inside the namespace and returns once it
+// start starts the process on a thread inside the namespaces and returns once it
 // runs. The thread stays until the process ends, which lets the kernel end
 // the process when the lab dies (prctl(2), PR_SET_PDEATHSIG follows threads).
-func (r *run) start(netns string) error {
+func (r *run) start(netns, mounts string) error {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good where the thread enters another namespace
-		if netns == "" {
+		if netns == "" && mounts == "" {
 			defer runtime.UnlockOSThread()
-		} else if err := ns.Enter(netns); err != nil {
+		}
+		if err := enter(netns, mounts); err != nil {
 			started <- err
 			return
 		}
@@ -117,6 +139,19 @@ func (r *run) start(netns string) error {
 		close(r.done)
 	}()
 	return <-started
+}
+
+// enter moves the calling thread to the namespaces that are not empty.
+func enter(netns, mounts string) error {
+	if netns != "" {
+		if err := ns.Enter(netns); err != nil {
+			return err
+		}
+	}
+	if mounts == "" {
+		return nil
+	}
+	return ns.EnterMounts(mounts)
 }
 
 // Environment is what any program needs and nothing that configures one under

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Builds what a cluster of the lab needs and shows Berth in it (make demo
+# MODE=cluster): whole nodes with containerd, kubelet and kube-proxy. It takes the
+# machine's own root, since pods need the machine's cgroups.
+#
+#   hack/cluster-demo.sh node|operator|pool [FLAG OF vpclab demo...]
+#
+# CONTAINERD=2 takes containerd 2, built from its Go module, in place of Debian's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+mode=$1
+shift
+groups=(cluster)
+[ "$mode" != pool ] || groups+=(pool)
+hack/deps.sh "${groups[@]}"
+make build
+mapfile -t folders < <(make lab-images)
+flags=(--kubelets "--mode=$mode" "--helm=$(hack/tool.sh helm helm)")
+for folder in "${folders[@]}"; do flags+=("--images=$folder"); done
+case ${CONTAINERD:-} in
+'' | 1) ;;
+2)
+	containerd=$(hack/tool.sh containerd containerd)
+	for program in containerd-shim-runc-v2 ctr; do hack/tool.sh containerd "$program" >/dev/null; done
+	flags+=("--containerd=${containerd%/*}")
+	;;
+*)
+	echo "CONTAINERD is $CONTAINERD: want 1 (Debian's) or 2" >&2
+	exit 2
+	;;
+esac
+KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(sudo)
+exec "${as_root[@]}" env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" bin/vpclab demo "${flags[@]}" "$@"

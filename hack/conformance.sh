@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs Kubernetes' own end-to-end tests of networking against Berth, on clusters of
+# the lab that it raises one after the other: test/upstream has what and how.
+#
+#   hack/conformance.sh MODES [FLAG...]      (hack/conformance.sh "node pool" -focus DNS)
+#
+# Needs root. Fails when a spec failed in one of the modes, after all of them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+modes=$1
+shift
+if [ "$(id -u)" != 0 ]; then
+	echo "hack/conformance.sh: whole machines need root (cgroups, mounts): run this as root." >&2
+	exit 1
+fi
+hack/deps.sh cluster lab-images
+e2e=$(hack/tool.sh kubee2e e2e.test)
+ginkgo=$(hack/tool.sh kubee2e ginkgo)
+others=$(hack/lab-images.sh)
+KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
+export KUBEBUILDER_ASSETS
+hack/images.sh -version "$(git describe --tags --always --dirty --abbrev=12 2>/dev/null || echo dev)" -archs "$(go env GOARCH)" \
+	-out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
+mkdir -p bin
+CGO_ENABLED=0 hack/slowly.sh "Building the runner of Kubernetes' tests" go build -trimpath -o bin/upstream ./test/upstream
+
+status=0
+for mode in $modes; do
+	bin/upstream -mode "$mode" -e2e "$e2e" -ginkgo "$ginkgo" -images "dist/lab-images:$others" "$@" || status=1
+done
+exit "$status"

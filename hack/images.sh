@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Builds Berth's programs and packs them into OCI images, as deploy/images.yaml
+# describes them. The same commit makes the same digests everywhere: nothing of the
+# folder, the clock or the environment gets in.
+#
+#   hack/images.sh [-version VERSION] [-archs "amd64 arm64"] [-out DIR] [-- FLAG...]
+#
+# FLAGs are further ones of tools/images.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=dev archs="amd64 arm64" out=dist/images
+while [ $# -gt 0 ]; do
+	case $1 in
+	-version) version=$2 ;;
+	-archs) archs=$2 ;;
+	-out) out=$2 ;;
+	--)
+		shift
+		break
+		;;
+	*)
+		echo "hack/images.sh: $1 is not known, expected -version, -archs or -out" >&2
+		exit 2
+		;;
+	esac
+	shift 2
+done
+revision=$(git rev-parse HEAD 2>/dev/null || true)
+if [ -n "$revision" ] && [ -n "$(git status --porcelain 2>/dev/null)" ]; then
+	revision=$revision-dirty
+fi
+
+# What would change the programs: flags and targets of this machine's Go.
+export GOFLAGS='' GOEXPERIMENT='' GOAMD64=v1 GOARM64=v8.0 GOOS=linux CGO_ENABLED=0
+packer=$(GOOS='' hack/tool.sh images images)
+
+programs=dist/programs platforms=
+for arch in $archs; do
+	platforms+=${platforms:+,}linux/$arch
+	mkdir -p "$programs/$arch"
+	GOARCH=$arch hack/slowly.sh "Building Berth's programs for $arch (the first time takes some minutes)" \
+		go build -trimpath -buildvcs=false -tags grpcnotrace \
+		-ldflags "-s -w -buildid= -X github.com/berthnet/berth/internal/version.Version=$version" \
+		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator
+done
+
+"$packer" -spec deploy/images.yaml -files "$programs" -out "$out" -platforms "$platforms" \
+	-version "$version" -revision "$revision" -source https://github.com/berthnet/berth -licenses Apache-2.0 "$@"

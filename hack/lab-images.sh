@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Prints a folder with images for a cluster of the lab as tar archives, which
+# `ctr image import` takes: NAME-ARCH.tar for each NAME of hack/lab-images.yaml, or
+# for those that are named here. Nothing comes from a registry: programs are built
+# from Go modules, and what upstream's images take from a distribution is this
+# machine's (hack/deps.sh lab-images).
+#
+#   hack/lab-images.sh [NAME...]      (hack/lab-images.sh pause coredns)
+#
+# Archives are kept outside the tree, by the checksum of what they consist of, so
+# that a fresh clone need not make them again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+names=("$@")
+if [ ${#names[@]} -eq 0 ]; then
+	mapfile -t names < <(sed -n 's|^  - name: .*/\([^/:]*\):.*|\1|p' hack/lab-images.yaml)
+fi
+arch=$(go env GOARCH)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/berth/lab-images
+
+files=$(mktemp -d)
+trap 'rm -rf "$files"' EXIT
+trap 'exit 130' INT TERM HUP
+
+# host PROGRAM... takes programs of this machine.
+host() {
+	mkdir -p "$files/host"
+	local program path
+	for program in "$@"; do
+		path=$(PATH=$PATH:/usr/sbin:/sbin:/usr/bin:/bin command -v "$program")
+		ln -sf "$(realpath "$path")" "$files/host/$program"
+	done
+}
+
+# gather NAME puts the files of an image where hack/lab-images.yaml has them.
+gather() {
+	case $1 in
+	pause) ln -sf "$(hack/tool.sh images pause)" "$files/pause" ;;
+	coredns) ln -sf "$(hack/tool.sh coredns coredns)" "$files/coredns" ;;
+	agnhost)
+		hack/deps.sh lab-images
+		ln -sf "$(hack/tool.sh kubee2e agnhost)" "$files/agnhost"
+		ln -sf "$(hack/tool.sh coredns coredns)" "$files/coredns"
+		ln -sfn "$(go -C tools/kubee2e list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images/agnhost/porter" "$files/agnhost-files"
+		host bash busybox curl dig getent ip nc.openbsd ss timeout
+		;;
+	busybox | nginx)
+		hack/deps.sh lab-images
+		host busybox
+		;;
+	*)
+		echo "hack/lab-images.sh: hack/lab-images.yaml has no image $1" >&2
+		exit 1
+		;;
+	esac
+}
+
+for name in "${names[@]}"; do gather "$name"; done
+packer=$(hack/tool.sh images images)
+
+# One folder for each choice of images: who imports all of it gets no others.
+key=$({
+	echo "${names[*]} $arch"
+	cat hack/lab-images.yaml
+	find -L "$packer" "$files" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | cut -d' ' -f1
+} | sha256sum | cut -c1-12)
+folder=$cache/$key
+if [ ! -d "$folder" ]; then
+	mkdir -p "$cache"
+	rm -rf "$folder.$$"
+	trap 'rm -rf "$files" "$folder.$$"' EXIT
+	only=$(IFS=,; echo "${names[*]}")
+	hack/slowly.sh "Packing images for clusters of the lab" \
+		"$packer" -spec hack/lab-images.yaml -files "$files" -out "$folder.$$" -only "$only" \
+		-platforms "linux/$arch" -formats archive -compress=false >/dev/null
+	mv -T "$folder.$$" "$folder" 2>/dev/null || [ -d "$folder" ] # another may have been first
+fi
+echo "$folder"

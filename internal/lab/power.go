@@ -1,0 +1,92 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// wholeMachine finds a machine of a lab with kubelets.
+func (l *Lab) wholeMachine(name string) (*machine, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m := l.nodes[name]; m != nil && m.host != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("no machine %q is in the lab, or it has no kubelets", name)
+}
+
+// PullPlug ends all that runs on a machine at once, and leaves it dark: it has no link
+// to its network any more. The cloud does not notice: the instance runs. PlugIn boots
+// it again.
+func (l *Lab) PullPlug(name string) error {
+	m, err := l.wholeMachine(name)
+	if err != nil {
+		return err
+	}
+	l.following.Lock()
+	defer l.following.Unlock()
+	m.dark = true
+	return errors.Join(m.PowerOff(), l.unplugNetwork(m))
+}
+
+// PlugIn boots a machine whose plug was pulled: its disk is as it was; its /run and what
+// the kernel knew of its network are not. It returns when its kubelet runs.
+func (l *Lab) PlugIn(ctx context.Context, name string) error {
+	m, err := l.wholeMachine(name)
+	if err != nil {
+		return err
+	}
+	if m.host.On() {
+		return fmt.Errorf("%s is on already", name)
+	}
+	if err := l.plugNetwork(m); err != nil {
+		return fmt.Errorf("boot %s: %w", name, err)
+	}
+	if err := m.Serve(); err != nil {
+		return err
+	}
+	return m.host.Boot(ctx)
+}
+
+// Reboot turns a machine off, as an administrator does, and on again.
+func (l *Lab) Reboot(ctx context.Context, name string) error {
+	m, err := l.wholeMachine(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.host.Stop(), l.PullPlug(name), l.PlugIn(ctx, name))
+}
+
+// unplugNetwork removes a machine's network namespace with all that its kernel knew.
+// The caller holds following.
+func (l *Lab) unplugNetwork(m *machine) error {
+	if l.Site != nil {
+		return l.Site.RemoveNode(m.Name)
+	}
+	return l.Fabric.RemoveNode(m.Name)
+}
+
+// plugNetwork makes it again, with the links that are the machine's: those of the ENIs
+// that are attached now.
+func (l *Lab) plugNetwork(m *machine) error {
+	l.following.Lock()
+	defer l.following.Unlock()
+	m.dark = false
+	if l.Site != nil {
+		_, err := l.Site.AddNode(m.Name) // gets the number that it had: the first that is free
+		return err
+	}
+	if err := l.Fabric.AddNode(m.Name); err != nil {
+		return err
+	}
+	for _, e := range l.Cloud.Snapshot().InstanceENIs(m.InstanceID) {
+		if !e.Attachment.LinkUp {
+			continue
+		}
+		if err := l.Fabric.Attach(m.Name, e); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,57 @@
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// TestDelegateAsksForEachController has the kernel's files as plain ones.
+func TestDelegateAsksForEachController(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.controllers"), []byte("cpu memory pids\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := delegate(dir); err == nil {
+		// The kernel's file makes a list of what is written; a plain one has the last.
+		got, _ := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+		if len(got) > 0 && string(got) != "+pids" {
+			t.Errorf("asked for %q last, want +pids", got)
+		}
+	} else {
+		t.Error(err)
+	}
+	if err := delegate(filepath.Join(dir, "none")); err == nil {
+		t.Error("a folder without cgroup.controllers is no group of version 2, and was taken for one")
+	}
+}
+
+func TestInheritCPUsTakesTheParents(t *testing.T) {
+	t.Parallel()
+	if Unified() {
+		t.Skip("version 2 needs none")
+	}
+	parent := t.TempDir()
+	child := filepath.Join(parent, "child")
+	if err := os.Mkdir(child, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []struct{ name, has string }{
+		{filepath.Join(parent, "cpuset.cpus"), "0-3"}, {filepath.Join(parent, "cpuset.mems"), "0"},
+		{filepath.Join(child, "cpuset.cpus"), ""}, {filepath.Join(child, "cpuset.mems"), ""},
+	} {
+		if err := os.WriteFile(f.name, []byte(f.has), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := inheritCPUs(child); err != nil {
+		t.Fatal(err)
+	}
+	cpus, _ := os.ReadFile(filepath.Join(child, "cpuset.cpus"))
+	mems, _ := os.ReadFile(filepath.Join(child, "cpuset.mems"))
+	if got := []string{string(cpus), string(mems)}; !slices.Equal(got, []string{"0-3", "0"}) {
+		t.Errorf("the child has %q, want its parent's", got)
+	}
+}

@@ -1,0 +1,124 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/demo"
+	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/network/ns"
+	"github.com/berthnet/berth/internal/lab/run/cgroup"
+	"github.com/berthnet/berth/internal/lab/run/host"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// What make e2e has built: folders of images, separated by colons, the helm program,
+// and the folder of containerd 2.
+const (
+	imagesVariable     = "BERTH_LAB_IMAGES"
+	helmVariable       = "BERTH_HELM"
+	containerdVariable = "BERTH_CONTAINERD2"
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	for _, name := range []string{imagesVariable, helmVariable, containerdVariable} {
+		if os.Getenv(name) == "" {
+			fmt.Printf("NOT RUN: tests of whole clusters: %s is not set; make e2e builds what it names\nFAIL\n", name)
+			return 1
+		}
+	}
+	// In the sandbox /sys is of its own and has no cgroups.
+	var st unix.Statfs_t
+	if err := unix.Statfs(cgroup.Root, &st); err == nil && st.Type == unix.SYSFS_MAGIC {
+		if err := cgroup.Mount(); err != nil {
+			fmt.Println("NOT RUN: tests of whole clusters: mount the cgroups that pods need, which takes the machine's root:", err)
+			fmt.Println("FAIL")
+			return 1
+		}
+	}
+	return harness.Main(m)
+}
+
+// TestCluster tells the story of `make demo MODE=cluster` with each kind of address,
+// runtime and proxy. One cluster a case has all of its proofs: they take turns, since
+// each wants the whole machine.
+func TestCluster(t *testing.T) {
+	images := filepath.SplitList(os.Getenv(imagesVariable))
+	for _, tc := range []struct {
+		mode       lab.Mode
+		proxy      host.ProxyMode
+		containerd string
+	}{
+		{lab.NodeMode, host.NFTables, ""}, // Debian's
+		{lab.OperatorMode, host.IPTables, os.Getenv(containerdVariable)},
+		{lab.PoolMode, host.NFTables, ""},
+	} {
+		t.Run(string(tc.mode), func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "cluster")
+			harness.OK(t, err)
+			settings := kernelSettings(t)
+			var out bytes.Buffer
+			err = demo.Run(t.Context(), demo.Options{
+				Lab: lab.Options{
+					Dir: dir, BinDir: harness.BinDir, Nodes: 3, Mode: tc.mode,
+					Kubelets: &lab.Kubelets{Images: images, Proxy: tc.proxy, Containerd: tc.containerd, Helm: os.Getenv(helmVariable)},
+				},
+				Program: "vpclab", Out: &out,
+			})
+			if err != nil || strings.Contains(out.String(), "✗") {
+				t.Errorf("%v\n%s", err, &out)
+			}
+			t.Log(out.String())
+			checkNothingLeft(t, dir)
+			if now := kernelSettings(t); now != settings {
+				t.Errorf("kernel settings were %s before and are %s", settings, now)
+			}
+		})
+	}
+}
+
+// checkNothingLeft looks for what a lab leaves besides what the sandbox sees.
+func checkNothingLeft(t *testing.T, dir string) {
+	t.Helper()
+	id := lab.IDOf(dir)
+	if _, err := os.Stat(dir); err == nil {
+		t.Errorf("%s is still there", dir)
+	}
+	if left, err := ns.List(fabric.Prefix(id)); err != nil || len(left) > 0 {
+		t.Errorf("network namespaces are left: %v, %v", left, err)
+	}
+	if left, err := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*"); err != nil || len(left) > 0 {
+		t.Errorf("cgroups are left: %v, %v", left, err)
+	}
+	if _, err := os.Stat("/var/lib/vpclab/" + id); err == nil {
+		t.Errorf("the disks of lab %s are left", id)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	harness.OK(t, err)
+	if strings.Contains(string(mounts), "vpclab") {
+		t.Errorf("mounts are left:\n%s", mounts)
+	}
+}
+
+// kernelSettings are those that a kubelet sets for the whole machine.
+func kernelSettings(t *testing.T) string {
+	t.Helper()
+	var all []string
+	for _, name := range []string{"kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory"} {
+		data, err := os.ReadFile("/proc/sys/" + name)
+		harness.OK(t, err)
+		all = append(all, name+"="+strings.TrimSpace(string(data)))
+	}
+	return strings.Join(all, " ")
+}

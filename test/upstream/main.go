@@ -1,0 +1,244 @@
+// Command upstream runs Kubernetes' own end-to-end tests of networking, and those
+// of the node that need it to reach its pods, against Berth: on a cluster of the
+// lab that it raises in a mode, or on any other by -kubeconfig.
+//
+//	upstream -mode node -e2e e2e.test -ginkgo ginkgo -images DIR
+//
+// It tells of failures as they come and how far it is, and leaves below -out a
+// folder for each mode with a JUnit report, the log of the tests and the results.
+// -page writes the results of all modes of a folder into a page of the documents.
+// It exits with 1 when a spec failed, with 2 for bad flags.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+var errSpecsFailed = errors.New("specs failed")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch err := run(ctx, os.Args[1:], os.Stdout); {
+	case err == nil:
+	case errors.Is(err, flag.ErrHelp), errors.As(err, new(usageError)):
+		fmt.Fprintln(os.Stderr, "upstream:", err)
+		stop()
+		os.Exit(2) //nolint:gocritic // stopped above
+	default:
+		fmt.Fprintln(os.Stderr, "upstream:", err)
+		stop()
+		os.Exit(1) //nolint:gocritic // stopped above
+	}
+}
+
+// usageError is about the command line.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// options are the command line.
+type options struct {
+	suite      suite
+	choice     choice
+	mode       string
+	kubeconfig string
+	images     string
+	containerd string
+	page       string
+	record     string
+	list       bool
+	keep       bool
+}
+
+func parse(args []string, out io.Writer) (options, error) {
+	var o options
+	f := flag.NewFlagSet("upstream", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.StringVar(&o.suite.e2e, "e2e", "", "program of Kubernetes' end-to-end tests (hack/tool.sh kubee2e e2e.test)")
+	f.StringVar(&o.suite.ginkgo, "ginkgo", "", "program that runs them (hack/tool.sh kubee2e ginkgo)")
+	f.StringVar(&o.suite.out, "out", "dist/conformance", "folder for reports")
+	f.IntVar(&o.suite.procs, "procs", 4, "how many specs run at a time")
+	f.DurationVar(&o.suite.limit, "limit", 2*time.Hour, "time after which the tests are ended")
+	f.StringVar(&o.mode, "mode", "node", "mode of the cluster that is raised: "+strings.Join(modes, ", "))
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster, and raise none")
+	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
+	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
+	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
+	f.StringVar(&o.record, "record", "", "folder to keep the results in, as MODE.json, of runs of all groups without -focus and -skip")
+	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
+	f.BoolVar(&o.keep, "keep", false, "leave the cluster that is raised as it is after a failure, until interrupted")
+	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
+	focus := f.String("focus", "", "only specs whose names match this pattern")
+	skip := f.String("skip", "", "no specs whose names match this pattern")
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return o, err
+	} else if err != nil {
+		return o, usageError{err}
+	}
+	o.suite.flags = f.Args()
+	o.choice.groups = strings.FieldsFunc(*names, func(r rune) bool { return r == ',' })
+	for _, name := range o.choice.groups {
+		if name != "short" && !slices.ContainsFunc(groups, func(g group) bool { return g.name == name }) {
+			return o, usagef("-groups has %q, expected conformance, network, node or short", name)
+		}
+	}
+	var err error
+	if o.choice.focus, err = pattern(*focus); err != nil {
+		return o, usagef("-focus: %w", err)
+	}
+	if o.choice.skip, err = pattern(*skip); err != nil {
+		return o, usagef("-skip: %w", err)
+	}
+	return o, o.check()
+}
+
+func pattern(text string) (*regexp.Regexp, error) {
+	if text == "" {
+		return nil, nil //nolint:nilnil // no pattern is a choice
+	}
+	return regexp.Compile(text)
+}
+
+func (o options) check() error {
+	switch {
+	case o.page != "" && o.record == "":
+		return usagef("-page needs -record, the folder of the results")
+	case o.page != "":
+		return nil
+	case o.suite.e2e == "" || o.suite.ginkgo == "":
+		return usagef("-e2e and -ginkgo are needed: `make conformance` builds both")
+	case !slices.Contains(modes, o.mode):
+		return usagef("-mode is %q, expected one of %s", o.mode, strings.Join(modes, ", "))
+	case o.suite.procs < 1:
+		return usagef("-procs is %d, expected at least 1", o.suite.procs)
+	case o.kubeconfig == "" && o.images == "" && !o.list:
+		return usagef("-images is needed to raise a cluster: hack/lab-images.sh prints the folder")
+	}
+	return nil
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, err := parse(args, out)
+	if err != nil {
+		return err
+	}
+	if o.page != "" {
+		all, err := readResults(o.record, modes)
+		if err != nil {
+			return err
+		}
+		return writePage(o.page, all)
+	}
+	// The tests run in a folder of their own.
+	for _, path := range []*string{&o.suite.e2e, &o.suite.ginkgo, &o.suite.out, &o.kubeconfig} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
+			return fmt.Errorf("find %s: %w", *path, err)
+		}
+	}
+	all, err := o.suite.specs(ctx)
+	if err != nil {
+		return err
+	}
+	p := choose(all, o.choice)
+	if len(p.run) == 0 {
+		return fmt.Errorf("none of the %d specs is chosen and applicable", len(all))
+	}
+	if o.list {
+		return list(out, p)
+	}
+	return o.test(ctx, p, out)
+}
+
+// list prints a plan.
+func list(out io.Writer, p plan) error {
+	var text strings.Builder
+	for _, s := range p.run {
+		fmt.Fprintf(&text, "run             %-12s %s\n", groupOf(s), s.name)
+	}
+	for _, r := range p.exclude {
+		fmt.Fprintf(&text, "not applicable  %-12s %s: %s\n", r.Group, r.Name, r.Why)
+	}
+	fmt.Fprintf(&text, "%d to run, %d not applicable\n", len(p.run), len(p.exclude))
+	_, err := io.WriteString(out, text.String())
+	return err
+}
+
+// test raises a cluster unless there is one, runs the plan on it and reports.
+func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
+	o.suite.out = filepath.Join(o.suite.out, o.mode)
+	version, err := o.suite.version(ctx)
+	if err != nil {
+		return err
+	}
+	c := cluster{kubeconfig: o.kubeconfig}
+	if o.kubeconfig == "" {
+		var lower func() error
+		if c, lower, err = o.raise(ctx, out); err != nil {
+			return err
+		}
+		defer func() {
+			if errors.Is(err, errSpecsFailed) && o.keep {
+				fmt.Fprintf(out, "The cluster stays until Ctrl-C: nsenter --net=%s kubectl --kubeconfig %s\n", c.netns, c.kubeconfig)
+				<-ctx.Done()
+			}
+			err = errors.Join(err, lower())
+		}()
+	}
+	started := time.Now()
+	fmt.Fprintf(out, "Running %d specs of Kubernetes %s in mode %s, %d at a time; %d are not applicable\n",
+		len(p.run), version, o.mode, o.suite.procs, len(p.exclude))
+	reports, err := o.suite.run(ctx, c, p.run, newProgress(out, len(p.run)))
+	if err != nil {
+		return err
+	}
+	if why := setUpFailed(reports); why != "" {
+		return fmt.Errorf("the tests found no cluster to run on (log in %s): %s", o.suite.out, why)
+	}
+	r := results{Mode: o.mode, Kubernetes: version, Specs: judge(p, reports)}
+	if err := r.write(filepath.Join(o.suite.out, "results.json")); err != nil {
+		return err
+	}
+	if o.record != "" && o.choice.whole() && ctx.Err() == nil {
+		if err := r.write(filepath.Join(o.record, o.mode+".json")); err != nil {
+			return err
+		}
+	}
+	summarize(out, r, time.Since(started), o.suite.out)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("interrupted, not everything was run: %w", err)
+	}
+	if n := count(r.Specs, failed); n > 0 {
+		return fmt.Errorf("%d %w", n, errSpecsFailed)
+	}
+	return nil
+}
+
+// summarize prints how a run ended.
+func summarize(out io.Writer, r results, took time.Duration, folder string) {
+	fmt.Fprintf(out, "\nMode %s, Kubernetes %s, %s:\n", r.Mode, r.Kubernetes, took.Round(time.Second))
+	for _, outcome := range []string{passed, failed, notApplicable} {
+		fmt.Fprintf(out, "  %4d %s\n", count(r.Specs, outcome), outcome)
+	}
+	for _, s := range r.Specs {
+		if s.Outcome == failed {
+			fmt.Fprintf(out, "FAILED %s (%.0f s): %s\n", s.Name, s.Seconds, s.Why)
+		}
+	}
+	fmt.Fprintf(out, "Reports: %s (junit_01.xml, results.json, e2e.log)\n", folder)
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+func TestTable(t *testing.T) {
+	all := []results{
+		{Mode: "node", Kubernetes: "v1.37.1", Specs: []result{
+			{Name: "a", Group: "conformance", Outcome: passed},
+			{Name: "b <x|y>", Group: "network", Outcome: failed, Why: "late"},
+			{Name: "c", Group: "network", Outcome: notApplicable, Why: "no cloud"},
+		}},
+		{Mode: "pool", Kubernetes: "v1.37.1", Specs: []result{
+			{Name: "b <x|y>", Group: "network", Outcome: failed, Why: "late"},
+			{Name: "d", Group: "network", Outcome: notApplicable, Why: "no cloud"},
+		}},
+	}
+	got := table(all)
+	for _, want := range []string{
+		"| `[sig-network]` that is `[Conformance]` | node | v1.37.1 | 1 | 0 | 0 |\n",
+		"| every other `[sig-network]` | node | v1.37.1 | 0 | 1 | 1 |\n",
+		"| b &lt;x\\|y> | node, pool | late |\n",
+		"| no cloud | c; d |\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("there is no %q in\n%s", want, got)
+		}
+	}
+}
+
+// The table of the page is what was measured last.
+func TestPageHasTheResults(t *testing.T) {
+	const file = "../../docs/conformance.md"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := readResults("results", modes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := replaceTable(string(page), table(all))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want != string(page) {
+		t.Errorf("%s has other results than the folder results; `make conformance-page` writes them there", file)
+	}
+}
+
+func TestBadFlagsAreNamed(t *testing.T) {
+	for flags, want := range map[string]string{
+		"-groups slow":                   `-groups has "slow"`,
+		"-focus (":                       "-focus: error parsing regexp",
+		"-page x.md":                     "-page needs -record",
+		"":                               "-e2e and -ginkgo are needed",
+		"-e2e x -ginkgo y -mode port":    `-mode is "port", expected one of node, operator, pool`,
+		"-e2e x -ginkgo y -procs 0":      "-procs is 0",
+		"-e2e x -ginkgo y":               "-images is needed to raise a cluster",
+		"-e2e x -ginkgo y -nosuchthing2": "not defined: -nosuchthing2",
+	} {
+		if _, err := parse(strings.Fields(flags), &strings.Builder{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: said %v, expected %q", flags, err, want)
+		}
+	}
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// group is a set of specs that are run and reported together.
+type group struct {
+	name string
+	what string
+	has  func(spec) bool
+}
+
+// groups are all that Berth is held to. A spec is of the first that has it.
+var groups = []group{
+	{"conformance", "`[sig-network]` that is `[Conformance]`", func(s spec) bool { return s.has("sig-network") && s.has("Conformance") }},
+	{"network", "every other `[sig-network]`", func(s spec) bool { return s.has("sig-network") }},
+	{"node", "`[sig-node]` `[Conformance]` of probes, hooks and the life of pods", func(s spec) bool {
+		return s.has("Conformance") && nodeSpecs.MatchString(s.name)
+	}},
+}
+
+// nodeSpecs are the tests of the node that need it to reach its pods, or pods to
+// reach each other, while they start and end.
+var nodeSpecs = regexp.MustCompile(`^\[sig-node\] (Probing container|Container Lifecycle Hook|PreStop|Pods|Pods Extended|Pods Extended \(pod generation\)|InitContainer|KubeletManagedEtcHosts|Ephemeral Containers) `)
+
+// groupOf is the group of a spec, or nothing.
+func groupOf(s spec) string {
+	for _, g := range groups {
+		if g.has(s) {
+			return g.name
+		}
+	}
+	return ""
+}
+
+// short are the specs of the group "short", which is bounded to minutes: traffic
+// between pods, nodes, services and node ports, names, probes and hooks.
+var short = []string{
+	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: http [Conformance]",
+	"[sig-network] Networking Granular Checks: Pods should function for intra-pod communication: udp [Conformance]",
+	"[sig-network] Networking Granular Checks: Pods should function for node-pod communication: http [LinuxOnly] [Conformance]",
+	"[sig-network] Services should be able to create a functioning NodePort service [Conformance]",
+	"[sig-network] Services should serve multiport endpoints from pods [Conformance]",
+	"[sig-network] Services should allow pods to hairpin back to themselves through services",
+	"[sig-network] Services should preserve source pod IP for traffic thru service cluster IP [LinuxOnly]",
+	"[sig-network] NoSNAT Should be able to send traffic between Pods without SNAT",
+	"[sig-network] DNS should provide DNS for services [Conformance]",
+	"[sig-network] HostPort validates that there is no conflict between pods with same hostPort but different hostIP and protocol [LinuxOnly] [Conformance]",
+	"[sig-network] Proxy version v1 should proxy through a service and a pod [Conformance]",
+	"[sig-node] Container Lifecycle Hook when create a pod with lifecycle hook should execute prestop http hook properly [NodeConformance] [Conformance]",
+	"[sig-node] Pods should support remote command execution over websockets [NodeConformance] [Conformance]",
+}
+
+// isShort tells whether a spec is of the group "short". Releases of Kubernetes add
+// tags to names, so those need not be the same.
+func isShort(s spec) bool {
+	return slices.ContainsFunc(short, func(name string) bool { return withoutTags(name) == withoutTags(s.name) })
+}
+
+var tag = regexp.MustCompile(` \[[^\]]*\]`)
+
+func withoutTags(name string) string { return strings.TrimSpace(tag.ReplaceAllString(name, "")) }
+
+// exclusion is why specs are not run.
+type exclusion struct {
+	label string // that the specs have; or
+	name  string // a part of their names
+	why   string
+}
+
+// exclusions are the specs that are not applicable. Anything else that a group
+// has is run; a spec may still find by itself that the cluster is not made for it.
+var exclusions = []exclusion{
+	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
+	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
+	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
+	{label: "Feature:IPv6DualStack", why: "needs a cluster with IPv4 and IPv6; this one has IPv4 alone"},
+	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},
+	{label: "Feature:Networking-IPv4", why: "needs the internet: it pings 8.8.8.8"},
+	{label: "Feature:Networking-DNS", why: "needs the internet: it resolves google.com"},
+	{label: "Feature:Networking-Performance", why: "measures throughput with iperf2, and checks nothing"},
+	{label: "Feature:PerformanceDNS", why: "makes 10,000 services to load the DNS server"},
+	{label: "Feature:LocalhostNodePorts", why: "kube-proxy serves node ports on loopback in iptables mode alone; this one is in nftables mode"},
+	{label: "Feature:KubeProxyNFAcct", why: "is about a metric of kube-proxy's iptables mode"},
+	{name: "[Provider:gce", why: "is for clusters on Google's or other clouds, and enters nodes by SSH"},
+	{name: "should work after restarting apiserver [Disruptive]", why: "enters the nodes of a cloud by SSH"},
+	{name: "should work after restarting kube-proxy [Disruptive]", why: "enters the nodes of a cloud by SSH"},
+}
+
+// excluded is why a spec is not run, or nothing.
+func excluded(s spec) string {
+	for _, e := range exclusions {
+		if e.label != "" && s.has(e.label) || e.name != "" && strings.Contains(s.name, e.name) {
+			return e.why
+		}
+	}
+	return ""
+}
+
+// choice is what the command line asks for.
+type choice struct {
+	groups      []string // names of groups, or "short"
+	focus, skip *regexp.Regexp
+}
+
+// whole tells whether nothing is left out.
+func (c choice) whole() bool {
+	for _, g := range groups {
+		if !slices.Contains(c.groups, g.name) {
+			return false
+		}
+	}
+	return c.focus == nil && c.skip == nil
+}
+
+// plan is what to do with the chosen specs.
+type plan struct {
+	run     []spec
+	exclude []result // not applicable, with the reason
+}
+
+// choose parts the specs that are chosen into those to run and those that are not
+// applicable.
+func choose(all []spec, c choice) plan {
+	var p plan
+	for _, s := range all {
+		name := groupOf(s)
+		if !slices.Contains(c.groups, name) && (!slices.Contains(c.groups, "short") || !isShort(s)) ||
+			c.focus != nil && !c.focus.MatchString(s.name) || c.skip != nil && c.skip.MatchString(s.name) {
+			continue
+		}
+		if why := excluded(s); why != "" {
+			p.exclude = append(p.exclude, result{Name: s.name, Group: name, Outcome: notApplicable, Why: why})
+		} else {
+			p.run = append(p.run, s)
+		}
+	}
+	return p
+}

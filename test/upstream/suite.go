@@ -1,0 +1,154 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// suite is the program of Kubernetes' end-to-end tests and what runs it.
+type suite struct {
+	e2e, ginkgo string // programs
+	out         string // folder for reports and the log
+	procs       int    // how many specs run at a time
+	limit       time.Duration
+	flags       []string // further flags of the tests
+}
+
+// cluster is what the tests are run against.
+type cluster struct {
+	kubeconfig string
+	netns      string // path of the network namespace from which it is reached; empty for the runner's own
+}
+
+// specs lists all specs that there are. It asks no cluster.
+func (s suite) specs(ctx context.Context) ([]spec, error) {
+	dir, err := os.MkdirTemp("", "upstream-")
+	if err != nil {
+		return nil, fmt.Errorf("list the tests: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "specs.json")
+	list := exec.CommandContext(ctx, s.e2e, "--ginkgo.dry-run", "--ginkgo.focus=.", "--provider=skeleton", "--kubeconfig=none",
+		"--ginkgo.no-color", "--ginkgo.succinct", "--ginkgo.json-report="+file)
+	if out, err := list.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("list the tests: %w\n%s", err, tail(out, 2000))
+	}
+	reports, err := readReportFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var out []spec
+	for _, r := range reports {
+		if s, is := r.spec(); is {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// version is the version of Kubernetes that the tests are of.
+func (s suite) version(ctx context.Context) (string, error) {
+	out, err := exec.CommandContext(ctx, s.e2e, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask the tests for their version: %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// run runs specs and returns their reports. Canceled, it lets the tests clean up
+// and write what they have.
+func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progress) ([]specReport, error) {
+	if err := os.MkdirAll(s.out, 0o755); err != nil {
+		return nil, fmt.Errorf("make the folder for reports: %w", err)
+	}
+	defer every(time.Second, progress.tick)()
+
+	const report = "report.json"
+	if err := os.RemoveAll(filepath.Join(s.out, report)); err != nil {
+		return nil, fmt.Errorf("remove an old report: %w", err)
+	}
+	log, err := os.Create(filepath.Join(s.out, "e2e.log"))
+	if err != nil {
+		return nil, fmt.Errorf("make the log of the tests: %w", err)
+	}
+	defer log.Close()
+	ran := s.ginkgoRun(ctx, c, specs, report, io.MultiWriter(log, progress))
+	reports, err := readReportFile(filepath.Join(s.out, report))
+	if err != nil { // a failed spec makes it fail too, and then there is a report
+		return nil, errors.Join(fmt.Errorf("run the tests (log in %s): %w", log.Name(), ran), err)
+	}
+	return reports, nil
+}
+
+func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report string, log io.Writer) error {
+	args := []string{
+		"run", "--no-color", "--procs=" + strconv.Itoa(s.procs), "--timeout=" + s.limit.String(), "--focus=" + focusOn(specs),
+		"--output-dir=" + s.out, "--json-report=" + report, "--output-interceptor-mode=none", s.e2e, "--",
+		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--report-dir=" + s.out,
+		"--minStartupPods=0", "--allowed-not-ready-nodes=0", "--disable-log-dump", "--dump-logs-on-failure=false",
+	}
+	run := exec.CommandContext(ctx, s.ginkgo, append(args, s.flags...)...)
+	if c.netns != "" {
+		run = exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + c.netns, "--", s.ginkgo}, run.Args[1:]...)...)
+	}
+	run.Stdout, run.Stderr = log, log
+	run.Dir = s.out
+	run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	run.Cancel = func() error { return syscall.Kill(-run.Process.Pid, syscall.SIGINT) }
+	run.WaitDelay = time.Minute
+	err := run.Run()
+	// What its processes left behind, should it have been killed.
+	_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL)
+	return err
+}
+
+// focusOn is the pattern that has exactly these specs. Ginkgo matches it with the
+// suite's description and the spec's name.
+func focusOn(specs []spec) string {
+	var names []string
+	for _, s := range specs {
+		names = append(names, regexp.QuoteMeta(s.name))
+	}
+	return `(^|\s)(` + strings.Join(names, "|") + `)$`
+}
+
+// every calls f at intervals until the returned function is called.
+func every(interval time.Duration, f func(time.Time)) (stop func()) {
+	ticker, done := time.NewTicker(interval), make(chan struct{})
+	go func() {
+		for {
+			select {
+			case now := <-ticker.C:
+				f(now)
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { ticker.Stop(); close(done) }
+}
+
+func readReportFile(file string) ([]specReport, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("read the report of the tests: %w", err)
+	}
+	defer f.Close()
+	return readReport(f)
+}
+
+func tail(out []byte, n int) []byte {
+	out = bytes.TrimSpace(out)
+	return out[max(0, len(out)-n):]
+}

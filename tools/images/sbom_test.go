@@ -1,0 +1,55 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/spdx/tools-golang/json"
+	"github.com/spdx/tools-golang/spdx/v2/common"
+	spdx "github.com/spdx/tools-golang/spdx/v2/v2_3"
+)
+
+// The document names the image, the program and all that the program's own build
+// information names, and its relationships lead from the first to the last.
+func TestSBOMHasWhatTheProgramsAreBuiltOf(t *testing.T) {
+	f, err := os.Open(filepath.Join(packTest(t, t.TempDir()), "probe-amd64.spdx.json"))
+	ok(t, err)
+	defer f.Close()
+	var doc spdx.Document
+	ok(t, json.ReadInto(f, &doc))
+
+	byID, locators := map[common.ElementID]*spdx.Package{}, map[string]bool{}
+	for _, p := range doc.Packages {
+		byID[p.PackageSPDXIdentifier] = p
+		for _, ref := range p.PackageExternalReferences {
+			locators[ref.Locator] = true
+		}
+	}
+	info, there := debug.ReadBuildInfo()
+	if !there || len(info.Deps) < 5 {
+		t.Fatal("this test's program has no build information")
+	}
+	for _, dep := range info.Deps {
+		if want := "pkg:golang/" + dep.Path + "@" + strings.ReplaceAll(dep.Version, "+", "%2B"); !locators[want] {
+			t.Errorf("%s is missing", want)
+		}
+	}
+	if want := "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go"); !locators[want] {
+		t.Errorf("%s is missing", want)
+	}
+	reached := map[common.ElementID]bool{"DOCUMENT": true}
+	for _, r := range doc.Relationships {
+		if !reached[r.RefA.ElementRefID] || byID[r.RefB.ElementRefID] == nil {
+			t.Errorf("%s %s %s: one of them is not there", r.RefA.ElementRefID, r.Relationship, r.RefB.ElementRefID)
+		}
+		reached[r.RefB.ElementRefID] = true
+	}
+	for id := range byID {
+		if !reached[id] {
+			t.Errorf("nothing leads to %s", id)
+		}
+	}
+}
