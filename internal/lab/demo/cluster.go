@@ -27,7 +27,7 @@ var clusterProofs = []proof{
 	{inAll, "without the plugin no node is Ready, no pod is bound", withoutPlugin},
 	{inAll, "Berth installed: nodes are Ready, as soon as it serves", installed},
 	{inAll, "30 pods Ready on 3 nodes, none before its node was", thirtyPods},
-	{inAll, "names and Services from a pod; logs and exec", names30},
+	{inAll, "names and Services from a pod; logs and exec", namesAndServices},
 	{inAll, "NodePort of every node, from the host outside", nodePorts},
 	{inOperator, "kubectl shows NodeNetworks", showObjects},
 	{inPool, "kubectl shows pools and blocks", showObjects},
@@ -325,9 +325,9 @@ func (s *stage) sandboxFailures(ctx context.Context) ([]string, error) {
 	return said, nil
 }
 
-// names30 asks by names from a pod, in which the cluster's name service and every
+// namesAndServices asks by names from a pod, in which the cluster's name service and every
 // pod's Service answer, and sees logs and commands pass through the API server.
-func names30(ctx context.Context, s *stage) (string, error) {
+func namesAndServices(ctx context.Context, s *stage) (string, error) {
 	if err := s.lab.WaitDeployment(ctx, addons.Namespace, addons.DNS); err != nil {
 		return "", err
 	}

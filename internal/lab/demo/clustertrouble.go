@@ -180,7 +180,7 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	boots, err := s.boots(ctx, rebootedNode)
+	beat, err := s.heartbeat(ctx, rebootedNode)
 	if err != nil {
 		return "", err
 	}
@@ -190,7 +190,7 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	}
 	// Its pods are the same objects, with containers that began after the boot.
 	err = poll.Until(ctx, func() error {
-		if now, err := s.boots(ctx, rebootedNode); err != nil || now == boots {
+		if now, err := s.heartbeat(ctx, rebootedNode); err != nil || now == beat {
 			return errors.Join(err, fmt.Errorf("the Node of %s has not changed since", rebootedNode))
 		}
 		pods, err := s.webPods(ctx)
@@ -216,8 +216,8 @@ func rebooted(ctx context.Context, s *stage) (string, error) {
 	return fmt.Sprintf("%s and its %d pods are back after %.0f s", rebootedNode, len(before), time.Since(began).Seconds()), nil
 }
 
-// boots is a Node's heartbeat, which tells whether its kubelet spoke since.
-func (s *stage) boots(ctx context.Context, name string) (time.Time, error) {
+// heartbeat is a Node's heartbeat, which tells whether its kubelet spoke since.
+func (s *stage) heartbeat(ctx context.Context, name string) (time.Time, error) {
 	node := &corev1.Node{}
 	if err := s.lab.Kube.Client.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
 		return time.Time{}, err
