@@ -48,6 +48,7 @@ packages() {
 		ip        iproute2
 		nc.openbsd   netcat-openbsd
 		timeout   coreutils
+		wget      wget
 	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
