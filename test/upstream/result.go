@@ -44,6 +44,9 @@ func judge(p plan, reports []specReport) []result {
 	return out
 }
 
+// suiteTimeout begins what Ginkgo says of the specs that ran when its --timeout was over.
+const suiteTimeout = "A suite timeout occurred"
+
 // setUpFailed is why the tests failed before any spec, or nothing.
 func setUpFailed(reports []specReport) string {
 	for _, r := range reports {
@@ -62,8 +65,8 @@ func outcome(s spec, r specReport) result {
 		out.Outcome = passed
 	case r.State == "skipped" && message != "": // the spec itself said so
 		out.Outcome, out.Why, out.Seconds = notApplicable, message, 0
-	case r.State == "" || r.State == "skipped":
-		out.Outcome = notRun
+	case r.State == "" || r.State == "skipped" || r.State == "interrupted" || strings.HasPrefix(message, suiteTimeout):
+		out.Outcome, out.Seconds = notRun, 0
 	case r.State == failed:
 		out.Why = message
 	case message != "": // panicked, timedout, interrupted, aborted
