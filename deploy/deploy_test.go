@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -20,6 +21,7 @@ import (
 	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/web"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -33,6 +35,29 @@ func asks(p *corev1.Probe, path, address string, ports []corev1.ContainerPort) b
 		}
 	}
 	return p.HTTPGet.Path == path && p.HTTPGet.Host == "127.0.0.1" && address == fmt.Sprintf("127.0.0.1:%d", number)
+}
+
+// checkProbes checks that a program's probes ask what it serves at an address, wait
+// long enough, and make no event of a start that is as it should be.
+func checkProbes(t *testing.T, c corev1.Container, address string) {
+	t.Helper()
+	for path, p := range map[string]*corev1.Probe{"/startupz": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+		if !asks(p, path, address, c.Ports) {
+			t.Errorf("probe %+v, served at %s", p, address)
+		}
+		// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
+		if p.TimeoutSeconds < 10 {
+			t.Errorf("%s gives up after %d s", path, p.TimeoutSeconds)
+		}
+	}
+	start := c.StartupProbe
+	if longest := web.StartupPatience + 5*time.Second; float64(start.TimeoutSeconds) < longest.Seconds() {
+		t.Errorf("/startupz is given up after %d s, answers within %v", start.TimeoutSeconds, longest)
+	}
+	// The kubelet asks at once, and then once a period; not before the program listens.
+	if start.InitialDelaySeconds < 1 || start.PeriodSeconds > 1 || start.FailureThreshold < 60 {
+		t.Errorf("start-up probe %+v", start)
+	}
 }
 
 func readFile(t *testing.T, name string) []byte {
@@ -155,7 +180,8 @@ func mountsWhatBerthdUses(t *testing.T, pod corev1.PodSpec, c corev1.Container) 
 	propagation := map[string]*corev1.MountPropagationMode{}
 	for _, m := range c.VolumeMounts {
 		propagation[m.MountPath] = m.MountPropagation
-		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath {
+		sysctls := hostPaths[m.Name] == "/proc/sys/net" && m.MountPath == cfg.SysctlDir+"/net" // where a runtime lets it be
+		if host := hostPaths[m.Name]; host != m.MountPath && "/var"+host != m.MountPath && !sysctls {
 			t.Errorf("%s of the node is mounted at %s", host, m.MountPath)
 		}
 	}
@@ -176,21 +202,20 @@ func TestManifestFitsTheDaemon(t *testing.T) { forEachMode(t, fitsTheDaemon) }
 
 func fitsTheDaemon(t *testing.T, pod corev1.PodSpec, c corev1.Container) {
 	cfg := load(t, c)
-	if !pod.HostNetwork || pod.DNSPolicy != "Default" || !*c.SecurityContext.Privileged {
+	if !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
 		t.Errorf("host network %v, DNS %q, privileged %v", pod.HostNetwork, pod.DNSPolicy, *c.SecurityContext.Privileged)
+	}
+	// TestCapabilitiesOfTheChartSuffice runs berthd with them.
+	want := &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN", "SYS_ADMIN", "NET_RAW"}}
+	if d := cmp.Diff(want, c.SecurityContext.Capabilities); d != "" {
+		t.Errorf("capabilities (-want +got):\n%s", d)
 	}
 	if len(c.Ports) != 1 || c.Ports[0].ContainerPort != c.Ports[0].HostPort || cfg.MetricsAddr != "127.0.0.1:61678" || c.Ports[0].HostPort != 61678 {
 		t.Errorf("ports %+v, metrics at %s", c.Ports, cfg.MetricsAddr)
 	}
-	if !asks(c.LivenessProbe, "/livez", cfg.IntrospectionAddr, c.Ports) || !asks(c.ReadinessProbe, "/readyz", cfg.IntrospectionAddr, c.Ports) {
-		t.Errorf("probes %+v and %+v, served at %s", c.LivenessProbe, c.ReadinessProbe, cfg.IntrospectionAddr)
-	}
+	checkProbes(t, c, cfg.IntrospectionAddr)
 	if m := c.Resources.Limits.Memory().String(); m != "256Mi" {
 		t.Errorf("memory is limited to %q", m)
-	}
-	// AWS's best practices for the Amazon VPC CNI: 10 s, so that a busy node does not lose its daemon.
-	if c.LivenessProbe.TimeoutSeconds < 10 || c.ReadinessProbe.TimeoutSeconds < 10 {
-		t.Errorf("probes give up after %d and %d s", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
 	}
 	if float64(*pod.TerminationGracePeriodSeconds) <= cfg.DrainTimeout.Seconds() {
 		t.Errorf("killed after %d s, drains for %v", *pod.TerminationGracePeriodSeconds, cfg.DrainTimeout)
@@ -216,10 +241,11 @@ func TestModesDifferOnlyInTheirSettings(t *testing.T) {
 }
 
 // The configuration for those who install by hand is the one that berthd
-// installs, but for what it says of the daemon's socket and time-out.
+// installs, but for what it says of the daemon's socket and time-out, and in a CNI
+// version that goes with any runtime and any plugins.
 func TestConflistIsTheInstalledOne(t *testing.T) {
 	cfg := load(t, corev1.Container{})
-	want, err := install.Network{CNIVersion: cfg.CNIVersion, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
+	want, err := install.Network{CNIVersions: []string{"1.0.0"}, Name: cfg.CNINetwork, Chain: cfg.CNIChain}.Conflist()
 	if err != nil {
 		t.Fatal(err)
 	}

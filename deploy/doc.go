@@ -4,3 +4,5 @@
 // and the lab install what users do. It links Helm's engine: the programs that are
 // shipped do not import it.
 package deploy
+
+//go:generate go run ./generate

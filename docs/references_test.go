@@ -60,8 +60,11 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags that documents name and that are of programs of others, and
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
-	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
+	"multus-conf-file": "Multus",
+	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
+	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
+	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables of the environment that are no settings of a program.

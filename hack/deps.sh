@@ -30,6 +30,8 @@ packages() {
 	e2e) cat <<-EOF ;;
 		containerd   containerd
 		runc         runc
+		podman       podman
+		conmon       conmon
 	EOF
 	cluster) cat <<-EOF ;;
 		containerd   containerd

@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/cni"
+	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/install"
 )
 
@@ -17,37 +19,66 @@ const pluginMargin = 15 * time.Second
 
 // installer returns what installs the plugin and its configuration, and says
 // what it did and found.
-func (n *node) installer(tells []string) (func(context.Context) (string, error), error) {
-	plugin := n.cfg.CNIPlugin
-	if plugin == "" {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, fmt.Errorf("finding the plugin beside berthd: %w; set --cni-plugin", err)
-		}
-		plugin = filepath.Join(filepath.Dir(self), "berth")
+func (n *node) installer(tells []string) (func(context.Context) (daemon.Installation, error), error) {
+	plugin, bundle := n.cfg.CNIPlugin, n.cfg.CNIBundle
+	if self, err := os.Executable(); err == nil {
+		plugin = cmp.Or(plugin, filepath.Join(filepath.Dir(self), "berth"))
+		bundle = cmp.Or(bundle, filepath.Join(filepath.Dir(self), "cni"))
+	} else if plugin == "" {
+		return nil, fmt.Errorf("finding the plugin beside berthd: %w; set --cni-plugin", err)
 	}
 	o := install.Options{
 		Plugin: plugin, BinDir: n.cfg.CNIBinDir, ConfDir: n.cfg.CNIConfDir, ConfName: n.cfg.CNIConfName,
+		Bundle: bundle, CNIVersion: n.cfg.CNIVersion,
 		Network: install.Network{
-			CNIVersion: n.cfg.CNIVersion, Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
+			Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
 			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells,
 		},
 	}
-	return func(context.Context) (string, error) {
-		report, err := install.Install(o)
-		if err != nil {
-			return "", err
-		}
+	if n.cfg.CNIVolatile {
+		// The runtime sees the folder of the socket by the same path, or the plugin
+		// would not find the socket.
+		o.Volatile = filepath.Join(filepath.Dir(n.cfg.Socket), "cni", n.cfg.CNIConfName)
+	}
+	i := install.New(o)
+	return func(ctx context.Context) (daemon.Installation, error) {
+		report, err := i.Install(ctx)
 		if len(report.Changed) > 0 {
-			n.log.Info("installed", "files", report.Changed)
+			n.log.Info("installed", "files", report.Changed, "cni-versions", report.Versions)
 		}
-		var notes []string
-		if len(report.LeftOut) > 0 {
-			notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(report.LeftOut, ", ")))
+		if err != nil {
+			return daemon.Installation{}, err
 		}
-		if len(report.Preferred) > 0 {
-			notes = append(notes, "the runtime may take another network's configuration, whose name sorts first: "+strings.Join(report.Preferred, ", "))
-		}
-		return strings.Join(notes, "; "), nil
+		return daemon.Installation{Remark: remark(report, o), LeftOut: leftOut(report)}, nil
 	}, nil
+}
+
+// remark is what is worth knowing of an installation, and needs nobody to act.
+func remark(r install.Report, o install.Options) string {
+	var notes []string
+	if len(r.LeftOut) > 0 {
+		notes = append(notes, fmt.Sprintf("left out of the chain, as not in %s: %s", o.BinDir, strings.Join(r.LeftOut, ", ")))
+	}
+	if len(r.Unasked) > 0 {
+		notes = append(notes, fmt.Sprintf("taken to speak CNI up to 1.0.0, as berthd's container lacks what is needed to ask: %s", strings.Join(r.Unasked, ", ")))
+	}
+	if len(r.Held) > 0 {
+		notes = append(notes, fmt.Sprintf("without STATUS and GC, as the configuration is in CNI %s for the sake of: %s", strings.Join(r.Versions, ", "), strings.Join(r.Held, ", ")))
+	}
+	if len(r.Preferred) > 0 {
+		notes = append(notes, "the runtime may take another network's configuration, whose name sorts first: "+strings.Join(r.Preferred, ", "))
+	}
+	return strings.Join(notes, "; ")
+}
+
+// leftOut is what somebody has to see to.
+func leftOut(r install.Report) string {
+	var all []string
+	for _, u := range r.Unusable {
+		all = append(all, fmt.Sprintf("%s is left out of the chain: %s", u.Plugin, u.Why))
+	}
+	for _, u := range r.Failed {
+		all = append(all, u.Why)
+	}
+	return strings.Join(all, "; ")
 }

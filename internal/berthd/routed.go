@@ -44,7 +44,8 @@ func (m *routed) newSource(context.Context) (source.Source, error) {
 	return pool.New(pool.Config{
 		NodeName: m.cfg.NodeName, Kubeconfig: m.cfg.Kubeconfig, Datapath: m.datapath, StateDir: m.cfg.StateDir,
 		Cooling: m.cfg.CoolingPeriod, Watermark: m.cfg.BlockWatermark, ReleaseDelay: m.cfg.BlockReleaseDelay, ClaimInterval: m.cfg.BlockClaimInterval,
-		Clock: m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
+		IgnoreUntold: m.cfg.IgnoreUntoldAnnotations,
+		Clock:        m.clock, Logger: m.log, Observer: pool.NewMetrics(m.metrics.Registry),
 	})
 }
 

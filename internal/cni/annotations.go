@@ -16,9 +16,9 @@ const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 // AnnotationPool is the one annotation that is passed on.
 const AnnotationPool = "berth.dev/pool"
 
-// maxAnnotation bounds what is passed on of an annotation, in bytes. Whether it can
-// be a pool's name is for the daemon to say.
-const maxAnnotation = 256
+// maxPoolName bounds what is passed on as a pool's name, in bytes. Whether it can
+// be one is for the daemon to say.
+const maxPoolName = 256
 
 // podAnnotations are what the runtime tells of a pod's annotations. A user may
 // write 256 kB of them: only what the daemon knows is passed on.
@@ -43,7 +43,7 @@ func (a *podAnnotations) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(value, &a.known.Pool); err != nil {
 		return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a text: %s", field, AnnotationPool, err)
 	}
-	if n := len(a.known.Pool); n > maxAnnotation {
+	if n := len(a.known.Pool); n > maxPoolName {
 		return failf(types.ErrInvalidNetworkConfig, "the pod's annotation %s is %d bytes long, expected the name of an AddressPool", AnnotationPool, n)
 	}
 	return nil

@@ -2,10 +2,7 @@ package cni
 
 import (
 	"context"
-	"errors"
 	"net"
-	"os"
-	"syscall"
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -18,44 +15,41 @@ const (
 
 	// statusTimeout bounds a STATUS, which asks for nothing but memory.
 	statusTimeout = 5 * time.Second
-	// restartWait is how long a call waits for the socket of a daemon that is
-	// being restarted, which takes less than a failed pod sandbox does.
-	restartWait  = 5 * time.Second
-	dialInterval = 20 * time.Millisecond
 )
 
-// call makes one call to the daemon and returns its answer. The error, if any,
-// is a *types.Error.
+// call makes a call to the daemon, again if it is being restarted, and returns
+// its answer. The error, if any, is a *types.Error.
 func (n network) call(verb string, message []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.timeout())
 	defer cancel()
-	conn, err := n.connect(ctx)
+	reply, err := repeated(ctx, clock.Real{}, n.restarting, func(ctx context.Context) ([]byte, error) {
+		return n.attempt(ctx, verb, message)
+	})
+	return n.outcome(reply, err)
+}
+
+// callOnce makes a call that must not be made again.
+func (n network) callOnce(verb string, message []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), n.timeout())
+	defer cancel()
+	return n.outcome(n.attempt(ctx, verb, message))
+}
+
+// attempt dials the daemon and asks it. The error is the dial's, or a *unary.Error.
+func (n network) attempt(ctx context.Context, verb string, message []byte) ([]byte, error) {
+	conn, err := n.dial(ctx)
 	if err != nil {
-		return nil, n.unreachable(err)
+		return nil, err
 	}
-	reply, err := unary.Call(ctx, conn, service+verb, message)
+	return unary.Call(ctx, conn, service+verb, message)
+}
+
+// outcome is a call's for the runtime.
+func (n network) outcome(reply []byte, err error) ([]byte, error) {
 	if err != nil {
 		return nil, n.failed(err, n.timeout())
 	}
 	return reply, nil
-}
-
-// connect dials the daemon, and tries again for a while when nobody listens
-// although someone did a moment ago. Nothing has been asked yet.
-func (n network) connect(ctx context.Context) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, restartWait)
-	defer cancel()
-	for {
-		conn, err := n.dial(ctx)
-		if err == nil || !nobodyListens(err) || !n.restarting() {
-			return conn, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(dialInterval):
-		}
-	}
 }
 
 func (n network) dial(ctx context.Context) (net.Conn, error) {
@@ -64,9 +58,3 @@ func (n network) dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (n network) restarting() bool { return heartbeat.Recent(n.Socket, clock.Real{}.Boot()) }
-
-// nobodyListens tells whether a dial failed for want of a daemon: no socket, a
-// socket without a process, or one whose queue is full.
-func nobodyListens(err error) bool {
-	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EAGAIN)
-}

@@ -27,9 +27,13 @@ func (n network) unreachable(err error) *types.Error {
 	return types.NewError(types.ErrTryAgainLater, "berthd does not answer at "+n.Socket+"; look at its pod on this node", err.Error())
 }
 
-// failed is a call that failed: what the daemon says of it, or that it said
-// nothing, within the time that the call had.
+// failed is a call that failed: that the daemon could not be reached, what it says
+// of the call, or that it said nothing, within the time that the call had.
 func (n network) failed(err error, within time.Duration) *types.Error {
+	var status *unary.Error
+	if !errors.As(err, &status) {
+		return n.unreachable(err)
+	}
 	if f, ok := failureIn(err); ok {
 		return types.NewError(uint(f.Code), f.Message, f.Details)
 	}
@@ -41,7 +45,7 @@ func (n network) failed(err error, within time.Duration) *types.Error {
 		}
 		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf(text, n.Socket, within), err.Error())
 	case unary.Unavailable, unary.Canceled:
-		return types.NewError(types.ErrTryAgainLater, "berthd at "+n.Socket+" ended during the call; it is being restarted, or look at its log", err.Error())
+		return types.NewError(types.ErrTryAgainLater, "berthd at "+n.Socket+" ended during the call; look at its log if it is not back soon", err.Error())
 	case unary.Unimplemented:
 		return types.NewError(types.ErrInternal, "berthd at "+n.Socket+" does not know this call; it is older than the plugin", err.Error())
 	}

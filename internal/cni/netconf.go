@@ -42,8 +42,9 @@ type network struct {
 // addConf is what ADD needs besides.
 type addConf struct {
 	network       `json:"-"`
-	MTU           int             `json:"mtu"` // bytes; 0: the daemon's choice
-	DNS           types.DNS       `json:"dns"` // passed on to the result
+	MTU           int             `json:"mtu"`  // bytes; 0: the daemon's choice
+	Pool          string          `json:"pool"` // an AddressPool; empty: by annotations
+	DNS           types.DNS       `json:"dns"`  // passed on to the result
 	IPAM          types.IPAM      `json:"ipam"`
 	RuntimeConfig runtimeConfig   `json:"runtimeConfig"`
 	PrevResult    json.RawMessage `json:"prevResult"`
@@ -95,6 +96,8 @@ func parseAdd(stdin []byte) (addConf, error) {
 	switch {
 	case c.MTU != 0 && (c.MTU < minMTU || c.MTU > maxMTU):
 		return c, invalid("mtu", fmt.Sprint(c.MTU), fmt.Sprintf("0 for the daemon's choice, or %d to %d bytes", minMTU, maxMTU))
+	case len(c.Pool) > maxPoolName:
+		return c, invalid("pool", fmt.Sprintf("%d bytes long", len(c.Pool)), "the name of an AddressPool")
 	case isSet(c.PrevResult):
 		return c, failf(types.ErrInvalidNetworkConfig, "prevResult: berth makes the pod's interface, and must be the first plugin of its list")
 	case c.IPAM.Type != "":

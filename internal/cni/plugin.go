@@ -38,7 +38,7 @@ func add(args *skel.CmdArgs) error {
 	}
 	answer, err := conf.call("Add", wire.AddRequest{
 		Attachment: attachmentOf(conf.network, args), Netns: args.Netns, Pod: pod, MTU: uint32(conf.MTU),
-		Annotations: conf.RuntimeConfig.Annotations.known,
+		Annotations: conf.RuntimeConfig.Annotations.known, Pool: conf.Pool,
 	}.Encode())
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	_, err = conf.call("GC", wire.GCRequest{Network: conf.Name, Valid: valid}.Encode())
+	_, err = conf.callOnce("GC", wire.GCRequest{Network: conf.Name, Valid: valid}.Encode())
 	return err
 }
 

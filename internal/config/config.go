@@ -21,6 +21,13 @@ const (
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
 )
 
+// The values of pod-events.
+const (
+	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
+	PodEventsAlways = "always"
+	PodEventsNever  = "never"
+)
+
 // Config is every setting of berthd, parsed and checked.
 type Config struct {
 	// Node
@@ -65,11 +72,12 @@ type Config struct {
 	DeleteOnTermination bool
 
 	// Address pools
-	BlockWatermark     int // percent of a block
-	BlockReleaseDelay  time.Duration
-	BlockClaimInterval time.Duration
-	ExportTable        int
-	WithdrawOnExit     bool
+	BlockWatermark          int // percent of a block
+	BlockReleaseDelay       time.Duration
+	BlockClaimInterval      time.Duration
+	ExportTable             int
+	WithdrawOnExit          bool
+	IgnoreUntoldAnnotations bool
 
 	// Cloud
 	EC2Endpoint  string
@@ -80,7 +88,8 @@ type Config struct {
 	// Data path
 	ExternalSNAT     bool
 	ExcludeSNATCIDRs []netip.Prefix
-	MTU              int   // bytes; 0: the primary link's
+	MTU              int // bytes; 0: the primary link's
+	SysctlDir        string
 	BlockMetadata    *bool // nil: not set, see BlocksMetadata
 	MaxConnections   int   // of one pod; 0: no limit
 	MarkShift        int
@@ -95,6 +104,7 @@ type Config struct {
 	// Watching
 	IntrospectionAddr string
 	MetricsAddr       string
+	PodEvents         string // PodEventsAuto, PodEventsAlways or PodEventsNever
 	Pprof             bool
 	LogLevel          string
 	LogFormat         string
@@ -105,6 +115,8 @@ type Config struct {
 	CNIConfDir  string
 	CNIConfName string
 	CNIPlugin   string
+	CNIVolatile bool
+	CNIBundle   string // empty: beside berthd
 	CNIVersion  string
 	CNINetwork  string
 	CNIChain    []string
@@ -173,11 +185,12 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "", "--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},
 		{c.IPAM != IPAMPool && c.WithdrawOnExit, "--withdraw-on-exit needs --ipam=pool"},
+		{c.IPAM != IPAMPool && c.IgnoreUntoldAnnotations, "--ignore-untold-annotations needs --ipam=pool"},
 		{c.IPAM != IPAMPool && c.ExportTable != defaultExportTable, "--export-table needs --ipam=pool"},
 		{c.IntrospectionAddr != "" && c.IntrospectionAddr == c.MetricsAddr, "--introspection-address and --metrics-address are both " + c.MetricsAddr},
 	})

@@ -60,11 +60,12 @@ func TestDefaults(t *testing.T) {
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
+		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
-		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
+		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
-		CNIVersion: "1.0.0", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
+		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
@@ -226,10 +227,12 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
-		"--kubeconfig=/k":                                                         "needs --ipam=eni-operator",
+		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events only",
+		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
 		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
+		"--ignore-untold-annotations":                                             "--ignore-untold-annotations needs --ipam=pool",
 		"--ipam=eni-operator --export-table=7":                                    "--export-table needs --ipam=pool",
 		"--ipam=pool --auto-create-node-network":                                  "needs --ipam=eni-operator",
 		"--ipam=pool --warm-ip-target=2 --external-snat":                          "--warm-ip-target, --external-snat: of no meaning",

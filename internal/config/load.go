@@ -103,7 +103,7 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name string, err er
 			}
 		}
 	}
-	if err := s.parse(value); err != nil {
+	if err := s.parse.store(value); err != nil {
 		return name, fmt.Errorf("%q: %w", value, err)
 	}
 	return name, nil

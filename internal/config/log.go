@@ -6,15 +6,15 @@ import (
 )
 
 // logLevel takes slog's levels, and the one that the Amazon VPC CNI has above them.
-func logLevel(dst *string) func(string) error {
-	store := oneOf(dst, "debug", "info", "warn", "error", "fatal")
-	return func(s string) error {
-		err := store(s)
+func logLevel(dst *string) parser {
+	word := oneOf(dst, "debug", "info", "warn", "error", "fatal")
+	return parser{func(s string) error {
+		err := word.store(s)
 		if *dst == "fatal" {
 			*dst = "error"
 		}
 		return err
-	}
+	}, word.form}
 }
 
 // newLogger takes the values of log-level and log-format.

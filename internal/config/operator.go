@@ -147,7 +147,7 @@ func leaderSettings(o *Operator) []Setting {
 		{Flag: "leader-elect", Default: "true", bare: true, parse: boolean(&o.LeaderElect),
 			Doc: "Work only while holding the Lease berth-operator, so that of several operators one works and the others stand by."},
 		{Flag: "leader-election-namespace", Env: []string{"POD_NAMESPACE"}, parse: text(&o.LeaseNamespace),
-			Doc: "Namespace of that Lease; the operator's role allows it in kube-system. Default: the pod's own, out of a cluster kube-system."},
+			Doc: "Namespace of that Lease; the operator's role allows it in the namespace of the chart's release. Default: the pod's own, out of a cluster kube-system."},
 		{Flag: "lease-duration", Default: "15s", parse: duration(&o.LeaseDuration, time.Second, time.Hour),
 			Doc: "How long after its last sign of life a leader that vanished is waited for. One that ends in order is followed at once."},
 		{Flag: "renew-deadline", Default: "10s", parse: duration(&o.RenewDeadline, 100*time.Millisecond, time.Hour),
@@ -194,9 +194,9 @@ func operatorPoolSettings(o *Operator) []Setting {
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{
 		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
-			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "health-address", parse: checked(&o.HealthAddr, orEmpty(hostPort)),
-			Doc: "Where /livez and /readyz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
+			Doc: "Where /livez, /readyz and /startupz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
 	}

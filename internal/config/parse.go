@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
@@ -20,17 +21,23 @@ import (
 // A check tells whether a text is right, a parser checks one and stores its value.
 // Their errors say what was expected; the caller adds the setting's name.
 
-func text(dst *string) func(string) error { return checked(dst, func(string) error { return nil }) }
+// parser is how a setting's text is read.
+type parser struct {
+	store func(string) error
+	form  Form // what it takes
+}
+
+func text(dst *string) parser { return checked(dst, func(string) error { return nil }) }
 
 // checked is the parser of a text that is stored as it is.
-func checked(dst *string, check func(string) error) func(string) error {
-	return func(s string) error {
+func checked(dst *string, check func(string) error) parser {
+	return parser{func(s string) error {
 		if err := check(s); err != nil {
 			return err
 		}
 		*dst = s
 		return nil
-	}
+	}, Form{Kind: Text}}
 }
 
 // orEmpty is a check that takes an empty text too.
@@ -50,34 +57,34 @@ func nonEmpty(s string) error {
 	return nil
 }
 
-func boolean(dst *bool) func(string) error {
-	return func(s string) error {
+func boolean(dst *bool) parser {
+	return parser{func(s string) error {
 		v, err := strconv.ParseBool(s)
 		if err != nil {
 			return errors.New("expected true or false")
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Boolean}}
 }
 
 // optional is boolean for a setting whose default depends on others; an empty
 // text leaves nil.
-func optional(dst **bool) func(string) error {
-	return func(s string) error {
+func optional(dst **bool) parser {
+	return parser{func(s string) error {
 		if s == "" {
 			*dst = nil
 			return nil
 		}
 		v := false
 		*dst = &v
-		return boolean(&v)(s)
-	}
+		return boolean(&v).store(s)
+	}, Form{Kind: Boolean}}
 }
 
 // integer takes 0 to high; an empty text leaves unset behind.
-func integer(dst *int, high, unset int) func(string) error {
-	return func(s string) error {
+func integer(dst *int, high, unset int) parser {
+	return parser{func(s string) error {
 		if s == "" {
 			*dst = unset
 			return nil
@@ -88,25 +95,25 @@ func integer(dst *int, high, unset int) func(string) error {
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Integer, Low: 0, High: high}}
 }
 
 // positiveOr is integer that takes any number below 1 for unset, as the Amazon
 // VPC CNI reads MAX_ENI.
-func positiveOr(dst *int, high, unset int) func(string) error {
-	store := integer(dst, high, unset)
-	return func(s string) error {
+func positiveOr(dst *int, high, unset int) parser {
+	number := integer(dst, high, unset)
+	return parser{func(s string) error {
 		if v, err := strconv.Atoi(s); err == nil && v < 1 {
 			s = ""
 		}
-		return store(s)
-	}
+		return number.store(s)
+	}, Form{Kind: Integer, Low: math.MinInt32, High: high}}
 }
 
 // duration takes Go's notation (1m30s) or a bare number of seconds, as
 // IP_COOLDOWN_PERIOD is written.
-func duration(dst *time.Duration, low, high time.Duration) func(string) error {
-	return func(s string) error {
+func duration(dst *time.Duration, low, high time.Duration) parser {
+	return parser{func(s string) error {
 		v, err := time.ParseDuration(s)
 		if n, intErr := strconv.Atoi(s); intErr == nil {
 			v, err = time.Duration(n)*time.Second, nil
@@ -116,7 +123,7 @@ func duration(dst *time.Duration, low, high time.Duration) func(string) error {
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Duration}}
 }
 
 // items are what a list has between its commas.
@@ -130,8 +137,8 @@ func items(s string) iter.Seq[string] {
 	}
 }
 
-func list(dst *[]string, check func(string) error) func(string) error {
-	return func(s string) error {
+func list(dst *[]string, check func(string) error) parser {
+	return parser{func(s string) error {
 		var out []string
 		for item := range items(s) {
 			if err := check(item); err != nil {
@@ -143,7 +150,7 @@ func list(dst *[]string, check func(string) error) func(string) error {
 		}
 		*dst = out
 		return nil
-	}
+	}, Form{Kind: List}}
 }
 
 func prefixed(prefix string) func(string) error {
@@ -155,8 +162,8 @@ func prefixed(prefix string) func(string) error {
 	}
 }
 
-func pairs(dst *map[string]string) func(string) error {
-	return func(s string) error {
+func pairs(dst *map[string]string) parser {
+	return parser{func(s string) error {
 		out := map[string]string{}
 		for item := range items(s) {
 			key, value, ok := strings.Cut(item, "=")
@@ -167,7 +174,7 @@ func pairs(dst *map[string]string) func(string) error {
 		}
 		*dst = out
 		return nil
-	}
+	}, Form{Kind: Pairs}}
 }
 
 // Tag is an EC2 tag; an empty Value is any.
@@ -183,8 +190,8 @@ func tagKey(s string) error {
 	return nil
 }
 
-func tag(dst *Tag) func(string) error {
-	return func(s string) error {
+func tag(dst *Tag) parser {
+	return parser{func(s string) error {
 		key, value, valued := strings.Cut(s, "=")
 		if err := tagKey(key); err != nil {
 			return err
@@ -194,11 +201,11 @@ func tag(dst *Tag) func(string) error {
 		}
 		*dst = Tag{key, value}
 		return nil
-	}
+	}, Form{Kind: Text}}
 }
 
-func cidrs(dst *[]netip.Prefix) func(string) error {
-	return func(s string) error {
+func cidrs(dst *[]netip.Prefix) parser {
+	return parser{func(s string) error {
 		var out []netip.Prefix
 		for item := range items(s) {
 			p, err := netip.ParsePrefix(item)
@@ -212,13 +219,13 @@ func cidrs(dst *[]netip.Prefix) func(string) error {
 		}
 		*dst = out
 		return nil
-	}
+	}, Form{Kind: List}}
 }
 
 // oneOf takes certain words in either case.
-func oneOf(dst *string, allowed ...string) func(string) error {
-	store := checked(dst, among(allowed...))
-	return func(s string) error { return store(strings.ToLower(s)) }
+func oneOf(dst *string, allowed ...string) parser {
+	word := checked(dst, among(allowed...))
+	return parser{func(s string) error { return word.store(strings.ToLower(s)) }, Form{Kind: Word, Words: allowed}}
 }
 
 // among accepts certain words.
@@ -231,8 +238,8 @@ func among(allowed ...string) func(string) error {
 	}
 }
 
-func absolutePath(dst *string, optional bool) func(string) error {
-	return func(s string) error {
+func absolutePath(dst *string, optional bool) parser {
+	return parser{func(s string) error {
 		if s == "" && optional {
 			*dst = ""
 			return nil
@@ -242,20 +249,20 @@ func absolutePath(dst *string, optional bool) func(string) error {
 		}
 		*dst = filepath.Clean(s)
 		return nil
-	}
+	}, Form{Kind: Path}}
 }
 
 // socketPath is an absolute path that fits sockaddr_un (unix(7): 108 bytes
 // with the ending zero).
-func socketPath(dst *string, optional bool) func(string) error {
-	store := absolutePath(dst, optional)
-	return func(s string) error {
+func socketPath(dst *string, optional bool) parser {
+	path := absolutePath(dst, optional)
+	return parser{func(s string) error {
 		s = strings.TrimPrefix(s, "unix://")
 		if len(s) > 107 {
 			return fmt.Errorf("is %d bytes long, expected at most 107 for a unix socket", len(s))
 		}
-		return store(s)
-	}
+		return path.store(s)
+	}, Form{Kind: Text}}
 }
 
 func fileName(s string) error {
@@ -305,22 +312,22 @@ func loopbackPort(s string) error {
 }
 
 // mtu takes 0 or what links and IPv4 allow (RFC 791, RFC 8200 for IPv6: 1280).
-func mtu(dst *int) func(string) error {
-	return func(s string) error {
+func mtu(dst *int) parser {
+	return parser{func(s string) error {
 		var v int
-		if err := integer(&v, 65535, 0)(s); err != nil || (v != 0 && v < 576) {
+		if err := integer(&v, 65535, 0).store(s); err != nil || (v != 0 && v < 576) {
 			return errors.New("expected 0 or a number of bytes from 576 to 65535")
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Integer, Low: 0, High: 65535}}
 }
 
 // ec2Limits takes Action=rate/burst, several separated by commas.
-func ec2Limits(dst *map[string]pace.Limit) func(string) error {
-	return func(s string) error {
+func ec2Limits(dst *map[string]pace.Limit) parser {
+	return parser{func(s string) error {
 		var texts map[string]string
-		if err := pairs(&texts)(s); err != nil {
+		if err := pairs(&texts).store(s); err != nil {
 			return err
 		}
 		out := map[string]pace.Limit{}
@@ -338,5 +345,5 @@ func ec2Limits(dst *map[string]pace.Limit) func(string) error {
 		}
 		*dst = out
 		return nil
-	}
+	}, Form{Kind: Pairs}}
 }

@@ -21,6 +21,8 @@ func poolSettings(c *Config) []Setting {
 			Doc: "With ipam=pool, how often the node's blocks are claimed while its Node object is missing, so that they are not released: a few times within the operator's block-claim-grace. While the Node is there nothing is written."},
 		{Flag: "export-table", Default: strconv.Itoa(defaultExportTable), parse: routingTable(&c.ExportTable),
 			Doc: "With ipam=pool, the number of the routing table with one route for each block of the node, for an external routing daemon to read. No rule looks it up."},
+		{Flag: "ignore-untold-annotations", Default: "false", bare: true, parse: boolean(&c.IgnoreUntoldAnnotations),
+			Doc: "With ipam=pool, take a pod whose annotations the container runtime does not tell for one without any. Multus does not tell them. A pod that chose a pool by its annotation then gets an address of its namespace's pool, unnoticed. Else such a pod gets none where a pool lets its namespace choose."},
 		{Flag: "withdraw-on-exit", Default: "false", bare: true, parse: boolean(&c.WithdrawOnExit),
 			Doc: "With ipam=pool, remove the routes from export-table when the daemon ends: the pods that stay are cut off from other nodes until another runs."},
 	}
@@ -28,15 +30,15 @@ func poolSettings(c *Config) []Setting {
 
 // routingTable takes the number of a table that the kernel does not look up by
 // itself: 253 to 255 are default, main and local (rtnetlink(7)).
-func routingTable(dst *int) func(string) error {
-	return func(s string) error {
+func routingTable(dst *int) parser {
+	return parser{func(s string) error {
 		v, err := strconv.Atoi(s)
 		if err != nil || v < 1 || v > math.MaxInt32 || v >= 253 && v <= 255 {
 			return fmt.Errorf("expected the number of a routing table from 1 to %d, but for 253 to 255, which the kernel uses", math.MaxInt32)
 		}
 		*dst = v
 		return nil
-	}
+	}, Form{Kind: Integer, Low: 1, High: math.MaxInt32}}
 }
 
 // withoutMeaningForPools finds settings that mean nothing where addresses come

@@ -17,8 +17,8 @@ type Setting struct {
 	Unit    string   // what a number counts; empty where the text says it
 	Doc     string   // one sentence or two, for the reference and --help
 
-	parse func(string) error // checks a text and stores it in the program's settings
-	bare  bool               // a flag that needs no value
+	parse parser // checks a text and stores it in the program's settings
+	bare  bool   // a flag that needs no value
 }
 
 const (
@@ -75,7 +75,7 @@ func nodeSettings(c *Config) []Setting {
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
 		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
-			Doc: "With ipam=eni-operator and ipam=pool, the file that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events only. Default: as any pod of the cluster does."},
 	}
 }
 
@@ -163,6 +163,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
 		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
 			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
+		{Flag: "sysctl-dir", Default: "/proc/sys", parse: absolutePath(&c.SysctlDir, false),
+			Doc: "Folder where the kernel's settings are written. A container that is not privileged has /proc/sys read-only; the chart mounts the node's net at another place."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
@@ -186,9 +188,11 @@ func servingSettings(c *Config) []Setting {
 func watchingSettings(c *Config) []Setting {
 	return []Setting{
 		{Flag: "introspection-address", Default: "127.0.0.1:6666", parse: checked(&c.IntrospectionAddr, orEmpty(loopbackPort)),
-			Doc: "Where /ip-manager, /livez and /readyz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
+			Doc: "Where /ip-manager, /livez, /readyz and /startupz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
 		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: checked(&c.MetricsAddr, orEmpty(hostPort)),
-			Doc: "Where /metrics, /livez and /readyz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+		{Flag: "pod-events", Default: PodEventsAuto, parse: oneOf(&c.PodEvents, PodEventsAuto, PodEventsAlways, PodEventsNever),
+			Doc: "Tell Pods by Events why their ADDs wait or fail. `auto`: always with ipam=eni-operator and ipam=pool; with ipam=eni, which needs the Kubernetes API for nothing else, if there is a kubeconfig or a service account. `always`: end if there is neither. `never`: tell them nothing."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}
@@ -216,11 +220,15 @@ func installSettings(c *Config) []Setting {
 			Doc: "Name of the configuration file, ending in .conflist. Where there are several, runtimes take the one whose name sorts first."},
 		{Flag: "cni-plugin", parse: absolutePath(&c.CNIPlugin, true),
 			Doc: "The plugin binary to install. Default: berth, beside berthd's own binary."},
-		{Flag: "cni-version", Default: "1.0.0", parse: oneOf(&c.CNIVersion, "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
-			Doc: "CNI version of the installed configuration."},
+		{Flag: "cni-conf-volatile", Default: "true", bare: true, parse: boolean(&c.CNIVolatile),
+			Doc: "Keep the configuration beside the socket, on a tmpfs, and have only a link to it in cni-conf-dir. So a node that has rebooted takes no pods before berthd has set it up. Turn it off where something in a container reads or edits the file in cni-conf-dir, and does not see the socket's folder."},
+		{Flag: "cni-bundle-dir", parse: absolutePath(&c.CNIBundle, true),
+			Doc: "Folder of plugins that come with berthd: those of cni-chain, and loopback, are copied to cni-bin-dir if it lacks them. Files of others are left alone. Default: cni, beside berthd's own binary."},
+		{Flag: "cni-version", Default: "auto", parse: oneOf(&c.CNIVersion, "auto", "0.3.1", "0.4.0", "1.0.0", "1.1.0"),
+			Doc: "CNI version of the installed configuration. auto offers the runtime all versions that the chained plugins speak, of which it takes the newest that it knows itself. With a version, plugins that do not speak it are left out."},
 		{Flag: "cni-network", Default: "berth", parse: checked(&c.CNINetwork, fileName),
 			Doc: "Network name of the installed configuration."},
 		{Flag: "cni-chain", Default: "portmap,bandwidth", parse: list(&c.CNIChain, fileName),
-			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir is left out."},
+			Doc: "Plugins to chain after berth in the installed configuration, separated by commas. One that is not in cni-bin-dir, or does not work, is left out."},
 	}
 }

@@ -80,7 +80,7 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	}
 }
 
-// A pod's annotation is a user's word: one that cannot be a pool's name is refused
+// A pod's annotation is a user's word, and so is a network's configuration: one that cannot be a pool's name is refused
 // and reaches neither the source nor, as it is, a log.
 func TestAddWithAnImpossiblePool(t *testing.T) {
 	n := newNode(t, "10.0.0.5")
@@ -90,6 +90,11 @@ func TestAddWithAnImpossiblePool(t *testing.T) {
 		req.Annotations = &rpc.Annotations{Pool: pool}
 		f := r.refused(t, req, types.ErrInvalidNetworkConfig)
 		if m := f.GetMessage(); !strings.Contains(m, "berth.dev/pool") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
+			t.Errorf("message %q", m)
+		}
+		req.Annotations, req.Pool = nil, pool
+		f = r.refused(t, req, types.ErrInvalidNetworkConfig)
+		if m := f.GetMessage(); !strings.Contains(m, "network's configuration") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
 			t.Errorf("message %q", m)
 		}
 	}

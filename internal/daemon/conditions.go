@@ -19,6 +19,7 @@ const (
 	ConditionRecords    = "RecordsIntact"
 	ConditionWritable   = "RecordsWritable"
 	ConditionInstalled  = "PluginInstalled"
+	ConditionChain      = "ChainComplete"
 )
 
 // conditionDocs says when each is healthy.
@@ -30,6 +31,7 @@ var conditionDocs = [][2]string{
 	{ConditionRecords, "all attachment records could be read"},
 	{ConditionWritable, "attachment records can be written"},
 	{ConditionInstalled, "plugin and configuration are in place, when berthd is to install them"},
+	{ConditionChain, "the plugins that are to be chained after berth work, those that the node has"},
 }
 
 // Condition is one thing that a person may need to act on.

@@ -26,6 +26,7 @@ import (
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
+	PodRules(ctx context.Context, uplink int, ipv6 bool) ([]string, error)
 	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)
@@ -43,8 +44,8 @@ type Options struct {
 	Upkeep Upkeep // optional
 	// Install puts plugin and configuration in place, once an address was
 	// usable and now and then after that; a good installation it leaves as it
-	// is. It may return a remark for the condition. Optional.
-	Install func(context.Context) (remark string, err error)
+	// is. Optional.
+	Install func(context.Context) (Installation, error)
 
 	Store       *attachment.Store
 	Quarantined []attachment.Quarantined // what Store found damaged; optional
@@ -66,6 +67,12 @@ type Options struct {
 	InspectNetns func(path string) (datapath.NetnsID, error)
 }
 
+// Installation is what may be said of plugin and configuration that are in place.
+type Installation struct {
+	Remark  string // for the condition that they are
+	LeftOut string // which plugins of the chain could not be used, and why; empty: none
+}
+
 // kernelTimeout bounds the kernel work of one ADD or DEL. It is netlink on
 // this machine: a second would be much.
 const kernelTimeout = 15 * time.Second
@@ -84,7 +91,8 @@ type Daemon struct {
 	absent     absences
 	supply     *supply
 	writable   *writable
-	repairer   *repairer // nil without Upkeep
+	repairer   *repairer     // nil without Upkeep
+	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
@@ -100,7 +108,8 @@ func New(o Options) *Daemon {
 	d := &Daemon{
 		Options:    o,
 		locks:      newKeyLocks(),
-		waits:      newWaits(),
+		waits:      newWaits(o.Clock),
+		views:      make(chan struct{}, podViews),
 		reaper:     newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
 		conditions: newConditions(o.Clock, o.Log),
 		absent:     absences{since: map[attachment.Key]time.Time{}},

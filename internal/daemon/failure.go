@@ -30,6 +30,8 @@ type Failure struct {
 	Message string // what happened and what to do
 	Details string // what else helps, may be empty
 	Err     error  // what is behind it, may be nil
+	// Ending: this daemon ends, nothing was done, and the next one is to be asked.
+	Ending bool
 }
 
 // Error is the message with the details.
@@ -43,9 +45,14 @@ func (f *Failure) Error() string {
 // Unwrap gives the error behind it.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// GRPCStatus carries the failure to the plugin as a status detail.
+// GRPCStatus carries the failure to the plugin as a status detail. The plugin makes
+// some calls again that were Unavailable.
 func (f *Failure) GRPCStatus() *status.Status {
-	st := status.New(grpcCode(f.Code), f.Error())
+	code := grpcCode(f.Code)
+	if f.Ending {
+		code = codes.Unavailable
+	}
+	st := status.New(code, f.Error())
 	with, err := st.WithDetails(&rpc.Failure{Code: uint32(f.Code), Message: f.Message, Details: f.Details})
 	if err != nil {
 		return st
@@ -53,7 +60,7 @@ func (f *Failure) GRPCStatus() *status.Status {
 	return with
 }
 
-// grpcCode never answers Unavailable, which means that there is no daemon.
+// grpcCode is never Unavailable, which means that there is no daemon any more.
 func grpcCode(cni uint) codes.Code {
 	switch cni {
 	case types.ErrTryAgainLater:

@@ -45,6 +45,9 @@ func TestCallsToAStartingDaemonNameWhatItWaitsFor(t *testing.T) {
 		t.Errorf("message %q", got)
 	}
 
+	_, err := client.GC(within(t), &rpc.GCRequest{Network: "berth"}) // at once: the clock stands still
+	wantFailure(t, err, types.ErrTryAgainLater)
+
 	status := func() error {
 		_, err := client.Status(within(t), &rpc.StatusRequest{})
 		return err

@@ -47,4 +47,5 @@ func (f *Front) monitoringHandler() http.Handler {
 func (f *Front) handleProbes(mux *http.ServeMux) {
 	web.HandleProbe(mux, "/livez", func() error { return nil })
 	web.HandleProbe(mux, "/readyz", f.readiness)
+	web.HandleStartup(mux, "/startupz", f.readiness)
 }

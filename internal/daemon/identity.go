@@ -46,7 +46,10 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
 		return known, nil
 	case err == nil:
-		return id, writeIdentity(path, savedIdentity{bootID, id})
+		if err := writeIdentity(path, savedIdentity{bootID, id}); err != nil { // as on a full disk
+			log.Warn("a start without the metadata service would not know who this node is", "err", err)
+		}
+		return id, nil
 	case isKnown && ctx.Err() == nil:
 		log.Warn("the metadata service does not answer, using the identity of an earlier start", "instance", known.InstanceID, "err", err)
 		return known, nil

@@ -13,6 +13,8 @@ import (
 
 	"github.com/containernetworking/cni/pkg/types"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/rpc"
@@ -109,9 +111,13 @@ func TestDrainFailsWaitersAndFinishesKernelWork(t *testing.T) {
 	waitFor(t, func() bool { return r.source.Waiting() == 1 })
 	var stopped sync.WaitGroup
 	stopped.Go(r.stop)
-	f := wantFailure(t, <-waiting, types.ErrTryAgainLater)
+	err := <-waiting
+	f := wantFailure(t, err, types.ErrTryAgainLater)
 	if f.GetMessage() != "berthd is being restarted; try again" {
 		t.Errorf("message %q", f.GetMessage())
+	}
+	if code := status.Code(err); code != codes.Unavailable {
+		t.Errorf("status %v, want %v: the plugin is to ask the next daemon", code, codes.Unavailable)
 	}
 	close(goOn)
 	if err := <-working; err != nil {
@@ -193,11 +199,12 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	r := n.assemble()
 	var mu sync.Mutex
 	calls, fail := 0, errors.New("read-only file system")
-	r.supply.install = func(context.Context) (string, error) {
+	leftOut := "portmap is not executable"
+	r.supply.install = func(context.Context) (Installation, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		calls++
-		return "", fail
+		return Installation{LeftOut: leftOut}, fail
 	}
 	called := func() int {
 		mu.Lock()
@@ -222,4 +229,14 @@ func TestInstallsOnceAnAddressIsUsable(t *testing.T) {
 	mu.Unlock()
 	n.clock.Advance(supplyInterval)
 	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionInstalled); return c.Healthy })
+	waitFor(t, func() bool {
+		c, ok := r.conditions.get(ConditionChain)
+		return ok && !c.Healthy && c.Message == leftOut
+	})
+	mu.Lock()
+	leftOut = ""
+	mu.Unlock()
+	waitFor(t, func() bool { return n.clock.Waiting() > 0 })
+	n.clock.Advance(installInterval)
+	waitFor(t, func() bool { c, _ := r.conditions.get(ConditionChain); return c.Healthy })
 }

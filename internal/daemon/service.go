@@ -25,7 +25,7 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if err != nil {
 		return nil, err
 	}
-	wish, err := wishOf(req.GetAnnotations())
+	wish, err := wishOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -108,18 +108,21 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	return key, checkKey(key)
 }
 
-// wishOf checks what a user wrote into the pod's annotations: what cannot be a
-// pool's name reaches no log and no message as it is.
-func wishOf(a *rpc.Annotations) (source.Wish, error) {
-	if a == nil {
-		return source.Wish{}, nil
-	}
+// wishOf checks what a user wrote into the pod's annotations and into the
+// network's configuration: what cannot be a pool's name reaches no log and no
+// message as it is.
+func wishOf(req *rpc.AddRequest) (source.Wish, error) {
+	wish := source.Wish{Told: req.GetAnnotations() != nil, Pool: req.GetAnnotations().GetPool(), NetworkPool: req.GetPool()}
 	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
-	if pool := a.GetPool(); len(pool) > 63 || strings.ContainsFunc(pool, outside) {
-		return source.Wish{}, failf(types.ErrInvalidNetworkConfig, "bad-request",
-			"the pod's annotation berth.dev/pool is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", pool)
+	for _, named := range []struct{ by, pool string }{
+		{"the pod's annotation berth.dev/pool", wish.Pool}, {"pool of the network's configuration", wish.NetworkPool},
+	} {
+		if len(named.pool) > 63 || strings.ContainsFunc(named.pool, outside) {
+			return source.Wish{}, failf(types.ErrInvalidNetworkConfig, "bad-request",
+				"%s is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", named.by, named.pool)
+		}
 	}
-	return source.Wish{Told: true, Pool: a.GetPool()}, nil
+	return wish, nil
 }
 
 // The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).

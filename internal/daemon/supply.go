@@ -25,7 +25,7 @@ type supply struct {
 	source     source.Source
 	conditions *conditions
 	usable     *usableMark
-	install    func(context.Context) (remark string, err error) // may be nil
+	install    func(context.Context) (Installation, error) // may be nil
 	clock      clock.Clock
 }
 
@@ -77,11 +77,19 @@ func (s *supply) look(waited bool) (waiting bool) {
 // installed puts plugin and configuration in place, if they are not, and tells
 // whether it could.
 func (s *supply) installed(ctx context.Context) bool {
-	remark, err := s.install(ctx)
+	done, err := s.install(ctx)
+	if ctx.Err() != nil {
+		return false // the daemon ends, whatever came of it
+	}
 	if err != nil {
 		s.conditions.set(ConditionInstalled, false, "Failed", err.Error())
 		return false
 	}
-	s.conditions.set(ConditionInstalled, true, "InPlace", remark)
+	s.conditions.set(ConditionInstalled, true, "InPlace", done.Remark)
+	if done.LeftOut != "" {
+		s.conditions.set(ConditionChain, false, "PluginLeftOut", done.LeftOut)
+	} else {
+		s.conditions.set(ConditionChain, true, "Complete", "")
+	}
 	return true
 }

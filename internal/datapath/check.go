@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -181,6 +182,19 @@ func (c *check) wayOut(addr netip.Addr) error {
 		if missing, _ := diff([]netlink.Route{*want}, routes, uplinkRouteKey); len(missing) > 0 {
 			c.differs("the pod lacks its route to %s", routeDst(*want))
 		}
+	}
+	further := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Priority == laterMetric+c.peer.Index })
+	if !further {
+		return nil
+	}
+	rules, err := whole(func() ([]netlink.Rule, error) { return c.inPod.RuleList(familyOf(addr)) })
+	if err != nil {
+		return fmt.Errorf("list rules in %s: %w", c.pod.Netns, err)
+	}
+	if !slices.ContainsFunc(rules, func(r netlink.Rule) bool {
+		return r.Table == laterMetric+c.peer.Index && r.Src != nil && r.Src.String() == hostPrefix(addr).String()
+	}) {
+		c.differs("the pod lacks its rule for packets from %s", addr)
 	}
 	return nil
 }

@@ -1,11 +1,13 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -15,12 +17,12 @@ import (
 // wirePodSide sets the pod's interface up: address, gateway on link with a
 // permanent neighbour, default route. Everything is put in place again without
 // harm when it is there already.
-func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Handle) error {
+func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	if err := inPod.LinkSetUp(linkRef(links.PodIndex)); err != nil {
 		return fmt.Errorf("set %s up in %s: %w", pod.IfName, pod.Netns, err)
 	}
 	for _, addr := range pod.Addrs() {
-		if err := addPodAddress(pod, links.PodIndex, addr, ns, inPod); err != nil {
+		if err := addPodAddress(pod, links.PodIndex, addr, ns, inPod, sysctls); err != nil {
 			return err
 		}
 		gw := gatewayFor(addr)
@@ -28,7 +30,11 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 			return fmt.Errorf("add neighbour %s in %s: %w", gw, pod.Netns, err)
 		}
 		for _, r := range podSideRoutes(links.PodIndex, addr) {
-			if err := setPodSideRoute(r, inPod); err != nil {
+			first, err := setPodSideRoute(r, inPod)
+			if err == nil && !first && routeDst(*r).Bits() == 0 {
+				err = routeBySource(r, addr, inPod)
+			}
+			if err != nil {
 				return fmt.Errorf("add route %s in %s: %w", r, pod.Netns, err)
 			}
 		}
@@ -38,35 +44,58 @@ func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Hand
 
 // laterMetric begins the metrics of the routes of a pod's further interfaces,
 // to which the link's index is added: each interface keeps its own routes and
-// the first one's are preferred.
+// the first one's are preferred. The same number is that of the routing table by
+// which what has the interface's address goes out, and laterMetric the priority of
+// the rules that lead there.
 const laterMetric = 2048
 
 // setPodSideRoute puts a route in place, beside one that another interface of
-// the same pod may have to the same destination.
-func setPodSideRoute(r *netlink.Route, inPod *netlink.Handle) error {
-	err := inPod.RouteAdd(r)
+// the same pod may have to the same destination. first tells that there is none.
+func setPodSideRoute(r *netlink.Route, inPod *netlink.Handle) (first bool, err error) {
+	err = inPod.RouteAdd(r)
 	if !errors.Is(err, unix.EEXIST) {
-		return err
+		return true, err
 	}
 	routes, err := whole(func() ([]netlink.Route, error) { return inPod.RouteList(nil, familyOf(routeDst(*r).Addr())) })
 	if err != nil {
-		return err
+		return false, err
 	}
+	first = true
 	for _, other := range routes {
-		if routeDst(other) == routeDst(*r) && other.LinkIndex != r.LinkIndex {
+		if routeDst(other) == routeDst(*r) && other.LinkIndex != r.LinkIndex && other.Priority < laterMetric {
+			first = false
 			r.Priority = laterMetric + r.LinkIndex
 		}
 	}
-	return inPod.RouteReplace(r)
+	return first, inPod.RouteReplace(r)
 }
 
-func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle) error {
+// routeBySource makes packets from a further interface's address leave by it, of
+// which def is the default route: by another interface the node would drop them.
+// When the interface goes, its table goes with it and the rule leads nowhere.
+func routeBySource(def *netlink.Route, addr netip.Addr, inPod *netlink.Handle) error {
+	table := laterMetric + def.LinkIndex
+	own := *def
+	own.Table, own.Priority = table, 0
+	if err := inPod.RouteReplace(&own); err != nil {
+		return err
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Priority, rule.Table, rule.Src = familyOf(addr), laterMetric, table, ipNet(hostPrefix(addr))
+	if err := inPod.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add the rule that packets from %s look up table %d: %w", addr, table, err)
+	}
+	return nil
+}
+
+func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	add := func() error { return inPod.AddrReplace(linkRef(index), podAddress(addr)) }
 	err := add()
 	// Some runtimes make sandboxes with IPv6 switched off.
 	if errors.Is(err, unix.EACCES) && isIPv6(addr) {
 		if err = inNetns(ns, func() error {
-			return os.WriteFile("/proc/sys/net/ipv6/conf/"+pod.IfName+"/disable_ipv6", []byte("0"), 0)
+			file := filepath.Join(cmp.Or(sysctls, procSys), "net/ipv6/conf", pod.IfName, "disable_ipv6")
+			return os.WriteFile(file, []byte("0"), 0)
 		}); err == nil {
 			err = add()
 		}

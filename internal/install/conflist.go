@@ -9,13 +9,13 @@ import (
 
 // Network is what the installed configuration says.
 type Network struct {
-	CNIVersion string        // of the configuration
-	Name       string        // of the network
-	Socket     string        // of the daemon
-	MTU        int           // bytes; 0: the daemon's choice
-	Timeout    time.Duration // of the plugin's calls; 0: the plugin's default
-	Tells      []string      // capabilities: what the runtime is to tell the plugin
-	Chain      []string      // plugins after berth, by type
+	CNIVersions []string      // of the configuration, oldest first; at least one
+	Name        string        // of the network
+	Socket      string        // of the daemon
+	MTU         int           // bytes; 0: the daemon's choice
+	Timeout     time.Duration // of the plugin's calls; 0: the plugin's default
+	Tells       []string      // capabilities: what the runtime is to tell the plugin
+	Chain       []string      // plugins after berth, by type
 }
 
 // capabilities are what the reference plugins must be declared to take from
@@ -27,9 +27,10 @@ var capabilities = map[string]string{
 }
 
 type conflist struct {
-	CNIVersion string       `json:"cniVersion"`
-	Name       string       `json:"name"`
-	Plugins    []pluginConf `json:"plugins"`
+	CNIVersion  string       `json:"cniVersion"`
+	CNIVersions []string     `json:"cniVersions,omitempty"`
+	Name        string       `json:"name"`
+	Plugins     []pluginConf `json:"plugins"`
 }
 
 type pluginConf struct {
@@ -52,19 +53,25 @@ func (n Network) Conflist() ([]byte, error) {
 		}
 		berth.Capabilities[capability] = true
 	}
-	c := conflist{CNIVersion: n.CNIVersion, Name: n.Name, Plugins: []pluginConf{berth}}
+	c := conflist{Name: n.Name, Plugins: []pluginConf{berth}}
+	c.CNIVersion, c.CNIVersions = offered(n.CNIVersions)
 	for _, kind := range n.Chain {
-		p := pluginConf{Type: kind}
-		if capability := capabilities[kind]; capability != "" {
-			p.Capabilities = map[string]bool{capability: true}
-		}
-		c.Plugins = append(c.Plugins, p)
+		c.Plugins = append(c.Plugins, chained(kind))
 	}
 	text, err := json.MarshalIndent(c, "", "  ")
 	if err != nil {
 		return nil, fmt.Errorf("writing the network configuration: %w", err)
 	}
 	return append(text, '\n'), nil
+}
+
+// chained is the entry of a plugin after berth.
+func chained(kind string) pluginConf {
+	p := pluginConf{Type: kind}
+	if capability := capabilities[kind]; capability != "" {
+		p.Capabilities = map[string]bool{capability: true}
+	}
+	return p
 }
 
 // ownership of a configuration.

@@ -2,34 +2,67 @@
 // container runtime looks for them. berthd calls it once its first address is
 // usable, and again from time to time: a configuration in place is what tells
 // the runtime that the node can take pods.
+//
+//	install.go    the steps, and what is reported of them
+//	conflist.go   the configuration
+//	versions.go   in which CNI versions, and with which plugins
+//	ask.go        what plugins of others speak
+//	file.go       a file that nobody sees half of
+//	link.go       a configuration that a reboot removes
+//	bundle.go     plugins that come with berthd
 package install
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
-// Options say what to install, and where. All are needed.
+// Options say what to install, and where. All are needed that are not optional.
 type Options struct {
 	Plugin   string // the plugin's binary, to be copied
 	BinDir   string // where the runtime looks for plugins
 	ConfDir  string // where the runtime looks for network configurations
 	ConfName string // the configuration's file name, ending in ".conflist"
-	Network  Network
+	// Volatile is where the configuration lies, on a file system that a reboot
+	// empties: a path that the runtime sees as the caller does. In ConfDir is a link
+	// to it then. Optional: without it the configuration is in ConfDir itself.
+	Volatile string
+	// Bundle has plugins of the chain, and loopback, for nodes that lack them. Optional.
+	Bundle     string
+	CNIVersion string  // Auto, or the one that the configuration is to have
+	Network    Network // CNIVersions and what of Chain cannot be used are the Installer's to set
 }
 
 // Report tells what an installation did, and what a person may want to know.
 type Report struct {
-	Changed []string // paths of files that were not as they should be
-	LeftOut []string // plugins of Network.Chain that are not in BinDir
+	Changed  []string   // paths of files that were not as they should be
+	Versions []string   // CNI versions that the configuration is in, oldest first
+	LeftOut  []string   // plugins of Network.Chain that are not in BinDir
+	Unusable []Unusable // those that are there, and are left out all the same
+	Failed   []Unusable // plugins of Bundle that could not be put into BinDir
+	Unasked  []string   // those that could not be asked which versions they speak, and are in
+	Held     []string   // those that keep the configuration from newer versions
 	// Preferred are configurations of others whose names sort before ours. A
 	// runtime that takes one network takes the first of them instead.
 	Preferred []string
+}
+
+// Installer installs, and remembers what plugins of others said. One goroutine uses
+// it at a time.
+type Installer struct {
+	options Options
+	asker   asker
+}
+
+// New returns an Installer. Nothing is done yet.
+func New(o Options) *Installer {
+	return &Installer{options: o, asker: asker{known: map[string]known{}, timeout: askTimeout}}
 }
 
 // The plugin's name in BinDir, and modes of what is installed. A configuration
@@ -42,12 +75,15 @@ const (
 	confSuffix = ".conflist" // what libcni takes for a list
 )
 
-// Install makes plugin and configuration what they should be, in this order,
+// Install makes plugins and configuration what they should be, in this order,
 // each by one rename: nobody sees half a file, and a file that is as it should
 // be is not touched. It is an error when the configuration's name is taken by
 // a network that is not Berth's; such a file is left alone.
-func Install(o Options) (Report, error) {
-	var r Report
+//
+// Plugins of the chain are executed, to ask which CNI versions they speak: each
+// file once, for a few seconds at most.
+func (i *Installer) Install(ctx context.Context) (r Report, err error) {
+	o := i.options
 	if !strings.HasSuffix(o.ConfName, confSuffix) {
 		return r, fmt.Errorf("configuration name %q: expected one that ends in %s", o.ConfName, confSuffix)
 	}
@@ -56,53 +92,103 @@ func Install(o Options) (Report, error) {
 			return r, fmt.Errorf("creating the directory to install to: %w", err)
 		}
 	}
-	plugin, conf := filepath.Join(o.BinDir, pluginName), filepath.Join(o.ConfDir, o.ConfName)
-	if err := mayReplace(conf); err != nil {
+	if err := mayReplace(filepath.Join(o.ConfDir, o.ConfName)); err != nil {
 		return r, err
 	}
-	o.Network.Chain, r.LeftOut = present(o.BinDir, o.Network.Chain)
-	text, err := o.Network.Conflist()
-	if err != nil {
+	if err := o.installPlugins(&r); err != nil {
 		return r, err
 	}
-	source, err := openSource(o.Plugin)
-	if err != nil {
-		return r, fmt.Errorf("installing %s: %w", plugin, err)
+	i.fit(ctx, &o, &r)
+	if err := ctx.Err(); err != nil {
+		return r, err // what plugins did not answer says nothing
 	}
-	defer func() { _ = source.Close() }()
-	for _, f := range []struct {
-		path    string
-		content io.ReadSeeker
-		mode    os.FileMode
-	}{{plugin, source, pluginMode}, {conf, bytes.NewReader(text), confMode}} {
-		changed, err := put(f.path, f.content, f.mode)
-		if err != nil {
-			return r, fmt.Errorf("installing %s: %w", f.path, err)
-		}
-		if changed {
-			r.Changed = append(r.Changed, f.path)
-		}
+	if err := o.installConf(&r); err != nil {
+		return r, err
 	}
 	r.Preferred, err = preferred(o.ConfDir, o.ConfName)
 	return r, err
 }
 
+// installPlugins puts berth in place, and what the node lacks besides.
+func (o *Options) installPlugins(r *Report) error {
+	path := filepath.Join(o.BinDir, pluginName)
+	source, err := openSource(o.Plugin)
+	if err != nil {
+		return fmt.Errorf("installing %s: %w", path, err)
+	}
+	defer func() { _ = source.Close() }()
+	changed, err := put(path, source, pluginMode)
+	if err != nil {
+		return fmt.Errorf("installing %s: %w", path, err)
+	}
+	if changed {
+		r.Changed = append(r.Changed, path)
+	}
+	if o.Bundle != "" {
+		var bundled []string
+		bundled, r.Failed = installBundled(o.Bundle, o.BinDir, append([]string{loopback}, o.Network.Chain...))
+		r.Changed = append(r.Changed, bundled...)
+	}
+	return nil
+}
+
+// fit makes the chain what can be used of it, and the versions those that it speaks.
+func (i *Installer) fit(ctx context.Context, o *Options, r *Report) {
+	var there []string
+	there, r.LeftOut = present(o.BinDir, o.Network.Chain)
+	answers := make([]answer, len(there))
+	for k, plugin := range there {
+		answers[k] = i.asker.ask(ctx, o.BinDir, chained(plugin))
+	}
+	c := choose(o.CNIVersion, answers)
+	o.Network.Chain, o.Network.CNIVersions = c.chain, c.versions
+	r.Versions, r.Unusable, r.Held = c.versions, c.leftOut, c.held
+	for _, a := range answers {
+		if a.unasked != "" && slices.Contains(c.chain, a.plugin) {
+			r.Unasked = append(r.Unasked, a.plugin)
+		}
+	}
+}
+
+// installConf puts the configuration in place.
+func (o *Options) installConf(r *Report) error {
+	path := filepath.Join(o.ConfDir, o.ConfName)
+	text, err := o.Network.Conflist()
+	if err != nil {
+		return err
+	}
+	var changed bool
+	if o.Volatile != "" {
+		changed, err = putLinked(path, o.Volatile, bytes.NewReader(text), confMode)
+	} else {
+		changed, err = put(path, bytes.NewReader(text), confMode)
+	}
+	if err != nil {
+		return fmt.Errorf("installing %s: %w", path, err)
+	}
+	if changed {
+		r.Changed = append(r.Changed, path)
+	}
+	return nil
+}
+
 // Uninstall removes the configuration, so that the runtime gives the node no
-// more pods, and tells whether there was one. The plugin stays, since running
-// pods need it to be removed. A file of another network is left alone.
+// more pods, and tells whether there was one. A link goes with what it leads to.
+// The plugins stay, since running pods need them to be removed. A file of another
+// network is left alone.
 func Uninstall(confDir, confName string) (bool, error) {
 	path := filepath.Join(confDir, confName)
 	text, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
+	switch _, linkErr := os.Readlink(path); {
+	case errors.Is(err, os.ErrNotExist) && linkErr == nil: // leads nowhere, as after a reboot
+	case errors.Is(err, os.ErrNotExist):
 		return false, nil
-	}
-	if err != nil {
+	case err != nil:
 		return false, fmt.Errorf("reading the network configuration: %w", err)
-	}
-	if owner(text) != ours {
+	case owner(text) != ours:
 		return false, nil
 	}
-	if err := os.Remove(path); err != nil {
+	if err := unlink(path); err != nil {
 		return false, fmt.Errorf("removing the network configuration: %w", err)
 	}
 	return true, syncDir(confDir)

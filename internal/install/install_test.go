@@ -23,11 +23,23 @@ func node(t *testing.T) Options {
 	o := Options{
 		Plugin: filepath.Join(dir, "image", "berth"), BinDir: filepath.Join(dir, "opt/cni/bin"),
 		ConfDir: filepath.Join(dir, "etc/cni/net.d"), ConfName: "10-berth.conflist",
-		Network: Network{CNIVersion: "1.0.0", Name: "berth", Socket: "/run/berth/berthd.sock", Chain: []string{"portmap", "bandwidth"}},
+		CNIVersion: Auto,
+		Network:    Network{Name: "berth", Socket: "/run/berth/berthd.sock", Chain: []string{"portmap", "bandwidth"}},
 	}
 	write(t, o.Plugin, "plugin v1", 0o644)
-	write(t, filepath.Join(o.BinDir, "portmap"), "portmap", 0o755)
+	plugin(t, o.BinDir, "portmap", speaks("0.4.0", "1.0.0"))
 	return o
+}
+
+// plugin makes one that runs a script of the shell.
+func plugin(t *testing.T, dir, name, script string) {
+	t.Helper()
+	write(t, filepath.Join(dir, name), "#!/bin/sh\n"+script+"\n", 0o755)
+}
+
+// speaks is the script of a plugin that says it speaks some CNI versions.
+func speaks(versions ...string) string {
+	return `echo '{"cniVersion":"1.0.0","supportedVersions":["` + strings.Join(versions, `","`) + `"]}'`
 }
 
 func (o Options) plugin() string { return filepath.Join(o.BinDir, "berth") }
@@ -51,7 +63,7 @@ func read(t *testing.T, path string) string {
 
 func mustInstall(t *testing.T, o Options) Report {
 	t.Helper()
-	r, err := Install(o)
+	r, err := New(o).Install(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +84,9 @@ func TestInstall(t *testing.T) {
 	o := node(t)
 	o.Network.MTU, o.Network.Timeout, o.Network.Tells = 1500, 90*time.Second, []string{"io.kubernetes.cri.pod-annotations"}
 	r := mustInstall(t, o)
-	if diff := cmp.Diff(Report{Changed: []string{o.plugin(), o.conf()}, LeftOut: []string{"bandwidth"}}, r); diff != "" {
+	if diff := cmp.Diff(Report{
+		Changed: []string{o.plugin(), o.conf()}, Versions: []string{"0.4.0", "1.0.0"}, LeftOut: []string{"bandwidth"}, Held: []string{"portmap"},
+	}, r); diff != "" {
 		t.Errorf("report (-want +got):\n%s", diff)
 	}
 	if got := read(t, o.plugin()); got != "plugin v1" {
@@ -151,7 +165,7 @@ func TestOnlyWhatDiffersIsReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []string{o.plugin()}},
-		{"a chained plugin that came later", func() { write(t, filepath.Join(o.BinDir, "bandwidth"), "b", 0o755) }, []string{o.conf()}},
+		{"a chained plugin that came later", func() { plugin(t, o.BinDir, "bandwidth", speaks("1.0.0")) }, []string{o.conf()}},
 		{"a temporary file of a crash", func() { write(t, staged(o.conf()), "{", 0o600) }, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -213,7 +227,7 @@ func TestNobodySeesHalfAFile(t *testing.T) {
 		defer close(done)
 		for i := range 40 {
 			write(t, o.Plugin, []string{two, one}[i%2], 0o644)
-			if _, err := Install(o); err != nil {
+			if _, err := New(o).Install(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -237,7 +251,7 @@ func TestOthersConfigurationIsLeftAlone(t *testing.T) {
 	} {
 		o := node(t)
 		write(t, o.conf(), foreign, 0o644)
-		if _, err := Install(o); err == nil || !strings.Contains(err.Error(), o.conf()) || !strings.Contains(err.Error(), "--cni-conf-name") {
+		if _, err := New(o).Install(t.Context()); err == nil || !strings.Contains(err.Error(), o.conf()) || !strings.Contains(err.Error(), "--cni-conf-name") {
 			t.Errorf("error %v, want one that names the file and what to do", err)
 		}
 		if _, err := os.Lstat(o.plugin()); !errors.Is(err, fs.ErrNotExist) {
@@ -295,7 +309,7 @@ func TestInstallFailures(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			o := node(t)
 			tc.spoil(&o)
-			if _, err := Install(o); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := New(o).Install(t.Context()); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want %q in it", err, tc.want)
 			}
 			if _, err := os.Lstat(o.conf()); err == nil {

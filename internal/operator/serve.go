@@ -114,6 +114,7 @@ func (f *front) handleProbes(mux *http.ServeMux) {
 	}
 	web.HandleProbe(mux, "/readyz", ask(&f.ready))
 	web.HandleProbe(mux, "/livez", ask(&f.alive))
+	web.HandleStartup(mux, "/startupz", ask(&f.ready))
 }
 
 func (f *front) close() {

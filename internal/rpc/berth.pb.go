@@ -199,6 +199,7 @@ type AddRequest struct {
 	Pod           *Pod                   `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
 	Mtu           uint32                 `protobuf:"varint,4,opt,name=mtu,proto3" json:"mtu,omitempty"`                // bytes; 0: the daemon's choice
 	Annotations   *Annotations           `protobuf:"bytes,5,opt,name=annotations,proto3" json:"annotations,omitempty"` // unset: the runtime does not tell them
+	Pool          string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`               // the pool of the network configuration; empty without
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +267,13 @@ func (x *AddRequest) GetAnnotations() *Annotations {
 		return x.Annotations
 	}
 	return nil
+}
+
+func (x *AddRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
 }
 
 type AddReply struct {
@@ -885,7 +893,7 @@ const file_berth_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\"!\n" +
 	"\vAnnotations\x12\x12\n" +
-	"\x04pool\x18\x01 \x01(\tR\x04pool\"\xc4\x01\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"\xd8\x01\n" +
 	"\n" +
 	"AddRequest\x124\n" +
 	"\n" +
@@ -894,7 +902,8 @@ const file_berth_proto_rawDesc = "" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1f\n" +
 	"\x03pod\x18\x03 \x01(\v2\r.berth.v1.PodR\x03pod\x12\x10\n" +
 	"\x03mtu\x18\x04 \x01(\rR\x03mtu\x127\n" +
-	"\vannotations\x18\x05 \x01(\v2\x15.berth.v1.AnnotationsR\vannotations\"\xbb\x01\n" +
+	"\vannotations\x18\x05 \x01(\v2\x15.berth.v1.AnnotationsR\vannotations\x12\x12\n" +
+	"\x04pool\x18\x06 \x01(\tR\x04pool\"\xbb\x01\n" +
 	"\bAddReply\x12'\n" +
 	"\x04host\x18\x01 \x01(\v2\x13.berth.v1.InterfaceR\x04host\x12-\n" +
 	"\asandbox\x18\x02 \x01(\v2\x13.berth.v1.InterfaceR\asandbox\x12\x1c\n" +

@@ -26,11 +26,15 @@ type Request struct {
 	Wish Wish
 }
 
-// Wish is what the pod's annotations ask for, in the runtime's words: on its own
-// node the runtime speaks for every pod.
+// Wish is what a user asks for, in the runtime's words: on its own node the
+// runtime speaks for every pod.
 type Wish struct {
-	Told bool   // the runtime tells annotations; else nothing is known of them
-	Pool string // that berth.dev/pool names; empty without
+	Told bool   // the runtime tells the pod's annotations; else nothing is known of them
+	Pool string // that the annotation berth.dev/pool names; empty without
+	// NetworkPool is the pool that the network's configuration names; empty
+	// without. It comes before the annotation, and is as much a user's word: Multus
+	// takes configurations from objects in the pods' namespaces.
+	NetworkPool string
 }
 
 // Source hands out addresses. All methods may be called concurrently.
@@ -56,6 +60,9 @@ type Source interface {
 	// error is an *Exhausted that names the reason, and no waiter is left.
 	// Acquire for a key that already holds a lease returns that lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
+	// Why tells why the Acquire of key that waits has got nothing yet; nil when
+	// none waits.
+	Why(key attachment.Key) *Exhausted
 	// Release ends the hold of key: its addresses cool from now on. A key that
 	// holds nothing is no error.
 	Release(key attachment.Key)

@@ -23,7 +23,7 @@ const (
 
 	headerTimeout = 5 * time.Second  // for a request's header
 	readTimeout   = 10 * time.Second // for the whole request
-	writeTimeout  = 20 * time.Second // from there to the end of the answer; probes take 5 s at most
+	writeTimeout  = 20 * time.Second // from there to the end of the answer; probes take 5 s at most, start-up probes 19 s
 	idleTimeout   = time.Minute      // between requests
 	maxHeader     = 16 << 10         // bytes
 )

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/network/echo"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
@@ -89,6 +92,76 @@ func TestChain(t *testing.T) {
 		t.Error("the host port still answers after DEL")
 	}
 	bandwidth(t, n, list)
+	harness.Settle(t, l)
+}
+
+// TestBrokenChainedPlugin has a portmap that nobody can execute, and a bandwidth for
+// another machine: pods come and go without them, and berthd says so.
+func TestBrokenChainedPlugin(t *testing.T) {
+	t.Parallel()
+	o := chained(lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: prompt, NoDaemons: true})
+	l := harness.Raise(t, o)
+	n := l.Nodes()[0]
+	for name, content := range map[string]string{"portmap": "#!/bin/sh\n", "bandwidth": "\x7fELF of another machine"} {
+		path := filepath.Join(n.CNIBinDir(), name)
+		harness.OK(t, os.Remove(path)) // a link to the distribution's
+		harness.OK(t, os.WriteFile(path, []byte(content), 0o644))
+	}
+	harness.OK(t, os.Chmod(filepath.Join(n.CNIBinDir(), "bandwidth"), 0o755))
+	harness.OK(t, n.Start())
+	harness.Ready(t, n)
+	if list := installed(t, n); len(list.Plugins) != 1 || list.CNIVersion != "1.1.0" {
+		t.Errorf("the list has %d plugins and version %s, want berth alone and the newest", len(list.Plugins), list.CNIVersion)
+	}
+	harness.Shows(t, n, "the condition names both", func(doc introspect.Document) error {
+		for _, c := range doc.Conditions {
+			if c.Type == "ChainComplete" && c.Reason == "PluginLeftOut" && strings.Contains(c.Message, "portmap is not executable") &&
+				strings.Contains(c.Message, "bandwidth is no program for this machine") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %+v", doc.Conditions)
+	})
+	ctx := harness.Deadline(t, patience)
+	_, err := n.AddPod(ctx, "p", node.PodOptions{Once: true})
+	harness.OK(t, err)
+	harness.OK(t, n.Status(ctx))
+	harness.OK(t, n.DelPod(ctx, "p"))
+	harness.Settle(t, l)
+}
+
+// TestVersionChangesUnderPods installs another CNI version while pods run, up and
+// down, as an upgrade of a plugin or a runtime does: they are checked and removed
+// as if nothing had happened.
+func TestVersionChangesUnderPods(t *testing.T) {
+	t.Parallel()
+	const first = "0.4.0" // the first that has CHECK
+	l := harness.Raise(t, harness.Quick(lab.NodeMode, lab.Options{
+		Nodes: 1, InstanceType: "t3.small", DaemonArgs: slices.Concat(prompt, []string{"--cni-version=" + first}),
+	}))
+	n := l.Nodes()[0]
+	ctx := harness.Deadline(t, patience)
+	for i, version := range []string{first, "1.1.0", "1.0.0"} {
+		if i > 0 {
+			harness.OK(t, n.Stop(patience))
+			harness.OK(t, n.Start("--cni-version="+version))
+			harness.Ready(t, n)
+			harness.Eventually(t, patience, "the configuration is in "+version, func() error {
+				if got := installed(t, n).CNIVersion; got != version {
+					return fmt.Errorf("it is in %s", got)
+				}
+				return nil
+			})
+		}
+		_, err := n.AddPod(ctx, fmt.Sprintf("p-%d", i), node.PodOptions{Once: true})
+		harness.OK(t, err)
+		for _, p := range n.Pods() {
+			harness.OK(t, n.CheckPod(ctx, p.Name))
+		}
+	}
+	for _, p := range n.Pods() {
+		harness.OK(t, n.DelPod(ctx, p.Name))
+	}
 	harness.Settle(t, l)
 }
 

@@ -42,7 +42,7 @@ func run(m *testing.M) (code int) {
 		fmt.Println("FAIL:", err)
 		return 1
 	}
-	code = harness.Main(m, "berthd", "berth")
+	code = harness.Main(m, "berthd", "berth", "berth-operator")
 	if after, err := mountsBelow("/"); err != nil || len(after) > len(before) {
 		fmt.Printf("FAIL: mounts left behind: %d before, now %v (%v)\n", len(before), after, err)
 		code = 1
@@ -54,7 +54,7 @@ func run(m *testing.M) (code int) {
 // undo takes back what outlives the sandbox, also after a failure.
 func prepare() (undo func() error, err error) {
 	undo = func() error { return nil }
-	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc"} {
+	for program, of := range map[string]string{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "podman": "podman"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return undo, fmt.Errorf("no program %s: install the Debian package %s (make e2e does): %w", program, of, err)
 		}
@@ -72,8 +72,19 @@ func prepare() (undo func() error, err error) {
 	id := make([]byte, 4)
 	_, _ = rand.Read(id) // never fails (crypto/rand)
 	tree = cgroup(treePrefix + hex.EncodeToString(id))
-	uncover, err := cover("/var/lib/cni") // of libcni in containerd
-	return func() error { return errors.Join(tree.kill(10*time.Second), tree.remove(), uncover()) }, err
+	undo = func() error { return errors.Join(tree.kill(10*time.Second), tree.remove()) }
+	for _, dir := range []string{
+		"/var/lib/cni", // of libcni in containerd and podman
+		"/run/netns",   // podman would mount it on itself, above the namespaces that are there
+	} {
+		uncover, err := cover(dir)
+		last := undo
+		undo = func() error { return errors.Join(last(), uncover()) }
+		if err != nil {
+			return undo, err
+		}
+	}
+	return undo, nil
 }
 
 // cover mounts an empty file system at dir, and takes both away again if dir
@@ -89,10 +100,13 @@ func cover(dir string) (uncover func() error, err error) {
 	}
 	return func() error {
 		err := unix.Unmount(dir, unix.MNT_DETACH)
-		if made {
-			err = errors.Join(err, os.Remove(dir))
+		if err == nil && made {
+			err = os.Remove(dir)
 		}
-		return err
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("uncover %s: %w", dir, err)
+		}
+		return nil
 	}, nil
 }
 

@@ -8,6 +8,22 @@
 {{- if hasKey (include "berth.mode" . | fromYaml) "operator" }}true{{ end -}}
 {{- end -}}
 
+{{/*
+Not empty where berthd uses the Kubernetes API: in node mode for Events of Pods only,
+unless it is told not to, and where a token says of which node it is.
+*/}}
+{{- define "berth.daemonUsesAPI" -}}
+{{- $tells := index .Values.daemon.settings "pod-events" | default "auto" -}}
+{{- if include "berth.hasOperator" . -}}
+true
+{{- else if eq $tells "never" -}}
+{{- else if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version -}}
+true
+{{- else if eq $tells "always" -}}
+{{- fail (printf "daemon.settings.pod-events: always needs Kubernetes 1.32 or later, whose tokens name the node of their pod, and this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels of an object; of a program's if a name is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}
@@ -32,48 +48,88 @@
 system:serviceaccount:{{ $root.Release.Namespace }}:{{ (index $root.Values (index . 1)).serviceAccount.name }}
 {{- end -}}
 
-{{/* All settings of a program, by name: list ROOT PROGRAM. */}}
+{{/*
+All settings of a program, by name: list ROOT PROGRAM PORT, of which the port is
+that of its metrics. What the values say wins over what the mode does by default;
+the schema lets them say nothing of what makes the mode.
+*/}}
 {{- define "berth.settings" -}}
 {{- $root := index . 0 -}}{{- $program := index . 1 -}}
 {{- $mode := include "berth.mode" $root | fromYaml -}}
-{{- $settings := deepCopy (get $mode $program) -}}
+{{- if not (semverCompare (printf ">=%s" $mode.kubernetes) $root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "mode %s needs Kubernetes %s or later, and this is %s" $root.Values.mode ($mode.kubernetes | trimSuffix ".0-0") $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
-{{- merge $settings (index $root.Values $program).settings | toYaml -}}
+{{- if not (hasKey $settings "metrics-address") -}}
+{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" $root.Values.metrics.onNodeAddress) (index . 2)) -}}
+{{- end -}}
+{{- merge $settings (get $mode $program) | toYaml -}}
 {{- end -}}
 
 {{/*
-Settings as environment variables: the settings as YAML. Numbers of values are
-floats: what is whole is written so. An empty text counts as not set in a
+Settings, as YAML, as environment variables. An empty text counts as not set in a
 variable, so it is an argument (berth.args).
 */}}
 {{- define "berth.env" -}}
 {{- range $name, $value := fromYaml . }}
-{{- if ne (toString $value) "" }}
+{{- with include "berth.text" $value }}
 - name: BERTH_{{ $name | upper | replace "-" "_" }}
-  value: {{ include "berth.text" $value | quote }}
+  value: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
 
 {{- define "berth.args" -}}
 {{- range $name, $value := fromYaml . }}
-{{- if eq (toString $value) "" }}
+{{- if not (include "berth.text" $value) }}
 - --{{ $name }}=
 {{- end }}
 {{- end }}
 {{- end -}}
 
+{{/* A value as text: lists and tags as the programs read them. */}}
 {{- define "berth.text" -}}
-{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- if kindIs "slice" . }}{{ join "," . }}
+{{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%v" $key $value) }}{{ end }}{{ join "," $pairs }}
+{{- else if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}
+{{- else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* The port at the end of an address. */}}
+{{- define "berth.port" -}}{{- regexFind "[0-9]+$" . -}}{{- end -}}
+
+{{/* The host before it, this machine if there is none. */}}
+{{- define "berth.host" -}}{{- regexReplaceAll ":[0-9]+$" . "" | trimAll "[]" | default "127.0.0.1" -}}{{- end -}}
+
+{{/* Labels that pods have from the chart: nothing that an upgrade without need changes. */}}
+{{- define "berth.podLabels" -}}
+{{- $root := index . 0 -}}
+{{- merge (dict "app.kubernetes.io/name" (index . 1) "app.kubernetes.io/part-of" "berth" "app.kubernetes.io/instance" $root.Release.Name) (index . 2) $root.Values.commonLabels | toYaml -}}
+{{- end -}}
+
+{{/* Environment variables before those of the settings: list ROOT EXTRA. */}}
+{{- define "berth.extraEnv" -}}
+{{- $root := index . 0 -}}
+{{- with index . 1 }}
+{{ toYaml . }}
+{{- end }}
+{{- if $root.Values.metrics.onNodeAddress }}
+- name: HOST_IP
+  valueFrom: {fieldRef: {fieldPath: status.hostIP}}
+{{- end }}
+{{- with include "berth.apiServer" $root }}
+{{- . }}
+{{- end }}
 {{- end -}}
 
 {{/* Where the API server is, if that is not left to the Service. */}}
 {{- define "berth.apiServer" -}}
 {{- with .Values.apiServer }}
 {{- if .host }}
-- name: KUBERNETES_SERVICE_HOST # the API server itself, not the Service
+- name: KUBERNETES_SERVICE_HOST # client-go's, which the kubelet sets to the Service's
   value: {{ .host | quote }}
 - name: KUBERNETES_SERVICE_PORT
   value: {{ include "berth.text" .port | quote }}

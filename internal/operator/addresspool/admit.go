@@ -3,8 +3,10 @@ package addresspool
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -107,7 +109,7 @@ func (c *Controller) maxPods(ctx context.Context, node string) (int, error) {
 }
 
 // podsOf counts the pods that are bound to a node and get their addresses from a
-// pool. Those that ended count while they are there: their addresses may cool. It
+// pool, a pod as often as it may have one. Those that ended count while they are there: their addresses may cool. It
 // asks past the cache, since a pod is bound before its node asks for a block; of
 // pods it reads the metadata alone. API servers answer it from memory, by the
 // index that kubelets use.
@@ -127,11 +129,26 @@ func (c *Controller) podsOf(ctx context.Context, node string, p *v1alpha1.Addres
 		if client.IgnoreNotFound(err) != nil {
 			return 0, fmt.Errorf("read Namespace %s from the cache: %w", o.Namespace, err)
 		}
-		if err != nil || uses(p, o.Namespace, namespace.Annotations[v1alpha1.AnnotationPool], o.Annotations[v1alpha1.AnnotationPool]) {
+		if err != nil {
 			n++ // the cache does not have a namespace that was made a moment ago
+			continue
 		}
+		n += addresses(p, o.Namespace, namespace.Annotations[v1alpha1.AnnotationPool], o.Annotations)
 	}
 	return n, nil
+}
+
+// addresses is how many addresses a pod may get from a pool. Of which pools those of
+// its further networks are, their configurations say, which the operator does not
+// read: each counts for every pool that it may be of.
+func addresses(p *v1alpha1.AddressPool, namespace, ofNamespace string, ofPod map[string]string) (n int) {
+	if uses(p, namespace, ofNamespace, ofPod[v1alpha1.AnnotationPool]) {
+		n = 1
+	}
+	if uses(p, namespace, ofNamespace, p.Name) {
+		n += furtherNetworks(ofPod[annotationNetworks])
+	}
+	return n
 }
 
 // uses tells whether a pod gets its address from a pool: as the node's daemon
@@ -142,6 +159,33 @@ func uses(p *v1alpha1.AddressPool, namespace, ofNamespace, ofPod string) bool {
 		return given == p.Name
 	}
 	return ofPod == p.Name && slices.Contains(p.Spec.PodNamespaces, namespace)
+}
+
+const (
+	// annotationNetworks lists the networks that a pod has besides the cluster's, as
+	// Multus and others read it (Kubernetes Network Custom Resource Definition
+	// De-facto Standard, version 1.3, section 3.1): names separated by commas, or a
+	// JSON list of objects.
+	annotationNetworks = "k8s.v1.cni.cncf.io/networks"
+	// maxFurtherNetworks is how many of a pod's count: whoever writes a pod's
+	// annotation does not get the node all of a pool by it.
+	maxFurtherNetworks = 8
+)
+
+// furtherNetworks counts what annotationNetworks lists.
+func furtherNetworks(list string) int {
+	if list == "" {
+		return 0
+	}
+	n := strings.Count(list, ",") + 1
+	if strings.HasPrefix(strings.TrimSpace(list), "[") {
+		var objects []json.RawMessage
+		if json.Unmarshal([]byte(list), &objects) != nil {
+			return 0 // Multus refuses the pod
+		}
+		n = len(objects)
+	}
+	return min(n, maxFurtherNetworks)
 }
 
 // namespaces reconciles the refused requests again when the annotations of a

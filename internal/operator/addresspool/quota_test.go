@@ -50,21 +50,32 @@ func TestShare(t *testing.T) {
 	}
 }
 
-func TestUses(t *testing.T) {
+func TestAddresses(t *testing.T) {
 	p := &v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "public"}, Spec: v1alpha1.AddressPoolSpec{PodNamespaces: []string{"shop"}}}
 	for _, tc := range []struct {
-		namespace, ofNamespace, ofPod string
-		want                          bool
+		namespace, ofNamespace, ofPod, networks string
+		want                                    int
 	}{
-		{"team", "", "", false},
-		{"team", "public", "", true},
-		{"team", "public", "public", true},
-		{"team", "public", "inner", false}, // gets none
-		{"team", "", "public", false},      // may not
-		{"shop", "", "public", true},
-		{"shop", "", "", false},
+		{"team", "", "", "", 0},
+		{"team", "public", "", "", 1},
+		{"team", "public", "public", "", 1},
+		{"team", "public", "inner", "", 0}, // gets none
+		{"team", "", "public", "", 0},      // may not
+		{"shop", "", "public", "", 1},
+		{"shop", "", "", "", 0},
+		{"shop", "", "", "storage", 1}, // by its second interface
+		{"shop", "", "public", "storage, backup@net2", 3},
+		{"shop", "", "", `[{"name": "storage"}, {"name": "storage"}]`, 2},
+		{"shop", "", "", `[{"name": "storage"`, 0},
+		{"shop", "", "", strings.Repeat("a,", 1000), 8},
+		{"team", "", "", "storage", 0},       // may not
+		{"team", "public", "", "storage", 2}, // a network that names no pool
 	} {
-		if got := uses(p, tc.namespace, tc.ofNamespace, tc.ofPod); got != tc.want {
+		ofPod := map[string]string{annotationNetworks: tc.networks}
+		if tc.ofPod != "" {
+			ofPod[v1alpha1.AnnotationPool] = tc.ofPod
+		}
+		if got := addresses(p, tc.namespace, tc.ofNamespace, ofPod); got != tc.want {
 			t.Errorf("%+v: %v", tc, got)
 		}
 	}

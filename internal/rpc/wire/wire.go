@@ -30,6 +30,7 @@ type AddRequest struct {
 	Pod         Pod
 	MTU         uint32       // bytes; 0: the daemon's choice
 	Annotations *Annotations // nil: the runtime does not tell them
+	Pool        string       // the pool of the network configuration; empty without
 }
 
 // Encode returns the message's bytes.
@@ -42,6 +43,7 @@ func (r AddRequest) Encode() []byte {
 	if r.Annotations != nil {
 		m.nest(5, r.Annotations.encode())
 	}
+	m.text(6, r.Pool)
 	return m
 }
 

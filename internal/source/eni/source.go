@@ -182,7 +182,21 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+	if pool := req.Wish.NetworkPool; pool != "" {
+		return source.Lease{}, &source.Exhausted{Reason: "pool-unsupported", Message: fmt.Sprintf(
+			"pool of the network's configuration is %s, and addresses come from ENIs here: remove it, or run address pools (--ipam=pool)", pool)}
+	}
 	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
+}
+
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiters.Find(key) == nil {
+		return nil
+	}
+	return s.whyNone()
 }
 
 // Release implements source.Source.

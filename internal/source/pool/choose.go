@@ -12,8 +12,8 @@ import (
 )
 
 // A pod gets its address from the pool that its namespace's annotation names,
-// else from the default one. Its own annotation counts only for a pool that lists
-// its namespace (Coil's design, "IP Address Management": who can freely choose a
+// else from the default one. Its own annotation, or the configuration of one of
+// its networks, counts only for a pool that lists its namespace (Coil's design, "IP Address Management": who can freely choose a
 // pool can exhaust it, or expose a pod). As long as the namespace is not known
 // nothing is assumed.
 //
@@ -25,6 +25,12 @@ import (
 type world struct {
 	namespaces map[string]string // annotation by namespace; empty without
 	pools      map[string]*poolState
+}
+
+// told is a wish with what is assumed of annotations that are not told.
+func (p policy) told(w source.Wish) source.Wish {
+	w.Told = w.Told || p.ignoreUntold
+	return w
 }
 
 // choose names the pool of a pod; empty while that cannot be told yet, and err
@@ -39,21 +45,24 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
-	if !wish.Told {
+	asked, by, change := wish.Pool, "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
+	if wish.NetworkPool != "" {
+		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
+	} else if !wish.Told {
 		return w.chooseWithoutAnnotations(pod.Namespace, given)
 	}
-	if wish.Pool == "" || wish.Pool == given {
+	if asked == "" || asked == given {
 		return given, true, nil
 	}
-	s := w.pools[wish.Pool]
+	s := w.pools[asked]
 	if s == nil || !s.known {
-		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which the pod's annotation %s names: create it, or correct the annotation", wish.Pool, v1alpha1.AnnotationPool)
+		return "", false, exhausted("pool-unknown", "there is no AddressPool %s, which %s names: create it, or correct %s", asked, by, change)
 	}
 	if !slices.Contains(s.podNamespaces, pod.Namespace) {
-		return "", true, exhausted("pool-not-allowed", "the pod's annotation %s names AddressPool %s, whose spec.podNamespaces does not list namespace %s: "+
-			"add it there, or remove the annotation", v1alpha1.AnnotationPool, wish.Pool, pod.Namespace)
+		return "", true, exhausted("pool-not-allowed", "%s names AddressPool %s, whose spec.podNamespaces does not list namespace %s: "+
+			"add the namespace to the pool, or remove %s", by, asked, pod.Namespace, change)
 	}
-	return wish.Pool, true, nil
+	return asked, true, nil
 }
 
 // chooseWithoutAnnotations is choose where the runtime does not tell annotations. A pod whose
@@ -67,7 +76,7 @@ func (w world) chooseWithoutAnnotations(namespace, given string) (name string, f
 		if s.known && name != given && slices.Contains(s.podNamespaces, namespace) {
 			return "", true, exhausted("annotations-untold", "the container runtime does not tell the pod's annotations, by which pods of namespace %s may choose AddressPool %s: "+
 				"use containerd 1.5, CRI-O 1.29 or later and the configuration that berthd installs, which declares the capability io.kubernetes.cri.pod-annotations; "+
-				"or take the namespace out of spec.podNamespaces", namespace, name)
+				"or take the namespace out of spec.podNamespaces; or set --ignore-untold-annotations, as Multus needs", namespace, name)
 		}
 	}
 	if !told {

@@ -129,6 +129,14 @@ func TestChoose(t *testing.T) {
 		{"plain", source.Wish{}, "", "annotations-untold", true},
 		{"global", source.Wish{}, "", "annotations-untold", true},
 		{"lost", source.Wish{}, "", "namespace-unknown", false},
+
+		// The network's configuration comes first, told or not.
+		{"plain", source.Wish{NetworkPool: "inner"}, "inner", "", true},
+		{"plain", source.Wish{Told: true, Pool: "public", NetworkPool: "inner"}, "inner", "", true},
+		{"plain", source.Wish{Told: true, Pool: "inner", NetworkPool: "default"}, "default", "", true},
+		{"other", source.Wish{NetworkPool: "inner"}, "", "pool-not-allowed", true},
+		{"plain", source.Wish{NetworkPool: "publik"}, "", "pool-unknown", false},
+		{"lost", source.Wish{NetworkPool: "inner"}, "", "namespace-unknown", false},
 	} {
 		pod := attachment.Pod{Namespace: tc.namespace, Name: "p"}
 		if tc.namespace == "" {

@@ -17,6 +17,7 @@ type policy struct {
 	cooling      time.Duration // how long a released address is kept back
 	watermark    int           // percent of a block that is to be free
 	releaseDelay time.Duration // how long a block is empty before it goes back
+	ignoreUntold bool          // pods whose annotations are not told have none
 }
 
 // ledger is all that the node knows of its pools. It is values in memory and

@@ -48,6 +48,9 @@ type Config struct {
 	// ClaimInterval is how often blocks are claimed while the Node is missing;
 	// 0: 20 s.
 	ClaimInterval time.Duration
+	// IgnoreUntold takes pods whose annotations the runtime does not tell for ones
+	// without.
+	IgnoreUntold bool
 
 	Clock    clock.Clock  // nil: the machine's
 	Logger   *slog.Logger // nil: silent
@@ -124,7 +127,7 @@ func newSource(cfg Config, api *kubeapi.Client) (*Source, error) {
 	s := &Source{
 		cfg: cfg, api: api, clock: cfg.Clock, log: cfg.Logger,
 		wake: retry.NewSignal(), commit: retry.NewSignal(),
-		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay}),
+		ledger: newLedger(policy{cooling: cfg.Cooling, watermark: cfg.Watermark, releaseDelay: cfg.ReleaseDelay, ignoreUntold: cfg.IgnoreUntold}),
 	}
 	s.load()
 	return s, nil
@@ -191,6 +194,16 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 		Why:     func(w *waiting.Waiter) *source.Exhausted { return l.whyWaits(w, s.clock.Now()) },
 		Changed: s.wake.Set,
 	}.Acquire(ctx, req)
+}
+
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.ledger.waiter(key); w != nil {
+		return s.ledger.whyWaits(w, s.clock.Now())
+	}
+	return nil
 }
 
 // Release implements source.Source.

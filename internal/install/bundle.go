@@ -1,0 +1,134 @@
+package install
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/berthnet/berth/internal/statefile"
+)
+
+// A node's image may lack plugins that its pods need. Those that come with berthd
+// are put into BinDir then, and replaced there with those of later versions; a file
+// of someone else's is left alone. Whose a file is, is told by its content: what
+// Berth put there is written down, beside the plugins, before it is put there.
+
+// loopback is what a runtime needs besides a network's plugins, for a pod's lo
+// (containerd 1.x).
+const loopback = "loopback"
+
+// bundledName holds, in BinDir, the SHA-256 in hexadecimal of what Berth put there
+// last and before, by plugin: either may be in place after a crash.
+const (
+	bundledName = ".berth-plugins.json"
+	bundledMode = 0o644
+)
+
+// installBundled puts plugins in place that dir has and BinDir lacks. It returns
+// the paths of those that it changed, and which it could not install, and why.
+func installBundled(dir, binDir string, plugins []string) (changed []string, failed []Unusable) {
+	ours := readBundled(binDir)
+	for _, name := range plugins {
+		path := filepath.Join(binDir, name)
+		switch did, err := installOne(filepath.Join(dir, name), path, ours); {
+		case err != nil:
+			failed = append(failed, Unusable{name, fmt.Sprintf("installing %s: %s", path, err)})
+		case did:
+			changed = append(changed, path)
+		}
+	}
+	return changed, failed
+}
+
+// installOne puts one plugin in place, unless there is none to install, or the one
+// that is there is not ours.
+func installOne(from, path string, ours map[string][]string) (changed bool, err error) {
+	source, err := openSource(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = source.Close() }()
+	name := filepath.Base(path)
+	there, err := sumOf(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return false, err
+	case !slices.Contains(ours[name], there):
+		return false, nil
+	}
+	sum, err := sumAll(source)
+	if err != nil {
+		return false, err
+	}
+	if !slices.Contains(ours[name], sum) {
+		ours[name] = append([]string{sum}, ours[name][:min(1, len(ours[name]))]...)
+		if err := writeBundled(filepath.Dir(path), ours); err != nil {
+			return false, err
+		}
+	}
+	if _, err := source.Seek(0, io.SeekStart); err != nil {
+		return false, fmt.Errorf("reading it again: %w", err)
+	}
+	return put(path, source, pluginMode)
+}
+
+// sumOf is sumAll of what is at path. What is no plain file, such as a link that leads
+// nowhere, is someone's, whatever it holds.
+func sumOf(path string) (string, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "no plain file", nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	return sumAll(f)
+}
+
+// sumAll is the SHA-256 of all that is read, in hexadecimal.
+func sumAll(r io.Reader) (string, error) {
+	h := sha256.New()
+	if _, err := io.Copy(h, r); err != nil {
+		return "", fmt.Errorf("reading it: %w", err)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// readBundled is what Berth put into a directory. Where that cannot be read it is
+// nothing, and all files there are someone else's.
+func readBundled(binDir string) map[string][]string {
+	ours := map[string][]string{}
+	data, err := statefile.Read(filepath.Join(binDir, bundledName))
+	if err != nil || json.Unmarshal(data, &ours) != nil {
+		return map[string][]string{}
+	}
+	return ours
+}
+
+func writeBundled(binDir string, ours map[string][]string) error {
+	data, err := json.Marshal(ours)
+	if err == nil {
+		_, err = put(filepath.Join(binDir, bundledName), bytes.NewReader(data), bundledMode)
+	}
+	if err != nil {
+		return fmt.Errorf("writing down what is Berth's: %w", err)
+	}
+	return nil
+}
