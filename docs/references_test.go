@@ -61,7 +61,7 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
 	"multus-conf-file": "Multus",
-	"server-side":      "kubectl", "tags": "aws", "format": "docker", "all": "skopeo", "always": "git", "output": "aws",
+	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
 	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
 	"previous": "kubectl", "filters": "aws",

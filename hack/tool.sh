@@ -16,11 +16,10 @@ module=$1 program=$2
 # slow MODULE says how long the modules take that take long, on two quiet cores.
 slow() {
 	case $1 in
-	multuscni) echo ", which takes a minute" ;;
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
 	prometheus) echo ", which takes one to two minutes" ;;
 	coredns) echo ", which takes one to two minutes" ;;
-	containerd) echo ", which takes about a minute" ;;
+	containerd | multuscni) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
 	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
