@@ -66,6 +66,13 @@ build: ## Build the programs into bin/
 	@hack/slowly.sh "Downloading Go modules" go list -deps $(PACKAGES) >/dev/null
 	@CGO_ENABLED=0 hack/slowly.sh "Building Berth's programs (the first time takes about three minutes on two cores)" \
 		go build -trimpath -tags grpcnotrace -ldflags '$(LDFLAGS)' -o bin/ $(PACKAGES)
+	@[ ! -e bin/berthctl ] || for name in kubectl-berth kubectl_complete-berth; do ln -sf berthctl bin/$$name; done
+
+.PHONY: chart
+chart: ## Package the Helm chart of this version into dist/
+	@mkdir -p dist
+	@version=$(VERSION:v%=%); [[ $$version =~ ^[0-9]+\.[0-9]+\.[0-9]+ ]] || version=0.0.0-g$$version; \
+	"$$(hack/tool.sh helm helm)" package deploy/chart --version "$$version" --app-version "$(VERSION)" --destination dist
 
 .PHONY: images
 images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=registry.example/network, IMAGE_TAG=v1.2.3)

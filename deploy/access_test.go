@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -132,4 +133,20 @@ func notBoundMore(t *testing.T, as client.Client) error {
 		return fmt.Errorf("listing ConfigMaps: %w", errors.Join(err, errors.New("not refused yet")))
 	}
 	return nil
+}
+
+// applyIn applies a release's objects with a namespace for them, which goes with
+// the test; so do the bindings, which are other tests' too.
+func applyIn(t *testing.T, namespace string, objects deploy.Objects) error {
+	t.Helper()
+	admin := harness.KubeClient(t)
+	if err := admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}); !apierrors.IsAlreadyExists(err) {
+		harness.OK(t, err)
+	}
+	t.Cleanup(func() {
+		for _, o := range objects.Of("ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding") {
+			harness.OK(t, client.IgnoreNotFound(admin.Delete(context.Background(), o)))
+		}
+	})
+	return harness.ControlPlane.ApplyObjects(t.Context(), objects)
 }

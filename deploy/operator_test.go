@@ -63,7 +63,13 @@ func TestRolesAreBound(t *testing.T) {
 // The operator must start where there is no pod network yet, without rights
 // that it does not use, and two of them at a time.
 func TestOperatorDeployment(t *testing.T) {
-	d := operatorDeployment(t, deploy.OperatorMode)
+	for _, mode := range []string{deploy.OperatorMode, deploy.PoolMode} {
+		t.Run(mode, func(t *testing.T) { checkOperator(t, mode) })
+	}
+}
+
+func checkOperator(t *testing.T, mode string) {
+	d := operatorDeployment(t, mode)
 	pod := d.Spec.Template.Spec
 	c := onlyContainer(t, pod)
 	if *d.Spec.Replicas != 2 || !pod.HostNetwork || pod.DNSPolicy != "Default" || c.SecurityContext.Privileged != nil {
@@ -83,7 +89,10 @@ func TestOperatorDeployment(t *testing.T) {
 	if m := c.Resources.Limits.Memory().String(); m != "1Gi" {
 		t.Errorf("memory is limited to %q", m)
 	}
-	daemon := load(t, onlyContainer(t, daemonSet(t, deploy.OperatorMode).Spec.Template.Spec))
+	daemon := load(t, onlyContainer(t, daemonSet(t, mode).Spec.Template.Spec))
+	if !slices.Equal(cfg.IPAM, []string{modes[mode]}) {
+		t.Errorf("the operator works for %v", cfg.IPAM)
+	}
 	if cfg.ClusterName != daemon.ClusterName {
 		t.Errorf("the operator's cluster is %q, the daemons' is %q", cfg.ClusterName, daemon.ClusterName)
 	}

@@ -28,7 +28,12 @@ type Release struct {
 	Name      string         // "berth" if empty
 	Namespace string         // "kube-system" if empty
 	Values    map[string]any // over those of chart/values.yaml, by the same names
+	// Kubernetes is the cluster's version, newest if empty.
+	Kubernetes string
 }
+
+// newest is the version of Kubernetes that Berth is built with (go.mod).
+const newest = "v1.37.1"
 
 // The modes of the chart.
 const (
@@ -96,7 +101,13 @@ func (r Release) execute() (map[string]string, error) {
 	options := common.ReleaseOptions{
 		Name: cmp.Or(r.Name, "berth"), Namespace: cmp.Or(r.Namespace, "kube-system"), Revision: 1, IsInstall: true,
 	}
-	values, err := util.ToRenderValues(c, r.Values, options, common.DefaultCapabilities)
+	capabilities := common.DefaultCapabilities.Copy()
+	version, err := common.ParseKubeVersion(cmp.Or(r.Kubernetes, newest))
+	if err != nil {
+		return nil, fmt.Errorf("version of Kubernetes: %w", err)
+	}
+	capabilities.KubeVersion = *version
+	values, err := util.ToRenderValues(c, r.Values, options, capabilities)
 	if err != nil {
 		return nil, fmt.Errorf("values of the chart: %w", err)
 	}

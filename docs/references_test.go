@@ -60,9 +60,12 @@ func goFiles(t *testing.T, visit func(path string) error, dirs ...string) {
 // others are flags that documents name and that are of programs of others, and
 // those of Berth's programs that are for people and have no page of settings.
 var others = map[string]string{
-	"tags": "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
 	"multus-conf-file": "Multus",
-	"resources":        "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
+	"tags":             "aws", "format": "docker", "all": "skopeo", "server-side": "kubectl", "output": "aws",
+	"configure-cloud-routes": "cloud controllers", "allocate-node-cidrs": "kube-controller-manager",
+	"resources": "aws", "type": "kubectl", "field-selector": "kubectl", "replicas": "kubectl", "force-conflicts": "kubectl", "help": "all",
+	"previous": "kubectl", "filters": "aws",
+	"set": "helm", "values": "helm", "reuse-values": "helm", "reset-then-reuse-values": "helm", "take-ownership": "helm",
 }
 
 // variables of the environment that are no settings of a program.
@@ -108,7 +111,7 @@ func TestMetricsExist(t *testing.T) {
 			known[m[1]] = m[2]
 		}
 	}
-	named(t, `\b(berth_[a-z0-9_]*[a-z0-9])(\{[^}]*\})?`, 25, func(page string, m []string) {
+	named(t, `\b(berth_[a-z0-9_]*[a-z0-9])(\{[^}]*\})?`, 15, func(page string, m []string) {
 		labels, ok := known[m[1]]
 		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 			if base, cut := strings.CutSuffix(m[1], suffix); cut && !ok {

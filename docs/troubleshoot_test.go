@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/berthnet/berth/deploy"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/eni/plan"
 )
@@ -32,7 +33,7 @@ func readCode(t *testing.T) literals {
 			ast.Inspect(file, func(n ast.Node) bool { l.take(n, path); return true })
 		}
 		return err
-	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/daemon",
+	}, "../api/v1alpha1", "../internal/attachment", "../internal/berthd", "../internal/cloud", "../internal/cni", "../internal/config", "../internal/ctl/bundle", "../internal/daemon",
 		"../internal/datapath", "../internal/eni", "../internal/install", "../internal/operator", "../internal/source", "../internal/web")
 	return l
 }
@@ -160,8 +161,14 @@ func TestMessagesAreInTheCode(t *testing.T) {
 		code.WriteString(verbs.ReplaceAllString(s, "\x00"))
 		code.WriteByte('\n')
 	}
-	for _, file := range []string{"../deploy/chart/templates/admission/nodenetworks.yaml", "../deploy/chart/templates/admission/allowed.yaml", "../deploy/chart/files/crds/berth.dev_nodenetworks.yaml"} {
-		code.WriteString(strings.Join(strings.Fields(readPage(t, file)), " ")) // what the API server says for Berth
+	objects, err := deploy.Render(deploy.InMode(deploy.OperatorMode, "test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects { // what the API server says for Berth
+		for _, s := range texts(o.Object) {
+			code.WriteString(s + "\n")
+		}
 	}
 	quoted := 0
 	for _, line := range strings.Split(readPage(t, "troubleshoot.md"), "\n") {
@@ -180,6 +187,23 @@ func TestMessagesAreInTheCode(t *testing.T) {
 	if quoted < 50 {
 		t.Errorf("only %d messages were compared", quoted)
 	}
+}
+
+// texts are all strings in a value.
+func texts(v any) (out []string) {
+	switch v := v.(type) {
+	case string:
+		out = append(out, v)
+	case []any:
+		for _, e := range v {
+			out = append(out, texts(e)...)
+		}
+	case map[string]any:
+		for _, e := range v {
+			out = append(out, texts(e)...)
+		}
+	}
+	return out
 }
 
 // isMessage tells a sentence from a name, a flag or a command.

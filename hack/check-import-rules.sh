@@ -33,7 +33,12 @@ internal/berthd/b.go                k8s.io/client-go/rest               kubernet
 cmd/berth-operator/a.go             sigs.k8s.io/controller-runtime      -
 internal/operator/x/a.go            sigs.k8s.io/controller-runtime      -
 internal/kubeapi/a.go               k8s.io/client-go/rest               -
+internal/ctl/bundle/x/a.go          k8s.io/client-go/rest               -
+internal/ctl/x.go                   k8s.io/client-go/rest               kubernetes-clients
 internal/source/nodenetwork/a.go    k8s.io/client-go/rest               -
+internal/ctl/a.go                   k8s.io/client-go/rest               kubernetes-clients
+internal/ctl/cluster/a.go           k8s.io/client-go/rest               -
+internal/ctl/cluster/b.go           sigs.k8s.io/controller-runtime      kubectl-berth
 internal/source/pool/a.go           k8s.io/client-go/rest               -
 internal/lab/run/kube/a.go           k8s.io/client-go/rest               -
 internal/lab/run/node/a.go           k8s.io/client-go/rest               kubernetes-clients
@@ -51,6 +56,12 @@ cmd/berthd/a.go                     $berth/internal/lab                 lab
 cmd/vpclab/a.go                     $berth/internal/lab                 -
 cmd/berth/a.go                      github.com/vishvananda/netlink      plugin
 internal/cni/a.go                   $berth/internal/daemon              plugin
+deploy/a.go                         helm.sh/helm/v4/pkg/engine          -
+internal/lab/a.go                   helm.sh/helm/v4/pkg/engine          helm
+internal/lab/b.go                   $berth/deploy                       -
+internal/daemon/d.go                $berth/deploy                       chart
+internal/daemon/d_test.go           $berth/deploy                       -
+cmd/berthctl/a.go                   $berth/deploy                       chart
 internal/clock/a.go                 math/rand                           one-way
 internal/clock/b.go                 math/rand/v2                        -
 internal/clock/c.go                 log                                 one-way

@@ -50,6 +50,7 @@ packages() {
 		ip        iproute2
 		nc.openbsd   netcat-openbsd
 		timeout   coreutils
+		wget      wget
 	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler

@@ -36,6 +36,8 @@ export GOFLAGS='' GOEXPERIMENT='' GOAMD64=v1 GOARM64=v8.0 GOOS=linux CGO_ENABLED
 packer=$(GOOS='' hack/tool.sh images images)
 
 programs=dist/programs platforms=
+plugins=github.com/containernetworking/plugins
+plugins_version=$(go -C tools/cniplugins list -m -f '{{.Version}}' "$plugins")
 for arch in $archs; do
 	platforms+=${platforms:+,}linux/$arch
 	mkdir -p "$programs/$arch"
@@ -43,6 +45,12 @@ for arch in $archs; do
 		go build -trimpath -buildvcs=false -tags grpcnotrace \
 		-ldflags "-s -w -buildid= -X github.com/berthnet/berth/internal/version.Version=$version" \
 		-o "$programs/$arch/" ./cmd/berthd ./cmd/berth ./cmd/berthctl ./cmd/berth-operator
+	# The plugins that Berth chains, for nodes that have none.
+	mkdir -p "$programs/$arch/cni"
+	GOARCH=$arch hack/slowly.sh "Building the chained plugins for $arch" \
+		go -C tools/cniplugins build -trimpath -buildvcs=false \
+		-ldflags "-s -w -buildid= -X $plugins/pkg/utils/buildversion.BuildVersion=$plugins_version" \
+		-o "$PWD/$programs/$arch/cni/" "$plugins"/plugins/{main/loopback,meta/portmap,meta/bandwidth}
 done
 
 "$packer" -spec deploy/images.yaml -files "$programs" -out "$out" -platforms "$platforms" \

@@ -43,11 +43,11 @@ gather() {
 		ln -sf "$(hack/tool.sh kubee2e agnhost)" "$files/agnhost"
 		ln -sf "$(hack/tool.sh coredns coredns)" "$files/coredns"
 		ln -sfn "$(go -C tools/kubee2e list -m -f '{{.Dir}}' k8s.io/kubernetes)/test/images/agnhost/porter" "$files/agnhost-files"
-		host bash busybox curl dig getent ip nc.openbsd ss timeout
+		host bash busybox curl dig getent ip nc.openbsd ss timeout wget
 		;;
 	busybox | nginx)
 		hack/deps.sh lab-images
-		host busybox
+		host busybox wget
 		;;
 	*)
 		echo "hack/lab-images.sh: hack/lab-images.yaml has no image $1" >&2

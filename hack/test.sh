@@ -35,6 +35,14 @@ if [ -z "$all" ]; then
 	echo "No package of $patterns has tests." >&2
 	exit 1
 fi
+# Prometheus's own programs, for the tests of alerts.
+case $all in
+*/test/e2e/alerts*) prometheus="promexpr promtool prometheus" ;;
+*/deploy/monitoring*) prometheus="promexpr promtool" ;;
+*) prometheus= ;;
+esac
+for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
+
 # Those whose test program links the package that starts a control plane: a
 # dependency of PACKAGE.test is listed as PATH, or as PATH [PACKAGE.test].
 # shellcheck disable=SC2086

@@ -3,7 +3,7 @@
 # when this machine has not built that version before. The program is one that
 # the module pins with a tool line, or the module itself; NAME.test is the test
 # program of the package NAME of a tool line. A module's file "ldflags" holds
-# further flags of the linker.
+# further flags of the linker, a file "tags" build tags.
 #
 #   hack/tool.sh MODULE PROGRAM      (hack/tool.sh lint golangci-lint)
 #
@@ -17,8 +17,9 @@ module=$1 program=$2
 slow() {
 	case $1 in
 	lint | amazonvpccni | helm) echo ", which takes some minutes" ;;
-	coredns | multuscni) echo ", which takes one to two minutes" ;;
-	containerd) echo ", which takes about a minute" ;;
+	prometheus) echo ", which takes one to two minutes" ;;
+	coredns) echo ", which takes one to two minutes" ;;
+	containerd | multuscni) echo ", which takes about a minute" ;;
 	kubee2e) echo " (the tests of Kubernetes), which takes 3 to 6 minutes" ;;
 	kubebox) echo " (etcd and Kubernetes), which takes 6 to 12 minutes" ;;
 	esac
@@ -30,7 +31,7 @@ if package=$(cd "$dir" && go list tool 2>/dev/null | grep "/${program%.test}\$")
 	:
 elif [ "$module" = "$program" ]; then
 	package=.
-else
+elif ! package=$(cd "$dir" && go list tool | grep "/$program\$"); then
 	echo "hack/tool.sh: $dir/go.mod has no tool line for $program" >&2
 	exit 1
 fi
@@ -46,7 +47,7 @@ if [ ! -x "$binary" ]; then
 	[ "$program" = "${program%.test}" ] || build=(test -c)
 	ldflags="-s -w $(cat "$dir/ldflags" 2>/dev/null || true)"
 	CGO_ENABLED=0 "$root/hack/slowly.sh" "Building $program once for this version$(slow "$module")" \
-		go -C "$dir" "${build[@]}" -trimpath -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
+		go -C "$dir" "${build[@]}" -trimpath -tags="$(cat "$dir/tags" 2>/dev/null || true)" -ldflags="$ldflags" -o "$binary.$$" "$package" >&2
 	mv "$binary.$$" "$binary"
 fi
 echo "$binary"

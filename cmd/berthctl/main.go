@@ -1,4 +1,7 @@
 // Command berthctl shows a node's addresses to a person, and helps to plan them.
+// Under the name kubectl-berth, by which kubectl finds it as a plugin, it shows
+// the whole cluster; kubectl_complete-berth is how kubectl asks that for
+// completions (Kubernetes documentation, "Extend kubectl with plugins").
 package main
 
 import (
@@ -6,16 +9,50 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/berthnet/berth/internal/ctl"
+	"github.com/berthnet/berth/internal/ctl/cluster"
 )
+
+// called returns the command that the program is by the name it was called by,
+// what it is called in errors, and the arguments.
+func called(args []string) (cmd *cobra.Command, name string, rest []string) {
+	switch strings.TrimSuffix(filepath.Base(args[0]), ".exe") {
+	case "kubectl-berth":
+		return cluster.New(cluster.Options{}), "kubectl berth", args[1:]
+	case "kubectl_complete-berth":
+		return cluster.New(cluster.Options{}), "kubectl berth", append([]string{cobra.ShellCompRequestCmd}, args[1:]...)
+	default:
+		cmd := ctl.New()
+		cmd.AddCommand(reference())
+		return cmd, "berthctl", args[1:]
+	}
+}
+
+//go:generate sh -c "go run . kubectl-reference > ../../docs/reference/kubectl-berth.md"
+
+// reference prints the page of `kubectl berth`.
+func reference() *cobra.Command {
+	return &cobra.Command{
+		Use: "kubectl-reference", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cluster.WriteReference(cmd.OutOrStdout()) },
+	}
+}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := ctl.New().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "berthctl:", err)
-		os.Exit(1)
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
+	cmd, name, args := called(os.Args)
+	cmd.SetArgs(args)
+	code, tell := cluster.ExitCode(cmd.ExecuteContext(ctx))
+	if tell != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, tell)
 	}
+	os.Exit(code)
 }

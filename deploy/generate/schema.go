@@ -12,7 +12,7 @@ import (
 // What the chart sets by itself, from other values or as the mode needs it, is no
 // value below settings.
 var (
-	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "kubeconfig"}
+	ofDaemon   = []string{"node-name", "cluster-name", "ipam", "kubeconfig", "sysctl-dir"}
 	ofOperator = []string{"cluster-name", "ipam", "kubeconfig", "leader-election-namespace"}
 )
 

@@ -7,6 +7,7 @@
 //	nodemode.go    whose ENIs its own daemon manages
 //	operator.go    whose ENIs the operator manages
 //	routed.go      addresses of pools
+//	podevents.go   what Pods are told of their ADDs
 //	installer.go   the plugin and its configuration on the node
 package berthd
 
@@ -24,6 +25,8 @@ import (
 	"github.com/berthnet/berth/internal/config"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -75,10 +78,17 @@ func (n *node) ending(lock *daemon.Lock) {
 
 // serve opens what the node shows to others, waits for what it needs, and runs.
 func (n *node) serve(ctx context.Context, m mode) error {
-	if err := n.listen(); err != nil {
+	teller, err := n.podEvents()
+	if err != nil {
+		return err
+	}
+	if err := n.listen(teller); err != nil {
 		return err
 	}
 	defer n.front.Close()
+	if teller != nil {
+		defer background(ctx, teller.Run)()
+	}
 	instanceID, err := m.identify(ctx)
 	if err != nil {
 		return unlessEnded(ctx, err)
@@ -96,7 +106,7 @@ func (n *node) serve(ctx context.Context, m mode) error {
 }
 
 // listen opens the sockets and answers on them from now on.
-func (n *node) listen() error {
+func (n *node) listen(teller *podevents.Teller) error {
 	introspection, err := web.Listen("introspection-address", n.cfg.IntrospectionAddr)
 	if err != nil {
 		return err
@@ -109,11 +119,31 @@ func (n *node) listen() error {
 	if err != nil {
 		return err
 	}
-	n.front = daemon.NewFront(daemon.FrontOptions{
+	o := daemon.FrontOptions{
 		Plugin: plugin, Introspection: introspection, Monitoring: monitoring, Pprof: n.cfg.Pprof,
 		Socket: n.cfg.Socket, Metrics: n.metrics, Clock: n.clock, Log: n.log,
-	})
+		Settings: introspect.Settings{Version: version.String(), Settings: n.cfg.Effective, Unknown: n.cfg.Unknown},
+	}
+	if teller != nil {
+		o.Tell = teller.Tell
+	}
+	n.front = daemon.NewFront(o)
 	return nil
+}
+
+// background runs something until the function that it returns is called, which
+// waits for its end.
+func background(ctx context.Context, run func(context.Context)) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
 }
 
 // until repeats a step of the start until it works or ctx ends, and says
@@ -146,7 +176,7 @@ func unlessEnded(ctx context.Context, err error) error {
 
 // datapathConfig is what the data paths of all modes have.
 func (n *node) datapathConfig() datapath.Config {
-	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU}
+	return datapath.Config{BlockMetadata: n.cfg.BlocksMetadata(), MaxConnections: n.cfg.MaxConnections, MTU: n.cfg.MTU, Sysctls: n.cfg.SysctlDir}
 }
 
 // runDaemon puts the address source and the daemon together and runs them.

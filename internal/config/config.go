@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -19,6 +20,13 @@ const (
 	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
 	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
+)
+
+// The values of pod-events.
+const (
+	PodEventsAuto   = "auto" // wherever the Kubernetes API is used or in reach
+	PodEventsAlways = "always"
+	PodEventsNever  = "never"
 )
 
 // Config is every setting of berthd, parsed and checked.
@@ -81,7 +89,8 @@ type Config struct {
 	// Data path
 	ExternalSNAT     bool
 	ExcludeSNATCIDRs []netip.Prefix
-	MTU              int   // bytes; 0: the primary link's
+	MTU              int // bytes; 0: the primary link's
+	SysctlDir        string
 	BlockMetadata    *bool // nil: not set, see BlocksMetadata
 	MaxConnections   int   // of one pod; 0: no limit
 	MarkShift        int
@@ -96,6 +105,7 @@ type Config struct {
 	// Watching
 	IntrospectionAddr string
 	MetricsAddr       string
+	PodEvents         string // PodEventsAuto, PodEventsAlways or PodEventsNever
 	Pprof             bool
 	LogLevel          string
 	LogFormat         string
@@ -114,6 +124,8 @@ type Config struct {
 
 	// Unknown are environment variables that begin with BERTH_ and mean nothing.
 	Unknown []string
+	// Effective is every setting as it was given, or its default, for people.
+	Effective []introspect.Setting
 }
 
 // CiliumDialect tells whether the warm addresses are asked for in Cilium's
@@ -159,8 +171,8 @@ func (c *Config) BlocksMetadata() bool {
 func (c Config) Logger(w io.Writer) *slog.Logger { return newLogger(w, c.LogLevel, c.LogFormat) }
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (c *Config) finish(unknown []string) []error {
-	c.Unknown = unknown
+func (c *Config) finish(unknown []string, effective []introspect.Setting) []error {
+	c.Unknown, c.Effective = unknown, effective
 	c.IMDSEndpoint = imdsURL(c.IMDSEndpoint, c.IMDSMode)
 	if c.NodeName == "" {
 		c.NodeName, _ = os.Hostname()
@@ -176,7 +188,7 @@ func (c *Config) contradictions() []error {
 			"--warm-eni-target, --warm-ip-target, --minimum-ip-target and --warm-prefix-target cannot be mixed with --min-allocate, --pre-allocate, --max-above-watermark and --max-allocate: use one dialect"},
 		{len(c.Subnets) > 0 && len(c.SubnetTags) > 0, "--subnets and --subnet-tags exclude each other"},
 		{c.IPAM != IPAMENIOperator && c.AutoCreateNodeNetwork, "--auto-create-node-network needs --ipam=eni-operator: without it there is no NodeNetwork"},
-		{c.IPAM == IPAMENI && c.Kubeconfig != "", "--kubeconfig needs --ipam=eni-operator or --ipam=pool: node mode does not use the Kubernetes API"},
+		{c.IPAM == IPAMENI && c.Kubeconfig != "" && c.PodEvents == PodEventsNever, "--kubeconfig has no use with --ipam=eni and --pod-events=never: node mode uses the Kubernetes API for Events only"},
 		{len(c.SecurityGroups) > 0 && len(c.SecurityGroupTags) > 0, "--security-groups and --security-group-tags exclude each other"},
 		{c.IPAM == IPAMENI && len(c.SecurityGroupTags) > 0, "--security-group-tags needs --ipam=eni-operator: in node mode use --security-groups"},
 		{c.IPAM == IPAMENI && c.UsePrimaryAddress, "--use-primary-address needs --ipam=eni-operator"},

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/ipam"
 )
 
@@ -60,12 +61,14 @@ func TestDefaults(t *testing.T) {
 		MinAllocate: -1, PreAllocate: -1, MaxAboveWatermark: -1, MaxAllocate: -1, FirstInterfaceIndex: -1,
 		CoolingPeriod: 30 * time.Second, ShrinkDelay: time.Minute, ListingInterval: 5 * time.Minute, SettleTime: time.Minute, OrphanAge: 15 * time.Minute, OrphanInterval: 10 * time.Minute,
 		SubnetTags: map[string]string{}, SecurityGroupTags: map[string]string{}, DeleteOnTermination: true,
+		SysctlDir:      "/proc/sys",
 		BlockWatermark: 25, BlockReleaseDelay: 5 * time.Minute, BlockClaimInterval: 20 * time.Second, ExportTable: 119,
 		WarmWait: 45 * time.Second, DrainTimeout: 5 * time.Second, NetnsGrace: time.Minute, RepairInterval: time.Minute,
-		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", LogLevel: "info", LogFormat: "text",
+		IntrospectionAddr: "127.0.0.1:6666", MetricsAddr: "127.0.0.1:61678", PodEvents: PodEventsAuto, LogLevel: "info", LogFormat: "text",
 		CNIBinDir: "/opt/cni/bin", CNIConfDir: "/etc/cni/net.d", CNIConfName: "10-berth.conflist",
 		CNIVolatile: true, CNIVersion: "auto", CNINetwork: "berth", CNIChain: []string{"portmap", "bandwidth"},
 	}
+	c.Effective = nil // TestEffectiveSettings
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Error(diff)
 	}
@@ -226,7 +229,8 @@ func TestContradictions(t *testing.T) {
 		"--ipam=eni --use-primary-address":                                        "--use-primary-address needs --ipam=eni-operator",
 		"--introspection-address=127.0.0.1:7000 --metrics-address=127.0.0.1:7000": "are both 127.0.0.1:7000",
 		"--auto-create-node-network":                                              "needs --ipam=eni-operator",
-		"--kubeconfig=/k":                                                         "needs --ipam=eni-operator",
+		"--kubeconfig=/k --pod-events=never":                                      "node mode uses the Kubernetes API for Events only",
+		"--pod-events=maybe":                                                      "expected one of auto, always, never",
 		"--ipam=eni --auto-create-node-network":                                   "needs --ipam=eni-operator",
 		"--ipam=crd":                                                              "expected one of eni, eni-operator",
 		"--withdraw-on-exit":                                                      "--withdraw-on-exit needs --ipam=pool",
@@ -320,5 +324,29 @@ func TestPolicy(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// What every setting is, and where it came from, is told; passwords are not.
+func TestEffectiveSettings(t *testing.T) {
+	c, err := load(t, []string{"--warm-ip-target=3"}, []string{"BERTH_EC2_ENDPOINT=https://me:planted@ec2.local", "WARM_ENI_TARGET=2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Effective) != len(table(&Config{})) {
+		t.Errorf("%d settings are told", len(c.Effective))
+	}
+	got := map[string]introspect.Setting{}
+	for _, s := range c.Effective {
+		got[s.Name] = s
+	}
+	for _, want := range []introspect.Setting{
+		{Name: "warm-ip-target", Value: "3", From: "--warm-ip-target"}, {Name: "warm-eni-target", Value: "2", From: "environment variable WARM_ENI_TARGET"},
+		{Name: "ec2-endpoint", Value: "https://REDACTED@ec2.local", From: "environment variable BERTH_EC2_ENDPOINT"},
+		{Name: "warm-wait", Value: "45s", From: "default of --warm-wait"},
+	} {
+		if got[want.Name] != want {
+			t.Errorf("got %+v, want %+v", got[want.Name], want)
+		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/redact"
 )
 
 // Loader ties a program's table to a flag set and an environment.
@@ -16,7 +18,7 @@ type Loader[C any] struct {
 	config   *C // the table's rows write to it
 	settings []Setting
 	raw      map[string]*rawValue // by flag
-	finish   func(unknown []string) []error
+	finish   func(unknown []string, effective []introspect.Setting) []error
 }
 
 // rawValue keeps a flag's text for Load, so that all mistakes are found, not the first.
@@ -50,9 +52,9 @@ func NewLoader(flags *pflag.FlagSet) *Loader[Config] {
 }
 
 // newLoader registers a flag for every setting of a table that writes to c.
-// Finish is called when all are parsed, with the variables that mean nothing,
-// and returns what is wrong with them together.
-func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(unknown []string) []error) *Loader[C] {
+// Finish is called when all are parsed, with the variables that mean nothing and
+// with what every setting is, and returns what is wrong with them together.
+func newLoader[C any](flags *pflag.FlagSet, c *C, settings []Setting, finish func(unknown []string, effective []introspect.Setting) []error) *Loader[C] {
 	l := &Loader[C]{config: c, settings: settings, raw: map[string]*rawValue{}, finish: finish}
 	for _, s := range l.settings {
 		r := &rawValue{text: s.Default, bare: s.bare}
@@ -77,12 +79,15 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 	if err := ignoreEndpoints(env); err != nil {
 		problems = append(problems, err)
 	}
+	var effective []introspect.Setting
 	for _, s := range l.settings {
-		if name, err := l.apply(s, env); err != nil {
+		name, value, err := l.apply(s, env)
+		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))
 		}
+		effective = append(effective, introspect.Setting{Name: s.Flag, Value: redact.Text(value), From: name})
 	}
-	problems = append(problems, l.finish(unknown(l.settings, env))...)
+	problems = append(problems, l.finish(unknown(l.settings, env), effective)...)
 	if err := errors.Join(problems...); err != nil {
 		var none C
 		return none, fmt.Errorf("invalid settings:\n%w", err)
@@ -90,9 +95,9 @@ func (l *Loader[C]) Load(environ []string) (C, error) {
 	return *l.config, nil
 }
 
-// apply parses the text that wins and returns where it came from.
-func (l *Loader[C]) apply(s Setting, env map[string]string) (name string, err error) {
-	name, value := "default of --"+s.Flag, s.Default
+// apply parses the text that wins and returns it with where it came from.
+func (l *Loader[C]) apply(s Setting, env map[string]string) (name, value string, err error) {
+	name, value = "default of --"+s.Flag, s.Default
 	if r := l.raw[s.Flag]; r.set {
 		name, value = "--"+s.Flag, r.text
 	} else {
@@ -104,9 +109,9 @@ func (l *Loader[C]) apply(s Setting, env map[string]string) (name string, err er
 		}
 	}
 	if err := s.parse.store(value); err != nil {
-		return name, fmt.Errorf("%q: %w", value, err)
+		return name, value, fmt.Errorf("%q: %w", value, err)
 	}
-	return name, nil
+	return name, value, nil
 }
 
 // unknown lists variables that look like settings and are none: most likely

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/introspect"
 )
 
 // Operator is every setting of berth-operator, parsed and checked.
@@ -76,7 +77,7 @@ func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
 const inClusterNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (o *Operator) finish(unknown []string) []error {
+func (o *Operator) finish(unknown []string, _ []introspect.Setting) []error {
 	o.Unknown = unknown
 	o.IMDSEndpoint = imdsURL(o.IMDSEndpoint, o.IMDSMode)
 	if o.PodName == "" {

@@ -75,7 +75,7 @@ func nodeSettings(c *Config) []Setting {
 		{Flag: "auto-create-node-network", Default: "false", bare: true, parse: boolean(&c.AutoCreateNodeNetwork),
 			Doc: "With ipam=eni-operator, create the node's NodeNetwork object if there is none, from the settings under \"Warm addresses\" and \"ENIs\", and replace one of another instance. An object that is there stays as it is. Else the object is waited for."},
 		{Flag: "kubeconfig", parse: absolutePath(&c.Kubeconfig, true),
-			Doc: "With ipam=eni-operator and ipam=pool, the file that tells how to reach the Kubernetes API. Default: as any pod of the cluster does."},
+			Doc: "The file that tells how to reach the Kubernetes API, which ipam=eni uses for pod-events only. Default: as any pod of the cluster does."},
 	}
 }
 
@@ -163,6 +163,8 @@ func datapathSettings(c *Config) []Setting {
 			Doc: "Keep pods from the instance metadata service, and so from the node's EC2 credentials. Default: true in node mode (ipam=eni), else false."},
 		{Flag: "max-connections-per-pod", Default: "0", parse: integer(&c.MaxConnections, math.MaxInt32, 0),
 			Doc: "Most connections that a pod may have open by the node's connection tracking; 0: no limit of its own."},
+		{Flag: "sysctl-dir", Default: "/proc/sys", parse: absolutePath(&c.SysctlDir, false),
+			Doc: "Folder where the kernel's settings are written. A container that is not privileged has /proc/sys read-only; the chart mounts the node's net at another place."},
 		{Flag: "mark-shift", Default: "0", Unit: "bits", parse: integer(&c.MarkShift, 24, 0),
 			Doc: "Move the eight packet mark bits that Berth uses left, where another program uses the same ones."},
 	}
@@ -189,6 +191,8 @@ func watchingSettings(c *Config) []Setting {
 			Doc: "Where /ip-manager, /livez, /readyz and /startupz are served; a loopback address. Empty turns it off, and with it the probes of the manifests."},
 		{Flag: "metrics-address", Default: "127.0.0.1:61678", parse: checked(&c.MetricsAddr, orEmpty(hostPort)),
 			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+		{Flag: "pod-events", Default: PodEventsAuto, parse: oneOf(&c.PodEvents, PodEventsAuto, PodEventsAlways, PodEventsNever),
+			Doc: "Tell Pods by Events why their ADDs wait or fail. `auto`: always with ipam=eni-operator and ipam=pool; with ipam=eni, which needs the Kubernetes API for nothing else, if there is a kubeconfig or a service account. `always`: end if there is neither. `never`: tell them nothing."},
 		{Flag: "pprof", Default: "false", bare: true, parse: boolean(&c.Pprof),
 			Doc: "Serve /debug/pprof on the introspection address."},
 	}

@@ -3,15 +3,11 @@
 package ctl
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ctl/bundle"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -24,7 +20,7 @@ func New() *cobra.Command {
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newUninstall(), newVersion())
+	cmd.AddCommand(newIPManager(), newStatus(), newMaxPods(), newWarm(), newUninstall(), bundle.New(bundle.Options{}), newVersion())
 	return cmd
 }
 
@@ -61,61 +57,4 @@ func (f *format) Set(s string) error {
 func (f *format) register(cmd *cobra.Command) {
 	*f = table
 	cmd.Flags().VarP(f, "output", "o", "form of the output")
-}
-
-func writeJSON(w io.Writer, v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(w, printableJSON(string(text)))
-	return err
-}
-
-// grid is a table with aligned columns. The first row is its heading.
-type grid [][]string
-
-func (g *grid) add(cells ...string) { *g = append(*g, cells) }
-
-// write writes a grid that has rows, or else what to say of an empty one.
-func (g grid) write(w io.Writer, empty string) error {
-	if len(g) < 2 {
-		_, err := fmt.Fprintln(w, empty)
-		return err
-	}
-	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range g {
-		for i, cell := range row {
-			row[i] = orDash(printable(cell))
-		}
-		if _, err := fmt.Fprintln(tw, strings.Join(row, "\t")); err != nil {
-			return err
-		}
-	}
-	return tw.Flush()
-}
-
-// age is how long ago since was at the moment now: "5s", "3m", "2h10m", "4d".
-func age(since, now time.Time) string {
-	if since.IsZero() {
-		return ""
-	}
-	d := max(0, now.Sub(since))
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%dd", int(d.Hours())/24)
-}
-
-// count is a number of things: "1 pod", "2 pods".
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/introspect"
 )
 
@@ -39,7 +40,7 @@ func (n *node) document(ctx context.Context) (introspect.Document, error) {
 	case err != nil:
 		return doc, n.explain(err)
 	case code != http.StatusOK:
-		return doc, fmt.Errorf("berthd at %s: %s", n.address, printable(strings.TrimSpace(string(body))))
+		return doc, fmt.Errorf("berthd at %s: %s", n.address, view.Printable(strings.TrimSpace(string(body))))
 	}
 	if err := json.Unmarshal(body, &doc); err != nil {
 		return doc, fmt.Errorf("%s serves something else than berthd's %s: %w", n.address, introspect.Path, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/limits"
+	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -47,15 +48,15 @@ the primary one is a /28 of 16.`,
 				return err
 			}
 			if out == jsonFmt {
-				return writeJSON(cmd.OutOrStdout(), c)
+				return view.WriteJSON(cmd.OutOrStdout(), c)
 			}
-			p := &printer{w: cmd.OutOrStdout()}
-			p.printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d pods in the host's network\n",
+			p := &view.Printer{W: cmd.OutOrStdout()}
+			p.Printf("%s: %d pods\n%d ENIs × %d usable addresses = %d, and %d pods in the host's network\n",
 				c.InstanceType, c.MaxPods, c.ENIs, c.PerENI, c.Addresses, hostPods)
 			if c.MaxPods > kubernetesMax {
-				p.printf("Kubernetes recommends at most %d pods a node; EKS allows 250 from 30 vCPUs.\n", kubernetesMax)
+				p.Printf("Kubernetes recommends at most %d pods a node; EKS allows 250 from 30 vCPUs.\n", kubernetesMax)
 			}
-			return p.err
+			return p.Err
 		},
 	}
 	registerType(cmd, &instanceType)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/introspect"
 )
 
@@ -46,7 +47,7 @@ func newStatus() *cobra.Command {
 			}
 			s := nodeStatus{ready, reason, doc.Node, doc.InstanceID, doc.Totals, doc.ENIs, doc.Pools, doc.Blocks, doc.Conditions, doc.LastError}
 			if out == jsonFmt {
-				err = writeJSON(cmd.OutOrStdout(), s)
+				err = view.WriteJSON(cmd.OutOrStdout(), s)
 			} else {
 				err = writeStatus(cmd, s, doc)
 			}
@@ -74,18 +75,14 @@ func (n *node) readiness(cmd *cobra.Command) (ready bool, reason string, err err
 }
 
 func writeStatus(cmd *cobra.Command, s nodeStatus, doc introspect.Document) error {
-	p, from := &printer{w: cmd.OutOrStdout()}, supplyOf(doc)
+	p := &view.Printer{W: cmd.OutOrStdout()}
 	verdict := "ready"
 	if !s.Ready {
 		verdict = "NOT READY: " + s.Reason
 	}
-	p.printf("Node %s: %s\n%s\n", nodeName(doc, from), verdict, totals(doc, from))
-	from.status(p, doc)
-	g := grid{{"CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE"}}
-	for _, c := range s.Conditions {
-		g.add(c.Type, c.Status, age(c.Since, doc.Time), c.Reason, c.Message)
-	}
-	p.section("Conditions", g, "No condition is known.")
-	p.lastTrouble(doc, from)
-	return p.err
+	p.Printf("Node %s: %s\n%s\n", view.NodeName(doc), verdict, view.Totals(doc))
+	view.Supply(p, doc)
+	view.Conditions(p, s.Conditions, doc.Time)
+	view.LastTrouble(p, doc)
+	return p.Err
 }

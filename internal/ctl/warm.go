@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/ipam"
 )
@@ -69,7 +70,7 @@ environment variables.`,
 		n := nodeAtRest(l, policy, pods)
 		n.InstanceType = instanceType
 		if out == jsonFmt {
-			return writeJSON(cmd.OutOrStdout(), n)
+			return view.WriteJSON(cmd.OutOrStdout(), n)
 		}
 		return writeWarm(cmd, n)
 	}
@@ -91,18 +92,18 @@ func hideOthers(flags *pflag.FlagSet) {
 }
 
 func writeWarm(cmd *cobra.Command, n warmNode) error {
-	p := &printer{w: cmd.OutOrStdout()}
-	p.printf("%s with %s: %s with %d usable addresses, %d of them free; %d addresses of the subnet in all\n",
-		n.InstanceType, count(n.Pods+n.Waiting, "pod"), count(len(n.ENIs), "ENI"), n.Addresses, n.Addresses-n.Pods, n.SubnetIPs)
-	g := grid{{"INDEX", "ADDRESSES", "PREFIXES", "USED"}}
+	p := &view.Printer{W: cmd.OutOrStdout()}
+	p.Printf("%s with %s: %s with %d usable addresses, %d of them free; %d addresses of the subnet in all\n",
+		n.InstanceType, view.Count(n.Pods+n.Waiting, "pod"), view.Count(len(n.ENIs), "ENI"), n.Addresses, n.Addresses-n.Pods, n.SubnetIPs)
+	g := view.NewGrid("INDEX", "ADDRESSES", "PREFIXES", "USED")
 	for _, e := range n.ENIs {
-		g.add(strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used))
+		g.Add(strconv.Itoa(e.DeviceIndex), strconv.Itoa(e.Addresses), strconv.Itoa(e.Prefixes), strconv.Itoa(e.Used))
 	}
-	p.section("ENIs", g, "No ENI.")
+	p.Section("ENIs", g, "No ENI.")
 	if n.Waiting > 0 {
-		p.printf("\n! %s without an address: the instance type or a setting allows no more\n", count(n.Waiting, "pod"))
+		p.Printf("\n! %s without an address: the instance type or a setting allows no more\n", view.Count(n.Waiting, "pod"))
 	}
-	return p.err
+	return p.Err
 }
 
 // nodeAtRest lets pods come one by one to a node of unlimited subnets, and the

@@ -107,7 +107,7 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(deadline)-replyMargin)
 	}
-	wctx, end := d.waits.add(ctx, req.Key)
+	wctx, end := d.waits.add(ctx, req)
 	defer end()
 	wctx, cancel := context.WithTimeout(wctx, wait)
 	defer cancel()
@@ -126,7 +126,7 @@ func (d *Daemon) acquire(ctx context.Context, req source.Request) (attachment.Le
 		return lease, failf(types.ErrTryAgainLater, "deleted", "no address for the pod: %s", errDeleted)
 	}
 	if ex, ok := errors.AsType[*source.Exhausted](err); ok {
-		return lease, failf(types.ErrTryAgainLater, ex.Reason, "no address for the pod: %s", ex.Message)
+		return lease, &Failure{Code: types.ErrTryAgainLater, Reason: ex.Reason, Message: "no address for the pod: " + ex.Message, Err: ex}
 	}
 	return lease, failf(types.ErrTryAgainLater, "source", "no address for the pod: %s", err)
 }

@@ -26,6 +26,7 @@ import (
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
+	PodRules(ctx context.Context, uplink int, ipv6 bool) ([]string, error)
 	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)
@@ -90,7 +91,8 @@ type Daemon struct {
 	absent     absences
 	supply     *supply
 	writable   *writable
-	repairer   *repairer // nil without Upkeep
+	repairer   *repairer     // nil without Upkeep
+	views      chan struct{} // a token for each question about a pod at work
 
 	draining context.Context // ends when the daemon begins to end
 	drain    context.CancelCauseFunc
@@ -106,7 +108,8 @@ func New(o Options) *Daemon {
 	d := &Daemon{
 		Options:    o,
 		locks:      newKeyLocks(),
-		waits:      newWaits(),
+		waits:      newWaits(o.Clock),
+		views:      make(chan struct{}, podViews),
 		reaper:     newReaper(o.Kernel.ReapLinks, o.Clock, o.Log),
 		conditions: newConditions(o.Clock, o.Log),
 		absent:     absences{since: map[attachment.Key]time.Time{}},

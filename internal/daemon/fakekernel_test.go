@@ -78,6 +78,12 @@ func (k *fakeKernel) CheckPod(ctx context.Context, p datapath.Pod) error {
 	return nil
 }
 
+func (k *fakeKernel) PodRules(ctx context.Context, uplink int, _ bool) ([]string, error) {
+	err := k.enter(ctx, "PodRules")
+	defer k.mu.Unlock()
+	return []string{fmt.Sprintf("rules of uplink %d", uplink)}, err
+}
+
 func (k *fakeKernel) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {
 	err := k.enter(ctx, "DetachPod")
 	defer k.mu.Unlock()

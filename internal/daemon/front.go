@@ -20,6 +20,7 @@ import (
 	"github.com/berthnet/berth/internal/heartbeat"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/listener"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/web"
 )
@@ -30,10 +31,14 @@ type FrontOptions struct {
 	Introspection net.Listener // for /ip-manager, on a loopback address; optional
 	Monitoring    net.Listener // for metrics and probes; optional
 	Pprof         bool         // profiles on Introspection
-	Socket        string       // path of Plugin's socket, beside which the heartbeat is
-	Metrics       *Metrics
-	Clock         clock.Clock
-	Log           *slog.Logger
+	// Tell is told of ADDs that wait for long, fail, or work after all. It returns
+	// at once. Optional.
+	Tell     func(podevents.News)
+	Socket   string // path of Plugin's socket, beside which the heartbeat is
+	Settings introspect.Settings
+	Metrics  *Metrics
+	Clock    clock.Clock
+	Log      *slog.Logger
 }
 
 // Front answers the plugin and whoever watches from the program's first
@@ -153,12 +158,24 @@ func (f *Front) admitted() *Daemon {
 const startWait = 10 * time.Second
 
 // intercept is around every call: health checks pass, all else waits for the daemon.
+// An error becomes what the plugin understands.
 func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	defer atWork(ctx)()
 	verb := verbOf(info.FullMethod)
 	if verb == "" {
 		return handle(ctx, req)
 	}
+	told := f.follow(req)
+	reply, err := f.serve(ctx, verb, req, handle)
+	told.end(reply, err)
+	if err != nil {
+		return nil, failureOf(err).GRPCStatus().Err()
+	}
+	return reply, nil
+}
+
+// serve handles a call of the plugin, once there is a daemon to do so.
+func (f *Front) serve(ctx context.Context, verb string, req any, handle grpc.UnaryHandler) (any, error) {
 	if d := f.admitted(); d != nil {
 		return d.observe(ctx, verb, req, handle)
 	}
@@ -182,7 +199,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	case <-f.ready:
 		return f.daemon.observe(ctx, verb, req, handle)
 	case <-patience.Done():
-		return nil, failureOf(context.Cause(patience)).GRPCStatus().Err()
+		return nil, context.Cause(patience)
 	case <-f.Clock.After(wait):
 		return nil, f.starting(verb, wait)
 	}
@@ -192,7 +209,7 @@ func (f *Front) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 func (f *Front) starting(verb string, waited time.Duration) error {
 	e := failf(types.ErrTryAgainLater, "starting", "berthd is starting: %s", f.waitingFor())
 	f.Metrics.observeCall(verb, "failure", e.Reason, waited)
-	return e.GRPCStatus().Err()
+	return e
 }
 
 // statusWhileStarting does not fail within the restart of a node that could
@@ -201,7 +218,7 @@ func (f *Front) statusWhileStarting() (any, error) {
 	if heartbeat.Recent(f.Socket, f.Clock.Boot()) {
 		return &rpc.StatusReply{}, nil
 	}
-	return nil, failf(types.ErrPluginNotAvailable, "starting", "berthd is starting: %s", f.waitingFor()).GRPCStatus().Err()
+	return nil, failf(types.ErrPluginNotAvailable, "starting", "berthd is starting: %s", f.waitingFor())
 }
 
 // drain stops accepting calls and lets those at work end, for so long.
@@ -238,6 +255,14 @@ func (f *Front) introspectionHandler() http.Handler {
 	mux.HandleFunc("GET "+introspect.Path, func(w http.ResponseWriter, r *http.Request) {
 		if d := f.admitted(); d != nil {
 			d.serveDocument(w, r)
+			return
+		}
+		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
+	})
+	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, f.Settings) })
+	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
+		if d := f.admitted(); d != nil {
+			d.servePod(w, r)
 			return
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"os"
@@ -46,7 +45,10 @@ func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string,
 			"instance", known.InstanceID, "other", id.InstanceID, "file", path)
 		return known, nil
 	case err == nil:
-		return id, writeIdentity(path, savedIdentity{bootID, id})
+		if err := writeIdentity(path, savedIdentity{bootID, id}); err != nil { // as on a full disk
+			log.Warn("a start without the metadata service would not know who this node is", "err", err)
+		}
+		return id, nil
 	case isKnown && ctx.Err() == nil:
 		log.Warn("the metadata service does not answer, using the identity of an earlier start", "instance", known.InstanceID, "err", err)
 		return known, nil
@@ -60,14 +62,14 @@ func readIdentity(path, bootID string) (cloud.Identity, bool) {
 		return cloud.Identity{}, false
 	}
 	var saved savedIdentity
-	if json.Unmarshal(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
+	if statefile.Decode(data, &saved) != nil || saved.BootID != bootID || saved.Identity.InstanceID == "" {
 		return cloud.Identity{}, false
 	}
 	return saved.Identity, true
 }
 
 func writeIdentity(path string, saved savedIdentity) error {
-	data, err := json.Marshal(saved)
+	data, err := statefile.Encode(saved)
 	if err == nil {
 		err = statefile.Create(path+".new", data, 0o600)
 	}

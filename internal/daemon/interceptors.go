@@ -42,7 +42,7 @@ func (d *Daemon) observe(ctx context.Context, verb string, req any, handle grpc.
 		args = append(args, "container", a.GetAttachment().GetContainerId(), "interface", a.GetAttachment().GetIfName())
 	}
 	d.Log.Warn("call failed", args...)
-	return nil, f.GRPCStatus().Err()
+	return nil, f
 }
 
 // verbOf is the CNI verb of a gRPC method; empty for other services, which are

@@ -10,13 +10,14 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
+	"github.com/berthnet/berth/internal/version"
 )
 
 // document describes the node's addresses now (proposal for the Amazon VPC CNI, "Troubleshooting").
 func (d *Daemon) document() introspect.Document {
 	snap := d.Source.Snapshot()
 	doc := introspect.Document{
-		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Time: d.Clock.Now().UTC(),
+		InstanceID: d.Store.Node().InstanceID, Node: d.NodeName, IPAM: d.IPAM, Version: version.String(), Time: d.Clock.Now().UTC(),
 		Allocated: allocated(d.Store.Records()), Available: []introspect.Available{}, Cooling: []introspect.Cooling{},
 		ENIs: []introspect.ENI{}, Pools: []introspect.Pool{}, Blocks: []introspect.Block{},
 		Conditions: []introspect.Condition{}, LastError: snap.LastError,
@@ -85,9 +86,11 @@ func describeAddresses(doc *introspect.Document, addresses []source.AddressInfo,
 	slices.SortFunc(doc.Cooling, func(a, b introspect.Cooling) int { return a.Address.Compare(b.Address) })
 }
 
-func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) {
+func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) { writeJSON(w, d.document()) }
+
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(d.document()) // the reader went away
+	_ = enc.Encode(v) // the reader went away
 }

@@ -74,8 +74,8 @@ func AcquireLock(ctx context.Context, stateDir string, clk clock.Clock, log *slo
 		}
 	}
 	l := &Lock{f}
-	if err := l.write(""); err != nil {
-		return nil, errors.Join(fmt.Errorf("writing %s: %w", path, err), f.Close())
+	if err := l.write(""); err != nil { // as on a full disk: the kernel knows who has the lock
+		log.Warn("the lock file does not say who has the lock", "file", path, "err", err)
 	}
 	return l, nil
 }

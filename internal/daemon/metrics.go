@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/berthnet/berth/internal/metric"
+	"github.com/berthnet/berth/internal/podevents"
 	"github.com/berthnet/berth/internal/version"
 )
 
@@ -18,6 +19,7 @@ type Metrics struct {
 	requests *prometheus.CounterVec
 	add, del *prometheus.HistogramVec
 	repairs  *prometheus.CounterVec
+	events   *prometheus.CounterVec
 }
 
 // NewMetrics makes and registers them.
@@ -25,17 +27,22 @@ func NewMetrics() *Metrics {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
 		requests: famRequests.Counter(), add: famAdd.Histogram(metric.CallBuckets), del: famDel.Histogram(metric.CallBuckets),
-		repairs: famRepairs.Counter(),
+		repairs: famRepairs.Counter(), events: famPodEvents.Counter(),
 	}
 	build := famBuild.Gauge()
 	build.WithLabelValues(version.String()).Set(1)
-	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, build,
+	m.Registry.MustRegister(m.requests, m.add, m.del, m.repairs, m.events, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	for _, v := range []*prometheus.HistogramVec{m.add, m.del} {
 		v.WithLabelValues() // shown from the start, with a count of 0
 	}
 	m.repairs.WithLabelValues()
 	return m
+}
+
+// CountPodEvents counts what became of Events.
+func (m *Metrics) CountPodEvents(r podevents.Result, n int) {
+	m.events.WithLabelValues(string(r)).Add(float64(n))
 }
 
 // observeCall counts a call of the plugin, and the time that it took.

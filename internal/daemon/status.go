@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"encoding/json"
 	"log/slog"
 	"sync"
 
@@ -59,7 +58,7 @@ func (m *usableMark) set() {
 	if !first {
 		return
 	}
-	data, err := json.Marshal(m.file)
+	data, err := statefile.Encode(m.file)
 	if err == nil {
 		err = statefile.Create(m.path, data, 0o600)
 	}
@@ -72,7 +71,7 @@ func (m *usableMark) set() {
 func (m *usableMark) read() {
 	var f usableFile
 	data, err := statefile.Read(m.path)
-	if err == nil && json.Unmarshal(data, &f) == nil && f == m.file {
+	if err == nil && statefile.Decode(data, &f) == nil && f == m.file {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.usable = true

@@ -1,11 +1,17 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // errDeleted ends the wait of an ADD for whose attachment a DEL has come.
@@ -14,23 +20,50 @@ var errDeleted = errors.New("a DEL of the attachment came while its ADD waited f
 // waits lets a DEL end the wait for an address of the ADD that it follows,
 // which has the container's lock and would keep the DEL for as long as it waits.
 type waits struct {
-	mu   sync.Mutex                                 // guards both, memory only
-	adds map[attachment.Key]context.CancelCauseFunc // one a key, as the lock sees to
-	dels map[attachment.Key]int                     // DELs that want the container's lock
+	clock clock.Clock
+
+	mu   sync.Mutex                    // guards both, memory only
+	adds map[attachment.Key]waitingADD // one a key, as the lock sees to
+	dels map[attachment.Key]int        // DELs that want the container's lock
 }
 
-func newWaits() *waits {
-	return &waits{adds: map[attachment.Key]context.CancelCauseFunc{}, dels: map[attachment.Key]int{}}
+// waitingADD is an ADD that asks for an address.
+type waitingADD struct {
+	pod   attachment.Pod
+	since time.Time
+	end   context.CancelCauseFunc
+}
+
+func newWaits(clk clock.Clock) *waits {
+	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
+}
+
+// of are the ADDs of a pod that wait, oldest first.
+func (w *waits) of(namespace, name string) []introspect.Waiting {
+	out := []introspect.Waiting{}
+	w.mu.Lock()
+	for key, a := range w.adds {
+		if a.pod.Namespace == namespace && a.pod.Name == name {
+			out = append(out, introspect.Waiting{ContainerID: key.ContainerID, Interface: key.IfName, Since: a.since})
+		}
+	}
+	w.mu.Unlock()
+	slices.SortFunc(out, func(a, b introspect.Waiting) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ContainerID+a.Interface, b.ContainerID+b.Interface))
+	})
+	return out
 }
 
 // add returns a context for the wait of an ADD, which a DEL ends with
 // errDeleted: one that comes, or came while this ADD itself wanted the lock.
 // end must be called once.
-func (w *waits) add(ctx context.Context, key attachment.Key) (_ context.Context, end func()) {
+func (w *waits) add(ctx context.Context, req source.Request) (_ context.Context, end func()) {
+	key := req.Key
 	ctx, cancel := context.WithCancelCause(ctx)
+	since := w.clock.Now().UTC()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.adds[key] = cancel
+	w.adds[key] = waitingADD{req.Pod, since, cancel}
 	if w.dels[key] > 0 {
 		cancel(errDeleted)
 	}
@@ -47,8 +80,8 @@ func (w *waits) del(key attachment.Key) (end func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dels[key]++
-	if cancel := w.adds[key]; cancel != nil {
-		cancel(errDeleted)
+	if a, ok := w.adds[key]; ok {
+		a.end(errDeleted)
 	}
 	return func() {
 		w.mu.Lock()

@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/rpc"
 )
 
@@ -59,6 +61,28 @@ func TestRecordsThatCannotBeWritten(t *testing.T) {
 	mustDel(t, r, "before")
 }
 
+// A daemon starts on a full disk, as after a crash there: who has the lock and who the
+// node is are remembered for later only.
+func TestStartOnAFullDisk(t *testing.T) {
+	n := newNode(t, "10.0.0.5")
+	n.onSmallDisk()
+	must(t, n.fill())
+	lock, err := AcquireLock(t.Context(), n.dir, n.clock, slog.New(slog.DiscardHandler))
+	must(t, err)
+	defer func() { must(t, lock.Release()) }()
+	id, err := Identify(t.Context(), metadata{id: cloud.Identity{InstanceID: "i-1"}}, n.dir, "boot-1", slog.New(slog.DiscardHandler))
+	if err != nil || id.InstanceID != "i-1" {
+		t.Errorf("the node is %+v, %v", id, err)
+	}
+	l, err := Listen(filepath.Join(n.dir, "berthd.sock"))
+	must(t, err)
+	must(t, l.Close())
+	r := n.restart(nil)
+	if _, err := r.client.Status(within(t), &rpc.StatusRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+}
+
 // onSmallDisk gives the node's folder a file system of its own.
 func (n *node) onSmallDisk() {
 	n.t.Helper()
@@ -74,7 +98,7 @@ func (n *node) filler() string { return filepath.Join(n.dir, "filler") }
 
 // fill leaves no space on the small disk.
 func (n *node) fill() error {
-	if err := os.WriteFile(n.filler(), make([]byte, 64<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
+	if err := os.WriteFile(n.filler(), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("the folder is not full: %w", err)
 	}
 	return nil

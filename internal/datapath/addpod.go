@@ -38,7 +38,7 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 		return PodLinks{}, fmt.Errorf("add %s to pod: %w", pod.IfName, err)
 	}
 	defer n.podLinks.release(pod.HostIfName)
-	links, err := n.addPod(ctx, pod)
+	links, err := n.addPod(ctx, pod, s.config.Sysctls)
 	if err != nil {
 		if before == live {
 			n.podLinks.set(pod.HostIfName, unknown, 0)
@@ -49,8 +49,9 @@ func (n *Node) AddPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	return links, nil
 }
 
-// addPod is AddPod for a complete pod, with the turn of its link.
-func (k *kernel) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
+// addPod is AddPod for a complete pod, with the turn of its link. Sysctls are below
+// a folder, /proc/sys if empty.
+func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks, error) {
 	ns, err := k.openPodNetns(pod)
 	if err != nil {
 		return PodLinks{}, err
@@ -67,7 +68,7 @@ func (k *kernel) addPod(ctx context.Context, pod Pod) (PodLinks, error) {
 	// then send at once.
 	for _, step := range []func() error{
 		func() error { return k.raiseHostSide(pod, links) },
-		func() error { return wirePodSide(pod, links, ns, inPod) },
+		func() error { return wirePodSide(pod, links, ns, inPod, sysctls) },
 		func() error { return k.routeToPod(pod, links) },
 		func() error { return k.awaitQueue(ctx, pod, links.HostIndex) },
 	} {

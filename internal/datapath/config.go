@@ -21,6 +21,9 @@ type Config struct {
 	// MTU of pod links and secondary ENIs in bytes; 0 takes the primary link's or,
 	// where addresses are routed, the smallest of the links that packets leave by.
 	MTU int
+	// Sysctls is the folder of the kernel's settings; /proc/sys if empty. A container
+	// that is not privileged has that one read-only, and may have it elsewhere too.
+	Sysctls string
 }
 
 // Validate names the first field that cannot work.

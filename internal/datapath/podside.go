@@ -1,11 +1,13 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -15,12 +17,12 @@ import (
 // wirePodSide sets the pod's interface up: address, gateway on link with a
 // permanent neighbour, default route. Everything is put in place again without
 // harm when it is there already.
-func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Handle) error {
+func wirePodSide(pod Pod, links PodLinks, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	if err := inPod.LinkSetUp(linkRef(links.PodIndex)); err != nil {
 		return fmt.Errorf("set %s up in %s: %w", pod.IfName, pod.Netns, err)
 	}
 	for _, addr := range pod.Addrs() {
-		if err := addPodAddress(pod, links.PodIndex, addr, ns, inPod); err != nil {
+		if err := addPodAddress(pod, links.PodIndex, addr, ns, inPod, sysctls); err != nil {
 			return err
 		}
 		gw := gatewayFor(addr)
@@ -86,13 +88,14 @@ func routeBySource(def *netlink.Route, addr netip.Addr, inPod *netlink.Handle) e
 	return nil
 }
 
-func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle) error {
+func addPodAddress(pod Pod, index int, addr netip.Addr, ns netns.NsHandle, inPod *netlink.Handle, sysctls string) error {
 	add := func() error { return inPod.AddrReplace(linkRef(index), podAddress(addr)) }
 	err := add()
 	// Some runtimes make sandboxes with IPv6 switched off.
 	if errors.Is(err, unix.EACCES) && isIPv6(addr) {
 		if err = inNetns(ns, func() error {
-			return os.WriteFile("/proc/sys/net/ipv6/conf/"+pod.IfName+"/disable_ipv6", []byte("0"), 0)
+			file := filepath.Join(cmp.Or(sysctls, procSys), "net/ipv6/conf", pod.IfName, "disable_ipv6")
+			return os.WriteFile(file, []byte("0"), 0)
 		}); err == nil {
 			err = add()
 		}

@@ -188,7 +188,7 @@ func (n *Node) restorePod(ctx context.Context, p Pod, link LinkInfo, routes map[
 	if err != nil {
 		return "", err
 	}
-	links, err := n.addPod(ctx, p.complete(s.mtu))
+	links, err := n.addPod(ctx, p.complete(s.mtu), s.config.Sysctls)
 	if err != nil {
 		return "", err
 	}

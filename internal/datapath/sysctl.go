@@ -1,10 +1,16 @@
 package datapath
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 )
+
+// procSys is where the kernel has its settings. Those of net are of the network
+// namespace of the thread that looks, wherever the folder is mounted.
+const procSys = "/proc/sys"
 
 // sysctl is one kernel setting, by its path below /proc/sys with '/' between
 // the parts (interface names may contain dots).
@@ -54,11 +60,12 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 	return append(list, sysctl{path: of + "/accept_ra", value: "0"}, sysctl{path: of + "/accept_dad", value: "0"})
 }
 
-// setSysctls writes those that differ, in order, and reads each back.
-func (k *kernel) setSysctls(list []sysctl) (changed []string, err error) {
+// setSysctls writes those that differ below a folder, /proc/sys if empty, in
+// order, and reads each back.
+func (k *kernel) setSysctls(dir string, list []sysctl) (changed []string, err error) {
 	err = inNetns(k.ns, func() error {
 		for _, s := range list {
-			did, err := s.set()
+			did, err := s.set(dir)
 			if err != nil {
 				return err
 			}
@@ -71,8 +78,8 @@ func (k *kernel) setSysctls(list []sysctl) (changed []string, err error) {
 	return changed, err
 }
 
-func (s sysctl) set() (changed bool, err error) {
-	file := "/proc/sys/" + s.path
+func (s sysctl) set(dir string) (changed bool, err error) {
+	file := filepath.Join(cmp.Or(dir, procSys), s.path)
 	have, err := os.ReadFile(file)
 	if err != nil {
 		return false, fmt.Errorf("read sysctl %s: %w", s, err)

@@ -147,7 +147,9 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		return fail(err)
 	}
 	steps := []func() ([]string, error){
-		func() ([]string, error) { return n.setSysctls(uplinkSysctls(u, link.Attrs().Name, uplink.Primary)) },
+		func() ([]string, error) {
+			return n.setSysctls(s.config.Sysctls, uplinkSysctls(u, link.Attrs().Name, uplink.Primary))
+		},
 	}
 	if !uplink.Primary {
 		steps = append(steps,

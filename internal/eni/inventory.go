@@ -1,7 +1,6 @@
 package eni
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/statefile"
 )
 
 // Inventory is what the cloud has confirmed of a node: the ENIs whose
@@ -77,7 +77,7 @@ type Leave struct {
 // true: no instance, invalid addresses, the same address twice.
 func DecodeInventory(data []byte) (Inventory, error) {
 	var inv Inventory
-	if err := json.Unmarshal(data, &inv); err != nil {
+	if err := statefile.Decode(data, &inv); err != nil {
 		return Inventory{}, fmt.Errorf("inventory: %w", err)
 	}
 	if err := inv.validate(); err != nil {

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/berthnet/berth/internal/statefile"
@@ -37,13 +38,30 @@ func Path(socket string) string { return filepath.Join(filepath.Dir(socket), "he
 func Beat(socket string, boot time.Duration) error {
 	path := Path(socket)
 	tmp := path + ".new"
-	if err := statefile.Create(tmp, []byte(strconv.FormatInt(int64(boot), 10)+"\n"), 0o644); err != nil {
+	data := []byte(strconv.FormatInt(int64(boot), 10) + "\n")
+	err := statefile.Create(tmp, data, 0o644)
+	if errors.Is(err, syscall.ENOSPC) {
+		return errors.Join(os.Remove(tmp), overwrite(path, data))
+	}
+	if err != nil {
 		return fmt.Errorf("writing the heartbeat: %w", err)
 	}
 	if err := os.Rename(tmp, path); err != nil {
 		return fmt.Errorf("putting the heartbeat in place: %w", err)
 	}
 	return nil
+}
+
+// overwrite renews a heartbeat that is there, on a file system without space for
+// another: a few bytes, of which whoever reads them at this moment sees the old
+// ones or the new ones, of two moments that are seconds apart.
+func overwrite(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("writing the heartbeat, for which there is no space: %w", err)
+	}
+	_, err = f.WriteAt(data, 0)
+	return errors.Join(err, f.Truncate(int64(len(data))), f.Close())
 }
 
 // Stop removes the heartbeat: from now on the daemon is not restarting but

@@ -12,10 +12,11 @@ import (
 const retry = 100 * time.Millisecond
 
 // Run is the daemon's side: it renews the heartbeat of a socket while good
-// says so, removes it while not, and reports to failed what goes wrong. It
-// returns when ctx ends and then leaves the heartbeat, for a successor to take
+// says so, removes it while not, and reports to failed what goes wrong, once until
+// it works again. It returns when ctx ends and then leaves the heartbeat, for a successor to take
 // over.
 func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, failed func(error)) {
+	failing := false
 	for {
 		var err error
 		next := retry
@@ -25,9 +26,10 @@ func Run(ctx context.Context, socket string, clk clock.Clock, good func() bool, 
 		} else {
 			err = Stop(socket)
 		}
-		if err != nil {
+		if err != nil && !failing {
 			failed(err)
 		}
+		failing = err != nil
 		select {
 		case <-ctx.Done():
 			return

@@ -7,4 +7,5 @@
 //	client.go   the requests
 //	follow.go   lists and watches
 //	cluster.go  Kubernetes' own objects, for all parts of a daemon
+//	events.go   Events of Pods
 package kubeapi

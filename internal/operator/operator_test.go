@@ -45,16 +45,16 @@ func TestNodeGetsAddresses(t *testing.T) {
 		}
 	}
 	o.until(o.shows(map[string]string{
-		`berth_operator_eni_ips{type="available"}`:                                        "10",
-		`berth_operator_eni_ips{type="used"}`:                                             "0",
-		`berth_operator_eni_ips{type="needed"}`:                                           "0",
-		`berth_operator_eni_available`:                                                    "2",
-		`berth_operator_eni_nodes{category="total"}`:                                      "2",
-		`berth_operator_eni_nodes{category="in-deficit"}`:                                 "0",
-		`berth_operator_eni_nodes{category="at-capacity"}`:                                "0",
-		created(subnets["node-a"]):                                                        "1",
-		created(subnets["node-b"]):                                                        "1",
-		fmt.Sprintf(`berth_operator_eni_allocation_ops{subnet_id=%q}`, subnets["node-a"]): "1",
+		`berth_operator_eni_ips{type="available"}`:                                              "10",
+		`berth_operator_eni_ips{type="used"}`:                                                   "0",
+		`berth_operator_eni_ips{type="needed"}`:                                                 "0",
+		`berth_operator_eni_available`:                                                          "2",
+		`berth_operator_eni_nodes{category="total"}`:                                            "2",
+		`berth_operator_eni_nodes{category="in-deficit"}`:                                       "0",
+		`berth_operator_eni_nodes{category="at-capacity"}`:                                      "0",
+		created(subnets["node-a"]):                                                              "1",
+		created(subnets["node-b"]):                                                              "1",
+		fmt.Sprintf(`berth_operator_eni_allocation_ops_total{subnet_id=%q}`, subnets["node-a"]): "1",
 		`berth_operator_aws_api_duration_seconds_count{operation="CreateNetworkInterface",response_code="OK"}`: "2",
 		`leader_election_master_status{name="berth-operator"}`:                                                 "1",
 	}))
@@ -71,7 +71,7 @@ func TestNodeGetsAddresses(t *testing.T) {
 }
 
 func created(subnet string) string {
-	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops{status="success",subnet_id=%q}`, subnet)
+	return fmt.Sprintf(`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id=%q}`, subnet)
 }
 
 // checkFamilies holds /metrics against the page that documents it.

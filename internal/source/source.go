@@ -60,6 +60,9 @@ type Source interface {
 	// error is an *Exhausted that names the reason, and no waiter is left.
 	// Acquire for a key that already holds a lease returns that lease.
 	Acquire(ctx context.Context, req Request) (Lease, error)
+	// Why tells why the Acquire of key that waits has got nothing yet; nil when
+	// none waits.
+	Why(key attachment.Key) *Exhausted
 	// Release ends the hold of key: its addresses cool from now on. A key that
 	// holds nothing is no error.
 	Release(key attachment.Key)

@@ -4,6 +4,7 @@
 package statefile
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,6 +40,40 @@ func Read(path string) ([]byte, error) {
 	return data, err
 }
 
+// Version is the format of JSON files here. A file of another version is not read:
+// its reader does without it, as without a damaged one. Within a version fields are
+// only added, and a reader passes over those that it does not know, so that a
+// program reads what the ones before and after it wrote. A file without a version
+// is of the first, which had none at the beginning.
+const Version = 1
+
+// Encode writes an object as JSON with its version.
+func Encode(v any) ([]byte, error) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	rest, ok := bytes.CutPrefix(data, []byte("{\n"))
+	if !ok {
+		return nil, fmt.Errorf("%T: expected an object with fields", v)
+	}
+	return append(fmt.Appendf(nil, "{\n  \"version\": %d,\n", Version), rest...), nil
+}
+
+// Decode reads what Encode wrote.
+func Decode(data []byte, into any) error {
+	var v struct {
+		Version *int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &v); err != nil {
+		return err
+	}
+	if v.Version != nil && *v.Version != Version {
+		return fmt.Errorf("version is %d, expected %d", *v.Version, Version)
+	}
+	return json.Unmarshal(data, into)
+}
+
 // LoadJSON reads the value that a file of a folder has. It tells whether there is one.
 func LoadJSON(dir, name string, into any) (bool, error) {
 	data, err := Read(filepath.Join(dir, name))
@@ -46,7 +81,7 @@ func LoadJSON(dir, name string, into any) (bool, error) {
 		return false, nil
 	}
 	if err == nil {
-		err = json.Unmarshal(data, into)
+		err = Decode(data, into)
 	}
 	if err != nil {
 		return false, fmt.Errorf("read %s: %w", name, err)
@@ -58,7 +93,7 @@ func LoadJSON(dir, name string, into any) (bool, error) {
 // missing, and moves it there. Nothing is synced: the folder is meant to be on a
 // tmpfs, and to vanish with the kernel state.
 func ReplaceJSON(dir, name string, v any) error {
-	data, err := json.MarshalIndent(v, "", "  ")
+	data, err := Encode(v)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}

@@ -58,3 +58,30 @@ func TestCreateReplacesWhatIsThere(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 }
+
+// A file of another version is refused, one without a version is of the first, and
+// fields that are not known are passed over.
+func TestVersions(t *testing.T) {
+	type content struct {
+		A int `json:"a"`
+	}
+	data, err := Encode(content{7})
+	if err != nil || string(data) != "{\n  \"version\": 1,\n  \"a\": 7\n}" {
+		t.Errorf("%s, %v", data, err)
+	}
+	for text, says := range map[string]string{
+		string(data): "", `{"a":7}`: "", `{"version":1,"a":7,"later":{"b":[1]}}`: "",
+		`{"version":2,"a":7}`: "version is 2, expected 1", `{"version":0,"a":7}`: "version is 0", `{"version":"1","a":7}`: "cannot unmarshal", `{"a":`: "unexpected end",
+	} {
+		var c content
+		err := Decode([]byte(text), &c)
+		if says == "" && (err != nil || c.A != 7) || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: %+v, %v, want an error that says %q", text, c, err, says)
+		}
+	}
+	for _, v := range []any{content{}, 7, []int{}, nil, struct{}{}} {
+		if _, err := Encode(v); (err == nil) != (v == content{}) {
+			t.Errorf("%T: %v", v, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,7 @@ import (
 
 // Raise starts a lab with the programs under test. It is removed when the test
 // ends, after a look at the programs' logs for data races and panics. Dir,
-// BinDir and, with Nodes and InstanceType, Spec are filled in.
+// with Nodes and InstanceType, Spec are filled in, and BinDir if there is none.
 func Raise(t *testing.T, o lab.Options) *lab.Lab {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
@@ -43,7 +44,7 @@ func Start(ctx context.Context, o lab.Options) (*lab.Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Dir, o.BinDir = dir, BinDir
+	o.Dir, o.BinDir = dir, cmp.Or(o.BinDir, BinDir)
 	l, err := lab.Start(ctx, o)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("raise a lab: %w", err), os.RemoveAll(dir))

@@ -77,7 +77,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
 	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
 	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
-	f.StringVar(&o.record, "record", "", "folder to keep the results in, as MODE.json, of runs of all groups without -focus and -skip")
+	f.StringVar(&o.record, "record", "", "folder to keep the results of whole groups in, as MODE.json")
 	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
 	f.BoolVar(&o.keep, "keep", false, "leave the cluster that is raised as it is after a failure, until interrupted")
 	names := f.String("groups", "conformance,network,node", "groups of specs, separated by commas: conformance, network, node, short")
@@ -215,7 +215,7 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 		return err
 	}
 	if o.record != "" && o.choice.whole() && ctx.Err() == nil {
-		if err := r.write(filepath.Join(o.record, o.mode+".json")); err != nil {
+		if err := r.keep(o.record, o.choice.groups); err != nil {
 			return err
 		}
 	}
@@ -226,13 +226,16 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	if n := count(r.Specs, failed); n > 0 {
 		return fmt.Errorf("%d %w", n, errSpecsFailed)
 	}
+	if n := count(r.Specs, notRun); n > 0 {
+		return fmt.Errorf("%d specs were not run within %s", n, o.suite.limit)
+	}
 	return nil
 }
 
 // summarize prints how a run ended.
 func summarize(out io.Writer, r results, took time.Duration, folder string) {
 	fmt.Fprintf(out, "\nMode %s, Kubernetes %s, %s:\n", r.Mode, r.Kubernetes, took.Round(time.Second))
-	for _, outcome := range []string{passed, failed, notApplicable} {
+	for _, outcome := range []string{passed, failed, notRun, notApplicable} {
 		fmt.Fprintf(out, "  %4d %s\n", count(r.Specs, outcome), outcome)
 	}
 	for _, s := range r.Specs {

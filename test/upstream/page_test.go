@@ -20,8 +20,8 @@ func TestTable(t *testing.T) {
 	}
 	got := table(all)
 	for _, want := range []string{
-		"| `[sig-network]` that is `[Conformance]` | node | v1.37.1 | 1 | 0 | 0 |\n",
-		"| every other `[sig-network]` | node | v1.37.1 | 0 | 1 | 1 |\n",
+		"| `[sig-network]` that is `[Conformance]` | node | v1.37.1 | 1 | 0 | 0 | 0 |\n",
+		"| every other `[sig-network]` | node | v1.37.1 | 0 | 1 | 0 | 1 |\n",
 		"| b &lt;x\\|y> | node, pool | late |\n",
 		"| no cloud | c; d |\n",
 	} {

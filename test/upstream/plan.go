@@ -106,14 +106,9 @@ type choice struct {
 	focus, skip *regexp.Regexp
 }
 
-// whole tells whether nothing is left out.
+// whole tells whether it has whole groups.
 func (c choice) whole() bool {
-	for _, g := range groups {
-		if !slices.Contains(c.groups, g.name) {
-			return false
-		}
-	}
-	return c.focus == nil && c.skip == nil
+	return c.focus == nil && c.skip == nil && !slices.Contains(c.groups, "short")
 }
 
 // plan is what to do with the chosen specs.

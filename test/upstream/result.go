@@ -28,8 +28,7 @@ type results struct {
 	Specs      []result `json:"specs"`
 }
 
-// judge says what became of the specs of a plan, by the reports. A spec of which
-// there is no report failed: the tests ended before it.
+// judge says what became of the specs of a plan, by the reports.
 func judge(p plan, reports []specReport) []result {
 	byName := map[string]specReport{}
 	for _, r := range reports {
@@ -39,15 +38,14 @@ func judge(p plan, reports []specReport) []result {
 	}
 	out := slices.Clone(p.exclude)
 	for _, s := range p.run {
-		r, there := byName[s.name]
-		if !there {
-			r.State = "not run: the tests ended before it"
-		}
-		out = append(out, outcome(s, r))
+		out = append(out, outcome(s, byName[s.name]))
 	}
 	slices.SortFunc(out, func(a, b result) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
+
+// suiteTimeout begins what Ginkgo says of the specs that ran when its --timeout was over.
+const suiteTimeout = "A suite timeout occurred"
 
 // setUpFailed is why the tests failed before any spec, or nothing.
 func setUpFailed(reports []specReport) string {
@@ -67,6 +65,8 @@ func outcome(s spec, r specReport) result {
 		out.Outcome = passed
 	case r.State == "skipped" && message != "": // the spec itself said so
 		out.Outcome, out.Why, out.Seconds = notApplicable, message, 0
+	case r.State == "" || r.State == "skipped" || r.State == "interrupted" || strings.HasPrefix(message, suiteTimeout):
+		out.Outcome, out.Seconds = notRun, 0
 	case r.State == failed:
 		out.Why = message
 	case message != "": // panicked, timedout, interrupted, aborted
@@ -105,6 +105,24 @@ func (r results) write(file string) error {
 		return fmt.Errorf("write the results: %w", err)
 	}
 	return nil
+}
+
+// keep puts the results of whole groups into a folder, in place of the earlier ones
+// of these groups.
+func (r results) keep(folder string, groups []string) error {
+	before, err := readResults(folder, []string{r.Mode})
+	if err != nil {
+		return err
+	}
+	for _, b := range before {
+		for _, s := range b.Specs {
+			if !slices.Contains(groups, s.Group) && b.Kubernetes == r.Kubernetes {
+				r.Specs = append(r.Specs, s)
+			}
+		}
+	}
+	slices.SortFunc(r.Specs, func(a, b result) int { return cmp.Compare(a.Name, b.Name) })
+	return r.write(filepath.Join(folder, r.Mode+".json"))
 }
 
 // readResults reads the results of the modes of which a folder has any.

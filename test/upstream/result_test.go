@@ -12,6 +12,7 @@ const report = `[{"SpecReports": [
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "works", "State": "passed", "RunTime": 1234567890},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "fails", "State": "failed", "RunTime": 2000000000, "Failure": {"Message": "no answer\nfrom there"}},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "panics", "State": "panicked", "Failure": {"Message": "nil map"}},
+	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "was cut short", "State": "timedout", "RunTime": 2000000000, "Failure": {"Message": "A suite timeout occurred"}},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "needs a cloud", "State": "skipped", "Failure": {"Message": "only for gce"}},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "came too late", "State": "skipped"}
 ]}]`
@@ -22,19 +23,20 @@ func TestJudge(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := plan{exclude: []result{{Name: "[sig-network] DNS left out", Group: "network", Outcome: notApplicable, Why: "so"}}}
-	for _, leaf := range []string{"works", "fails", "panics", "needs a cloud", "came too late", "was never seen"} {
+	for _, leaf := range []string{"works", "fails", "panics", "needs a cloud", "came too late", "was cut short", "was never seen"} {
 		p.run = append(p.run, spec{"[sig-network] DNS " + leaf, []string{"sig-network"}})
 	}
 	of := func(leaf, outcome, why string, seconds float64) result {
 		return result{Name: "[sig-network] DNS " + leaf, Group: "network", Outcome: outcome, Why: why, Seconds: seconds}
 	}
 	want := []result{
-		of("came too late", failed, "skipped", 0),
+		of("came too late", notRun, "", 0),
 		of("fails", failed, "no answer", 2),
 		of("left out", notApplicable, "so", 0),
 		of("needs a cloud", notApplicable, "only for gce", 0),
 		of("panics", failed, "panicked: nil map", 0),
-		of("was never seen", failed, "not run: the tests ended before it", 0),
+		of("was cut short", notRun, "", 0),
+		of("was never seen", notRun, "", 0),
 		of("works", passed, "", 1.2),
 	}
 	if d := cmp.Diff(want, judge(p, reports)); d != "" {

@@ -21,6 +21,7 @@ func (s spec) has(label string) bool { return slices.Contains(s.labels, label) }
 const (
 	passed        = "passed"
 	failed        = "failed"
+	notRun        = "not run" // the tests ended before it
 	notApplicable = "not applicable"
 )
 

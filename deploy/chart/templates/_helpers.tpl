@@ -8,6 +8,22 @@
 {{- if hasKey (include "berth.mode" . | fromYaml) "operator" }}true{{ end -}}
 {{- end -}}
 
+{{/*
+Not empty where berthd uses the Kubernetes API: in node mode for Events of Pods only,
+unless it is told not to, and where a token says of which node it is.
+*/}}
+{{- define "berth.daemonUsesAPI" -}}
+{{- $tells := index .Values.daemon.settings "pod-events" | default "auto" -}}
+{{- if include "berth.hasOperator" . -}}
+true
+{{- else if eq $tells "never" -}}
+{{- else if semverCompare ">=1.32.0-0" .Capabilities.KubeVersion.Version -}}
+true
+{{- else if eq $tells "always" -}}
+{{- fail (printf "daemon.settings.pod-events: always needs Kubernetes 1.32 or later, whose tokens name the node of their pod, and this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Labels of an object; of a program's if a name is given: list ROOT [NAME]. */}}
 {{- define "berth.labels" -}}
 {{- $root := index . 0 -}}
@@ -40,12 +56,15 @@ the schema lets them say nothing of what makes the mode.
 {{- define "berth.settings" -}}
 {{- $root := index . 0 -}}{{- $program := index . 1 -}}
 {{- $mode := include "berth.mode" $root | fromYaml -}}
+{{- if not (semverCompare (printf ">=%s" $mode.kubernetes) $root.Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "mode %s needs Kubernetes %s or later, and this is %s" $root.Values.mode ($mode.kubernetes | trimSuffix ".0-0") $root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- $settings := deepCopy (index $root.Values $program).settings -}}
 {{- if $mode.ec2 -}}
 {{- $_ := set $settings "cluster-name" (required "clusterName is empty: name the cluster, as its IAM policy does; clusters that share a VPC need names that differ" $root.Values.clusterName) -}}
 {{- end -}}
 {{- if not (hasKey $settings "metrics-address") -}}
-{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" $root.Values.metrics.onNodeAddress) (index . 2)) -}}
+{{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" (eq (include "berth.onNodeAddress" $root) "true")) (index . 2)) -}}
 {{- end -}}
 {{- merge $settings (get $mode $program) | toYaml -}}
 {{- end -}}
@@ -97,13 +116,18 @@ variable, so it is an argument (berth.args).
 {{- with index . 1 }}
 {{ toYaml . }}
 {{- end }}
-{{- if $root.Values.metrics.onNodeAddress }}
+{{- if include "berth.onNodeAddress" $root }}
 - name: HOST_IP
   valueFrom: {fieldRef: {fieldPath: status.hostIP}}
 {{- end }}
 {{- with include "berth.apiServer" $root }}
 {{- . }}
 {{- end }}
+{{- end -}}
+
+{{/* Not empty where metrics are at the node's address: a PodMonitor reaches no other. */}}
+{{- define "berth.onNodeAddress" -}}
+{{- if or .Values.metrics.onNodeAddress .Values.monitoring.podMonitor.enabled }}true{{ end -}}
 {{- end -}}
 
 {{/* Where the API server is, if that is not left to the Service. */}}

@@ -15,8 +15,8 @@ import (
 // pods wait for addresses.
 var (
 	famIPs       = metric.New("berth_operator_eni_ips", "gauge", "Addresses of all nodes by type: used by pods (cooling ones included), available to pods (used ones included), or needed beyond those.", "type")
-	famAssigns   = metric.New("berth_operator_eni_allocation_ops", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
-	famCreations = metric.New("berth_operator_eni_interface_creation_ops", "counter", "Creations of ENIs by subnet and status: success, or the class of the error.", "subnet_id", "status")
+	famAssigns   = metric.New("berth_operator_eni_allocation_ops_total", "counter", "Allocations of addresses or prefixes on ENIs that were there, by subnet.", "subnet_id")
+	famCreations = metric.New("berth_operator_eni_interface_creation_ops_total", "counter", "Creations of ENIs by subnet and status: success, or the class of the error.", "subnet_id", "status")
 	famENIs      = metric.New("berth_operator_eni_available", "gauge", "ENIs with an address that no pod uses.")
 	famNodes     = metric.New("berth_operator_eni_nodes", "gauge", "Nodes by category: total, in-deficit (they need addresses), or at-capacity (they can have no more).", "category")
 	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")

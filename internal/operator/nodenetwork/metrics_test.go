@@ -37,9 +37,9 @@ func TestMetricsOfNodes(t *testing.T) {
 		subnets: func() []cloud.Subnet { return []cloud.Subnet{{ID: "subnet-a", Zone: "z", Free: 8}} },
 	}
 	harness.CheckMetrics(t, append(m.Collectors(), g), Families, map[string]string{
-		`berth_operator_eni_allocation_ops{subnet_id="subnet-a"}`:                                              "1",
-		`berth_operator_eni_interface_creation_ops{status="success",subnet_id="subnet-a"}`:                     "1",
-		`berth_operator_eni_interface_creation_ops{status="subnet-full",subnet_id="subnet-a"}`:                 "1",
+		`berth_operator_eni_allocation_ops_total{subnet_id="subnet-a"}`:                                        "1",
+		`berth_operator_eni_interface_creation_ops_total{status="success",subnet_id="subnet-a"}`:               "1",
+		`berth_operator_eni_interface_creation_ops_total{status="subnet-full",subnet_id="subnet-a"}`:           "1",
 		`berth_operator_eni_ips{type="used"}`:                                                                  "1",
 		`berth_operator_eni_ips{type="available"}`:                                                             "2",
 		`berth_operator_eni_ips{type="needed"}`:                                                                "3",

@@ -58,5 +58,5 @@ func (r *reconciled) Why(served bool) *source.Exhausted {
 	case st.Shortage != "":
 		return &source.Exhausted{Reason: st.Shortage, Message: "no address is free: " + st.Explanation}
 	}
-	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more and they have not arrived in time"}
+	return &source.Exhausted{Reason: Growing, Message: "no address is free yet: EC2 was asked for more, which has not arrived"}
 }

@@ -189,6 +189,16 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	return waiting.Desk{Lock: &s.mu, Held: s.held, Admit: s.wait, Why: s.why, Changed: s.supply.Kick}.Acquire(ctx, req)
 }
 
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiters.Find(key) == nil {
+		return nil
+	}
+	return s.whyNone()
+}
+
 // Release implements source.Source.
 func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()

@@ -26,9 +26,9 @@ func (s *supplier) Why(bool) *source.Exhausted {
 	}
 	if !s.reportedAt.IsZero() {
 		return &source.Exhausted{Reason: enisource.Growing, Message: fmt.Sprintf(
-			"no address is free yet: the operator was told %v ago and has not given more in time; is berth-operator running?", s.clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
+			"no address is free yet: the operator was told %v ago and has not given more; is berth-operator running?", s.clock.Now().Sub(s.reportedAt).Round(100*time.Millisecond))}
 	}
-	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more in time; is berth-operator running?"}
+	return &source.Exhausted{Reason: enisource.Growing, Message: "no address is free yet: the operator has not given more; is berth-operator running?"}
 }
 
 // LastError implements enisource.Supplier.

@@ -196,6 +196,16 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	}.Acquire(ctx, req)
 }
 
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.ledger.waiter(key); w != nil {
+		return s.ledger.whyWaits(w, s.clock.Now())
+	}
+	return nil
+}
+
 // Release implements source.Source.
 func (s *Source) Release(key attachment.Key) {
 	s.mu.Lock()

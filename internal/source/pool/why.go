@@ -12,9 +12,20 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/waiting"
 )
+
+// waiter is who waits for an address of an attachment, or nil.
+func (l *ledger) waiter(key attachment.Key) *waiting.Waiter {
+	for _, s := range l.pools {
+		if w := s.queue.Find(key); w != nil {
+			return w
+		}
+	}
+	return l.undecided.Find(key)
+}
 
 // whyWaits tells why a waiter got nothing.
 func (l *ledger) whyWaits(w *waiting.Waiter, now time.Time) *source.Exhausted {
@@ -79,7 +90,7 @@ func (l *ledger) whyNoBlock(s *poolState, none string, now time.Time) *source.Ex
 		}
 	}
 	if oldest != nil {
-		return exhausted("growing", "%sa block was asked for %v ago by BlockRequest %s and has not come in time; is berth-operator running?",
+		return exhausted("growing", "%sa block was asked for %v ago by BlockRequest %s and has not come; is berth-operator running?",
 			none, now.Sub(oldest.created).Round(100*time.Millisecond), oldest.name)
 	}
 	return exhausted("growing", "%sa block is about to be asked for", none)

@@ -37,6 +37,8 @@ type Source struct {
 	cancels int
 }
 
+const none = "the fake source has no free address"
+
 type cooled struct {
 	addr  netip.Addr
 	since time.Time
@@ -128,9 +130,19 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 			s.mu.Lock()
 			s.waiting = slices.DeleteFunc(s.waiting, func(w chan struct{}) bool { return w == changed })
 			s.mu.Unlock()
-			return source.Lease{}, &source.Exhausted{Reason: s.reason, Message: "the fake source has no free address", Err: ctx.Err()}
+			return source.Lease{}, &source.Exhausted{Reason: s.reason, Message: none, Err: ctx.Err()}
 		}
 	}
+}
+
+// Why implements source.Source.
+func (s *Source) Why(key attachment.Key) *source.Exhausted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, held := s.held[key]; held || len(s.waiting) == 0 {
+		return nil
+	}
+	return &source.Exhausted{Reason: s.reason, Message: none}
 }
 
 // try takes an address or joins those who wait; next fires when one has cooled.

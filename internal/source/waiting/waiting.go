@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"context"
 
+	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -56,6 +57,16 @@ func (q *Queue) All() []*Waiter {
 		out = append(out, e.Value.(*Waiter))
 	}
 	return out
+}
+
+// Find is the waiter of an attachment, or nil.
+func (q *Queue) Find(key attachment.Key) *Waiter {
+	for e := q.list.Front(); e != nil; e = e.Next() {
+		if w := e.Value.(*Waiter); w.Request.Key == key {
+			return w
+		}
+	}
+	return nil
 }
 
 // Answered delivers the answer.

@@ -1,4 +1,4 @@
-package ctl
+package view
 
 import (
 	"fmt"
@@ -19,8 +19,8 @@ type supply struct {
 	available columns[introspect.Available]
 	cooling   columns[introspect.Cooling]
 
-	besides func(*printer, introspect.Document) // in `ip-manager`, after the addresses
-	status  func(*printer, introspect.Document) // in `status`
+	besides func(*Printer, introspect.Document) // in `ip-manager`, after the addresses
+	status  func(*Printer, introspect.Document) // in `status`
 }
 
 // columns are some of a table's.
@@ -43,8 +43,8 @@ var ofENIs = supply{
 	allocated: columns[introspect.Allocated]{[]string{"ENI", "INDEX"}, func(a introspect.Allocated) []string { return []string{a.ENI, strconv.Itoa(a.DeviceIndex)} }},
 	available: columns[introspect.Available]{[]string{"ENI", "PREFIX"}, func(a introspect.Available) []string { return []string{a.ENI, text(a.Prefix)} }},
 	cooling:   columns[introspect.Cooling]{[]string{"ENI"}, func(c introspect.Cooling) []string { return []string{c.ENI} }},
-	besides:   func(*printer, introspect.Document) {},
-	status:    func(p *printer, doc introspect.Document) { p.section("ENIs", eniGrid(doc.ENIs), "No ENI is known.") },
+	besides:   func(*Printer, introspect.Document) {},
+	status:    func(p *Printer, doc introspect.Document) { p.Section("ENIs", eniGrid(doc.ENIs), "No ENI is known.") },
 }
 
 var ofPools = supply{
@@ -59,21 +59,21 @@ var ofPools = supply{
 
 var blockColumns = []string{"POOL", "BLOCK"}
 
-// nodeName names the node, and the instance if that is something else.
-func nodeName(doc introspect.Document, from supply) string {
-	if !from.instances && doc.InstanceID == doc.Node {
+// NodeName names the node, and the instance if that is something else.
+func NodeName(doc introspect.Document) string {
+	if from := supplyOf(doc); !from.instances && doc.InstanceID == doc.Node {
 		return orDash(doc.Node)
 	}
 	return fmt.Sprintf("%s (%s)", orDash(doc.Node), orDash(doc.InstanceID))
 }
 
-func poolsAndBlocks(p *printer, doc introspect.Document) {
-	p.section("Pools", poolGrid(doc.Pools), "No pod of this node uses a pool.")
-	p.section("Blocks", blockGrid(doc.Blocks), "This node has no block.")
+func poolsAndBlocks(p *Printer, doc introspect.Document) {
+	p.Section("Pools", poolGrid(doc.Pools), "No pod of this node uses a pool.")
+	p.Section("Blocks", blockGrid(doc.Blocks), "This node has no block.")
 }
 
-func poolGrid(pools []introspect.Pool) grid {
-	g := grid{{"POOL", "BLOCKS", "USED", "COOLING", "FREE", "WAITING", "REQUESTS"}}
+func poolGrid(pools []introspect.Pool) *Grid {
+	g := NewGrid("POOL", "BLOCKS", "USED", "COOLING", "FREE", "WAITING", "REQUESTS")
 	for _, p := range pools {
 		blocks := strconv.Itoa(p.Blocks)
 		if p.Draining > 0 {
@@ -83,32 +83,32 @@ func poolGrid(pools []introspect.Pool) grid {
 		if p.Failed != "" {
 			requests += " (" + p.Failed + ")"
 		}
-		g.add(p.Name, blocks, strconv.Itoa(p.Used), strconv.Itoa(p.Cooling), strconv.Itoa(p.Free), strconv.Itoa(p.Waiting), requests)
+		g.Add(p.Name, blocks, strconv.Itoa(p.Used), strconv.Itoa(p.Cooling), strconv.Itoa(p.Free), strconv.Itoa(p.Waiting), requests)
 	}
 	return g
 }
 
-func blockGrid(blocks []introspect.Block) grid {
-	g := grid{{"BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY"}}
+func blockGrid(blocks []introspect.Block) *Grid {
+	g := NewGrid("BLOCK", "POOL", "PREFIXES", "USED", "COOLING", "FREE", "READY")
 	for _, b := range blocks {
 		var prefixes []string
 		for _, p := range b.Prefixes {
 			prefixes = append(prefixes, p.String())
 		}
-		g.add(b.Name, b.Pool, strings.Join(prefixes, " "),
+		g.Add(b.Name, b.Pool, strings.Join(prefixes, " "),
 			strconv.Itoa(b.Used), strconv.Itoa(b.Cooling), strconv.Itoa(b.Free), yesOrWhy(b.Ready, b.Reason))
 	}
 	return g
 }
 
-func eniGrid(enis []introspect.ENI) grid {
-	g := grid{{"ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY"}}
+func eniGrid(enis []introspect.ENI) *Grid {
+	g := NewGrid("ENI", "INDEX", "PRIMARY", "SUBNET", "MAC", "USED", "CAPACITY", "PREFIXES", "READY")
 	for _, e := range enis {
 		primary := ""
 		if e.Primary {
 			primary = "yes"
 		}
-		g.add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
+		g.Add(e.ID, strconv.Itoa(e.DeviceIndex), primary, e.Subnet, e.MAC,
 			strconv.Itoa(e.Used), strconv.Itoa(e.Capacity), strconv.Itoa(e.Prefixes), yesOrWhy(e.Ready, e.Reason))
 	}
 	return g

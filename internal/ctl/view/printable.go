@@ -1,4 +1,4 @@
-package ctl
+package view
 
 import (
 	"fmt"
@@ -11,6 +11,9 @@ import (
 // control characters, which a terminal obeys, and those that reorder or hide
 // text. Names and messages come from pods, from EC2 and from other programs.
 func printable(s string) string { return escape(s, unicode.IsPrint) }
+
+// Printable is printable, for those who write errors.
+func Printable(s string) string { return printable(s) }
 
 // printableJSON does so for JSON text, which stays the same value: what is not
 // printable is in strings there, but for the ends of lines.

@@ -1,0 +1,90 @@
+package v1alpha1_test
+
+import (
+	"context"
+	"encoding/json"
+	"reflect"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+	"github.com/berthnet/berth/test/harness/samples"
+)
+
+// What is checked of an object: all but its metadata, of which Berth's are names.
+type (
+	storedNodeNetwork struct {
+		Spec   v1alpha1.NodeNetworkSpec   `json:"spec"`
+		Status v1alpha1.NodeNetworkStatus `json:"status"`
+	}
+	storedPool struct {
+		Spec   v1alpha1.AddressPoolSpec   `json:"spec"`
+		Status v1alpha1.AddressPoolStatus `json:"status"`
+	}
+	storedBlock struct {
+		PoolName, NodeName, IPv4, IPv6, RequestUID string
+		Index                                      int64
+		Status                                     v1alpha1.AddressBlockStatus `json:"status"`
+	}
+	storedRequest struct {
+		Spec   v1alpha1.BlockRequestSpec   `json:"spec"`
+		Status v1alpha1.BlockRequestStatus `json:"status"`
+	}
+)
+
+// TestStoredObjects: objects of every release are taken by today's definitions, whole,
+// and read and written by today's programs without a loss.
+func TestStoredObjects(t *testing.T) {
+	c := clean(t)
+	format := func(files string, what reflect.Type, into func() client.Object) samples.Format {
+		return samples.Format{Files: files, Type: what, Again: func(data []byte) ([]byte, error) {
+			if err := stored(t, c, data); err != nil {
+				return nil, err
+			}
+			o := into()
+			if err := json.Unmarshal(data, o); err != nil {
+				return nil, err
+			}
+			return json.Marshal(o)
+		}}
+	}
+	samples.Check(t,
+		format("nodenetwork-*.json", reflect.TypeFor[storedNodeNetwork](), func() client.Object { return &v1alpha1.NodeNetwork{} }),
+		format("addresspool*.json", reflect.TypeFor[storedPool](), func() client.Object { return &v1alpha1.AddressPool{} }),
+		format("addressblock*.json", reflect.TypeFor[storedBlock](), func() client.Object { return &v1alpha1.AddressBlock{} }),
+		format("blockrequest*.json", reflect.TypeFor[storedRequest](), func() client.Object { return &v1alpha1.BlockRequest{} }),
+	)
+}
+
+// stored puts a sample into the API server, as its writers did, and finds what the
+// definitions drop of it.
+func stored(t *testing.T, c client.Client, sample []byte) error {
+	o := &unstructured.Unstructured{}
+	if err := json.Unmarshal(sample, &o.Object); err != nil {
+		return err
+	}
+	made := o.DeepCopy()
+	if err := c.Create(t.Context(), made, client.FieldValidation(metav1.FieldValidationStrict)); err != nil {
+		return err
+	}
+	t.Cleanup(func() {
+		made.SetFinalizers(nil)
+		harness.OK(t, c.Update(context.Background(), made))
+		harness.OK(t, client.IgnoreNotFound(c.Delete(context.Background(), made)))
+	})
+	if status, has := o.Object["status"]; has {
+		made.Object["status"] = status
+		if err := c.Status().Update(t.Context(), made); err != nil {
+			return err
+		}
+	}
+	again, err := json.Marshal(made)
+	if err != nil {
+		return err
+	}
+	return samples.Within(sample, again)
+}

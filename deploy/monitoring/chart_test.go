@@ -1,0 +1,121 @@
+package monitoring
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/berthnet/berth/deploy"
+)
+
+// monitored is a release of a mode with all of monitoring.
+func monitored(t *testing.T, mode string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	r := deploy.InMode(mode, "test")
+	on := func() map[string]any {
+		return map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}
+	}
+	r.Values["monitoring"] = map[string]any{"podMonitor": on(), "rules": on(), "dashboard": on()}
+	objects, err := deploy.Render(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := map[string]*unstructured.Unstructured{}
+	for _, o := range objects {
+		byName[o.GetKind()+" "+o.GetName()] = o
+	}
+	return byName
+}
+
+// TestChartShipsRulesAndDashboard wants the files in the objects as they are, and
+// the labels by which others find the objects.
+func TestChartShipsRulesAndDashboard(t *testing.T) {
+	objects := monitored(t, deploy.NodeMode)
+	rules, board := objects["PrometheusRule berth"], objects["ConfigMap berth-dashboard"]
+	if rules == nil || board == nil {
+		t.Fatal("no PrometheusRule berth, or no ConfigMap berth-dashboard")
+	}
+	var want any
+	readYAML(t, rulesFile, &want)
+	if diff := cmp.Diff(want, rules.Object["spec"]); diff != "" {
+		t.Errorf("the PrometheusRule is not %s (-want +got):\n%s", rulesFile, diff)
+	}
+	text, _, _ := unstructured.NestedString(board.Object, "data", "berth.json")
+	var got dashboard
+	if err := json.Unmarshal([]byte(text), &got); err != nil || got.UID != "berth" {
+		t.Errorf("the ConfigMap's dashboard: UID %q, %v", got.UID, err)
+	}
+	if text != strings.TrimSpace(readFile(t, dashboardFile)) {
+		t.Errorf("the ConfigMap's dashboard is not %s", dashboardFile)
+	}
+	for _, o := range []*unstructured.Unstructured{rules, board, objects["PodMonitor berthd"]} {
+		if o == nil || o.GetLabels()["release"] != "prometheus" || o.GetLabels()["app.kubernetes.io/part-of"] != "berth" {
+			t.Errorf("labels of %v", o)
+		}
+	}
+	if board.GetLabels()["grafana_dashboard"] == "" {
+		t.Errorf("Grafana's sidecar does not find the dashboard: %v", board.GetLabels())
+	}
+}
+
+// TestPodMonitorsScrapeWhatListens compares ports, addresses and labels of the
+// PodMonitors with those of the pods.
+func TestPodMonitorsScrapeWhatListens(t *testing.T) {
+	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
+		t.Run(mode, func(t *testing.T) {
+			objects := monitored(t, mode)
+			scraped(t, objects["PodMonitor berthd"], objects["DaemonSet berthd"], "berthd", 61678)
+			if mode == deploy.NodeMode {
+				if objects["PodMonitor berth-operator"] != nil {
+					t.Error("a PodMonitor of an operator that there is not")
+				}
+				return
+			}
+			scraped(t, objects["PodMonitor berth-operator"], objects["Deployment berth-operator"], "berth-operator", 61680)
+		})
+	}
+}
+
+func scraped(t *testing.T, monitor, workload *unstructured.Unstructured, job string, port int64) {
+	t.Helper()
+	if monitor == nil || workload == nil {
+		t.Fatalf("no PodMonitor, or no pods of %s", job)
+	}
+	selector, _, _ := unstructured.NestedStringMap(monitor.Object, "spec", "selector", "matchLabels")
+	labels, _, _ := unstructured.NestedStringMap(workload.Object, "spec", "template", "metadata", "labels")
+	for k, v := range selector {
+		if labels[k] != v {
+			t.Errorf("the PodMonitor selects %s=%s, pods have %q", k, v, labels[k])
+		}
+	}
+	containers, _, _ := unstructured.NestedSlice(workload.Object, "spec", "template", "spec", "containers")
+	container, err := json.Marshal(containers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		fmt.Sprintf(`{"containerPort":%d,"hostPort":%d,"name":"metrics"}`, port, port),
+		fmt.Sprintf(`{"name":"BERTH_METRICS_ADDRESS","value":"[$(HOST_IP)]:%d"}`, port),
+	} {
+		if !strings.Contains(string(container), want) {
+			t.Errorf("the container lacks %s", want)
+		}
+	}
+	// A variable that another refers to comes before it.
+	if host := strings.Index(string(container), `"name":"HOST_IP"`); host < 0 || host > strings.Index(string(container), "BERTH_METRICS_ADDRESS") {
+		t.Error("HOST_IP does not come before BERTH_METRICS_ADDRESS")
+	}
+	endpoints, err := json.Marshal(monitor.Object["spec"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"port":"metrics"`, fmt.Sprintf(`{"replacement":%q,"targetLabel":"job"}`, job), `"targetLabel":"instance"`} {
+		if !strings.Contains(string(endpoints), want) {
+			t.Errorf("the PodMonitor lacks %s", want)
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package deploy_test
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/deploy"
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/kubeapi"
+	"github.com/berthnet/berth/internal/lab/run/kube"
+	"github.com/berthnet/berth/internal/podevents"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// writerOf writes Events with the token of berthd on a node.
+func writerOf(t *testing.T, node string) kubeapi.PodEvents {
+	t.Helper()
+	token, err := harness.ControlPlane.NodeToken(t.Context(), types.NamespacedName{Namespace: "kube-system", Name: "berthd"}, node)
+	harness.OK(t, err)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	harness.OK(t, kube.WriteKubeconfig(file, harness.ControlPlane.ConfigWithToken(token)))
+	w, err := kubeapi.NewPodEvents(file)
+	harness.OK(t, err)
+	return w
+}
+
+// podEvent is one that berthd of a node writes.
+func podEvent(node, name string) podevents.Event {
+	now := time.Now()
+	return podevents.Event{
+		Pod:  attachment.Pod{Namespace: "default", Name: "web-0", UID: "9a3c8f4e-0000-4000-8000-000000000001"},
+		Name: name, Instance: node, Warning: true, Reason: "WaitingForAddress", Action: "AssignAddress",
+		Note: "no address is free", First: now, Last: now, Count: 1,
+	}
+}
+
+// With the rights that a node's token has in each mode, and no others, Events are
+// written as `kubectl describe pod` finds them.
+func TestDaemonTellsPods(t *testing.T) {
+	for _, mode := range []string{deploy.NodeMode, deploy.OperatorMode, deploy.PoolMode} {
+		t.Run(mode, func(t *testing.T) {
+			harness.KubeClean(t)
+			bindRoles(t, mode, true)
+			ctx, admin, node := t.Context(), harness.KubeClient(t), account(t, "berthd", "node-1")
+			harness.Eventually(t, limit, "its role holds, and no other", func() error { return notBoundMore(t, node) })
+			w := writerOf(t, "node-1")
+			e := podEvent("node-1", "web-0.1")
+			harness.Eventually(t, limit, "an Event is written", func() error {
+				err := w.Create(ctx, e)
+				if apierrors.IsAlreadyExists(err) {
+					return nil
+				}
+				return err
+			})
+			e.Count, e.Last = 7, e.First.Add(time.Minute)
+			harness.OK(t, w.Repeat(ctx, e))
+
+			list := &corev1.EventList{}
+			harness.OK(t, admin.List(ctx, list, client.InNamespace("default"), client.MatchingFields{
+				"involvedObject.name": e.Pod.Name, "involvedObject.namespace": e.Pod.Namespace, "involvedObject.uid": e.Pod.UID,
+			}))
+			if len(list.Items) != 1 {
+				t.Fatalf("kubectl finds %d events", len(list.Items))
+			}
+			got := list.Items[0]
+			if got.Type != "Warning" || got.Reason != e.Reason || got.Message != e.Note || got.ReportingController != "berthd" || got.ReportingInstance != "node-1" ||
+				got.Series == nil || got.Series.Count != 7 || got.Series.LastObservedTime.Sub(got.EventTime.Time).Round(time.Second) != time.Minute {
+				t.Errorf("kubectl finds %+v", got)
+			}
+			for what, err := range map[string]error{
+				"read an event":          node.Get(ctx, client.ObjectKeyFromObject(&got), &eventsv1.Event{}),
+				"list events":            node.List(ctx, &eventsv1.EventList{}, client.InNamespace("default")),
+				"delete an event":        node.Delete(ctx, &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: got.Name}}),
+				"write an event of core": node.Create(ctx, &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "x"}}),
+				"read the pod":           node.Get(ctx, client.ObjectKey{Namespace: "default", Name: "web-0"}, &corev1.Pod{}),
+			} {
+				if !apierrors.IsForbidden(err) {
+					t.Errorf("%s: %v, want no right to it", what, err)
+				}
+			}
+		})
+	}
+}
+
+// Without Events, node mode has no token and no rights, and so it is on Kubernetes
+// whose tokens name no node. With an operator a daemon needs its token for other things.
+func TestNodeModeWithoutEvents(t *testing.T) {
+	for _, c := range []struct {
+		mode, setting, version string
+		token                  bool
+	}{
+		{deploy.NodeMode, "", "", true}, {deploy.NodeMode, "auto", "", true}, {deploy.NodeMode, "always", "v1.32.0", true},
+		{deploy.NodeMode, "never", "", false}, {deploy.NodeMode, "", "v1.31.4", false}, {deploy.PoolMode, "never", "", true},
+	} {
+		release := deploy.InMode(c.mode, "test")
+		release.Kubernetes = c.version
+		if c.setting != "" {
+			release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": c.setting}}
+		}
+		objects, err := deploy.Render(release)
+		harness.OK(t, err)
+		daemons, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
+		harness.OK(t, err)
+		account, err := deploy.Get[corev1.ServiceAccount](objects, "ServiceAccount", "berthd")
+		harness.OK(t, err)
+		pod := daemons.Spec.Template.Spec.AutomountServiceAccountToken
+		if mounted := pod == nil && account.AutomountServiceAccountToken == nil; mounted != c.token {
+			t.Errorf("%+v: token mounted: %v", c, mounted)
+		}
+		for _, kind := range []string{"ClusterRoleBinding", "ValidatingAdmissionPolicy"} {
+			if there := len(objects.Of(kind)) > 0; there != c.token {
+				t.Errorf("%+v: a %s: %v", c, kind, there)
+			}
+		}
+	}
+	release := deploy.InMode(deploy.NodeMode, "test")
+	release.Kubernetes = "v1.31.4"
+	release.Values["daemon"] = map[string]any{"settings": map[string]any{"pod-events": "always"}}
+	if _, err := deploy.Render(release); err == nil || !strings.Contains(err.Error(), "pod-events: always needs Kubernetes 1.32 or later") {
+		t.Errorf("Events on Kubernetes 1.31: %v", err)
+	}
+}
+
+// What the API server will never take is not tried again.
+func TestEventsThatAreNeverTaken(t *testing.T) {
+	applyEventPolicy(t)
+	w := writerOf(t, "node-1")
+	for what, change := range map[string]func(*podevents.Event){
+		"no such namespace":  func(e *podevents.Event) { e.Pod.Namespace = "nowhere" },
+		"no namespace":       func(e *podevents.Event) { e.Pod.Namespace = "" },
+		"a path for a name":  func(e *podevents.Event) { e.Pod.Name = "../../pods" },
+		"a path for a space": func(e *podevents.Event) { e.Pod.Namespace = "../../api" },
+		"a long note":        func(e *podevents.Event) { e.Note = strings.Repeat("x", 1025) },
+		"another's node":     func(e *podevents.Event) { e.Instance = "node-2" },
+		"another's reason":   func(e *podevents.Event) { e.Reason = "Killing" },
+	} {
+		e := podEvent("node-1", "web-0.2")
+		change(&e)
+		if err := w.Create(t.Context(), e); !errors.Is(err, podevents.ErrFinal) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := w.Repeat(t.Context(), podEvent("node-1", "gone.1")); !errors.Is(err, podevents.ErrFinal) {
+		t.Errorf("counting up an Event that is gone: %v", err)
+	}
+	defer harness.WithoutAPIServer(t)()
+	if err := w.Create(t.Context(), podEvent("node-1", "web-0.3")); err == nil || errors.Is(err, podevents.ErrFinal) {
+		t.Errorf("without an API server: %v", err)
+	}
+}
+
+// All reasons that berthd writes are ones that the policy knows, and a node's name
+// may be as long as Kubernetes has it.
+func TestPolicyKnowsTheReasons(t *testing.T) {
+	applyEventPolicy(t)
+	long := strings.Repeat("n", 63) + "." + strings.Repeat("o", 63) + "." + strings.Repeat("p", 63) + "." + strings.Repeat("q", 40)
+	w := writerOf(t, long)
+	for i, f := range podevents.Reasons() {
+		e := podEvent(long[:128], fmt.Sprint("web-0.", i))
+		e.Reason, e.Action = f, "SetUpNetwork"
+		harness.OK(t, w.Create(t.Context(), e))
+	}
+}
+
+// A token of a node speaks for no other node and no other program, and of Pods only.
+func TestDaemonTellsNothingElse(t *testing.T) {
+	applyEventPolicy(t)
+	admin, daemon := harness.KubeClient(t), account(t, "berthd", "node-1")
+	event := func(name string, change func(*eventsv1.Event)) *eventsv1.Event {
+		e := &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, EventTime: metav1.NowMicro(),
+			ReportingController: "berthd", ReportingInstance: "node-1", Action: "AssignAddress", Reason: "NoAddress", Type: "Warning", Note: "no",
+			Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0"},
+		}
+		change(e)
+		return e
+	}
+	const own, pods, reasons, bare = "may write events that it reports itself only", "may write events of Pods only", "may write events of the reasons", "without labels, annotations"
+	for why, changes := range map[string][]func(*eventsv1.Event){
+		own: {
+			func(e *eventsv1.Event) { e.ReportingInstance = "node-2" },
+			func(e *eventsv1.Event) { e.ReportingController = "kubelet" },
+		},
+		pods: {
+			func(e *eventsv1.Event) { e.Regarding.Kind = "ReplicaSet" },
+			func(e *eventsv1.Event) { e.Regarding.APIVersion = "apps/v1" },
+			func(e *eventsv1.Event) { e.Regarding.FieldPath = strings.Repeat("x", 300_000) },
+			func(e *eventsv1.Event) { e.Regarding.UID = types.UID(strings.Repeat("x", 300_000)) },
+			func(e *eventsv1.Event) { e.Related = &corev1.ObjectReference{Kind: "Node", Name: "node-1"} },
+		},
+		reasons: {func(e *eventsv1.Event) { e.Reason = "Evicted" }},
+		bare: {
+			func(e *eventsv1.Event) { e.Labels = map[string]string{"a": "b"} },
+			func(e *eventsv1.Event) { e.Finalizers = []string{"berth.dev/never"} },
+		},
+	} {
+		for _, change := range changes {
+			forbidden(t, daemon.Create(t.Context(), event("a", change), client.DryRunAll), why)
+		}
+	}
+	for what, add := range hoards {
+		e := event("a", func(e *eventsv1.Event) { add(e) })
+		for i := range e.ManagedFields {
+			e.ManagedFields[i].APIVersion = "events.k8s.io/v1"
+		}
+		if err := byPolicy(daemon.Create(t.Context(), e, client.DryRunAll)); err != nil {
+			t.Logf("%+v", e.ManagedFields)
+			t.Errorf("made with %s: %v", what, err)
+		}
+	}
+	forbidden(t, account(t, "berthd", "").Create(t.Context(), event("a", func(*eventsv1.Event) {})), "this token names no node")
+	others := event("others", func(e *eventsv1.Event) { e.ReportingController, e.ReportingInstance = "kubelet", "node-1" })
+	harness.OK(t, admin.Create(t.Context(), others))
+	counted := client.RawPatch(types.MergePatchType, []byte(`{"series":{"count":2,"lastObservedTime":"2030-01-01T00:00:00.000000Z"}}`))
+	forbidden(t, daemon.Patch(t.Context(), others, counted), own)
+	mine := event("mine", func(*eventsv1.Event) {})
+	harness.OK(t, daemon.Create(t.Context(), mine))
+	harness.OK(t, daemon.Patch(t.Context(), mine, counted))
+	large := managed(1, 300_000)
+	large[0].APIVersion = "events.k8s.io/v1"
+	if err := byPolicy(daemon.Patch(t.Context(), mine, managedPatch(t, large))); err != nil {
+		t.Errorf("large managed fields: %v", err)
+	}
+	forbidden(t, account(t, "berthd", "node-2").Patch(t.Context(), mine, counted), own)
+}
+
+// applyEventPolicy begins a test with the policies of node mode, where roles refuse
+// nothing.
+func applyEventPolicy(t *testing.T) {
+	t.Helper()
+	harness.KubeClean(t)
+	applyPoliciesOf(t, deploy.NodeMode)
+	loose := account(t, "berthd", "")
+	untilRefused(t, map[string]func() error{"the daemon's Events": func() error {
+		return loose.Create(t.Context(), &eventsv1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probe"}, EventTime: metav1.NowMicro(), ReportingController: "berthd", ReportingInstance: "node-1",
+			Action: "AssignAddress", Reason: "NoAddress", Type: "Normal", Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "a"},
+		}, client.DryRunAll)
+	}})
+}

@@ -1,0 +1,206 @@
+// Package archive writes a support bundle: one tar.gz, of which each file is written
+// as soon as it is known, without secrets and no larger than it may be. Its last two
+// files say what is in it (index.json) and what could not be read (errors.txt).
+//
+//	archive.go  the archive
+//	part.go     what is collected, each with a deadline
+//	content.go  a file's content, bounded
+//	copy.go     another bundle's files
+//	output.go   a file on disk that is there as a whole or not at all
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/redact"
+	"github.com/berthnet/berth/internal/version"
+)
+
+// Format is the version of what index.json has.
+const Format = 1
+
+// The names of the last files.
+const (
+	IndexFile  = "index.json"
+	ErrorsFile = "errors.txt"
+)
+
+// Limits bound what a bundle takes, in bytes before compression.
+type Limits struct {
+	File  int64 // a file; of logs the newest lines are kept, of others the beginning
+	Total int64 // all of it; what does not fit is left out, and told
+}
+
+// Index says what is in a bundle.
+type Index struct {
+	Format  int       `json:"format"`
+	Version string    `json:"version"` // of the program that made it
+	Scope   string    `json:"scope"`   // what it is of
+	Begun   time.Time `json:"begun"`
+	Ended   time.Time `json:"ended"`
+	Files   []File    `json:"files"`
+	Errors  []Error   `json:"errors"`
+}
+
+// File is one of the bundle's.
+type File struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"` // bytes
+	Cut  bool   `json:"cut,omitempty"`
+	From string `json:"from"` // the part that it comes with
+}
+
+// Error is something that could not be read.
+type Error struct {
+	Part  string `json:"part"`
+	Error string `json:"error"`
+}
+
+// Archive is a bundle that is being written. Its methods may be called concurrently.
+type Archive struct {
+	root   string // the folder that all is in
+	limits Limits
+	now    func() time.Time
+
+	mu    sync.Mutex // guards all below, also while a file is written
+	gz    *gzip.Writer
+	tar   *tar.Writer
+	index Index
+	names map[string]bool
+	total int64
+	err   error // of the output; nothing is written any more
+}
+
+// New begins a bundle. Root names the folder that everything in it is in.
+func New(w io.Writer, root, scope string, limits Limits, now func() time.Time) *Archive {
+	gz := gzip.NewWriter(w)
+	return &Archive{
+		root: root, limits: limits, now: now, gz: gz, tar: tar.NewWriter(gz), names: map[string]bool{},
+		index: Index{Format: Format, Version: version.String(), Scope: scope, Begun: now().UTC(), Files: []File{}, Errors: []Error{}},
+	}
+}
+
+var errFull = errors.New("left out, as the bundle is as large as it may be: see --max-size")
+
+// Add writes a file, whose content has no secrets. The error is of the output, or
+// that the bundle is full.
+func (a *Archive) add(from, name string, content []byte, cut bool) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err != nil {
+		return a.err
+	}
+	name = a.free(clean(name))
+	if a.total+int64(len(content)) > a.limits.Total {
+		return fmt.Errorf("%s: %w", name, errFull)
+	}
+	if err := a.write(name, content); err != nil {
+		return err
+	}
+	a.total += int64(len(content))
+	a.index.Files = append(a.index.Files, File{Name: name, Size: int64(len(content)), Cut: cut, From: from})
+	return nil
+}
+
+// write writes a file whatever the limits. a.mu is held.
+func (a *Archive) write(name string, content []byte) error {
+	err := a.tar.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: path.Join(a.root, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.now().UTC().Truncate(time.Second), Format: tar.FormatPAX,
+	})
+	if err == nil {
+		_, err = a.tar.Write(content)
+	}
+	if err != nil {
+		a.err = fmt.Errorf("write the bundle: %w", err)
+	}
+	return a.err
+}
+
+// Failed notes what a part could not read.
+func (a *Archive) Failed(part string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.index.Errors = append(a.index.Errors, Error{part, redact.Text(err.Error())})
+}
+
+// Full tells whether the output can take no more.
+func (a *Archive) broken() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// Close writes the index and ends the archive. The output stays open.
+func (a *Archive) Close() (Index, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.index.Ended = a.now().UTC()
+	slices.SortStableFunc(a.index.Errors, func(x, y Error) int { return strings.Compare(x.Part, y.Part) })
+	index, err := json.MarshalIndent(a.index, "", "  ")
+	if a.err != nil {
+		err = a.err
+	}
+	if err == nil {
+		err = a.write(ErrorsFile, a.errorsText())
+	}
+	if err == nil {
+		err = a.write(IndexFile, append(index, '\n'))
+	}
+	if err == nil {
+		err = errors.Join(a.tar.Close(), a.gz.Close())
+	}
+	return a.index, err
+}
+
+func (a *Archive) errorsText() []byte {
+	if len(a.index.Errors) == 0 {
+		return []byte("Everything could be read.\n")
+	}
+	var b bytes.Buffer
+	for _, e := range a.index.Errors {
+		fmt.Fprintf(&b, "%s: %s\n", e.Part, e.Error)
+	}
+	return b.Bytes()
+}
+
+// free is the name, or one like it that no file has. a.mu is held.
+func (a *Archive) free(name string) string {
+	out := name
+	for i := 2; a.names[out] || out == IndexFile || out == ErrorsFile; i++ {
+		out = fmt.Sprintf("%s.%d", name, i)
+	}
+	a.names[out] = true
+	return out
+}
+
+// clean is a relative name of usual characters, whoever chose it.
+func clean(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || strings.ContainsRune(`\:*?"<>|`, r) {
+			return '_'
+		}
+		return r
+	}, name)
+	parts := strings.FieldsFunc(name, func(r rune) bool { return r == '/' })
+	for i, p := range parts {
+		if strings.Trim(p, ".") == "" {
+			p = "_"
+		}
+		parts[i] = p[:min(len(p), 200)]
+	}
+	if len(parts) == 0 {
+		return "_"
+	}
+	return strings.Join(parts, "/")
+}

@@ -1,0 +1,82 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+)
+
+// maxFiles is how many files another bundle may bring.
+const maxFiles = 10000
+
+// Copy adds the files of another bundle below a folder, and what it could not read.
+// It comes from elsewhere: its names are cleaned, its files bounded, and secrets that it
+// has are taken out again.
+func (s *Sink) Copy(folder string, r io.Reader) error {
+	gz, err := gzip.NewReader(r)
+	if err != nil {
+		return fmt.Errorf("the node's bundle: %w", err)
+	}
+	in := tar.NewReader(gz)
+	complete := false
+	for n := 0; ; n++ {
+		h, err := in.Next()
+		switch {
+		case errors.Is(err, io.EOF) && !complete:
+			return errors.New("the node's bundle ends early")
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("the node's bundle: %w", err)
+		case n >= maxFiles:
+			return fmt.Errorf("the node's bundle has more than %d files", maxFiles)
+		case h.Typeflag != tar.TypeReg:
+			continue
+		}
+		name := withoutRoot(h.Name)
+		if name == ErrorsFile { // is in the index too
+			continue
+		}
+		// Its own mark of what is cut may make a file longer than it may be.
+		content, cut, err := read(&head{most: s.most + int64(len(cutHere)) + 1}, in)
+		if err != nil {
+			return fmt.Errorf("the node's bundle: %s: %w", name, err)
+		}
+		if name == IndexFile {
+			complete = true
+			s.takeOver(folder, content)
+		}
+		if err := s.add(path.Join(folder, name), content, cut); err != nil {
+			return err
+		}
+	}
+}
+
+// takeOver notes what a bundle says that it could not read.
+func (s *Sink) takeOver(folder string, data []byte) {
+	var index Index
+	if err := json.Unmarshal(data, &index); err != nil {
+		s.Failed(folder, fmt.Errorf("%s: %w", IndexFile, err))
+		return
+	}
+	for _, e := range index.Errors[:min(len(index.Errors), maxFiles)] {
+		s.Failed(e.Part, errors.New(e.Error))
+	}
+}
+
+func withoutRoot(name string) string {
+	name = clean(name)
+	if _, rest, ok := strings.Cut(name, "/"); ok {
+		return rest
+	}
+	return name
+}
+
+// Bytes is Text of what is in memory.
+func (s *Sink) Bytes(name string, data []byte) error { return s.Text(name, bytes.NewReader(data)) }

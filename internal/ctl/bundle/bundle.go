@@ -1,0 +1,271 @@
+// Package bundle is `berthctl support-bundle`: all that somebody needs who helps with a
+// node or a cluster, in one archive without secrets.
+//
+//	bundle.go   the command
+//	flags.go    sizes
+//	archive     the archive: limits, deadlines, what could not be read
+//	local       what there is on a node
+//	cluster     what there is in a cluster, and how its nodes are reached
+package bundle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/ctl/bundle/cluster"
+	"github.com/berthnet/berth/internal/ctl/bundle/local"
+	"github.com/berthnet/berth/internal/ctl/connect"
+)
+
+const (
+	long = `Collect logs, settings, metrics, addresses, the kernel's network state, CNI
+configuration, records, versions and Kubernetes objects into one tar.gz, without
+secrets as far as they are known for such, to hand to whoever helps.
+
+`
+	ofNode = `Without --node and --all it is of the node that it runs on, and needs no API server.
+With them it`
+	ofCluster   = `It`
+	nodeExample = `  berthctl support-bundle                  # of this node
+  berthctl support-bundle --node node-1    # of a node and its cluster, from anywhere
+  berthctl support-bundle --all --since 2h`
+	clusterExample = `  kubectl berth support-bundle --node node-1
+  kubectl berth support-bundle --all --since 2h`
+	longEnd = ` reads objects and the logs of Berth's pods through the API server, and runs
+/berthctl in the pod of berthd on each of the nodes.
+
+What cannot be read is told, also in errors.txt of the archive, and stops nothing.`
+)
+
+// atOnce is how many parts are collected at a time on a node, where memory is short.
+const atOnce = 4
+
+// Options are for a program that finds its cluster in a way of its own.
+type Options struct {
+	// Config is how to reach the API server. Nil: the command has kubectl's flags
+	// for that, and without --node and --all is of the node that it runs on.
+	Config func() (*rest.Config, error)
+}
+
+// command is what the flags say.
+type command struct {
+	Options
+	local   local.Options
+	cluster cluster.Options
+	flags   connect.Flags
+	output  string
+	file    size
+	total   size
+	nodes   []string
+	all     bool
+	isLocal bool
+}
+
+// New is the command.
+func New(o Options) *cobra.Command {
+	c := command{Options: o, file: 4 << 20, total: 256 << 20}
+	scope, example := ofCluster, clusterExample
+	if o.Config == nil {
+		scope, example = ofNode, nodeExample
+	}
+	cmd := &cobra.Command{
+		Use: "support-bundle", Short: "Collect what helps to find out what is wrong", Long: long + scope + longEnd, Example: example, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return c.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&c.nodes, "node", nil, "collect from this node of the cluster; may be repeated")
+	f.BoolVar(&c.all, "all", false, "collect from all nodes of the cluster")
+	f.BoolVar(&c.isLocal, "local", false, "collect from the node that this runs on; so without --node and --all")
+	f.StringVarP(&c.output, "output", "o", "", "the file to write, or - for standard output (default berth-support-SCOPE-TIME.tar.gz)")
+	f.DurationVar(&c.local.Since, "since", 24*time.Hour, "how far back logs go")
+	f.DurationVar(&c.local.Timeout, "timeout", 20*time.Second, "how long each part may take")
+	f.DurationVar(&c.cluster.NodeTimeout, "node-timeout", 3*time.Minute, "how long each node may take, of a cluster")
+	f.Var(&c.file, "max-file-size", "most that one file may have before compression; of logs the newest lines are kept")
+	f.Var(&c.total, "max-size", "most that all files may have together, before compression")
+	f.StringVar(&c.local.Address, "address", "localhost:6666", "where berthd serves introspection on the node (its --introspection-address)")
+	f.StringVar(&c.local.StateDir, "state-dir", "", "where berthd keeps its records (default as berthd says, or as its default is)")
+	f.StringVar(&c.local.CNIConfDir, "cni-conf-dir", "", "where the runtime looks for network configuration (default likewise)")
+	f.StringVar(&c.local.CRISocket, "cri-socket", "", "socket of the container runtime (default likewise, or where runtimes usually have it)")
+	f.StringVar(&c.local.Root, "root", "/", "where the node's root file system is mounted, of a container that has it")
+	f.StringVar(&c.cluster.Namespace, "berth-namespace", "", "the namespace of Berth's pods (default any)")
+	if o.Config == nil {
+		c.flags.Register(f)
+	}
+	cmd.MarkFlagsMutuallyExclusive("local", "node", "all")
+	return cmd
+}
+
+// run collects, and tells a person what it could not read.
+func (c *command) run(cmd *cobra.Command) error {
+	ctx := cmd.Context()
+	scope, job, err := c.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("berth-support-%s-%s", scope, time.Now().UTC().Format("20060102T150405Z"))
+	out, keep, drop, err := c.open(cmd, name)
+	if err != nil {
+		return err
+	}
+	a := archive.New(out, name, scope, archive.Limits{File: int64(c.file), Total: int64(c.total)}, time.Now)
+	err = job(a, cmd.ErrOrStderr())
+	var index archive.Index
+	if err == nil {
+		index, err = a.Close()
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("no bundle was written: %w", err), drop())
+	}
+	if err := keep(); err != nil {
+		return fmt.Errorf("no bundle was written: %w", err)
+	}
+	c.tell(cmd.ErrOrStderr(), index, name)
+	return nil
+}
+
+// job collects into an archive, and tells of its progress.
+type job func(a *archive.Archive, progress io.Writer) error
+
+// prepare finds out what to collect. Its error is that there is nothing to collect from.
+func (c *command) prepare(ctx context.Context) (scope string, do job, err error) {
+	if !c.all && len(c.nodes) == 0 && !c.isLocal && c.Config != nil {
+		return "", nil, errors.New("say --all, --node NODE, or --local for the node that this runs on")
+	}
+	if !c.all && len(c.nodes) == 0 {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "node"
+		}
+		return plain(host), func(a *archive.Archive, _ io.Writer) error {
+			parts := local.Parts(ctx, c.local)
+			if c.flagsGiven() { // else the node's objects are left to who has the right
+				parts = append(parts, c.objects(ctx)...)
+			}
+			return a.Collect(ctx, atOnce, parts)
+		}, nil
+	}
+	cfg, err := c.config()
+	if err != nil {
+		return "", nil, err
+	}
+	o := c.cluster
+	o.Nodes, o.All, o.Timeout, o.Since, o.FileSize = c.nodes, c.all, c.local.Timeout, c.local.Since, c.file.String()
+	k, err := cluster.New(ctx, cfg, o)
+	if err != nil {
+		return "", nil, err
+	}
+	scope = "cluster"
+	if len(c.nodes) == 1 {
+		scope = plain(c.nodes[0])
+	}
+	return scope, func(a *archive.Archive, progress io.Writer) error { return k.Collect(ctx, a, progress) }, nil
+}
+
+// flagsGiven tells whether somebody named a cluster.
+func (c *command) flagsGiven() bool { return c.Config == nil && c.flags.Given() }
+
+func (c *command) config() (*rest.Config, error) {
+	if c.Config != nil {
+		return c.Config()
+	}
+	cfg, err := c.flags.Config()
+	if err != nil {
+		return nil, err
+	}
+	return connect.As("berthctl", cfg), nil
+}
+
+// objects are the cluster's, for a bundle of this node.
+func (c *command) objects(ctx context.Context) []archive.Part {
+	failed := func(err error) []archive.Part {
+		return []archive.Part{{Name: "cluster", Timeout: c.local.Timeout, Collect: func(context.Context, *archive.Sink) error { return err }}}
+	}
+	cfg, err := c.config()
+	if err != nil {
+		return failed(err)
+	}
+	o := c.cluster
+	o.Timeout, o.Since = c.local.Timeout, c.local.Since
+	k, err := cluster.New(ctx, cfg, o)
+	if err != nil {
+		return failed(err)
+	}
+	return k.Objects()
+}
+
+// open gives what the archive goes to, and what to do with it in the end.
+func (c *command) open(cmd *cobra.Command, name string) (out io.Writer, keep, drop func() error, err error) {
+	nothing := func() error { return nil }
+	if c.output == "-" {
+		out := cmd.OutOrStdout()
+		if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			return nil, nil, nil, errors.New("--output=-: standard output is a terminal, expected a file or a pipe")
+		}
+		return out, nothing, nothing, nil
+	}
+	if c.output == "" {
+		c.output = name + ".tar.gz"
+	}
+	f, err := archive.Create(c.output)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("--output: %w", err)
+	}
+	return f, f.Keep, f.Drop, nil
+}
+
+// tell says where the bundle is and what it lacks.
+func (c *command) tell(w io.Writer, index archive.Index, name string) {
+	var bytes int64
+	for _, f := range index.Files {
+		bytes += f.Size
+	}
+	where := c.output
+	if where == "-" {
+		where = name
+	}
+	fmt.Fprintf(w, "%s: %d files, %s before compression\n", where, len(index.Files), size(bytes))
+	if len(index.Errors) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "%d parts could not be read, or not all of them (%s in it has this list):\n", len(index.Errors), archive.ErrorsFile)
+	for i, e := range index.Errors {
+		if i == maxTold {
+			fmt.Fprintf(w, "  and %d more\n", len(index.Errors)-i)
+			break
+		}
+		fmt.Fprintf(w, "  %s: %s\n", printable(e.Part), printable(e.Error))
+	}
+}
+
+// maxTold is how many parts that could not be read are told on the terminal.
+const maxTold = 40
+
+// printable is text on one line that drives no terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// plain is a name as it may be part of a file's.
+func plain(name string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '.' {
+			return r
+		}
+		return '_'
+	}, name)
+}

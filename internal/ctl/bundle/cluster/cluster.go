@@ -1,0 +1,187 @@
+// Package cluster is what a support bundle has of a cluster, through its API server
+// only.
+//
+//	cluster.go  what is collected, from which nodes
+//	objects.go  Kubernetes objects
+//	events.go   events
+//	logs.go     logs of Berth's pods, and of kubelets
+//	exec.go     the bundle of a node, which its own berthctl makes
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+)
+
+// The label of Berth's pods, and its values.
+const (
+	nameLabel    = "app.kubernetes.io/name"
+	daemonName   = "berthd"
+	operatorName = "berth-operator"
+	ours         = nameLabel + " in (" + daemonName + ", " + operatorName + ")"
+)
+
+// Options say what to collect.
+type Options struct {
+	Nodes     []string // these, or
+	All       bool     // all
+	Namespace string   // of Berth's pods; empty: any
+	Timeout   time.Duration
+	// NodeTimeout is of a node's own bundle.
+	NodeTimeout time.Duration
+	Since       time.Duration
+	FileSize    string // for a node's own bundle
+}
+
+// Cluster is one, with what is known of Berth's pods in it.
+type Cluster struct {
+	Options
+	cfg  *rest.Config
+	core rest.Interface // of v1
+	pods []corev1.Pod   // Berth's
+	// noPods is why they are not known.
+	noPods error
+}
+
+// New reads which pods are Berth's. The error is that the API server is not reached, or
+// that a node is not known.
+func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1                  // parts are few at a time
+	scheme := runtime.NewScheme() // and not that of all kinds, which doubles the program
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	cfg.APIPath, cfg.GroupVersion, cfg.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, serializer.NewCodecFactory(scheme).WithoutConversion()
+	core, err := rest.RESTClientFor(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
+	}
+	k := &Cluster{Options: o, cfg: cfg, core: core}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	if err := core.Get().AbsPath("/version").Do(ctx).Error(); err != nil {
+		return nil, fmt.Errorf("reach the API server at %s: %w", cfg.Host, err)
+	}
+	var pods corev1.PodList
+	k.noPods = core.Get().Resource("pods").NamespaceIfScoped(o.Namespace, o.Namespace != "").
+		Param("labelSelector", ours).Do(ctx).Into(&pods)
+	k.pods = pods.Items
+	for _, name := range o.Nodes {
+		if _, known := k.daemons()[name]; known {
+			continue
+		}
+		var n corev1.Node
+		if err := core.Get().Resource("nodes").Name(name).Do(ctx).Into(&n); err != nil {
+			return nil, fmt.Errorf("--node %s: %w", name, err)
+		}
+	}
+	return k, nil
+}
+
+// nodesAtOnce is how many nodes make their bundles at a time.
+const nodesAtOnce = 8
+
+// Collect collects all of the cluster, then nodes beside each other.
+func (k *Cluster) Collect(ctx context.Context, a *archive.Archive, progress io.Writer) error {
+	fmt.Fprintln(progress, "reading objects and logs through the API server")
+	if err := a.Collect(ctx, nodesAtOnce, k.Objects()); err != nil {
+		return err
+	}
+	nodes := k.nodes(ctx)
+	fmt.Fprintf(progress, "collecting from %d nodes\n", len(nodes))
+	var parts []archive.Part
+	for _, name := range nodes {
+		parts = append(parts,
+			archive.Part{Name: "node " + name, Timeout: k.NodeTimeout, Collect: func(ctx context.Context, s *archive.Sink) error { return k.node(ctx, s, name) }},
+			k.part("kubelet of "+name, func(ctx context.Context, s *archive.Sink) error { return k.kubelet(ctx, s, name) }),
+		)
+	}
+	return a.Collect(ctx, nodesAtOnce, parts)
+}
+
+// Objects are the parts that need no node.
+func (k *Cluster) Objects() []archive.Part {
+	parts := []archive.Part{
+		k.part("version", k.version),
+		k.part("events", k.events),
+		k.part("pods of nodes", k.podsOfNodes),
+	}
+	for _, kind := range kinds {
+		parts = append(parts, k.part("objects "+kind.name(), func(ctx context.Context, s *archive.Sink) error { return k.objects(ctx, s, kind) }))
+	}
+	if k.noPods != nil {
+		parts = append(parts, k.part("pods of Berth", func(context.Context, *archive.Sink) error { return k.noPods }))
+	}
+	for _, p := range k.pods {
+		if k.wanted(p.Spec.NodeName) || p.Labels[nameLabel] == operatorName {
+			parts = append(parts, k.part("logs of "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.podLogs(ctx, s, p) }))
+		}
+	}
+	return parts
+}
+
+func (k *Cluster) part(name string, collect func(context.Context, *archive.Sink) error) archive.Part {
+	return archive.Part{Name: name, Timeout: k.Timeout, Collect: collect}
+}
+
+// wanted tells whether a node is asked for.
+func (k *Cluster) wanted(node string) bool { return k.All || slices.Contains(k.Nodes, node) }
+
+// daemons are the pods of berthd by node: of several the one that runs.
+func (k *Cluster) daemons() map[string]corev1.Pod {
+	out := map[string]corev1.Pod{}
+	for _, p := range k.pods {
+		if p.Labels[nameLabel] != daemonName || p.Spec.NodeName == "" {
+			continue
+		}
+		if had, ok := out[p.Spec.NodeName]; !ok || had.Status.Phase != corev1.PodRunning {
+			out[p.Spec.NodeName] = p
+		}
+	}
+	return out
+}
+
+// nodes are those to collect from, by name.
+func (k *Cluster) nodes(ctx context.Context) []string {
+	if !k.All {
+		return k.Nodes
+	}
+	found := map[string]bool{}
+	for name := range k.daemons() {
+		found[name] = true
+	}
+	ctx, cancel := context.WithTimeout(ctx, k.Timeout)
+	defer cancel()
+	var list metav1.PartialObjectMetadataList
+	err := k.core.Get().Resource("nodes").SetHeader("Accept", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1").Do(ctx).Into(&list)
+	if err == nil { // else the part of Nodes tells it, and those with a daemon are known
+		for _, n := range list.Items {
+			found[n.Name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// version is the API server's.
+func (k *Cluster) version(ctx context.Context, s *archive.Sink) error {
+	data, err := k.core.Get().AbsPath("/version").Do(ctx).Raw()
+	if err != nil {
+		return err
+	}
+	ready, readyErr := k.core.Get().AbsPath("/readyz").Param("verbose", "").Do(ctx).Raw()
+	return errors.Join(s.Document("cluster/version.json", data), readyErr, s.Bytes("cluster/readyz.txt", ready))
+}

@@ -1,0 +1,85 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+)
+
+func mapsKeys(m map[string]int) iter.Seq[string] { return maps.Keys(m) }
+
+// lineBytes is how many bytes a line of a log has at least, on average: it turns a size
+// into a number of lines to ask for.
+const lineBytes = 64
+
+// podLogs adds the logs of each container, and of the one before it if it was
+// restarted.
+func (k *Cluster) podLogs(ctx context.Context, s *archive.Sink, p corev1.Pod) error {
+	var failed error
+	statuses := append(append([]corev1.ContainerStatus{}, p.Status.InitContainerStatuses...), p.Status.ContainerStatuses...)
+	for _, c := range statuses {
+		for _, previous := range []bool{false, true} {
+			if previous && c.RestartCount == 0 || c.State.Waiting != nil && c.RestartCount == 0 {
+				continue
+			}
+			name := fmt.Sprintf("%s/logs/%s/%s.log", folderOf(p), p.Name, c.Name)
+			if previous {
+				name = strings.TrimSuffix(name, ".log") + ".previous.log"
+			}
+			if err := k.podLog(ctx, s, p, c.Name, previous, name); err != nil {
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", c.Name, err))
+			}
+		}
+	}
+	return failed
+}
+
+func (k *Cluster) podLog(ctx context.Context, s *archive.Sink, p corev1.Pod, container string, previous bool, name string) error {
+	r, err := k.core.Get().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("log").
+		Param("container", container).Param("previous", fmt.Sprint(previous)).Param("timestamps", "true").
+		Param("sinceSeconds", fmt.Sprint(int64(k.Since.Seconds()))).Param("tailLines", fmt.Sprint(s.Most()/lineBytes)).Stream(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	return s.Log(name, r)
+}
+
+// folderOf is where in the bundle a pod's logs are: with its node's, or with the cluster's.
+func folderOf(p corev1.Pod) string {
+	if p.Labels[nameLabel] == daemonName && p.Spec.NodeName != "" {
+		return "nodes/" + p.Spec.NodeName
+	}
+	return "cluster"
+}
+
+// kubelet adds the kubelet's settings and what it serves of its and the runtime's logs,
+// which needs its systemd query (NodeLogQuery).
+func (k *Cluster) kubelet(ctx context.Context, s *archive.Sink, node string) error {
+	folder := "nodes/" + node
+	proxy := func(path string) ([]byte, error) {
+		return k.core.Get().Resource("nodes").Name(node).SubResource("proxy").Suffix(path).Do(ctx).Raw()
+	}
+	settings, err := proxy("configz")
+	if err == nil {
+		err = s.Document(folder+"/kubelet-config.json", settings)
+	}
+	for _, unit := range []string{"kubelet", "containerd", "crio"} {
+		r, logErr := k.core.Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("logs/").
+			Param("query", unit).Param("tailLines", fmt.Sprint(min(100000, s.Most()/lineBytes))).Stream(ctx)
+		if logErr == nil {
+			logErr = errors.Join(s.Log(fmt.Sprintf("%s/logs/journal-%s.log", folder, unit), r), r.Close())
+		}
+		if logErr != nil {
+			return errors.Join(err, fmt.Errorf("log of %s: %w", unit, logErr))
+		}
+	}
+	return err
+}

@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/redact"
+)
+
+// kind is one that is read, of all namespaces or of none. There is no Secret among them,
+// and no ConfigMap.
+type kind struct {
+	path     string // of its group and version
+	resource string
+	labels   string // selector; empty: all
+	ours     bool   // only those with berth in their name
+}
+
+func (k kind) name() string { return k.resource }
+
+var kinds = []kind{
+	{path: "/api/v1", resource: "nodes"},
+	{path: "/api/v1", resource: "pods", labels: ours},
+	{path: "/api/v1", resource: "serviceaccounts", ours: true},
+	{path: "/apis/apps/v1", resource: "daemonsets"}, // others' too: what else changes nodes' networks
+	{path: "/apis/apps/v1", resource: "deployments", ours: true},
+	{path: "/apis/apps/v1", resource: "controllerrevisions", ours: true},
+	{path: "/apis/policy/v1", resource: "poddisruptionbudgets", ours: true},
+	{path: "/apis/coordination.k8s.io/v1", resource: "leases", ours: true},
+	{path: "/apis/storage.k8s.io/v1", resource: "csinodes"}, // whose volumes take device slots of an instance
+	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterroles", ours: true},
+	{path: "/apis/rbac.authorization.k8s.io/v1", resource: "clusterrolebindings", ours: true},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingadmissionpolicies", ours: true},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingadmissionpolicybindings", ours: true},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "validatingwebhookconfigurations"},
+	{path: "/apis/admissionregistration.k8s.io/v1", resource: "mutatingwebhookconfigurations"},
+	{path: "/apis/apiextensions.k8s.io/v1", resource: "customresourcedefinitions", ours: true},
+	{path: "/apis/k8s.cni.cncf.io/v1", resource: "network-attachment-definitions"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "nodenetworks"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "addresspools"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "addressblocks"},
+	{path: "/apis/berth.dev/v1alpha1", resource: "blockrequests"},
+}
+
+// What is read of one kind.
+const (
+	page       = 500 // objects a request
+	maxObjects = 20000
+)
+
+// objects adds those of a kind, as YAML, in as many files as it takes. A kind that the
+// cluster does not have is none: Berth's depend on its mode.
+func (k *Cluster) objects(ctx context.Context, s *archive.Sink, kind kind) error {
+	files := &documents{s: s, name: "cluster/" + kind.resource}
+	err := k.each(ctx, kind, func(o map[string]any) error {
+		if kind.ours && !isOurs(o) {
+			return nil
+		}
+		return files.add(shown(o))
+	})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	return errors.Join(err, files.end())
+}
+
+// each lists a kind by pages.
+func (k *Cluster) each(ctx context.Context, kind kind, do func(map[string]any) error) error {
+	next, n := "", 0
+	for {
+		req := k.core.Get().AbsPath(kind.path, kind.resource)
+		if kind.labels == ours && k.Namespace != "" {
+			req = k.core.Get().AbsPath(kind.path, "namespaces", k.Namespace, kind.resource)
+		}
+		list, err := listPage(ctx, req.Param("labelSelector", kind.labels), next)
+		if err != nil {
+			return err
+		}
+		for _, o := range list.Items {
+			o["apiVersion"], o["kind"] = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
+			if err := do(o); err != nil {
+				return err
+			}
+		}
+		if n += len(list.Items); n >= maxObjects && list.Metadata.Continue != "" {
+			return fmt.Errorf("there are more than %d", n)
+		}
+		if next = list.Metadata.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+// list is a page of any kind.
+type list struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Metadata   struct {
+		Continue string `json:"continue"`
+	} `json:"metadata"`
+	Items []map[string]any `json:"items"`
+}
+
+// maxPage is far above what a page of the largest objects has, in bytes.
+const maxPage = 64 << 20
+
+func listPage(ctx context.Context, req *rest.Request, next string) (l list, err error) {
+	r, err := req.Param("limit", fmt.Sprint(page)).Param("continue", next).SetHeader("Accept", "application/json").Stream(ctx)
+	if err != nil {
+		return l, err
+	}
+	defer func() { _ = r.Close() }()
+	return l, json.NewDecoder(io.LimitReader(r, maxPage)).Decode(&l)
+}
+
+func isOurs(o map[string]any) bool {
+	m, _ := o["metadata"].(map[string]any)
+	name, _ := m["name"].(string)
+	labels, _ := m["labels"].(map[string]any)
+	partOf, _ := labels["app.kubernetes.io/part-of"].(string)
+	return strings.Contains(name, "berth") || partOf == "berth"
+}
+
+// shown is an object without secrets, and without what only machines read.
+func shown(o map[string]any) any {
+	m, _ := o["metadata"].(map[string]any)
+	delete(m, "managedFields")
+	if o["kind"] == "Node" {
+		if status, ok := o["status"].(map[string]any); ok {
+			delete(status, "images")
+		}
+	}
+	return redact.Value(o)
+}
+
+// documents puts YAML documents into files that are no larger than a file may be.
+type documents struct {
+	s    *archive.Sink
+	name string
+	buf  []byte
+	n    int // files so far
+}
+
+func (d *documents) add(v any) error {
+	doc, err := yaml.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(d.buf) > 0 && int64(len(d.buf)+len(doc)+4) > d.s.Most() {
+		if err := d.end(); err != nil {
+			return err
+		}
+	}
+	if len(d.buf) > 0 {
+		d.buf = append(d.buf, "---\n"...)
+	}
+	d.buf = append(d.buf, doc...)
+	return nil
+}
+
+func (d *documents) end() error {
+	if len(d.buf) == 0 {
+		return nil
+	}
+	d.n++
+	name := d.name + ".yaml"
+	if d.n > 1 {
+		name = fmt.Sprintf("%s-%d.yaml", d.name, d.n)
+	}
+	err := d.s.Bytes(name, d.buf)
+	d.buf = nil
+	return err
+}

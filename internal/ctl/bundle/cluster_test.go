@@ -1,0 +1,401 @@
+package bundle
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func TestMain(m *testing.M) { os.Exit(harness.Kube(m.Run)) }
+
+// planted is part of every secret that is put where a bundle looks.
+const planted = "Planted7Secret"
+
+const ns = "kube-system"
+
+// front is between a person and the API server: it does what kubelets would, of which
+// there are none, and passes all else on.
+type front struct {
+	pass http.Handler
+	// exec is a program's run in a pod, with its exit code.
+	exec func(ctx context.Context, pod string, args []string, stdout, stderr io.Writer) int
+}
+
+func (f front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	parts := strings.Split(r.URL.Path, "/") // "", api, v1, namespaces, NS, pods, NAME, SUBRESOURCE
+	switch {
+	case len(parts) == 8 && parts[7] == "exec":
+		f.serveExec(w, r, parts[6])
+	case len(parts) == 8 && parts[7] == "log":
+		fmt.Fprintf(w, "level=INFO msg=started of=%s previous=%s\nlevel=ERROR err=\"Bearer %s1234\"\n", parts[6], r.URL.Query().Get("previous"), planted)
+	default:
+		f.pass.ServeHTTP(w, r)
+	}
+}
+
+func (f front) serveExec(w http.ResponseWriter, r *http.Request, pod string) {
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{"v5.channel.k8s.io": {Binary: true, Channels: []wsstream.ChannelType{
+		wsstream.IgnoreChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.IgnoreChannel,
+	}}})
+	_, streams, err := conn.Open(w, r)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	status := metav1.Status{Status: metav1.StatusSuccess}
+	if code := f.exec(r.Context(), pod, r.URL.Query()["command"], streams[1], streams[2]); code != 0 {
+		status = metav1.Status{Status: metav1.StatusFailure, Reason: "NonZeroExitCode", Message: "command terminated with non-zero exit code",
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Type: "ExitCode", Message: fmt.Sprint(code)}}}}
+	}
+	_ = json.NewEncoder(streams[3]).Encode(status)
+}
+
+// reach gives a kubeconfig that leads through a front with the credentials of cfg.
+func reach(t *testing.T, cfg *rest.Config, exec func(context.Context, string, []string, io.Writer, io.Writer) int) (kubeconfig string) {
+	t.Helper()
+	target, err := url.Parse(cfg.Host)
+	harness.OK(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.Transport, err = rest.TransportFor(cfg)
+	harness.OK(t, err)
+	proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server := httptest.NewServer(front{proxy, exec})
+	t.Cleanup(server.Close)
+	return configFor(t, server.URL)
+}
+
+func configFor(t *testing.T, server string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	harness.OK(t, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: server}}, Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c"}}, CurrentContext: "c",
+	}, path))
+	return path
+}
+
+// run runs the command in an empty folder, and returns what it left there.
+func run(ctx context.Context, t *testing.T, args ...string) (said string, files []string, err error) {
+	t.Helper()
+	dir := t.TempDir()
+	var out bytes.Buffer
+	cmd := New(Options{})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetArgs(append([]string{"--output", filepath.Join(dir, "bundle.tar.gz")}, args...))
+	cmd.SetErr(&out)
+	err = cmd.ExecuteContext(ctx)
+	entries, readErr := os.ReadDir(dir)
+	harness.OK(t, readErr)
+	for _, e := range entries {
+		files = append(files, filepath.Join(dir, e.Name()))
+	}
+	return out.String(), files, err
+}
+
+// populate makes a cluster of nodes, of which each has a daemon unless its phase is empty,
+// with secrets in every kind of object.
+func populate(t *testing.T, phases map[string]corev1.PodPhase) {
+	t.Helper()
+	harness.KubeClean(t)
+	c := harness.KubeClient(t)
+	secrets := map[string]string{"example.com/registry-password": planted, "note": "https://me:" + planted + "@registry stays"}
+	env := []corev1.EnvVar{{Name: "AWS_SECRET_ACCESS_KEY", Value: planted}, {Name: "HTTPS_PROXY", Value: "http://u:" + planted + "@proxy:3128"}, {Name: "MODE", Value: "stays"}}
+	applied := map[string]string{corev1.LastAppliedConfigAnnotation: `{"spec":{"env":[{"name":"DB_PASSWORD","value":"` + planted + `"}]},"stays":true}`}
+	labels := map[string]string{"app.kubernetes.io/name": "berthd"}
+	template := corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "berthd", Image: "berth-node:dev", Env: env, Args: []string{"--api-token", planted, "--token=" + planted}},
+	}}}
+	create := func(o client.Object) {
+		t.Helper()
+		harness.OK(t, c.Create(t.Context(), o))
+		t.Cleanup(func() { _ = client.IgnoreNotFound(c.Delete(context.Background(), o, client.GracePeriodSeconds(0))) })
+	}
+	create(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd", Annotations: applied},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: template}})
+	create(&v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: "default", Annotations: secrets}, Spec: v1alpha1.AddressPoolSpec{Subnets: []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/24"}}}})
+	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e1"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
+		Reason: "FailedCreatePodSandBox", Message: "no address stays; Authorization: Bearer " + planted + "1234", Type: "Warning", LastTimestamp: metav1.Now()})
+	create(&corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e2"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web"},
+		Reason: "Pulling", Message: "not shown " + planted, LastTimestamp: metav1.Now()})
+	for name, phase := range phases {
+		create(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: secrets}})
+		if phase == "" {
+			continue
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd-" + name, Labels: labels}, Spec: *template.Spec.DeepCopy()}
+		pod.Spec.NodeName = name
+		create(pod)
+		pod.Status = corev1.PodStatus{Phase: phase, ContainerStatuses: []corev1.ContainerStatus{{Name: "berthd", RestartCount: 1,
+			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}}
+		harness.OK(t, c.Status().Update(t.Context(), pod))
+	}
+}
+
+// nodeBundle is what a node's program writes: by parts that put secrets into it which an
+// older one does not know, and a name that leads elsewhere.
+func nodeBundle(out io.Writer) int {
+	a := archive.New(out, "x", "node-1", archive.Limits{File: 1 << 20, Total: 8 << 20}, time.Now)
+	err := a.Collect(context.Background(), 1, []archive.Part{{Name: "routes", Timeout: time.Minute, Collect: func(_ context.Context, s *archive.Sink) error {
+		return errors.Join(s.Bytes("kernel/routes.txt", []byte("10.0.0.7 dev bth1\n")), s.Bytes("../../../etc/cron.d/x", []byte("x\n")), errors.New("half of it"))
+	}}})
+	if _, closeErr := a.Close(); err != nil || closeErr != nil {
+		return 1
+	}
+	return 0
+}
+
+// TestCluster: objects, logs, events and the nodes' own bundles are in one archive, and it
+// says of each node what could not be had of it.
+func TestCluster(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning, "node-3": corev1.PodRunning, "node-4": "", "node-5": corev1.PodPending})
+	var asked []string
+	kubeconfig := reach(t, harness.ControlPlane.Config(), func(ctx context.Context, pod string, args []string, out, said io.Writer) int {
+		switch pod {
+		case "berthd-node-1":
+			asked = args
+			return nodeBundle(out)
+		case "berthd-node-2":
+			fmt.Fprintln(said, "no such file; token="+planted)
+			return 127
+		}
+		_, _ = out.Write([]byte{0x1f, 0x8b}) // begins, and says no more
+		<-ctx.Done()
+		return 1
+	})
+	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig, "--since=1h", "--node-timeout=2s")
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, files, said)
+	}
+	data, err := os.ReadFile(files[0])
+	harness.OK(t, err)
+	got, index, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	for name, parts := range map[string][]string{
+		"cluster/version.json":                                {"gitVersion"},
+		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5", "example.com/registry-password: REDACTED", "@registry stays"},
+		"cluster/daemonsets.yaml":                             {"kind: DaemonSet", "value: stays", `"stays":true`},
+		"cluster/pods.yaml":                                   {"name: berthd-node-1", "- --api-token"},
+		"cluster/pods.txt":                                    {"node-1 kube-system/berthd-node-1"},
+		"cluster/addresspools.yaml":                           {"kind: AddressPool", "10.2.0.0/24"},
+		"cluster/customresourcedefinitions.yaml":              {"nodenetworks.berth.dev"},
+		"cluster/events.txt":                                  {"FailedCreatePodSandBox: no address stays"},
+		"cluster/events-others.txt":                           {"Pod Pulling"},
+		"nodes/node-1/logs/berthd-node-1/berthd.log":          {"msg=started of=berthd-node-1 previous=false\n"},
+		"nodes/node-1/logs/berthd-node-1/berthd.previous.log": {"previous=true"},
+		"nodes/node-1/kernel/routes.txt":                      {"10.0.0.7 dev bth1"},
+		"nodes/node-1/_/_/_/etc/cron.d/x":                     {"x"},
+		"nodes/node-1/index.json":                             {`"scope": "node-1"`},
+		"errors.txt": {"routes: half of it", "node node-2: running /berthctl in pod kube-system/berthd-node-2: ", "it says: no such file",
+			"node node-3: not done within 2s", "node node-4: no pod with", "node node-5: pod kube-system/berthd-node-5 of berthd is Pending"},
+	} {
+		for _, part := range parts {
+			if !bytes.Contains(got[name], []byte(part)) {
+				t.Errorf("%s lacks %q:\n%s", name, part, got[name])
+			}
+		}
+	}
+	for name, content := range got {
+		if bytes.Contains(content, []byte(planted)) {
+			t.Errorf("%s has a secret:\n%s", name, content)
+		}
+	}
+	if strings.Contains(said, planted) || !strings.Contains(said, "node-4: no pod") {
+		t.Errorf("said:\n%s", said)
+	}
+	if want := "/berthctl support-bundle --local --output=- --since=1h0m0s --timeout=20s --max-file-size=4Mi"; strings.Join(asked, " ") != want {
+		t.Errorf("the node was asked %q, want %q", asked, want)
+	}
+	if len(index.Errors) < 5 || index.Scope != "cluster" {
+		t.Errorf("index %+v", index)
+	}
+}
+
+// TestOneNode leaves other nodes alone.
+func TestOneNode(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning, "node-2": corev1.PodRunning})
+	kubeconfig := reach(t, harness.ControlPlane.Config(), func(_ context.Context, pod string, _ []string, out, _ io.Writer) int {
+		if pod != "berthd-node-1" {
+			t.Errorf("%s was asked", pod)
+		}
+		return nodeBundle(out)
+	})
+	said, files, err := run(t.Context(), t, "--node=node-1", "--kubeconfig", kubeconfig)
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, files, said)
+	}
+	data, err := os.ReadFile(files[0])
+	harness.OK(t, err)
+	got, _, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	for name := range got {
+		if strings.HasPrefix(name, "nodes/node-2") {
+			t.Errorf("%s is of another node", name)
+		}
+	}
+	if _, files, err := run(t.Context(), t, "--node=node-9", "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "--node node-9") || len(files) > 0 {
+		t.Errorf("of an unknown node: %v, files %v", err, files)
+	}
+}
+
+// TestWithoutRights: what may not be read is told, each, and the rest is there.
+func TestWithoutRights(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
+	cfg, err := harness.ControlPlane.ConfigFor("nobody", "nobodies")
+	harness.OK(t, err)
+	kubeconfig := reach(t, cfg, nil)
+	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig)
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, files, said)
+	}
+	data, err := os.ReadFile(files[0])
+	harness.OK(t, err)
+	got, _, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: "} {
+		if !bytes.Contains(got["errors.txt"], []byte(what)) || !strings.Contains(said, what) {
+			t.Errorf("%q is not told:\n%s", what, got["errors.txt"])
+		}
+	}
+	if len(got["cluster/version.json"]) == 0 {
+		t.Error("what may be read is not there")
+	}
+}
+
+// TestRightsThatAreDocumented are all that a bundle of everything needs, but for what
+// kubelets serve.
+func TestRightsThatAreDocumented(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
+	page, err := os.ReadFile(filepath.Join(harness.Tree(), "docs", "troubleshoot.md"))
+	harness.OK(t, err)
+	_, text, _ := strings.Cut(string(page), "```yaml\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: berth-support}\n")
+	text, _, _ = strings.Cut(text, "```")
+	role := &rbacv1.ClusterRole{}
+	harness.OK(t, yaml.Unmarshal([]byte(text), role))
+	role.Name = "berth-support"
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role.Name}, RoleRef: rbacv1.RoleRef{Kind: "ClusterRole", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "User", Name: "supporter"}}}
+	c := harness.KubeClient(t)
+	for _, o := range []client.Object{role, binding} {
+		harness.OK(t, c.Create(t.Context(), o))
+		t.Cleanup(func() { harness.OK(t, c.Delete(context.Background(), o)) })
+	}
+	cfg, err := harness.ControlPlane.ConfigFor("supporter", "system:authenticated")
+	harness.OK(t, err)
+	harness.Eventually(t, time.Minute, "the role is known", func() error {
+		return harness.KubeClientFor(t, cfg).List(t.Context(), &v1alpha1.BlockRequestList{})
+	})
+	kubeconfig := reach(t, cfg, func(_ context.Context, _ string, _ []string, out, _ io.Writer) int { return nodeBundle(out) })
+	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig)
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, files, said)
+	}
+	data, err := os.ReadFile(files[0])
+	harness.OK(t, err)
+	_, index, err := archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	for _, e := range index.Errors {
+		if e.Part != "kubelet of node-1" && e.Part != "node node-1, routes" {
+			t.Errorf("%s: %s", e.Part, e.Error)
+		}
+	}
+	// Whether a program may be run in a pod is the API server's to say.
+	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "supporter",
+		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "create", Resource: "pods", Subresource: "exec"}}}
+	set, err := kubernetes.NewForConfig(harness.ControlPlane.Config())
+	harness.OK(t, err)
+	review, err = set.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+	if err != nil || !review.Status.Allowed {
+		t.Errorf("running programs in pods is not allowed: %v", err)
+	}
+}
+
+// TestNothingIsLeft of a bundle that was not finished.
+func TestNothingIsLeft(t *testing.T) {
+	populate(t, map[string]corev1.PodPhase{"node-1": corev1.PodRunning})
+	t.Run("interrupt", func(t *testing.T) {
+		ctx, interrupt := context.WithCancel(t.Context())
+		kubeconfig := reach(t, harness.ControlPlane.Config(), func(ctx context.Context, _ string, _ []string, _, _ io.Writer) int {
+			interrupt()
+			<-ctx.Done()
+			return 1
+		})
+		if _, files, err := run(ctx, t, "--all", "--kubeconfig", kubeconfig); !errors.Is(err, context.Canceled) || len(files) > 0 {
+			t.Errorf("%v, files %v", err, files)
+		}
+	})
+	t.Run("no API server", func(t *testing.T) {
+		if _, files, err := run(t.Context(), t, "--all", "--kubeconfig", configFor(t, "http://127.0.0.1:1")); err == nil || !strings.Contains(err.Error(), "reach the API server") || len(files) > 0 {
+			t.Errorf("%v, files %v", err, files)
+		}
+	})
+	t.Run("a file is there", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "there")
+		harness.OK(t, os.WriteFile(path, []byte("x"), 0o600))
+		cmd := New(Options{})
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs([]string{"--output", path})
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "already exists") {
+			t.Errorf("it was replaced, or: %v", err)
+		}
+		if data, err := os.ReadFile(path); err != nil || string(data) != "x" {
+			t.Errorf("%q, %v", data, err)
+		}
+	})
+}
+
+// As a part of kubectl it has that program's way to the cluster, and is of no node unless
+// one is named.
+func TestInKubectl(t *testing.T) {
+	for args, want := range map[string]string{"": "say --all", "--all": "this way", "--kubeconfig=x": "unknown flag"} {
+		cmd := New(Options{Config: func() (*rest.Config, error) { return nil, errors.New("this way") }})
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs(strings.Fields(args))
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", args, err, want)
+		}
+	}
+}
+
+func TestBadFlags(t *testing.T) {
+	for args, want := range map[string]string{
+		"--local --all": "local", "--all --node=a": "all", "--max-size=1": "expected a size of at least 4Ki", "--max-file-size=big": "expected a size",
+		"x": "unknown command",
+	} {
+		if _, files, err := run(t.Context(), t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) || len(files) > 0 {
+			t.Errorf("%s: %v, files %v, want %q", args, err, files, want)
+		}
+	}
+	t.Setenv("KUBECONFIG", "/nonexistent")
+	if _, _, err := run(t.Context(), t, "--all"); err == nil || !strings.Contains(err.Error(), "no cluster is configured") {
+		t.Errorf("without a cluster: %v", err)
+	}
+}

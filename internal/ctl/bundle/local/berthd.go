@@ -1,0 +1,83 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// settingsTimeout is short: without an answer all else goes on.
+const settingsTimeout = 3 * time.Second
+
+func askSettings(ctx context.Context, o Options) (s introspect.Settings, err error) {
+	ctx, cancel := context.WithTimeout(ctx, min(o.Timeout, settingsTimeout))
+	defer cancel()
+	const most = 1 << 20
+	err = ask(ctx, o.Address, introspect.SettingsPath, func(r io.Reader) error {
+		return json.NewDecoder(io.LimitReader(r, most)).Decode(&s)
+	})
+	return s, err
+}
+
+// ask reads what is served at a path of an address, without a proxy.
+func ask(ctx context.Context, address, path string, read func(io.Reader) error) error {
+	if address == "" {
+		return fmt.Errorf("%s is not served: the setting of its address is empty", path)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return err
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	err = read(resp.Body)
+	if resp.StatusCode != http.StatusOK {
+		err = errors.Join(fmt.Errorf("%s: %s", path, resp.Status), err)
+	}
+	return err
+}
+
+// introspection is the document, and whether the node is ready or why not.
+func (n *node) introspection(ctx context.Context, s *archive.Sink) error {
+	err := ask(ctx, n.Address, introspect.Path, func(r io.Reader) error {
+		data, err := io.ReadAll(io.LimitReader(r, s.Most()+1))
+		if err != nil {
+			return err
+		}
+		return s.Document("ip-manager.json", data)
+	})
+	var ready bytes.Buffer
+	readyErr := ask(ctx, n.Address, "/readyz", func(r io.Reader) error {
+		_, err := io.Copy(&ready, io.LimitReader(r, 64<<10))
+		return err
+	})
+	if ready.Len() > 0 { // the reason why it is not is no failure to read it
+		readyErr = s.Bytes("readyz.txt", ready.Bytes())
+	}
+	return errors.Join(err, readyErr)
+}
+
+func (n *node) scrape(ctx context.Context, s *archive.Sink) error {
+	return ask(ctx, n.metrics, "/metrics", func(r io.Reader) error { return s.Text("metrics.txt", r) })
+}
+
+// joinJSON adds a value, besides an error.
+func joinJSON(s *archive.Sink, name string, v any, err error) error {
+	data, jsonErr := json.MarshalIndent(v, "", "  ")
+	if jsonErr == nil {
+		jsonErr = s.Document(name, data)
+	}
+	return errors.Join(err, jsonErr)
+}

@@ -1,0 +1,169 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+)
+
+// at is a path of the node's below the root that it is seen at.
+func (n *node) at(name string) string {
+	if name == "" || n.Root == "" || n.Root == "/" {
+		return name
+	}
+	return filepath.Join(n.Root, name)
+}
+
+// What of a folder is taken.
+const (
+	maxDepth = 3
+	maxFiles = 2000
+)
+
+// folder adds the files below a folder, and a list of all that is there. What is no
+// regular file is listed only.
+func folder(ctx context.Context, s *archive.Sink, to, dir string) error {
+	if dir == "" {
+		return errors.New("not known where it is")
+	}
+	err := list(s, to+".txt", dir)
+	files := 0
+	walkErr := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(dir, name)
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil && name == dir:
+			return nil // list told it
+		case err != nil:
+			s.Failed(rel, err)
+			return nil
+		case d.IsDir() && strings.Count(rel, string(filepath.Separator)) >= maxDepth:
+			return fs.SkipDir
+		case d.IsDir():
+			return nil
+		case files == maxFiles:
+			return fmt.Errorf("%s has more than %d files", dir, maxFiles)
+		}
+		files++
+		s.Failed(rel, file(s, path.Join(to, rel), name))
+		return nil
+	})
+	return errors.Join(err, walkErr)
+}
+
+// file adds one; what is no regular file, links followed, is none.
+func file(s *archive.Sink, to, name string) error {
+	f, err := openRegular(name)
+	if f == nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	data, err := io.ReadAll(io.LimitReader(f, s.Most()+1))
+	if err != nil {
+		return err
+	}
+	return s.Document(to, data)
+}
+
+// openRegular opens a regular file. Of something else both results are nil.
+func openRegular(name string) (*os.File, error) {
+	info, err := os.Stat(name)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, err
+	}
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// list adds what is in a folder, as ls -lR does.
+func list(s *archive.Sink, to, dir string) error {
+	if dir == "" {
+		return errors.New("not known where it is")
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // folder tells it
+		}
+		rel, _ := filepath.Rel(dir, name)
+		if d.IsDir() && strings.Count(rel, string(filepath.Separator)) >= maxDepth {
+			return fs.SkipDir
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil //nolint:nilerr // it went
+		}
+		fmt.Fprintf(&b, "%s %10d %s %s", info.Mode(), info.Size(), info.ModTime().UTC().Format(time.RFC3339), filepath.Join(dir, rel))
+		if target, err := os.Readlink(name); err == nil {
+			fmt.Fprintf(&b, " -> %s", target)
+		}
+		b.WriteByte('\n')
+		if b.Len() > int(s.Most()) {
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return errors.Join(err, s.Bytes(to, b.Bytes()))
+}
+
+// system is what the kernel says of the machine. /proc/net is that of the network
+// namespace that this program is in.
+func (n *node) system(_ context.Context, s *archive.Sink) error {
+	for _, name := range []string{
+		"version", "cmdline", "uptime", "loadavg", "meminfo", "stat", "mounts", "self/mountinfo", "self/status", "pressure/cpu", "pressure/memory", "pressure/io",
+		"net/snmp", "net/snmp6", "net/netstat", "net/sockstat", "net/sockstat6", "net/softnet_stat", "net/dev", "net/stat/nf_conntrack", "net/stat/arp_cache", "net/stat/ndisc_cache",
+		"sys/kernel/random/boot_id",
+	} {
+		data, err := os.ReadFile("/proc/" + name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // not in this kernel
+		}
+		if err == nil {
+			err = s.Bytes("system/"+strings.ReplaceAll(name, "/", "-")+".txt", data)
+		}
+		s.Failed("/proc/"+name, err)
+	}
+	for _, name := range []string{"/etc/os-release", "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"} {
+		if err := file(s, "system"+name, n.at(name)); !errors.Is(err, fs.ErrNotExist) {
+			s.Failed(name, err)
+		}
+	}
+	return disks(s, n.at("/"), n.StateDir, n.CNIConfDir)
+}
+
+// disks tells how full the file systems are.
+func disks(s *archive.Sink, paths ...string) error {
+	var b bytes.Buffer
+	for _, p := range paths {
+		var st syscall.Statfs_t
+		if err := syscall.Statfs(p, &st); err != nil {
+			s.Failed("file system of "+p, err)
+			continue
+		}
+		size := uint64(st.Bsize)
+		fmt.Fprintf(&b, "%s: type %#x, %d of %d bytes free, %d of %d inodes free\n", p, st.Type, st.Bavail*size, st.Blocks*size, st.Ffree, st.Files)
+	}
+	return s.Bytes("system/disks.txt", b.Bytes())
+}

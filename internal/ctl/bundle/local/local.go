@@ -1,0 +1,122 @@
+// Package local is what a support bundle has of the node that it is made on. It
+// needs neither an API server nor a daemon that runs, and no program of the node.
+//
+//	local.go    what there is, and where
+//	berthd.go   what the daemon serves
+//	files.go    state, network configuration, what the kernel tells in files
+//	logs.go     logs of pods, of units, of the kernel
+//	runtime.go  the container runtime
+//	process.go  programs that matter, as far as they can be seen
+package local
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/kernelstate"
+)
+
+// Options say where things are on this node.
+type Options struct {
+	Address string        // of berthd's introspection, host:port
+	Timeout time.Duration // of each part
+	Since   time.Duration // how far back logs go
+	Root    string        // where the node's own files are: "/", or where its root is mounted
+
+	// What the daemon says, or else its defaults, counts where these are empty.
+	StateDir   string
+	CNIConfDir string
+	CRISocket  string
+}
+
+// node is one, with what is known of its settings.
+type node struct {
+	Options
+	metrics   string // address; empty: none
+	cniBinDir string
+}
+
+// Parts are all that is collected. It asks the daemon for its settings first.
+func Parts(ctx context.Context, o Options) []archive.Part {
+	settings, err := askSettings(ctx, o)
+	source := "berthd"
+	if err != nil {
+		settings, source = ownSettings(), "the environment of this program and defaults"
+	}
+	n := node{Options: o, metrics: get(settings, "metrics-address"), cniBinDir: get(settings, "cni-bin-dir")}
+	for _, v := range []struct {
+		to   *string
+		name string
+	}{{&n.StateDir, "state-dir"}, {&n.CNIConfDir, "cni-conf-dir"}, {&n.CRISocket, "cri-socket"}} {
+		if *v.to == "" {
+			*v.to = get(settings, v.name)
+		}
+	}
+	parts := []archive.Part{
+		n.part("settings", func(_ context.Context, s *archive.Sink) error {
+			if err != nil {
+				err = fmt.Errorf("%w; those of %s are taken to find things", err, source)
+			}
+			return joinJSON(s, "settings.json", settings, err)
+		}),
+		n.part("introspection", n.introspection),
+		n.part("metrics", n.scrape),
+		n.part("state", func(ctx context.Context, s *archive.Sink) error { return folder(ctx, s, "state", n.at(n.StateDir)) }),
+		n.part("cni", func(ctx context.Context, s *archive.Sink) error { return folder(ctx, s, "cni", n.at(n.CNIConfDir)) }),
+		n.part("cni plugins", func(_ context.Context, s *archive.Sink) error {
+			return list(s, "cni-plugins.txt", n.at(n.cniBinDir))
+		}),
+		n.part("system", n.system),
+		n.part("processes", processes),
+		n.part("runtime", n.runtime),
+		n.part("kubelet", kubelet),
+		n.part("kernel log", kernelLog),
+		n.part("pod logs", n.podLogs),
+		n.part("journal", n.journal),
+	}
+	for _, p := range kernelstate.Parts() {
+		parts = append(parts, n.part("kernel "+p.Name, func(_ context.Context, s *archive.Sink) error {
+			return piped(func(w io.Writer) error { return p.Write(w) }, func(r io.Reader) error { return s.Text("kernel/"+p.Name, r) })
+		}))
+	}
+	return parts
+}
+
+func (n *node) part(name string, collect func(context.Context, *archive.Sink) error) archive.Part {
+	return archive.Part{Name: name, Timeout: n.Timeout, Collect: collect}
+}
+
+// ownSettings are those that a daemon with this environment would have; in its pod that
+// is the daemon's own.
+func ownSettings() introspect.Settings {
+	for _, environ := range [][]string{os.Environ(), nil} {
+		c, err := config.NewLoader(pflag.NewFlagSet("", pflag.ContinueOnError)).Load(environ)
+		if err == nil {
+			return introspect.Settings{Settings: c.Effective, Unknown: c.Unknown}
+		}
+	}
+	return introspect.Settings{}
+}
+
+func get(s introspect.Settings, name string) string {
+	v, _ := s.Get(name)
+	return v
+}
+
+// piped hands what is written to a reader. Both errors count; that of the reader,
+// which has its own limits, does not stop the writer from being read to the end.
+func piped(write func(io.Writer) error, read func(io.Reader) error) error {
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(write(w)) }()
+	err := read(r)
+	_, _ = io.Copy(io.Discard, r) // lets the writer end
+	return err
+}

@@ -1,0 +1,136 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+)
+
+// podLogDir is where the kubelet keeps logs, in one folder a pod: NAMESPACE_NAME_UID.
+const podLogDir = "/var/log/pods"
+
+// podLogs are the logs of Berth's own pods, of their earlier containers too.
+func (n *node) podLogs(ctx context.Context, s *archive.Sink) error {
+	dir := n.at(podLogDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("%w (a container does not see it; the API server has the logs of pods too)", err)
+	}
+	for _, e := range entries {
+		if !strings.Contains(e.Name(), "berth") {
+			continue
+		}
+		files, err := filepath.Glob(filepath.Join(dir, e.Name(), "*", "*.log*"))
+		s.Failed(e.Name(), err)
+		for _, name := range files {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			rel, _ := filepath.Rel(dir, name)
+			s.Failed(rel, n.logFile(s, path.Join("logs/pods", rel), name))
+		}
+	}
+	return nil
+}
+
+func (n *node) logFile(s *archive.Sink, to, name string) error {
+	f, err := openRegular(name)
+	if f == nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err == nil && info.ModTime().Before(time.Now().Add(-n.Since)) || strings.HasSuffix(name, ".gz") {
+		return nil // the list of what is there is enough
+	}
+	return s.LogFile(to, f)
+}
+
+// units are those whose logs tell of pods' networks.
+var units = []string{"berthd", "kubelet", "containerd", "crio", "docker", "cri-docker", "k3s", "k3s-agent", "rke2-agent", "systemd-networkd", "NetworkManager"}
+
+// journal is what systemd keeps, by its own program: wherever there is a journal there is
+// that too. In a container there is neither.
+func (n *node) journal(ctx context.Context, s *archive.Sink) error {
+	program, err := exec.LookPath("journalctl")
+	if err != nil {
+		return fmt.Errorf("the journal of the kubelet and the runtime: %w (run berthctl on the node itself for it)", err)
+	}
+	for _, unit := range units {
+		s.Failed(unit, n.journalOf(ctx, s, program, unit))
+	}
+	return ctx.Err()
+}
+
+func (n *node) journalOf(ctx context.Context, s *archive.Sink, program, unit string) error {
+	cmd := exec.CommandContext(ctx, program, "--unit", unit, "--no-pager", "--quiet", "--output", "short-iso-precise",
+		fmt.Sprintf("--since=-%ds", int(n.Since.Seconds())), fmt.Sprintf("--lines=%d", s.Most()/100))
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	cmd.WaitDelay = time.Second
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return err
+	}
+	first := make([]byte, 1)
+	if _, readErr := io.ReadFull(out, first); readErr == nil { // a unit that is not here has no lines
+		err = s.Log("logs/journal-"+unit+".log", io.MultiReader(bytes.NewReader(first), out))
+	}
+	if waitErr := cmd.Wait(); waitErr != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %s", waitErr, strings.TrimSpace(said.String())))
+	}
+	return err
+}
+
+// kernelLog is the kernel's own: full tables of neighbours or connections, and programs
+// that ran out of memory, are told there.
+func kernelLog(ctx context.Context, s *archive.Sink) error {
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("/dev/kmsg: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return piped(func(w io.Writer) error { return kernelLines(ctx, fd, w) }, func(r io.Reader) error { return s.Log("logs/kernel.log", r) })
+}
+
+// kernelLines writes the records that there are (Documentation/ABI/testing/dev-kmsg): each
+// read gives one, "priority,sequence,microseconds,flags;text".
+func kernelLines(ctx context.Context, fd int, w io.Writer) error {
+	buf := make([]byte, 16<<10)
+	for ctx.Err() == nil {
+		n, err := unix.Read(fd, buf)
+		switch {
+		case errors.Is(err, syscall.EAGAIN), err == nil && n == 0:
+			return nil
+		case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EINTR): // records were overwritten
+			continue
+		case err != nil:
+			return fmt.Errorf("/dev/kmsg: %w", err)
+		}
+		head, text, _ := strings.Cut(string(buf[:n]), ";")
+		fields := strings.Split(head, ",")
+		text, _, _ = strings.Cut(text, "\n") // then come properties of a device
+		if len(fields) < 3 {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "<%s> %sus %s\n", fields[0], fields[2], text); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,216 @@
+package cluster
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, []byte(got), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("output differs from %s (-want +got):\n%s", path, diff)
+	}
+}
+
+// printed is what a table prints without colours.
+func printed(t *testing.T, table func(p *view.Printer)) string {
+	t.Helper()
+	var out bytes.Buffer
+	p := &view.Printer{W: &out}
+	table(p)
+	if p.Err != nil {
+		t.Fatal(p.Err)
+	}
+	return out.String()
+}
+
+var at = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) metav1.Time { return metav1.NewTime(at.Add(-d)) }
+
+func node(name string, ready corev1.ConditionStatus) corev1.Node {
+	n := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+		corev1.LabelOSStable: "linux", corev1.LabelInstanceTypeStable: "m5.large", corev1.LabelTopologyZone: "eu-central-1a",
+	}}}
+	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: ready}
+	if ready != corev1.ConditionTrue {
+		c.Reason, c.Message = "NodeStatusUnknown", "Kubelet stopped posting node status."
+	}
+	n.Status.Conditions = []corev1.NodeCondition{c}
+	return n
+}
+
+// berthd is the pod of a node's daemon.
+func berthd(node, ipam string, ready bool) corev1.Pod {
+	p := corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-" + node, Labels: map[string]string{nameLabel: daemonName}},
+		Spec: corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{
+			Name: "berthd", Image: "registry.example:5000/berth/node:v0.9.1@sha256:0123", Env: []corev1.EnvVar{{Name: "BERTH_IPAM", Value: ipam}},
+		}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{{Name: "berthd", RestartCount: 2}}},
+	}
+	if ready {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	} else {
+		p.Status.ContainerStatuses[0].State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off 5m0s"}
+	}
+	return p
+}
+
+func operatorPod(name string, ready bool) corev1.Pod {
+	p := berthd("node-a", "", ready)
+	p.Name, p.Labels = name, map[string]string{nameLabel: operatorName}
+	return p
+}
+
+func is(kind string, status metav1.ConditionStatus, reason, message string, since time.Duration) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, LastTransitionTime: ago(since)}
+}
+
+// network is a NodeNetwork with so many addresses.
+func network(name string, used, cooling, warm int, conditions ...metav1.Condition) v1alpha1.NodeNetwork {
+	n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Spec.InstanceID, n.Spec.InstanceType = "i-0123456789abcdef0", "m5.large"
+	n.Spec.IPAM.Available = map[string]v1alpha1.AvailableAddress{}
+	n.Status.IPAM.Used = map[string]v1alpha1.UsedAddress{}
+	addr := netip.MustParseAddr("10.0.0.10")
+	for i := range used + cooling + warm {
+		n.Spec.IPAM.Available[addr.String()] = v1alpha1.AvailableAddress{Resource: "eni-" + name}
+		if i < used+cooling {
+			n.Status.IPAM.Used[addr.String()] = v1alpha1.UsedAddress{Resource: "eni-" + name, Cooling: i >= used}
+		}
+		addr = addr.Next()
+	}
+	n.Status.IPAM.UsedCount = int32(used + cooling)
+	n.Status.ENI = v1alpha1.ENIStatus{
+		Count: 1, Available: int32(used + cooling + warm), Limits: &v1alpha1.ENILimits{ENIs: 3, AddressesPerENI: 10},
+		ENIs: map[string]v1alpha1.ENI{"eni-" + name: {DeviceIndex: 1, SubnetID: "subnet-1", SubnetCIDR: "10.0.0.0/24"}},
+	}
+	n.Status.Conditions = append([]metav1.Condition{is("Ready", metav1.ConditionTrue, "AddressesAvailable", "", time.Hour)}, conditions...)
+	return n
+}
+
+func pool(name string, total, allocated int64, conditions ...metav1.Condition) v1alpha1.AddressPool {
+	p := v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Spec.Subnets = []v1alpha1.PoolSubnet{{IPv4: "10.2.0.0/16"}}
+	p.Status.AcceptedSubnets = 1
+	p.Status.Blocks = v1alpha1.PoolCounts{Total: total, Allocated: allocated, Free: total - allocated}
+	p.Status.Addresses = v1alpha1.PoolCounts{Total: total * 32, Allocated: allocated * 32, Free: (total - allocated) * 32}
+	p.Status.Conditions = append([]metav1.Condition{is("Ready", metav1.ConditionTrue, "Accepted", "", time.Hour)}, conditions...)
+	return p
+}
+
+func block(pool, node string, i int) v1alpha1.AddressBlock {
+	return v1alpha1.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", pool, i)}, PoolName: pool, NodeName: node, Index: int64(i)}
+}
+
+func request(pool, node string, age time.Duration, conditions ...metav1.Condition) v1alpha1.BlockRequest {
+	r := v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: "req-" + node, CreationTimestamp: ago(age)}}
+	r.Spec.PoolName, r.Spec.NodeName, r.Status.Conditions = pool, node, conditions
+	return r
+}
+
+// document is what a node in node mode tells.
+func document(node string) introspect.Document {
+	return introspect.Document{
+		InstanceID: "i-0123456789abcdef0", Node: node, IPAM: "eni", Version: "v0.9.1", Time: at,
+		Totals:     introspect.Totals{Allocated: 3, Available: 2, Cooling: 1, Capacity: 9},
+		Allocated:  []introspect.Allocated{{Address: netip.MustParseAddr("10.0.0.5"), Namespace: "shop", Pod: "web-0", ContainerID: "4f5e6d7c8b9a0f1e", Interface: "eth0", Origin: introspect.Origin{ENI: "eni-1"}, Since: at.Add(-90 * time.Second)}},
+		ENIs:       []introspect.ENI{{ID: "eni-1", Primary: true, MAC: "0a:00:00:00:00:01", Subnet: "subnet-1", Ready: true, Capacity: 9, Used: 3}},
+		Conditions: []introspect.Condition{{Type: "DataPathReady", Status: "True", Reason: "SetUp", Since: at.Add(-50 * time.Hour)}},
+	}
+}
+
+// operatorCluster has a node of every kind of trouble in operator mode.
+func operatorCluster() objects {
+	gone := berthd("node-e", "eni-operator", true)
+	windows := node("node-w", corev1.ConditionTrue)
+	windows.Labels[corev1.LabelOSStable] = "windows"
+	short := network("node-b", 9, 0, 0, is("InDeficit", metav1.ConditionTrue, "SubnetFull", "9 addresses, of which 9 are used, and 1 more are wanted: no subnet has a free address", time.Minute),
+		is("Degraded", metav1.ConditionTrue, "SubnetFull", "subnet-1 has no free address", time.Minute))
+	short.Status.IPAM.Waiting, short.Status.ENI.Needed = 2, 1
+	bare := network("node-f", 0, 0, 0)
+	bare.Status.Conditions = nil
+	draining := network("node-a", 3, 1, 4)
+	draining.Spec.IPAM.Releasing = []string{"10.0.0.17"}
+	lease := "berth-operator-0_5f"
+	o := objects{
+		now: at,
+		nodes: []corev1.Node{
+			node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue), node("node-c", corev1.ConditionUnknown),
+			node("node-d", corev1.ConditionTrue), node("node-f", corev1.ConditionTrue), windows,
+		},
+		daemons: daemonsOf([]corev1.Pod{
+			berthd("node-a", "eni-operator", true), berthd("node-b", "eni-operator", true), berthd("node-c", "eni-operator", false), gone, berthd("node-f", "eni-operator", true),
+		}),
+		networks:  []v1alpha1.NodeNetwork{draining, short, network("node-c", 1, 0, 1), bare},
+		operators: []corev1.Pod{operatorPod("berth-operator-0", true), operatorPod("berth-operator-1", false)},
+	}
+	o.lease.Value = leaseOf(lease)
+	return o
+}
+
+// poolCluster has one in pool mode.
+func poolCluster() objects {
+	draining := block("default", "node-b", 7)
+	draining.DeletionTimestamp = &metav1.Time{Time: at}
+	return objects{
+		now:     at,
+		nodes:   []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)},
+		daemons: daemonsOf([]corev1.Pod{berthd("node-a", "pool", true), berthd("node-b", "pool", true)}),
+		pools: []v1alpha1.AddressPool{
+			pool("web", 2, 2, is("Exhausted", metav1.ConditionTrue, "PoolExhausted", "all 2 blocks are taken: append a subnet", time.Minute)),
+			pool("default", 2048, 3), pool("new", 0, 0),
+		},
+		blocks: []v1alpha1.AddressBlock{block("default", "node-a", 0), block("default", "node-b", 1), draining, block("web", "node-b", 0), block("web", "node-b", 1)},
+		requests: []v1alpha1.BlockRequest{
+			request("web", "node-a", time.Minute, is("Failed", metav1.ConditionTrue, "PoolExhausted", "no block is free", time.Minute)), request("default", "node-b", 45*time.Second),
+		},
+		operators: []corev1.Pod{operatorPod("berth-operator-0", false)},
+	}
+}
+
+// nodeCluster is one in node mode, in which nodes were asked.
+func nodeCluster() objects {
+	sick := document("node-b")
+	sick.Totals.Available, sick.Totals.Waiting = 0, 3
+	sick.LastError = "AssignPrivateIpAddresses: RequestLimitExceeded"
+	sick.Conditions = append(sick.Conditions, introspect.Condition{Type: "AddressesAvailable", Status: "False", Reason: "Exhausted", Message: "AssignPrivateIpAddresses: RequestLimitExceeded", Since: at.Add(-time.Minute)})
+	other := berthd("node-b", "", true)
+	other.Spec.Containers[0].Image = "berth-node:v0.9.2"
+	return objects{
+		now:     at,
+		nodes:   []corev1.Node{node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue), node("node-c", corev1.ConditionTrue)},
+		daemons: daemonsOf([]corev1.Pod{berthd("node-a", "", true), other, berthd("node-c", "eni", true)}),
+		answers: map[string]answer{
+			"node-a": {doc: document("node-a")}, "node-b": {doc: sick}, "node-c": {err: errors.New("no answer within 10s")},
+		},
+	}
+}

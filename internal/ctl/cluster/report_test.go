@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/berthnet/berth/internal/ctl/view"
+)
+
+func leaseOf(holder string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder}}
+}
+
+func TestStatusTables(t *testing.T) {
+	well := nodeCluster()
+	well.nodes, well.daemons = well.nodes[:1], map[string]daemon{"node-a": well.daemons["node-a"]}
+	blind := objects{now: at, unread: []string{"Nodes: nodes is forbidden", "pods of berthd: pods is forbidden"}}
+	for name, o := range map[string]objects{
+		"operator": operatorCluster(), "pool": poolCluster(), "node": nodeCluster(), "well": well, "blind": blind, "empty": {now: at},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := statusOf(o)
+			if s.Healthy != (name == "well") {
+				t.Errorf("healthy: %v", s.Healthy)
+			}
+			golden(t, "status-"+name+".txt", printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) }))
+			golden(t, "status-"+name+"-wide.txt", printed(t, func(p *view.Printer) { writeStatus(p, s, true, false) }))
+			var out bytes.Buffer
+			if err := view.WriteYAML(&out, s); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "status-"+name+".yaml", out.String())
+			var again Status
+			if err := yaml.UnmarshalStrict(out.Bytes(), &again); err != nil || len(again.Nodes) != len(s.Nodes) {
+				t.Errorf("YAML: %v, %d nodes", err, len(again.Nodes))
+			}
+		})
+	}
+}
+
+// Of a large cluster the table has what is wrong, and says what it leaves out.
+func TestStatusOfManyNodes(t *testing.T) {
+	o := objects{now: at, daemons: map[string]daemon{}}
+	var pods []corev1.Pod
+	for i := range 3000 {
+		name := fmt.Sprintf("node-%04d", i)
+		o.nodes = append(o.nodes, node(name, corev1.ConditionTrue))
+		pods = append(pods, berthd(name, "eni-operator", i != 1234))
+		o.networks = append(o.networks, network(name, 5, 1, 2))
+	}
+	o.daemons, o.operators = daemonsOf(pods), []corev1.Pod{operatorPod("berth-operator-0", true)}
+	s := statusOf(o)
+	table := printed(t, func(p *view.Printer) { writeStatus(p, s, false, false) })
+	if n := strings.Count(table, "\n"); n > 15 || !strings.Contains(table, "node-1234") || !strings.Contains(table, "2999 further nodes without trouble") ||
+		!strings.Contains(table, "15000 used, 6000 warm, 3000 cooling") {
+		t.Errorf("%d lines:\n%.2000s", n, table)
+	}
+	if every := printed(t, func(p *view.Printer) { writeStatus(p, s, false, true) }); strings.Count(every, "\n") < 3000 {
+		t.Error("--all does not list all")
+	}
+}
+
+func TestTopAndPoolTables(t *testing.T) {
+	nodeMode := nodeCluster()
+	two := document("node-d")
+	two.ENIs = append(two.ENIs, two.ENIs[0])
+	two.ENIs[1].ID, two.ENIs[1].Subnet, two.ENIs[1].DeviceIndex, two.ENIs[1].Used, two.ENIs[1].Prefixes = "eni-2", "subnet-2", 1, 20, 2
+	nodeMode.answers["node-d"] = answer{doc: two}
+	nodeMode.daemons["node-d"] = nodeMode.daemons["node-a"]
+	for name, o := range map[string]objects{"operator": operatorCluster(), "pool": poolCluster(), "node": nodeMode, "empty": {}} {
+		top := topOf(o)
+		golden(t, "top-"+name+".txt", printed(t, func(p *view.Printer) { writeTop(p, top, 20, false) }))
+		if name == "operator" {
+			golden(t, "top-most.txt", printed(t, func(p *view.Printer) { writeTop(p, top, 1, false) }))
+		}
+	}
+	pools := Pools{Pools: poolsOf(poolCluster())}
+	golden(t, "pools.txt", printed(t, func(p *view.Printer) { writePools(p, pools, false, false) }))
+	golden(t, "pools-wide.txt", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
+}
+
+// hostile sets a terminal's title, writes in red, turns the text round and forges a line.
+const hostile = "x\x1b]0;owned\a\x7f\u009b31m\u202e\U000e0041\nFORGED\tline\r"
+
+// fill puts it into every string of a value that its owner chooses.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(hostile)
+	case reflect.Pointer:
+		if !v.IsNil() {
+			fill(v.Elem())
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			fill(v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
+		}
+	}
+}
+
+func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
+	check := func(name, out string) {
+		t.Helper()
+		if i := strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); i >= 0 {
+			t.Errorf("%s prints %q", name, out[max(0, i-20):min(len(out), i+20)])
+		}
+		if strings.Contains(out, "\nFORGED") || len(out) < 100 {
+			t.Errorf("%s prints\n%s", name, out)
+		}
+	}
+	s, top := statusOf(operatorCluster()), topOf(operatorCluster())
+	doc := document("node-a")
+	d := NodeDetails{Node: s.Nodes[0], Document: &doc, Events: []Event{{}}, Unread: []string{""}, Unasked: "x"}
+	pod := PodDetails{Addresses: []string{""}, Events: []Event{{}}, Unread: []string{""}}
+	pools := Pools{Pools: poolsOf(poolCluster())}
+	s.Pools = poolsOf(poolCluster())
+	for _, v := range []any{&s, &top, &d, &pod, &pools} {
+		fill(reflect.ValueOf(v).Elem())
+		for name, write := range map[string]func(*bytes.Buffer) error{
+			"JSON": func(b *bytes.Buffer) error { return view.WriteJSON(b, v) },
+			"YAML": func(b *bytes.Buffer) error { return view.WriteYAML(b, v) },
+			"line": func(b *bytes.Buffer) error { return view.WriteLine(b, v) },
+		} {
+			var out bytes.Buffer
+			if err := write(&out); err != nil {
+				t.Fatal(err)
+			}
+			check(fmt.Sprintf("%s of %T", name, v), out.String())
+		}
+	}
+	prog := &program{Options: Options{Now: func() time.Time { return at }}}
+	check("status", printed(t, func(p *view.Printer) { writeStatus(p, s, true, true) }))
+	check("top", printed(t, func(p *view.Printer) { writeTop(p, top, 20, true) }))
+	check("node", printed(t, func(p *view.Printer) { writeNode(p, d, prog, true) }))
+	check("pod", printed(t, func(p *view.Printer) { writePod(p, pod, prog, true) }))
+	check("pools", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
+}

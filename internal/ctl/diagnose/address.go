@@ -1,0 +1,110 @@
+package diagnose
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// addressesOf are the addresses in the pod's status that are some.
+func addressesOf(f Facts) (out []netip.Addr) {
+	for _, ip := range f.Pod.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			out = append(out, a)
+		}
+	}
+	if a, err := netip.ParseAddr(f.Pod.Status.PodIP); err == nil && len(out) == 0 {
+		out = append(out, a)
+	}
+	return out
+}
+
+// ready are the pod's attachments that are whole.
+func ready(f Facts) (out []introspect.Attachment) {
+	if f.View.Value == nil {
+		return nil
+	}
+	for _, a := range f.View.Value.Attachments {
+		if a.State == "ready" {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func has(a introspect.Attachment, addr netip.Addr) bool { return a.Address == addr || a.IPv6 == addr }
+
+// hasAddress is about a pod that has an address in its status.
+func hasAddress(f Facts) *Diagnosis {
+	mine := addressesOf(f)
+	text := list(mine)
+	switch {
+	case f.Daemon.Absent():
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. No berthd pod runs on node %s, so that its path could not be checked.", text, f.Pod.Spec.NodeName))
+	case f.View.Value == nil:
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path could not be checked: %s", text, f.View.Unread))
+	}
+	attachments := ready(f)
+	if len(attachments) == 0 {
+		return trouble(NotOfBerth, fmt.Sprintf("The pod has %s, which berthd on node %s has not given to it.", text, f.Pod.Spec.NodeName),
+			"Look for a network configuration of another plugin on the node, in the runtime's folder (/etc/cni/net.d), whose name sorts before Berth's; then delete the pod.", seeNode)
+	}
+	holds := func(a netip.Addr) bool {
+		return slices.ContainsFunc(attachments, func(at introspect.Attachment) bool { return has(at, a) })
+	}
+	if i := slices.IndexFunc(mine, func(a netip.Addr) bool { return !holds(a) }); i >= 0 {
+		return trouble(AddressesDisagree, fmt.Sprintf("The pod's status has %s, and its node has %s for it.", mine[i], list(held(attachments))),
+			"A sandbox that was just replaced looks like this for moments. If it stays, see the kubelet's and berthd's logs, and delete the pod.", seePackets)
+	}
+	if d := broken(attachments); d != nil {
+		return d
+	}
+	if slices.ContainsFunc(attachments, func(a introspect.Attachment) bool { return !a.Checked }) {
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path was not checked: %s", text, attachments[0].Fault))
+	}
+	return fine(Works, fmt.Sprintf("The pod has %s, and link, addresses, neighbours and routes on node %s are as they were set up.", text, f.Pod.Spec.NodeName))
+}
+
+// attached is about a pod whose node has an address for it, and whose status has none yet.
+func attached(f Facts) *Diagnosis {
+	attachments := ready(f)
+	if len(attachments) == 0 {
+		return nil
+	}
+	if d := broken(attachments); d != nil {
+		return d
+	}
+	return fine(Starting, fmt.Sprintf("The pod got %s, which its kubelet has not put into its status yet.", list(held(attachments))))
+}
+
+// broken is about attachments whose path differs from what was set up.
+func broken(attachments []introspect.Attachment) *Diagnosis {
+	for _, a := range attachments {
+		if a.Checked && a.Fault != "" {
+			return trouble(PathBroken, fmt.Sprintf("The path to %s is broken on its node: %s", a.Address, a.Fault),
+				"berthd puts back what it sees to be changed; what stays, or comes again, somebody else changes: a network manager, another network plugin, or the pod itself. Else delete the pod.", seePackets)
+		}
+	}
+	return nil
+}
+
+func held(attachments []introspect.Attachment) (out []netip.Addr) {
+	for _, a := range attachments {
+		out = append(out, a.Address)
+		if a.IPv6.IsValid() {
+			out = append(out, a.IPv6)
+		}
+	}
+	return out
+}
+
+func list(addrs []netip.Addr) string {
+	var out []string
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return strings.Join(out, " and ")
+}

@@ -1,0 +1,81 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func finished(f Facts) *Diagnosis {
+	if p := f.Pod.Status.Phase; p != corev1.PodSucceeded && p != corev1.PodFailed {
+		return nil
+	}
+	return fine(Finished, fmt.Sprintf("The pod has ended (%s), and its address has gone back.", f.Pod.Status.Phase))
+}
+
+func hostNetwork(f Facts) *Diagnosis {
+	if !f.Pod.Spec.HostNetwork {
+		return nil
+	}
+	return fine(HostNetwork, "The pod is on the host's network: it has its node's address, and Berth has nothing to do with it.")
+}
+
+func notScheduled(f Facts) *Diagnosis {
+	if f.Pod.Spec.NodeName != "" {
+		return nil
+	}
+	why := "no scheduler has said why"
+	for _, c := range f.Pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Message != "" {
+			why = c.Message
+		}
+	}
+	return trouble(NotScheduled, "The pod is on no node yet: "+why,
+		"See why the scheduler finds no node for it (kubectl describe pod). A pod gets its address from the node that it is on.", "")
+}
+
+func ending(f Facts) *Diagnosis {
+	if f.Pod.DeletionTimestamp == nil {
+		return nil
+	}
+	return fine(Ending, "The pod is being deleted, and gets no address any more.")
+}
+
+func nodeGone(f Facts) *Diagnosis {
+	if !f.Node.Absent() {
+		return nil
+	}
+	return trouble(NodeGone, fmt.Sprintf("The pod is bound to node %s, and there is no such Node.", f.Pod.Spec.NodeName),
+		"Delete the pod, so that its controller makes another elsewhere, or see to it that the node registers.", seeNode)
+}
+
+func noDaemon(f Facts) *Diagnosis {
+	if !f.Daemon.Absent() {
+		return nil
+	}
+	return trouble(NoDaemon, fmt.Sprintf("No berthd pod runs on node %s, so that nobody there gives addresses.", f.Pod.Spec.NodeName),
+		"See why the DaemonSet has no pod there: its node selector and tolerations, and its events (kubectl describe daemonset).", seeDaemon)
+}
+
+func daemonNotReady(f Facts) *Diagnosis {
+	d := f.Daemon.Value
+	if d == nil || d.Ready {
+		return nil
+	}
+	return trouble(DaemonNotReady, fmt.Sprintf("berthd on node %s is not ready: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, d.Why, "it has not said why")),
+		fmt.Sprintf("See its log (kubectl logs %s) and `kubectl berth node %s`.", d.Pod, f.Pod.Spec.NodeName), seeNode)
+}
+
+func nodeNotReady(f Facts) *Diagnosis {
+	if f.Node.Value == nil {
+		return nil
+	}
+	for _, c := range f.Node.Value.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+			return trouble(NodeNotReady, fmt.Sprintf("Node %s is not ready (%s): %s", f.Node.Value.Name, c.Reason, cmp.Or(c.Message, "its kubelet has not said why")),
+				"See to the node's kubelet: it starts no pod as long as it is not ready.", seeNode)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+package diagnose
+
+// Pod finds what there is to say about a pod: the first of these that applies.
+// What is nearest to the pod comes first, then what its node says, then what the
+// node depends on.
+func Pod(f Facts) Diagnosis {
+	steps := []func(Facts) *Diagnosis{finished, hostNetwork, notScheduled}
+	if len(addressesOf(f)) > 0 {
+		steps = append(steps, hasAddress)
+	} else {
+		steps = append(steps, attached, ending, nodeGone, noDaemon, daemonNotReady, refused,
+			operatorMode, poolMode, waiting, nodeNotReady)
+	}
+	for _, step := range steps {
+		if d := step(f); d != nil {
+			return *d
+		}
+	}
+	return *notAsked(f)
+}

@@ -1,0 +1,339 @@
+package diagnose
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// waits is a pod of a node in this mode that waits for its address, with nothing else wrong.
+func waits(mode Mode) Facts {
+	f := Facts{
+		Now: now,
+		Pod: &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0"},
+			Spec:       corev1.PodSpec{NodeName: "node-a"},
+			Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		},
+		Node:      Of(corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}, Spec: corev1.NodeSpec{ProviderID: "aws:///eu-central-1a/i-1"}}),
+		Namespace: Of(corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}),
+		Daemon:    Of(Daemon{Pod: "-n kube-system berthd-x", Mode: mode, Ready: true}),
+		Operators: Of(Operators{Ready: 1, All: 2}),
+		View:      Of(introspect.Pod{Namespace: "shop", Name: "web-0", Time: now, Waiting: []introspect.Waiting{{ContainerID: "c", Since: now.Add(-7 * time.Second)}}}),
+		Document:  Of(introspect.Document{Node: "node-a", Totals: introspect.Totals{Waiting: 1}}),
+	}
+	switch mode {
+	case OperatorMode:
+		n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-a"}}
+		n.Spec.InstanceID = "i-1"
+		f.NodeNetwork = Of(n)
+	case PoolMode:
+		f.Pools, f.Requests = Of([]v1alpha1.AddressPool{pool("default", nil)}), Of([]v1alpha1.BlockRequest{})
+	case NodeMode:
+	}
+	return f
+}
+
+// runs is a pod that has an address, by which its node knows it.
+func runs() Facts {
+	f := waits(NodeMode)
+	f.Pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.0.0.5"}}}
+	f.View.Value.Waiting = nil
+	f.View.Value.Attachments = []introspect.Attachment{{Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.5")}, State: "ready", Checked: true}}
+	return f
+}
+
+func pool(name string, edit func(*v1alpha1.AddressPool)) v1alpha1.AddressPool {
+	p := v1alpha1.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	p.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue}}
+	if edit != nil {
+		edit(&p)
+	}
+	return p
+}
+
+func truth(kind, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message}
+}
+
+func request(pool string, age time.Duration, conditions ...metav1.Condition) v1alpha1.BlockRequest {
+	r := v1alpha1.BlockRequest{ObjectMeta: metav1.ObjectMeta{Name: "req-1", CreationTimestamp: metav1.NewTime(now.Add(-age))}}
+	r.Spec.NodeName, r.Spec.PoolName, r.Status.Conditions = "node-a", pool, conditions
+	return r
+}
+
+func sandboxFailed(ago time.Duration, message string) corev1.Event {
+	return corev1.Event{Type: corev1.EventTypeWarning, Reason: "FailedCreatePodSandBox", LastTimestamp: metav1.NewTime(now.Add(-ago)), Message: message}
+}
+
+func toldByDaemon(reason, message string) corev1.Event {
+	return corev1.Event{Type: corev1.EventTypeWarning, Reason: reason, ReportingController: "berthd", EventTime: metav1.NewMicroTime(now.Add(-time.Second)), Message: message}
+}
+
+const kubelet = `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox "5f2c": `
+
+func TestPod(t *testing.T) {
+	network := func(c ...metav1.Condition) func(*Facts) {
+		return func(f *Facts) { f.NodeNetwork.Value.Status.Conditions = c }
+	}
+	idle := func(f *Facts) { f.View.Value.Waiting = nil } // nobody asked for an address
+	for _, tc := range []struct {
+		name string
+		of   Facts
+		edit func(*Facts)
+		want Verdict
+		says string // in summary and remedy
+	}{
+		// The pod itself.
+		{"ended well", runs(), func(f *Facts) { f.Pod.Status.Phase = corev1.PodSucceeded }, Finished, "Succeeded"},
+		{"failed", waits(NodeMode), func(f *Facts) { f.Pod.Status.Phase = corev1.PodFailed }, Finished, "Failed"},
+		{"host network", runs(), func(f *Facts) { f.Pod.Spec.HostNetwork = true }, HostNetwork, "its node's address"},
+		{"no node, and why", waits(NodeMode), func(f *Facts) {
+			f.Pod.Spec.NodeName = ""
+			f.Pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available: too many pods"}}
+		}, NotScheduled, "too many pods"},
+		{"no node, no scheduler", waits(NodeMode), func(f *Facts) { f.Pod.Spec.NodeName = "" }, NotScheduled, "no scheduler has said why"},
+		{"being deleted", waits(NodeMode), func(f *Facts) { f.Pod.DeletionTimestamp = &metav1.Time{Time: now} }, Ending, "being deleted"},
+
+		// It has an address.
+		{"works", runs(), nil, Works, "10.0.0.5"},
+		{"works with both families", runs(), func(f *Facts) {
+			f.Pod.Status.PodIPs = append(f.Pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::5"})
+			f.View.Value.Attachments[0].IPv6 = netip.MustParseAddr("2001:db8::5")
+		}, Works, "10.0.0.5 and 2001:db8::5"},
+		{"status of an old API server", runs(), func(f *Facts) { f.Pod.Status.PodIPs, f.Pod.Status.PodIP = nil, "10.0.0.5" }, Works, "10.0.0.5"},
+		{"broken path", runs(), func(f *Facts) {
+			f.View.Value.Attachments[0].Fault = "pod link bthx: no route to 10.0.0.5 in table 19000"
+		}, PathBroken, "no route to 10.0.0.5"},
+		{"not compared", runs(), func(f *Facts) {
+			f.View.Value.Attachments[0].Checked, f.View.Value.Attachments[0].Fault = false, "another call is at work"
+		}, Unchecked, "another call"},
+		{"node cannot be asked", runs(), func(f *Facts) { f.View = Unread[introspect.Pod]("no answer within 10s") }, Unchecked, "no answer within 10s"},
+		{"daemon gone since", runs(), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, Unchecked, "No berthd pod"},
+		{"another plugin's", runs(), func(f *Facts) { f.View.Value.Attachments = nil }, NotOfBerth, "another plugin"},
+		{"half removed", runs(), func(f *Facts) { f.View.Value.Attachments[0].State = "releasing" }, NotOfBerth, "not given"},
+		{"other address", runs(), func(f *Facts) { f.Pod.Status.PodIPs[0].IP = "10.0.0.6" }, AddressesDisagree, "10.0.0.5"},
+		{"address that is none", waits(NodeMode), func(f *Facts) { f.Pod.Status.PodIPs = []corev1.PodIP{{IP: "\x1b[2J"}} }, Waiting, "7s"},
+		{"address on its way into the status", runs(), func(f *Facts) { f.Pod.Status.PodIPs = nil }, Starting, "10.0.0.5"},
+		{"that one broken", runs(), func(f *Facts) {
+			f.Pod.Status.PodIPs, f.View.Value.Attachments[0].Fault = nil, "bthx is down"
+		}, PathBroken, "bthx is down"},
+
+		// Its node.
+		{"Node gone", waits(NodeMode), func(f *Facts) { f.Node = Fact[corev1.Node]{} }, NodeGone, "no such Node"},
+		{"Node may not be read", waits(NodeMode), func(f *Facts) { f.Node = Unread[corev1.Node]("forbidden") }, Waiting, "7s"},
+		{"no berthd", waits(NodeMode), func(f *Facts) { f.Daemon, f.View = Fact[Daemon]{}, Fact[introspect.Pod]{} }, NoDaemon, "No berthd pod runs on node node-a"},
+		{"pods may not be listed", waits(NodeMode), func(f *Facts) {
+			f.Daemon, f.View = Unread[Daemon]("forbidden"), Unread[introspect.Pod]("forbidden")
+		}, NotAsked, "could not be asked why: forbidden"},
+		{"berthd crashes", waits(NodeMode), func(f *Facts) {
+			f.Daemon.Value.Ready, f.Daemon.Value.Why = false, "its container waits (CrashLoopBackOff)"
+		}, DaemonNotReady, "CrashLoopBackOff"},
+		{"berthd starts", waits(NodeMode), func(f *Facts) {
+			f.Daemon.Value.Ready, f.View = false, Unread[introspect.Pod]("berthd is starting: waiting for the metadata service")
+		}, DaemonNotReady, "metadata service"},
+		{"kubelet away", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Node.Value.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status."}}
+		}, NodeNotReady, "Kubelet stopped"},
+		{"not asked yet", waits(NodeMode), idle, NotAsked, "has not asked for an address"},
+		{"volumes come first", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{{Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: "secret not found", LastTimestamp: metav1.NewTime(now)}}
+		}, NotAsked, "FailedMount: secret not found"},
+
+		// What the plugin said.
+		{"refused", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): the attachment's record could not be written; no space left on device`)}
+		}, Refused, "The pod's ADD failed: the attachment's record could not be written; no space left on device"},
+		{"refused, with the network's name", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" name="berth" failed (add): the kernel refused a step of the pod's network`)}
+		}, Refused, "ADD failed: the kernel refused"},
+		{"another plugin of the chain", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="portmap" failed (add): no iptables`)}
+		}, Refused, "runtime could not make"},
+		{"refused long ago", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Hour, kubelet+`plugin type="berth" failed (add): x`)}
+		}, NotAsked, ""},
+		{"refused before, waits now", waits(NodeMode), func(f *Facts) {
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): berthd is being restarted; try again`)}
+		}, Waiting, "7s"},
+		{"waited in vain", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: no subnet that this node may use has a free address: free some, or configure a further subnet`)}
+		}, Waiting, "in vain: no subnet that this node may use"},
+		{"berthd tells why it waits", waits(NodeMode), func(f *Facts) {
+			f.Document.Value.LastError = "of another pod"
+			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
+		{"berthd told that there was none", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")}
+		}, Waiting, "in vain: no address for the pod: every ENI"},
+		{"berthd told that the ADD failed", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{toldByDaemon("NetworkNotSetUp", "the kernel refused a step [kernel]")}
+		}, Refused, "the kernel refused a step [kernel]"},
+		{"worked since, before a new sandbox", waits(NodeMode), func(f *Facts) {
+			idle(f)
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): x`), toldByDaemon("AddressAssigned", "has 10.0.0.5")}
+		}, NotAsked, ""},
+		{"waits again", waits(NodeMode), func(f *Facts) {
+			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "14 ADDs wait for an address"}}
+			f.Events = []corev1.Event{sandboxFailed(time.Minute, kubelet+`plugin type="berth" failed (add): no address for the pod: every ENI is full`)}
+		}, Waiting, "for 7s: every ENI is full"},
+		{"waits, the node knows why", waits(NodeMode), func(f *Facts) {
+			f.Document.Value.Conditions = []introspect.Condition{{Type: "AddressesAvailable", Status: "False", Message: "every ENI that the instance may have is full"}}
+		}, Waiting, "every ENI"},
+		{"waits, EC2 has trouble", waits(NodeMode), func(f *Facts) { f.Document.Value.LastError = "RequestLimitExceeded" }, Waiting, "RequestLimitExceeded"},
+		{"waits for longer than the node's clock knows", waits(NodeMode), func(f *Facts) { f.View.Value.Waiting[0].Since = now.Add(time.Hour) }, Waiting, "for 0s"},
+
+		// Operator mode.
+		{"waits for the operator", waits(OperatorMode), nil, Waiting, "7s"},
+		{"no NodeNetwork", waits(OperatorMode), func(f *Facts) { f.NodeNetwork = Fact[v1alpha1.NodeNetwork]{} }, NoNodeNetwork, "--auto-create-node-network"},
+		{"NodeNetwork may not be read", waits(OperatorMode), func(f *Facts) { f.NodeNetwork = Unread[v1alpha1.NodeNetwork]("forbidden") }, Waiting, ""},
+		{"another instance's", waits(OperatorMode), func(f *Facts) { f.NodeNetwork.Value.Spec.InstanceID = "i-2" }, OtherInstance, "i-2"},
+		{"a Node of no cloud", waits(OperatorMode), func(f *Facts) { f.Node.Value.Spec.ProviderID = "kind://x" }, Waiting, ""},
+		{"degraded", waits(OperatorMode), network(truth("Degraded", "SubnetFull", "subnet-1 is full")), Degraded, "subnet-1 is full"},
+		{"at capacity", waits(OperatorMode), network(truth("AtCapacity", "EniLimit", "3 ENIs are full")), AtCapacity, "maxPods"},
+		{"at capacity with a free one", waits(OperatorMode), func(f *Facts) {
+			network(truth("AtCapacity", "EniLimit", "x"))(f)
+			f.Document.Value.Totals.Available = 1
+		}, Waiting, ""},
+		{"no operator", waits(OperatorMode), func(f *Facts) { f.Operators = Of(Operators{Ready: 0, All: 2}) }, NoOperator, "none of 2"},
+		{"operators may not be read", waits(OperatorMode), func(f *Facts) { f.Operators = Unread[Operators]("forbidden") }, Waiting, ""},
+
+		// Address pools.
+		{"waits for a block", waits(PoolMode), nil, Waiting, "7s"},
+		{"no default pool", waits(PoolMode), func(f *Facts) { f.Pools = Of([]v1alpha1.AddressPool{}) }, NoPool, "no annotation of the pod or its namespace"},
+		{"no such pool for the namespace", waits(PoolMode), func(f *Facts) {
+			f.Namespace.Value.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
+		}, NoPool, "the namespace's annotation"},
+		{"pod may not choose", waits(PoolMode), func(f *Facts) {
+			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", nil), pool("web", nil)})
+		}, PoolNotAllowed, "spec.podNamespaces does not list namespace shop"},
+		{"pod may choose", waits(PoolMode), func(f *Facts) {
+			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "web"}
+			f.Pools = Of([]v1alpha1.AddressPool{pool("web", func(p *v1alpha1.AddressPool) { p.Spec.PodNamespaces = []string{"shop"} })})
+		}, Waiting, ""},
+		{"pod names what it gets anyway", waits(PoolMode), func(f *Facts) {
+			f.Pod.Annotations = map[string]string{v1alpha1.AnnotationPool: "default"}
+		}, Waiting, ""},
+		{"pool being deleted", waits(PoolMode), func(f *Facts) {
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) { p.DeletionTimestamp = &metav1.Time{Time: now} })})
+		}, PoolNotReady, "being deleted"},
+		{"pool overlaps", waits(PoolMode), func(f *Facts) {
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
+				p.Status.Conditions = []metav1.Condition{{Type: "Ready", Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPoolOverlaps, Message: "10.2.0.0/16 overlaps web"}}
+			})})
+		}, PoolNotReady, "overlaps web"},
+		{"pool exhausted", waits(PoolMode), func(f *Facts) {
+			f.Pools = Of([]v1alpha1.AddressPool{pool("default", func(p *v1alpha1.AddressPool) {
+				p.Status.Conditions = append(p.Status.Conditions, truth("Exhausted", v1alpha1.ReasonPoolExhausted, "all 8 blocks are taken"))
+			})})
+		}, PoolExhausted, "all 8 blocks"},
+		{"exhausted, as the request says", waits(PoolMode), func(f *Facts) {
+			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "no block is free"))})
+		}, PoolExhausted, "kubectl berth pools"},
+		{"exhausted, but the node has one", waits(PoolMode), func(f *Facts) {
+			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonPoolExhausted, "x"))})
+			f.Document.Value.Pools = []introspect.Pool{{Name: "default", Free: 1}}
+		}, Waiting, ""},
+		{"quota", waits(PoolMode), func(f *Facts) {
+			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "the node has 3 blocks"))})
+		}, RequestRefused, "the node has 3 blocks"},
+		{"another pool's request", waits(PoolMode), func(f *Facts) {
+			f.Requests = Of([]v1alpha1.BlockRequest{request("web", time.Minute, truth("Failed", v1alpha1.ReasonNodeQuota, "x"))})
+		}, Waiting, ""},
+		{"request unanswered", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)}) }, RequestUnanswered, "req-1"},
+		{"request just made", waits(PoolMode), func(f *Facts) { f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Second)}) }, Waiting, ""},
+		{"nobody to answer", waits(PoolMode), func(f *Facts) {
+			f.Requests = Of([]v1alpha1.BlockRequest{request("default", time.Minute)})
+			f.Operators = Of(Operators{All: 1})
+		}, NoOperator, "none of 1"},
+		{"pools may not be read", waits(PoolMode), func(f *Facts) { f.Pools = Unread[[]v1alpha1.AddressPool]("forbidden") }, Waiting, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.edit != nil {
+				tc.edit(&tc.of)
+			}
+			d := Pod(tc.of)
+			if d.Verdict != tc.want || !strings.Contains(d.Summary+d.Remedy, tc.says) {
+				t.Errorf("%+v\nwant %s with %q", d, tc.want, tc.says)
+			}
+			if !d.OK && d.Remedy == "" {
+				t.Errorf("%s says nothing of what to do", d.Verdict)
+			}
+			verdicts[d.Verdict] = true
+		})
+	}
+	for _, v := range declared(t) {
+		if !verdicts[v] {
+			t.Errorf("no row of the table has the verdict %s", v)
+		}
+	}
+}
+
+var verdicts = map[Verdict]bool{} // that a row had
+
+// literals are what the constants of verdict.go are, by the beginning of their names.
+func literals(t *testing.T, is func(name string, spec *ast.ValueSpec) bool) (out []string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), "verdict.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		if s, ok := n.(*ast.ValueSpec); ok && is(s.Names[0].Name, s) {
+			out = append(out, strings.Trim(s.Values[0].(*ast.BasicLit).Value, "`\""))
+		}
+		return true
+	})
+	return out
+}
+
+func declared(t *testing.T) (out []Verdict) {
+	for _, v := range literals(t, func(_ string, s *ast.ValueSpec) bool { return s.Type != nil }) {
+		out = append(out, Verdict(v))
+	}
+	if len(out) < 20 {
+		t.Fatalf("only %d verdicts are found", len(out))
+	}
+	return out
+}
+
+// Where a diagnosis sends people there is something to read.
+func TestHeadingsExist(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/troubleshoot.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := literals(t, func(name string, _ *ast.ValueSpec) bool { return strings.HasPrefix(name, "see") })
+	if len(found) < 5 {
+		t.Fatalf("only %q are found", found)
+	}
+	for _, see := range found {
+		_, heading, _ := strings.Cut(see, ", ")
+		if !strings.Contains(string(page), "# "+strings.Trim(heading, `"`)+"\n") {
+			t.Errorf("docs/troubleshoot.md has no heading %s", heading)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+)
+
+// operatorMode is about what keeps a node from getting addresses by its NodeNetwork.
+func operatorMode(f Facts) *Diagnosis {
+	if f.mode() != OperatorMode || f.freeHere() {
+		return nil
+	}
+	name := f.Pod.Spec.NodeName
+	switch n := f.NodeNetwork; {
+	case n.Absent():
+		return trouble(NoNodeNetwork, fmt.Sprintf("There is no NodeNetwork %s, in which the operator gives addresses to the node.", name),
+			"berthd makes it by --auto-create-node-network; see its log for why it cannot, such as a missing role, or that the instance is not the node's.", seeOperator)
+	case n.Value == nil:
+		return nil
+	case otherInstance(f):
+		return trouble(OtherInstance, fmt.Sprintf("NodeNetwork %s is of instance %s, and the node is %s.", name, n.Value.Spec.InstanceID, instanceOf(f.Node.Value.Spec.ProviderID)),
+			"Delete the NodeNetwork: berthd makes it anew. It does so by itself with --auto-create-node-network.", seeOperator)
+	}
+	conditions := f.NodeNetwork.Value.Status.Conditions
+	if c := is(conditions, v1alpha1.ConditionDegraded); c != nil {
+		return trouble(Degraded, fmt.Sprintf("The operator can get no addresses for node %s (%s): %s", name, c.Reason, c.Message),
+			"Mend what it names; the operator tries again by itself.", seeReasons)
+	}
+	if d := noOperator(f); d != nil {
+		return d
+	}
+	if c := is(conditions, v1alpha1.ConditionAtCapacity); c != nil {
+		return trouble(AtCapacity, fmt.Sprintf("Node %s has no free address and may have no more (%s): %s", name, c.Reason, c.Message),
+			"Run fewer pods there (lower the kubelet's maxPods to what the instance type allows: berthctl max-pods), take a larger type or prefixes, or give further subnets.", seeReasons)
+	}
+	return nil
+}
+
+// noOperator is about an operator that is not there.
+func noOperator(f Facts) *Diagnosis {
+	if o := f.Operators.Value; o == nil || o.Ready > 0 {
+		return nil
+	}
+	o := f.Operators.Value
+	return trouble(NoOperator, fmt.Sprintf("Node %s has no free address, and none of %d berth-operator pods is ready to give it more.", f.Pod.Spec.NodeName, o.All),
+		"See the operator's pods and their logs (app.kubernetes.io/name=berth-operator).", seeOperator)
+}
+
+// mode of the pod's node; of one whose daemon is not known, by the objects that there are.
+func (f Facts) mode() Mode {
+	switch {
+	case f.Daemon.Value != nil:
+		return f.Daemon.Value.Mode
+	case f.NodeNetwork.Value != nil:
+		return OperatorMode
+	}
+	return NodeMode
+}
+
+// freeHere tells whether the node says that it has a free address, so that what
+// it depends on is not what the pod waits for.
+func (f Facts) freeHere() bool {
+	doc := f.Document.Value
+	if doc == nil {
+		return false
+	}
+	if f.mode() != PoolMode {
+		return doc.Totals.Available > 0
+	}
+	pool, _ := choose(f)
+	for _, p := range doc.Pools {
+		if p.Name == pool {
+			return p.Free > 0
+		}
+	}
+	return false
+}
+
+func is(list []metav1.Condition, kind string) *metav1.Condition {
+	if c := meta.FindStatusCondition(list, kind); c != nil && c.Status == metav1.ConditionTrue {
+		out := *c
+		out.Message = cmp.Or(c.Message, "no more is known")
+		return &out
+	}
+	return nil
+}
+
+func otherInstance(f Facts) bool {
+	if f.Node.Value == nil {
+		return false
+	}
+	id := instanceOf(f.Node.Value.Spec.ProviderID)
+	return id != "" && id != f.NodeNetwork.Value.Spec.InstanceID
+}
+
+// instanceOf is the instance in a provider ID such as aws:///eu-central-1a/i-0123456789abcdef0.
+func instanceOf(providerID string) string {
+	rest, ok := strings.CutPrefix(providerID, "aws://")
+	if !ok {
+		return ""
+	}
+	return rest[strings.LastIndex(rest, "/")+1:]
+}

@@ -1,0 +1,150 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// recent is how old an event may be to tell of now: a kubelet tries again after
+// minutes at most, and its event is counted anew then.
+const recent = 5 * time.Minute
+
+// noAddress begins what the plugin says when no address came in time.
+const noAddress = "no address for the pod: "
+
+// speaker is who told of a pod's sandbox.
+type speaker int
+
+const (
+	nobody  speaker = iota // lately
+	berthd                 // in an Event of its own
+	plugin                 // in the kubelet's
+	runtime                // likewise, and not by Berth's plugin
+)
+
+// waitingReasons are berthd's Events of ADDs that wait for an address or for the
+// node, or did so in vain; its others tell of ADDs that failed or worked.
+var waitingReasons = map[string]bool{"WaitingForAddress": true, "WaitingForNetwork": true, "NoAddress": true}
+
+// saidOfSandbox is the last that was told of the pod's sandbox, and whether that
+// is of an ADD that waits.
+func saidOfSandbox(f Facts) (words string, by speaker, waits bool) {
+	for i := len(f.Events) - 1; i >= 0; i-- {
+		e := f.Events[i]
+		if f.Now.Sub(EventTime(e)) > recent {
+			continue
+		}
+		if cmp.Or(e.ReportingController, e.Source.Component) == "berthd" {
+			if e.Reason == "AddressAssigned" {
+				return "", nobody, false
+			}
+			return e.Message, berthd, waitingReasons[e.Reason]
+		}
+		if e.Reason != "FailedCreatePodSandBox" {
+			continue
+		}
+		if _, after, ok := strings.Cut(e.Message, `plugin type="berth"`); ok {
+			_, said, _ := strings.Cut(after, ": ")
+			words, waits = strings.CutPrefix(said, noAddress)
+			return words, plugin, waits
+		}
+		return e.Message, runtime, false
+	}
+	return "", nobody, false
+}
+
+// EventTime is when an event was last seen.
+func EventTime(e corev1.Event) time.Time {
+	last := cmp.Or(e.EventTime.Time, e.FirstTimestamp.Time)
+	if e.Series != nil && e.Series.LastObservedTime.After(last) {
+		last = e.Series.LastObservedTime.Time
+	}
+	if e.LastTimestamp.After(last) {
+		last = e.LastTimestamp.Time
+	}
+	return last
+}
+
+// refused is about an ADD that failed for another reason than that it waited.
+func refused(f Facts) *Diagnosis {
+	said, by, waits := saidOfSandbox(f)
+	if by == nobody || waits || isWaiting(f) {
+		return nil
+	}
+	if by == runtime {
+		return trouble(Refused, "The node's runtime could not make the pod's sandbox: "+said,
+			"If it names another plugin, see to that one, or to network configurations on the node that sort before Berth's.", seeSandbox)
+	}
+	return trouble(Refused, "The pod's ADD failed: "+said, "The kubelet tries again by itself; what the message names must be mended first.", seeSandbox)
+}
+
+func isWaiting(f Facts) bool { return f.View.Value != nil && len(f.View.Value.Waiting) > 0 }
+
+// waiting is about a pod whose ADD waits for an address, or did so in vain.
+func waiting(f Facts) *Diagnosis {
+	said, _, waits := saidOfSandbox(f)
+	if isWaiting(f) {
+		why := whyShort(f)
+		if waits { // and that was said of this pod
+			why = said
+		}
+		since := f.View.Value.Waiting[0].Since
+		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
+			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is on its way")),
+			"Nothing, if it takes seconds: addresses are on their way. Else see to what it names; the kubelet tries again by itself.", seeOf(f))
+	}
+	if !waits {
+		return nil
+	}
+	return trouble(Waiting, "The pod waited for an address in vain: "+said,
+		"See to what it names; the kubelet tries again by itself.", seeOf(f))
+}
+
+// whyShort is what the node says of its addresses.
+func whyShort(f Facts) string {
+	doc := f.Document.Value
+	if doc == nil {
+		return ""
+	}
+	for _, c := range doc.Conditions {
+		if c.Type == "AddressesAvailable" && c.Status != introspect.True && c.Message != "" {
+			return c.Message
+		}
+	}
+	return doc.LastError
+}
+
+func seeOf(f Facts) string {
+	switch f.mode() {
+	case OperatorMode:
+		return seeOperator
+	case PoolMode:
+		return seePoolWaits
+	default:
+		return seeWaits
+	}
+}
+
+// notAsked is about a pod that nothing is known to be wrong with.
+func notAsked(f Facts) *Diagnosis {
+	text := fmt.Sprintf("The kubelet of node %s has not asked for an address for the pod yet.", f.Pod.Spec.NodeName)
+	if f.View.Value == nil {
+		text = fmt.Sprintf("The pod has no address yet. Node %s could not be asked why: %s", f.Pod.Spec.NodeName, cmp.Or(f.View.Unread, "it has no berthd"))
+	}
+	for i := len(f.Events) - 1; i >= 0; i-- {
+		if e := f.Events[i]; e.Type == corev1.EventTypeWarning && f.Now.Sub(EventTime(e)) <= recent {
+			text += fmt.Sprintf(" Its last warning is %s: %s", e.Reason, e.Message)
+			break
+		}
+	}
+	d := fine(NotAsked, text)
+	d.Remedy = "Nothing, if the pod was just made. Else see its events (kubectl describe pod): volumes and secrets come before the network."
+	d.See = seeSandbox
+	return d
+}

@@ -1,0 +1,120 @@
+package view
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berthnet/berth/internal/introspect"
+)
+
+// Addresses prints the document's addresses, by state.
+func Addresses(p *Printer, doc introspect.Document) {
+	from := supplyOf(doc)
+	p.Section("Allocated", allocatedGrid(doc, from), "No pod holds an address.")
+	p.Section("Available", availableGrid(doc, from), "No address is available.")
+	p.Section("Cooling", coolingGrid(doc, from), "No address is cooling.")
+}
+
+// Node is `berthctl ip-manager`.
+func Node(p *Printer, doc introspect.Document) {
+	p.Printf("Node %s\n%s\n", NodeName(doc), Totals(doc))
+	Addresses(p, doc)
+	supplyOf(doc).besides(p, doc)
+	for _, c := range doc.Conditions {
+		if c.Status != introspect.True {
+			p.Printf("\n! %s is %s (%s): %s\n", c.Type, c.Status, c.Reason, c.Message)
+		}
+	}
+	LastTrouble(p, doc)
+}
+
+// Supply prints the document's ENIs, or its pools and blocks.
+func Supply(p *Printer, doc introspect.Document) { supplyOf(doc).status(p, doc) }
+
+// Conditions prints a node's conditions, with their age at the moment now.
+func Conditions(p *Printer, list []introspect.Condition, now time.Time) {
+	g := NewGrid("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
+	for _, c := range list {
+		g.Add(c.Type, c.Status, Age(c.Since, now), c.Reason, c.Message)
+		if c.Status != introspect.True {
+			g.Tint(1, Bad)
+		}
+	}
+	p.Section("Conditions", g, "No condition is known.")
+}
+
+// LastTrouble prints the document's last error, if any.
+func LastTrouble(p *Printer, doc introspect.Document) {
+	if doc.LastError != "" {
+		p.Printf("\n! last trouble with %s: %s\n", supplyOf(doc).authority, doc.LastError)
+	}
+}
+
+// Totals is a line of the document's numbers.
+func Totals(doc introspect.Document) string {
+	t := doc.Totals
+	s := fmt.Sprintf("%d allocated, %d available, %d cooling", t.Allocated, t.Available, t.Cooling)
+	for _, more := range []struct {
+		n    int
+		what string
+	}{{t.NotReady, "not ready"}, {t.Withdrawn, "on their way back"}} {
+		if more.n > 0 {
+			s += fmt.Sprintf(", %d %s", more.n, more.what)
+		}
+	}
+	s += fmt.Sprintf(supplyOf(doc).capacity, t.Capacity)
+	if t.Waiting > 0 {
+		s += fmt.Sprintf("; %s waiting for an address", Count(t.Waiting, "pod"))
+	}
+	return s
+}
+
+func allocatedGrid(doc introspect.Document, from supply) *Grid {
+	first, dual := []string{"ADDRESS"}, slices.ContainsFunc(doc.Allocated, func(a introspect.Allocated) bool { return a.IPv6.IsValid() })
+	if dual {
+		first = append(first, "IPV6")
+	}
+	g := NewGrid(slices.Concat(first, []string{"NAMESPACE", "POD", "CONTAINER", "INTERFACE"}, from.allocated.head, []string{"SINCE"})...)
+	for _, a := range doc.Allocated {
+		row := []string{a.Address.String()}
+		if dual {
+			row = append(row, text(a.IPv6))
+		}
+		row = append(row, a.Namespace, a.Pod, Short(a.ContainerID), a.Interface)
+		g.Add(slices.Concat(row, from.allocated.cells(a), []string{Age(a.Since, doc.Time)})...)
+	}
+	return g
+}
+
+func availableGrid(doc introspect.Document, from supply) *Grid {
+	g := NewGrid(append([]string{"ADDRESS"}, from.available.head...)...)
+	for _, a := range doc.Available {
+		g.Add(append([]string{a.Address.String()}, from.available.cells(a)...)...)
+	}
+	return g
+}
+
+func coolingGrid(doc introspect.Document, from supply) *Grid {
+	g := NewGrid(slices.Concat([]string{"ADDRESS"}, from.cooling.head, []string{"RELEASED", "REMAINING"})...)
+	for _, c := range doc.Cooling {
+		left := time.Duration(c.RemainingSeconds * float64(time.Second))
+		g.Add(slices.Concat([]string{c.Address.String()}, from.cooling.cells(c), []string{Age(c.Since, doc.Time), left.Round(time.Second).String()})...)
+	}
+	return g
+}
+
+// Short is a container's ID as runtimes' tools print it.
+func Short(id string) string { return id[:min(len(id), 13)] }
+
+// text is a value's text, empty for its zero value.
+func text[T interface {
+	comparable
+	fmt.Stringer
+}](v T) string {
+	var zero T
+	if v == zero {
+		return ""
+	}
+	return v.String()
+}

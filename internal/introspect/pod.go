@@ -1,0 +1,39 @@
+package introspect
+
+import "time"
+
+// PodPath answers about one pod of the node, given by its namespace and name as
+// the query's "namespace" and "name". To ask changes nothing.
+const PodPath = Path + "/pod"
+
+// Pod is what a node knows of one of its pods. Lists are never null; both are
+// empty for a pod that the runtime has not asked an address for, or not here.
+type Pod struct {
+	Namespace   string       `json:"namespace"`
+	Name        string       `json:"name"`
+	Node        string       `json:"node"`        // in Kubernetes
+	Time        time.Time    `json:"time"`        // of the answer
+	Attachments []Attachment `json:"attachments"` // oldest first; one a sandbox and interface
+	Waiting     []Waiting    `json:"waiting"`     // ADDs that wait for an address, oldest first
+}
+
+// Attachment is an address of a pod with the path to it, which was compared with
+// the kernel as CHECK does.
+type Attachment struct {
+	Allocated
+	State    string `json:"state"`    // pending (half made), ready, releasing (half removed)
+	HostLink string `json:"hostLink"` // on the node
+	MTU      int    `json:"mtu"`      // bytes
+	Checked  bool   `json:"checked"`  // the kernel was looked at
+	Fault    string `json:"fault,omitempty"`
+	// Rules are the node's policy rules that the pod's packets meet, by priority,
+	// as the kernel has them.
+	Rules []string `json:"rules"`
+}
+
+// Waiting is an ADD that waits for an address.
+type Waiting struct {
+	ContainerID string    `json:"containerID"`
+	Interface   string    `json:"interface"`
+	Since       time.Time `json:"since"`
+}

@@ -1,0 +1,115 @@
+package podevents
+
+// Busy is the cause of a wait for which the daemon knows none.
+const Busy = "busy"
+
+// Headings of docs/troubleshoot.md, under which the causes are.
+const (
+	inNoAddress = "No address"
+	inPodSide   = "The pod's network namespace, the kernel, the record"
+	inOperator  = "Reasons of conditions"
+	inWaits     = "A pod waits"
+	inPools     = "Pools and requests"
+	inPoolWaits = "A pod waits for an address of a pool"
+	inAll       = "A pod stays in ContainerCreating"
+)
+
+// Remedy is what a person can do about a cause.
+type Remedy struct {
+	Do      string // a sentence; empty where the message ends with it
+	Heading string // of docs/troubleshoot.md, which has more
+}
+
+// RemedyOf tells what to do about a cause. known is false of one that has no row of
+// its own: those that an operator of a newer version gives.
+func RemedyOf(cause string) (r Remedy, known bool) {
+	if r, known = remedies[cause]; known {
+		return r, true
+	}
+	return Remedy{Heading: inAll}, false
+}
+
+// What sentences say that fit several causes.
+const (
+	nothing      = "Nothing is to be done if it happens once; if it happens often, keep more addresses warm."
+	wait         = "Nothing is to be done, but wait a moment."
+	seeDaemon    = "See the log of berthd on the pod's node."
+	seeOperator  = "See the Lease, the Pods and the log of berth-operator."
+	seeSpec      = "Correct spec.eni of the node's NodeNetwork."
+	seeNodes     = "See whether Node and NodeNetwork are of one instance."
+	largerNode   = "Run fewer pods on the node, take a larger instance type, or use prefixes."
+	correctPools = "Correct the AddressPool, or name another by the annotation berth.dev/pool."
+)
+
+// remedies by cause. TestEveryCauseHasARemedy finds the causes in the code.
+var remedies = map[string]Remedy{
+	// The node's addresses.
+	"subnet-full":           {"", inNoAddress},
+	"eni-limit":             {"", inNoAddress},
+	"first-interface-index": {"", inNoAddress},
+	"max-pods":              {"", inNoAddress},
+	"cooling":               {"They are free within the cooling period, by themselves.", inNoAddress},
+	"throttled":             {"", inNoAddress},
+	"permission":            {"", inNoAddress},
+	"unreachable":           {"", inNoAddress},
+	"refused":               {"", inNoAddress},
+	"not-ready":             {seeDaemon, inNoAddress},
+	"growing":               {nothing, inNoAddress},
+	"starting":              {wait, inNoAddress},
+	"source":                {seeDaemon, inNoAddress},
+	"degraded":              {seeDaemon, inNoAddress},
+	"crowded":               {"The kubelet tries again by itself; see why so many ADDs wait.", inNoAddress},
+
+	// The node's NodeNetwork, and its conditions.
+	"no-object":              {"", inWaits},
+	"other-instance":         {"", inWaits},
+	"no-operator":            {seeOperator, inWaits},
+	"allocating":             {nothing, inOperator},
+	"no-addresses":           {largerNode, inOperator},
+	"at-limit":               {largerNode, inOperator},
+	"limit-reached":          {largerNode, inOperator},
+	"not-observed":           {seeOperator, inOperator},
+	"instance-type-mismatch": {seeSpec, inOperator},
+	"not-found":              {seeSpec, inOperator},
+	"invalid-request":        {seeSpec, inOperator},
+	"invalid-spec":           {seeSpec, inOperator},
+	"conflict":               {"See the instance's state at EC2.", inOperator},
+	"transient":              {"See whether berth-operator reaches EC2.", inOperator},
+	"unknown":                {"See whether berth-operator reaches EC2.", inOperator},
+	"instance-gone":          {seeNodes, inOperator},
+	"made-again-too-often":   {"See who deletes the node's NodeNetwork.", inOperator},
+	"no-node":                {seeNodes, inOperator},
+	"another-instance":       {seeNodes, inOperator},
+	"not-proved":             {seeNodes, inOperator},
+	"another-cluster":        {"Tag the instance, or correct the operator's setting.", inOperator},
+	"already-claimed":        {seeNodes, inOperator},
+	"not-written":            {"Install roles, policies and kinds of the operator's version.", inOperator},
+
+	// Address pools.
+	"pool-exhausted":     {"", inPools},
+	"pool-overlaps":      {correctPools, inPools},
+	"pool-invalid":       {correctPools, inPools},
+	"pool-deleted":       {correctPools, inPools},
+	"pool-not-found":     {correctPools, inPools},
+	"node-quota":         {"Wait until addresses of deleted pods have cooled, or raise spec.maxBlocksPerNode of the AddressPool.", inPools},
+	"no-pods":            {seeDaemon, inPools},
+	"too-many-requests":  {seeOperator, inPools},
+	"pool-not-allowed":   {"", inPoolWaits},
+	"pool-unknown":       {"", inPoolWaits},
+	"namespace-unknown":  {"See whether the node reaches the API server.", inPoolWaits},
+	"annotations-untold": {"", inPoolWaits},
+	"pool-unsupported":   {"", inNoAddress},
+	"pod-unnamed":        {"Use a container runtime that tells the pod's name.", inPoolWaits},
+
+	// What is not for want of an address.
+	Busy:            {seeDaemon, inNoAddress},
+	"deadline":      {"See CPU and memory of the node.", inPodSide},
+	"netns-missing": {"See how the node's folder of network namespaces is mounted into berthd.", inPodSide},
+	"netns-invalid": {"See how the node's folder of network namespaces is mounted into berthd.", inPodSide},
+	"datapath":      {seeDaemon, inPodSide},
+	"kernel":        {"See whether another program makes interfaces or routes of pods on the node.", inPodSide},
+	"record":        {"Make room in the node's /run, and see whether it can be written.", inPodSide},
+	"bad-request":   {"Correct what the message names.", inPodSide},
+	"internal":      {"Report it, with the log of berthd on the pod's node.", inPodSide},
+	"panic":         {"Report it, with the log of berthd on the pod's node.", inPodSide},
+}

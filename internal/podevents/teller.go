@@ -1,0 +1,129 @@
+package podevents
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/retry"
+)
+
+// While the API server takes nothing, one request is tried at a time, so far apart.
+const (
+	pauseFirst = time.Second
+	pauseMost  = 30 * time.Second
+)
+
+// Result is what became of an Event, or of counting it up.
+type Result string
+
+// The results. Each Event that was not written as it was to be is one of the
+// others.
+const (
+	Written Result = "written"
+	Refused Result = "refused" // the API server will not have it
+	Dropped Result = "dropped" // too much at once, or for too long no answer
+)
+
+// Options are the parts of a Teller. All are required.
+type Options struct {
+	Node    string // that the Events name as who reports
+	Writer  Writer
+	Clock   clock.Clock
+	Log     *slog.Logger
+	Counted func(r Result, n int) // for metrics
+}
+
+// Teller writes Events of Pods. Make it with New and call Run.
+type Teller struct {
+	o    Options
+	wake retry.Signal // there is news
+
+	mu   sync.Mutex // guards book; memory only, no request is made under it
+	book *book
+}
+
+// New returns a Teller. It makes no request yet.
+func New(o Options) *Teller {
+	return &Teller{o: o, wake: retry.NewSignal(), book: newBook(o.Node)}
+}
+
+// Tell takes news. It returns at once and may be called at any time. News of pods
+// that the runtime does not name is for nobody.
+func (t *Teller) Tell(n News) {
+	if n.Pod.Namespace == "" || n.Pod.Name == "" {
+		return
+	}
+	t.mu.Lock()
+	kept, dropped := t.book.hear(n, t.o.Clock.Now())
+	t.mu.Unlock()
+	if dropped > 0 {
+		t.o.Counted(Dropped, dropped)
+	}
+	if kept {
+		t.wake.Set()
+	}
+}
+
+// Run writes until ctx ends.
+func (t *Teller) Run(ctx context.Context) {
+	var away retry.Backoff
+	warned := false
+	for ctx.Err() == nil {
+		now := t.o.Clock.Now()
+		t.mu.Lock()
+		r, wait, dropped := t.book.next(now)
+		t.mu.Unlock()
+		if dropped > 0 {
+			t.o.Counted(Dropped, dropped)
+		}
+		if r == nil {
+			t.pause(ctx, wait, t.wake)
+			continue
+		}
+		err := t.write(ctx, r)
+		if ctx.Err() != nil {
+			return
+		}
+		now = t.o.Clock.Now()
+		t.mu.Lock()
+		kept := t.book.done(r, err, now)
+		t.mu.Unlock()
+		switch {
+		case err == nil:
+			away, warned = retry.Backoff{}, false
+			t.o.Counted(Written, 1)
+		case !warned:
+			warned = true
+			t.o.Log.Warn("Events of Pods are not written", "namespace", r.Pod.Namespace, "pod", r.Pod.Name, "reason", r.Reason, "err", err)
+		}
+		if kept {
+			away.Fail(now, pauseFirst, pauseMost)
+			t.pause(ctx, away.Until.Sub(now), nil)
+		} else if err != nil {
+			t.o.Counted(Refused, 1)
+		}
+	}
+}
+
+// pause waits for some time, 0 for ever, and no longer than until there is news.
+func (t *Teller) pause(ctx context.Context, d time.Duration, news retry.Signal) {
+	var over <-chan time.Time
+	if d > 0 {
+		over = t.o.Clock.After(d)
+	}
+	select {
+	case <-ctx.Done():
+	case <-over:
+	case <-news:
+	}
+}
+
+func (t *Teller) write(ctx context.Context, r *request) error {
+	if r.again {
+		return t.o.Writer.Repeat(ctx, r.Event)
+	}
+	return t.o.Writer.Create(ctx, r.Event)
+}

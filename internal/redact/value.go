@@ -1,0 +1,134 @@
+package redact
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Value is a decoded JSON document (maps, lists, texts, numbers) without secrets.
+// It is a new one; v stays as it is.
+func Value(v any) any { return value(v, false) }
+
+// value takes every text out when all of v is secret.
+func value(v any, secret bool) any {
+	switch v := v.(type) {
+	case map[string]any:
+		return fields(v, secret)
+	case []any:
+		out := make([]any, len(v))
+		after := "" // the flag before
+		for i, e := range v {
+			s, isText := e.(string)
+			if isText && after != "" && isValue(s) {
+				s = Mark
+				out[i] = s
+			} else {
+				out[i] = value(e, secret)
+			}
+			after = ""
+			if isText && strings.HasPrefix(s, "-") && !strings.Contains(s, "=") && Secret(s) {
+				after = s
+			}
+		}
+		return out
+	case string:
+		if secret && isValue(v) {
+			return Mark
+		}
+		return text(v)
+	case float64, json.Number, int, int64:
+		if secret {
+			return Mark
+		}
+	}
+	return v
+}
+
+// fields are those of an object. A variable is an object with a name and a value;
+// all data of a Secret is secret.
+func fields(m map[string]any, secret bool) map[string]any {
+	out := make(map[string]any, len(m))
+	name, _ := m["name"].(string)
+	isSecret := m["kind"] == "Secret"
+	for k, v := range m {
+		_, isObject := v.(map[string]any)
+		switch {
+		case isObject:
+			out[k] = value(v, secret || secretWithin(k) || isSecret && (k == "data" || k == "stringData"))
+		default:
+			out[k] = value(v, secret || Secret(k) && k != "name" || k == "value" && Secret(name))
+		}
+	}
+	return out
+}
+
+// text is that of a field, which may have a document in it (as
+// kubectl.kubernetes.io/last-applied-configuration has).
+func text(s string) string {
+	if trimmed := strings.TrimSpace(s); strings.HasPrefix(trimmed, "{") || strings.HasPrefix(trimmed, "[") {
+		if v, err := decode([]byte(trimmed)); err == nil {
+			if out, err := encode(Value(v), ""); err == nil {
+				return string(bytes.TrimSpace(out))
+			}
+		}
+	}
+	return Text(s)
+}
+
+// JSON is a JSON document without secrets, indented. What is none is taken for text.
+func JSON(data []byte) []byte {
+	v, err := decode(data)
+	if err != nil {
+		return []byte(Text(string(data)))
+	}
+	out, err := encode(Value(v), "  ")
+	if err != nil {
+		return []byte(Text(string(data)))
+	}
+	return out
+}
+
+// Document is a configuration file without secrets: JSON, YAML such as a kubeconfig,
+// or else text. YAML loses its comments and the order of its fields.
+func Document(data []byte) []byte {
+	if _, err := decode(data); err == nil {
+		return JSON(data)
+	}
+	var out [][]byte
+	for _, doc := range bytes.Split(data, []byte("\n---")) {
+		var m map[string]any
+		if err := yaml.Unmarshal(doc, &m); err != nil || m == nil {
+			return []byte(Text(string(data)))
+		}
+		one, err := yaml.Marshal(Value(m))
+		if err != nil {
+			return []byte(Text(string(data)))
+		}
+		out = append(out, one)
+	}
+	return bytes.Join(out, []byte("---\n"))
+}
+
+func decode(data []byte) (v any, err error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil {
+		return nil, err
+	}
+	if dec.More() {
+		return nil, &json.SyntaxError{}
+	}
+	return v, nil
+}
+
+func encode(v any, indent string) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", indent)
+	err := enc.Encode(v)
+	return b.Bytes(), err
+}

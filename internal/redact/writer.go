@@ -1,0 +1,89 @@
+package redact
+
+import (
+	"bytes"
+	"io"
+)
+
+// maxLine is how much of one line is kept, in bytes. The rest is left out, as a
+// secret that is cut in two is not known for one.
+const maxLine = 256 << 10
+
+// Writer writes the lines of a stream without secrets. Close writes a last line
+// that does not end.
+type Writer struct {
+	to    io.Writer
+	line  []byte
+	cut   bool // the line goes on beyond maxLine
+	inKey bool // between the first and the last line of a private key
+}
+
+// NewWriter returns a Writer to a writer.
+func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
+
+// Write implements io.Writer.
+func (w *Writer) Write(p []byte) (int, error) {
+	n := len(p)
+	for len(p) > 0 {
+		end := bytes.IndexByte(p, '\n')
+		part := p
+		if end >= 0 {
+			part = p[:end+1]
+		}
+		p = p[len(part):]
+		w.keep(part)
+		if end >= 0 {
+			if err := w.flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return n, nil
+}
+
+// Close writes what is left. It does not close what is written to.
+func (w *Writer) Close() error {
+	if len(w.line) == 0 {
+		return nil
+	}
+	return w.flush()
+}
+
+func (w *Writer) keep(part []byte) {
+	if room := maxLine - len(w.line); len(part) > room {
+		part, w.cut = part[:room], true
+	}
+	w.line = append(w.line, part...)
+}
+
+func (w *Writer) flush() error {
+	line := w.line
+	if w.cut { // and the word that is cut is not known either
+		line = append(line[:max(0, bytes.LastIndexAny(line, " \t"))], " [line cut]\n"...)
+	}
+	w.line, w.cut = w.line[:0], false
+	if w.inKey {
+		if at := keyEnd.FindIndex(line); at != nil {
+			w.inKey = false
+			line = line[at[1]:]
+		} else {
+			return nil
+		}
+	}
+	if begin := keyBegin.FindAllIndex(line, -1); begin != nil {
+		ends := keyEnd.FindAllIndex(line, -1)
+		w.inKey = len(ends) == 0 || ends[len(ends)-1][0] < begin[len(begin)-1][0]
+		if !w.inKey {
+			_, err := io.WriteString(w.to, Text(string(line)))
+			return err
+		}
+		_, err := io.WriteString(w.to, Text(string(line))+"\n")
+		return err
+	}
+	_, err := io.WriteString(w.to, Line(string(line)))
+	return err
+}
+
+// Tail takes out what is left of a private key whose beginning was cut off with the
+// beginning of a text.
+func Tail(data []byte) []byte { return keyRest.ReplaceAll(data, []byte(Mark)) }

@@ -1,0 +1,92 @@
+package trouble
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/types"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// A pod whose ADD waits, fails and works in the end has an Event of each, while it
+// does, written with the rights that the node's daemon is installed with.
+func TestPodIsToldByEvents(t *testing.T) {
+	for mode, o := range map[lab.Mode]lab.Options{
+		lab.OperatorMode: {DaemonArgs: []string{"--max-pods=1", "--warm-wait=6s"}},
+		lab.PoolMode: {
+			DaemonArgs: []string{"--warm-wait=6s"},
+			Pools:      []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 0, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/32"})},
+		},
+	} {
+		why := map[lab.Mode]string{lab.OperatorMode: "max-pods", lab.PoolMode: "pool-exhausted"}[mode]
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			o.Nodes = 1
+			l := harness.RaiseQuick(t, mode, o)
+			n := l.Nodes()[0]
+			harness.Add(t, n, "first")
+			added := make(chan error, 1)
+			go func() {
+				_, err := n.AddPod(harness.Deadline(t, patience), "second", node.PodOptions{})
+				added <- err
+			}()
+			told(t, l, "second", corev1.EventTypeWarning, "WaitingForAddress", "["+why+"]", "docs/troubleshoot.md")
+			told(t, l, "second", corev1.EventTypeWarning, "NoAddress", "["+why+"]", "docs/troubleshoot.md")
+			harness.Remove(t, n, "first")
+			harness.OK(t, <-added)
+			for _, p := range n.Pods() {
+				told(t, l, "second", corev1.EventTypeNormal, "AddressAssigned", "has "+p.Addr().String())
+			}
+			if events := podEvents(t, l, "first"); len(events) != 0 {
+				t.Errorf("the pod that waited for nothing was told %v", events)
+			}
+		})
+	}
+}
+
+// A pod whose ADD is refused is told so.
+func TestRefusedPodIsTold(t *testing.T) {
+	t.Parallel()
+	l := harness.RaiseQuick(t, lab.PoolMode, lab.Options{Nodes: 1, Pools: []v1alpha1.AddressPool{lab.Pool(v1alpha1.DefaultPool, 3, v1alpha1.PoolSubnet{IPv4: "10.4.0.0/24"})}})
+	n := l.Nodes()[0]
+	refused := node.PodOptions{Once: true, Annotations: map[string]string{v1alpha1.AnnotationPool: "Not A Pool"}}
+	_, err := n.AddPod(harness.Deadline(t, patience), "odd", refused)
+	harness.Fails(t, err, types.ErrInvalidNetworkConfig, "berth.dev/pool")
+	told(t, l, "odd", corev1.EventTypeWarning, "NetworkNotSetUp", "berth.dev/pool", "[bad-request]")
+}
+
+// told waits until a pod has an Event that says all of words.
+func told(t *testing.T, l *lab.Lab, pod, kind, reason string, words ...string) {
+	t.Helper()
+	harness.Eventually(t, patience, fmt.Sprintf("pod %s is told %s", pod, reason), func() error {
+		var others []string
+		for _, e := range podEvents(t, l, pod) {
+			if e.Reason == reason && e.Type == kind && harness.Says(e.Message, words...) {
+				return nil
+			}
+			others = append(others, e.Type+" "+e.Reason+": "+e.Message)
+		}
+		return fmt.Errorf("it has %d events: %s", len(others), strings.Join(others, "; "))
+	})
+}
+
+// podEvents are those that `kubectl describe pod` shows.
+func podEvents(t *testing.T, l *lab.Lab, pod string) []corev1.Event {
+	t.Helper()
+	list := &corev1.EventList{}
+	harness.OK(t, l.Kube.Client.List(t.Context(), list, client.InNamespace("default"), client.MatchingFields{"involvedObject.kind": "Pod"}))
+	var of []corev1.Event
+	for _, e := range list.Items {
+		if strings.HasPrefix(e.InvolvedObject.Name, pod) && e.ReportingController == "berthd" {
+			of = append(of, e)
+		}
+	}
+	return of
+}
