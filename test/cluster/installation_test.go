@@ -45,6 +45,9 @@ func foreignImage(t *testing.T, w *world) {
 			t.Errorf("the update did not halt at the first node: %v", broken)
 		}
 		t.Log(broken)
+		daemon, err := w.daemon(t.Context(), strings.Split(broken[0], ":")[0])
+		harness.OK(t, err)
+		w.shows(t, []string{"exec format error"}, "logs", daemon.Name, "--namespace="+addons.Namespace)
 		harness.OK(t, w.InstallBerth(t.Context(), nil))
 		w.rolledOut(t, lab.DefaultTag)
 	})
@@ -95,7 +98,8 @@ func missingKind(t *testing.T, w *world) {
 	w.comesAndGoes(t)
 }
 
-// olderKind has a definition that lacks fields that the programs write.
+// olderKind has a definition that lacks fields that the programs write, put there by
+// hand, so that Helm asks before it writes over it.
 func olderKind(t *testing.T, w *world) {
 	version := "/spec/versions/0/schema/openAPIV3Schema/properties/"
 	var patch []string
@@ -105,8 +109,12 @@ func olderKind(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		w.kubectl(t, "patch", "crd", "nodenetworks.berth.dev", "--type=json", "--patch=["+strings.Join(patch, ",")+"]")
 		w.comesAndGoes(t)
-		t.Log(w.kubectl(t, "logs", "--namespace="+addons.Namespace, "--selector=app.kubernetes.io/name in (berthd, berth-operator)", "--tail=6", "--prefix"))
-		harness.OK(t, w.InstallBerth(t.Context(), nil))
+		if err := w.InstallBerth(t.Context(), nil); err == nil || !strings.Contains(err.Error(), `conflict with "kubectl-patch"`) {
+			t.Errorf("helm upgrade: %v, want it to name who has changed the definition", err)
+		}
+		_, err := w.Helm(t.Context(), "upgrade", lab.Release, filepath.Join(w.dir, "kube", "chart"), "--namespace="+addons.Namespace,
+			"--reuse-values", "--force-conflicts")
+		harness.OK(t, err)
 		harness.Eventually(t, soon, "the definition is whole again", func() error {
 			out, err := w.Kubectl(t.Context(), "explain", "nodenetworks.status.ipam.waiting")
 			return errors.Join(err, contains(out, "waiting"))
