@@ -140,7 +140,7 @@ func missingRole(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		w.kubectl(t, "delete", "clusterrolebinding", daemonName, operator)
 		w.newSandbox(t, h, pods[0])
-		w.saysAll(t, "refuses")
+		w.saysAll(t, "is forbidden: User")
 		harness.OK(t, w.InstallBerth(t.Context(), nil))
 	})
 	w.podReady(t, pods...)
