@@ -254,7 +254,7 @@ func (w *world) nodeURL(t *testing.T, name string) string {
 	t.Helper()
 	n, err := w.Node(name)
 	harness.OK(t, err)
-	address := netip.Addr{}
+	var address netip.Addr
 	if w.Site != nil {
 		address = w.Site.Addrs(name).IPv4
 	} else {
