@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/addons"
 	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/test/harness"
@@ -180,9 +179,6 @@ func (w *world) newSandbox(t *testing.T, h *host.Host, pod string) {
 
 // operatorAway has no operator while pods come that nodes have addresses for.
 func operatorAway(t *testing.T, w *world) {
-	if w.Mode == lab.NodeMode {
-		return
-	}
 	scale := func(replicas int) {
 		w.kubectl(t, "scale", "deployment/"+operator, "--namespace="+addons.Namespace, fmt.Sprintf("--replicas=%d", replicas))
 	}

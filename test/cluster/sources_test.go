@@ -61,9 +61,6 @@ func (w *world) forged(t *testing.T) (packets [][]string) {
 // that a node that has rebooted and has no berthd yet sends back: packets of others for
 // its pods of before.
 func sources(t *testing.T, w *world) {
-	if w.Fabric == nil {
-		return // a data centre's router does not look at sources
-	}
 	w.nft(t, witness, "-f", "-")
 	defer w.nft(t, "", "delete", "table", "inet", "witness")
 	node, err := w.Node(brokenNode)
