@@ -47,7 +47,7 @@ func TestInstallOnAFullDisk(t *testing.T) {
 			dir := dirOf(o)
 			full, roomy := smallDisk(t, dir)
 			full()
-			if _, err := Install(o); !errors.Is(err, unix.ENOSPC) {
+			if _, err := New(o).Install(t.Context()); !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("a first installation: %v", err)
 			}
 			if o.BinDir == dir {
@@ -65,7 +65,7 @@ func TestInstallOnAFullDisk(t *testing.T) {
 			}
 			write(t, o.Plugin, "plugin v2", 0o644)
 			o.Network.MTU = 1400
-			if _, err := Install(o); !errors.Is(err, unix.ENOSPC) {
+			if _, err := New(o).Install(t.Context()); !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("another version: %v", err)
 			}
 			if o.BinDir == dir && read(t, o.plugin()) != before || read(t, o.conf()) != conf {
