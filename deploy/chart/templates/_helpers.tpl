@@ -98,6 +98,11 @@ variable, so it is an argument (berth.args).
 {{- else }}{{ . }}{{ end -}}
 {{- end -}}
 
+{{/* An update strategy: the parameters of RollingUpdate are no other's. */}}
+{{- define "berth.updateStrategy" -}}
+{{- if eq (.type | default "RollingUpdate") "RollingUpdate" }}{{ toYaml . }}{{ else }}{{ toYaml (omit . "rollingUpdate") }}{{ end -}}
+{{- end -}}
+
 {{/* The port at the end of an address. */}}
 {{- define "berth.port" -}}{{- regexFind "[0-9]+$" . -}}{{- end -}}
 
