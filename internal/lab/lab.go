@@ -354,6 +354,9 @@ func (l *Lab) Close() error {
 	}
 	wg.Wait()
 	errs = append(errs, ended...)
+	for _, dir := range []string{filepath.Join(disksDir, l.ID), disksDir} {
+		_ = os.Remove(dir) // unless somebody has a disk there
+	}
 	if l.Fabric != nil {
 		errs = append(errs, l.Fabric.Close())
 	}

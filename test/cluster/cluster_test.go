@@ -4,11 +4,13 @@ package cluster
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +49,36 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
+	if err := sweepDead(); err != nil {
+		fmt.Println("FAIL: remove what an interrupted run has left:", err)
+		return 1
+	}
 	return harness.Main(m)
+}
+
+// disks is where labs with kubelets have their machines' disks.
+const disks = "/var/lib/vpclab"
+
+// sweepDead removes the cgroups and disks of runs that were interrupted, which no
+// sandbox takes along. A lab in whose groups something runs is alive.
+func sweepDead() error {
+	labs, err := filepath.Glob(disks + "/*")
+	errs := []error{err}
+	for _, dir := range labs {
+		id := filepath.Base(dir)
+		groups, _ := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*")
+		alive := len(groups) == 0 // it may be about to begin
+		for _, g := range groups {
+			pids, err := cgroup.Group(filepath.Base(g)).Processes()
+			alive = alive || err != nil || len(pids) > 0
+		}
+		if alive {
+			continue
+		}
+		_, err := cgroup.Sweep(fabric.Prefix(id), time.Minute)
+		errs = append(errs, err, os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
 }
 
 // TestCluster tells the story of `make demo MODE=cluster` with each kind of address,
@@ -101,7 +132,7 @@ func checkNothingLeft(t *testing.T, dir string) {
 	if left, err := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*"); err != nil || len(left) > 0 {
 		t.Errorf("cgroups are left: %v, %v", left, err)
 	}
-	if _, err := os.Stat("/var/lib/vpclab/" + id); err == nil {
+	if _, err := os.Stat(filepath.Join(disks, id)); err == nil {
 		t.Errorf("the disks of lab %s are left", id)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

@@ -10,8 +10,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berthnet/berth/internal/lab/run/proc"
 )
@@ -135,12 +139,24 @@ func (h *Host) startContainerd(ctx context.Context) error {
 	return h.importImages(ctx)
 }
 
-// WaitContainerd returns once the runtime answers.
+// WaitContainerd returns once the runtime answers kubelets, which is a moment after it
+// answers ctr. A kubelet that asks before ends by itself.
 func (h *Host) WaitContainerd(ctx context.Context) error {
-	return h.Containerd.Wait(ctx, func() error {
-		_, err := h.ctr(ctx, nil, "version")
+	return h.Containerd.Wait(ctx, func() error { return h.askCRI(ctx) })
+}
+
+// askCRI asks the runtime for its version over CRI, at its socket as the machine has it.
+func (h *Host) askCRI(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", h.Containerd.PID())
+	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
 		return err
-	})
+	}
+	defer conn.Close()
+	_, err = cri.NewRuntimeServiceClient(conn).Version(ctx, &cri.VersionRequest{})
+	return err
 }
 
 // RestartContainerd ends the runtime at once, as a crash does, and starts it again. Its
