@@ -60,7 +60,7 @@ func TestFollowingGoesOn(t *testing.T) {
 		cmd.SetOut(&out)
 		done := make(chan error, 1)
 		go func() { done <- cmd.ExecuteContext(ctx) }()
-		time.Sleep(10 * rewatch)
+		time.Sleep(10 * rewatch) //nolint:forbidigo // virtual time
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
