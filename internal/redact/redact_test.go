@@ -173,3 +173,13 @@ func TestWriter(t *testing.T) {
 		t.Errorf("of a key's end %q is left", rest)
 	}
 }
+
+// A line that speaks of a key, or one whose end was lost, costs a log no more than a key has.
+func TestKeyWithoutEnd(t *testing.T) {
+	var out bytes.Buffer
+	w := NewWriter(&out)
+	fmt.Fprint(w, "expected -----BEGIN PRIVATE KEY-----\n", strings.Repeat("cGxhbnRlZHBsYW50ZWRwbGFudGVk\n", 200), strings.Repeat("between\n", maxKey), "after\n")
+	if got := out.String(); strings.Contains(got, "cGxhbnRl") || !strings.HasSuffix(got, "\nafter\n") {
+		t.Errorf("%q", got)
+	}
+}
