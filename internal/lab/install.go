@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -146,11 +147,12 @@ func settings(flags []string) map[string]any {
 	return out
 }
 
-// env is an environment in the form of a container's.
+// env is an environment in the form of a container's, by name: in another order it would
+// be another pod, which a second installation would replace.
 func env(of map[string]string) []any {
 	out := []any{}
-	for k, v := range of {
-		out = append(out, map[string]any{"name": k, "value": v})
+	for _, k := range slices.Sorted(maps.Keys(of)) {
+		out = append(out, map[string]any{"name": k, "value": of[k]})
 	}
 	return out
 }
