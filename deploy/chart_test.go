@@ -15,6 +15,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/client-go/rest"
@@ -146,6 +147,60 @@ func TestReleaseInAnotherNamespace(t *testing.T) {
 		if m := podOf(t, objects, "daemon").ServiceAccountName + podOf(t, objects, "operator").ServiceAccountName; m != "agentleader" {
 			t.Errorf("pods run as %s", m)
 		}
+	}
+}
+
+// Helm's server-side apply lets the second of two objects of one name win, silently.
+// The namespace "default", where Events of cluster-wide objects are, is the one that
+// an installation without --namespace goes to.
+func TestEveryObjectIsThereOnce(t *testing.T) {
+	for mode := range modes {
+		for _, namespace := range []string{"kube-system", "default", "networking"} {
+			r := values(t, mode, "{}")
+			r.Namespace = namespace
+			objects, err := deploy.Render(r)
+			harness.OK(t, err)
+			seen := map[string]bool{}
+			for _, o := range objects {
+				id := strings.Join([]string{o.GetKind(), o.GetNamespace(), o.GetName()}, " ")
+				if seen[id] {
+					t.Errorf("mode %s in namespace %s has two objects %s", mode, namespace, id)
+				}
+				seen[id] = true
+			}
+		}
+	}
+}
+
+// Where the socket and the records are in different folders, both are the node's.
+func TestSocketsFolderIsMounted(t *testing.T) {
+	for _, settings := range []string{"{state-dir: /run/other}", "{socket: /run/other/a.sock}", "{state-dir: /run/berth/state}"} {
+		pod := podOf(t, rendered(t, deploy.PoolMode, "daemon: {settings: "+settings+"}"), "daemon")
+		c := onlyContainer(t, pod)
+		mountsWhatBerthdUses(t, pod, c)
+		paths := map[string]bool{}
+		for _, m := range c.VolumeMounts {
+			if paths[m.MountPath] {
+				t.Errorf("%s: two volumes are mounted at %s", settings, m.MountPath)
+			}
+			paths[m.MountPath] = true
+		}
+	}
+}
+
+// The API server refuses a strategy that has the other's parameters, and those of
+// RollingUpdate are there by default.
+func TestUpdateStrategyHasItsOwnParameters(t *testing.T) {
+	objects := rendered(t, deploy.PoolMode, "{daemon: {updateStrategy: {type: OnDelete}}, operator: {updateStrategy: {type: Recreate}}}")
+	daemon, err := deploy.Get[appsv1.DaemonSet](objects, "DaemonSet", "berthd")
+	harness.OK(t, err)
+	operator, err := deploy.Get[appsv1.Deployment](objects, "Deployment", "berth-operator")
+	harness.OK(t, err)
+	if s := daemon.Spec.UpdateStrategy; s.Type != appsv1.OnDeleteDaemonSetStrategyType || s.RollingUpdate != nil {
+		t.Errorf("berthd has %+v", s)
+	}
+	if s := operator.Spec.Strategy; s.Type != appsv1.RecreateDeploymentStrategyType || s.RollingUpdate != nil {
+		t.Errorf("berth-operator has %+v", s)
 	}
 }
 
@@ -307,6 +362,8 @@ func TestNotes(t *testing.T) {
 		{deploy.OperatorMode, "{operator: {serviceAccount: {annotations: {a: b}}}, apiServer: {host: a}}", nil, []string{"no annotation", "apiServer.host"}},
 		{deploy.PoolMode, "{}", []string{`Make an AddressPool called "default"`}, []string{"IAM", "nodenetworks"}},
 		{deploy.PoolMode, "{crds: {keep: false}, admissionPolicies: {create: false}}", []string{"WARNING: crds.keep is false", "WARNING: without the admission policies"}, nil},
+		{deploy.NodeMode, "{monitoring: {podMonitor: {enabled: true}}}", []string{"Metrics are at port 61678"}, []string{"61680"}},
+		{deploy.PoolMode, "{metrics: {onNodeAddress: true}, daemon: {settings: {metrics-address: '0.0.0.0:7777'}}}", []string{"Metrics are at port 7777", "61680"}, nil},
 	} {
 		notes, err := deploy.Notes(values(t, tt.mode, tt.values))
 		harness.OK(t, err)

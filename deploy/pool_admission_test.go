@@ -75,7 +75,9 @@ func installPoolPolicies(t *testing.T) {
 	applyPoliciesOf(t, deploy.PoolMode)
 	admin, daemon, operator := harness.KubeClient(t), account(t, "berthd", ""), account(t, "berth-operator", "")
 	probe, block := addressPool("probe", "10.255.0.0/24"), addressBlock("probe", 0, "node")
-	harness.OK(t, admin.Create(t.Context(), probe))
+	// The API server looks for new kinds every 30 s, and refuses what a policy is about
+	// that goes by one which it does not know.
+	harness.Eventually(t, limit, "the policies know their kinds", func() error { return admin.Create(t.Context(), probe) })
 	harness.Eventually(t, limit, "the operator's role holds", func() error { return operator.Create(t.Context(), block) })
 	untilRefused(t, map[string]func() error{
 		"overlap": func() error {

@@ -11,11 +11,15 @@ cd "$(dirname "$0")/.."
 
 mode=$1
 shift
+as_root=()
+[ "$(id -u)" = 0 ] || as_root=(sudo)
+"${as_root[@]}" hack/check-machine.sh
 groups=(cluster)
 [ "$mode" != pool ] || groups+=(pool)
 hack/deps.sh "${groups[@]}"
 make build
-mapfile -t folders < <(make lab-images)
+images=$(make lab-images)
+mapfile -t folders <<<"$images"
 flags=(--kubelets "--mode=$mode" "--helm=$(hack/tool.sh helm helm)")
 for folder in "${folders[@]}"; do flags+=("--images=$folder"); done
 case ${CONTAINERD:-} in
@@ -31,6 +35,4 @@ case ${CONTAINERD:-} in
 	;;
 esac
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
-as_root=()
-[ "$(id -u)" = 0 ] || as_root=(sudo)
 exec "${as_root[@]}" env KUBEBUILDER_ASSETS="$KUBEBUILDER_ASSETS" bin/vpclab demo "${flags[@]}" "$@"

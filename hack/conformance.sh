@@ -10,11 +10,13 @@ cd "$(dirname "$0")/.."
 
 modes=$1
 shift
-if [ "$(id -u)" != 0 ]; then
-	echo "hack/conformance.sh: whole machines need root (cgroups, mounts): run this as root." >&2
-	exit 1
-fi
-hack/deps.sh cluster lab-images
+# Without it Bash goes on after an interrupt, with the next mode: the runner cleans
+# up and ends as any program.
+trap 'exit 130' INT TERM HUP
+hack/check-machine.sh
+groups=(cluster lab-images)
+[[ " $modes " != *" pool "* ]] || groups+=(pool)
+hack/deps.sh "${groups[@]}"
 e2e=$(hack/tool.sh kubee2e e2e.test)
 ginkgo=$(hack/tool.sh kubee2e ginkgo)
 others=$(hack/lab-images.sh)

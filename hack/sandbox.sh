@@ -53,6 +53,9 @@ fi
 
 shift
 mount -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/netns # whose mounts reach containers, as where systemd or ip-netns(8) made it
+mount --bind /run/netns /run/netns
+mount --make-shared /run/netns
 mount -t sysfs sysfs /sys 2>/dev/null || true # so that /sys/class/net is this namespace's
 ip link set lo up
 command=

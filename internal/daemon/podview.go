@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -99,8 +98,5 @@ func (d *Daemon) servePod(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)
 	defer cancel()
-	w.Header().Set("Content-Type", "application/json")
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(d.podView(ctx, pod.Namespace, pod.Name)) // the reader went away
+	writeJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
 }

@@ -1,9 +1,11 @@
 package daemon
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -41,7 +43,10 @@ func TestPodView(t *testing.T) {
 	f := frontOf(d)
 	rec := d.record(t, "a", n)
 	d.attached(t, "other", n.newNetns("other"))
-	before := d.Store.Records()
+	records := func() []attachment.Record {
+		return slices.SortedFunc(slices.Values(d.Store.Records()), func(a, b attachment.Record) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
+	}
+	before := records()
 	good := askPod(t, f, "namespace=shop&name=web-0")
 	if len(good.Attachments) != 1 || len(good.Waiting) != 0 {
 		t.Fatalf("%+v", good)
@@ -58,7 +63,7 @@ func TestPodView(t *testing.T) {
 	if a := askPod(t, f, "namespace=shop&name=web-0").Attachments[0]; !a.Checked || !strings.Contains(a.Fault, "no route to "+rec.Lease.IPv4.String()) {
 		t.Errorf("without its route: %+v", a)
 	}
-	if !reflect.DeepEqual(before, d.Store.Records()) {
+	if !reflect.DeepEqual(before, records()) {
 		t.Error("a question changed records")
 	}
 	rec.State = attachment.Releasing

@@ -41,7 +41,8 @@ func Beat(socket string, boot time.Duration) error {
 	data := []byte(strconv.FormatInt(int64(boot), 10) + "\n")
 	err := statefile.Create(tmp, data, 0o644)
 	if errors.Is(err, syscall.ENOSPC) {
-		return errors.Join(os.Remove(tmp), overwrite(path, data))
+		_ = os.Remove(tmp) // it may not even be there
+		return overwrite(path, data)
 	}
 	if err != nil {
 		return fmt.Errorf("writing the heartbeat: %w", err)

@@ -102,16 +102,37 @@ func (k *asker) askFile(ctx context.Context, path string, info fs.FileInfo, conf
 		// here, in berthd's container, which says nothing about the node.
 		return answer{versions: common, unasked: "it needs what berthd's container lacks, such as libraries"}, true
 	case err != nil:
-		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, true
+		return answer{broken: fmt.Sprintf("%s does not answer VERSION: %.200q", path, err.Error())}, !passes(err)
 	}
 	versions := intersection(spoken, told.SupportedVersions())
 	if len(versions) == 0 {
 		return answer{broken: fmt.Sprintf("%s speaks none of CNI %s", path, list(spoken))}, true
 	}
-	if newest(versions) == withStatus && !hasStatus(ctx, path, conf) {
-		versions = versions[:len(versions)-1]
+	final = true
+	if newest(versions) == withStatus {
+		err := askStatus(ctx, path, conf)
+		if !hasStatus(err) {
+			versions = versions[:len(versions)-1]
+		}
+		final = ctx.Err() == nil && !passes(err)
 	}
-	return answer{versions: versions}, ctx.Err() == nil
+	return answer{versions: versions}, final
+}
+
+// passes tells whether a call failed for what may be over the next time: it was
+// killed, as by the kernel when memory is short, or there were too few resources to
+// start it.
+func passes(err error) bool {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return !exit.Exited()
+	}
+	for _, short := range []syscall.Errno{syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE, syscall.EIO} {
+		if errors.Is(err, short) {
+			return true
+		}
+	}
+	return false
 }
 
 // pause tells whether ctx goes on after it.
@@ -128,20 +149,25 @@ func isNotFromHere(err error) bool {
 	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EPERM)
 }
 
-// hasStatus tells whether a plugin that says it speaks withStatus does: were it
-// wrong, every STATUS of the list would fail, and the node never be Ready. That
-// the plugin is not available is an answer (CNI specification 1.1.0, "STATUS").
-func hasStatus(ctx context.Context, path string, conf pluginConf) bool {
+// askStatus asks a plugin that says it speaks withStatus whether it does: were it
+// wrong, every STATUS of the list would fail, and the node never be Ready.
+func askStatus(ctx context.Context, path string, conf pluginConf) error {
 	stdin, err := json.Marshal(struct {
 		CNIVersion string `json:"cniVersion"`
 		Name       string `json:"name"`
 		pluginConf
 	}{withStatus, "version", conf})
 	if err != nil {
-		return false
+		return err
 	}
 	args := invoke.Args{Command: "STATUS", Path: filepath.Dir(path)}
 	_, err = (&bounded{}).ExecPlugin(ctx, path, stdin, args.AsEnv())
+	return err
+}
+
+// hasStatus tells by a plugin's answer to STATUS whether it has that. That it is
+// not available is an answer (CNI specification 1.1.0, "STATUS").
+func hasStatus(err error) bool {
 	var e *types.Error
 	return err == nil || errors.As(err, &e) && (e.Code == types.ErrPluginNotAvailable || e.Code == types.ErrLimitedConnectivity)
 }

@@ -25,8 +25,8 @@ import (
 // (containerd 1.x).
 const loopback = "loopback"
 
-// bundledName holds, in BinDir, the SHA-256 in hexadecimal of what Berth put there
-// last and before, by plugin: either may be in place after a crash.
+// bundledName holds, in BinDir, the SHA-256 in hexadecimal of what Berth puts there
+// and of what it replaces, by plugin: either may be in place after a crash.
 const (
 	bundledName = ".berth-plugins.json"
 	bundledMode = 0o644
@@ -73,7 +73,11 @@ func installOne(from, path string, ours map[string][]string) (changed bool, err 
 		return false, err
 	}
 	if !slices.Contains(ours[name], sum) {
-		ours[name] = append([]string{sum}, ours[name][:min(1, len(ours[name]))]...)
+		now := []string{sum}
+		if there != "" {
+			now = append(now, there)
+		}
+		ours[name] = now
 		if err := writeBundled(filepath.Dir(path), ours); err != nil {
 			return false, err
 		}
@@ -116,7 +120,7 @@ func sumAll(r io.Reader) (string, error) {
 func readBundled(binDir string) map[string][]string {
 	ours := map[string][]string{}
 	data, err := statefile.Read(filepath.Join(binDir, bundledName))
-	if err != nil || json.Unmarshal(data, &ours) != nil {
+	if err != nil || json.Unmarshal(data, &ours) != nil || ours == nil { // JSON's null makes it nil
 		return map[string][]string{}
 	}
 	return ours

@@ -82,6 +82,38 @@ func TestBundledPluginAfterACrash(t *testing.T) {
 	}
 }
 
+// A disk that was full for two versions: what is in place is Berth's all the same.
+func TestBundledPluginOfLongAgo(t *testing.T) {
+	for name, back := range map[string]bool{"two that did not come": false, "after going back": true} {
+		o := bundled(t)
+		mustInstall(t, o)
+		path := filepath.Join(o.BinDir, "bandwidth")
+		old := read(t, path)
+		plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v2")
+		mustInstall(t, o)
+		if back {
+			write(t, filepath.Join(o.Bundle, "bandwidth"), old, 0o755)
+			mustInstall(t, o)
+		} else {
+			write(t, path, old, 0o755)
+		}
+		plugin(t, o.Bundle, "bandwidth", speaks("1.0.0")+" # v3")
+		mustInstall(t, o)
+		write(t, path, old, 0o755) // as if the rename had not come
+		if got := mustInstall(t, o).Changed; len(got) != 1 || read(t, path) != read(t, filepath.Join(o.Bundle, "bandwidth")) {
+			t.Errorf("%s: changed %v: the old version stays for ever", name, got)
+		}
+	}
+}
+
+func TestBundledIsWrittenDownAsNull(t *testing.T) {
+	o := bundled(t)
+	write(t, filepath.Join(o.BinDir, bundledName), "null", 0o644)
+	if r := mustInstall(t, o); r.Failed != nil || len(r.LeftOut) != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
 // What cannot be installed is told, and keeps nothing else from it.
 func TestBundledPluginThatCannotBeInstalled(t *testing.T) {
 	o := bundled(t)

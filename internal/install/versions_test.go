@@ -192,3 +192,22 @@ func TestPluginsAreAskedOnce(t *testing.T) {
 		t.Errorf("one that had no time is not asked again: %v, %v", list, err)
 	}
 }
+
+// One that was killed, as when memory is short, is asked again.
+func TestKilledPluginIsAskedAgain(t *testing.T) {
+	for _, verb := range []string{"VERSION", "STATUS"} {
+		o := node(t)
+		o.Network.Chain = []string{"portmap"}
+		once := filepath.Join(t.TempDir(), "once")
+		plugin(t, o.BinDir, "portmap", "[ $CNI_COMMAND = "+verb+" ] && [ ! -e "+once+" ] && { : >"+once+"; kill -KILL $$; }\n"+
+			"[ $CNI_COMMAND = VERSION ] && "+speaks("1.0.0", "1.1.0")+" || true")
+		i := New(o)
+		first, err := i.Install(t.Context())
+		if err != nil || (len(first.Unusable) == 1) != (verb == "VERSION") || (len(first.Held) == 1) != (verb == "STATUS") {
+			t.Errorf("killed under %s: %v, %+v", verb, err, first)
+		}
+		if r, err := i.Install(t.Context()); err != nil || len(r.Unusable)+len(r.Held) != 0 || newest(r.Versions) != withStatus {
+			t.Errorf("after %s: %v, %+v", verb, err, r)
+		}
+	}
+}

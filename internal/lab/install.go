@@ -147,8 +147,8 @@ func settings(flags []string) map[string]any {
 	return out
 }
 
-// env is an environment in the form of a container's, always in the same order: another
-// would be another template, and so a rollout.
+// env is an environment in the form of a container's, by name: in another order it would
+// be another pod, which a second installation would replace.
 func env(of map[string]string) []any {
 	out := []any{}
 	for _, k := range slices.Sorted(maps.Keys(of)) {

@@ -96,7 +96,7 @@ func TestTheAddressIsToldAfterTrouble(t *testing.T) {
 	d.want(t, 90*time.Second, "NoAddress a 1")
 	d.tell(attached)
 	r, _, _ := d.next(d.now)
-	if r == nil || r.Reason != "AddressAssigned" || r.Warning || r.Note != "has 10.0.0.5/32, 1m31s after Berth was first asked" {
+	if r == nil || r.Reason != "AddressAssigned" || r.Warning || r.Note != "has 10.0.0.5/32, 1m31s after the first of these Events" {
 		t.Fatalf("it is told of by %+v", r)
 	}
 	d.done(r, nil, d.now)

@@ -29,7 +29,7 @@ func troubleNote(n News) string {
 
 // attachedNote tells that an address came, and how long after the first trouble.
 func attachedNote(n News, after time.Duration) string {
-	return clip(fmt.Sprintf("%shas %s, %v after Berth was first asked",
+	return clip(fmt.Sprintf("%shas %s, %v after the first of these Events",
 		interfacePrefix(n.IfName), strings.Join(n.Addresses, " and "), after.Round(100*time.Millisecond)), maxNote)
 }
 

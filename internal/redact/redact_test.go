@@ -31,6 +31,12 @@ func TestText(t *testing.T) {
 		"yaml list":            {"- token: planted\n  name: a", "name: a"},
 		"flag":                 {"berthd --api-key planted --node=a", "--node=a"},
 		"flag with =":          {"berthd --kube-token=planted --node=a", "--node=a"},
+		"flag, quoted":         {`berthd --password "planted two words" --node=a`, "--node=a"},
+		"flag, escaped":        {`msg="ran --password \"planted two\" --node a" n=1`, `--node a" n=1`},
+		"arguments, compact":   {`{"args":["--token","planted","--v","2"]}`, `"--v","2"`},
+		"arguments, escaped":   {`msg="[\"--token\", \"planted\", \"--v\"]"`, `\"--v\"`},
+		"struct in Go":         {`auth:{password:planted User:a}`, "User:a}"},
+		"begins as an object":  {`{"password":"{planted","secret":"[planted","a":1}`, `"a":1}`},
 		"list of arguments":    {`["--token", "planted", "--v", "2"]`, `"--v", "2"`},
 		"bearer":               {`curl -H "Authorization: Bearer plantedplanted" http://a`, "http://a"},
 		"bearer alone":         {"bearer plantedplanted, then", "then"},
@@ -56,7 +62,7 @@ func TestText(t *testing.T) {
 		"cookie":               {"Set-Cookie: planted\nA: b", "A: b"},
 	} {
 		got := Text(tt.in)
-		for _, secret := range []string{"planted two", "=planted", "planted with", "planted w", "plantedplanted", "planted1", "planted2", "pl@nted", ":planted", "\"planted", " planted", jwt, awsKey, "AKIAIOS", "ASIAIOS", "ghp_", "abc1ef", "\nplanted", "cGxhbnRl"} {
+		for _, secret := range []string{"planted two", "=planted", "planted with", "planted w", "plantedplanted", "planted1", "planted2", "pl@nted", ":planted", "{planted", "[planted", "\"planted", " planted", jwt, awsKey, "AKIAIOS", "ASIAIOS", "ghp_", "abc1ef", "\nplanted", "cGxhbnRl"} {
 			if strings.Contains(strings.ReplaceAll(got, "planted=1", ""), secret) {
 				t.Errorf("%s: %q is left in %q", name, secret, got)
 			}
@@ -84,6 +90,15 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 	}
 }
 
+// A line costs what its length does, whoever wrote it: each "=" of this one opens a value
+// that goes on to its end.
+func TestLongLine(t *testing.T) {
+	in := strings.Repeat("a=", maxLine/2-16) + "x token=planted"
+	if got, want := Line(in), strings.Replace(in, "planted", Mark, 1); got != want {
+		t.Errorf("it ends with %q, want %q", got[len(got)-40:], want[len(want)-40:])
+	}
+}
+
 func TestValue(t *testing.T) {
 	const doc = `{
  "kind": "Pod", "metadata": {"name": "token", "annotations": {
@@ -93,7 +108,7 @@ func TestValue(t *testing.T) {
            {"name": "REF", "valueFrom": {"secretKeyRef": {"name": "stays", "key": "stays"}}}]}],
    "volumes": [{"secret": {"secretName": "stays"}}, {"projected": {"sources": [{"serviceAccountToken": {"path": "stays", "expirationSeconds": 3607}}]}}]},
  "credentials": {"user": "planted", "deep": ["planted", {"x": "planted", "pin": 12345678}]},
- "passwords": ["planted"], "big": 12345678901234567890,
+ "passwords": ["planted"], "token": "{planted", "authToken": "[planted", "big": 12345678901234567890,
  "items": [{"kind": "Secret", "metadata": {"name": "stays"}, "data": {"x": "planted"}, "stringData": {"y": "planted"}}]}`
 	got := string(JSON([]byte(doc)))
 	if strings.Contains(got, "planted") || strings.Contains(got, "12345678\n") {
@@ -115,6 +130,8 @@ func TestDocument(t *testing.T) {
 		"truncated JSON":   `{"a":"stays","plugins":[{"type":"x","kubernetes":{"k8s_auth_token":"planted","policy":`,
 		"kubeconfig":       "kind: Config\nclusters: [{name: stays}]\nusers:\n- name: x\n  user:\n    token: planted\n    client-key-data: |\n      planted\n      and planted\n",
 		"two documents":    "a: stays\n---\npassword:\n- planted\n- planted\n",
+		"comments first":   "# why\n---\na: stays\npassword: |\n  planted\n",
+		"mark at the end":  "a: stays\npassword: |\n  planted\n---\n",
 		"shell":            "# stays\nexport TOKEN='planted'\n",
 		"not quite, yaml:": "stays: [\n  token: planted\n",
 	} {
@@ -154,5 +171,15 @@ func TestWriter(t *testing.T) {
 	}
 	if rest := Tail(fmt.Appendf(nil, "MIIEowIBAAKCAQEAplanted2\n-----END RSA PRIVATE KEY-----\nafter")); string(rest) != Mark+"\nafter" {
 		t.Errorf("of a key's end %q is left", rest)
+	}
+}
+
+// A line that speaks of a key, or one whose end was lost, costs a log no more than a key has.
+func TestKeyWithoutEnd(t *testing.T) {
+	var out bytes.Buffer
+	w := NewWriter(&out)
+	fmt.Fprint(w, "expected -----BEGIN PRIVATE KEY-----\n", strings.Repeat("cGxhbnRlZHBsYW50ZWRwbGFudGVk\n", 200), strings.Repeat("between\n", maxKey), "after\n")
+	if got := out.String(); strings.Contains(got, "cGxhbnRl") || !strings.HasSuffix(got, "\nafter\n") {
+		t.Errorf("%q", got)
 	}
 }

@@ -52,9 +52,11 @@ var byForm = []form{
 var (
 	userinfo = regexp.MustCompile(`://[^/\s"'<>]*@(sha256:)?`)
 
-	yamlLine   = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
-	assignment = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)(\\*["']?\s*[:=]\s*)(\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
-	flagValue  = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(["']?,?\s+["']?)([^\s"',-][^\s"',]*)`)
+	yamlLine = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
+	// assigned is a name and what joins it to its value, assignee that value.
+	assigned  = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
+	assignee  = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
+	flagValue = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-][^\s"',]*)`)
 	// nameParts has one of each name that Secret takes for one of a secret, whatever
 	// joins its other parts.
 	nameParts = []string{"pass", "secret", "token", "key", "auth", "cookie", "cred", "docker", "pwd", "psk", "signature"}
@@ -86,7 +88,7 @@ func line(s string) string {
 	if !slices.ContainsFunc(nameParts, has) {
 		return s
 	}
-	if m := yamlLine.FindStringSubmatch(s); m != nil && Secret(m[2]) && isValue(m[3]) && !strings.HasPrefix(m[3], `"`) {
+	if m := yamlLine.FindStringSubmatch(s); m != nil && Secret(m[2]) && isValue(m[3]) && !opens(m[3]) && !strings.HasPrefix(m[3], `"`) {
 		return m[1] + Mark
 	}
 	return flags(named(s))
@@ -137,35 +139,55 @@ func isBootstrapToken(s string) bool {
 		strings.Trim(id+secret, digits+lowers) == ""
 }
 
-// named takes out values after a secret's name, also within values.
+// named takes out values after a secret's name. Of other names the values are looked at
+// in turn, each part once: its time grows with the length of s alone.
 func named(s string) string {
-	return assignment.ReplaceAllStringFunc(s, func(m string) string {
-		p := assignment.FindStringSubmatch(m)
-		name, sep, value := p[1], p[2], p[3]
-		quote := value[:len(value)-len(strings.TrimLeft(value, `\"'`))]
-		inner := strings.TrimPrefix(value, quote)
-		inner = strings.TrimSuffix(inner, quote)
-		switch {
-		case !Secret(name):
-			if quote == "" {
-				return name + sep + named(value)
-			}
-			return name + sep + quote + named(inner) + value[len(quote)+len(inner):]
-		case !isValue(inner):
-			return m
+	var out strings.Builder
+	for {
+		m := assigned.FindStringSubmatchIndex(s)
+		if m == nil {
+			out.WriteString(s)
+			return out.String()
 		}
-		return name + sep + quote + Mark + value[len(quote)+len(inner):]
-	})
+		name := s[m[2]:m[3]]
+		out.WriteString(s[:m[1]])
+		s = s[m[1]:]
+		if !Secret(name) {
+			continue
+		}
+		value := assignee.FindString(s)
+		if masked, ok := mask(value); ok {
+			out.WriteString(masked)
+			s = s[len(value):]
+		}
+	}
 }
 
 func flags(s string) string {
 	return flagValue.ReplaceAllStringFunc(s, func(m string) string {
 		p := flagValue.FindStringSubmatch(m)
-		if !Secret(p[2]) || !isValue(p[4]) {
+		masked, ok := mask(p[4])
+		if !Secret(p[2]) || !ok {
 			return m
 		}
-		return p[1] + p[2] + p[3] + Mark
+		return p[1] + p[2] + p[3] + masked
 	})
+}
+
+// mask is a value without its secret, in its quotes if it has some. It is not ok for
+// what has none, or is the beginning of a list or object.
+func mask(value string) (masked string, ok bool) {
+	quote := value[:len(value)-len(strings.TrimLeft(value, `\"'`))]
+	inner := strings.TrimSuffix(strings.TrimPrefix(value, quote), quote)
+	if !isValue(inner) || quote == "" && opens(inner) {
+		return "", false
+	}
+	return quote + Mark + value[len(quote)+len(inner):], true
+}
+
+// opens tells whether a text that is in no quotes begins a list or object.
+func opens(s string) bool {
+	return strings.HasPrefix(s, "{") || strings.HasPrefix(s, "[") || strings.HasPrefix(s, "map[")
 }
 
 // isValue tells a secret from what says that there is none, or only how one is kept.
@@ -174,5 +196,5 @@ func isValue(s string) bool {
 	case "", "true", "false", "null", "nil", "<nil>", "none", "|", ">", "|-", ">-":
 		return false
 	}
-	return !strings.HasPrefix(s, Mark) && !strings.HasPrefix(s, "{") && !strings.HasPrefix(s, "[") && !strings.HasPrefix(s, "map[")
+	return !strings.HasPrefix(s, Mark)
 }

@@ -100,14 +100,20 @@ func Document(data []byte) []byte {
 	var out [][]byte
 	for _, doc := range bytes.Split(data, []byte("\n---")) {
 		var m map[string]any
-		if err := yaml.Unmarshal(doc, &m); err != nil || m == nil {
+		if err := yaml.Unmarshal(doc, &m); err != nil {
 			return []byte(Text(string(data)))
+		}
+		if m == nil { // comments only, as before the first or after the last mark
+			continue
 		}
 		one, err := yaml.Marshal(Value(m))
 		if err != nil {
 			return []byte(Text(string(data)))
 		}
 		out = append(out, one)
+	}
+	if len(out) == 0 {
+		return []byte(Text(string(data)))
 	}
 	return bytes.Join(out, []byte("---\n"))
 }

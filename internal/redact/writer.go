@@ -9,6 +9,10 @@ import (
 // secret that is cut in two is not known for one.
 const maxLine = 256 << 10
 
+// maxKey is how many lines a private key may have: one of RSA with 16384 bits has 200.
+// Who only speaks of the beginning of a key does not take the rest of a log along.
+const maxKey = 512
+
 // Writer writes the lines of a stream without secrets. Close writes a last line
 // that does not end.
 type Writer struct {
@@ -16,6 +20,7 @@ type Writer struct {
 	line  []byte
 	cut   bool // the line goes on beyond maxLine
 	inKey bool // between the first and the last line of a private key
+	keyed int  // lines since its first
 }
 
 // NewWriter returns a Writer to a writer.
@@ -66,11 +71,14 @@ func (w *Writer) flush() error {
 		if at := keyEnd.FindIndex(line); at != nil {
 			w.inKey = false
 			line = line[at[1]:]
-		} else {
+		} else if w.keyed++; w.keyed <= maxKey {
 			return nil
+		} else {
+			w.inKey = false
 		}
 	}
 	if begin := keyBegin.FindAllIndex(line, -1); begin != nil {
+		w.keyed = 0
 		ends := keyEnd.FindAllIndex(line, -1)
 		w.inKey = len(ends) == 0 || ends[len(ends)-1][0] < begin[len(begin)-1][0]
 		if !w.inKey {

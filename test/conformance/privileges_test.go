@@ -50,15 +50,15 @@ func contained(t *testing.T, capabilities string) string {
 	return dir
 }
 
-// shareNamespaces has mounts in the folder of network namespaces propagate, as on
-// a machine with systemd: they reach containers then.
-func shareNamespaces(t *testing.T) {
+// needSharedNamespaces wants that mounts in the folder of network namespaces
+// propagate, as on a machine with systemd: they reach containers then. It must have
+// been so before the first namespace, whosever, is there.
+func needSharedNamespaces(t *testing.T) {
 	t.Helper()
 	const dir = "/run/netns"
-	harness.OK(t, os.MkdirAll(dir, 0o755))
-	harness.OK(t, unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""))
-	t.Cleanup(func() { harness.OK(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	harness.OK(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatalf("%s is no mount of its own: run this in hack/sandbox.sh, as make test does: %v", dir, err)
+	}
 }
 
 // bounding is what the chart's container may have, without some.
@@ -89,7 +89,7 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 	}
 	for _, mode := range []lab.Mode{lab.NodeMode, lab.PoolMode} {
 		t.Run(string(mode), func(t *testing.T) {
-			shareNamespaces(t)
+			needSharedNamespaces(t)
 			dir := contained(t, bounding(t))
 			l := harness.RaiseQuick(t, mode, lab.Options{
 				Nodes: 1, InstanceType: "t3.small", BinDir: dir, Pools: pools[mode], DaemonArgs: append(slices.Clone(prompt), "--sysctl-dir="+dir+"/sysctls"),
@@ -113,7 +113,7 @@ func TestCapabilitiesOfTheChartSuffice(t *testing.T) {
 
 // Without any of them, or with /proc/sys as a container has it, something is refused.
 func TestEachCapabilityOfTheChartIsNeeded(t *testing.T) {
-	shareNamespaces(t)
+	needSharedNamespaces(t)
 	dir := contained(t, bounding(t))
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{
 		Nodes: 1, InstanceType: "t3.small", BinDir: dir, DaemonArgs: append(slices.Clone(prompt), "--sysctl-dir="+dir+"/sysctls"),

@@ -15,11 +15,13 @@ import (
 	"github.com/berthnet/berth/test/harness"
 )
 
-// roomy is a lab of one node whose primary ENI has an address warm for each of so many pods.
+// roomy is a lab of one node whose primary ENI has an address warm for each of so
+// many pods. What a kill took is asked for again, which no ADD fails for.
 func roomy(pods int) lab.Options {
 	warm := fmt.Sprint(pods)
 	return harness.Quick(lab.NodeMode, lab.Options{
-		Nodes: 1, InstanceType: "m5.16xlarge", DaemonArgs: []string{"--warm-ip-target=" + warm, "--minimum-ip-target=" + warm},
+		Nodes: 1, InstanceType: "m5.16xlarge",
+		DaemonArgs: []string{"--warm-ip-target=" + warm, "--minimum-ip-target=" + warm, "--warm-wait=2m"},
 	})
 }
 

@@ -24,7 +24,7 @@ func writePage(file string, all []results) error {
 	if err != nil {
 		return fmt.Errorf("write the table of results into %s: %w", file, err)
 	}
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil { //nolint:gosec // the page that the command line names
 		return fmt.Errorf("write the table of results: %w", err)
 	}
 	return nil

@@ -107,7 +107,10 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 	run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	run.Cancel = func() error { return syscall.Kill(-run.Process.Pid, syscall.SIGINT) }
 	run.WaitDelay = time.Minute
-	err := run.Run()
+	if err := run.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", run.Path, err)
+	}
+	err := run.Wait()
 	// What its processes left behind, should it have been killed.
 	_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL)
 	return err

@@ -62,12 +62,16 @@ func (d *document) program(image common.ElementID, file string, e entry, release
 		return nil //nolint:nilerr // no Go program
 	}
 	sum := sha256.Sum256(e.content)
+	origin := originOf(info, release)
 	program := d.add(spdx.Package{
-		PackageName: info.Path, PackageVersion: release.Version, PackageFileName: file, PrimaryPackagePurpose: "APPLICATION",
-		PackageLicenseDeclared: release.Licenses,
+		PackageName: info.Path, PackageVersion: origin.Version, PackageFileName: file, PrimaryPackagePurpose: "APPLICATION",
+		PackageLicenseDeclared: origin.Licenses,
 		PackageChecksums:       []common.Checksum{{Algorithm: common.SHA256, Value: hex.EncodeToString(sum[:])}},
 	})
 	d.relate(image, "CONTAINS", program)
+	if origin != release {
+		d.relate(program, "GENERATED_FROM", d.module(info.Main.Path, info.Main.Version))
+	}
 	d.relate(program, "DEPENDS_ON", d.module("stdlib", strings.TrimPrefix(info.GoVersion, "go")))
 	for _, dep := range info.Deps {
 		if dep.Replace != nil {
@@ -76,6 +80,16 @@ func (d *document) program(image common.ElementID, file string, e entry, release
 		d.relate(program, "DEPENDS_ON", d.module(dep.Path, dep.Version))
 	}
 	return nil
+}
+
+// originOf is the release that a program is of. One whose main module has a version
+// was built of that module as it was published, and is not of the release that is
+// packed: the sources that are packed are built in their own folder, without version.
+func originOf(info *debug.BuildInfo, release Release) Release {
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return Release{Version: v}
+	}
+	return release
 }
 
 // roots adds the source of the root certificates, by the version that this

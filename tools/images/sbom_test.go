@@ -53,3 +53,21 @@ func TestSBOMHasWhatTheProgramsAreBuiltOf(t *testing.T) {
 		}
 	}
 }
+
+// A program of another module, as the chained plugins are, has that module's version
+// and not the release's, nor its licence.
+func TestProgramsOfOtherModulesHaveTheirVersion(t *testing.T) {
+	release := Release{Version: "v1.2.3", Licenses: "Apache-2.0"}
+	for _, tt := range []struct {
+		main string
+		want Release
+	}{
+		{"(devel)", release},
+		{"", release},
+		{"v1.9.1", Release{Version: "v1.9.1"}},
+	} {
+		if got := originOf(&debug.BuildInfo{Main: debug.Module{Path: "example.org/plugins", Version: tt.main}}, release); got != tt.want {
+			t.Errorf("main module of version %q: got %+v, want %+v", tt.main, got, tt.want)
+		}
+	}
+}

@@ -65,6 +65,8 @@ the schema lets them say nothing of what makes the mode.
 {{- end -}}
 {{- if not (hasKey $settings "metrics-address") -}}
 {{- $_ := set $settings "metrics-address" (printf "%s:%v" (ternary "[$(HOST_IP)]" "127.0.0.1" (eq (include "berth.onNodeAddress" $root) "true")) (index . 2)) -}}
+{{- else if and $root.Values.monitoring.podMonitor.enabled (regexMatch `^$|^127\.|^\[::1\]|^localhost:` (index $settings "metrics-address")) -}}
+{{- fail (printf "%s.settings.metrics-address is %s, where no PodMonitor reaches it: leave it out, or give one that is not a loopback address" $program (index $settings "metrics-address" | default "empty")) -}}
 {{- end -}}
 {{- merge $settings (get $mode $program) | toYaml -}}
 {{- end -}}
@@ -96,6 +98,11 @@ variable, so it is an argument (berth.args).
 {{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%v" $key $value) }}{{ end }}{{ join "," $pairs }}
 {{- else if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}
 {{- else }}{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* An update strategy: the parameters of RollingUpdate are no other's. */}}
+{{- define "berth.updateStrategy" -}}
+{{- if eq (.type | default "RollingUpdate") "RollingUpdate" }}{{ toYaml . }}{{ else }}{{ toYaml (omit . "rollingUpdate") }}{{ end -}}
 {{- end -}}
 
 {{/* The port at the end of an address. */}}

@@ -151,7 +151,8 @@ func populate(t *testing.T, phases map[string]corev1.PodPhase) {
 		if phase == "" {
 			continue
 		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd-" + name, Labels: labels}, Spec: *template.Spec.DeepCopy()}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "berthd-" + name, Labels: labels,
+			Annotations: map[string]string{v1alpha1.AnnotationPool: "a\nforged"}}, Spec: *template.Spec.DeepCopy()}
 		pod.Spec.NodeName = name
 		create(pod)
 		pod.Status = corev1.PodStatus{Phase: phase, ContainerStatuses: []corev1.ContainerStatus{{Name: "berthd", RestartCount: 1,
@@ -204,7 +205,7 @@ func TestCluster(t *testing.T) {
 		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5", "example.com/registry-password: REDACTED", "@registry stays"},
 		"cluster/daemonsets.yaml":                             {"kind: DaemonSet", "value: stays", `"stays":true`},
 		"cluster/pods.yaml":                                   {"name: berthd-node-1", "- --api-token"},
-		"cluster/pods.txt":                                    {"node-1 kube-system/berthd-node-1"},
+		"cluster/pods.txt":                                    {"node-1 kube-system/berthd-node-1", `pool="a\nforged"`},
 		"cluster/addresspools.yaml":                           {"kind: AddressPool", "10.2.0.0/24"},
 		"cluster/customresourcedefinitions.yaml":              {"nodenetworks.berth.dev"},
 		"cluster/events.txt":                                  {"FailedCreatePodSandBox: no address stays"},

@@ -141,11 +141,20 @@ func eventGrid(list []Event, now time.Time, wide bool) *view.Grid {
 	return g
 }
 
+// rewatch is how often a watch is begun at most: what ends each at once, as a proxy may,
+// is not asked without a pause.
+const rewatch = time.Second
+
 // followEvents prints a list and then what comes, until the command ends. A watch
-// that the server ends is begun again where it was.
+// that the server ends is begun again where it was; where the server knows that no more,
+// events are listed anew, and those since the last are printed.
 func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version string, list Events, keep func(Event) bool, out output) error {
 	pr := &view.Printer{W: cmd.OutOrStdout(), Colours: colours(cmd.OutOrStdout())}
+	var last time.Time
 	tell := func(e Event) error {
+		if e.Last.After(last) {
+			last = e.Last
+		}
 		if out == asJSON {
 			return view.WriteLine(cmd.OutOrStdout(), e)
 		}
@@ -156,15 +165,26 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		pr.Printf("%s %s %s %s: %s\n", e.Last.Local().Format("15:04:05"), view.Toned{Text: e.Type, Tone: tone}, e.Reason, e.Kind+" "+e.Object, e.Message)
 		return pr.Err
 	}
-	for _, e := range list.Events {
-		if err := tell(e); err != nil {
-			return err
+	tellAll := func(list Events) error {
+		since := last // one of the same second may be told twice, and none is lost
+		for _, e := range list.Events {
+			if e.Last.Before(since) {
+				continue
+			}
+			if err := tell(e); err != nil {
+				return err
+			}
 		}
+		if len(list.Unread) > 0 {
+			return fmt.Errorf("could not be read: %s", strings.Join(list.Unread, "; "))
+		}
+		return nil
 	}
-	if len(list.Unread) > 0 {
-		return fmt.Errorf("could not be read: %s", strings.Join(list.Unread, "; "))
+	if err := tellAll(list); err != nil {
+		return err
 	}
 	for cmd.Context().Err() == nil {
+		pause := time.NewTimer(rewatch)
 		err := watch(cmd.Context(), a, eventsIn(namespace), nil, &version, func(e corev1.Event) error {
 			if is := eventOf(e); ofBerth(e) && keep(is) {
 				return tell(is)
@@ -174,9 +194,16 @@ func (p *program) followEvents(cmd *cobra.Command, a *api, namespace, version st
 		switch {
 		case cmd.Context().Err() != nil: // interrupted, as it is meant to
 		case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
-			version = "" // from now on
+			list, version = readEvents(cmd.Context(), a, namespace, keep)
+			if err := tellAll(list); err != nil && cmd.Context().Err() == nil {
+				return err
+			}
 		case err != nil:
 			return fmt.Errorf("follow events: %w", err)
+		}
+		select {
+		case <-pause.C:
+		case <-cmd.Context().Done():
 		}
 	}
 	return nil

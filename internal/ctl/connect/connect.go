@@ -38,7 +38,8 @@ func (f *Flags) Loader() clientcmd.ClientConfig {
 
 // Given tells whether somebody named a cluster, by a flag or a variable.
 func (f *Flags) Given() bool {
-	return f.rules.ExplicitPath != "" || f.overrides.CurrentContext != "" || os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != ""
+	return f.rules.ExplicitPath != "" || f.overrides.CurrentContext != "" || f.overrides.Context.Cluster != "" || f.overrides.ClusterInfo.Server != "" ||
+		os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != ""
 }
 
 // NamedNamespace is what --namespace says, or empty.

@@ -62,8 +62,8 @@ func hasAddress(f Facts) *Diagnosis {
 	if d := broken(attachments); d != nil {
 		return d
 	}
-	if slices.ContainsFunc(attachments, func(a introspect.Attachment) bool { return !a.Checked }) {
-		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path was not checked: %s", text, attachments[0].Fault))
+	if i := slices.IndexFunc(attachments, func(a introspect.Attachment) bool { return !a.Checked }); i >= 0 {
+		return fine(Unchecked, fmt.Sprintf("The pod has %s. Its path was not checked: %s", text, attachments[i].Fault))
 	}
 	return fine(Works, fmt.Sprintf("The pod has %s, and link, addresses, neighbours and routes on node %s are as they were set up.", text, f.Pod.Spec.NodeName))
 }

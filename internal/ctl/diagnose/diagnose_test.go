@@ -337,3 +337,14 @@ func TestHeadingsExist(t *testing.T) {
 		}
 	}
 }
+
+// Of two attachments the one that was not checked says why.
+func TestTheUncheckedSaysWhy(t *testing.T) {
+	f := runs()
+	f.View.Value.Attachments = append(f.View.Value.Attachments, introspect.Attachment{
+		Allocated: introspect.Allocated{Address: netip.MustParseAddr("10.0.0.6")}, State: "ready", Fault: "another call is at work",
+	})
+	if d := Pod(f); d.Verdict != Unchecked || !strings.Contains(d.Summary, "another call is at work") {
+		t.Errorf("%+v", d)
+	}
+}

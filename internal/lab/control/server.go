@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -150,8 +151,15 @@ func (s *server) machineTarget(name string, t Target, inPod bool) (any, error) {
 		return nil, fmt.Errorf("%s is off", name)
 	}
 	t.Mounts = h.MountsPath()
-	t.Env = append(t.Env, "PATH="+host.Path, "BERTH_SOCKET=/run/berth/berthd.sock")
+	t.Env = machineEnv(t.Env)
 	return t, nil
+}
+
+// machineEnv is the environment of a modelled node, for a machine that has files of its
+// own. Of two variables of one name programs take the first.
+func machineEnv(env []string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "BERTH_SOCKET=") })
+	return append(env, "PATH="+host.Path, "BERTH_SOCKET=/run/berth/berthd.sock")
 }
 
 var errKubectl = errors.New("pods of a lab with kubelets are the cluster's: use kubectl, with the KUBECONFIG that status shows")

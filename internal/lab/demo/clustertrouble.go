@@ -23,6 +23,7 @@ import (
 type requests struct {
 	stage *stage
 	stop  context.CancelFunc
+	file  string // ends those from the pod
 	done  sync.WaitGroup
 
 	mu      sync.Mutex // guards all below
@@ -33,13 +34,14 @@ type requests struct {
 	insideErr error
 }
 
-// stopFile ends the calls from the pod.
-const stopFile = "/tmp/stop"
+// stopFiles, each with a number of its own, end calls from the pod: one that is made
+// before the calls begin ends them too.
+const stopFiles = "/tmp/stop-"
 
 // call begins to ask a node from outside, and the Service from the client.
 func (s *stage) call(ctx context.Context, node string) *requests {
 	ctx, cancel := context.WithCancel(ctx)
-	r := &requests{stage: s, stop: cancel}
+	r := &requests{stage: s, stop: cancel, file: fmt.Sprint(stopFiles, time.Now().UnixNano())}
 	url := s.nodePortURL(node)
 	r.done.Go(func() {
 		for ctx.Err() == nil {
@@ -60,7 +62,7 @@ func (s *stage) call(ctx context.Context, node string) *requests {
 	})
 	r.done.Go(func() {
 		// One line a call: its status, or 000 and why.
-		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), "rm -f "+stopFile+`; while [ ! -e `+stopFile+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done`)
+		r.inside, r.insideErr = s.exec(context.WithoutCancel(ctx), `while [ ! -e `+r.file+` ]; do curl -s -o /dev/null -m 5 -w '%{http_code} %{errormsg}\n' http://`+webName+`/hostname; sleep 0.05; done`)
 	})
 	return r
 }
@@ -71,7 +73,7 @@ const callPause = 50 * time.Millisecond
 // end stops the calls, and says how many there were. Any that failed is an error.
 func (r *requests) end(ctx context.Context) (string, error) {
 	r.stop()
-	_, err := r.stage.exec(context.WithoutCancel(ctx), "touch "+stopFile)
+	_, err := r.stage.exec(context.WithoutCancel(ctx), "touch "+r.file)
 	if err != nil {
 		return "", fmt.Errorf("stop the calls from the pod: %w", err)
 	}

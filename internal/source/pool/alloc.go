@@ -44,7 +44,7 @@ func (l *ledger) keep(key attachment.Key, h hold) {
 		l.byAddr[a] = key
 	}
 	if h.pod.UID != "" && h.Pool != "" && !l.synced.mayChoose() {
-		l.chosen[h.pod.UID] = h.Pool
+		l.chosen[interfaceOf(key, h.pod)] = h.Pool
 	}
 }
 
@@ -92,7 +92,7 @@ func (l *ledger) admit(req source.Request, now time.Time) *waiting.Waiter {
 // decide moves a waiter to the queue of its pool, if that is known by now.
 func (l *ledger) decide(w *waiting.Waiter, now time.Time) {
 	name, final, why := choose(l.world, w.Request.Pod, l.told(w.Request.Wish))
-	if before := l.chosen[w.Request.Pod.UID]; name == "" && !final && before != "" {
+	if before := l.chosen[interfaceOf(w.Request.Key, w.Request.Pod)]; name == "" && !final && before != "" {
 		name = before // it was chosen by what the API server said then, which does not answer now
 	}
 	switch {

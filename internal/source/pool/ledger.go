@@ -34,9 +34,9 @@ type ledger struct {
 	unlisted map[netip.Addr]time.Time      // addresses of blocks that are not known here: cooling since
 
 	undecided waiting.Queue // pods whose pool is not known yet
-	// chosen are the pools of pods that had an address of one, by UID: after a
-	// start without the API server they are all that is known.
-	chosen map[string]string
+	// chosen are the pools of pods that had an address of one: after a start
+	// without the API server they are all that is known.
+	chosen map[podInterface]string
 
 	node        nodeState
 	synced      synced
@@ -44,6 +44,14 @@ type ledger struct {
 	unconfirmed bool // blocks came from the file, and the API server still has a moment to correct them
 	usable      bool // an address was assignable once
 	latencies   []latency
+}
+
+// podInterface is an interface of a pod, whichever its sandbox. The networks of a
+// pod may have different pools.
+type podInterface struct{ uid, network, ifName string }
+
+func interfaceOf(key attachment.Key, pod attachment.Pod) podInterface {
+	return podInterface{pod.UID, key.Network, key.IfName}
 }
 
 // nodeState is what is known of the Node.
@@ -91,7 +99,7 @@ func newLedger(p policy) *ledger {
 		world:  world{namespaces: map[string]string{}, pools: map[string]*poolState{}},
 		blocks: map[string]*heldBlock{}, requests: map[string]*request{}, asked: map[string]bool{}, salts: map[slot]string{},
 		leases: map[attachment.Key]hold{}, byAddr: map[netip.Addr]attachment.Key{}, unlisted: map[netip.Addr]time.Time{},
-		chosen: map[string]string{},
+		chosen: map[podInterface]string{},
 		synced: synced{trouble: map[string]error{}},
 	}
 }

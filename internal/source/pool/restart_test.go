@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berthnet/berth/internal/clock"
+	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -102,6 +104,30 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 	back()
 	if l := m.add(1); l.Block != a.Block {
 		t.Errorf("pod 1: %v", l)
+	}
+}
+
+// Nor is one network of a pod taken for another, which may have another pool.
+func TestNetworksOfAPodAtAStartWithoutAPIServer(t *testing.T) {
+	b := newLedgerNode(t)
+	b.synced, b.namespaces = synced{}, map[string]string{}
+	b.give(blockOf("default-0", "10.0.0.0/29", ""))
+	b.give(blockOf("wide-0", "10.1.0.0/29", ""))
+	request := func(sandbox int, ifName string) source.Request {
+		r := podRequest(0)
+		r.Key = key(sandbox)
+		r.Key.IfName = ifName
+		return r
+	}
+	for ifName, addr := range map[string]string{"eth0": "10.0.0.1", "net1": "10.1.0.1"} {
+		if err := b.restore(request(0, ifName), source.Lease{IPv4: netip.MustParseAddr(addr)}, b.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ifName, want := range map[string]string{"eth0": "10.0.0.0", "net1": "10.1.0.0", "net2": "waits"} {
+		if got := b.answer(b.admit(request(1, ifName), b.now)); got != want {
+			t.Errorf("%s of another sandbox: %s, want %s", ifName, got, want)
+		}
 	}
 }
 

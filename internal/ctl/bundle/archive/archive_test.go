@@ -1,7 +1,9 @@
 package archive
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -254,5 +256,31 @@ func TestOutput(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left %v", entries)
+	}
+}
+
+// A file of a node's bundle may have holes (GNU sparse files, in PAX records) that are
+// petabytes of nothing to read.
+func TestCopyOfAFileWithoutEnd(t *testing.T) {
+	var plain, sparse bytes.Buffer
+	w := tar.NewWriter(&plain)
+	// The library writes no such records, so that they get their name afterwards.
+	records := map[string]string{"VND.sparse.major": "0", "VND.sparse.minor": "1", "VND.sparse.numblocks": "0", "VND.sparse.size": fmt.Sprint(1 << 50)}
+	err := errors.Join(
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "theirs/huge.txt", PAXRecords: records, Format: tar.FormatPAX}),
+		w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "theirs/index.json", Size: 2, Format: tar.FormatPAX}),
+	)
+	if _, writeErr := w.Write([]byte("{}")); errors.Join(err, writeErr, w.Close()) != nil {
+		t.Fatal(err, writeErr)
+	}
+	gz := gzip.NewWriter(&sparse)
+	if _, err := gz.Write(bytes.ReplaceAll(plain.Bytes(), []byte("VND.sparse"), []byte("GNU.sparse"))); err != nil || gz.Close() != nil {
+		t.Fatal(err)
+	}
+	p := part("node", func(_ context.Context, s *Sink) error { return s.Copy("n", &sparse) })
+	p.Timeout = 20 * time.Second
+	files, index := made(t, Limits{File: 500, Total: 1 << 20}, 1, p)
+	if len(index.Errors) > 0 || !strings.HasSuffix(string(files["n/huge.txt"]), cutHere) {
+		t.Errorf("%v, and it ends with %q", index.Errors, files["n/huge.txt"])
 	}
 }

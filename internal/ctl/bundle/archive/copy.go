@@ -43,10 +43,15 @@ func (s *Sink) Copy(folder string, r io.Reader) error {
 		if name == ErrorsFile { // is in the index too
 			continue
 		}
-		// Its own mark of what is cut may make a file longer than it may be.
-		content, cut, err := read(&head{most: s.most + int64(len(cutHere)) + 1}, in)
+		// Its own mark of what is cut may make a file longer than it may be. One that
+		// says to be longer is not read to its end: that may be far away.
+		most := s.most + int64(len(cutHere)) + 1
+		content, cut, err := read(&head{most: most}, io.LimitReader(in, most))
 		if err != nil {
 			return fmt.Errorf("the node's bundle: %s: %w", name, err)
+		}
+		if cut = cut || h.Size > most; h.Size > most {
+			content = append(content, "\n"+cutHere...)
 		}
 		if name == IndexFile {
 			complete = true

@@ -100,7 +100,7 @@ func (k *Cluster) podsOfNodes(ctx context.Context, s *archive.Sink) error {
 		for _, ip := range p.Status.PodIPs {
 			ips = append(ips, ip.IP)
 		}
-		fmt.Fprintf(&b, "%s %s/%s uid=%s phase=%s ready=%s addresses=%s hostNetwork=%t created=%s deleted=%s pool=%s\n",
+		fmt.Fprintf(&b, "%s %s/%s uid=%s phase=%s ready=%s addresses=%s hostNetwork=%t created=%s deleted=%s pool=%q\n",
 			cmp.Or(p.Spec.NodeName, "-"), p.Namespace, p.Name, p.UID, p.Status.Phase, ready(p), strings.Join(ips, ","), p.Spec.HostNetwork,
 			p.CreationTimestamp.UTC().Format(time.RFC3339), deleted(p), p.Annotations["berth.dev/pool"])
 		return nil

@@ -112,10 +112,18 @@ func get(s introspect.Settings, name string) string {
 }
 
 // piped hands what is written to a reader. Both errors count; that of the reader,
-// which has its own limits, does not stop the writer from being read to the end.
+// which has its own limits, does not stop the writer from being read to the end. A panic
+// of the writer is its error: it is in no part's goroutine, which would hear of it.
 func piped(write func(io.Writer) error, read func(io.Reader) error) error {
 	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(write(w)) }()
+	go func() {
+		defer func() {
+			if r := recover(); r != nil {
+				_ = w.CloseWithError(fmt.Errorf("panic: %v", r))
+			}
+		}()
+		_ = w.CloseWithError(write(w))
+	}()
 	err := read(r)
 	_, _ = io.Copy(io.Discard, r) // lets the writer end
 	return err

@@ -35,7 +35,7 @@ func processes(_ context.Context, s *archive.Sink) error {
 			continue // it ended
 		}
 		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		fmt.Fprintf(&b, "%s %s\n", filepath.Base(dir), redact.Line(strings.TrimSpace(strings.ReplaceAll(string(args), "\x00", " "))))
+		fmt.Fprintf(&b, "%s %s\n", filepath.Base(dir), commandLine(args))
 		for _, name := range []string{"status", "limits"} {
 			data, _ := os.ReadFile(filepath.Join(dir, name))
 			for line := range strings.Lines(string(data)) {
@@ -49,6 +49,18 @@ func processes(_ context.Context, s *archive.Sink) error {
 		return errors.New("none that matters can be seen from here (a container sees its own only)")
 	}
 	return s.Bytes("system/processes.txt", b.Bytes())
+}
+
+// commandLine is what /proc/PID/cmdline has, each argument ended by a zero byte, without
+// secrets. They are taken out before it is one line, in which an argument of several
+// words has no end.
+func commandLine(cmdline []byte) string {
+	var args []any
+	for arg := range strings.SplitSeq(strings.TrimRight(string(cmdline), "\x00"), "\x00") {
+		args = append(args, arg)
+	}
+	shown, _ := redact.Value(args).([]any)
+	return strings.ReplaceAll(strings.TrimSpace(fmt.Sprintln(shown...)), "\n", " ")
 }
 
 // kubeletAddress is where a kubelet tells of its health unless --healthz-port says

@@ -9,13 +9,15 @@ import (
 )
 
 // Run runs a program once and returns when it has ended. When ctx ends first, it is
-// killed. An exit status other than 0 is an *exec.ExitError.
+// killed with what it started: who else has its output would be waited for. An exit
+// status other than 0 is an *exec.ExitError.
 func Run(ctx context.Context, c Command, stdin io.Reader, stdout, stderr io.Writer) error {
 	argv := c.argv(nil)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env, cmd.Dir = append(Environment(), c.Env...), c.Dir
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: it enters namespaces, and the process dies with it

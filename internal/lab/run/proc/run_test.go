@@ -2,12 +2,15 @@ package proc
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestProgramsAreBornInTheirCgroups has folders in place of cgroups: the kernel's file
@@ -39,5 +42,28 @@ func TestAProgramThatCannotJoinDoesNotRun(t *testing.T) {
 	err := Run(t.Context(), c, nil, &out, nil)
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || out.Len() > 0 {
 		t.Errorf("got %v and %q, want a failure and nothing run", err, &out)
+	}
+}
+
+// What a program started has its output too, which Run reads to its end.
+func TestWhatAProgramStartedEndsWithIt(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- Run(ctx, Command{Path: "/bin/sh", Args: []string{"-c", "sleep 20 & echo started; wait"}}, nil, w, nil)
+	}()
+	if _, err := io.ReadFull(r, make([]byte, len("started\n"))); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("ended well, want a failure")
+		}
+	case <-time.After(15 * time.Second):
+		t.Error("it waits for what the program started")
 	}
 }
