@@ -186,11 +186,11 @@ func unreachableRoute(p netip.Prefix) netlink.Route {
 func isUnreachable(r netlink.Route) bool { return r.Type == unix.RTN_UNREACHABLE }
 
 // isBlockRoute tells the routes of blocks from Berth's others: the unreachable
-// ones but those of an ENI's addresses, and what is in a table that is neither PodTable nor an ENI's. The export
+// ones, and what is in a table that is neither PodTable nor an ENI's. The export
 // table may have had another number before.
 func isBlockRoute(r netlink.Route) bool {
 	if r.Table >= UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink {
-		return isUnreachable(r) && !isUnusedRoute(r)
+		return isUnreachable(r)
 	}
 	return true
 }

@@ -18,7 +18,6 @@ type Inventory struct {
 	Uplinks []UplinkInfo // secondary, by number
 	Rules   []RuleInfo
 	Blocks  []BlockInfo
-	Unused  []netip.Prefix // of ENIs, refused where no pod has the address
 }
 
 // LinkInfo is the host end of a pod link.
@@ -139,8 +138,6 @@ func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, 
 		switch i := r.Table - UplinkTableBase; {
 		case isBlockRoute(r):
 			inv.addBlockRoute(r)
-		case isUnusedRoute(r):
-			inv.Unused = append(inv.Unused, routeDst(r))
 		case r.Table == PodTable:
 			inv.Routes = append(inv.Routes, RouteInfo{routeDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
 		case i >= 1 && i <= MaxUplink:
@@ -166,7 +163,6 @@ func (inv *Inventory) addBlockRoute(r netlink.Route) {
 }
 
 func (inv *Inventory) sort() {
-	slices.SortFunc(inv.Unused, netip.Prefix.Compare)
 	slices.SortFunc(inv.Links, func(a, b LinkInfo) int { return a.Index - b.Index })
 	slices.SortFunc(inv.Routes, func(a, b RouteInfo) int { return a.Addr.Compare(b.Addr) })
 	slices.SortFunc(inv.Blocks, func(a, b BlockInfo) int { return a.Prefix.Compare(b.Prefix) })

@@ -78,8 +78,7 @@ func (u Routed) clearOther(n *Node) ([]string, error) {
 	return n.removeRoutesThat(isUplinkRoute)
 }
 
-// isUplinkRoute tells the routes of a secondary ENI's table, and those of ENIs'
-// addresses without a pod.
+// isUplinkRoute tells the routes of a secondary ENI's table.
 func isUplinkRoute(r netlink.Route) bool {
-	return isUnusedRoute(r) || r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
+	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
 }

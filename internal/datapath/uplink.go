@@ -21,8 +21,7 @@ type Uplink struct {
 	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
 	// while the uplink does: its table and its mark follow from it.
 	Number int
-	// Primary ENIs belong to the operating system: of them only sysctls are set, and
-	// routes of addresses without a pod.
+	// Primary ENIs belong to the operating system: only sysctls are set there.
 	Primary bool
 	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
 	// link, unless it is among Addresses: then it is a pod's, and not the node's.
@@ -105,10 +104,9 @@ func (e Uplink) gateway4() netip.Addr {
 }
 
 // SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
-// its table, its rule, the map from its addresses to its mark, and a route that
-// refuses what is for an address without a pod. It is idempotent, puts back what is
-// missing, and with changed Addresses changes the map and those routes only (and the
-// link's address if PrimaryIPv4 came or went among them). On
+// its table, its rule, and the map from its addresses to its mark. It is
+// idempotent, puts back what is missing, and with changed Addresses changes the
+// map only (and the link's address if PrimaryIPv4 came or went among them). On
 // failure what was done stays; call it again. An address is usable by a pod once
 // this has returned nil for it.
 //
@@ -161,7 +159,6 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 			func() ([]string, error) { return n.setRules(isUplinkRule(uplink.Number), u.uplinkRules(uplink)) },
 		)
 	}
-	steps = append(steps, func() ([]string, error) { return n.setUnusedRoutes(uplink, u) })
 	for _, step := range steps {
 		did, err := step()
 		changed = append(changed, did...)
@@ -170,14 +167,8 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		}
 	}
 	n.mu.Lock()
-	before := n.uplinks[uplink.ID]
 	n.uplinks[uplink.ID] = uplink
 	n.mu.Unlock()
-	did, err := n.removeUnusedRoutes(before.assigned) // known as removed by now, and not as lost
-	changed = append(changed, did...)
-	if err != nil {
-		return fail(err)
-	}
 	return changed, nil
 }
 
@@ -333,14 +324,6 @@ func (n *Node) removeUplink(number int) error {
 	if err := n.removeUplinkRoutes(UplinkTableBase + number); err != nil {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
-	n.forgetUplink(number)
-	if _, err := n.removeUnusedRoutes(everyPrefix); err != nil {
-		return fmt.Errorf("remove ENI %d: %w", number, err)
-	}
-	return nil
-}
-
-func (n *Node) forgetUplink(number int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for id, e := range n.uplinks {
@@ -348,4 +331,5 @@ func (n *Node) forgetUplink(number int) {
 			delete(n.uplinks, id)
 		}
 	}
+	return nil
 }

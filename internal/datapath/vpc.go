@@ -149,8 +149,6 @@ func (u VPC) restore(n *Node, want Wanted) (did []string, err error) {
 		done, err := n.setUplink(uplink)
 		did, errs = append(did, done...), append(errs, err)
 	}
-	done, err := n.removeUnusedRoutes(everyPrefix) // such as of what EC2 took while no daemon ran
-	did, errs = append(did, done...), append(errs, err)
 	return did, errors.Join(errs...)
 }
 

@@ -102,7 +102,6 @@ func TestWatch(t *testing.T) {
 		{"ip -6 rule del priority 1024", StateLost, "policy rule"},
 		{"ip route del " + podA + " table 19000", StateLost, "route to " + podA},
 		{"ip route del default table 19001", StateLost, "route default of table 19001"},
-		{"ip route del unreachable " + eniPrefix + " table 19000", StateLost, "unreachable route of " + eniPrefix},
 		{"ip -6 route del default table 19001", StateLost, "of table 19001"},
 		{"ip address flush dev eth1", StateLost, "address " + eniAddr},
 		{"ip link set eth1 down", StateLost, "eth1 went down"},

@@ -59,9 +59,6 @@ func (w *watcher) lostRoute(data []byte) string {
 		}
 	}
 	if table == PodTable {
-		if p := netip.PrefixFrom(addr, int(header.Dst_len)); header.Type == unix.RTN_UNREACHABLE && w.node.isAssigned(p) {
-			return fmt.Sprintf("the unreachable route of %s was removed", p)
-		}
 		if name, isLive := w.node.podLinks.liveName(int(oif)); isLive {
 			return fmt.Sprintf("the route to %s by %s was removed", dst, name)
 		}

@@ -57,14 +57,11 @@ func (w *world) forged(t *testing.T) (packets [][]string) {
 }
 
 // sources looks at packets that the VPC drops as forged while pods with Services, host
-// ports and callers come and go, and their node reboots. There are none, but for those
-// that a node that has rebooted and has no berthd yet sends back: packets of others for
-// its pods of before.
+// ports and callers come and go, and their node reboots. They are packets of others for
+// pods that are gone, whose node has no route for them but back to the VPC, and no others.
 func sources(t *testing.T, w *world) {
 	w.nft(t, witness, "-f", "-")
 	defer w.nft(t, "", "delete", "table", "inet", "witness")
-	node, err := w.Node(brokenNode)
-	harness.OK(t, err)
 
 	// More than the primary ENI has addresses for.
 	pods := w.makePods(t, "many", brokenNode, 10)
@@ -90,9 +87,7 @@ func sources(t *testing.T, w *world) {
 		w.kubectl(t, "rollout", "restart", "deployment/"+webName)
 		harness.OK(t, w.WaitDeployment(harness.Deadline(t, soon), inDefault, webName))
 	})
-	if packets := w.forged(t); len(packets) > 0 {
-		t.Errorf("packets that the VPC drops for their source: %v", packets)
-	}
+	w.sentBack(t, "while pods come and go")
 
 	pods = w.makePods(t, "again", brokenNode, 10)
 	w.podReady(t, pods...)
@@ -114,14 +109,25 @@ func sources(t *testing.T, w *world) {
 	w.podReady(t, pods...)
 	stop()
 	<-asked
-	packets := w.forged(t)
-	t.Logf("%d packets that the VPC drops for their source while the node boots", len(packets))
-	for _, p := range packets {
-		to, err := netip.ParseAddr(p[1])
-		if err != nil || !slices.ContainsFunc(w.Books().InstanceENIs(node.InstanceID), func(e vpc.ENI) bool { return e.Owns(to) }) {
-			t.Errorf("%v is for none of the addresses of %s: %v", p, brokenNode, err)
-		}
-	}
+	w.sentBack(t, "while the node boots")
 	w.removePods(t, append(pods, hostPort.Name)...)
 	w.rest(t)
+}
+
+// sentBack wants that the packets which the VPC dropped for their source are for
+// addresses of nodes.
+func (w *world) sentBack(t *testing.T, while string) {
+	t.Helper()
+	packets := w.forged(t)
+	var enis []vpc.ENI
+	for _, n := range w.Nodes() {
+		enis = append(enis, w.Books().InstanceENIs(n.InstanceID)...)
+	}
+	t.Logf("%d packets that the VPC drops for their source %s", len(packets), while)
+	for _, p := range packets {
+		to, err := netip.ParseAddr(p[1])
+		if err != nil || !slices.ContainsFunc(enis, func(e vpc.ENI) bool { return e.Owns(to) }) {
+			t.Errorf("%v is for no address of a node: %v", p, err)
+		}
+	}
 }
