@@ -71,6 +71,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.suite.ginkgo, "ginkgo", "", "program that runs them (hack/tool.sh kubee2e ginkgo)")
 	f.StringVar(&o.suite.out, "out", "dist/conformance", "folder for reports")
 	f.IntVar(&o.suite.procs, "procs", 4, "how many specs run at a time")
+	f.IntVar(&o.suite.attempts, "attempts", 1, "how often a spec is run at most until it passes")
 	f.DurationVar(&o.suite.limit, "limit", 2*time.Hour, "time after which the tests are ended")
 	f.StringVar(&o.mode, "mode", "node", "mode of the cluster that is raised: "+strings.Join(modes, ", "))
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster, and raise none")
@@ -124,6 +125,8 @@ func (o options) check() error {
 		return usagef("-mode is %q, expected one of %s", o.mode, strings.Join(modes, ", "))
 	case o.suite.procs < 1:
 		return usagef("-procs is %d, expected at least 1", o.suite.procs)
+	case o.suite.attempts < 1:
+		return usagef("-attempts is %d, expected at least 1", o.suite.attempts)
 	case o.kubeconfig == "" && o.images == "" && !o.list:
 		return usagef("-images is needed to raise a cluster: hack/lab-images.sh prints the folder")
 	}
@@ -239,6 +242,9 @@ func summarize(out io.Writer, r results, took time.Duration, folder string) {
 		fmt.Fprintf(out, "  %4d %s\n", count(r.Specs, outcome), outcome)
 	}
 	for _, s := range r.Specs {
+		if s.Outcome == passed && s.Why != "" {
+			fmt.Fprintf(out, "FLAKY %s: %s\n", s.Name, s.Why)
+		}
 		if s.Outcome == failed {
 			fmt.Fprintf(out, "FAILED %s (%.0f s): %s\n", s.Name, s.Seconds, s.Why)
 		}

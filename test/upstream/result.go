@@ -16,7 +16,7 @@ type result struct {
 	Name    string `json:"name"`
 	Group   string `json:"group,omitempty"`
 	Outcome string `json:"outcome"`
-	// Why it failed or is not applicable, in a line.
+	// Why it failed or is not applicable, or how it passed after all, in a line.
 	Why     string  `json:"why,omitempty"`
 	Seconds float64 `json:"seconds,omitempty"`
 }
@@ -63,6 +63,9 @@ func outcome(s spec, r specReport) result {
 	switch {
 	case r.State == passed:
 		out.Outcome = passed
+		if r.NumAttempts > 1 {
+			out.Why = fmt.Sprintf("flaky: passed at attempt %d", r.NumAttempts)
+		}
 	case r.State == "skipped" && message != "": // the spec itself said so
 		out.Outcome, out.Why, out.Seconds = notApplicable, message, 0
 	case r.State == "" || r.State == "skipped" || r.State == "interrupted" || strings.HasPrefix(message, suiteTimeout):

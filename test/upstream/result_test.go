@@ -9,7 +9,8 @@ import (
 
 const report = `[{"SpecReports": [
 	{"LeafNodeType": "BeforeSuite", "State": "passed"},
-	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "works", "State": "passed", "RunTime": 1234567890},
+	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "works", "State": "passed", "RunTime": 1234567890, "NumAttempts": 1},
+	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "works after all", "State": "passed", "NumAttempts": 2},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "fails", "State": "failed", "RunTime": 2000000000, "Failure": {"Message": "no answer\nfrom there"}},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "panics", "State": "panicked", "Failure": {"Message": "nil map"}},
 	{"ContainerHierarchyTexts": ["[sig-network] DNS"], "ContainerHierarchyLabels": [["sig-network"]], "LeafNodeType": "It", "LeafNodeText": "was cut short", "State": "timedout", "RunTime": 2000000000, "Failure": {"Message": "A suite timeout occurred"}},
@@ -23,7 +24,7 @@ func TestJudge(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := plan{exclude: []result{{Name: "[sig-network] DNS left out", Group: "network", Outcome: notApplicable, Why: "so"}}}
-	for _, leaf := range []string{"works", "fails", "panics", "needs a cloud", "came too late", "was cut short", "was never seen"} {
+	for _, leaf := range []string{"works", "works after all", "fails", "panics", "needs a cloud", "came too late", "was cut short", "was never seen"} {
 		p.run = append(p.run, spec{"[sig-network] DNS " + leaf, []string{"sig-network"}})
 	}
 	of := func(leaf, outcome, why string, seconds float64) result {
@@ -38,6 +39,7 @@ func TestJudge(t *testing.T) {
 		of("was cut short", notRun, "", 0),
 		of("was never seen", notRun, "", 0),
 		of("works", passed, "", 1.2),
+		of("works after all", passed, "flaky: passed at attempt 2", 0),
 	}
 	if d := cmp.Diff(want, judge(p, reports)); d != "" {
 		t.Errorf("results (-want +got):\n%s", d)

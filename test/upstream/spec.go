@@ -39,6 +39,7 @@ type specReport struct {
 	LeafNodeLabels           []string
 	State                    string
 	RunTime                  time.Duration
+	NumAttempts              int
 	Failure                  struct {
 		Message string
 	}

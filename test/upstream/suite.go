@@ -21,6 +21,7 @@ type suite struct {
 	e2e, ginkgo string // programs
 	out         string // folder for reports and the log
 	procs       int    // how many specs run at a time
+	attempts    int    // how often each at most, until it passes
 	limit       time.Duration
 	flags       []string // further flags of the tests
 }
@@ -94,6 +95,7 @@ func (s suite) run(ctx context.Context, c cluster, specs []spec, progress *progr
 func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report string, log io.Writer) error {
 	args := []string{
 		"run", "--no-color", "--procs=" + strconv.Itoa(s.procs), "--timeout=" + s.limit.String(), "--focus=" + focusOn(specs),
+		"--flake-attempts=" + strconv.Itoa(s.attempts),
 		"--output-dir=" + s.out, "--json-report=" + report, "--output-interceptor-mode=none", s.e2e, "--",
 		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--report-dir=" + s.out,
 		"--minStartupPods=0", "--allowed-not-ready-nodes=0", "--disable-log-dump", "--dump-logs-on-failure=false",
