@@ -174,7 +174,7 @@ func TestEveryRuleIsTried(t *testing.T) {
 
 func readCRD(t *testing.T, kind string) (crd apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(harness.Tree(), "deploy", "crds", "berth.dev_"+kind+".yaml"))
+	data, err := os.ReadFile(filepath.Join(harness.Tree(), "deploy", "chart", "files", "crds", "berth.dev_"+kind+".yaml"))
 	harness.OK(t, err)
 	harness.OK(t, yaml.UnmarshalStrict(data, &crd))
 	return crd
