@@ -113,6 +113,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 
 # Tests of whole clusters are given what takes no network to be had (see
 # test/cluster). They want the machine for themselves, so they go one after the other.
+# Both mount cgroups for themselves, so each has a sandbox of its own.
 .PHONY: e2e
 e2e: ## Run the tests against real container runtimes, and those of whole clusters
 	@hack/deps.sh test e2e cluster
@@ -122,8 +123,10 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	images=$$($(MAKE) lab-images | xargs -d '\n' realpath | paste -sd:); \
 	for other in "next $$(go env GOARCH)" "foreign $$([ "$$(go env GOARCH)" = arm64 ] && echo amd64 || echo arm64)"; do set -- $$other; \
 		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
-	BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}" \
-	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e" hack/test.sh "./test/e2e/... ./test/cluster/..." -timeout 60m $(TEST_FLAGS)
+	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
+		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e"; export GOFLAGS; status=0; \
+	for packages in ./test/e2e/... ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
