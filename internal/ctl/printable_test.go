@@ -4,44 +4,22 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"strings"
 	"testing"
 	"unicode"
 
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/test/harness/hostile"
 )
-
-// hostile sets a terminal's title, writes in red, turns the text round and
-// forges a line.
-const hostile = "x\x1b]0;owned\a\x7f\u009b31m\u202e\U000e0041\nFORGED\tline\r"
-
-// fill puts it into every string of a value.
-func fill(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.String:
-		v.SetString(hostile)
-	case reflect.Slice:
-		for i := range v.Len() {
-			fill(v.Index(i))
-		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
-				fill(v.Field(i))
-			}
-		}
-	}
-}
 
 func TestNothingThatIsPrintedIsObeyed(t *testing.T) {
 	for name, doc := range map[string]introspect.Document{"ENIs": busyNode(), "pools": poolNode()} {
 		doc.Conditions = []introspect.Condition{{Type: "x"}}
-		fill(reflect.ValueOf(&doc).Elem())
+		hostile.Fill(&doc)
 		if name == "pools" {
 			doc.IPAM = "pool"
 		}
-		at := serve(t, doc, hostile)
+		at := serve(t, doc, hostile.Text)
 		for _, args := range [][]string{{"ip-manager"}, {"status"}, {"ip-manager", "-o", "json"}, {"status", "-o", "json"}} {
 			out, err := run(t, append(args, "--address", at)...)
 			if args[0] == "ip-manager" && err != nil {
@@ -55,7 +33,7 @@ func TestNothingThatIsPrintedIsObeyed(t *testing.T) {
 			}
 			if len(args) > 1 {
 				var v struct{ Conditions []introspect.Condition }
-				if err := json.Unmarshal([]byte(out), &v); err != nil || v.Conditions[0].Message != hostile {
+				if err := json.Unmarshal([]byte(out), &v); err != nil || v.Conditions[0].Message != hostile.Text {
 					t.Errorf("%s: %v: %v, %+q", name, args, err, v.Conditions)
 				}
 			}
@@ -64,7 +42,9 @@ func TestNothingThatIsPrintedIsObeyed(t *testing.T) {
 }
 
 func TestErrorsOfTheDaemonAreNotObeyed(t *testing.T) {
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, hostile, http.StatusServiceUnavailable) }))
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, hostile.Text, http.StatusServiceUnavailable)
+	}))
 	t.Cleanup(s.Close)
 	_, err := run(t, "ip-manager", "--address", s.URL)
 	if err == nil || strings.IndexFunc(err.Error(), func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {

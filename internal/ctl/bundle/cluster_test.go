@@ -103,6 +103,20 @@ func configFor(t *testing.T, server string) string {
 	return path
 }
 
+// bundled runs the command, which must succeed, and returns what is in the bundle.
+func bundled(t *testing.T, args ...string) (said string, files map[string][]byte, index archive.Index) {
+	t.Helper()
+	said, left, err := run(t.Context(), t, args...)
+	if err != nil || len(left) != 1 {
+		t.Fatalf("%v, files %v:\n%s", err, left, said)
+	}
+	data, err := os.ReadFile(left[0])
+	harness.OK(t, err)
+	files, index, err = archive.Open(bytes.NewReader(data))
+	harness.OK(t, err)
+	return said, files, index
+}
+
 // run runs the command in an empty folder, and returns what it left there.
 func run(ctx context.Context, t *testing.T, args ...string) (said string, files []string, err error) {
 	t.Helper()
@@ -192,14 +206,7 @@ func TestCluster(t *testing.T) {
 		<-ctx.Done()
 		return 1
 	})
-	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig, "--since=1h", "--node-timeout=2s")
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, files %v:\n%s", err, files, said)
-	}
-	data, err := os.ReadFile(files[0])
-	harness.OK(t, err)
-	got, index, err := archive.Open(bytes.NewReader(data))
-	harness.OK(t, err)
+	said, got, index := bundled(t, "--all", "--kubeconfig", kubeconfig, "--since=1h", "--node-timeout=2s")
 	for name, parts := range map[string][]string{
 		"cluster/version.json":                                {"gitVersion"},
 		"cluster/nodes.yaml":                                  {"name: node-1", "name: node-5", "example.com/registry-password: REDACTED", "@registry stays"},
@@ -249,14 +256,7 @@ func TestOneNode(t *testing.T) {
 		}
 		return nodeBundle(out)
 	})
-	said, files, err := run(t.Context(), t, "--node=node-1", "--kubeconfig", kubeconfig)
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, files %v:\n%s", err, files, said)
-	}
-	data, err := os.ReadFile(files[0])
-	harness.OK(t, err)
-	got, _, err := archive.Open(bytes.NewReader(data))
-	harness.OK(t, err)
+	_, got, _ := bundled(t, "--node=node-1", "--kubeconfig", kubeconfig)
 	for name := range got {
 		if strings.HasPrefix(name, "nodes/node-2") {
 			t.Errorf("%s is of another node", name)
@@ -273,14 +273,7 @@ func TestWithoutRights(t *testing.T) {
 	cfg, err := harness.ControlPlane.ConfigFor("nobody", "nobodies")
 	harness.OK(t, err)
 	kubeconfig := reach(t, cfg, nil)
-	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig)
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, files %v:\n%s", err, files, said)
-	}
-	data, err := os.ReadFile(files[0])
-	harness.OK(t, err)
-	got, _, err := archive.Open(bytes.NewReader(data))
-	harness.OK(t, err)
+	said, got, _ := bundled(t, "--all", "--kubeconfig", kubeconfig)
 	for _, what := range []string{"objects nodes: ", "objects nodenetworks: ", "events: ", "pods of Berth: "} {
 		if !bytes.Contains(got["errors.txt"], []byte(what)) || !strings.Contains(said, what) {
 			t.Errorf("%q is not told:\n%s", what, got["errors.txt"])
@@ -315,14 +308,7 @@ func TestRightsThatAreDocumented(t *testing.T) {
 		return harness.KubeClientFor(t, cfg).List(t.Context(), &v1alpha1.BlockRequestList{})
 	})
 	kubeconfig := reach(t, cfg, func(_ context.Context, _ string, _ []string, out, _ io.Writer) int { return nodeBundle(out) })
-	said, files, err := run(t.Context(), t, "--all", "--kubeconfig", kubeconfig)
-	if err != nil || len(files) != 1 {
-		t.Fatalf("%v, files %v:\n%s", err, files, said)
-	}
-	data, err := os.ReadFile(files[0])
-	harness.OK(t, err)
-	_, index, err := archive.Open(bytes.NewReader(data))
-	harness.OK(t, err)
+	_, _, index := bundled(t, "--all", "--kubeconfig", kubeconfig)
 	for _, e := range index.Errors {
 		if e.Part != "kubelet of node-1" && e.Part != "node node-1, routes" {
 			t.Errorf("%s: %s", e.Part, e.Error)

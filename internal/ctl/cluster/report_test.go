@@ -3,7 +3,6 @@ package cluster
 import (
 	"bytes"
 	"fmt"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/berthnet/berth/internal/ctl/view"
+	"github.com/berthnet/berth/test/harness/hostile"
 )
 
 func leaseOf(holder string) *coordinationv1.Lease {
@@ -88,31 +88,6 @@ func TestTopAndPoolTables(t *testing.T) {
 	golden(t, "pools-wide.txt", printed(t, func(p *view.Printer) { writePools(p, pools, true, true) }))
 }
 
-// hostile sets a terminal's title, writes in red, turns the text round and forges a line.
-const hostile = "x\x1b]0;owned\a\x7f\u009b31m\u202e\U000e0041\nFORGED\tline\r"
-
-// fill puts it into every string of a value that its owner chooses.
-func fill(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.String:
-		v.SetString(hostile)
-	case reflect.Pointer:
-		if !v.IsNil() {
-			fill(v.Elem())
-		}
-	case reflect.Slice:
-		for i := range v.Len() {
-			fill(v.Index(i))
-		}
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Type().Field(i).IsExported() {
-				fill(v.Field(i))
-			}
-		}
-	}
-}
-
 func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	check := func(name, out string) {
 		t.Helper()
@@ -130,7 +105,7 @@ func TestNothingOfAClusterThatIsPrintedIsObeyed(t *testing.T) {
 	pools := Pools{Pools: poolsOf(poolCluster())}
 	s.Pools = poolsOf(poolCluster())
 	for _, v := range []any{&s, &top, &d, &pod, &pools} {
-		fill(reflect.ValueOf(v).Elem())
+		hostile.Fill(v)
 		for name, write := range map[string]func(*bytes.Buffer) error{
 			"JSON": func(b *bytes.Buffer) error { return view.WriteJSON(b, v) },
 			"YAML": func(b *bytes.Buffer) error { return view.WriteYAML(b, v) },

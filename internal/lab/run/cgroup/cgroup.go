@@ -67,8 +67,8 @@ func (g Group) Create() error {
 				err = delegate(dir)
 			}
 			dir = filepath.Join(dir, name)
-			if err = errors.Join(err, os.MkdirAll(dir, 0o755)); err == nil {
-				err = inheritCPUs(dir)
+			if err = errors.Join(err, os.MkdirAll(dir, 0o755)); err == nil && !Unified() {
+				err = inheritCPUs(dir) // of version 2 an empty list is the parent's
 			}
 			if err != nil {
 				return fmt.Errorf("make cgroup %s: %w", g, err)
@@ -83,8 +83,8 @@ func (g Group) Create() error {
 func inheritCPUs(dir string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		file := filepath.Join(dir, name)
-		if _, err := os.Stat(file); err != nil || Unified() {
-			continue // another hierarchy, or one in which an empty list is the parent's
+		if _, err := os.Stat(file); err != nil {
+			continue // another hierarchy
 		}
 		value, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
 		if err == nil {
