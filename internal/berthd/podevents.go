@@ -19,7 +19,7 @@ func (n *node) podEvents() (*podevents.Teller, error) {
 	switch {
 	case err == nil:
 	case n.cfg.PodEvents == config.PodEventsAuto && n.cfg.IPAM == config.IPAMENI && n.cfg.Kubeconfig == "":
-		n.log.Info("Pods are told of nothing by Events: there is no service account and no --kubeconfig")
+		n.log.Info("Pods are told of nothing by Events: there is no service account and no --kubeconfig", "err", err)
 		return nil, nil
 	default:
 		return nil, fmt.Errorf("Events of Pods (--pod-events=%s): %w", n.cfg.PodEvents, err)
