@@ -23,6 +23,8 @@ func AddToScheme(s *runtime.Scheme) error {
 		&AddressPool{}, &AddressPoolList{},
 		&AddressBlock{}, &AddressBlockList{},
 		&BlockRequest{}, &BlockRequestList{},
+		&VPC{}, &VPCList{},
+		&PodNIC{}, &PodNICList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -34,6 +34,14 @@ type (
 		Spec   v1alpha1.BlockRequestSpec   `json:"spec"`
 		Status v1alpha1.BlockRequestStatus `json:"status"`
 	}
+	storedVPC struct {
+		Spec   v1alpha1.VPCSpec   `json:"spec"`
+		Status v1alpha1.VPCStatus `json:"status"`
+	}
+	storedPodNIC struct {
+		Spec   v1alpha1.PodNICSpec   `json:"spec"`
+		Status v1alpha1.PodNICStatus `json:"status"`
+	}
 )
 
 // TestStoredObjects: objects of every release are taken by today's definitions, whole,
@@ -57,6 +65,8 @@ func TestStoredObjects(t *testing.T) {
 		format("addresspool*.json", reflect.TypeFor[storedPool](), func() client.Object { return &v1alpha1.AddressPool{} }),
 		format("addressblock*.json", reflect.TypeFor[storedBlock](), func() client.Object { return &v1alpha1.AddressBlock{} }),
 		format("blockrequest*.json", reflect.TypeFor[storedRequest](), func() client.Object { return &v1alpha1.BlockRequest{} }),
+		format("vpc*.json", reflect.TypeFor[storedVPC](), func() client.Object { return &v1alpha1.VPC{} }),
+		format("podnic*.json", reflect.TypeFor[storedPodNIC](), func() client.Object { return &v1alpha1.PodNIC{} }),
 	)
 }
 

@@ -1,0 +1,159 @@
+package v1alpha1_test
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+func newNIC(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	o := ofKind(t, "PodNIC", name, "spec: "+spec)
+	o.SetNamespace("default")
+	return o
+}
+
+// aPort is the ID of the sample pods of the VPC and NIC design of Arktos.
+const aPort = "a2815656-76f7-46d4-9d11-057063db1a14"
+
+const (
+	interfaceText = "interface must be a name such as eth0: 1 to 15 letters, digits, dots, hyphens and underscores, and not lo, all or default"
+	ipText        = "ip must be the address of one host, such as 192.168.0.12"
+	portExcludes  = "portID excludes addresses and securityGroups, which the port has already"
+	portText      = "portID must be the ID of a port, such as " + aPort
+)
+
+var badNICs = []refusal{
+	{"no spec", "null", "spec", "Required value"},
+	{"no VPC", "{}", "spec.vpc", "Required value"},
+	{"an empty VPC", "{vpc: ''}", "spec.vpc", "should be at least 1 chars long"},
+	{"a pod without its interface", "{vpc: blue, pod: {name: web-0, uid: u}}", "spec.interface", "interface must be set where pod is"},
+	{"a pod without its UID", "{vpc: blue, interface: eth0, pod: {name: web-0}}", "spec.pod.uid", "Required value"},
+	{"no interface", "{vpc: blue, interface: ''}", "spec.interface", interfaceText},
+	{"the loopback interface", "{vpc: blue, interface: lo}", "spec.interface", interfaceText},
+	{"a folder of sysctls", "{vpc: blue, interface: all}", "spec.interface", interfaceText},
+	{"a path", "{vpc: blue, interface: ../eth0}", "spec.interface", interfaceText},
+	{"a format", "{vpc: blue, interface: eth%d}", "spec.interface", interfaceText},
+	{"a long name", "{vpc: blue, interface: abcdefghijklmnop}", "spec.interface", "Too long"},
+	{"no addresses", "{vpc: blue, addresses: []}", "spec.addresses", "should have at least 1 items"},
+	{"three addresses", "{vpc: blue, addresses: [{subnet: a}, {subnet: b}, {subnet: c}]}", "spec.addresses", "must have at most 2 items"},
+	{"an empty address", "{vpc: blue, addresses: [{}]}", "spec.addresses[0]", "an address must have a subnet, an ip or both"},
+	{"no IP", "{vpc: blue, addresses: [{ip: 192.168.0}]}", "spec.addresses[0].ip", ipText},
+	{"a CIDR", "{vpc: blue, addresses: [{ip: 192.168.0.12/24}]}", "spec.addresses[0].ip", ipText},
+	{"leading zeros", "{vpc: blue, addresses: [{ip: 192.168.0.012}]}", "spec.addresses[0].ip", ipText},
+	{"IPv4 in IPv6", "{vpc: blue, addresses: [{ip: '::ffff:192.168.0.12'}]}", "spec.addresses[0].ip", ipText},
+	{"a zone", "{vpc: blue, addresses: [{ip: 'fd00::1%eth0'}]}", "spec.addresses[0].ip", ipText},
+	{"loopback", "{vpc: blue, addresses: [{ip: 127.0.0.1}]}", "spec.addresses[0].ip", ipText},
+	{"link-local", "{vpc: blue, addresses: [{ip: 169.254.169.254}]}", "spec.addresses[0].ip", ipText},
+	{"multicast", "{vpc: blue, addresses: [{ip: 'ff02::1'}]}", "spec.addresses[0].ip", ipText},
+	{"everybody", "{vpc: blue, addresses: [{ip: 255.255.255.255}]}", "spec.addresses[0].ip", ipText},
+	{"two of one family", "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 192.168.0.13}]}", "spec.addresses", "addresses must have one ip of a family at most"},
+	{"a group twice", "{vpc: blue, securityGroups: [a, a]}", "spec.securityGroups[1]", "Duplicate value"},
+	{"no groups", "{vpc: blue, securityGroups: []}", "spec.securityGroups", "should have at least 1 items"},
+	{"a port with an address", "{vpc: blue, portID: " + aPort + ", addresses: [{ip: 192.168.0.12}]}", "spec.portID", portExcludes},
+	{"a port with a subnet", "{vpc: blue, portID: " + aPort + ", addresses: [{subnet: subnet-1}]}", "spec.portID", portExcludes},
+	{"a port with groups", "{vpc: blue, portID: " + aPort + ", securityGroups: [a]}", "spec.portID", portExcludes},
+	{"a short port", "{vpc: blue, portID: a2815656}", "spec.portID", portText},
+	{"a path of a port", "{vpc: blue, portID: '../../../networks/1'}", "spec.portID", portText},
+}
+
+func TestBadPodNICIsRefused(t *testing.T) {
+	c := clean(t)
+	refuses(t, badNICs, func(t *testing.T, spec string) error { return c.Create(t.Context(), newNIC(t, "web-0-eth0", spec)) })
+}
+
+func TestGoodPodNICs(t *testing.T) {
+	c := clean(t)
+	for name, spec := range map[string]string{
+		"default": "{vpc: vpc-1a2b3c4d}",
+		"subnet":  "{vpc: vpc-1a2b3c4d, addresses: [{subnet: subnet-1}]}",
+		"ip":      "{vpc: vpc-1a2b3c4d, addresses: [{subnet: subnet-1, ip: 192.168.0.12}]}",
+		"port":    "{vpc: vpc-1a2b3c4d, portID: " + aPort + "}",
+		"groups":  "{vpc: vpc-1a2b3c4d, interface: eth0, addresses: [{subnet: subnet-1, ip: 192.168.0.12}], securityGroups: [aa5db150-a63d-4bd1-8d70-2dff67c6a5d9]}",
+		"dual":    "{vpc: blue, addresses: [{ip: 192.168.0.12}, {ip: 'fd00:0:0:1::c'}]}",
+		"subnets": "{vpc: blue, addresses: [{subnet: four}, {subnet: six, ip: 'fd00::c'}]}",
+		"of-pod":  "{vpc: blue, interface: net1.5_a-b, pod: {name: web-0, uid: 6b1f3c9e-0000-4000-8000-000000000000}}",
+	} {
+		if err := c.Create(t.Context(), newNIC(t, name, spec)); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+}
+
+// A NIC that a pod may have is not another one a moment later; its groups may change.
+func TestPodNICChanges(t *testing.T) {
+	c := clean(t)
+	mine := newNIC(t, "web-0-eth0", "{vpc: blue, interface: eth0, pod: {name: web-0, uid: u}, addresses: [{subnet: a, ip: 10.0.0.5}], securityGroups: [g]}")
+	users := newNIC(t, "db", "{vpc: blue}")
+	ported := newNIC(t, "ported", "{vpc: blue, portID: "+aPort+"}")
+	for _, o := range []client.Object{mine, users, ported} {
+		harness.OK(t, c.Create(t.Context(), o))
+	}
+	respec := func(o *unstructured.Unstructured) func(*testing.T, string) error {
+		return func(t *testing.T, spec string) error { return change(t, c, o, "{spec: "+spec+"}") }
+	}
+	refuses(t, []refusal{
+		{"another VPC", "{vpc: red}", "spec.vpc", "vpc cannot be changed"},
+		{"another pod", "{pod: {uid: v}}", "spec.pod", "pod cannot be changed"},
+		{"no pod", "{pod: null}", "spec.pod", "pod cannot be changed"},
+		{"another interface", "{interface: eth1}", "spec.interface", "interface cannot be changed"},
+		{"another address", "{addresses: [{subnet: a, ip: 10.0.0.6}]}", "spec.addresses", "addresses cannot be changed"},
+		{"no address", "{addresses: null}", "spec.addresses", "addresses cannot be changed"},
+		{"a port", "{portID: " + aPort + ", addresses: null, securityGroups: null}", "spec.portID", "portID cannot be changed"},
+	}, respec(mine))
+	refuses(t, []refusal{
+		{"a pod of one for all", "{pod: {name: web-0, uid: u}, interface: eth0}", "spec.pod", "pod cannot be changed"},
+		{"an address of one without", "{addresses: [{ip: 10.0.0.5}]}", "spec.addresses", "addresses cannot be changed"},
+	}, respec(users))
+	refuses(t, []refusal{{"another port", "{portID: b" + aPort[1:] + "}", "spec.portID", "portID cannot be changed"}}, respec(ported))
+	for _, groups := range []string{"{securityGroups: [g, h]}", "{securityGroups: null}"} {
+		harness.OK(t, respec(mine)(t, groups))
+	}
+}
+
+var badNICStatuses = []refusal{
+	{"an unknown phase", "{phase: Ready}", "status.phase", "Unsupported value"},
+	{"an unknown way to plug", "{plug: {type: SRIOV}}", "status.plug.type", "Unsupported value"},
+	{"an unknown state", "{node: {state: Here, portID: p}}", "status.node.state", "Unsupported value"},
+	{"a state of no port", "{node: {state: Plugged}}", "status.node.portID", "Required value"},
+	{"a long message", "{node: {state: Failed, portID: p, message: " + strings.Repeat("a", 513) + "}}", "status.node.message", "Too long"},
+	{"a line in a message", "{node: {state: Failed, portID: p, message: \"a\\nb\"}}", "status.node.message", "should match"},
+	{"a long link", "{node: {state: Plugged, portID: p, hostInterface: abcdefghijklmnop}}", "status.node.hostInterface", "Too long"},
+	{"a long sandbox", "{node: {state: Plugged, portID: p, containerID: " + strings.Repeat("a", 129) + "}}", "status.node.containerID", "Too long"},
+}
+
+func TestBadPodNICStatusIsRefused(t *testing.T) {
+	c := clean(t)
+	o := newNIC(t, "web-0-eth0", "{vpc: blue}")
+	harness.OK(t, c.Create(t.Context(), o))
+	refuses(t, badNICStatuses, func(t *testing.T, status string) error {
+		again := o.DeepCopy()
+		again.Object["status"] = ofKind(t, "PodNIC", "x", "status: "+status).Object["status"]
+		return c.Status().Update(t.Context(), again)
+	})
+}
+
+// A daemon lists its node's NICs and no others.
+func TestPodNICsOfANode(t *testing.T) {
+	c := clean(t)
+	for name, node := range map[string]string{"a": "node-a", "b": "node-b", "none": ""} {
+		o := newNIC(t, name, "{vpc: blue}")
+		harness.OK(t, c.Create(t.Context(), o))
+		if node == "" {
+			continue
+		}
+		o.Object["status"] = map[string]any{"nodeName": node}
+		harness.OK(t, c.Status().Update(t.Context(), o))
+	}
+	list := &v1alpha1.PodNICList{}
+	harness.OK(t, c.List(t.Context(), list, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("status.nodeName", "node-a")}))
+	if len(list.Items) != 1 || list.Items[0].Name != "a" {
+		t.Errorf("got %v, want the one of node-a", list.Items)
+	}
+}

@@ -1,0 +1,307 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// VPC is a network of a provider in which pods have NICs, each a port of it (the VPC
+// and NIC design of Arktos): how to reach the provider, who may use it, and what a NIC
+// gets that asks for nothing. Pods name it by the annotation berth.dev/vpc.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,path=vpcs,categories=berth
+// +kubebuilder:validation:XValidation:rule="size(self.metadata.name) <= 63 && !self.metadata.name.contains('.')",fieldPath=".metadata",message="metadata.name must be at most 63 lower-case letters, digits and hyphens: it is a label of the VPC's NICs"
+// +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
+// +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
+// +kubebuilder:printcolumn:name="NICs",type=integer,JSONPath=`.status.nics`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type VPC struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   VPCSpec   `json:"spec"`
+	Status VPCStatus `json:"status,omitzero"`
+}
+
+// VPCList is a list of VPCs.
+//
+// +kubebuilder:object:root=true
+type VPCList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []VPC `json:"items"`
+}
+
+// VPCProvider is whose ports a VPC has.
+//
+// +kubebuilder:validation:Enum=neutron;alcor
+type VPCProvider string
+
+// The providers that there are.
+const (
+	ProviderNeutron VPCProvider = "neutron" // OpenStack Networking
+	ProviderAlcor   VPCProvider = "alcor"   // Alcor's port manager
+)
+
+// VPCSpec is written by a person.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.provider == 'neutron'",fieldPath=".credentials",message="credentials are of provider neutron; alcor takes none"
+// +kubebuilder:validation:XValidation:rule="!has(self.credentials) || self.endpoint.startsWith('https://') || has(self.tls) && self.tls.insecure",fieldPath=".endpoint",message="endpoint must begin with https:// where credentials go to it, or tls.insecure be true"
+// +kubebuilder:validation:XValidation:rule="has(self.credentials) || has(self.project)",fieldPath=".project",message="project must be set where there are no credentials that name one"
+// +kubebuilder:validation:XValidation:rule="!has(self.alcor) || self.provider == 'alcor'",fieldPath=".alcor",message="alcor is of provider alcor"
+// +kubebuilder:validation:XValidation:rule="has(self.project) == has(oldSelf.project) && (!has(self.project) || self.project == oldSelf.project)",fieldPath=".project",message="project cannot be changed: ports are in it"
+type VPCSpec struct {
+	// Provider is neutron or alcor. It cannot be changed.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="provider cannot be changed: ports are of it"
+	Provider VPCProvider `json:"provider"`
+
+	// Network is the ID of the network in which ports are, or its name if it is
+	// the only one of that name. It cannot be changed.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=255
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="network cannot be changed: ports are in it"
+	Network string `json:"network"`
+
+	// Endpoint is the URL of Keystone, such as https://keystone.example:5000/v3; without
+	// credentials that of Neutron itself, or of Alcor's port manager.
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != '' && !self.contains('@') && !self.contains('?') && !self.contains('#')",message="endpoint must be a URL that begins with http:// or https://, without user, query and fragment, such as https://keystone.example:5000/v3"
+	Endpoint string `json:"endpoint"`
+
+	// Region is the region whose Neutron Keystone is asked for. Empty: the only one.
+	// +kubebuilder:validation:MaxLength=255
+	// +optional
+	Region string `json:"region,omitempty"`
+
+	// Project is the ID of the project that ports are made in. Not set: that of
+	// the credentials.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z][0-9A-Za-z_-]*$`
+	// +optional
+	Project string `json:"project,omitempty"`
+
+	// Credentials are what the operator shows to Keystone. Not set: none.
+	// +optional
+	Credentials *VPCCredentials `json:"credentials,omitempty"`
+
+	// TLS says how the endpoint proves what it is. Not set: by a certificate that
+	// the operator's image trusts.
+	// +optional
+	TLS *VPCTLS `json:"tls,omitempty"`
+
+	// DefaultSubnets are the IDs or names of the subnets of a NIC that names none:
+	// one, or one of each family. Not set: as the provider chooses.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=255
+	// +optional
+	DefaultSubnets []string `json:"defaultSubnets,omitempty"`
+
+	// DefaultSecurityGroups are the IDs of the groups of a NIC that names none. Not
+	// set: as the provider chooses, which is the project's default group.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=255
+	// +optional
+	DefaultSecurityGroups []string `json:"defaultSecurityGroups,omitempty"`
+
+	// AllowedNamespaces are those whose pods may have NICs in this VPC. Not set:
+	// none.
+	// +optional
+	AllowedNamespaces *VPCNamespaces `json:"allowedNamespaces,omitempty"`
+
+	// MaxNICsPerPod is how many NICs a pod may have in this VPC.
+	// +kubebuilder:default=4
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 32",message="maxNICsPerPod must be between 1 and 32"
+	// +optional
+	MaxNICsPerPod *int32 `json:"maxNICsPerPod,omitempty"`
+
+	// MaxNICsPerNode is how many NICs in this VPC the pods of a node may have. Not
+	// set: any number.
+	// +kubebuilder:validation:XValidation:rule="self >= 1 && self <= 65536",message="maxNICsPerNode must be between 1 and 65536"
+	// +optional
+	MaxNICsPerNode *int32 `json:"maxNICsPerNode,omitempty"`
+
+	// HostLabel is the label of Nodes that has the name by which the provider knows
+	// the machine. Whoever may set it says where ports are bound: prefer one that begins
+	// with node-restriction.kubernetes.io/, which a kubelet cannot set. Not set: the
+	// Node's name.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="!format.qualifiedName().validate(self).hasValue()",message="hostLabel must be the key of a label, such as node-restriction.kubernetes.io/host"
+	// +optional
+	HostLabel string `json:"hostLabel,omitempty"`
+
+	// PortMAC says who chooses the MAC addresses of ports that Berth makes.
+	// +kubebuilder:default=Derived
+	// +optional
+	PortMAC PortMAC `json:"portMAC,omitempty"`
+
+	// Alcor is what is of provider alcor only.
+	// +optional
+	Alcor *AlcorSpec `json:"alcor,omitempty"`
+}
+
+// PortMAC is who chooses the MAC addresses of ports.
+//
+// +kubebuilder:validation:Enum=Derived;Provider
+type PortMAC string
+
+// Who may choose.
+const (
+	// PortMACDerived follows from the PodNIC, so that the provider itself refuses a
+	// second port for it: two ports of a network cannot have one MAC address. The
+	// credentials must be allowed to choose it (Neutron's policy
+	// create_port:mac_address).
+	PortMACDerived PortMAC = "Derived"
+	// PortMACProvider leaves it to the provider. A second port, which an operator
+	// makes that was replaced by another, is found and deleted later.
+	PortMACProvider PortMAC = "Provider"
+)
+
+// VPCCredentials are those of a user of Keystone.
+type VPCCredentials struct {
+	// Type is password or applicationCredential.
+	// +kubebuilder:validation:Enum=password;applicationCredential
+	Type CredentialsType `json:"type"`
+
+	// SecretName is a Secret of the operator's own namespace. Its keys for password
+	// are username, password, userDomain, project and projectDomain, for
+	// applicationCredential id and secret.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	SecretName string `json:"secretName"`
+}
+
+// CredentialsType is how a user proves to Keystone who it is.
+type CredentialsType string
+
+// The types of credentials.
+const (
+	CredentialsPassword    CredentialsType = "password"
+	CredentialsApplication CredentialsType = "applicationCredential"
+)
+
+// VPCTLS says how an endpoint proves what it is.
+type VPCTLS struct {
+	// CABundle is certificates in PEM that are trusted in place of those of the
+	// operator's image.
+	// +kubebuilder:validation:MaxLength=131072
+	// +kubebuilder:validation:XValidation:rule="self.contains('-----BEGIN CERTIFICATE-----')",message="caBundle must be certificates in PEM, which begin with -----BEGIN CERTIFICATE-----"
+	// +optional
+	CABundle string `json:"caBundle,omitempty"`
+
+	// ServerName is the name that certificates must have. Not set: that of the URL.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +optional
+	ServerName string `json:"serverName,omitempty"`
+
+	// Insecure takes any certificate, and lets credentials go to an endpoint without
+	// TLS. For tests: whoever is on the way can read and use them.
+	// +optional
+	Insecure bool `json:"insecure,omitempty"`
+}
+
+// VPCNamespaces are the namespaces that are named and those that have the labels.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.names) || has(self.selector)",message="allowedNamespaces must have names, a selector or both"
+type VPCNamespaces struct {
+	// Names are namespaces; "*" is all there are.
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.all(n, n == '*' || n.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'))",message="names must be names of namespaces, or *"
+	// +optional
+	Names []string `json:"names,omitempty"`
+
+	// Selector selects namespaces by their labels. An empty one selects all.
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
+}
+
+// AlcorSpec is what an Alcor's node agents are told.
+type AlcorSpec struct {
+	// NetnsPrefix begins the name of the network namespace in which an agent puts the
+	// veths of a VPC; the VPC's ID follows.
+	// +kubebuilder:default=vpc-ns
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9._-]*$`
+	// +optional
+	NetnsPrefix string `json:"netnsPrefix,omitempty"`
+}
+
+// VPCStatus is how the VPC does. Written by the operator.
+type VPCStatus struct {
+	// NetworkID is the ID of spec.network.
+	// +optional
+	NetworkID string `json:"networkID,omitempty"`
+
+	// MTU is that of the network, in bytes.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+
+	// Subnets are those of the network, by which annotations of pods are checked.
+	// +listType=map
+	// +listMapKey=id
+	// +kubebuilder:validation:MaxItems=1024
+	// +optional
+	Subnets []VPCSubnet `json:"subnets,omitempty"`
+
+	// NICs is how many PodNICs name this VPC.
+	// +optional
+	NICs int32 `json:"nics"`
+
+	// Conditions are Ready, Reachable, CredentialsAccepted and NetworkFound.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// VPCSubnet is a subnet of the network, as the provider tells it.
+type VPCSubnet struct {
+	// ID is the provider's.
+	// +kubebuilder:validation:MaxLength=64
+	ID string `json:"id"`
+
+	// Name may be that of several.
+	// +kubebuilder:validation:MaxLength=255
+	// +optional
+	Name string `json:"name,omitempty"`
+
+	// CIDR is its addresses.
+	// +kubebuilder:validation:MaxLength=49
+	CIDR string `json:"cidr"`
+
+	// Gateway is the address of its router; empty without one.
+	// +kubebuilder:validation:MaxLength=45
+	// +optional
+	Gateway string `json:"gateway,omitempty"`
+}
+
+// The types of a VPC's conditions, besides Ready.
+const (
+	ConditionReachable           = "Reachable"           // the provider answers
+	ConditionCredentialsAccepted = "CredentialsAccepted" // and lets the operator in
+	ConditionNetworkFound        = "NetworkFound"        // and has the network
+)
+
+const (
+	// AnnotationVPC names a VPC, on a pod or, for all its pods, on a namespace.
+	AnnotationVPC = "berth.dev/vpc"
+	// AnnotationNICs is a pod's list of NICs, in YAML or JSON.
+	AnnotationNICs = "berth.dev/nics"
+	// FinalizerVPC keeps a VPC until none of its PodNICs is left.
+	FinalizerVPC = "berth.dev/nics"
+)

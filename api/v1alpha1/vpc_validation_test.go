@@ -1,0 +1,131 @@
+package v1alpha1_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// keystone is the spec of a VPC with further fields.
+func keystone(more string) string {
+	return "{provider: neutron, network: blue, endpoint: 'https://keystone.example:5000/v3', credentials: {type: password, secretName: neutron}" + more + "}"
+}
+
+// open is the spec of a VPC whose provider asks for no credentials.
+func open(endpoint, more string) string {
+	return "{provider: neutron, network: blue, project: p1, endpoint: '" + endpoint + "'" + more + "}"
+}
+
+func newVPC(t *testing.T, name, spec string) *unstructured.Unstructured {
+	t.Helper()
+	return ofKind(t, "VPC", name, "spec: "+spec)
+}
+
+const (
+	endpointText = "endpoint must be a URL that begins with http:// or https://, without user, query and fragment"
+	groupsOfVPC  = "spec.defaultSecurityGroups"
+)
+
+var badVPCs = []refusal{
+	{"no spec", "null", "spec", "Required value"},
+	{"no provider", "{network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", "Required value"},
+	{"no network", "{provider: alcor, endpoint: 'https://a.example', project: p}", "spec.network", "Required value"},
+	{"an empty network", "{provider: alcor, network: '', endpoint: 'https://a.example', project: p}", "spec.network", "should be at least 1 chars long"},
+	{"no endpoint", "{provider: alcor, network: blue, project: p}", "spec.endpoint", "Required value"},
+	{"another provider", "{provider: nova, network: blue, endpoint: 'https://a.example', project: p}", "spec.provider", `supported values: "neutron", "alcor"`},
+	{"no URL", open("keystone.example", ""), "spec.endpoint", endpointText},
+	{"a path", open("/v3", ""), "spec.endpoint", endpointText},
+	{"another scheme", open("file:///etc/passwd", ""), "spec.endpoint", endpointText},
+	{"no host", open("https:///v3", ""), "spec.endpoint", endpointText},
+	{"a password in the URL", open("https://admin:secret@keystone.example", ""), "spec.endpoint", endpointText},
+	{"a query", open("https://keystone.example/?a=b", ""), "spec.endpoint", endpointText},
+	{"credentials without TLS", strings.Replace(keystone(""), "https:", "http:", 1), "spec.endpoint", "endpoint must begin with https:// where credentials go to it"},
+	{"credentials of alcor", strings.Replace(keystone(""), "neutron", "alcor", 1), "spec.credentials", "credentials are of provider neutron; alcor takes none"},
+	{"credentials without a Secret", strings.Replace(keystone(""), ", secretName: neutron", "", 1), "spec.credentials.secretName", "Required value"},
+	{"credentials of no known type", strings.Replace(keystone(""), "password", "token", 1), "spec.credentials.type", `supported values: "password", "applicationCredential"`},
+	{"nobody's project", "{provider: neutron, network: blue, endpoint: 'http://neutron.example:9696'}", "spec.project", "project must be set where there are no credentials that name one"},
+	{"a project that is a path", "{provider: neutron, network: blue, project: ../admin, endpoint: 'http://neutron.example'}", "spec.project", "should match"},
+	{"alcor of neutron", keystone(", alcor: {netnsPrefix: vpc-ns-}"), "spec.alcor", "alcor is of provider alcor"},
+	{"a namespace outside its folder", "{provider: alcor, network: blue, project: p, endpoint: 'http://a.example', alcor: {netnsPrefix: '../vpc'}}", "spec.alcor.netnsPrefix", "should match"},
+	{"no certificates", keystone(", tls: {caBundle: /etc/ca.pem}"), "spec.tls.caBundle", "caBundle must be certificates in PEM"},
+	{"three default subnets", keystone(", defaultSubnets: [a, b, c]"), "spec.defaultSubnets", "must have at most 2 items"},
+	{"a default subnet twice", keystone(", defaultSubnets: [a, a]"), "spec.defaultSubnets[1]", "Duplicate value"},
+	{"no default subnet", keystone(", defaultSubnets: []"), "spec.defaultSubnets", "should have at least 1 items"},
+	{"a group twice", keystone(", defaultSecurityGroups: [a, b, a]"), groupsOfVPC + "[2]", "Duplicate value"},
+	{"no NICs", keystone(", maxNICsPerPod: 0"), "spec.maxNICsPerPod", "maxNICsPerPod must be between 1 and 32"},
+	{"too many NICs", keystone(", maxNICsPerPod: 33"), "spec.maxNICsPerPod", "maxNICsPerPod must be between 1 and 32"},
+	{"no NICs of a node", keystone(", maxNICsPerNode: 0"), "spec.maxNICsPerNode", "maxNICsPerNode must be between 1 and 65536"},
+	{"no namespaces", keystone(", allowedNamespaces: {}"), "spec.allowedNamespaces", "allowedNamespaces must have names, a selector or both"},
+	{"a pattern for namespaces", keystone(", allowedNamespaces: {names: ['team-*']}"), "spec.allowedNamespaces.names", "names must be names of namespaces, or *"},
+	{"no label", keystone(", hostLabel: 'a b'"), "spec.hostLabel", "hostLabel must be the key of a label"},
+	{"a MAC for all", keystone(", portMAC: 'fa:16:3e:00:00:01'"), "spec.portMAC", `supported values: "Derived", "Provider"`},
+}
+
+func TestBadVPCIsRefused(t *testing.T) {
+	c := clean(t)
+	refuses(t, badVPCs, func(t *testing.T, spec string) error { return c.Create(t.Context(), newVPC(t, "blue", spec)) })
+	for _, name := range []string{strings.Repeat("a", 64), "a.b"} {
+		refused(t, c.Create(t.Context(), newVPC(t, name, keystone(""))), "metadata", "metadata.name must be at most 63")
+	}
+}
+
+func TestGoodVPCs(t *testing.T) {
+	c := clean(t)
+	for name, spec := range map[string]string{
+		"keystone":         keystone(""),
+		"application":      strings.Replace(keystone(", region: RegionOne"), "password", "applicationCredential", 1),
+		"vpc-1a2b3c4d":     open("http://127.0.0.1:9696", ""), // as the VPC and NIC design of Arktos names one
+		"ipv6":             open("https://[fd00::1]:9696/v2.0", ", defaultSubnets: [four, six]"),
+		"alcor":            "{provider: alcor, network: 9192a4d4-ffff-4ece-b3f0-8d36e3d88038, project: 3dda2801-d675-4688-a63f-dcda8d327f50, endpoint: 'http://alcor.example:9009', alcor: {netnsPrefix: vpc-ns-}}",
+		"insecure":         strings.Replace(keystone(", tls: {insecure: true}"), "https:", "http:", 1),
+		"everybody":        keystone(", allowedNamespaces: {names: ['*']}"),
+		"selected":         keystone(", allowedNamespaces: {names: [team-a], selector: {matchLabels: {net: blue}}}, hostLabel: node-restriction.kubernetes.io/host, maxNICsPerPod: 32, portMAC: Provider"),
+		"with-certificate": keystone(`, tls: {caBundle: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", serverName: keystone}`),
+	} {
+		if err := c.Create(t.Context(), newVPC(t, name, spec)); err != nil {
+			t.Errorf("%s: %v", spec, err)
+		}
+	}
+}
+
+func TestVPCDefaults(t *testing.T) {
+	c := clean(t)
+	harness.OK(t, c.Create(t.Context(), newVPC(t, "blue", "{provider: alcor, network: net, project: p, endpoint: 'http://a.example', alcor: {}}")))
+	v := &v1alpha1.VPC{}
+	harness.OK(t, c.Get(t.Context(), types.NamespacedName{Name: "blue"}, v))
+	four := int32(4)
+	want := v1alpha1.VPCSpec{
+		Provider: v1alpha1.ProviderAlcor, Network: "net", Project: "p", Endpoint: "http://a.example",
+		MaxNICsPerPod: &four, PortMAC: v1alpha1.PortMACDerived, Alcor: &v1alpha1.AlcorSpec{NetnsPrefix: "vpc-ns"},
+	}
+	if d := cmp.Diff(want, v.Spec); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// What would leave ports behind is refused; credentials and limits are changed.
+func TestVPCChanges(t *testing.T) {
+	c := clean(t)
+	v := newVPC(t, "blue", keystone(", project: p1"))
+	harness.OK(t, c.Create(t.Context(), v))
+	respec := func(t *testing.T, spec string) error { return change(t, c, v, "{spec: "+spec+"}") }
+	refuses(t, []refusal{
+		{"another provider", "{provider: alcor, credentials: null}", "spec.provider", "provider cannot be changed: ports are of it"},
+		{"another network", "{network: red}", "spec.network", "network cannot be changed: ports are in it"},
+		{"another project", "{project: p2}", "spec.project", "project cannot be changed: ports are in it"},
+		{"no project", "{project: null}", "spec.project", "project cannot be changed: ports are in it"},
+	}, respec)
+	for _, spec := range []string{
+		"{credentials: {type: applicationCredential, secretName: other}}",
+		"{endpoint: 'https://other.example', maxNICsPerPod: 8, allowedNamespaces: {names: [team-a]}}",
+		"{allowedNamespaces: null, defaultSubnets: [a]}",
+	} {
+		harness.OK(t, respec(t, spec))
+	}
+}
