@@ -1,0 +1,124 @@
+package podnic_test
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+func TestVPC(t *testing.T) {
+	const vpcField = "metadata.annotations[berth.dev/vpc]"
+	with := func(annotations ...string) podnic.Pod {
+		p := podnic.Pod{Annotations: map[string]string{}}
+		for i := 0; i < len(annotations); i += 2 {
+			p.Annotations["berth.dev/"+annotations[i]] = annotations[i+1]
+		}
+		return p
+	}
+	in := func(p podnic.Pod, vpc string) podnic.Pod { p.NamespaceVPC = vpc; return p }
+	host := func(p podnic.Pod) podnic.Pod { p.HostNetwork = true; return p }
+	mirror := func(p podnic.Pod) podnic.Pod { p.Mirror = true; return p }
+	for _, tc := range []struct {
+		name string
+		pod  podnic.Pod
+		want string
+		err  string
+	}{
+		{"nothing", with(), "", ""},
+		{"its own", with("vpc", "blue"), "blue", ""},
+		{"its namespace's", in(with("nics", "[]"), "red"), "red", ""},
+		{"its own before its namespace's", in(with("vpc", "blue"), "red"), "blue", ""},
+		{"none, in a namespace with one", in(with("vpc", ""), "red"), "", ""},
+		{"a pod of the node's network in such a namespace", host(in(with(), "red")), "", ""},
+		{"a static pod in such a namespace", mirror(in(with(), "red")), "", ""},
+		{"NICs without a VPC", with("nics", "[]"), "", nicsField + ": asks for NICs, and neither the pod nor its namespace names their VPC by the annotation berth.dev/vpc"},
+		{"NICs in no VPC", in(with("vpc", "", "nics", "[]"), "red"), "", nicsField + ": asks for NICs"},
+		{"no VPC's name", with("vpc", "Blue"), "Blue", vpcField + `: is "Blue", expected the name of a VPC: at most 63 lower-case letters, digits and hyphens`},
+		{"a long one", with("vpc", strings.Repeat("a", 64)), strings.Repeat("a", 64), vpcField + ": is"},
+		{"a VPC for the node's network", host(with("vpc", "blue")), "blue", "spec.hostNetwork: is true, and annotations ask for NICs"},
+		{"NICs for the node's network", host(in(with("nics", "[]"), "red")), "", "spec.hostNetwork: is true"},
+		{"a static pod", mirror(with("vpc", "blue")), "blue", vpcField + ": is that of a static pod, which cannot have NICs"},
+	} {
+		got, errs := tc.pod.VPC()
+		err := errs.Err()
+		if got != tc.want || (err == nil) != (tc.err == "") || err != nil && !strings.HasPrefix(err.Error(), tc.err) {
+			t.Errorf("%s: got %q, %v\nwant %q, %s", tc.name, got, err, tc.want, tc.err)
+		}
+	}
+}
+
+// What may change of a running pod: NICs come and go, and none becomes another.
+func TestChange(t *testing.T) {
+	const assigned = "cannot be changed while the pod has it: remove it, and add one of another name"
+	nics := func(text string) []podnic.NIC {
+		out, errs := podnic.Pod{Annotations: map[string]string{"berth.dev/nics": text}}.NICs(podnic.First{Name: "eth0", IsPort: true}, 0)
+		if err := errs.Err(); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		return out
+	}
+	for _, tc := range []struct {
+		name, before, after string
+		first               podnic.First
+		want                string
+	}{
+		{"nothing", "[{subnet: a}, {ip: 10.0.0.5}]", "[{subnet: a}, {ip: 10.0.0.5}]", ofPort, ""},
+		{"another spelling", "[{subnet: a}]", "[{name: eth0, subnetName: a}]", ofPort, ""},
+		{"another order", "[{}, {name: net1}]", "[{name: net1}, {}]", ofPort, ""},
+		{"one more", "[{}]", "[{}, {subnet: b}]", ofPort, ""},
+		{"one less", "[{}, {subnet: b}]", "[{}]", ofPort, ""},
+		{"another address", "[{ip: 10.0.0.5}]", "[{ip: 10.0.0.6}]", ofPort, "[0]: eth0 " + assigned},
+		{"other groups", "[{}, {securityGroup: a}]", "[{}, {securityGroup: b}]", ofPort, "[1]: eth1 " + assigned},
+		{"another port", "[{portID: " + sample + "}]", "[{}]", ofPort, "[0]: eth0 " + assigned},
+		{"one removed in front, and the names with it", "[{}, {subnet: a}, {subnet: b}]", "[{}, {subnet: b}]", ofPort, "[1]: eth1 " + assigned},
+		{"the first", "[{}, {name: net1}]", "[{name: eth0, subnet: a}, {name: net1}]", ofPort, "[0]: eth0 " + assigned},
+	} {
+		err := podnic.CheckChange(nics(tc.before), nics(tc.after), tc.first).Err()
+		if (err == nil) != (tc.want == "") || err != nil && !strings.HasPrefix(err.Error(), nicsField+tc.want) {
+			t.Errorf("%s: got %v\nwant %s", tc.name, err, tc.want)
+		}
+	}
+	if err := podnic.CheckChange(nics("[{}, {name: net1}]"), nil, ofPort).Err(); err == nil || !strings.Contains(err.Error(), "lacks eth0, the pod's first interface, which cannot be removed") {
+		t.Errorf("without its first interface: %v", err)
+	}
+	if err := podnic.CheckChange(nics("[{}]"), nil, ofPool).Err(); err != nil {
+		t.Errorf("without a further interface: %v", err)
+	}
+	if errs := podnic.CheckVPCChange("blue", "blue"); errs != nil {
+		t.Error(errs)
+	}
+	if err := podnic.CheckVPCChange("blue", "").Err(); err == nil || !strings.Contains(err.Error(), `[berth.dev/vpc]: cannot be changed, was "blue"`) {
+		t.Errorf("moved to no VPC: %v", err)
+	}
+}
+
+// A PodNIC's name is one that the API server takes, is the same each time, and is no
+// other pod's or NIC's.
+func TestObjectName(t *testing.T) {
+	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	seen := map[string]string{}
+	for _, pod := range []string{"web-0", "a", "a.b.c", strings.Repeat("a", 253), strings.Repeat("a", 199) + "." + strings.Repeat("b", 50), strings.Repeat("a.", 126) + "a"} {
+		for _, uid := range []string{"u", "v"} {
+			for _, nic := range []string{"eth0", "ETH0", "eth1", "net1.5", "net1-5", "net1_5", "a-", "A._-"} {
+				name := podnic.ObjectName(pod, uid, nic)
+				if !valid.MatchString(name) || len(name) > 253 {
+					t.Errorf("%s of %s: %q", nic, pod, name)
+				}
+				if again := podnic.ObjectName(pod, uid, nic); again != name {
+					t.Errorf("%q and %q", name, again)
+				}
+				of := fmt.Sprint(pod, uid, nic)
+				if other, taken := seen[name]; taken {
+					t.Errorf("%q is of %s and of %s", name, other, of)
+				}
+				seen[name] = of
+			}
+		}
+	}
+	if got := podnic.ObjectName("web-0", "6b1f3c9e-0000-4000-8000-000000000000", "eth0"); !strings.HasPrefix(got, "web-0-eth0-") || len(got) != len("web-0-eth0-")+8 {
+		t.Errorf("got %q, want names that a person knows and a hash of eight letters", got)
+	}
+}

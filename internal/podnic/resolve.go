@@ -1,0 +1,142 @@
+package podnic
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Network is a VPC as far as addresses of NICs are held against it.
+type Network struct {
+	VPC     string
+	Subnets []Subnet
+	Default []string // IDs or names of the subnets of a NIC that names none; empty: the provider chooses
+}
+
+// Subnet is one of a network.
+type Subnet struct {
+	ID, Name string
+	CIDR     netip.Prefix
+	Gateway  netip.Addr // zero without one
+}
+
+// Resolve gives the addresses of NICs the IDs of their subnets, with those of the default
+// subnets for a NIC that asks for none, and finds addresses that nobody can have. What
+// is asked of ports and PodNICs that are there is left to them.
+func Resolve(nics []NIC, net Network) ([]NIC, Errors) {
+	var errs Errors
+	out := slices.Clone(nics)
+	holder := map[Address]int{}
+	for i := range out {
+		n := &out[i]
+		if n.PortID != "" || n.Object != "" {
+			continue
+		}
+		asked, names := n.Addresses, fieldNames(n.Addresses)
+		if len(asked) == 0 {
+			for _, s := range net.Default {
+				asked, names = append(asked, Address{Subnet: s}), append(names, "")
+			}
+		}
+		n.Addresses = nil
+		for k, a := range asked {
+			subnet, ok := net.find(a, field(n.Index, names[k]), &errs)
+			if !ok {
+				continue
+			}
+			a.Subnet = subnet.ID
+			if why := subnet.refuses(a.IP); why != "" {
+				errs.add(field(n.Index, names[k]), "%s %s", a.IP, why)
+			} else if other, twice := holder[a]; twice && a.IP.IsValid() {
+				errs.add(field(n.Index, names[k]), "%s is asked for by %s too", a.IP, field(other, ""))
+			}
+			holder[a] = n.Index
+			n.Addresses = append(n.Addresses, a)
+		}
+		if len(n.Addresses) == 2 && net.family(n.Addresses[0]) == net.family(n.Addresses[1]) {
+			errs.add(field(n.Index, names[1]), "is of the same family as the subnet before, expected one subnet of a family")
+		}
+	}
+	return out, errs
+}
+
+// fieldNames are the fields that addresses come from.
+func fieldNames(list []Address) []string {
+	names := make([]string, len(list))
+	for i, a := range list {
+		names[i] = "subnet"
+		if a.IP.IsValid() {
+			names[i] = "ip"
+		}
+		if len(list) > 1 {
+			names[i] = fmt.Sprintf("addresses[%d].%s", i, names[i])
+		}
+	}
+	return names
+}
+
+// find is the subnet that an address is of.
+func (net Network) find(a Address, at string, errs *Errors) (Subnet, bool) {
+	if a.Subnet == "" {
+		i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.CIDR.Contains(a.IP) })
+		if i < 0 {
+			errs.add(at, "%s is in no subnet of VPC %s", a.IP, net.VPC)
+			return Subnet{}, false
+		}
+		return net.Subnets[i], true
+	}
+	if i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.ID == a.Subnet }); i >= 0 {
+		return net.Subnets[i], true
+	}
+	var named []Subnet
+	for _, s := range net.Subnets {
+		if s.Name == a.Subnet {
+			named = append(named, s)
+		}
+	}
+	switch len(named) {
+	case 1:
+		return named[0], true
+	case 0:
+		errs.add(at, "VPC %s has no subnet %.80q", net.VPC, a.Subnet)
+	default:
+		errs.add(at, "VPC %s has %d subnets named %.80q, expected an ID such as %s", net.VPC, len(named), a.Subnet, named[0].ID)
+	}
+	return Subnet{}, false
+}
+
+// family tells whether a resolved address is of IPv4.
+func (net Network) family(a Address) bool {
+	i := slices.IndexFunc(net.Subnets, func(s Subnet) bool { return s.ID == a.Subnet })
+	return net.Subnets[i].CIDR.Addr().Is4()
+}
+
+// refuses says why no host can have an address; empty if one can, or for none. Neutron
+// itself would give the gateway's to a port.
+func (s Subnet) refuses(ip netip.Addr) string {
+	whole := s.CIDR.Masked()
+	switch {
+	case !ip.IsValid():
+		return ""
+	case !whole.Contains(ip):
+		return fmt.Sprintf("is not in subnet %s (%s)", s.ID, whole)
+	case ip == s.Gateway:
+		return fmt.Sprintf("is the gateway of subnet %s (%s)", s.ID, whole)
+	case whole.Bits() >= ip.BitLen()-1: // RFC 3021, RFC 6164: both are hosts'
+		return ""
+	case ip == whole.Addr():
+		return fmt.Sprintf("is the address of subnet %s (%s) itself", s.ID, whole)
+	case ip.Is4() && ip == last(whole):
+		return fmt.Sprintf("is the broadcast address of subnet %s (%s)", s.ID, whole)
+	}
+	return ""
+}
+
+// last is the last address of an IPv4 prefix.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	return netip.AddrFrom4(b)
+}

@@ -1,0 +1,104 @@
+package podnic_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/berthnet/berth/internal/podnic"
+)
+
+func subnet(id, name, cidr, gateway string) podnic.Subnet {
+	s := podnic.Subnet{ID: id, Name: name, CIDR: netip.MustParsePrefix(cidr)}
+	if gateway != "" {
+		s.Gateway = addr(gateway)
+	}
+	return s
+}
+
+var blue = podnic.Network{
+	VPC: "blue", Default: []string{"web"},
+	Subnets: []podnic.Subnet{
+		subnet("s-web", "web", "192.168.0.0/24", "192.168.0.1"),
+		subnet("s-db", "db", "192.168.1.0/28", "192.168.1.14"),
+		subnet("s-twin1", "twin", "10.1.0.0/16", ""),
+		subnet("s-twin2", "twin", "10.2.0.0/16", ""),
+		subnet("s-p2p", "p2p", "10.3.0.0/31", ""),
+		subnet("s-six", "six", "fd00:1::/64", "fd00:1::1"),
+	},
+}
+
+func resolve(text string, net podnic.Network) ([]podnic.NIC, error) {
+	entries, errs := podnic.Parse(text)
+	nics, more := podnic.Complete(entries, ofPort, 0)
+	if err := append(errs, more...).Err(); err != nil {
+		return nil, err
+	}
+	nics, errs = podnic.Resolve(nics, net)
+	return nics, errs.Err()
+}
+
+func TestResolve(t *testing.T) {
+	dual := blue
+	dual.Default = []string{"s-web", "six"}
+	for _, tc := range []struct {
+		name, text string
+		net        podnic.Network
+		want       []podnic.Address // of the first NIC
+	}{
+		{"the default", "", blue, []podnic.Address{{Subnet: "s-web"}}},
+		{"the defaults of both families", "", dual, []podnic.Address{{Subnet: "s-web"}, {Subnet: "s-six"}}},
+		{"no default", "", podnic.Network{VPC: "blue"}, nil},
+		{"a name", "[{subnet: db}]", blue, []podnic.Address{{Subnet: "s-db"}}},
+		{"an ID", "[{subnet: s-twin2}]", blue, []podnic.Address{{Subnet: "s-twin2"}}},
+		{"an address alone", "[{ip: 192.168.1.5}]", blue, []podnic.Address{{Subnet: "s-db", IP: addr("192.168.1.5")}}},
+		{"an address of its subnet", "[{subnet: web, ip: 192.168.0.254}]", blue, []podnic.Address{{Subnet: "s-web", IP: addr("192.168.0.254")}}},
+		{"both of two", "[{ip: 10.3.0.0}, {ip: 10.3.0.1}]", blue, []podnic.Address{{Subnet: "s-p2p", IP: addr("10.3.0.0")}}},
+		{"the last of IPv6", "[{ip: 'fd00:1::ffff:ffff:ffff:ffff'}]", blue, []podnic.Address{{Subnet: "s-six", IP: addr("fd00:1::ffff:ffff:ffff:ffff")}}},
+		{"both families", "[{addresses: [{subnet: six}, {ip: 192.168.0.9}]}]", blue, []podnic.Address{{Subnet: "s-six"}, {Subnet: "s-web", IP: addr("192.168.0.9")}}},
+		{"a port", "[{portID: " + sample + "}]", blue, nil},
+		{"a PodNIC", "[{nic: db}]", blue, nil},
+	} {
+		nics, err := resolve(tc.text, tc.net)
+		if err != nil {
+			t.Errorf("%s: %v", tc.name, err)
+			continue
+		}
+		if d := cmp.Diff(tc.want, nics[0].Addresses, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+			t.Errorf("%s (-want +got):\n%s", tc.name, d)
+		}
+	}
+}
+
+func TestResolveRefuses(t *testing.T) {
+	twice := blue
+	twice.Default = []string{"web", "db"}
+	for _, tc := range []struct {
+		name, text string
+		net        podnic.Network
+		want       string
+	}{
+		{"an unknown subnet", "[{subnet: mail}]", blue, `[0].subnet: VPC blue has no subnet "mail"`},
+		{"a name of two", "[{}, {subnet: twin}]", blue, `[1].subnet: VPC blue has 2 subnets named "twin", expected an ID such as s-twin1`},
+		{"an unknown default", "", podnic.Network{VPC: "blue", Default: []string{"web"}}, `[0]: VPC blue has no subnet "web"`},
+		{"defaults of one family", "", twice, `[0]: is of the same family as the subnet before`},
+		{"of no subnet", "[{ip: 8.8.8.8}]", blue, "[0].ip: 8.8.8.8 is in no subnet of VPC blue"},
+		{"of another subnet", "[{subnet: web, ip: 192.168.1.5}]", blue, "[0].ip: 192.168.1.5 is not in subnet s-web (192.168.0.0/24)"},
+		{"of another family", "[{subnet: web, ip: 'fd00:1::5'}]", blue, "[0].ip: fd00:1::5 is not in subnet s-web (192.168.0.0/24)"},
+		{"the network's address", "[{ip: 192.168.0.0}]", blue, "[0].ip: 192.168.0.0 is the address of subnet s-web (192.168.0.0/24) itself"},
+		{"the broadcast address", "[{ip: 192.168.1.15}]", blue, "[0].ip: 192.168.1.15 is the broadcast address of subnet s-db (192.168.1.0/28)"},
+		{"the gateway, which Neutron would give", "[{ip: 192.168.1.14}]", blue, "[0].ip: 192.168.1.14 is the gateway of subnet s-db (192.168.1.0/28)"},
+		{"the gateway of IPv6", "[{ip: 'fd00:1::1'}]", blue, "[0].ip: fd00:1::1 is the gateway of subnet s-six (fd00:1::/64)"},
+		{"all routers of IPv6", "[{ip: 'fd00:1::'}]", blue, "[0].ip: fd00:1:: is the address of subnet s-six (fd00:1::/64) itself"},
+		{"an address twice", "[{ip: 192.168.0.9}, {subnet: web, ip: 192.168.0.9}]", blue, "[1].ip: 192.168.0.9 is asked for by " + nicsField + "[0] too"},
+		{"two subnets of one family", "[{addresses: [{subnet: web}, {subnet: db}]}]", blue, "[0].addresses[1].subnet: is of the same family as the subnet before"},
+		{"one of two that is wrong", "[{addresses: [{subnet: web}, {ip: 'fd00:2::5'}]}]", blue, "[0].addresses[1].ip: fd00:2::5 is in no subnet of VPC blue"},
+	} {
+		if _, err := resolve(tc.text, tc.net); err == nil || !strings.HasPrefix(err.Error(), nicsField+tc.want) {
+			t.Errorf("%s: got %v\nwant %s%s", tc.name, err, nicsField, tc.want)
+		}
+	}
+}
