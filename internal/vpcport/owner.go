@@ -1,0 +1,56 @@
+package vpcport
+
+import (
+	"crypto/sha256"
+	"net/netip"
+	"strings"
+
+	"github.com/berthnet/berth/internal/mac"
+)
+
+// Owner is the device owner of ports that Berth has. Neutron keeps "network:" for itself
+// and treats "compute:" as a workload's (Neutron API reference, device_owner).
+const Owner = "compute:berth"
+
+// devicePrefix begins the device of every port that Berth has; the cluster and the UID of
+// a PodNIC follow.
+const devicePrefix = "berth:"
+
+// Device is the device of the port of a NIC: the same each time, and of no other NIC in
+// no other cluster. Neither part may be empty; the cluster must have no colon.
+func Device(cluster, uid string) string { return devicePrefix + cluster + ":" + uid }
+
+// DeviceUID is the UID of the NIC that a device is of; ok is false for a device of
+// another cluster, or not of Berth.
+func DeviceUID(cluster, device string) (uid string, ok bool) {
+	uid, ok = strings.CutPrefix(device, devicePrefix+cluster+":")
+	return uid, ok && uid != ""
+}
+
+// Mine tells whether Berth, in this cluster, may delete a port: by both marks.
+func (p Port) Mine(cluster string) bool {
+	_, ok := DeviceUID(cluster, p.Device)
+	return ok && p.Owner == Owner
+}
+
+// DerivedMAC is the MAC address for the port of a NIC: the same each time, so that the
+// provider refuses a second port for it. Try tells apart those that are tried one after
+// the other when a stranger has one. It is locally administered and unicast (IEEE 802),
+// with 46 bits of a hash: among 100,000 ports of a network two have the same with a
+// probability of 7 in 100,000.
+func DerivedMAC(cluster, uid string, try byte) mac.Addr {
+	sum := sha256.Sum256([]byte("port mac\x00" + cluster + "\x00" + uid + "\x00" + string(rune(try))))
+	addr := mac.Addr(sum[:6:6])
+	addr[0] = addr[0]&^0x01 | 0x02
+	return addr
+}
+
+// Has tells whether a port has an address.
+func (p Port) Has(ip netip.Addr) bool {
+	for _, a := range p.Addresses {
+		if a.IP == ip {
+			return true
+		}
+	}
+	return false
+}

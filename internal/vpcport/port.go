@@ -1,0 +1,118 @@
+package vpcport
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/berthnet/berth/internal/mac"
+)
+
+// Port is a port as its provider described it at one moment. Slices are the receiver's.
+type Port struct {
+	ID        string
+	NetworkID string
+	Name      string
+	Device    string // whose it is, in the words of whoever has it; Device makes Berth's
+	Owner     string // what kind of thing has it: Owner where Berth does
+	MAC       mac.Addr
+	Addresses []FixedIP
+	Groups    []string // IDs of security groups
+	Host      string   // that it is to be bound to; empty: none
+	Binding   Binding
+	Status    Status
+	Revision  int // 0 where there are none
+	CreatedAt time.Time
+}
+
+// FixedIP is an address of a port.
+type FixedIP struct {
+	SubnetID string
+	IP       netip.Addr
+}
+
+// Status is whether a port carries packets.
+type Status int
+
+// The statuses.
+const (
+	StatusDown   Status = iota // or not said
+	StatusBuild                // on its way
+	StatusActive               // it does
+	StatusError                // it will not without somebody's help
+)
+
+// Binding is what came of binding a port to its host.
+type Binding struct {
+	Result BindingResult
+	Plug   Plug // when bound
+}
+
+// BindingResult tells whether a port is bound.
+type BindingResult int
+
+// What may come of it.
+const (
+	Unbound       BindingResult = iota // it has no host, or nothing is decided yet
+	Bound                              // the host may plug it
+	BindingFailed                      // no agent of the provider at the host takes it
+)
+
+// Plug is how the host connects a port.
+type Plug struct {
+	Kind   PlugKind
+	Bridge string // the integration bridge, of OVS and OVSHybrid
+	Netns  string // the name of a network namespace, of Netns
+	OVN    bool   // the host's OVN tells when the port carries packets
+}
+
+// PlugKind is a way to connect a port.
+type PlugKind int
+
+// The ways that there are.
+const (
+	PlugUnknown PlugKind = iota // one that Berth cannot do; Binding then is BindingFailed
+	OVS                         // straight on the integration bridge
+	OVSHybrid                   // by a Linux bridge in between, which filters
+	Netns                       // from a network namespace of the provider's agent
+)
+
+// NewPort asks for a port.
+type NewPort struct {
+	NetworkID string
+	Name      string // for people
+	Device    string // of Device; a port is found again by it
+	MAC       mac.Addr
+	Addresses []NewAddress // nil: as the provider chooses
+	Groups    []string     // nil: as the provider chooses
+	Host      string       // to bind it to at once; empty: none yet
+}
+
+// NewAddress asks for an address of a subnet: a certain one, or any.
+type NewAddress struct {
+	SubnetID string
+	IP       netip.Addr
+}
+
+// Change is what is to be other of a port. Nil fields stay as they are.
+type Change struct {
+	Host   *string // empty: bound to none
+	Device *string
+	Owner  *string
+	Groups []string
+}
+
+// Filter narrows a listing of ports: to those that match all fields that are set, and of
+// each list one value. Lists have Traits.MaxFilter values at most. An empty filter is
+// refused: it would list what others have.
+type Filter struct {
+	IDs       []string
+	Devices   []string
+	MACs      []mac.Addr
+	NetworkID string
+	Owner     string
+}
+
+// Empty tells whether a filter lets all ports through.
+func (f Filter) Empty() bool {
+	return len(f.IDs) == 0 && len(f.Devices) == 0 && len(f.MACs) == 0 && f.NetworkID == "" && f.Owner == ""
+}

@@ -1,0 +1,41 @@
+package vpcport
+
+import "context"
+
+// Provider is what Berth asks of a provider of VPC ports. Methods may be called
+// concurrently. Each is one attempt, and ends with ctx: nothing is repeated inside but
+// what changes nothing, such as a request that was refused for an old token. Every error
+// is (or wraps) an *Error, so that ClassOf tells what to do about it. Replies are held
+// against what was asked; one that cannot be true is an error of class Bug.
+type Provider interface {
+	// Network describes a network, by its ID or by its name if it is the only one of
+	// that name, with all its subnets. Without one the class is NetworkGone, with
+	// several Invalid.
+	Network(ctx context.Context, idOrName string) (Network, error)
+	// Ports lists the ports that match, completely and in no order. There is no error
+	// for what a filter names and does not exist. It may trail changes; Get does not.
+	Ports(ctx context.Context, f Filter) ([]Port, error)
+	// Get describes one port as of now. Without it the class is PortGone.
+	Get(ctx context.Context, id string) (Port, error)
+	// Create makes all of the ports or, with an error, none; but for class Transient,
+	// after which the ports may exist: the caller looks before it asks again. There are
+	// no more than Traits.MaxBatch. The answer is in the order of the request.
+	Create(ctx context.Context, ports []NewPort) ([]Port, error)
+	// Update changes one port if its revision still is the one given; else the class
+	// is Stale. Revision 0 changes it in any case, and a provider without revisions
+	// (Traits.Revisions) always does. A host at which the provider cannot bind is no
+	// error: the answer says BindingFailed.
+	Update(ctx context.Context, id string, revision int, c Change) (Port, error)
+	// Delete deletes a port, bound or not. One that is gone is no error.
+	Delete(ctx context.Context, id string) error
+	// Traits are what the provider can do. They do not change.
+	Traits() Traits
+}
+
+// Traits are what a provider can do.
+type Traits struct {
+	MaxBatch  int  // ports of one Create, at least 1
+	MaxFilter int  // values of a list in a Filter, at least 1
+	ChosenMAC bool // NewPort.MAC is taken, and refused with class MACTaken where a port of the network has it
+	Revisions bool // Update heeds revisions
+}
