@@ -1,0 +1,238 @@
+package portfake
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// call is what all calls have in common: they wait their turn and the latency, meet
+// faults, and are noted. do has p.mu.
+func (p *Provider) call(ctx context.Context, op string, n int, do func() error) error {
+	err := p.turn(ctx)
+	var f *Fault
+	if err == nil {
+		p.set(func() { f = p.fault(op) })
+		switch {
+		case f == nil:
+			p.set(func() { err = do() })
+		default:
+			err = p.fail(ctx, f, do)
+		}
+		if p.atOnce != nil {
+			<-p.atOnce
+		}
+	}
+	if err != nil {
+		err = wrapped(op, err)
+	}
+	p.set(func() { p.calls = append(p.calls, Call{op, n, p.clock.Now(), err}) })
+	return err
+}
+
+// turn waits until the call is worked on, and for as long as that takes.
+func (p *Provider) turn(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if p.atOnce != nil {
+		select {
+		case p.atOnce <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if p.options.Latency <= 0 {
+		return nil
+	}
+	select {
+	case <-p.clock.After(p.options.Latency):
+		return nil
+	case <-ctx.Done():
+		if p.atOnce != nil {
+			<-p.atOnce
+		}
+		return context.Cause(ctx)
+	}
+}
+
+// fail carries a fault out.
+func (p *Provider) fail(ctx context.Context, f *Fault, do func() error) error {
+	var err error
+	if f.After {
+		p.set(func() { err = do() })
+	}
+	if f.Hang != nil {
+		select {
+		case <-f.Hang:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return cmp.Or(err, f.Err)
+}
+
+// wrapped makes an error one of a call.
+func wrapped(op string, err error) error {
+	if _, ok := errors.AsType[*vpcport.Error](err); ok {
+		return err
+	}
+	return &vpcport.Error{Class: vpcport.Transient, Op: op, Err: err}
+}
+
+func refuse(class vpcport.Class, op, about, message string) error {
+	return &vpcport.Error{Class: class, Op: op, Status: 409, About: about, Message: message}
+}
+
+// Traits implements vpcport.Provider.
+func (p *Provider) Traits() vpcport.Traits { return p.options.Traits }
+
+// Network implements vpcport.Provider.
+func (p *Provider) Network(ctx context.Context, idOrName string) (out vpcport.Network, err error) {
+	err = p.call(ctx, "Network", 1, func() error {
+		if n, ok := p.networks[idOrName]; ok {
+			out = n
+			return nil
+		}
+		var named []vpcport.Network
+		for _, n := range p.networks {
+			if n.Name == idOrName {
+				named = append(named, n)
+			}
+		}
+		switch len(named) {
+		case 0:
+			return refuse(vpcport.NetworkGone, "Network", idOrName, "no network "+idOrName)
+		case 1:
+			out = named[0]
+			return nil
+		default:
+			return refuse(vpcport.Invalid, "Network", idOrName, "several networks are named "+idOrName)
+		}
+	})
+	out.Subnets = slices.Clone(out.Subnets)
+	return out, err
+}
+
+// Ports implements vpcport.Provider.
+func (p *Provider) Ports(ctx context.Context, f vpcport.Filter) (out []vpcport.Port, err error) {
+	err = p.call(ctx, "Ports", max(len(f.IDs), len(f.Devices), len(f.MACs)), func() error {
+		if f.Empty() || max(len(f.IDs), len(f.Devices), len(f.MACs)) > p.options.Traits.MaxFilter {
+			return refuse(vpcport.Bug, "Ports", "", "a filter that is empty or too long")
+		}
+		shown := p.listed()
+		if len(f.IDs) > 0 { // the common case, without a look at all ports
+			for _, id := range f.IDs {
+				if o, ok := shown[id]; ok && matches(f, o) {
+					out = append(out, copied(o))
+				}
+			}
+			return nil
+		}
+		for _, o := range shown {
+			if matches(f, o) {
+				out = append(out, copied(o))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func matches(f vpcport.Filter, o vpcport.Port) bool {
+	hasMAC := false
+	for _, m := range f.MACs {
+		hasMAC = hasMAC || m.String() == o.MAC.String()
+	}
+	return (len(f.IDs) == 0 || slices.Contains(f.IDs, o.ID)) &&
+		(len(f.Devices) == 0 || slices.Contains(f.Devices, o.Device)) &&
+		(len(f.MACs) == 0 || hasMAC) &&
+		(f.NetworkID == "" || f.NetworkID == o.NetworkID) &&
+		(f.Owner == "" || f.Owner == o.Owner)
+}
+
+// Get implements vpcport.Provider.
+func (p *Provider) Get(ctx context.Context, id string) (out vpcport.Port, err error) {
+	err = p.call(ctx, "Get", 1, func() error {
+		o, err := p.find("Get", id)
+		if err == nil {
+			out = copied(o.Port)
+		}
+		return err
+	})
+	return out, err
+}
+
+func (p *Provider) find(op, id string) (*port, error) {
+	o := p.ports[id]
+	if o == nil {
+		return nil, refuse(vpcport.PortGone, op, id, "no port "+id)
+	}
+	return o, nil
+}
+
+// Update implements vpcport.Provider.
+func (p *Provider) Update(ctx context.Context, id string, revision int, c vpcport.Change) (out vpcport.Port, err error) {
+	err = p.call(ctx, "Update", 1, func() error {
+		o, err := p.find("Update", id)
+		if err != nil {
+			return err
+		}
+		if p.options.Traits.Revisions && revision != 0 && revision != o.Revision {
+			return refuse(vpcport.Stale, "Update", id, "the port has another revision")
+		}
+		if err := p.knownGroups("Update", c.Groups); err != nil {
+			return err
+		}
+		p.changed(o, func() { p.apply(o, c) })
+		out = copied(o.Port)
+		return nil
+	})
+	return out, err
+}
+
+// apply makes a change. A port that leaves its host is active there no more.
+func (p *Provider) apply(o *port, c vpcport.Change) {
+	if c.Device != nil {
+		o.Device = *c.Device
+	}
+	if c.Owner != nil {
+		o.Owner = *c.Owner
+	}
+	if c.Groups != nil {
+		o.Groups = slices.Clone(c.Groups)
+	}
+	if c.Host != nil && (*c.Host != o.Host || o.Binding.Result == vpcport.BindingFailed) {
+		o.Host, o.Status = *c.Host, vpcport.StatusDown
+		o.Binding = p.binding(o.Host)
+	}
+}
+
+// binding is what comes of binding to a host.
+func (p *Provider) binding(host string) vpcport.Binding {
+	plug, has := p.hosts[host]
+	switch {
+	case host == "":
+		return vpcport.Binding{}
+	case !has:
+		return vpcport.Binding{Result: vpcport.BindingFailed}
+	default:
+		return vpcport.Binding{Result: vpcport.Bound, Plug: plug}
+	}
+}
+
+// Delete implements vpcport.Provider.
+func (p *Provider) Delete(ctx context.Context, id string) error {
+	return p.call(ctx, "Delete", 1, func() error {
+		if o := p.ports[id]; o != nil {
+			p.drop(o)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,154 @@
+package portfake_test
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/portfake"
+	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
+)
+
+var (
+	ovn = vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int", OVN: true}
+	web = vpcport.Subnet{ID: "s-1", Name: "web", CIDR: netip.MustParsePrefix("192.168.0.0/24"), Gateway: netip.MustParseAddr("192.168.0.1")}
+	// A /29 has six hosts, of which one is the gateway.
+	small = vpcport.Subnet{ID: "s-2", CIDR: netip.MustParsePrefix("192.168.1.0/29"), Gateway: netip.MustParseAddr("192.168.1.1")}
+)
+
+// filled is a provider with a network, a group and a host.
+func filled(o portfake.Options) *portfake.Provider {
+	p := portfake.New(o)
+	p.AddNetwork(vpcport.Network{ID: "n-1", Name: "blue", MTU: 1442, Subnets: []vpcport.Subnet{web, small}})
+	p.AddGroup("g-1")
+	p.AddHost("node-a", ovn)
+	return p
+}
+
+func bed(p *portfake.Provider) vpcporttest.Bed {
+	return vpcporttest.Bed{
+		Provider: p, Network: "n-1", Name: "blue", Subnet: web.ID, CIDR: web.CIDR, Gateway: web.Gateway, Free: netip.MustParseAddr("192.168.0.77"),
+		Small: small.ID, Room: 5, Group: "g-1", Host: "node-a", NoHost: "node-z", Plug: ovn, Absent: "00000000-0000-4000-8000-000000000000",
+		SetQuota: func(_ *testing.T, more int) { p.SetQuota(len(p.All()) + more) },
+	}
+}
+
+func TestContract(t *testing.T) {
+	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed { return bed(filled(portfake.Options{})) })
+}
+
+// The same for a provider that can do little, such as one without revisions.
+func TestContractOfLittle(t *testing.T) {
+	vpcporttest.Run(t, func(*testing.T) vpcporttest.Bed {
+		return bed(filled(portfake.Options{Traits: vpcport.Traits{MaxBatch: 1, MaxFilter: 8}}))
+	})
+}
+
+// A port becomes active where it is plugged after it was bound, and by no other order,
+// as with OVN.
+func TestBindBeforePlug(t *testing.T) {
+	p := filled(portfake.Options{})
+	p.AddHost("node-b", ovn)
+	node, other := "node-a", "node-b"
+	status := func(id string) vpcport.Status { o, _ := p.Get(t.Context(), id); return o.Status }
+	made, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1", Device: "a"}, {NetworkID: "n-1", Device: "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := made[0].ID, made[1].ID
+	p.Plug(first, node)
+	if _, err := p.Update(t.Context(), first, 0, vpcport.Change{Host: &node}); err != nil || status(first) == vpcport.StatusActive {
+		t.Errorf("plugged, then bound: %v, status %v", err, status(first))
+	}
+	if _, err := p.Update(t.Context(), second, 0, vpcport.Change{Host: &node}); err != nil {
+		t.Fatal(err)
+	}
+	p.Plug(second, other)
+	if status(second) == vpcport.StatusActive {
+		t.Error("active, and plugged at another host")
+	}
+	p.Plug(second, node)
+	if status(second) != vpcport.StatusActive {
+		t.Error("not active, and plugged where it is bound")
+	}
+	if _, err := p.Update(t.Context(), second, 0, vpcport.Change{Host: &other}); err != nil || status(second) == vpcport.StatusActive {
+		t.Errorf("active, and bound to another host: %v", err)
+	}
+}
+
+// A lost reply is one of a call that took effect; a fault is spent.
+func TestFaults(t *testing.T) {
+	p := filled(portfake.Options{})
+	p.Inject(portfake.Fault{Op: "Create", Skip: 1, Times: 1, Err: portfake.Err(vpcport.Transient), After: true})
+	for i, want := range []vpcport.Class{vpcport.Unknown, vpcport.Transient, vpcport.Unknown} {
+		if _, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1"}}); vpcport.ClassOf(err) != want {
+			t.Errorf("call %d: %v", i, err)
+		}
+	}
+	if n := len(p.All()); n != 3 {
+		t.Errorf("%d ports, want that of the lost reply too", n)
+	}
+	if got := p.Count("Create"); got != 3 || p.Count("Delete") != 0 {
+		t.Errorf("counted %d calls", got)
+	}
+}
+
+// Calls take their time, a few at once; who gives up leaves its place to others.
+func TestLatencyAndTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := filled(portfake.Options{Latency: 400 * time.Millisecond, AtOnce: 8})
+		began := time.Now()
+		done := make(chan error)
+		for range 32 {
+			go func() { _, err := p.Get(t.Context(), "none"); done <- err }()
+		}
+		synctest.Wait() // eight are worked on, the others wait
+		hurried, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := p.Get(hurried, "none"); vpcport.ClassOf(err) != vpcport.Transient {
+			t.Errorf("given up: %v", err)
+		}
+		for range 32 {
+			<-done
+		}
+		if took := time.Since(began); took != 1600*time.Millisecond {
+			t.Errorf("32 calls, 8 at once, took %v", took)
+		}
+	})
+}
+
+// A listing may be older than a look.
+func TestLag(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := filled(portfake.Options{Lag: 5 * time.Second})
+		seen := func() int {
+			ports, err := p.Ports(t.Context(), vpcport.Filter{NetworkID: "n-1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(ports)
+		}
+		made, err := p.Create(t.Context(), []vpcport.NewPort{{NetworkID: "n-1"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.Get(t.Context(), made[0].ID); err != nil || seen() != 0 {
+			t.Errorf("a look: %v; listed are %d", err, seen())
+		}
+		time.Sleep(5 * time.Second)
+		if seen() != 1 {
+			t.Error("not listed after the lag")
+		}
+		p.Remove(made[0].ID)
+		if seen() != 1 {
+			t.Error("gone from the listing at once")
+		}
+		time.Sleep(5 * time.Second)
+		if seen() != 0 {
+			t.Error("listed for ever")
+		}
+	})
+}

@@ -1,0 +1,144 @@
+package vpcporttest
+
+import (
+	"testing"
+
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// A port is as it was asked for, and the answers are in the order of the questions.
+func create(t *testing.T, b Bed) {
+	want := []vpcport.NewPort{b.newPort(t, 0), b.newPort(t, 1), b.newPort(t, 2)}
+	want[1].Groups = []string{b.Group}
+	if b.Provider.Traits().ChosenMAC {
+		want[2].MAC = aMAC(t, 2)
+	}
+	want = want[:min(len(want), b.Provider.Traits().MaxBatch)]
+	seen := map[string]bool{}
+	for i, p := range b.create(t, want) {
+		if p.ID == "" || seen[p.ID] || p.NetworkID != b.Network || p.Name != want[i].Name || p.Device != want[i].Device || p.Owner != vpcport.Owner {
+			t.Errorf("port %d: asked for %+v, got %+v", i, want[i], p)
+		}
+		seen[p.ID] = true
+		if len(p.Addresses) != 1 || p.Addresses[0].SubnetID != b.Subnet || !b.CIDR.Contains(p.Addresses[0].IP) {
+			t.Errorf("port %d: the addresses %v, want one of %v", i, p.Addresses, b.CIDR)
+		}
+		if len(p.MAC) != 6 || p.MAC[0]&1 != 0 || want[i].MAC != nil && p.MAC.String() != want[i].MAC.String() {
+			t.Errorf("port %d: the MAC address %v, asked for %v", i, p.MAC, want[i].MAC)
+		}
+		if p.Host != "" || p.Binding.Result != vpcport.Unbound || p.Status == vpcport.StatusActive {
+			t.Errorf("port %d: at host %q, %+v, status %v; want it bound to none", i, p.Host, p.Binding, p.Status)
+		}
+		if want[i].Groups != nil && (len(p.Groups) != 1 || p.Groups[0] != b.Group) {
+			t.Errorf("port %d: the groups %v, want %v", i, p.Groups, want[i].Groups)
+		}
+		if b.Provider.Traits().Revisions && p.Revision == 0 {
+			t.Errorf("port %d: no revision", i)
+		}
+	}
+}
+
+// A port can be bound in the call that makes it.
+func createBound(t *testing.T, b Bed) {
+	p := b.made(t, 1, func(n *vpcport.NewPort) { n.Host = b.Host })[0]
+	if p.Host != b.Host || p.Binding.Result != vpcport.Bound || p.Binding.Plug != b.Plug {
+		t.Errorf("got %q, %+v; want it bound to %q, to be plugged by %+v", p.Host, p.Binding, b.Host, b.Plug)
+	}
+}
+
+// A certain address is given, once.
+func createAt(t *testing.T, b Bed) {
+	at := func(n *vpcport.NewPort) { n.Addresses[0].IP = b.Free }
+	p := b.made(t, 1, at)[0]
+	if len(p.Addresses) != 1 || p.Addresses[0].IP != b.Free {
+		t.Errorf("got %v, want %v", p.Addresses, b.Free)
+	}
+	second := b.newPort(t, 1)
+	at(&second)
+	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{second})
+	wantClass(t, "the same address again", err, vpcport.AddressTaken)
+}
+
+// Of a request that is refused nothing is left.
+func createAllOrNothing(t *testing.T, b Bed) {
+	if b.Provider.Traits().MaxBatch < 3 {
+		return // there is no request for several
+	}
+	want := []vpcport.NewPort{b.newPort(t, 0), b.newPort(t, 1), b.newPort(t, 2)}
+	want[2].Addresses[0].SubnetID = b.Absent
+	_, err := b.Provider.Create(t.Context(), want)
+	wantClass(t, "a subnet that is not there, the third of three", err, vpcport.ReferenceGone)
+	if left := b.ids(t, vpcport.Filter{Devices: []string{want[0].Device, want[1].Device, want[2].Device}}); len(left) != 0 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// Each thing that cannot be is told from the others.
+func createRefuses(t *testing.T, b Bed) {
+	outside := b.CIDR.Addr().Prev()
+	for _, tc := range []struct {
+		name string
+		edit func(*vpcport.NewPort)
+		want vpcport.Class
+	}{
+		{"no network", func(n *vpcport.NewPort) { n.NetworkID = b.Absent }, vpcport.NetworkGone},
+		{"no subnet", func(n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.Absent }, vpcport.ReferenceGone},
+		{"no group", func(n *vpcport.NewPort) { n.Groups = []string{b.Absent} }, vpcport.ReferenceGone},
+		{"an address outside its subnet", func(n *vpcport.NewPort) { n.Addresses[0].IP = outside }, vpcport.Invalid},
+	} {
+		n := b.newPort(t, 0)
+		tc.edit(&n)
+		_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{n})
+		wantClass(t, tc.name, err, tc.want)
+	}
+	if left := b.ids(t, vpcport.Filter{Devices: []string{b.device(t, 0)}}); len(left) != 0 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// The provider itself refuses a second port with the MAC address of the first, whoever
+// asks for it: this is what keeps a NIC from having two.
+func macTaken(t *testing.T, b Bed) {
+	if !b.Provider.Traits().ChosenMAC {
+		return // nobody can ask for one
+	}
+	with := func(n *vpcport.NewPort) { n.MAC = aMAC(t, 0) }
+	first := b.made(t, 1, with)[0]
+	second := b.newPort(t, 1)
+	with(&second)
+	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{second})
+	wantClass(t, "the same MAC address again", err, vpcport.MACTaken)
+	if got := b.ids(t, vpcport.Filter{NetworkID: b.Network, MACs: []mac.Addr{aMAC(t, 0)}}); len(got) != 1 || got[0] != first.ID {
+		t.Errorf("with the MAC address there are %v, want %s", got, first.ID)
+	}
+}
+
+// A full subnet is told from all else, and takes ports again once one has gone.
+func subnetFull(t *testing.T, b Bed) {
+	small := func(n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.Small }
+	var all []vpcport.Port
+	for n := range b.Room {
+		want := b.newPort(t, n)
+		small(&want)
+		all = append(all, b.create(t, []vpcport.NewPort{want})...)
+	}
+	more := b.newPort(t, b.Room)
+	small(&more)
+	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{more})
+	wantClass(t, "one more than there is room for", err, vpcport.SubnetFull)
+	if err := b.Provider.Delete(t.Context(), all[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	b.create(t, []vpcport.NewPort{more})
+}
+
+func quota(t *testing.T, b Bed) {
+	if b.SetQuota == nil {
+		return // there is none that could be set
+	}
+	b.SetQuota(t, 1)
+	b.made(t, 1)
+	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{b.newPort(t, 1)})
+	wantClass(t, "one more than the quota", err, vpcport.OverQuota)
+}
