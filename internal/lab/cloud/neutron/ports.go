@@ -1,0 +1,138 @@
+package neutron
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// create makes all ports of a request or none. c.mu is held, as in all below.
+func (c *Cloud) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
+	var made []*Port
+	for _, b := range bodies {
+		p, err := c.createOne(who, b)
+		if err != nil {
+			for _, undone := range made {
+				c.drop(undone.ID)
+			}
+			return nil, err
+		}
+		made = append(made, p)
+	}
+	return made, nil
+}
+
+func (c *Cloud) createOne(who caller, b *portBody) (*Port, *refusal) {
+	n, err := c.network(who, *b.Network)
+	if err != nil {
+		return nil, err
+	}
+	p := &Port{Network: n.ID, Project: b.project(who), Created: c.clock.Now(), Status: "DOWN", VIF: VIF{Type: "unbound", Details: map[string]any{}}}
+	if p.Project == "" {
+		return nil, badRequest("Running without keystone AuthN requires that tenant_id is specified")
+	}
+	if c.quota >= 0 && c.portsOf(p.Project) >= c.quota {
+		return nil, refuse(409, "OverQuota", "Quota exceeded for resources: ['port'].")
+	}
+	if err := c.groupsFor(p, b.Groups); err != nil {
+		return nil, err
+	}
+	b.copyTo(p)
+	switch {
+	case b.MAC == nil:
+		p.MAC = c.newMAC()
+	case c.macTaken(n.ID, p.MAC):
+		return nil, refuse(409, "MacAddressInUse", "Unable to complete operation for network %s. The mac address %s is in use.", n.ID, p.MAC)
+	}
+	if p.FixedIPs, err = c.addresses(n.ID, b.FixedIPs); err != nil {
+		return nil, err
+	}
+	p.ID = c.newID()
+	if b.Host != nil && *b.Host != "" {
+		p.Host = *b.Host
+		c.bind(p, true)
+	}
+	c.enter(p)
+	return p, nil
+}
+
+// groupsFor sets a port's security groups: those asked for, else the project's default.
+func (c *Cloud) groupsFor(p *Port, want *[]string) *refusal {
+	if want == nil {
+		p.Groups = []string{c.defaultGroup(p.Project)}
+		return nil
+	}
+	for _, g := range *want {
+		if !uuid(g) {
+			return refuse(400, "InvalidInput", "Invalid input for operation: '%s' is not an integer or uuid.", g)
+		}
+		if _, ok := c.groups[g]; !ok {
+			return refuse(404, "SecurityGroupNotFound", "Security group %s does not exist", g)
+		}
+	}
+	p.Groups = slices.Clone(*want)
+	return nil
+}
+
+func (c *Cloud) defaultGroup(project string) string {
+	for id, g := range c.groups {
+		if g.Project == project && g.Name == "default" {
+			return id
+		}
+	}
+	id := c.newID()
+	c.groups[id] = Group{ID: id, Name: "default", Project: project}
+	return id
+}
+
+// update changes a port. With a revision, which is -1 for none, only if it still has it.
+func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
+	if revision >= 0 && revision != p.Revision {
+		return refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
+	}
+	was := p.copied()
+	if b.Groups != nil {
+		if err := c.groupsFor(p, b.Groups); err != nil {
+			return err
+		}
+	}
+	b.copyTo(p)
+	moved := b.Host != nil && *b.Host != p.Host
+	if moved {
+		p.Host = *b.Host
+	}
+	c.bind(p, moved)
+	if !reflect.DeepEqual(was, p.copied()) { // else the revision stays
+		c.change(p, func() {})
+	}
+	return nil
+}
+
+func (c *Cloud) network(who caller, id string) (Network, *refusal) {
+	if !uuid(id) {
+		return Network{}, badRequest("Invalid input for network_id. Reason: '%s' is not a valid UUID.", id)
+	}
+	n, ok := c.networks[id]
+	if !ok || !who.sees(n.Project) && !n.Shared {
+		return n, refuse(404, "NetworkNotFound", "Network %s could not be found.", id)
+	}
+	return n, nil
+}
+
+func (c *Cloud) macTaken(network, mac string) bool {
+	for _, p := range c.ports {
+		if p.Network == network && strings.EqualFold(p.MAC, mac) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Cloud) portsOf(project string) (n int) {
+	for _, p := range c.ports {
+		if p.Project == project {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,154 @@
+package neutron
+
+import (
+	"context"
+	"net/http"
+	"slices"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Neutron reads requests of 114,688 bytes at most (oslo.middleware,
+// max_request_body_size). A port takes about 600, and 1,700 with the longest names and 16
+// groups.
+const maxBatch = 64
+
+// maxName is the longest name of a port, in characters.
+const maxName = 255
+
+// Traits implements vpcport.Provider.
+func (p *Provider) Traits() vpcport.Traits {
+	return vpcport.Traits{MaxBatch: maxBatch, MaxFilter: maxFilter, ChosenMAC: true, Revisions: true}
+}
+
+// Create implements vpcport.Provider, by one request: Neutron's plugin ML2 makes all of
+// its ports in one transaction.
+func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcport.Port, error) {
+	r := request{method: http.MethodPost, path: "ports", scope: scope{names: namesOf(ports)}}
+	if len(ports) == 0 || len(ports) > maxBatch {
+		return nil, &vpcport.Error{Class: vpcport.TooLarge, Op: r.op(), Message: "a request for no or too many ports"}
+	}
+	body := struct {
+		Ports []wireNew `json:"ports"`
+	}{}
+	for _, n := range ports {
+		if !validID(n.NetworkID) {
+			return nil, misuse(r.op(), "a port of network %q", n.NetworkID)
+		}
+		body.Ports = append(body.Ports, p.settings.wire(n))
+	}
+	r.body = body
+	var reply struct {
+		Ports []wirePort `json:"ports"`
+	}
+	if err := p.call(ctx, r, &reply); err != nil {
+		return nil, err
+	}
+	return made(r.op(), ports, reply.Ports)
+}
+
+// wire is a request for a port as it is sent.
+func (s Settings) wire(n vpcport.NewPort) wireNew {
+	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: n.Name, Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
+	if name := []rune(n.Name); len(name) > maxName {
+		w.Name = string(name[:maxName])
+	}
+	if n.MAC != nil {
+		w.MAC = n.MAC.String()
+	}
+	if n.Addresses != nil {
+		ips := []wireIP{}
+		for _, a := range n.Addresses {
+			ip := wireIP{Subnet: a.SubnetID}
+			if a.IP.IsValid() {
+				ip.IP = a.IP.String()
+			}
+			ips = append(ips, ip)
+		}
+		w.FixedIPs = &ips
+	}
+	if n.Groups != nil {
+		w.Groups = &n.Groups
+	}
+	return w
+}
+
+// made are the new ports in the order in which they were asked for, each held against
+// what was asked.
+func made(op string, asked []vpcport.NewPort, got []wirePort) ([]vpcport.Port, error) {
+	if len(got) != len(asked) {
+		return nil, lie(op, "asked for %d ports, got %d", len(asked), len(got))
+	}
+	got = inOrder(asked, got)
+	ids := map[string]bool{}
+	out := make([]vpcport.Port, len(got))
+	for i, w := range got {
+		var err error
+		if out[i], err = w.port(op); err != nil {
+			return nil, err
+		}
+		if what := mismatch(asked[i], out[i]); what != "" || ids[w.ID] {
+			return nil, lie(op, "port %s for device %q has another %s", w.ID, asked[i].Device, what)
+		}
+		ids[w.ID] = true
+	}
+	return out, nil
+}
+
+// inOrder sorts replies by their devices where those tell them apart. Neutron's order is
+// that of the request, which its API does not promise.
+func inOrder(asked []vpcport.NewPort, got []wirePort) []wirePort {
+	by := map[string]int{}
+	for i, w := range got {
+		by[w.Device] = i
+	}
+	out := make([]wirePort, 0, len(got))
+	for _, n := range asked {
+		i, ok := by[n.Device]
+		if !ok || len(by) != len(got) {
+			return got
+		}
+		out = append(out, got[i])
+	}
+	return out
+}
+
+// mismatch names what a port has other than it was asked for; empty: nothing.
+func mismatch(n vpcport.NewPort, p vpcport.Port) string {
+	switch {
+	case p.NetworkID != n.NetworkID:
+		return "network"
+	case p.Device != n.Device || p.Owner != vpcport.Owner:
+		return "device"
+	case n.MAC != nil && p.MAC.String() != n.MAC.String():
+		return "MAC address"
+	case n.Groups != nil && !sameSet(n.Groups, p.Groups):
+		return "set of security groups"
+	case p.Host != n.Host:
+		return "host"
+	case !hasAddresses(n.Addresses, p.Addresses):
+		return "address"
+	}
+	return ""
+}
+
+// hasAddresses tells whether each address that was asked for is there. A network whose
+// IPv6 addresses derive from MAC addresses adds one that was not (SLAAC).
+func hasAddresses(asked []vpcport.NewAddress, got []vpcport.FixedIP) bool {
+	left := slices.Clone(got)
+	for _, a := range asked {
+		i := slices.IndexFunc(left, func(f vpcport.FixedIP) bool {
+			return (a.SubnetID == "" || a.SubnetID == f.SubnetID) && (!a.IP.IsValid() || a.IP == f.IP)
+		})
+		if i < 0 {
+			return false
+		}
+		left = slices.Delete(left, i, i+1)
+	}
+	return true
+}
+
+func sameSet(a, b []string) bool {
+	unique := func(list []string) []string { return slices.Compact(slices.Sorted(slices.Values(list))) }
+	return slices.Equal(unique(a), unique(b))
+}

@@ -1,0 +1,66 @@
+package neutron
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/url"
+	"strconv"
+)
+
+// Bounds of a listing: the items of a page, and of all pages. Neutron may have smaller
+// pages of its own (pagination_max_limit).
+const (
+	pageSize = 500
+	maxItems = 200_000
+)
+
+// pages lists a collection page by page. The next one is asked for by the last item of
+// the one before, not by the link in the reply: its host may be one that only Neutron's
+// proxy knows, and the token would go along.
+func pages[T any](ctx context.Context, p *Provider, collection string, query url.Values, id func(T) string) ([]T, error) {
+	r := request{method: http.MethodGet, path: collection, query: maps.Clone(query)}
+	r.query.Set("limit", strconv.Itoa(pageSize))
+	r.query.Set("sort_key", "id")
+	r.query.Set("sort_dir", "asc")
+	var out []T
+	seen := map[string]bool{}
+	for {
+		var reply map[string]json.RawMessage
+		if err := p.call(ctx, r, &reply); err != nil {
+			return nil, err
+		}
+		var items []T
+		var links []struct {
+			Rel string `json:"rel"`
+		}
+		if raw, ok := reply[collection]; !ok || json.Unmarshal(raw, &items) != nil {
+			return nil, lie(r.op(), "a page without %s", collection)
+		}
+		if raw, ok := reply[collection+"_links"]; ok && json.Unmarshal(raw, &links) != nil {
+			return nil, lie(r.op(), "a page with links that are none")
+		}
+		news := 0
+		for _, item := range items {
+			if !seen[id(item)] {
+				seen[id(item)] = true
+				out = append(out, item)
+				news++
+			}
+		}
+		more := false
+		for _, l := range links {
+			more = more || l.Rel == "next"
+		}
+		switch {
+		case !more || len(items) == 0:
+			return out, nil
+		case news == 0:
+			return nil, lie(r.op(), "the same page again")
+		case len(out) > maxItems:
+			return nil, lie(r.op(), "more than %d %s", maxItems, collection)
+		}
+		r.query.Set("marker", id(items[len(items)-1]))
+	}
+}

@@ -1,0 +1,139 @@
+package neutron
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/gophercloud/gophercloud/v2"
+
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Settings say where Neutron is and who asks.
+type Settings struct {
+	// Endpoint is the URL of Keystone, with or without /v3; without credentials that of
+	// Neutron, with or without /v2.0.
+	Endpoint string
+	// Region is that of Neutron in Keystone's catalog; empty: the only one.
+	Region string
+	// Project is the ID of the project that ports are made in; empty: that of the
+	// credentials, which then must not be nil.
+	Project     string
+	Credentials *Credentials // nil: Neutron asks for none
+	TLS         TLS
+	// Timeout ends a request that nothing came of; 0: a minute.
+	Timeout time.Duration
+	// Agent is the program in User-Agent, such as berth-operator/1.2; empty: berth.
+	Agent string
+}
+
+// Credentials are a user's name and password, or an application credential: one of both.
+type Credentials struct {
+	Password    *Password
+	Application *Application
+}
+
+// Password is a user of Keystone with the project to work in. All are names.
+type Password struct {
+	User, Password, UserDomain string
+	Project, ProjectDomain     string
+}
+
+// Application is an application credential of Keystone, which is for one project.
+type Application struct{ ID, Secret string }
+
+// String keeps secrets out of logs.
+func (Password) String() string { return "(password)" }
+
+// GoString keeps secrets out of logs.
+func (Password) GoString() string { return "(password)" }
+
+// String keeps secrets out of logs.
+func (Application) String() string { return "(application credential)" }
+
+// GoString keeps secrets out of logs.
+func (Application) GoString() string { return "(application credential)" }
+
+// Provider is Neutron as vpcport has it. Make it with Open.
+type Provider struct {
+	settings Settings
+	endpoint string // ends in a slash and has no version
+	http     *http.Client
+	// Who fills connecting gets the first token; the others wait for it or for the end
+	// of their contexts.
+	connecting chan struct{}
+	client     atomic.Pointer[gophercloud.ServiceClient] // nil until there is a token
+}
+
+var _ vpcport.Provider = (*Provider)(nil)
+
+// Open returns a provider. It talks to nobody yet: the first call gets a token. Errors name
+// the field of the settings that cannot be.
+func Open(s Settings) (*Provider, error) {
+	s.Timeout, s.Agent = cmp.Or(s.Timeout, time.Minute), cmp.Or(s.Agent, "berth")
+	base, err := baseURL(s.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.check(base); err != nil {
+		return nil, err
+	}
+	client, err := s.httpClient()
+	if err != nil {
+		return nil, err
+	}
+	return &Provider{settings: s, endpoint: base.String(), http: client, connecting: make(chan struct{}, 1)}, nil
+}
+
+// Close ends connections that nobody uses. Calls under way end by their contexts.
+func (p *Provider) Close() { p.http.CloseIdleConnections() }
+
+// baseURL is an endpoint without its version and with a slash at its end.
+func baseURL(endpoint string) (*url.URL, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint: %q is no URL", endpoint)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return nil, fmt.Errorf("endpoint: %q must begin with http:// or https:// and have neither user, query nor fragment", u.Redacted())
+	}
+	path := strings.TrimRight(u.Path, "/")
+	for _, version := range []string{"/v3", "/v2.0"} {
+		path = strings.TrimSuffix(path, version)
+	}
+	u.Path = path + "/"
+	return u, nil
+}
+
+func (s Settings) check(base *url.URL) error {
+	c := s.Credentials
+	switch {
+	case c == nil && s.Project == "":
+		return errors.New("project: must be set where there are no credentials that name one")
+	case c == nil:
+		return nil
+	case base.Scheme != "https" && !s.TLS.Insecure:
+		return errors.New("endpoint: must begin with https:// where credentials go to it")
+	case (c.Password == nil) == (c.Application == nil):
+		return errors.New("credentials: must be a password or an application credential")
+	}
+	fields := map[string]string{}
+	if w := c.Password; w != nil {
+		fields = map[string]string{"username": w.User, "password": w.Password, "userDomain": w.UserDomain, "project": w.Project, "projectDomain": w.ProjectDomain}
+	}
+	if a := c.Application; a != nil {
+		fields = map[string]string{"id": a.ID, "secret": a.Secret}
+	}
+	for _, name := range []string{"username", "password", "userDomain", "project", "projectDomain", "id", "secret"} {
+		if v, ok := fields[name]; ok && v == "" {
+			return fmt.Errorf("credentials: %s must be set", name)
+		}
+	}
+	return nil
+}
