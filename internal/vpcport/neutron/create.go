@@ -4,16 +4,17 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
 // Neutron reads requests of 114,688 bytes at most (oslo.middleware,
 // max_request_body_size). A port takes about 600, and 1,700 with the longest names and 16
-// groups.
+// groups (TestLargestBatch).
 const maxBatch = 64
 
-// maxName is the longest name of a port, in characters.
+// maxName is the longest name of a port, in bytes; Neutron takes as many characters.
 const maxName = 255
 
 // Traits implements vpcport.Provider.
@@ -50,8 +51,8 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 // wire is a request for a port as it is sent.
 func (s Settings) wire(n vpcport.NewPort) wireNew {
 	w := wireNew{Network: n.NetworkID, Project: s.Project, Name: n.Name, Device: n.Device, Owner: vpcport.Owner, Host: n.Host}
-	if name := []rune(n.Name); len(name) > maxName {
-		w.Name = string(name[:maxName])
+	if len(n.Name) > maxName {
+		w.Name = strings.ToValidUTF8(n.Name[:maxName], "")
 	}
 	if n.MAC != nil {
 		w.MAC = n.MAC.String()

@@ -1,0 +1,234 @@
+package neutron_test
+
+import (
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/neutron"
+)
+
+const tokens = "/v3/auth/tokens"
+
+// atOnce makes n calls at once and returns their errors.
+func atOnce(n int, call func(int) error) []error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = call(i) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// Many calls share a token, and when it has ended they share one other; what was refused
+// for the old one is asked for again, once.
+func TestTokensAreShared(t *testing.T) {
+	clock := start()
+	b := withKeystone(t, lab.Options{Clock: clock}, lab.User{})
+	create := func(i int) error {
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{b.newPort(fmt.Sprint("u-", clock.Now().Unix(), i))})
+		return err
+	}
+	for round := 1; round <= 3; round++ {
+		for i, err := range atOnce(8, create) {
+			if err != nil {
+				t.Errorf("round %d, call %d: %v", round, i, err)
+			}
+		}
+		if got := b.cloud.Count(http.MethodPost, tokens); got != round {
+			t.Errorf("round %d: %d tokens asked for", round, got)
+		}
+		if got := len(b.cloud.Ports()); got != 8*round {
+			t.Errorf("round %d: %d ports", round, got)
+		}
+		clock.Advance(time.Hour)
+	}
+}
+
+// A token that Neutron refuses although it is new is no reason to ask on and on.
+func TestNewTokenRefused(t *testing.T) {
+	b := withKeystone(t, lab.Options{}, lab.User{TokensWithoutAccess: true})
+	_, err := b.provider.Get(t.Context(), absent)
+	e := wantError(t, "Get", err, vpcport.Unauthorized, "")
+	if e.Op != "Neutron GET ports" || e.Status != http.StatusUnauthorized {
+		t.Errorf("got %+v", e)
+	}
+	if n, m := b.cloud.Count(http.MethodPost, tokens), b.cloud.Count(http.MethodGet, "/v2.0/ports/*"); n != 2 || m != 2 {
+		t.Errorf("asked %d times for a token and %d times for the port, want 2 and 2", n, m)
+	}
+}
+
+// Wrong credentials are told as such by Keystone's own words, and once they are right all
+// goes on.
+func TestCredentialsRefused(t *testing.T) {
+	b := withKeystone(t, lab.Options{}, lab.User{})
+	password := func(to string) { b.cloud.EditUsers(func(u *lab.User) { u.Password = to }) }
+	port := b.make(t)
+	password("another")
+	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
+		t.Errorf("with the old token: %v", err)
+	}
+	for _, when := range []string{"the token is void", "and again"} {
+		b.cloud.RevokeTokens()
+		_, err := b.provider.Get(t.Context(), port.ID)
+		e := wantError(t, when, err, vpcport.Unauthorized, "")
+		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
+			t.Errorf("%s: %v\nwant %s", when, e, want)
+		}
+		if strings.Contains(fmt.Sprintf("%+v %#v", e, e), "correct horse") {
+			t.Error("the error has the password")
+		}
+	}
+	password("correct horse")
+	if _, err := b.provider.Get(t.Context(), port.ID); err != nil {
+		t.Errorf("with the right password: %v", err)
+	}
+}
+
+// What Keystone fails with is judged as what Neutron fails with.
+func TestKeystoneFails(t *testing.T) {
+	for _, tc := range []struct {
+		fault lab.Fault
+		want  vpcport.Class
+	}{
+		{lab.Fault{Status: 503, Message: "<html>no backend</html>"}, vpcport.Transient},
+		{lab.Fault{Status: 429, RetryAfter: 7}, vpcport.Throttled},
+		{lab.Fault{Status: 403}, vpcport.Forbidden},
+		{lab.Fault{Status: 404}, vpcport.Invalid},
+		{lab.Fault{Status: 302, Header: map[string]string{"Location": "http://elsewhere.invalid/"}}, vpcport.Invalid},
+		{lab.Fault{HangUp: true}, vpcport.Transient},
+		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(`{"token": {"catalog": []}}`) }}, vpcport.Invalid},
+		{lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, vpcport.Transient},
+		{lab.Fault{After: true, Falsify: func([]byte) []byte { return []byte(strings.Repeat(" ", 9<<20)) }}, vpcport.Bug},
+	} {
+		for _, when := range []string{"first", "later"} {
+			b := withKeystone(t, lab.Options{}, lab.User{})
+			if when == "later" && tc.fault.Status != 0 {
+				b.make(t)
+				b.cloud.RevokeTokens()
+			}
+			tc.fault.Path = tokens
+			b.cloud.Inject(tc.fault)
+			_, err := b.provider.Get(t.Context(), absent)
+			if got := vpcport.ClassOf(err); got != tc.want {
+				t.Errorf("%s, %+v: %v, want %v: %v", when, tc.fault, got, tc.want, err)
+			}
+			b.cloud.ClearFaults()
+			if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+				t.Errorf("after %+v: %v", tc.fault, err)
+			}
+		}
+	}
+}
+
+func TestApplicationCredential(t *testing.T) {
+	b := open(t, lab.Options{}, func(s *neutron.Settings) {
+		s.TLS.Insecure = true
+		s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "ac-1", Secret: "s"}}
+	}, lab.User{Name: "berth", Credential: "ac-1", Secret: "s"})
+	b.make(t)
+	b.cloud.RevokeTokens()
+	b.make(t, func(n *vpcport.NewPort) { n.MAC, n.Device = nil, vpcport.Device("blue", "u-2") })
+}
+
+// Neutron's URL is that of the region; what would send the token astray is refused.
+func TestCatalog(t *testing.T) {
+	for _, tc := range []struct {
+		name, region, url, want string
+		secure                  bool
+	}{
+		{name: "the only region"},
+		{name: "that region", region: "RegionOne"},
+		{name: "another region", region: "RegionTwo", want: "region: there is no RegionTwo, there are RegionOne"},
+		{name: "no URL", url: "neutron", want: "must begin with http:// or https://"},
+		{name: "no TLS", url: "http://neutron.invalid", secure: true, want: "the network service in Keystone's catalog is at http://neutron.invalid, to which no token goes without TLS"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			b := withKeystone(t, lab.Options{}, lab.User{})
+			b.cloud.SetCatalog(tc.url)
+			server := b.server
+			if tc.secure {
+				server = httptest.NewTLSServer(b.cloud)
+				defer server.Close()
+			}
+			p := b.open(t, func(s *neutron.Settings) {
+				s.Endpoint, s.Region = server.URL+"/v3", tc.region
+				s.TLS.Insecure, s.TLS.CABundle = !tc.secure, bundle(server)
+				s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
+			})
+			_, err := p.Get(t.Context(), absent)
+			if tc.want == "" {
+				wantError(t, "Get", err, vpcport.PortGone, absent)
+				return
+			}
+			if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Error(), tc.want) {
+				t.Errorf("got %v, want %s", e, tc.want)
+			}
+		})
+	}
+}
+
+// bundle is the certificate of a server in PEM; empty without one.
+func bundle(server *httptest.Server) string {
+	if server.Certificate() == nil {
+		return ""
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+}
+
+// An endpoint proves what it is, by the certificates and the name that are trusted.
+func TestTLS(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	server := httptest.NewUnstartedServer(b.cloud)
+	server.Config.ErrorLog = quiet()
+	server.StartTLS()
+	defer server.Close()
+	for _, tc := range []struct {
+		name string
+		tls  neutron.TLS
+		want vpcport.Class
+	}{
+		{"unknown issuer", neutron.TLS{}, vpcport.Transient},
+		{"its issuer", neutron.TLS{CABundle: bundle(server)}, vpcport.PortGone},
+		{"its issuer and another of its names", neutron.TLS{CABundle: bundle(server), ServerName: "example.com"}, vpcport.PortGone},
+		{"another name", neutron.TLS{CABundle: bundle(server), ServerName: "neutron.example"}, vpcport.Transient},
+		{"any", neutron.TLS{Insecure: true}, vpcport.PortGone},
+	} {
+		p := b.open(t, func(s *neutron.Settings) { s.Endpoint, s.Project, s.TLS = server.URL, project, tc.tls })
+		_, err := p.Get(t.Context(), absent)
+		if got := vpcport.ClassOf(err); got != tc.want {
+			t.Errorf("%s: %v, want %v: %v", tc.name, got, tc.want, err)
+		}
+		if tc.want == vpcport.Transient && !strings.Contains(err.Error(), "certificate") {
+			t.Errorf("%s: %v does not tell what is wrong", tc.name, err)
+		}
+	}
+}
+
+// A redirect is told and not followed: the token would go along.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	var strangers atomic.Int32
+	stranger := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { strangers.Add(1) }))
+	defer stranger.Close()
+	b := withKeystone(t, lab.Options{}, lab.User{})
+	for _, status := range []int{301, 302, 307, 308} {
+		b.cloud.ClearFaults()
+		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
+		_, err := b.provider.Get(t.Context(), absent)
+		if e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, ""); !strings.Contains(e.Message, stranger.URL) {
+			t.Errorf("%d: %v does not tell where to", status, e)
+		}
+	}
+	if n := strangers.Load(); n != 0 {
+		t.Errorf("%d requests went elsewhere", n)
+	}
+}

@@ -1,0 +1,215 @@
+package neutron_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Every answer that is no success has a class, whoever gives it.
+func TestClassesOfAnswers(t *testing.T) {
+	for _, tc := range []struct {
+		status        int
+		kind, message string
+		after         int
+		create, get   vpcport.Class
+	}{
+		{400, "InvalidInput", "Invalid input for operation: no.", 0, vpcport.Invalid, vpcport.Invalid},
+		{401, "", "", 0, vpcport.Unauthorized, vpcport.Unauthorized},
+		{403, "PolicyNotAuthorized", "(rule:create_port) is disallowed by policy", 0, vpcport.Forbidden, vpcport.Forbidden},
+		{404, "PortNotFound", "Port x could not be found.", 0, vpcport.Transient, vpcport.PortGone},
+		{404, "HTTPNotFound", "The resource could not be found.", 0, vpcport.Transient, vpcport.PortGone},
+		{404, "", "<html>nothing here</html>", 0, vpcport.Transient, vpcport.Transient},
+		{404, "", "", 0, vpcport.Transient, vpcport.Transient},
+		{408, "", "", 0, vpcport.Transient, vpcport.Transient},
+		{409, "IpAddressGenerationFailureAllSubnets", "No more IP addresses available.", 0, vpcport.SubnetFull, vpcport.SubnetFull},
+		{409, "IpAddressInUse", "Unable to complete operation. The IP address is in use.", 0, vpcport.AddressTaken, vpcport.AddressTaken},
+		{409, "IpAddressGenerationFailureNoMatchingSubnet", "No valid service subnet.", 0, vpcport.Invalid, vpcport.Invalid},
+		{409, "PortInUse", "Unable to complete operation.", 0, vpcport.Conflict, vpcport.Conflict},
+		{412, "", "<html>Precondition Failed</html>", 0, vpcport.Stale, vpcport.Stale},
+		{413, "", "Request is too large.", 0, vpcport.TooLarge, vpcport.TooLarge},
+		{429, "", "slow down", 3, vpcport.Throttled, vpcport.Throttled},
+		{429, "", "", 0, vpcport.Throttled, vpcport.Throttled},
+		{500, "HTTPInternalServerError", "Request Failed: internal server error while processing your request.", 0, vpcport.Transient, vpcport.Transient},
+		{500, "PortNotFound", "what is in a 500 is not believed", 0, vpcport.Transient, vpcport.Transient},
+		{502, "", "<html>Bad Gateway</html>", 0, vpcport.Transient, vpcport.Transient},
+		{503, "", "", 0, vpcport.Transient, vpcport.Transient},
+		{503, "", "", 30, vpcport.Throttled, vpcport.Throttled},
+		{504, "", "", 0, vpcport.Transient, vpcport.Transient},
+		{202, "", "", 0, vpcport.Invalid, vpcport.Invalid},
+	} {
+		b := newBed(t, lab.Options{})
+		b.cloud.Inject(lab.Fault{Status: tc.status, Type: tc.kind, Message: tc.message, RetryAfter: tc.after})
+		_, cerr := b.provider.Create(t.Context(), []vpcport.NewPort{{NetworkID: b.network.ID}})
+		_, gerr := b.provider.Get(t.Context(), absent)
+		if vpcport.ClassOf(cerr) != tc.create || vpcport.ClassOf(gerr) != tc.get {
+			t.Errorf("%d %s: Create %v, want %v; Get %v, want %v", tc.status, tc.kind, cerr, tc.create, gerr, tc.get)
+		}
+		e, ok := gerr.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
+		if !ok || e.Status != tc.status || e.Type != tc.kind || e.RetryAfter != time.Duration(tc.after)*time.Second || e.Message == "" || strings.Contains(e.Message, "<") {
+			t.Errorf("%d %s: got %+v", tc.status, tc.kind, e)
+		}
+		if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+			t.Errorf("%d: asked %d times", tc.status, n)
+		}
+	}
+}
+
+// A proxy's word that something is not there is none of Neutron, so nothing is taken for
+// deleted by it.
+func TestDeleteBelievesNeutronOnly(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t)
+	b.cloud.Inject(lab.Fault{Method: http.MethodDelete, Status: 404, Message: "<html>no backend</html>", Times: 1})
+	if err := b.provider.Delete(t.Context(), p.ID); vpcport.ClassOf(err) != vpcport.Transient {
+		t.Errorf("by a proxy: %v", err)
+	}
+	if err := b.provider.Delete(t.Context(), p.ID); err != nil || len(b.cloud.Ports()) != 0 {
+		t.Errorf("by Neutron: %v, ports %v", err, b.cloud.Ports())
+	}
+}
+
+// What a person wrote into an error's message is no way to fill logs.
+func TestMessagesAreBounded(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.cloud.Inject(lab.Fault{Status: 400, Type: strings.Repeat("T", 1000), Message: strings.Repeat("é\n\x1b[31m", 10000)})
+	_, err := b.provider.Get(t.Context(), absent)
+	e := wantError(t, "Get", err, vpcport.Invalid, "")
+	if n := len([]rune(e.Message)); n > 512 || strings.ContainsAny(e.Message, "\n\x1b") || len([]rune(e.Type)) > 64 {
+		t.Errorf("the type has %d, the message %d characters: %q", len(e.Type), n, e.Message)
+	}
+}
+
+// What a refusal is about is told, in a request for several ports too.
+func TestAbout(t *testing.T) {
+	taken := netip.MustParseAddr("192.168.0.7")
+	for _, tc := range []struct {
+		name  string
+		edit  func(*bed, *vpcport.NewPort)
+		class vpcport.Class
+		about func(*bed) string
+	}{
+		{"network", func(_ *bed, n *vpcport.NewPort) { n.NetworkID = absent }, vpcport.NetworkGone, func(*bed) string { return absent }},
+		{"subnet", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = absent }, vpcport.ReferenceGone, func(*bed) string { return absent }},
+		{"group", func(b *bed, n *vpcport.NewPort) { n.Groups = []string{b.group.ID, absent} }, vpcport.ReferenceGone, func(*bed) string { return absent }},
+		{"group's form", func(_ *bed, n *vpcport.NewPort) { n.Groups = []string{"web"} }, vpcport.Invalid, func(*bed) string { return "web" }},
+		{"address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = taken }, vpcport.AddressTaken, func(*bed) string { return taken.String() }},
+		{"address outside", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("10.0.0.1") }, vpcport.Invalid, func(*bed) string { return "10.0.0.1" }},
+		{"broadcast address", func(_ *bed, n *vpcport.NewPort) { n.Addresses[0].IP = netip.MustParseAddr("192.168.0.255") }, vpcport.Invalid, func(*bed) string { return "192.168.0.255" }},
+		{"MAC address", func(_ *bed, n *vpcport.NewPort) { n.MAC = vpcport.DerivedMAC("blue", "u-1", 0) }, vpcport.MACTaken, func(*bed) string { return vpcport.DerivedMAC("blue", "u-1", 0).String() }},
+		{"full subnet among others", func(b *bed, n *vpcport.NewPort) { n.Addresses[0].SubnetID = b.small.ID }, vpcport.SubnetFull, func(*bed) string { return "" }},
+	} {
+		b := newBed(t, lab.Options{})
+		b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = taken })
+		if tc.class == vpcport.SubnetFull {
+			b.fill()
+		}
+		near := b.newPort("u-2") // whose address begins with the taken one's characters
+		near.Addresses[0].IP = netip.MustParseAddr("192.168.0.77")
+		out := b.newPort("u-3")
+		tc.edit(b, &out)
+		before := len(b.cloud.Ports())
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{near, out})
+		wantError(t, tc.name, err, tc.class, tc.about(b))
+		if len(b.cloud.Ports()) != before {
+			t.Errorf("%s: something is left of it", tc.name)
+		}
+	}
+}
+
+// fill fills the small subnet.
+func (b *bed) fill() {
+	for ip := b.small.Gateway.Next(); b.small.CIDR.Contains(ip.Next()); ip = ip.Next() {
+		b.cloud.AddPort(lab.Port{Network: b.network.ID, FixedIPs: []lab.FixedIP{{Subnet: b.small.ID, IP: ip}}})
+	}
+}
+
+// A full subnet is named where Neutron names the network alone.
+func TestFullSubnetIsNamed(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.fill()
+	n := b.newPort("u-1")
+	n.Addresses[0].SubnetID = b.small.ID
+	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+	e := wantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
+	if e.Type != "IpAddressGenerationFailure" {
+		t.Errorf("got %v", e)
+	}
+}
+
+// A reply that is lost, late or cut off tells nothing of what became of the request: the
+// port may be there, and is found by its device.
+func TestLostReplies(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		fault lab.Fault
+		there bool
+	}{
+		{"hung up before", lab.Fault{HangUp: true}, false},
+		{"hung up after", lab.Fault{HangUp: true, After: true}, true},
+		{"a proxy's time-out after", lab.Fault{Status: 504, After: true}, true},
+		{"cut off", lab.Fault{After: true, Falsify: func(b []byte) []byte { return b[:len(b)/2] }}, true},
+		{"empty", lab.Fault{After: true, Falsify: func([]byte) []byte { return nil }}, true},
+	} {
+		b := newBed(t, lab.Options{})
+		tc.fault.Method, tc.fault.Times = http.MethodPost, 1
+		b.cloud.Inject(tc.fault)
+		n := b.newPort("u-1")
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		wantError(t, tc.name, err, vpcport.Transient, "")
+		found, err := b.provider.Ports(t.Context(), vpcport.Filter{Devices: []string{n.Device}})
+		if err != nil || len(found) == 1 != tc.there {
+			t.Errorf("%s: found %v, %v; want it there: %t", tc.name, found, err, tc.there)
+		}
+		_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		if tc.there {
+			wantError(t, tc.name+", asked for again", err, vpcport.MACTaken, n.MAC.String())
+		} else if err != nil {
+			t.Errorf("%s, asked for again: %v", tc.name, err)
+		}
+	}
+}
+
+// A call ends with its context, also while it waits for a token that another asked for.
+func TestContextEnds(t *testing.T) {
+	b := withKeystone(t, lab.Options{Clock: start()}, lab.User{})
+	b.cloud.Inject(lab.Fault{Path: tokens, Delay: time.Hour})
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make(chan error, 2)
+	for range 2 {
+		go func() { _, err := b.provider.Get(ctx, absent); errs <- err }()
+	}
+	cancel()
+	for range 2 {
+		if err := <-errs; vpcport.ClassOf(err) != vpcport.Transient {
+			t.Errorf("got %v", err)
+		}
+	}
+	b.cloud.ClearFaults()
+	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
+		t.Errorf("after that: %v", err)
+	}
+}
+
+// Errors name no IDs in their operation, which metrics count by.
+func TestOperations(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	host := "node-a"
+	_, get := b.provider.Get(t.Context(), absent)
+	_, put := b.provider.Update(t.Context(), absent, 1, vpcport.Change{Host: &host})
+	_, net := b.provider.Network(t.Context(), absent)
+	got := []string{}
+	for _, err := range []error{get, put, net} {
+		got = append(got, err.(*vpcport.Error).Op) //nolint:errorlint // a provider's errors are of this type
+	}
+	if want := "[Neutron GET ports Neutron PUT ports Neutron GET networks]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+}

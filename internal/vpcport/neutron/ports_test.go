@@ -1,0 +1,314 @@
+package neutron_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// How a port is plugged follows from what Neutron says of its binding.
+func TestBindings(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		host lab.Host
+		want vpcport.Binding
+	}{
+		{"OVN", lab.Host{}, vpcport.Binding{Result: vpcport.Bound, Plug: ovn}},
+		{"Open vSwitch's agent", lab.Host{Agent: true}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"hybrid", lab.Host{Agent: true, Hybrid: true, Bridge: "br-x"}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-x"}}},
+		{"few words", lab.Host{VIF: lab.VIF{Type: "ovs"}}, vpcport.Binding{Result: vpcport.Bound, Plug: vpcport.Plug{Kind: vpcport.OVS, Bridge: "br-int"}}},
+		{"SR-IOV", lab.Host{VIF: lab.VIF{Type: "hw_veb"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"vhost-user", lab.Host{VIF: lab.VIF{Type: "vhostuser"}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"a bridge that cannot be", lab.Host{Bridge: "../../etc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"a long bridge", lab.Host{Bridge: "br-0123456789abc"}, vpcport.Binding{Result: vpcport.BindingFailed}},
+		{"details of another type", lab.Host{VIF: lab.VIF{Type: "ovs", Details: map[string]any{"ovs_hybrid_plug": "maybe"}}}, vpcport.Binding{Result: vpcport.BindingFailed}},
+	} {
+		b := newBed(t, lab.Options{})
+		b.cloud.AddHost("node-b", tc.host)
+		p := b.make(t, func(n *vpcport.NewPort) { n.Host = "node-b" })
+		if p.Binding != tc.want {
+			t.Errorf("%s: %+v, want %+v", tc.name, p.Binding, tc.want)
+		}
+	}
+}
+
+// A port goes from down to active as it is bound and plugged, and a binding that failed is
+// tried again by asking for the same host.
+func TestLifeOfAPort(t *testing.T) {
+	b := newBed(t, lab.Options{Clock: start()})
+	p := b.make(t)
+	if want := time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC); !p.CreatedAt.Equal(want) {
+		t.Errorf("made at %v, want %v", p.CreatedAt, want)
+	}
+	host := "node-z"
+	for _, want := range []vpcport.BindingResult{vpcport.BindingFailed, vpcport.Bound} {
+		var err error
+		if p, err = b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host}); err != nil || p.Binding.Result != want {
+			t.Fatalf("got %+v, %v; want %v", p.Binding, err, want)
+		}
+		b.cloud.AddHost("node-z", lab.Host{}) // its agent has come
+	}
+	b.cloud.Plug(p.ID, "node-z")
+	for _, want := range []vpcport.Status{vpcport.StatusActive, vpcport.StatusDown} {
+		p, err := b.provider.Get(t.Context(), p.ID)
+		if err != nil || p.Status != want {
+			t.Errorf("status %v, %v; want %v", p.Status, err, want)
+		}
+		b.cloud.Unplug(p.ID)
+	}
+	for text, want := range map[string]vpcport.Status{"BUILD": vpcport.StatusBuild, "ERROR": vpcport.StatusError, "N/A": vpcport.StatusDown} {
+		b.cloud.Edit(p.ID, func(o *lab.Port) { o.Status = text })
+		if p, err := b.provider.Get(t.Context(), p.ID); err != nil || p.Status != want {
+			t.Errorf("status %v of %s, %v", p.Status, text, err)
+		}
+	}
+}
+
+// What another client changed is not overwritten, unless that is asked for.
+func TestAnothersChange(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t)
+	b.cloud.Edit(p.ID, func(o *lab.Port) { o.Device = "theirs" })
+	host := "node-a"
+	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
+	e := wantError(t, "Update", err, vpcport.Stale, p.ID)
+	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
+		t.Errorf("got %v\nwant %s", e, want)
+	}
+	now, err := b.provider.Get(t.Context(), p.ID)
+	if err != nil || now.Device != "theirs" || now.Host != "" {
+		t.Errorf("got %+v, %v", now, err)
+	}
+	if _, err := b.provider.Update(t.Context(), p.ID, 0, vpcport.Change{Host: &host}); err != nil {
+		t.Errorf("in any case: %v", err)
+	}
+	b.cloud.Remove(p.ID)
+	_, err = b.provider.Update(t.Context(), p.ID, now.Revision, vpcport.Change{Host: &host})
+	wantError(t, "Update of what another deleted", err, vpcport.PortGone, p.ID)
+}
+
+// A service's port is not deleted, and that is an error.
+func TestServicePortsStay(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.cloud.AddPort(lab.Port{Network: b.network.ID, Owner: "network:dhcp"})
+	wantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
+}
+
+// Neutron gives a port the gateway's address to whoever asks for it: that it is not asked
+// for is the validators' business (podnic.Resolve).
+func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = b.web.Gateway })
+	if !p.Has(b.web.Gateway) {
+		t.Errorf("got %v", p.Addresses)
+	}
+}
+
+// Without addresses asked for, a port has one of each family.
+func TestAddressesOfBothFamilies(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	six := b.cloud.AddSubnet(lab.Subnet{Network: b.network.ID, CIDR: netip.MustParsePrefix("fd00:1::/64"), Gateway: netip.MustParseAddr("fd00:1::1"),
+		Routes: []lab.Route{{Destination: netip.MustParsePrefix("fd00:2::/64"), NextHop: netip.MustParseAddr("fd00:1::9")}}})
+	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses = nil })
+	if len(p.Addresses) != 2 || !p.Addresses[0].IP.Is4() || p.Addresses[1].SubnetID != six.ID {
+		t.Errorf("got %v", p.Addresses)
+	}
+	p = b.make(t, func(n *vpcport.NewPort) {
+		n.MAC, n.Addresses = nil, []vpcport.NewAddress{{SubnetID: six.ID, IP: netip.MustParseAddr("fd00:1::77")}, {SubnetID: b.web.ID}}
+	})
+	if len(p.Addresses) != 2 || !p.Has(netip.MustParseAddr("fd00:1::77")) {
+		t.Errorf("got %v", p.Addresses)
+	}
+	n, err := b.provider.Network(t.Context(), "blue")
+	i := slices.IndexFunc(n.Subnets, func(s vpcport.Subnet) bool { return s.ID == six.ID })
+	if err != nil || i < 0 || len(n.Subnets[i].Routes) != 1 || n.Subnets[i].Routes[0].Gateway.String() != "fd00:1::9" {
+		t.Errorf("got %+v, %v", n, err)
+	}
+}
+
+// Two networks of one name are told from none.
+func TestNetworkByName(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	second := b.cloud.AddNetwork(lab.Network{Name: "blue"})
+	_, err := b.provider.Network(t.Context(), "blue")
+	wantError(t, "two of one name", err, vpcport.Invalid, "blue")
+	if n, err := b.provider.Network(t.Context(), second.ID); err != nil || n.ID != second.ID || len(n.Subnets) != 0 {
+		t.Errorf("by ID: %+v, %v", n, err)
+	}
+	like := b.cloud.AddNetwork(lab.Network{Name: absent}) // a name that has the form of an ID
+	if n, err := b.provider.Network(t.Context(), absent); err != nil || n.ID != like.ID {
+		t.Errorf("by a name like an ID: %+v, %v", n, err)
+	}
+}
+
+// A request of the greatest size is one that Neutron reads, and names that it would refuse
+// are cut.
+func TestLargestBatch(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	groups := []string{}
+	for range 16 {
+		groups = append(groups, b.cloud.AddGroup(lab.Group{}).ID)
+	}
+	want := make([]vpcport.NewPort, b.provider.Traits().MaxBatch)
+	for i := range want {
+		want[i] = b.newPort(fmt.Sprint("u-", i))
+		want[i].Name, want[i].Host, want[i].Groups = strings.Repeat("é", 400), strings.Repeat("h", 253), groups
+		want[i].Device += strings.Repeat("x", 100)
+	}
+	got, err := b.provider.Create(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got[0].Name); len(got) != len(want) || n != 254 {
+		t.Errorf("%d ports, names of %d bytes", len(got), n)
+	}
+	if n := b.cloud.Count(http.MethodPost, "/v2.0/ports"); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+	for _, n := range []int{0, len(want) + 1} {
+		_, err := b.provider.Create(t.Context(), make([]vpcport.NewPort, n))
+		wantError(t, fmt.Sprint(n, " ports"), err, vpcport.TooLarge, "")
+	}
+}
+
+// Listings are complete, in pages of whatever size, by URLs that servers read.
+func TestListings(t *testing.T) {
+	for _, page := range []int{0, 7} {
+		b := newBed(t, lab.Options{MaxPage: page})
+		var devices, all []string
+		for i := range 100 {
+			device := vpcport.Device("a-cluster-with-a-long-name-that-makes-long-devices-of-its-ports", fmt.Sprintf("0b5d7a3c-7c7e-4b54-9a4e-%012d", i))
+			all = append(all, b.cloud.AddPort(lab.Port{Network: b.network.ID, Device: device, Owner: vpcport.Owner}).ID)
+			devices = append(devices, device)
+		}
+		slices.Sort(all)
+		for name, f := range map[string]vpcport.Filter{"devices": {Devices: devices}, "IDs": {IDs: all}, "owner": {Owner: vpcport.Owner}, "both": {IDs: all, Devices: devices}} {
+			ports, err := b.provider.Ports(t.Context(), f)
+			got := []string{}
+			for _, p := range ports {
+				got = append(got, p.ID)
+			}
+			slices.Sort(got)
+			if err != nil || !slices.Equal(got, all) {
+				t.Errorf("pages of %d, by %s: %d ports, %v", page, name, len(got), err)
+			}
+		}
+		for _, c := range b.cloud.Calls() {
+			if n := len(c.Path) + len(c.Query); n > 8000 {
+				t.Errorf("a URL of %d bytes", n)
+			}
+		}
+		if n := b.cloud.Count(http.MethodGet, "/v2.0/ports"); page == 0 && n > 10 {
+			t.Errorf("%d requests", n)
+		}
+	}
+}
+
+// A page that hangs on a port which has gone is no word about the ports that were asked
+// for.
+func TestPageHangsOnAPortThatGoes(t *testing.T) {
+	b := newBed(t, lab.Options{MaxPage: 2})
+	for range 5 {
+		b.cloud.AddPort(lab.Port{Network: b.network.ID})
+	}
+	second := b.cloud.Ports()[1].ID
+	b.cloud.Inject(lab.Fault{Times: 1, After: true, Falsify: func(body []byte) []byte {
+		b.cloud.Remove(second)
+		return body
+	}})
+	_, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID})
+	wantError(t, "Ports", err, vpcport.Transient, "")
+	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{NetworkID: b.network.ID}); err != nil || len(ports) != 4 {
+		t.Errorf("once more: %d ports, %v", len(ports), err)
+	}
+}
+
+// A listing may be older than a look.
+func TestListingsMayBeOld(t *testing.T) {
+	clock := start()
+	b := newBed(t, lab.Options{Clock: clock, Lag: 5 * time.Second})
+	p := b.make(t)
+	seen := func() int {
+		ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{p.ID}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(ports)
+	}
+	if _, err := b.provider.Get(t.Context(), p.ID); err != nil || seen() != 0 {
+		t.Errorf("a look: %v; listed are %d", err, seen())
+	}
+	clock.Advance(5 * time.Second)
+	if seen() != 1 {
+		t.Error("not listed after the lag")
+	}
+}
+
+// Neutron drops empty values, and so would list what others have; and IDs are parts of
+// URLs.
+func TestWhatIsNotAskedFor(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	b.cloud.AddPort(lab.Port{Network: b.network.ID})
+	for _, f := range []vpcport.Filter{{}, {IDs: []string{""}}, {Devices: []string{"a", ""}}, {IDs: make([]string, 101)}} {
+		if ports, err := b.provider.Ports(t.Context(), f); vpcport.ClassOf(err) != vpcport.Bug {
+			t.Errorf("%v: %v, %v", f, ports, err)
+		}
+	}
+	host := "node-a"
+	for id, want := range map[string]vpcport.Class{"": vpcport.Bug, "../networks/" + b.network.ID: vpcport.PortGone, "a?b": vpcport.PortGone, strings.Repeat("a", 65): vpcport.PortGone} {
+		_, get := b.provider.Get(t.Context(), id)
+		_, update := b.provider.Update(t.Context(), id, 0, vpcport.Change{Host: &host})
+		if vpcport.ClassOf(get) != want || vpcport.ClassOf(update) != want {
+			t.Errorf("%q: Get %v, Update %v; want %v", id, get, update, want)
+		}
+		if err := b.provider.Delete(t.Context(), id); (err == nil) != (id != "") {
+			t.Errorf("%q: Delete %v", id, err)
+		}
+	}
+	_, err := b.provider.Update(t.Context(), absent, 0, vpcport.Change{})
+	wantError(t, "a change of nothing", err, vpcport.Bug, "")
+	_, err = b.provider.Network(t.Context(), "")
+	wantError(t, "no network", err, vpcport.Bug, "")
+	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{{}})
+	wantError(t, "a port of no network", err, vpcport.Bug, "")
+	if n := len(b.cloud.Calls()); n != 0 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// What policy forbids is told with the rule, and so is what it hides.
+func TestPolicy(t *testing.T) {
+	for _, tc := range []struct{ rule, about, text string }{
+		{"create_port", "", "rule:create_port"},
+		{"create_port:mac_address", "", "rule:create_port:mac_address"},
+		{"create_port:binding:host_id", "", "rule:create_port:binding:host_id"},
+		{"get_port:binding:vif_type", "binding:vif_type", "get_port:binding:vif_type"},
+		{"get_port:binding:host_id", "binding:vif_type", "get_port:binding:host_id"},
+	} {
+		b := withKeystone(t, lab.Options{}, lab.User{Reader: true, Denied: []string{tc.rule}})
+		n := b.newPort("u-1")
+		n.Host = "node-a"
+		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+		if e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about); !strings.Contains(e.Message, tc.text) {
+			t.Errorf("%s: %v", tc.rule, e)
+		}
+	}
+}
+
+// A project sees no other's ports.
+func TestProjects(t *testing.T) {
+	b := withKeystone(t, lab.Options{}, lab.User{Reader: true})
+	theirs := b.cloud.AddPort(lab.Port{Network: b.network.ID, Project: "theirs"})
+	_, err := b.provider.Get(t.Context(), theirs.ID)
+	wantError(t, "Get", err, vpcport.PortGone, theirs.ID)
+	if ports, err := b.provider.Ports(t.Context(), vpcport.Filter{IDs: []string{theirs.ID}}); err != nil || len(ports) != 0 {
+		t.Errorf("listed %v, %v", ports, err)
+	}
+}
