@@ -26,6 +26,11 @@ internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
 internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kubernetes
+internal/vpcport/neutron/b.go       github.com/gophercloud/gophercloud/v2 -
+internal/operator/vpcport/a.go      github.com/gophercloud/gophercloud/v2 neutron
+internal/lab/cloud/neutron/a.go     $berth/internal/vpcport             lab-is-independent
+internal/lab/cloud/neutron/b.go     github.com/gophercloud/gophercloud/v2 neutron
+internal/lab/cloud/neutron/c_test.go $berth/internal/vpcport            -
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
 internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients

@@ -2,6 +2,7 @@ package neutron
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -100,13 +101,11 @@ func (s Settings) endpointIn(catalog []tokens.CatalogEntry) (string, error) {
 	found, ok := urls[s.Region]
 	switch {
 	case len(urls) == 0:
-		return "", fmt.Errorf("endpoint: Keystone's catalog has no public endpoint of a network service")
+		return "", errors.New("endpoint: Keystone's catalog has no public endpoint of a network service")
 	case s.Region == "" && len(urls) > 1:
 		return "", fmt.Errorf("region: must be set, there are %s", regions)
 	case s.Region == "":
-		for _, found = range urls {
-			ok = true
-		}
+		found = urls[regions]
 	case !ok:
 		return "", fmt.Errorf("region: there is no %s, there are %s", s.Region, regions)
 	}

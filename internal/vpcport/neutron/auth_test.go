@@ -3,6 +3,7 @@ package neutron_test
 import (
 	"encoding/pem"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -82,9 +83,9 @@ func TestCredentialsRefused(t *testing.T) {
 		_, err := b.provider.Get(t.Context(), port.ID)
 		e := wantError(t, when, err, vpcport.Unauthorized, "")
 		if want := "Keystone POST auth/tokens: HTTP 401: The request you have made requires authentication."; e.Error() != want {
-			t.Errorf("%s: %v\nwant %s", when, e, want)
+			t.Errorf("%s: %v\nwant %s", when, &e, want)
 		}
-		if strings.Contains(fmt.Sprintf("%+v %#v", e, e), "correct horse") {
+		if strings.Contains(fmt.Sprintf("%v %#v", &e, e), "correct horse") {
 			t.Error("the error has the password")
 		}
 	}
@@ -170,8 +171,9 @@ func TestCatalog(t *testing.T) {
 				wantError(t, "Get", err, vpcport.PortGone, absent)
 				return
 			}
-			if e := wantError(t, "Get", err, vpcport.Invalid, ""); !strings.Contains(e.Error(), tc.want) {
-				t.Errorf("got %v, want %s", e, tc.want)
+			e := wantError(t, "Get", err, vpcport.Invalid, "")
+			if !strings.Contains(e.Error(), tc.want) {
+				t.Errorf("got %v, want %s", &e, tc.want)
 			}
 		})
 	}
@@ -189,7 +191,7 @@ func bundle(server *httptest.Server) string {
 func TestTLS(t *testing.T) {
 	b := newBed(t, lab.Options{})
 	server := httptest.NewUnstartedServer(b.cloud)
-	server.Config.ErrorLog = quiet()
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	server.StartTLS()
 	defer server.Close()
 	for _, tc := range []struct {
@@ -224,8 +226,9 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 		b.cloud.ClearFaults()
 		b.cloud.Inject(lab.Fault{Path: "/v2.0/ports/*", Status: status, Header: map[string]string{"Location": stranger.URL + "/v2.0/"}})
 		_, err := b.provider.Get(t.Context(), absent)
-		if e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, ""); !strings.Contains(e.Message, stranger.URL) {
-			t.Errorf("%d: %v does not tell where to", status, e)
+		e := wantError(t, fmt.Sprint(status), err, vpcport.Invalid, "")
+		if !strings.Contains(e.Message, stranger.URL) {
+			t.Errorf("%d: %v does not tell where to", status, &e)
 		}
 	}
 	if n := strangers.Load(); n != 0 {

@@ -140,7 +140,7 @@ func TestFullSubnetIsNamed(t *testing.T) {
 	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
 	e := wantError(t, "Create", err, vpcport.SubnetFull, b.small.ID)
 	if e.Type != "IpAddressGenerationFailure" {
-		t.Errorf("got %v", e)
+		t.Errorf("got %v", &e)
 	}
 }
 

@@ -100,15 +100,15 @@ func (b *bed) make(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 func start() *clock.Fake { return clock.NewFake(time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)) }
 
 // wantError checks class and what an error is about, and returns it.
-func wantError(t *testing.T, what string, err error, class vpcport.Class, about string) *vpcport.Error {
+func wantError(t *testing.T, what string, err error, class vpcport.Class, about string) vpcport.Error {
 	t.Helper()
 	if vpcport.ClassOf(err) != class || err == nil {
 		t.Errorf("%s: class %v, want %v: %v", what, vpcport.ClassOf(err), class, err)
-		return &vpcport.Error{}
+		return vpcport.Error{}
 	}
 	e := err.(*vpcport.Error) //nolint:errorlint // a provider's errors are of this type
 	if e.About != about {
 		t.Errorf("%s: it is about %q, want %q: %v", what, e.About, about, err)
 	}
-	return e
+	return *e
 }

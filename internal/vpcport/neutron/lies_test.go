@@ -119,7 +119,7 @@ func TestListingsAreChecked(t *testing.T) {
 	b := newBed(t, lab.Options{})
 	mine := b.make(t)
 	theirs := b.cloud.AddPort(lab.Port{Network: b.network.ID, Device: "vm", Owner: "compute:nova"})
-	hw := mac.Addr(mine.MAC)
+	hw := mine.MAC
 	for _, tc := range []struct {
 		name string
 		f    vpcport.Filter

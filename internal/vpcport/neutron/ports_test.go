@@ -80,7 +80,7 @@ func TestAnothersChange(t *testing.T) {
 	_, err := b.provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Host: &host})
 	e := wantError(t, "Update", err, vpcport.Stale, p.ID)
 	if want := fmt.Sprintf("Neutron PUT ports: RevisionNumberConstraintFailed (412): Constrained to %d, but current revision is %d", p.Revision, p.Revision+1); e.Error() != want {
-		t.Errorf("got %v\nwant %s", e, want)
+		t.Errorf("got %v\nwant %s", &e, want)
 	}
 	now, err := b.provider.Get(t.Context(), p.ID)
 	if err != nil || now.Device != "theirs" || now.Host != "" {
@@ -296,8 +296,9 @@ func TestPolicy(t *testing.T) {
 		n := b.newPort("u-1")
 		n.Host = "node-a"
 		_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
-		if e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about); !strings.Contains(e.Message, tc.text) {
-			t.Errorf("%s: %v", tc.rule, e)
+		e := wantError(t, tc.rule, err, vpcport.Forbidden, tc.about)
+		if !strings.Contains(e.Message, tc.text) {
+			t.Errorf("%s: %v", tc.rule, &e)
 		}
 	}
 }

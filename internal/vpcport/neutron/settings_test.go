@@ -2,15 +2,11 @@ package neutron_test
 
 import (
 	"fmt"
-	"io"
-	"log"
 	"strings"
 	"testing"
 
 	"github.com/berthnet/berth/internal/vpcport/neutron"
 )
-
-func quiet() *log.Logger { return log.New(io.Discard, "", 0) } //nolint:depguard // net/http takes this one
 
 func TestSettings(t *testing.T) {
 	password := func() *neutron.Password {
