@@ -10,6 +10,7 @@ import (
 	"time"
 
 	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
+	"github.com/berthnet/berth/internal/podnic"
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
@@ -101,10 +102,23 @@ func TestServicePortsStay(t *testing.T) {
 	wantError(t, "Delete", b.provider.Delete(t.Context(), p.ID), vpcport.Conflict, p.ID)
 }
 
-// Neutron gives a port the gateway's address to whoever asks for it: that it is not asked
-// for is the validators' business (podnic.Resolve).
+// Neutron gives a port the gateway's address to whoever asks for it: what keeps people from
+// asking is Berth's own check of the NICs of a pod, by the network that the provider
+// describes.
 func TestNeutronGivesTheGatewaysAddress(t *testing.T) {
 	b := newBed(t, lab.Options{})
+	n, err := b.provider.Network(t.Context(), "blue")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := podnic.Network{VPC: "blue"}
+	for _, s := range n.Subnets {
+		known.Subnets = append(known.Subnets, podnic.Subnet{ID: s.ID, Name: s.Name, CIDR: s.CIDR, Gateway: s.Gateway})
+	}
+	asked := []podnic.NIC{{Addresses: []podnic.Address{{Subnet: "web", IP: b.web.Gateway}}}}
+	if _, errs := podnic.Resolve(asked, known); len(errs) != 1 || !strings.Contains(errs[0].Detail, "gateway") {
+		t.Errorf("asking for the gateway's address: %v", errs)
+	}
 	p := b.make(t, func(n *vpcport.NewPort) { n.Addresses[0].IP = b.web.Gateway })
 	if !p.Has(b.web.Gateway) {
 		t.Errorf("got %v", p.Addresses)
@@ -290,6 +304,7 @@ func TestPolicy(t *testing.T) {
 		{"create_port:mac_address", "", "rule:create_port:mac_address"},
 		{"create_port:binding:host_id", "", "rule:create_port:binding:host_id"},
 		{"get_port:binding:vif_type", "binding:vif_type", "get_port:binding:vif_type"},
+		{"get_port:binding:vif_details", "binding:vif_type", "get_port:binding:vif_details"},
 		{"get_port:binding:host_id", "binding:vif_type", "get_port:binding:host_id"},
 	} {
 		b := withKeystone(t, lab.Options{}, lab.User{Reader: true, Denied: []string{tc.rule}})

@@ -73,7 +73,7 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	switch {
 	case !validID(w.ID):
 		return p, lie(op, "a port with the ID %q", w.ID)
-	case w.VIFType == nil || w.Host == nil:
+	case w.VIFType == nil || w.Host == nil || w.VIF == nil:
 		return p, &vpcport.Error{
 			Class: vpcport.Forbidden, Op: op, About: "binding:vif_type",
 			Message: "the credentials may not see how ports are bound: they need get_port:binding:host_id, get_port:binding:vif_type and get_port:binding:vif_details of Neutron's policy",

@@ -74,10 +74,12 @@ func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	for _, name := range slices.Sorted(maps.Keys(attributes)) {
 		switch {
 		case slices.Contains(may, name):
-		case slices.Contains(readAttributes, name) || slices.Contains(postAttributes, name):
-			return nil, badRequest("Attribute '%s' not allowed in %s", name, method)
-		default:
+		case !slices.Contains(readAttributes, name) && !slices.Contains(postAttributes, name):
 			return nil, badRequest("Unrecognized attribute(s) '%s'", name)
+		case method == "PUT":
+			return nil, badRequest("Cannot update read-only attribute %s", name)
+		default:
+			return nil, badRequest("Attribute '%s' not allowed in POST", name)
 		}
 	}
 	b := &portBody{}
