@@ -11,6 +11,7 @@ import (
 
 	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/neutron"
 )
 
 // Every answer that is no success has a class, whoever gives it.
@@ -195,6 +196,18 @@ func TestContextEnds(t *testing.T) {
 	b.cloud.ClearFaults()
 	if _, err := b.provider.Get(t.Context(), absent); vpcport.ClassOf(err) != vpcport.PortGone {
 		t.Errorf("after that: %v", err)
+	}
+}
+
+// A server that says nothing is given up, also by a caller that would wait for ever.
+func TestTimeout(t *testing.T) {
+	b := newBed(t, lab.Options{Clock: start()})
+	b.cloud.Inject(lab.Fault{Delay: time.Hour})
+	p := b.open(t, func(s *neutron.Settings) { s.Project, s.Timeout = project, 20*time.Millisecond })
+	_, err := p.Get(t.Context(), absent)
+	e := wantError(t, "Get", err, vpcport.Transient, "")
+	if want := "Neutron GET ports: no reply in time"; e.Error() != want {
+		t.Errorf("got %v, want %s", &e, want)
 	}
 }
 

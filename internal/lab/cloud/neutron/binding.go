@@ -1,5 +1,7 @@
 package neutron
 
+import "cmp"
+
 // Host is a compute host with an agent that is alive, by what its agent is. The zero
 // value is one of OVN.
 type Host struct {
@@ -8,7 +10,7 @@ type Host struct {
 	// Hybrid puts a Linux bridge between a port and the integration bridge
 	// (firewall_driver iptables_hybrid); of Agent only.
 	Hybrid bool
-	// Bridge is the integration bridge; empty: br-int.
+	// Bridge is the integration bridge. Empty: br-int, which OVN does not tell.
 	Bridge string
 	// VIF is a binding told word for word in place of all that; for what other
 	// mechanism drivers do, and for lies.
@@ -71,10 +73,6 @@ func (c *Cloud) bind(p *Port, moved bool) {
 // vif is what comes of binding to a host.
 func (c *Cloud) vif(host string) VIF {
 	h, alive := c.hosts[host]
-	bridge := h.Bridge
-	if bridge == "" {
-		bridge = "br-int"
-	}
 	switch {
 	case host == "":
 		return VIF{Type: "unbound", Details: map[string]any{}}
@@ -84,13 +82,14 @@ func (c *Cloud) vif(host string) VIF {
 		return h.VIF
 	case h.Agent:
 		return VIF{Type: "ovs", Details: map[string]any{
-			"connectivity": "l2", "port_filter": true, "ovs_hybrid_plug": h.Hybrid, "datapath_type": "system", "bridge_name": bridge,
+			"connectivity": "l2", "port_filter": true, "ovs_hybrid_plug": h.Hybrid, "datapath_type": "system", "bridge_name": cmp.Or(h.Bridge, "br-int"),
 			"bound_drivers": map[string]any{"0": "openvswitch"},
 		}}
 	default:
-		return VIF{Type: "ovs", Details: map[string]any{
-			"connectivity": "l2", "port_filter": true, "datapath_type": "system", "bridge_name": bridge,
-			"bound_drivers": map[string]any{"0": "ovn"},
-		}}
+		details := map[string]any{"connectivity": "l2", "port_filter": true, "bound_drivers": map[string]any{"0": "ovn"}}
+		if h.Bridge != "" { // which releases after 21.0 tell
+			details["bridge_name"] = h.Bridge
+		}
+		return VIF{Type: "ovs", Details: details}
 	}
 }

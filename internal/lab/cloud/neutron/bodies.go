@@ -38,7 +38,7 @@ var (
 func ports(body []byte) (out []*portBody, bulk bool, err *refusal) {
 	var envelope map[string]json.RawMessage
 	if json.Unmarshal(body, &envelope) != nil || envelope == nil {
-		return nil, false, badRequest("Request body is not valid JSON")
+		return nil, false, badRequest("Body contains invalid data")
 	}
 	one, isOne := envelope["port"]
 	many, isMany := envelope["ports"]
@@ -69,7 +69,7 @@ func ports(body []byte) (out []*portBody, bulk bool, err *refusal) {
 func port(body []byte, method string, may []string) (*portBody, *refusal) {
 	var attributes map[string]json.RawMessage
 	if json.Unmarshal(body, &attributes) != nil || attributes == nil {
-		return nil, badRequest("Request body is not valid JSON")
+		return nil, badRequest("Body contains invalid data")
 	}
 	for _, name := range slices.Sorted(maps.Keys(attributes)) {
 		switch {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -179,8 +178,6 @@ func (c *Cloud) post(who caller, body []byte) reply {
 	return jsonReply(201, map[string]any{"port": out[0]})
 }
 
-var ifMatch = regexp.MustCompile(`^revision_number=([0-9]+)$`)
-
 func (c *Cloud) put(r *http.Request, who caller, id string, body []byte) reply {
 	p, err := c.find(who, id)
 	if err != nil {
@@ -198,12 +195,12 @@ func (c *Cloud) put(r *http.Request, who caller, id string, body []byte) reply {
 		return err.reply()
 	}
 	revision := -1
-	if h := r.Header.Get("If-Match"); h != "" {
-		m := ifMatch.FindStringSubmatch(h)
-		if m == nil {
-			return badRequest("Unsupported If-Match header: %s", h).reply()
+	if h, ok := strings.CutPrefix(r.Header.Get("If-Match"), "revision_number="); ok { // what else it may say is not heeded
+		n, err := strconv.Atoi(h)
+		if err != nil {
+			return refuse(400, "BadRequest", "Bad if-match request: Revision number etag must be in the format of revision_number=<int>.").reply()
 		}
-		revision, _ = strconv.Atoi(m[1])
+		revision = n
 	}
 	if err := c.update(p, revision, b); err != nil {
 		return err.reply()

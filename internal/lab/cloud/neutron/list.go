@@ -35,7 +35,7 @@ func (c *Cloud) list(r *http.Request, collection string, all []map[string]any) r
 			continue
 		}
 		if !slices.Contains(filters[collection], name) {
-			return badRequest("[%s] is invalid attribute for filtering", name).reply()
+			return badRequest("['%s'] is invalid attribute for filtering", name).reply()
 		}
 		want := slices.DeleteFunc(query[name], func(v string) bool { return v == "" }) // as Neutron does
 		if len(want) > 0 {

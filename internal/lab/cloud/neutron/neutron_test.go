@@ -92,14 +92,14 @@ func TestRefusals(t *testing.T) {
 		status        int
 		kind, message string
 	}{
-		{"POST /v2.0/ports", `{`, 400, "HTTPBadRequest", "Request body is not valid JSON"},
+		{"POST /v2.0/ports", `{`, 400, "HTTPBadRequest", "Body contains invalid data"},
 		{"POST /v2.0/ports", `{}`, 400, "HTTPBadRequest", "Unable to find 'port' in request body"},
 		{"POST /v2.0/ports", `{"ports": []}`, 400, "HTTPBadRequest", "Resources required"},
 		{"POST /v2.0/ports", `{"port": {}}`, 400, "HTTPBadRequest", "Failed to parse request. Required attribute 'network_id' not specified"},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET"}}`, 400, "HTTPBadRequest", "Running without keystone AuthN requires that tenant_id is specified"},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "subnet": 1}}`, 400, "HTTPBadRequest", "Unrecognized attribute(s) 'subnet'"},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "status": "ACTIVE"}}`, 400, "HTTPBadRequest", "Attribute 'status' not allowed in POST"},
-		{"POST /v2.0/ports", `{"port": {"network_id": "blue"}}`, 400, "HTTPBadRequest", "Invalid input for network_id. Reason: 'blue' is not a valid UUID."},
+		{"POST /v2.0/ports", `{"port": {"network_id": "blue", "project_id": "$PROJECT"}}`, 400, "HTTPBadRequest", "Invalid input for network_id. Reason: 'blue' is not a valid UUID."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "mac_address": "x"}}`, 400, "HTTPBadRequest", "Invalid input for mac_address. Reason: 'x' is not a valid MAC address."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$ABSENT", "project_id": "$PROJECT"}}`, 404, "NetworkNotFound", "Network $ABSENT could not be found."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "project_id": "$PROJECT", "fixed_ips": [{"subnet_id": "$ABSENT"}]}}`, 404, "SubnetNotFound", "Subnet $ABSENT could not be found."},
@@ -116,7 +116,7 @@ func TestRefusals(t *testing.T) {
 		{"GET /v2.0/ports/$ABSENT", "", 404, "PortNotFound", "Port $ABSENT could not be found."},
 		{"GET /v2.0/networks/$ABSENT", "", 404, "NetworkNotFound", "Network $ABSENT could not be found."},
 		{"GET /v2.0/subnets/$ABSENT", "", 404, "SubnetNotFound", "Subnet $ABSENT could not be found."},
-		{"GET /v2.0/ports?device=x", "", 400, "HTTPBadRequest", "[device] is invalid attribute for filtering"},
+		{"GET /v2.0/ports?device=x", "", 400, "HTTPBadRequest", "['device'] is invalid attribute for filtering"},
 		{"GET /v2.0/ports?limit=x", "", 400, "BadRequest", "Bad limit request: Limit must be an integer 0 or greater and not 'x'."},
 		{"GET /v2.0/ports?limit=1&marker=$ABSENT", "", 404, "PortNotFound", "Port $ABSENT could not be found."},
 		{"GET /v2.0/routers", "", 404, "HTTPNotFound", "The resource could not be found."},
@@ -194,8 +194,9 @@ func TestRevisions(t *testing.T) {
 		{`{"port": {"name": "a"}}`, "revision_number=1", 200, 1.0},
 		{`{"port": {"name": "b"}}`, "revision_number=1", 200, 2.0},
 		{`{"port": {"name": "c"}}`, "revision_number=1", 412, "Constrained to 1, but current revision is 2"},
-		{`{"port": {"name": "c"}}`, `"etag"`, 400, `Unsupported If-Match header: "etag"`},
-		{`{"port": {"name": "c"}}`, "", 200, 3.0},
+		{`{"port": {"name": "c"}}`, "revision_number=x", 400, "Bad if-match request: Revision number etag must be in the format of revision_number=<int>."},
+		{`{"port": {"name": "c"}}`, `"etag"`, 200, 3.0},
+		{`{"port": {"name": "d"}}`, "", 200, 4.0},
 	} {
 		if status, got := put(tc.body, tc.match); status != tc.status || got != tc.want {
 			t.Errorf("%s, %s: %d %v, want %d %v", tc.body, tc.match, status, got, tc.status, tc.want)

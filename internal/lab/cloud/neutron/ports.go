@@ -8,6 +8,16 @@ import (
 
 // create makes all ports of a request or none. c.mu is held, as in all below.
 func (c *Cloud) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
+	more := map[string]int{} // by project; all are held against the quota before anything else
+	for _, b := range bodies {
+		of := b.project(who)
+		if of == "" {
+			return nil, badRequest("Running without keystone AuthN requires that tenant_id is specified")
+		}
+		if more[of]++; c.quota >= 0 && c.portsOf(of)+more[of] > c.quota {
+			return nil, refuse(409, "OverQuota", "Quota exceeded for resources: ['port'].")
+		}
+	}
 	var made []*Port
 	for _, b := range bodies {
 		p, err := c.createOne(who, b)
@@ -28,23 +38,17 @@ func (c *Cloud) createOne(who caller, b *portBody) (*Port, *refusal) {
 		return nil, err
 	}
 	p := &Port{Network: n.ID, Project: b.project(who), Created: c.clock.Now(), Status: "DOWN", VIF: VIF{Type: "unbound", Details: map[string]any{}}}
-	if p.Project == "" {
-		return nil, badRequest("Running without keystone AuthN requires that tenant_id is specified")
-	}
-	if c.quota >= 0 && c.portsOf(p.Project) >= c.quota {
-		return nil, refuse(409, "OverQuota", "Quota exceeded for resources: ['port'].")
-	}
-	if err := c.groupsFor(p, b.Groups); err != nil {
+	b.copyTo(p)
+	if p.FixedIPs, err = c.addresses(n.ID, b.FixedIPs); err != nil {
 		return nil, err
 	}
-	b.copyTo(p)
 	switch {
 	case b.MAC == nil:
 		p.MAC = c.newMAC()
 	case c.macTaken(n.ID, p.MAC):
 		return nil, refuse(409, "MacAddressInUse", "Unable to complete operation for network %s. The mac address %s is in use.", n.ID, p.MAC)
 	}
-	if p.FixedIPs, err = c.addresses(n.ID, b.FixedIPs); err != nil {
+	if err := c.groupsFor(p, b.Groups); err != nil {
 		return nil, err
 	}
 	p.ID = c.newID()
