@@ -2,6 +2,7 @@ package neutron
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -43,9 +44,29 @@ func (p *Provider) Create(ctx context.Context, ports []vpcport.NewPort) ([]vpcpo
 		Ports []wirePort `json:"ports"`
 	}
 	if err := p.call(ctx, r, &reply); err != nil {
-		return nil, err
+		return nil, p.networkGone(ctx, err, r.scope.names.networks)
 	}
 	return made(r.op(), ports, reply.Ports)
+}
+
+// noSubnets is in what Neutron says to an administrator who asks for addresses of a network
+// without subnets, or of one that is not there: it looks for the network only after that.
+const noSubnets = "IP allocation requires subnets for network"
+
+// networkGone tells a network that is not there from one without subnets, by a look.
+func (p *Provider) networkGone(ctx context.Context, err error, networks []string) error {
+	refused, ok := errors.AsType[*vpcport.Error](err)
+	if !ok || refused.Class != vpcport.Invalid || !strings.Contains(refused.Message, noSubnets) {
+		return err
+	}
+	for _, id := range networks {
+		if found, lerr := p.networks(ctx, "id", id); lerr == nil && len(found) == 0 {
+			out := *refused
+			out.Class, out.About, out.Message = vpcport.NetworkGone, id, "no network has the ID "+id+": "+refused.Message
+			return &out
+		}
+	}
+	return err
 }
 
 // wire is a request for a port as it is sent.

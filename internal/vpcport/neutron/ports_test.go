@@ -147,6 +147,21 @@ func TestAddressesOfBothFamilies(t *testing.T) {
 	}
 }
 
+// A network without subnets is told from none, which Neutron does not do for an
+// administrator.
+func TestNoNetworkOrNoSubnets(t *testing.T) {
+	b := newBed(t, lab.Options{})
+	empty := b.cloud.AddNetwork(lab.Network{Name: "empty"})
+	n := b.newPort("u-1")
+	n.NetworkID = empty.ID
+	_, err := b.provider.Create(t.Context(), []vpcport.NewPort{n})
+	wantError(t, "a network without subnets", err, vpcport.Invalid, "")
+	gone := b.newPort("u-2")
+	gone.NetworkID = absent
+	_, err = b.provider.Create(t.Context(), []vpcport.NewPort{n, gone})
+	wantError(t, "another that is not there", err, vpcport.NetworkGone, absent)
+}
+
 // Two networks of one name are told from none.
 func TestNetworkByName(t *testing.T) {
 	b := newBed(t, lab.Options{})

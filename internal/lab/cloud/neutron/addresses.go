@@ -102,20 +102,9 @@ func (c *Cloud) subnetFor(network string, w wanted) (Subnet, *refusal) {
 // free is the lowest address of a subnet's allocation pool that no port has. The pool is
 // all hosts but the gateway.
 func (c *Cloud) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool) {
-	taken := map[netip.Addr]bool{s.Gateway: true}
-	for _, p := range c.ports {
-		for _, f := range p.FixedIPs {
-			if p.Network == network {
-				taken[f.IP] = true
-			}
-		}
-	}
-	for _, f := range with {
-		taken[f.IP] = true
-	}
 	end := last(s.CIDR)
 	for ip := s.CIDR.Masked().Addr().Next(); s.CIDR.Contains(ip) && (ip.Is6() || ip != end); ip = ip.Next() {
-		if !taken[ip] {
+		if ip != s.Gateway && !c.taken(network, ip, with) {
 			return ip, true
 		}
 	}
@@ -123,13 +112,7 @@ func (c *Cloud) free(network string, s Subnet, with []FixedIP) (netip.Addr, bool
 }
 
 func (c *Cloud) taken(network string, ip netip.Addr, with []FixedIP) bool {
-	has := func(f FixedIP) bool { return f.IP == ip }
-	for _, p := range c.ports {
-		if p.Network == network && slices.ContainsFunc(p.FixedIPs, has) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(with, has)
+	return c.ips[place{network, ip}] > 0 || slices.ContainsFunc(with, func(f FixedIP) bool { return f.IP == ip })
 }
 
 func (c *Cloud) subnetsOf(network string) (out []Subnet) {

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,6 +48,8 @@ type Cloud struct {
 	groups   map[string]Group
 	hosts    map[string]Host
 	ports    map[string]*Port
+	ips      map[place]int // ports that have an address of a network
+	macs     map[string]int
 	trail    trail
 	quota    int // ports of a project; below 0: any number
 	made     int // things ever made, of which their IDs are
@@ -64,7 +68,7 @@ func New(o Options) *Cloud {
 	o.Region = cmp.Or(o.Region, "RegionOne")
 	return &Cloud{
 		options: o, clock: o.Clock, tokens: map[string]token{}, networks: map[string]Network{}, subnets: map[string]Subnet{},
-		groups: map[string]Group{}, hosts: map[string]Host{}, ports: map[string]*Port{}, trail: trail{shown: map[string]Port{}}, quota: -1,
+		groups: map[string]Group{}, hosts: map[string]Host{}, ports: map[string]*Port{}, ips: map[place]int{}, macs: map[string]int{}, trail: trail{shown: map[string]Port{}}, quota: -1,
 	}
 }
 
@@ -127,7 +131,9 @@ func (c *Cloud) Edit(id string, edit func(*Port)) (ok bool) {
 	c.set(func() {
 		p := c.ports[id]
 		if ok = p != nil; ok {
+			c.index(p, -1)
 			c.change(p, func() { edit(p) })
+			c.index(p, 1)
 		}
 	})
 	return ok
@@ -156,7 +162,28 @@ func (c *Cloud) set(do func()) {
 // enter puts a port into the books. c.mu is held here and below.
 func (c *Cloud) enter(p *Port) {
 	c.ports[p.ID] = p
+	c.index(p, 1)
 	c.change(p, func() {})
+}
+
+// place is an address of a network, and onNetwork a MAC address.
+type place struct {
+	network string
+	ip      netip.Addr
+}
+
+func onNetwork(network, mac string) string { return network + " " + strings.ToLower(mac) }
+
+// index counts a port among those that have its addresses, or no longer (by -1).
+func (c *Cloud) index(p *Port, by int) {
+	for _, f := range p.FixedIPs {
+		if c.ips[place{p.Network, f.IP}] += by; c.ips[place{p.Network, f.IP}] == 0 {
+			delete(c.ips, place{p.Network, f.IP})
+		}
+	}
+	if c.macs[onNetwork(p.Network, p.MAC)] += by; c.macs[onNetwork(p.Network, p.MAC)] == 0 {
+		delete(c.macs, onNetwork(p.Network, p.MAC))
+	}
 }
 
 // change changes a port, which has another revision from then on.
@@ -169,7 +196,8 @@ func (c *Cloud) change(p *Port, edit func()) {
 }
 
 func (c *Cloud) drop(id string) {
-	if _, ok := c.ports[id]; ok {
+	if p, ok := c.ports[id]; ok {
+		c.index(p, -1)
 		delete(c.ports, id)
 		c.trail.add(c.clock.Now(), id, nil)
 	}

@@ -102,6 +102,7 @@ func TestRefusals(t *testing.T) {
 		{"POST /v2.0/ports", `{"port": {"network_id": "blue", "project_id": "$PROJECT"}}`, 400, "HTTPBadRequest", "Invalid input for network_id. Reason: 'blue' is not a valid UUID."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "mac_address": "x"}}`, 400, "HTTPBadRequest", "Invalid input for mac_address. Reason: 'x' is not a valid MAC address."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$ABSENT", "project_id": "$PROJECT"}}`, 404, "NetworkNotFound", "Network $ABSENT could not be found."},
+		{"POST /v2.0/ports", `{"port": {"network_id": "$ABSENT", "project_id": "$PROJECT", "fixed_ips": [{"subnet_id": "$SUB"}]}}`, 400, "InvalidInput", "Invalid input for operation: IP allocation requires subnets for network."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "project_id": "$PROJECT", "fixed_ips": [{"subnet_id": "$ABSENT"}]}}`, 404, "SubnetNotFound", "Subnet $ABSENT could not be found."},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "project_id": "$PROJECT", "security_groups": ["$ABSENT"]}}`, 404, "SecurityGroupNotFound", "Security group $ABSENT does not exist"},
 		{"POST /v2.0/ports", `{"port": {"network_id": "$NET", "project_id": "$PROJECT", "fixed_ips": [{"ip_address": "10.0.0.2"}]}}`, 409, "IpAddressAlreadyAllocated", "IP address 10.0.0.2 already allocated in subnet $SUB"},

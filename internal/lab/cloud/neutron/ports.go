@@ -3,7 +3,6 @@ package neutron
 import (
 	"reflect"
 	"slices"
-	"strings"
 )
 
 // create makes all ports of a request or none. c.mu is held, as in all below.
@@ -33,6 +32,11 @@ func (c *Cloud) create(who caller, bodies []*portBody) ([]*Port, *refusal) {
 }
 
 func (c *Cloud) createOne(who caller, b *portBody) (*Port, *refusal) {
+	if who.admin && b.FixedIPs != nil && len(*b.FixedIPs) > 0 && len(c.subnetsOf(*b.Network)) == 0 {
+		// Of an administrator's ports addresses come first, so also where there is no
+		// such network (ML2's bulk creation).
+		return nil, refuse(400, "InvalidInput", "Invalid input for operation: IP allocation requires subnets for network.")
+	}
 	n, err := c.network(who, *b.Network)
 	if err != nil {
 		return nil, err
@@ -45,7 +49,7 @@ func (c *Cloud) createOne(who caller, b *portBody) (*Port, *refusal) {
 	switch {
 	case b.MAC == nil:
 		p.MAC = c.newMAC()
-	case c.macTaken(n.ID, p.MAC):
+	case c.macs[onNetwork(n.ID, p.MAC)] > 0:
 		return nil, refuse(409, "MacAddressInUse", "Unable to complete operation for network %s. The mac address %s is in use.", n.ID, p.MAC)
 	}
 	if err := c.groupsFor(p, b.Groups); err != nil {
@@ -121,15 +125,6 @@ func (c *Cloud) network(who caller, id string) (Network, *refusal) {
 		return n, refuse(404, "NetworkNotFound", "Network %s could not be found.", id)
 	}
 	return n, nil
-}
-
-func (c *Cloud) macTaken(network, mac string) bool {
-	for _, p := range c.ports {
-		if p.Network == network && strings.EqualFold(p.MAC, mac) {
-			return true
-		}
-	}
-	return false
 }
 
 func (c *Cloud) portsOf(project string) (n int) {
