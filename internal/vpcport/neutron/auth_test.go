@@ -179,6 +179,27 @@ func TestCatalog(t *testing.T) {
 	}
 }
 
+// Keystone and Neutron may be below paths, as DevStack has them, and their URLs may have
+// versions or not.
+func TestPaths(t *testing.T) {
+	b := withKeystone(t, lab.Options{}, lab.User{})
+	mux := http.NewServeMux()
+	mux.Handle("/identity/", http.StripPrefix("/identity", b.cloud))
+	mux.Handle("/networking/", http.StripPrefix("/networking", b.cloud))
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	for _, tc := range []struct{ keystone, neutron string }{{"/identity", "/networking"}, {"/identity/v3/", "/networking/v2.0/"}, {"/identity/", "/networking/v2.0"}} {
+		b.cloud.SetCatalog(server.URL + tc.neutron)
+		p := b.open(t, func(s *neutron.Settings) {
+			s.Endpoint, s.TLS.Insecure = server.URL+tc.keystone, true
+			s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
+		})
+		if n, err := p.Network(t.Context(), "blue"); err != nil || n.ID != b.network.ID {
+			t.Errorf("%s, %s: %+v, %v", tc.keystone, tc.neutron, n, err)
+		}
+	}
+}
+
 // bundle is the certificate of a server in PEM; empty without one.
 func bundle(server *httptest.Server) string {
 	if server.Certificate() == nil {
