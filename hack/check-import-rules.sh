@@ -22,6 +22,8 @@ internal/eni/plan/b.go              $berth/internal/clock               plan
 internal/eni/plan/c.go              $berth/internal/cloud/aws           plan
 internal/eni/plan/d.go              $berth/internal/cloud               -
 internal/eni/plan/a_test.go         os                                  -
+internal/operator/vpcport/plan/a.go os                                  plan-of-nics
+internal/operator/vpcport/plan/b.go $berth/internal/vpcport             -
 internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
