@@ -24,6 +24,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab"
 )
 
 var errSpecsFailed = errors.New("specs failed")
@@ -158,7 +160,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p := choose(all, o.choice)
+	p := choose(all, o.choice, lab.Mode(o.mode))
 	if len(p.run) == 0 {
 		return fmt.Errorf("none of the %d specs is chosen and applicable", len(all))
 	}

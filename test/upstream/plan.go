@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/berthnet/berth/internal/lab"
 )
 
 // group is a set of specs that are run and reported together.
@@ -69,6 +71,7 @@ type exclusion struct {
 	label string // that the specs have; or
 	name  string // a part of their names
 	why   string
+	in    func(lab.Mode) bool // the modes; all when nil
 }
 
 // exclusions are the specs that are not applicable. Anything else that a group
@@ -77,7 +80,7 @@ var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
 	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
 	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
-	{label: "Feature:IPv6DualStack", why: "needs a cluster with IPv4 and IPv6; this one has IPv4 alone"},
+	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6; those of this mode have IPv4 alone"},
 	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},
 	{label: "Feature:Networking-IPv4", why: "needs the internet: it pings 8.8.8.8"},
 	{label: "Feature:Networking-DNS", why: "needs the internet: it resolves google.com"},
@@ -90,9 +93,14 @@ var exclusions = []exclusion{
 	{name: "should work after restarting kube-proxy [Disruptive]", why: "enters the nodes of a cloud by SSH"},
 }
 
-// excluded is why a spec is not run, or nothing.
-func excluded(s spec) string {
+func oneFamily(m lab.Mode) bool { return !m.DualStack() }
+
+// excluded is why a spec is not run in a mode, or nothing.
+func excluded(s spec, mode lab.Mode) string {
 	for _, e := range exclusions {
+		if e.in != nil && !e.in(mode) {
+			continue
+		}
 		if e.label != "" && s.has(e.label) || e.name != "" && strings.Contains(s.name, e.name) {
 			return e.why
 		}
@@ -117,9 +125,9 @@ type plan struct {
 	exclude []result // not applicable, with the reason
 }
 
-// choose parts the specs that are chosen into those to run and those that are not
-// applicable.
-func choose(all []spec, c choice) plan {
+// choose parts the specs that are chosen into those to run in a mode and those that
+// are not applicable.
+func choose(all []spec, c choice, mode lab.Mode) plan {
 	var p plan
 	for _, s := range all {
 		name := groupOf(s)
@@ -127,7 +135,7 @@ func choose(all []spec, c choice) plan {
 			c.focus != nil && !c.focus.MatchString(s.name) || c.skip != nil && c.skip.MatchString(s.name) {
 			continue
 		}
-		if why := excluded(s); why != "" {
+		if why := excluded(s, mode); why != "" {
 			p.exclude = append(p.exclude, result{Name: s.name, Group: name, Outcome: notApplicable, Why: why})
 		} else {
 			p.run = append(p.run, s)
