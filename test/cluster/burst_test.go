@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/internal/lab"
@@ -68,10 +70,19 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 			return len(took) == pods
 		})
 	})
-	for _, n := range w.Nodes() {
-		g.Go(func() error { return w.killTimes(gctx, n.Name, prefix+"-", kills) })
+	killed := make([][]time.Time, len(w.Nodes()))
+	for i, n := range w.Nodes() {
+		g.Go(func() (err error) {
+			killed[i], err = w.killTimes(gctx, n.Name, prefix+"-", pods/len(w.Nodes()), kills)
+			return err
+		})
 	}
 	harness.OK(t, g.Wait())
+	for i, n := range w.Nodes() {
+		for _, at := range killed[i] {
+			t.Logf("berthd of %s was killed after %v", n.Name, at.Sub(began[all[0].Name]).Round(time.Millisecond))
+		}
+	}
 	w.rest(t)
 
 	failed := &corev1.EventList{}
@@ -91,55 +102,70 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 	return slowest.Round(time.Millisecond)
 }
 
-// killTimes kills berthd on a node so often, each time when some more of the pods whose
-// names begin with prefix have sandboxes.
-func (w *world) killTimes(ctx context.Context, node, prefix string, kills int) error {
+// killTimes kills berthd on a node so often, as soon as more of its pods whose names
+// begin with prefix have sandboxes than at the kill before, or all: some ADDs have been
+// answered by each berthd, and others wait for the next. It tells when that was.
+func (w *world) killTimes(ctx context.Context, node, prefix string, pods, kills int) (at []time.Time, err error) {
 	h, err := w.Host(node)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	last := ""
-	for i := range kills {
+	conn, err := h.CRI()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	r := cri.NewRuntimeServiceClient(conn)
+	for made, last := 0, 0; len(at) < kills; {
 		err := poll.Until(ctx, func() error {
-			made, err := sandboxes(ctx, h, prefix)
-			if err != nil {
-				return err
+			now, err := attached(ctx, r, prefix)
+			if err != nil || now <= made && now < pods {
+				return errors.Join(err, notYet(fmt.Sprintf("%d sandboxes", now)))
 			}
-			if want := 2 * (i + 1); len(made) < want {
-				return fmt.Errorf("%s has %d sandboxes, want %d", node, len(made), want)
-			}
-			task, err := daemonTask(ctx, h)
-			if err != nil || task == last {
+			pid, err := daemonPID(ctx, r)
+			if err != nil || pid == last {
 				return errors.Join(err, notYet("another berthd"))
 			}
-			_, err = h.Run(ctx, "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", task)
-			last = task
-			return err
+			made, last = now, pid
+			return unix.Kill(pid, unix.SIGKILL)
 		})
 		if err != nil {
-			return fmt.Errorf("kill berthd on %s: %w", node, err)
+			return at, fmt.Errorf("kill berthd on %s: %w", node, err)
 		}
+		at = append(at, time.Now())
 	}
-	return nil
+	return at, nil
 }
 
-// daemonTask is the container in which berthd runs on a machine.
-func daemonTask(ctx context.Context, h *host.Host) (string, error) {
-	containers, err := h.Run(ctx, "ctr", "--namespace=k8s.io", "containers", "list", "--quiet", `labels."io.kubernetes.container.name"==`+daemonName)
-	if err != nil {
-		return "", err
-	}
-	tasks, err := h.Run(ctx, "ctr", "--namespace=k8s.io", "tasks", "list")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(tasks) { // TASK PID STATUS
-		f := strings.Fields(line)
-		if len(f) == 3 && f[2] == "RUNNING" && slices.Contains(strings.Fields(containers), f[0]) {
-			return f[0], nil
+// attached is how many pods of a machine whose names begin with prefix have sandboxes.
+func attached(ctx context.Context, r cri.RuntimeServiceClient, prefix string) (count int, err error) {
+	list, err := r.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
+	for _, s := range list.GetItems() {
+		if s.State == cri.PodSandboxState_SANDBOX_READY && strings.HasPrefix(s.Metadata.Name, prefix) {
+			count++
 		}
 	}
-	return "", fmt.Errorf("no berthd runs on %s", h.Name)
+	return count, err
+}
+
+// daemonPID is the process of the berthd that runs on a machine.
+func daemonPID(ctx context.Context, r cri.RuntimeServiceClient) (int, error) {
+	list, err := r.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
+		State:         &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING},
+		LabelSelector: map[string]string{"io.kubernetes.container.name": daemonName},
+	}})
+	if err != nil || len(list.Containers) == 0 {
+		return 0, errors.Join(err, notYet("berthd"))
+	}
+	status, err := r.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: list.Containers[0].Id, Verbose: true})
+	if err != nil {
+		return 0, err
+	}
+	var of struct{ PID int }
+	if err := json.Unmarshal([]byte(status.Info["info"]), &of); err != nil || of.PID == 0 {
+		return 0, fmt.Errorf("containerd says %q of berthd: want its pid (%w)", status.Info["info"], err)
+	}
+	return of.PID, nil
 }
 
 // shorterBackOff has a machine's kubelet start containers that ended again within a
