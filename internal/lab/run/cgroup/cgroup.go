@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -120,8 +121,37 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
+// Populated tells whether processes are there or below, also those of other process
+// namespaces, which see only their own in what Processes reads. It asks by how the
+// kernel counts: version 2 in every group, version 1 in the hierarchy of the controller
+// pids; an error says that there is no count.
+func (g Group) Populated() (bool, error) {
+	dirs, err := g.Directories()
+	if err != nil {
+		return false, err
+	}
+	for _, dir := range dirs {
+		if some, err := populated(dir); !errors.Is(err, fs.ErrNotExist) {
+			return some, err
+		}
+	}
+	return false, fmt.Errorf("count the processes of cgroup %s: no hierarchy has cgroup.events or pids.current of it", g)
+}
+
+// populated is Populated of one hierarchy; the error is fs.ErrNotExist of one that does
+// not count.
+func populated(dir string) (bool, error) {
+	events, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+	if err == nil && Unified() { // beside version 1, version 2 has not all processes
+		return slices.Contains(strings.Split(string(events), "\n"), "populated 1"), nil
+	}
+	tasks, err := os.ReadFile(filepath.Join(dir, "pids.current"))
+	return err == nil && strings.TrimSpace(string(tasks)) != "0", err
+}
+
 // Processes lists all that are there or below, by any hierarchy, without
-// duplicates. Those of other process namespaces have the number 0.
+// duplicates. Those of other process namespaces have the number 0 in version 2, and
+// are left out in version 1.
 func (g Group) Processes() ([]int, error) {
 	dirs, err := g.Directories()
 	if err != nil {

@@ -1,6 +1,8 @@
 package cgroup
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,5 +53,28 @@ func TestInheritCPUsTakesTheParents(t *testing.T) {
 	mems, _ := os.ReadFile(filepath.Join(child, "cpuset.mems"))
 	if got := []string{string(cpus), string(mems)}; !slices.Equal(got, []string{"0-3", "0"}) {
 		t.Errorf("the child has %q, want its parent's", got)
+	}
+}
+
+// TestPopulatedCountsProcessesOfAllNamespaces has the kernel's files as plain ones, as a
+// process namespace sees a group of version 1 in which only processes of others are.
+func TestPopulatedCountsProcessesOfAllNamespaces(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		tasks string
+		want  bool
+	}{{"0\n", false}, {"1\n", true}, {"10\n", true}} {
+		for file, text := range map[string]string{"cgroup.procs": "", "pids.current": tc.tasks} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := populated(dir); err != nil || got != tc.want {
+			t.Errorf("with %q tasks: populated is %t, %v, want %t", tc.tasks, got, err, tc.want)
+		}
+	}
+	if _, err := populated(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a hierarchy without counts: %v, want %v", err, fs.ErrNotExist)
 	}
 }
