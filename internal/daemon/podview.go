@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/web"
 )
 
 const (
@@ -98,5 +99,5 @@ func (d *Daemon) servePod(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)
 	defer cancel()
-	writeJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
+	web.WriteJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
 }
