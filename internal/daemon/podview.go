@@ -30,7 +30,7 @@ const (
 func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect.Pod {
 	view := introspect.Pod{
 		Namespace: namespace, Name: name, Node: d.NodeName, Time: d.Clock.Now().UTC(),
-		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name),
+		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name, d.Source.Why),
 	}
 	var mine []attachment.Record
 	for _, rec := range d.Store.Records() {
