@@ -10,6 +10,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/web"
 )
 
 const (
@@ -29,7 +30,7 @@ const (
 func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect.Pod {
 	view := introspect.Pod{
 		Namespace: namespace, Name: name, Node: d.NodeName, Time: d.Clock.Now().UTC(),
-		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name),
+		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name, d.Source.Why),
 	}
 	var mine []attachment.Record
 	for _, rec := range d.Store.Records() {
@@ -98,5 +99,5 @@ func (d *Daemon) servePod(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)
 	defer cancel()
-	writeJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
+	web.WriteJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
 }
