@@ -111,8 +111,12 @@ func delegate(dir string) error {
 	return nil
 }
 
-// Directories are the group's in all hierarchies, where processes join it.
+// Directories are the group's in all hierarchies, where processes join it. A group
+// without a name has none: they would be those of the whole machine.
 func (g Group) Directories() ([]string, error) {
+	if g == "" {
+		return nil, nil
+	}
 	roots, err := Hierarchies()
 	for i := range roots {
 		roots[i] = filepath.Join(roots[i], string(g))

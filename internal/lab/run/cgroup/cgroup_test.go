@@ -53,3 +53,10 @@ func TestInheritCPUsTakesTheParents(t *testing.T) {
 		t.Errorf("the child has %q, want its parent's", got)
 	}
 }
+
+// What is removed or ended by an unset name is not the machine.
+func TestGroupWithoutANameHasNothing(t *testing.T) {
+	if dirs, err := Group("").Directories(); err != nil || len(dirs) > 0 {
+		t.Errorf("%v, %v", dirs, err)
+	}
+}
