@@ -72,14 +72,17 @@ func sweepDead() error {
 		groups, _ := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*")
 		alive := len(groups) == 0 // it may be about to begin
 		for _, g := range groups {
-			pids, err := cgroup.Group(filepath.Base(g)).Processes()
-			alive = alive || err != nil || len(pids) > 0
+			some, err := cgroup.Group(filepath.Base(g)).Populated() // also from another sandbox
+			alive = alive || err != nil || some
 		}
 		if alive {
 			continue
 		}
 		_, err := cgroup.Sweep(fabric.Prefix(id), time.Minute)
-		errs = append(errs, err, os.RemoveAll(dir))
+		if err == nil { // else somebody may be at work on the disk
+			err = os.RemoveAll(dir)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
