@@ -26,7 +26,7 @@ import (
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
-	PodRules(ctx context.Context, uplink int, ipv6 bool) ([]string, error)
+	PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error)
 	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)

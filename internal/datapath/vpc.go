@@ -149,7 +149,8 @@ func (u VPC) restore(n *Node, want Wanted) (did []string, err error) {
 		done, err := n.setUplink(uplink)
 		did, errs = append(did, done...), append(errs, err)
 	}
-	return did, errors.Join(errs...)
+	done, err := n.removeOwn()
+	return append(did, done...), errors.Join(append(errs, err)...)
 }
 
 func (u VPC) clearOther(n *Node) ([]string, error) {
