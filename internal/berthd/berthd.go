@@ -205,7 +205,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		o.Sandboxes = runtime
 	}
 	if n.cfg.InstallCNI {
-		if o.Install, err = n.installer(m.tells()); err != nil {
+		if o.Install, err = n.installer(src); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
@@ -62,6 +61,3 @@ func (m *routed) end() error {
 	m.log.Info("withdrew the routes of the node's blocks", "table", m.cfg.ExportTable)
 	return nil
 }
-
-// tells: a pod may choose its pool by an annotation.
-func (m *routed) tells() []string { return []string{cni.PodAnnotations} }
