@@ -84,5 +84,5 @@ func (n *RoutedNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare [
 	if n.blocks == nil {
 		return nil, ErrSupplyUnknown
 	}
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Blocks: *n.blocks, Pods: pods, Spare: spare})
+	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: datapath.BlockList(*n.blocks), Pods: pods, Spare: spare})
 }

@@ -83,10 +83,10 @@ func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
 func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
+	var uplinks datapath.UplinkList
 	known := map[int]bool{}
 	for _, e := range n.enis {
-		want.Uplinks = append(want.Uplinks, e)
+		uplinks = append(uplinks, e)
 		known[e.Number] = !e.Primary
 	}
 	inv, err := n.Inventory(ctx)
@@ -98,5 +98,5 @@ func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []st
 			return nil, fmt.Errorf("uplink %d: %w", e.Number, ErrSupplyUnknown)
 		}
 	}
-	return n.Node.Repair(ctx, want)
+	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: uplinks, Pods: pods, Spare: spare})
 }
