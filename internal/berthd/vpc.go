@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
 	"github.com/berthnet/berth/internal/daemon"
@@ -21,7 +22,7 @@ type vpc struct {
 	aws      aws.Options
 	meta     cloud.Metadata
 	id       cloud.Identity
-	datapath *daemon.VPCNetwork
+	datapath *carrier.VPC
 }
 
 func (m *vpc) identify(ctx context.Context) (string, error) {
@@ -41,7 +42,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 }
 
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
-	m.datapath = daemon.NewVPCNetwork(kernel)
+	m.datapath = carrier.NewVPC(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
 		LocalCIDRs: podCIDRs(m.id), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,

@@ -5,6 +5,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -84,6 +85,10 @@ type Source interface {
 	// Snapshot is the source's view for introspection and metrics.
 	Snapshot() Snapshot
 }
+
+// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
+// the source has not set up yet, but may.
+var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")
 
 // Exhausted says that no address became free in time, and why.
 type Exhausted struct {
