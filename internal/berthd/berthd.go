@@ -4,6 +4,7 @@
 //	berthd.go      the start, step by step, and the end
 //	mode.go        what depends on where addresses come from
 //	vpc.go         addresses of ENIs: an instance of the cloud
+//	identity.go    which one, also while the metadata service does not answer
 //	nodemode.go    whose ENIs its own daemon manages
 //	operator.go    whose ENIs the operator manages
 //	routed.go      addresses of pools

@@ -9,7 +9,6 @@ import (
 	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 )
 
@@ -32,7 +31,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	}
 	m.meta = aws.NewMetadata(m.aws)
 	err := m.until(ctx, "the instance metadata service", func() (err error) {
-		m.id, err = daemon.Identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
+		m.id, err = identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
 		return err
 	})
 	if err == nil {
