@@ -73,7 +73,7 @@ func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspec
 		return
 	}
 	a.Checked = true
-	if err := cmp.Or(d.Kernel.CheckPod(ctx, podOf(rec)), err); err != nil {
+	if err := cmp.Or(d.wired(ctx, rec), err); err != nil {
 		a.Fault = err.Error()
 	}
 }
