@@ -240,3 +240,14 @@ func copied(o vpcport.Port) vpcport.Port {
 
 // portID is the ID of the nth port: a UUID whose first characters are not those of others.
 func portID(n int) string { return fmt.Sprintf("%08x-%04x-4000-8000-%012x", n, n>>8&0xffff, n) }
+
+// Networks are all networks, by ID.
+func (p *Provider) Networks() []vpcport.Network {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []vpcport.Network
+	for _, id := range slices.Sorted(maps.Keys(p.networks)) {
+		out = append(out, p.networks[id])
+	}
+	return out
+}
