@@ -83,9 +83,9 @@ func TestCRDsAreTheReleases(t *testing.T) {
 		keep         string
 	}{
 		{deploy.NodeMode, "{}", 0, ""},
-		{deploy.OperatorMode, "{}", 4, "keep"},
-		{deploy.PoolMode, "{}", 4, "keep"},
-		{deploy.PoolMode, "crds: {keep: false}", 4, ""},
+		{deploy.OperatorMode, "{}", 6, "keep"},
+		{deploy.PoolMode, "{}", 6, "keep"},
+		{deploy.PoolMode, "crds: {keep: false}", 6, ""},
 		{deploy.PoolMode, "crds: {install: false}", 0, ""},
 	} {
 		got := rendered(t, tt.mode, tt.values).Of("CustomResourceDefinition")
@@ -112,7 +112,7 @@ func TestCRDsAreTheReleases(t *testing.T) {
 			t.Errorf("%s (-generated +installed):\n%s", name, d)
 		}
 	}
-	if len(names) != 4 {
+	if len(names) != 6 {
 		t.Errorf("%d definitions are generated", len(names))
 	}
 }

@@ -22,6 +22,8 @@ internal/eni/plan/b.go              $berth/internal/clock               plan
 internal/eni/plan/c.go              $berth/internal/cloud/aws           plan
 internal/eni/plan/d.go              $berth/internal/cloud               -
 internal/eni/plan/a_test.go         os                                  -
+internal/operator/vpcport/plan/a.go os                                  plan-of-nics
+internal/operator/vpcport/plan/b.go $berth/internal/vpcport             -
 internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
@@ -66,6 +68,11 @@ internal/lab/a.go                   helm.sh/helm/v4/pkg/engine          helm
 internal/lab/b.go                   $berth/deploy                       -
 internal/daemon/d.go                $berth/deploy                       chart
 internal/daemon/d_test.go           $berth/deploy                       -
+internal/daemon/e.go                $berth/internal/source              -
+internal/daemon/f.go                $berth/internal/source/pool         daemon
+internal/daemon/g.go                $berth/internal/eni                 daemon
+internal/daemon/h.go                $berth/internal/carrier             daemon
+internal/daemon/h_test.go           $berth/internal/carrier             -
 cmd/berthctl/a.go                   $berth/deploy                       chart
 internal/clock/a.go                 math/rand                           one-way
 internal/clock/b.go                 math/rand/v2                        -

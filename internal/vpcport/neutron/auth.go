@@ -1,6 +1,7 @@
 package neutron
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,10 @@ import (
 	"github.com/berthnet/berth/internal/vpcport"
 )
 
-const opToken = "Keystone POST auth/tokens"
+const (
+	opToken       = "Keystone POST auth/tokens"
+	defaultDomain = "Default"
+)
 
 // connect returns a client with a token, which it gets if there is none yet.
 func (p *Provider) connect(ctx context.Context) (*gophercloud.ServiceClient, error) {
@@ -80,8 +84,8 @@ func (s Settings) options(endpoint string) *gophercloud.AuthOptions {
 		o.ApplicationCredentialID, o.ApplicationCredentialSecret = a.ID, a.Secret
 	}
 	if w := s.Credentials.Password; w != nil {
-		o.Username, o.Password, o.DomainName = w.User, w.Password, w.UserDomain
-		o.Scope = &gophercloud.AuthScope{ProjectName: w.Project, DomainName: w.ProjectDomain}
+		o.Username, o.Password, o.DomainName = w.User, w.Password, cmp.Or(w.UserDomain, defaultDomain)
+		o.Scope = &gophercloud.AuthScope{ProjectName: w.Project, DomainName: cmp.Or(w.ProjectDomain, defaultDomain)}
 	}
 	return o
 }

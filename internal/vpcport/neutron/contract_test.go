@@ -6,6 +6,7 @@ import (
 
 	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/internal/vpcport"
+	"github.com/berthnet/berth/internal/vpcport/neutron"
 	"github.com/berthnet/berth/internal/vpcport/vpcporttest"
 )
 
@@ -27,5 +28,14 @@ func TestContractBehindKeystone(t *testing.T) {
 		b := withKeystone(t, lab.Options{MaxPage: 2}, lab.User{Reader: true})
 		b.cloud.AddHost("node-a", lab.Host{Agent: true, Hybrid: true})
 		return b.contract(vpcport.Plug{Kind: vpcport.OVSHybrid, Bridge: "br-int"})
+	})
+}
+
+// The same with MAC addresses that Neutron chooses.
+func TestContractWithNeutronsMACs(t *testing.T) {
+	vpcporttest.Run(t, func(t *testing.T) vpcporttest.Bed {
+		b := newBed(t, lab.Options{})
+		b.provider = b.open(t, func(s *neutron.Settings) { s.Project, s.ProviderMAC = project, true })
+		return b.contract(ovn)
 	})
 }

@@ -20,7 +20,7 @@ const maxName = 255
 
 // Traits implements vpcport.Provider.
 func (p *Provider) Traits() vpcport.Traits {
-	return vpcport.Traits{MaxBatch: maxBatch, MaxFilter: maxFilter, ChosenMAC: true, Revisions: true}
+	return vpcport.Traits{MaxBatch: maxBatch, MaxFilter: maxFilter, ChosenMAC: !p.settings.ProviderMAC, Revisions: true}
 }
 
 // Create implements vpcport.Provider, by one request: Neutron's plugin ML2 makes all of

@@ -41,7 +41,7 @@ func withKeystone(t *testing.T, o lab.Options, u lab.User) *bed {
 	u.Name, u.Password = "berth", "correct horse"
 	return open(t, o, func(s *neutron.Settings) {
 		s.TLS.Insecure = true
-		s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", UserDomain: "Default", Project: "berth", ProjectDomain: "Default"}}
+		s.Credentials = &neutron.Credentials{Password: &neutron.Password{User: "berth", Password: "correct horse", Project: "berth"}}
 	}, u)
 }
 

@@ -99,6 +99,7 @@ func TestOnePortIsChecked(t *testing.T) {
 		{"no port", func(vpcport.Port) func([]byte) []byte { return func([]byte) []byte { return []byte(`{}`) } }, vpcport.Bug, vpcport.Bug},
 		{"another host", func(vpcport.Port) func([]byte) []byte { return swap(`"node-a"`, `"node-b"`) }, vpcport.Unknown, vpcport.Bug},
 		{"an old revision", func(vpcport.Port) func([]byte) []byte { return swap(`"revision_number":`, `"revision_number":-`) }, vpcport.Unknown, vpcport.Bug},
+		{"a MAC address of many", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "ff:ff:ff:ff:ff:ff") }, vpcport.Bug, vpcport.Bug},
 		{"a short MAC address", func(p vpcport.Port) func([]byte) []byte { return swap(p.MAC.String(), "02:00:00:00:00:00:00:01") }, vpcport.Bug, vpcport.Bug},
 		{"a zone", func(vpcport.Port) func([]byte) []byte { return swap(`192.168.0.2`, `fe80::1%eth0`) }, vpcport.Bug, vpcport.Bug},
 		{"a time that is none", func(vpcport.Port) func([]byte) []byte { return swap(`"created_at":"`, `"created_at":"x`) }, vpcport.Unknown, vpcport.Unknown},

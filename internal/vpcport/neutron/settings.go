@@ -27,6 +27,9 @@ type Settings struct {
 	Project     string
 	Credentials *Credentials // nil: Neutron asks for none
 	TLS         TLS
+	// ProviderMAC leaves the choice of MAC addresses to Neutron, for credentials that may
+	// not have it (create_port:mac_address).
+	ProviderMAC bool
 	// Timeout ends a request that nothing came of; 0: a minute.
 	Timeout time.Duration
 	// Agent is the program in User-Agent, such as berth-operator/1.2; empty: berth.
@@ -39,7 +42,8 @@ type Credentials struct {
 	Application *Application
 }
 
-// Password is a user of Keystone with the project to work in. All are names.
+// Password is a user of Keystone with the project to work in. All are names; an empty
+// domain is Default, which Keystone begins with.
 type Password struct {
 	User, Password, UserDomain string
 	Project, ProjectDomain     string
@@ -125,12 +129,12 @@ func (s Settings) check(base *url.URL) error {
 	}
 	fields := map[string]string{}
 	if w := c.Password; w != nil {
-		fields = map[string]string{"username": w.User, "password": w.Password, "userDomain": w.UserDomain, "project": w.Project, "projectDomain": w.ProjectDomain}
+		fields = map[string]string{"username": w.User, "password": w.Password, "project": w.Project}
 	}
 	if a := c.Application; a != nil {
 		fields = map[string]string{"id": a.ID, "secret": a.Secret}
 	}
-	for _, name := range []string{"username", "password", "userDomain", "project", "projectDomain", "id", "secret"} {
+	for _, name := range []string{"username", "password", "project", "id", "secret"} {
 		if v, ok := fields[name]; ok && v == "" {
 			return fmt.Errorf("credentials: %s must be set", name)
 		}

@@ -10,7 +10,7 @@ import (
 
 func TestSettings(t *testing.T) {
 	password := func() *neutron.Password {
-		return &neutron.Password{User: "u", Password: "p", UserDomain: "d", Project: "j", ProjectDomain: "d"}
+		return &neutron.Password{User: "u", Password: "p", Project: "j"}
 	}
 	for _, tc := range []struct {
 		name string
@@ -28,7 +28,7 @@ func TestSettings(t *testing.T) {
 		{"credentials without TLS, wanted", func(s *neutron.Settings) { s.Endpoint, s.TLS.Insecure = "http://n", true }, ""},
 		{"empty credentials", func(s *neutron.Settings) { s.Credentials = &neutron.Credentials{} }, "credentials: must be"},
 		{"both credentials", func(s *neutron.Settings) { s.Credentials.Application = &neutron.Application{ID: "a", Secret: "b"} }, "credentials: must be"},
-		{"no domain", func(s *neutron.Settings) { s.Credentials.Password.UserDomain = "" }, "credentials: userDomain must be set"},
+		{"no user", func(s *neutron.Settings) { s.Credentials.Password.User = "" }, "credentials: username must be set"},
 		{"no secret", func(s *neutron.Settings) {
 			s.Credentials = &neutron.Credentials{Application: &neutron.Application{ID: "a"}}
 		}, "credentials: secret must be set"},

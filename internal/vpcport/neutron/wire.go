@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/mac"
@@ -68,7 +69,7 @@ var statuses = map[string]vpcport.Status{
 func (w wirePort) port(op string) (vpcport.Port, error) {
 	p := vpcport.Port{
 		ID: w.ID, NetworkID: w.Network, Name: w.Name, Device: w.Device, Owner: w.Owner, Groups: w.Groups,
-		Status: statuses[w.Status], Revision: w.Revision, CreatedAt: created(w.Created),
+		Status: statuses[strings.ToUpper(w.Status)], Revision: w.Revision, CreatedAt: created(w.Created),
 	}
 	switch {
 	case !validID(w.ID):
@@ -81,7 +82,7 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 	}
 	p.Host, p.Binding = *w.Host, binding(*w.Host, *w.VIFType, w.VIF)
 	hw, err := net.ParseMAC(w.MAC)
-	if err != nil || len(hw) != 6 {
+	if err != nil || len(hw) != 6 || hw[0]&1 != 0 {
 		return p, lie(op, "port %s has the MAC address %q", w.ID, w.MAC)
 	}
 	p.MAC = mac.Addr(hw)
@@ -90,7 +91,7 @@ func (w wirePort) port(op string) (vpcport.Port, error) {
 		if err != nil || ip.Zone() != "" {
 			return p, lie(op, "port %s has the address %q", w.ID, f.IP)
 		}
-		p.Addresses = append(p.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip})
+		p.Addresses = append(p.Addresses, vpcport.FixedIP{SubnetID: f.Subnet, IP: ip.Unmap()})
 	}
 	return p, nil
 }

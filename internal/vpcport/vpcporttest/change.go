@@ -21,7 +21,7 @@ func (b Bed) update(t *testing.T, p vpcport.Port, c vpcport.Change) vpcport.Port
 
 // A port is bound to a host, says how it is plugged there, and is let go.
 func bind(t *testing.T, b Bed) {
-	p := b.made(t, 1)[0]
+	p := b.made(t)
 	none := ""
 	bound := b.update(t, p, vpcport.Change{Host: &b.Host})
 	if bound.Host != b.Host || bound.Binding.Result != vpcport.Bound || bound.Binding.Plug != b.Plug {
@@ -45,7 +45,7 @@ func bind(t *testing.T, b Bed) {
 
 // A host without an agent is told by the answer and by no error, and is no end.
 func bindingFails(t *testing.T, b Bed) {
-	p := b.made(t, 1)[0]
+	p := b.made(t)
 	failed := b.update(t, p, vpcport.Change{Host: &b.NoHost})
 	if failed.Binding.Result != vpcport.BindingFailed {
 		t.Errorf("at %q: %+v, want it to have failed", b.NoHost, failed.Binding)
@@ -58,7 +58,7 @@ func bindingFails(t *testing.T, b Bed) {
 
 // What a change does not name stays.
 func change(t *testing.T, b Bed) {
-	p := b.made(t, 1, func(n *vpcport.NewPort) { n.Host = b.Host })[0]
+	p := b.made(t, func(n *vpcport.NewPort) { n.Host = b.Host })
 	device := b.device(t, 7)
 	p1 := b.update(t, p, vpcport.Change{Device: &device, Groups: []string{b.Group}})
 	if p1.Device != device || len(p1.Groups) != 1 || p1.Groups[0] != b.Group {
@@ -84,7 +84,7 @@ func stale(t *testing.T, b Bed) {
 	if !b.Provider.Traits().Revisions {
 		return // nobody can tell
 	}
-	p := b.made(t, 1)[0]
+	p := b.made(t)
 	theirs, ours := b.device(t, 8), b.device(t, 9)
 	b.update(t, p, vpcport.Change{Device: &theirs})
 	_, err := b.Provider.Update(t.Context(), p.ID, p.Revision, vpcport.Change{Device: &ours})
@@ -108,7 +108,7 @@ func gone(t *testing.T, b Bed) {
 
 // Deleting is done once nothing is left, however often it is asked for.
 func remove(t *testing.T, b Bed) {
-	p := b.made(t, 1, func(n *vpcport.NewPort) { n.Host = b.Host })[0]
+	p := b.made(t, func(n *vpcport.NewPort) { n.Host = b.Host })
 	for _, when := range []string{"bound", "gone"} {
 		if err := b.Provider.Delete(t.Context(), p.ID); err != nil {
 			t.Errorf("deleting a port that is %s: %v", when, err)

@@ -17,31 +17,40 @@ func create(t *testing.T, b Bed) {
 	want = want[:min(len(want), b.Provider.Traits().MaxBatch)]
 	seen := map[string]bool{}
 	for i, p := range b.create(t, want) {
-		if p.ID == "" || seen[p.ID] || p.NetworkID != b.Network || p.Name != want[i].Name || p.Device != want[i].Device || p.Owner != vpcport.Owner {
-			t.Errorf("port %d: asked for %+v, got %+v", i, want[i], p)
+		if p.ID == "" || seen[p.ID] {
+			t.Errorf("port %d: the ID %q", i, p.ID)
 		}
 		seen[p.ID] = true
-		if len(p.Addresses) != 1 || p.Addresses[0].SubnetID != b.Subnet || !b.CIDR.Contains(p.Addresses[0].IP) {
-			t.Errorf("port %d: the addresses %v, want one of %v", i, p.Addresses, b.CIDR)
-		}
-		if len(p.MAC) != 6 || p.MAC[0]&1 != 0 || want[i].MAC != nil && p.MAC.String() != want[i].MAC.String() {
-			t.Errorf("port %d: the MAC address %v, asked for %v", i, p.MAC, want[i].MAC)
-		}
-		if p.Host != "" || p.Binding.Result != vpcport.Unbound || p.Status == vpcport.StatusActive {
-			t.Errorf("port %d: at host %q, %+v, status %v; want it bound to none", i, p.Host, p.Binding, p.Status)
-		}
-		if want[i].Groups != nil && (len(p.Groups) != 1 || p.Groups[0] != b.Group) {
-			t.Errorf("port %d: the groups %v, want %v", i, p.Groups, want[i].Groups)
-		}
-		if b.Provider.Traits().Revisions && p.Revision == 0 {
-			t.Errorf("port %d: no revision", i)
-		}
+		b.asAsked(t, want[i], p)
+	}
+}
+
+// asAsked checks a port that was made and not bound.
+func (b Bed) asAsked(t *testing.T, want vpcport.NewPort, p vpcport.Port) {
+	t.Helper()
+	if p.NetworkID != b.Network || p.Name != want.Name || p.Device != want.Device || p.Owner != vpcport.Owner {
+		t.Errorf("asked for %+v, got %+v", want, p)
+	}
+	if len(p.Addresses) != 1 || p.Addresses[0].SubnetID != b.Subnet || !b.CIDR.Contains(p.Addresses[0].IP) {
+		t.Errorf("%s: the addresses %v, want one of %v", p.Name, p.Addresses, b.CIDR)
+	}
+	if len(p.MAC) != 6 || p.MAC[0]&1 != 0 || want.MAC != nil && p.MAC.String() != want.MAC.String() {
+		t.Errorf("%s: the MAC address %v, asked for %v", p.Name, p.MAC, want.MAC)
+	}
+	if p.Host != "" || p.Binding.Result != vpcport.Unbound || p.Status == vpcport.StatusActive {
+		t.Errorf("%s: at host %q, %+v, status %v; want it bound to none", p.Name, p.Host, p.Binding, p.Status)
+	}
+	if want.Groups != nil && (len(p.Groups) != 1 || p.Groups[0] != b.Group) {
+		t.Errorf("%s: the groups %v, want %v", p.Name, p.Groups, want.Groups)
+	}
+	if b.Provider.Traits().Revisions && p.Revision == 0 {
+		t.Errorf("%s: no revision", p.Name)
 	}
 }
 
 // A port can be bound in the call that makes it.
 func createBound(t *testing.T, b Bed) {
-	p := b.made(t, 1, func(n *vpcport.NewPort) { n.Host = b.Host })[0]
+	p := b.made(t, func(n *vpcport.NewPort) { n.Host = b.Host })
 	if p.Host != b.Host || p.Binding.Result != vpcport.Bound || p.Binding.Plug != b.Plug {
 		t.Errorf("got %q, %+v; want it bound to %q, to be plugged by %+v", p.Host, p.Binding, b.Host, b.Plug)
 	}
@@ -50,7 +59,7 @@ func createBound(t *testing.T, b Bed) {
 // A certain address is given, once.
 func createAt(t *testing.T, b Bed) {
 	at := func(n *vpcport.NewPort) { n.Addresses[0].IP = b.Free }
-	p := b.made(t, 1, at)[0]
+	p := b.made(t, at)
 	if len(p.Addresses) != 1 || p.Addresses[0].IP != b.Free {
 		t.Errorf("got %v, want %v", p.Addresses, b.Free)
 	}
@@ -104,7 +113,7 @@ func macTaken(t *testing.T, b Bed) {
 		return // nobody can ask for one
 	}
 	with := func(n *vpcport.NewPort) { n.MAC = aMAC(t, 0) }
-	first := b.made(t, 1, with)[0]
+	first := b.made(t, with)
 	second := b.newPort(t, 1)
 	with(&second)
 	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{second})
@@ -138,7 +147,7 @@ func quota(t *testing.T, b Bed) {
 		return // there is none that could be set
 	}
 	b.SetQuota(t, 1)
-	b.made(t, 1)
+	b.made(t)
 	_, err := b.Provider.Create(t.Context(), []vpcport.NewPort{b.newPort(t, 1)})
 	wantClass(t, "one more than the quota", err, vpcport.OverQuota)
 }

@@ -87,7 +87,7 @@ func listNothing(t *testing.T, b Bed) {
 
 // Get shows a port as it was made, and as it is at once.
 func get(t *testing.T, b Bed) {
-	made := b.made(t, 1)[0]
+	made := b.made(t)
 	got, err := b.Provider.Get(t.Context(), made.ID)
 	if err != nil {
 		t.Fatal(err)

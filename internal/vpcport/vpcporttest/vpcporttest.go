@@ -78,17 +78,14 @@ func (b Bed) device(t *testing.T, n int) string {
 	return vpcport.Device("contract", fmt.Sprintf("%x-%d", t.Name(), n))
 }
 
-// made makes n ports, which go with the test.
-func (b Bed) made(t *testing.T, n int, edit ...func(*vpcport.NewPort)) []vpcport.Port {
+// made makes a port, which goes with the test.
+func (b Bed) made(t *testing.T, edit ...func(*vpcport.NewPort)) vpcport.Port {
 	t.Helper()
-	want := make([]vpcport.NewPort, n)
-	for i := range want {
-		want[i] = b.newPort(t, i)
-		for _, e := range edit {
-			e(&want[i])
-		}
+	want := b.newPort(t, 0)
+	for _, e := range edit {
+		e(&want)
 	}
-	return b.create(t, want)
+	return b.create(t, []vpcport.NewPort{want})[0]
 }
 
 func (b Bed) create(t *testing.T, want []vpcport.NewPort) []vpcport.Port {

@@ -1,0 +1,72 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/vpcport"
+)
+
+// Want is what is asked for.
+type Want struct {
+	Device  string // by which its port is known (vpcport.Device)
+	Name    string // for people
+	Network string // the ID of the network; empty while it is not known
+	// Given is the ID of a port that is there already; empty: one is made.
+	Given     string
+	Addresses []vpcport.NewAddress
+	Groups    []string // nil: any
+	MAC       mac.Addr // that a new port is to have; nil: any
+	// Host is where it is to be bound; empty: nowhere, or not known yet.
+	Host string
+	// Over tells that nobody needs it any more.
+	Over bool
+	// Held tells that a node may still have it plugged: it is neither let go nor bound
+	// to another host.
+	Held bool
+}
+
+// Have is what is recorded and what was seen.
+type Have struct {
+	// Kept tells that the PodNIC has the finalizer, by which it cannot go before its
+	// port. Recorded in the PodNIC.
+	Kept bool
+	// Recorded is the ID of its port; empty: none. Recorded in the PodNIC.
+	Recorded string
+	// Unclear tells that a port may have been asked for, by this process or one before
+	// it, and may yet be made.
+	Unclear bool
+	// Looked tells that Port, Extra and Stranger are what the provider has, as of the
+	// last call or later.
+	Looked bool
+	Port   *vpcport.Port // nil: there is none
+	Extra  []string      // IDs of further ports that were made for it
+	// Stranger tells that another port of the network has Want.MAC.
+	Stranger bool
+	// Collided tells that the provider refused Want.MAC.
+	Collided bool
+}
+
+// Restored is what is known at first of a NIC of which this is recorded.
+func Restored(kept bool, recorded string) Have {
+	return Have{Kept: kept, Recorded: recorded, Unclear: kept && recorded == ""}
+}
+
+// mine tells whether a port carries the NIC's mark.
+func (w Want) mine(p *vpcport.Port) bool { return p.Device == w.Device && p.Owner == vpcport.Owner }
+
+// regrouped tells whether a port has other groups than it is to have.
+func (w Want) regrouped(p *vpcport.Port) bool {
+	if w.Groups == nil || w.Given != "" {
+		return false
+	}
+	want, have := slices.Sorted(slices.Values(w.Groups)), slices.Sorted(slices.Values(p.Groups))
+	return !slices.Equal(want, have)
+}
+
+// New is what is asked of the provider for a new port.
+func (w Want) New() vpcport.NewPort {
+	return vpcport.NewPort{
+		NetworkID: w.Network, Name: w.Name, Device: w.Device, MAC: w.MAC, Addresses: w.Addresses, Groups: w.Groups, Host: w.Host,
+	}
+}
