@@ -63,7 +63,7 @@ func run(m *testing.M) int {
 const disks = "/var/lib/vpclab"
 
 // sweepDead removes the cgroups and disks of runs that were interrupted, which no
-// sandbox takes along. A lab in whose groups something runs is alive, whoever runs it.
+// sandbox takes along. A lab in whose groups something runs is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}
@@ -72,14 +72,17 @@ func sweepDead() error {
 		groups, _ := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*")
 		alive := len(groups) == 0 // it may be about to begin
 		for _, g := range groups {
-			populated, err := cgroup.Group(filepath.Base(g)).Populated()
-			alive = alive || err != nil || populated
+			some, err := cgroup.Group(filepath.Base(g)).Populated() // also from another sandbox
+			alive = alive || err != nil || some
 		}
 		if alive {
 			continue
 		}
 		_, err := cgroup.Sweep(fabric.Prefix(id), time.Minute)
-		errs = append(errs, err, os.RemoveAll(dir))
+		if err == nil { // else somebody may be at work on the disk
+			err = os.RemoveAll(dir)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -50,7 +50,7 @@ func sweepCgroups() error {
 		old, _ := filepath.Glob(filepath.Join(root, treePrefix+"*"))
 		for _, dir := range old {
 			g := cgroup.Group(filepath.Base(dir))
-			if alive, err := g.Populated(); err == nil && !alive {
+			if some, err := g.Populated(); err == nil && !some {
 				errs = append(errs, g.Remove())
 			}
 		}

@@ -1,8 +1,6 @@
 package cgroup
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,25 +54,30 @@ func TestInheritCPUsTakesTheParents(t *testing.T) {
 	}
 }
 
-// TestPopulatedCountsProcessesOfAllNamespaces has the kernel's files as plain ones, as a
-// process namespace sees a group of version 1 in which only processes of others are.
-func TestPopulatedCountsProcessesOfAllNamespaces(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, tc := range []struct {
-		tasks string
-		want  bool
-	}{{"0\n", false}, {"1\n", true}, {"10\n", true}} {
-		for file, text := range map[string]string{"cgroup.procs": "", "pids.current": tc.tasks} {
-			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got, err := populated(dir); err != nil || got != tc.want {
-			t.Errorf("with %q tasks: populated is %t, %v, want %t", tc.tasks, got, err, tc.want)
-		}
+// What is removed or ended by an unset name is not the machine.
+func TestGroupWithoutANameHasNothing(t *testing.T) {
+	if dirs, err := Group("").Directories(); err != nil || len(dirs) > 0 {
+		t.Errorf("%v, %v", dirs, err)
 	}
-	if _, err := populated(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of a hierarchy without counts: %v, want %v", err, fs.ErrNotExist)
+}
+
+func TestPopulatedReadsEitherVersion(t *testing.T) {
+	for _, tt := range []struct {
+		file, text string
+		some, ok   bool
+	}{
+		{"pids.current", "3\n", true, true},
+		{"pids.current", "0\n", false, true},
+		{"cgroup.events", "populated 1\nfrozen 0\n", true, true},
+		{"cgroup.events", "populated 0\nfrozen 0\n", false, true},
+		{"cgroup.procs", "", false, false},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, tt.file), []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if some, ok := populated(dir); some != tt.some || ok != tt.ok {
+			t.Errorf("%s %q: %t, %t", tt.file, tt.text, some, ok)
+		}
 	}
 }
