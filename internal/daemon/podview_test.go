@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/netip"
@@ -132,7 +133,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
-		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}}
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}} // and could have an address
 		if !reflect.DeepEqual(v.Waiting, want) {
 			t.Errorf("waiting %+v, want %+v", v.Waiting, want)
 		}
@@ -140,5 +141,24 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		if v := askPod(t, frontOf(d), "namespace=shop&name=web-0"); len(v.Waiting) != 0 {
 			t.Errorf("still waiting: %+v", v.Waiting)
 		}
+	})
+	synctest.Test(t, func(t *testing.T) { // with why
+		n := newNode(t)
+		d := n.assemble()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
+			_, _ = d.add(ctx, rec, source.Wish{})
+		}()
+		synctest.Wait()
+		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
+		ex := d.source.Why(keyFor("a"))
+		if len(v.Waiting) != 1 || ex == nil || v.Waiting[0].Reason != ex.Reason || v.Waiting[0].Message != ex.Message || ex.Message == "" {
+			t.Errorf("waiting %+v, want it for %+v", v.Waiting, ex)
+		}
+		cancel()
+		<-ended
 	})
 }

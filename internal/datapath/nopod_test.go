@@ -173,7 +173,7 @@ func TestOwnAddressesFollowTheENIs(t *testing.T) {
 	v.node = v.host.open()
 	v.setup()
 	v.own("10.0.0.50/32", "10.0.0.70/32")
-	want := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink(), v.primary()}}
+	want := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink(), v.primary()}}
 	v.repair(want)
 	v.own(eniPrefix, eniPrefix6, "10.0.0.70/32", "2001:db8::2:0:0:8/128")
 	v.host.run("nft flush set inet berth own_prefix4")

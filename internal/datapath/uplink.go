@@ -132,9 +132,9 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	fail := func(err error) ([]string, error) {
 		return changed, fmt.Errorf("set up ENI %s: %w", uplink.ID, err)
 	}
-	u, ok := s.config.Uplinks.(VPC)
-	if !ok {
-		return fail(fmt.Errorf("the node's uplinks are %T, expected datapath.VPC", s.config.Uplinks))
+	u, err := chosen[VPC](s)
+	if err != nil {
+		return fail(err)
 	}
 	if err := uplink.Validate(); err != nil {
 		return fail(err)
