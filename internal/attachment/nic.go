@@ -37,7 +37,7 @@ type NICAddress struct {
 // NICRoute is a route of a port's subnet.
 type NICRoute struct {
 	Destination netip.Prefix `json:"destination"`
-	Gateway     netip.Addr   `json:"gateway,omitzero"` // zero: on link
+	Gateway     netip.Addr   `json:"gateway"`
 }
 
 // Plug says how the node connects a port, in the words of the PodNIC's status.
@@ -58,8 +58,8 @@ func (n NIC) validate() error {
 		return fmt.Errorf("mac is %q, expected six octets", n.MAC)
 	case len(n.Addresses) == 0 || slices.ContainsFunc(n.Addresses, func(a NICAddress) bool { return !a.CIDR.IsValid() }):
 		return fmt.Errorf("addresses are %v, expected CIDRs", n.Addresses)
-	case slices.ContainsFunc(n.Routes, func(r NICRoute) bool { return !r.Destination.IsValid() }):
-		return fmt.Errorf("routes are %v, expected those to CIDRs", n.Routes)
+	case slices.ContainsFunc(n.Routes, func(r NICRoute) bool { return !r.Destination.IsValid() || !r.Gateway.IsValid() }):
+		return fmt.Errorf("routes are %v, expected CIDRs and gateways", n.Routes)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func TestNICsThatCannotBe(t *testing.T) {
 		"expected names of links":                          func(n *NIC) { n.HostLink = "../x" },
 		"expected six octets":                              func(n *NIC) { n.MAC = n.MAC[:5] },
 		"expected CIDRs":                                   func(n *NIC) { n.Addresses = nil },
-		"expected those to CIDRs":                          func(n *NIC) { n.Routes = []NICRoute{{}} },
+		"expected CIDRs and gateways":                      func(n *NIC) { n.Routes = []NICRoute{{}} },
 		"is there twice":                                   func(n *NIC) { n.IfName = "eth0" },
 		"port p-1 is there twice":                          func(n *NIC) { n.Port = "p-1" },
 	} {
