@@ -88,10 +88,10 @@ images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=reg
 
 # For nodes of a lab: Berth's own, and those that hack/lab-images.sh has for clusters.
 .PHONY: lab-images
-lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders
+lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders (LAB_IMAGES="pause coredns")
 	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
 	@echo dist/lab-images
-	@hack/lab-images.sh
+	@hack/lab-images.sh $(LAB_IMAGES)
 
 .PHONY: check-images
 check-images: ## Fail when the images depend on anything but the sources
@@ -157,15 +157,16 @@ bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
+		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules
