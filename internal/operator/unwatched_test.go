@@ -71,8 +71,8 @@ func TestReflectorTellsOfAMissingRight(t *testing.T) {
 	}), nil)), clock.Real{})
 	refused := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no"))
 	lw := &toolscache.ListWatch{
-		ListFunc:  func(metav1.ListOptions) (runtime.Object, error) { return nil, refused },
-		WatchFunc: func(metav1.ListOptions) (watch.Interface, error) { return nil, refused },
+		ListWithContextFunc:  func(context.Context, metav1.ListOptions) (runtime.Object, error) { return nil, refused },
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return nil, refused },
 	}
 	informer := toolscache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, nil)
 	if err := informer.SetWatchErrorHandlerWithContext(u.handle); err != nil {
