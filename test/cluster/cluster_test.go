@@ -56,7 +56,7 @@ func run(m *testing.M) int {
 		fmt.Println("FAIL: remove what an interrupted run has left:", err)
 		return 1
 	}
-	return harness.Main(m)
+	return harness.Main(m, "berthctl")
 }
 
 // disks is where labs with kubelets have their machines' disks.
