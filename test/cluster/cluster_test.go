@@ -63,7 +63,8 @@ func run(m *testing.M) int {
 const disks = "/var/lib/vpclab"
 
 // sweepDead removes the cgroups and disks of runs that were interrupted, which no
-// sandbox takes along. A lab in whose groups something runs is alive.
+// sandbox takes along. A lab in whose groups something runs, in
+// whichever sandbox, is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}
@@ -72,8 +73,8 @@ func sweepDead() error {
 		groups, _ := filepath.Glob(cgroup.Root + "/*/" + fabric.Prefix(id) + "*")
 		alive := len(groups) == 0 // it may be about to begin
 		for _, g := range groups {
-			pids, err := cgroup.Group(filepath.Base(g)).Processes()
-			alive = alive || err != nil || len(pids) > 0
+			populated, err := cgroup.Group(filepath.Base(g)).Populated()
+			alive = alive || populated || err != nil
 		}
 		if alive {
 			continue

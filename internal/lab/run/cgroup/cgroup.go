@@ -157,6 +157,39 @@ func (g Group) Processes() ([]int, error) {
 	return pids, nil
 }
 
+// Populated tells whether anything runs there or below, also in another process
+// namespace, whose processes Processes may not see.
+func (g Group) Populated() (bool, error) {
+	dirs, err := g.Directories()
+	if err != nil {
+		return false, err
+	}
+	known := false
+	for _, dir := range dirs {
+		yes, knows := populated(dir)
+		if yes {
+			return true, nil
+		}
+		known = known || knows
+	}
+	if !known {
+		return false, fmt.Errorf("whether something runs in cgroup %s: the kernel has neither pids.current nor cgroup.events there", g)
+	}
+	return false, nil
+}
+
+// populated reads the kernel's own count of a group and of what is below it, of the
+// controller pids (version 1) or of version 2. Other hierarchies know nothing.
+func populated(dir string) (yes, known bool) {
+	if data, err := os.ReadFile(filepath.Join(dir, "pids.current")); err == nil { //nolint:gosec // the lab names its groups
+		return strings.TrimSpace(string(data)) != "0", true
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "cgroup.events")); err == nil { //nolint:gosec // the same
+		return !strings.Contains(string(data), "populated 0"), true
+	}
+	return false, false
+}
+
 // Kill ends all that are there or below, and returns when they are gone.
 func (g Group) Kill(within time.Duration) error {
 	for end := time.Now().Add(within); ; {
