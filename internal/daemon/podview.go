@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -56,7 +55,7 @@ func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect
 
 // lookAt compares a record with the kernel, as check does.
 func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspect.Attachment) {
-	rules, err := d.Kernel.PodRules(ctx, rec.Lease.Uplink, slices.ContainsFunc(rec.Lease.Addrs(), netip.Addr.Is6))
+	rules, err := d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Addrs())
 	if err == nil {
 		a.Rules = append(a.Rules, rules...)
 	}
@@ -74,7 +73,7 @@ func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspec
 		return
 	}
 	a.Checked = true
-	if err := cmp.Or(d.Kernel.CheckPod(ctx, podOf(rec)), err); err != nil {
+	if err := cmp.Or(d.wired(ctx, rec), err); err != nil {
 		a.Fault = err.Error()
 	}
 }

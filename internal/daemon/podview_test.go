@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -43,6 +44,9 @@ func TestPodView(t *testing.T) {
 	d := n.assemble()
 	f := frontOf(d)
 	rec := d.record(t, "a", n)
+	rec.Lease.IPv6 = netip.MustParseAddr("2001:db8::5")
+	must(t, d.Store.Put(rec))
+	n.kernel.routes[rec.Lease.IPv6] = rec.HostLink
 	d.attached(t, "other", n.newNetns("other"))
 	records := func() []attachment.Record {
 		return slices.SortedFunc(slices.Values(d.Store.Records()), func(a, b attachment.Record) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
@@ -53,8 +57,8 @@ func TestPodView(t *testing.T) {
 		t.Fatalf("%+v", good)
 	}
 	a := good.Attachments[0]
-	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.State != "ready" || !a.Checked || a.Fault != "" ||
-		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0"}) {
+	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.IPv6 != rec.Lease.IPv6 || a.State != "ready" || !a.Checked || a.Fault != "" ||
+		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0 for [10.0.0.5 2001:db8::5]"}) {
 		t.Errorf("%+v", a)
 	}
 	if v := askPod(t, f, "namespace=shop&name=web-1"); v.Attachments == nil || len(v.Attachments)+len(v.Waiting) != 0 {

@@ -138,7 +138,7 @@ func (w *world) operatorsAreIn(t *testing.T, has func(name string, words ...stri
 	}
 	for _, p := range pods.Items {
 		has("cluster/logs/"+p.Name+"/berth-operator.log", "level=INFO", "starting")
-		has("cluster/operators/"+p.Name+"/settings.json", `"name": "leader-elect"`, "environment variable BERTH_IPAM")
+		has("cluster/operators/"+p.Name+"/settings.json", `"name": "leader-elect"`, "environment variable BERTH_")
 		has("cluster/operators/"+p.Name+"/metrics.txt", "\nberth_operator_", "\nleader_election_master_status", "\nprocess_cpu_seconds_total")
 		has("cluster/operators/"+p.Name+"/readyz.txt", "ok")
 	}

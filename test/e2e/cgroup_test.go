@@ -42,8 +42,7 @@ func children(g cgroup.Group) (found []string, err error) {
 }
 
 // sweepCgroups removes what runs that were killed have left: cgroups belong to
-// no namespace that could take them along. Those with processes, in whichever sandbox,
-// are alive.
+// no namespace that could take them along. Those with processes are alive.
 func sweepCgroups() error {
 	roots, err := cgroup.Hierarchies()
 	errs := []error{err}
@@ -51,7 +50,7 @@ func sweepCgroups() error {
 		old, _ := filepath.Glob(filepath.Join(root, treePrefix+"*"))
 		for _, dir := range old {
 			g := cgroup.Group(filepath.Base(dir))
-			if populated, err := g.Populated(); err == nil && !populated {
+			if some, err := g.Populated(); err == nil && !some {
 				errs = append(errs, g.Remove())
 			}
 		}
