@@ -41,6 +41,8 @@ func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration
 }
 
 // Reconciled implements eni.Observer.
+func (*labNode) Collected(eni.Collected) {}
+
 func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
 
 func labSpec() spec.Spec {
