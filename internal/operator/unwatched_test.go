@@ -3,6 +3,7 @@ package operator
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -56,6 +57,20 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
 		if u.tell("*v1.Pod", other) || out.Len() > 0 {
 			t.Errorf("%v: %q", other, out.String())
+		}
+	}
+}
+
+// Where the API server does not know the operator, or the operator not the API server,
+// roles that are applied anew are no remedy.
+func TestUnknownOperatorIsNotToldOfRoles(t *testing.T) {
+	for _, err := range []error{
+		apierrors.NewUnauthorized("Unauthorized"),
+		&tls.CertificateVerificationError{Err: errors.New("x509: certificate signed by unknown authority")},
+	} {
+		remedy := remedyOf(fmt.Errorf("failed to list *v1.Pod: %w", err))
+		if strings.Contains(remedy, "ClusterRole") || !strings.Contains(remedy, "restart the operator") {
+			t.Errorf("%v: %q", err, remedy)
 		}
 	}
 }

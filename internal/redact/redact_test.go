@@ -99,12 +99,14 @@ func TestWhatIsNoSecretStays(t *testing.T) {
 	}
 }
 
-// A line costs what its length does, whoever wrote it: each "=" of this one opens a value
+// A line costs what its length does, whoever wrote it: each "=" of these opens a value
 // that goes on to its end.
 func TestLongLine(t *testing.T) {
-	in := strings.Repeat("a=", maxLine/2-16) + "x token=planted"
-	if got, want := Line(in), strings.Replace(in, "planted", Mark, 1); got != want {
-		t.Errorf("it ends with %q, want %q", got[len(got)-40:], want[len(want)-40:])
+	for _, part := range []string{"a=", "token={a", "token=map[a", "token=" + Mark, `token=\` + Mark} {
+		in := strings.Repeat(part, (maxLine-16)/len(part)) + " token=planted"
+		if got, want := Line(in), strings.Replace(in, "planted", Mark, 1); got != want {
+			t.Errorf("%s: it ends with %q, want %q", part, got[len(got)-40:], want[len(want)-40:])
+		}
 	}
 }
 

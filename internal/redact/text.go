@@ -155,8 +155,8 @@ func named(s string) string {
 		name := s[m[2]:m[3]]
 		out.WriteString(s[:m[1]])
 		s = s[m[1]:]
-		if !Secret(name) {
-			continue
+		if !Secret(name) || opens(s) || strings.HasPrefix(strings.TrimLeft(s, quotes), Mark) {
+			continue // without a look for the value's end, which may be that of s
 		}
 		value := unquotedWhole(s, assignee.FindString(s))
 		if masked, ok := mask(value); ok {
@@ -198,10 +198,13 @@ func flags(s string) string {
 	})
 }
 
+// quotes may stand before a value, and after it.
+const quotes = "\\\"'`"
+
 // mask is a value without its secret, in its quotes if it has some. It is not ok for
 // what has none, or is the beginning of a list or object.
 func mask(value string) (masked string, ok bool) {
-	quote := value[:len(value)-len(strings.TrimLeft(value, `\"'`))]
+	quote := value[:len(value)-len(strings.TrimLeft(value, quotes))]
 	inner := strings.TrimSuffix(strings.TrimPrefix(value, quote), quote)
 	if !isValue(inner) || quote == "" && opens(inner) {
 		return "", false
