@@ -134,7 +134,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for packages in ./test/e2e/... ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+	for packages in ./test/e2e ./test/e2e/alerts ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
