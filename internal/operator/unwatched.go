@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/berthnet/berth/internal/clock"
@@ -48,10 +49,14 @@ func (u *unwatched) handle(ctx context.Context, r *toolscache.Reflector, err err
 }
 
 // tell logs an error of a kind that has a remedy: at first, when it is another one, and
-// again each sayAgain. It is false for others, such as an API server that is away.
+// again each sayAgain. It is false for others, such as an API server that is away or
+// does not know the operator's token.
 func (u *unwatched) tell(kind string, err error) bool {
 	why := because(err)
 	remedy, known := remedies[why]
+	if why == refuses { // no role helps against an invalid token or certificate
+		known = apierrors.IsForbidden(err)
+	}
 	now := u.clock.Now()
 	u.mu.Lock()
 	last := u.said[kind]
