@@ -54,7 +54,12 @@ func TestMissingRightIsToldWithItsRemedy(t *testing.T) {
 	if got := lines(); len(got) != 1 || got[0] == "" {
 		t.Errorf("it is not told again after %v", sayAgain)
 	}
-	for _, other := range []error{errors.New("connection refused"), apierrors.NewResourceExpired("too old")} {
+	others := []error{
+		errors.New("connection refused"), apierrors.NewResourceExpired("too old"),
+		// Refused as well, but no role mends these.
+		apierrors.NewUnauthorized("token has expired"), &tls.CertificateVerificationError{Err: errors.New("unknown authority")},
+	}
+	for _, other := range others {
 		if u.tell("*v1.Pod", other) || out.Len() > 0 {
 			t.Errorf("%v: %q", other, out.String())
 		}
