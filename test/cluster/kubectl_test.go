@@ -78,6 +78,10 @@ func kubectlBerth(t *testing.T, w *world) {
 	if w.Mode == lab.PoolMode {
 		details = []string{"--details"}
 	}
+	harness.Eventually(t, soon, "reports follow the pods that went", func() error {
+		s := berthJSON[ctl.Status](t, w, 0, append([]string{"status"}, details...)...)
+		return harness.Equal("addresses in use", s.Totals.Used, used[calmNode]+used[brokenNode])
+	})
 	s := berthJSON[ctl.Status](t, w, 0, append([]string{"status"}, details...)...)
 	if !s.Healthy || len(s.Nodes) != len(w.Nodes()) || !slices.Equal(s.Modes, []diagnose.Mode{mode}) || s.Totals.Used != used[calmNode]+used[brokenNode] {
 		t.Errorf("status %+v, want %v addresses in use", s, used)
