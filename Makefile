@@ -43,6 +43,9 @@ BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
 
+# make e2e: packages, each of which is tested alone.
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/cluster
+
 # make conformance: one cluster after the other in each of these modes;
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
 CONFORMANCE_MODES ?= node operator pool
@@ -123,7 +126,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 # test/cluster). They want the machine for themselves, so they go one after the other.
 # Both mount cgroups for themselves, so each has a sandbox of its own.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes, and those of whole clusters
+e2e: ## Run the tests against real container runtimes, and those of whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@hack/deps.sh test e2e cluster
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
@@ -134,7 +137,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
 	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
-	for packages in ./test/e2e ./test/e2e/alerts ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")
