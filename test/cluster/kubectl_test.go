@@ -78,8 +78,16 @@ func kubectlBerth(t *testing.T, w *world) {
 	if w.Mode == lab.PoolMode {
 		details = []string{"--details"}
 	}
-	harness.Eventually(t, soon, "reports follow the pods that went", func() error {
-		s := berthJSON[ctl.Status](t, w, 0, append([]string{"status"}, details...)...)
+	w.rest(t)
+	harness.Eventually(t, soon, "all is well, and reports follow the pods that went", func() error {
+		out, err := w.Kubectl(t.Context(), append([]string{"berth", "--quiet", "status", "--output=json"}, details...)...)
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		var s ctl.Status
+		if err := json.Unmarshal([]byte(out), &s); err != nil {
+			return err
+		}
 		return harness.Equal("addresses in use", s.Totals.Used, used[calmNode]+used[brokenNode])
 	})
 	s := berthJSON[ctl.Status](t, w, 0, append([]string{"status"}, details...)...)
