@@ -75,12 +75,12 @@ for flag in "$@"; do
 done
 
 # Results are never taken from the cache: the kernel and the programs that the
-# tests run are no part of its key. Three times as many packages as processors run at
-# a time, since each waits for something for most of its time. The programs
+# tests run are no part of its key. Twice as many packages as processors run at a
+# time, since each waits for something for a good part of its time. The programs
 # they start live for seconds, so that garbage is collected late.
 export GOGC=400
 BERTH_LEFTOVERS=check "$testrun" \
 	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 -p "$((3 * $(nproc)))" -ldflags=-s "$@" || status=$?
+	-- hack/sandbox.sh go test -json -count=1 -p "$((2 * $(nproc)))" -ldflags=-s "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"
