@@ -55,8 +55,8 @@ func NewMetrics() *Metrics {
 		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(metric.WaitBuckets),
 		orphans: famOrphans.Gauge(), collected: famCollected.Counter(),
 	}
-	m.collected.WithLabelValues()
-	m.resyncs.WithLabelValues() // so that they are there before the first
+	m.Collected(eni.Collected{Known: true}) // so that they are there before the first
+	m.resyncs.WithLabelValues()
 	m.demand.WithLabelValues()
 	return m
 }
