@@ -79,8 +79,8 @@ type Collector struct {
 // Collected is what a look for orphans found: numbers of detached ENIs that Berth made in
 // this cluster, and that no instance has that is known to exist.
 type Collected struct {
-	Known   bool // whether the others are; not where EC2 could not be asked
-	Waiting int  // not seen for long enough, or not tried yet
+	Known   bool // whether the next three are: not where EC2 could not be asked, or the look ended early
+	Waiting int  // not seen for long enough
 	Kept    int  // long enough, and an instance of theirs exists after all, such as a stopped one
 	Refused int  // that could not be deleted
 	Deleted int
@@ -112,8 +112,6 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected,
 			return found, err
 		}
 	}
-	found.Known = true
-	defer func() { found.Waiting = all - found.Kept - found.Refused - found.Deleted }()
 	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
 	var first error
 	for _, e := range old {
@@ -136,6 +134,7 @@ func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected,
 			first = cmp.Or(first, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err))
 		}
 	}
+	found.Known, found.Waiting = true, all-len(old)
 	return found, first
 }
 

@@ -23,7 +23,7 @@ var (
 	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")
 	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that the client's limiter held calls to EC2 back, by operation.", "operation")
 	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of what EC2 holds for all nodes, failed ones included.")
-	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as they were seen last, by state: waiting (to be seen for --orphan-age, or for their turn), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
+	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as they were seen last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
 	famCollected = metric.New("berth_operator_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that were deleted.")
 	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
 	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")

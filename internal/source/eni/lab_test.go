@@ -40,9 +40,10 @@ func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration
 	}
 }
 
-// Reconciled implements eni.Observer.
+// Collected implements eni.Observer.
 func (*labNode) Collected(eni.Collected) {}
 
+// Reconciled implements eni.Observer.
 func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
 
 func labSpec() spec.Spec {

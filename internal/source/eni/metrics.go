@@ -18,7 +18,7 @@ var (
 	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
 	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
 	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
-	famOrphans    = metric.New("berth_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as this node saw them last, by state: waiting (to be seen for --orphan-age, or for their turn), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
+	famOrphans    = metric.New("berth_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as this node saw them last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
 	famCollected  = metric.New("berth_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that this node deleted.")
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 )
