@@ -11,6 +11,14 @@ VERSION ?= $(shell git describe --tags --always --dirty --abbrev=12 2>/dev/null 
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
+# Programs, tests, linters and generators are built with the same flags and, but
+# for -race, without cgo, so that every package is compiled once for all of them,
+# in whichever folder the clone is.
+export CGO_ENABLED := 0
+ifeq ($(MAKELEVEL),0)
+export GOFLAGS := $(strip -trimpath -tags=grpcnotrace $(GOFLAGS))
+endif
+
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), or "pool": addresses of pools in place of
 # EC2's. The last two build a Kubernetes control plane the first time. "cluster" is a
@@ -34,6 +42,9 @@ PKG          ?= ./...
 BENCH_FLAGS  ?=
 TEST_FLAGS   ?=
 TEST_TIMEOUT ?= 45m
+
+# make e2e: packages, each of which is tested alone.
+E2E_PKG ?= ./test/e2e ./test/e2e/alerts ./test/cluster
 
 # make conformance: one cluster after the other in each of these modes;
 # CONFORMANCE_FLAGS are flags of test/upstream, such as -groups or -focus.
@@ -115,7 +126,7 @@ soak: ## Kill programs at random for an hour, with a report (SOAK_TIME=8h, SOAK_
 # test/cluster). They want the machine for themselves, so they go one after the other.
 # Both mount cgroups for themselves, so each has a sandbox of its own.
 .PHONY: e2e
-e2e: ## Run the tests against real container runtimes, and those of whole clusters
+e2e: ## Run the tests against real container runtimes, and those of whole clusters (E2E_PKG=./test/cluster TEST_FLAGS='-run TestTrouble/pool')
 	@hack/deps.sh test e2e cluster
 	@hack/tool.sh multuscni multus >/dev/null
 	@helm=$$(hack/tool.sh helm helm); containerd=$$(hack/tool.sh containerd containerd); \
@@ -125,8 +136,8 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
-	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e"; export GOFLAGS; status=0; \
-	for packages in ./test/e2e/... ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
+	for package in $(E2E_PKG); do hack/test.sh "$$package" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 .PHONY: conformance
 conformance: ## Run Kubernetes' own tests of networking on clusters of the lab (CONFORMANCE_MODES=node, CONFORMANCE_FLAGS="-focus DNS")

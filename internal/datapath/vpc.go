@@ -178,8 +178,7 @@ func (l UplinkList) restore(n *Node) (did []string, err error) {
 		done, err := n.setUplink(uplink)
 		did, errs = append(did, done...), append(errs, err)
 	}
-	done, err := n.removeOwn()
-	return append(did, done...), errors.Join(append(errs, err)...)
+	return did, errors.Join(errs...)
 }
 
 func (l UplinkList) tidy(n *Node, has Inventory) (did []string, err error) {

@@ -53,6 +53,8 @@ type Observer interface {
 	// Acted is called after each action or observation. The action names its
 	// subnet, also for Assign. The class is Unknown when err is nil.
 	Acted(a plan.Action, class cloud.Class, err error, took time.Duration)
+	// Collected is called after each look for what vanished instances left.
+	Collected(found Collected)
 	// Reconciled is called after each pass.
 	Reconciled(took time.Duration)
 }
@@ -60,6 +62,7 @@ type Observer interface {
 type noObserver struct{}
 
 func (noObserver) Acted(plan.Action, cloud.Class, error, time.Duration) {}
+func (noObserver) Collected(Collected)                                  {}
 func (noObserver) Reconciled(time.Duration)                             {}
 
 // Intent is an ENI creation that was decided on. The client token makes a

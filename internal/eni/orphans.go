@@ -44,14 +44,15 @@ func (r *Reconciler) collect(ctx context.Context) {
 	}
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	n, paused, err := c.Collect(call, start)
-	if paused {
+	found, err := c.Collect(call, start)
+	if found.Paused {
 		r.orphans.at = start.Add(collectPause)
 	}
 	if due := r.orphans.seen.Due(start, r.cfg.OrphanAge); !due.IsZero() && due.Before(r.orphans.at) {
 		r.orphans.at = due
 	}
 	r.acted(plan.Action{Kind: plan.Collect}, err, start)
+	r.cfg.Observer.Collected(found)
 	if err != nil {
 		r.retries.backOff(plan.Collect, err, r.cfg.Clock.Now())
 		if class := cloud.ClassOf(err); class == cloud.Throttled || class == cloud.Transient {
@@ -60,8 +61,8 @@ func (r *Reconciler) collect(ctx context.Context) {
 		return
 	}
 	r.retries.succeed(gateCollect)
-	if n > 0 {
-		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", n)
+	if found.Deleted > 0 {
+		r.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 	}
 }
 
@@ -75,44 +76,66 @@ type Collector struct {
 	Pause   func() bool                // tells whether to stop here; nil: never
 }
 
-// Collect looks for orphans once and tells how many it deleted, and whether it
-// was paused before the end. One that cannot be deleted keeps no other; the
+// Collected is what a look for orphans found: numbers of detached ENIs that Berth made in
+// this cluster, and that no instance has that is known to exist.
+type Collected struct {
+	Known   bool // whether the next three are: not where EC2 could not be asked, or the look ended early
+	Waiting int  // not seen for long enough
+	Kept    int  // long enough, and an instance of theirs exists after all, such as a stopped one
+	Refused int  // that could not be deleted
+	Deleted int
+	Paused  bool // the look ended early
+}
+
+// ByState counts those that are left, for metrics; nil where they are not known.
+func (c Collected) ByState() map[string]int {
+	if !c.Known {
+		return nil
+	}
+	return map[string]int{"waiting": c.Waiting, "kept": c.Kept, "refused": c.Refused}
+}
+
+// Collect looks for orphans once. One that cannot be deleted keeps no other; the
 // first such error is returned.
-func (c Collector) Collect(ctx context.Context, now time.Time) (deleted int, paused bool, err error) {
+func (c Collector) Collect(ctx context.Context, now time.Time) (found Collected, err error) {
 	list, err := c.Cloud.ENIs(ctx, cloud.ENIFilter{Status: "available", Tags: map[string]string{TagCluster: c.Cluster}})
 	if err != nil {
-		return 0, false, fmt.Errorf("list detached ENIs of cluster %s: %w", c.Cluster, err)
+		return found, fmt.Errorf("list detached ENIs of cluster %s: %w", c.Cluster, err)
 	}
 	list = slices.DeleteFunc(list, func(e cloud.ENI) bool { return !c.orphanable(e) })
 	c.Seen.note(list, now)
+	all := len(list)
 	old := slices.DeleteFunc(list, func(e cloud.ENI) bool { return now.Sub(c.Seen[e.ID]) < c.MinAge })
-	if len(old) == 0 {
-		return 0, false, nil
-	}
-	alive, err := c.alive(ctx, old)
-	if err != nil {
-		return 0, false, err
+	alive := map[string]bool{}
+	if len(old) > 0 {
+		if alive, err = c.alive(ctx, old); err != nil {
+			return found, err
+		}
 	}
 	slices.SortFunc(old, func(x, y cloud.ENI) int { return cmp.Compare(x.ID, y.ID) })
 	var first error
 	for _, e := range old {
 		if slices.ContainsFunc(instances(e), func(id string) bool { return alive[id] }) {
+			found.Kept++
 			continue
 		}
 		if c.Pause != nil && c.Pause() {
-			return deleted, true, first
+			found.Paused = true
+			return found, first
 		}
 		err := change(plan.Collect, func() error { return c.Cloud.DeleteENI(ctx, e.ID) })
 		switch class := cloud.ClassOf(err); {
 		case err == nil, class == cloud.Gone:
-			deleted++
+			found.Deleted++
 		case class == cloud.Throttled || ctx.Err() != nil:
-			return deleted, false, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
-		case first == nil:
-			first = fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+			return found, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err)
+		default:
+			found.Refused++
+			first = cmp.Or(first, fmt.Errorf("delete %s of vanished instance %s: %w", e.ID, e.Tags[TagInstanceID], err))
 		}
 	}
-	return deleted, false, first
+	found.Known, found.Waiting = true, all-len(old)
+	return found, first
 }
 
 // orphanable tells whether an ENI may be looked at as an orphan: detached, with

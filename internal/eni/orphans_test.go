@@ -2,8 +2,10 @@ package eni
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,17 +76,19 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 		cl.enis[id] = e
 	}
 	seen := Sightings{}
+	var last Collected
 	look := func(after time.Duration) int {
 		t.Helper()
 		c := Collector{
 			Cloud: cl, Cluster: "test", MinAge: 15 * time.Minute, Seen: seen,
 			Alive: func(id string) bool { return id == "i-alive" },
 		}
-		n, _, err := c.Collect(t.Context(), t0.Add(after))
-		if err != nil {
-			t.Fatal(err)
+		found, err := c.Collect(t.Context(), t0.Add(after))
+		if err != nil || !found.Known {
+			t.Fatalf("%+v, %v", found, err)
 		}
-		return n
+		last = found
+		return found.Deleted
 	}
 	if n := look(0); n != 0 {
 		t.Fatalf("%d deleted at first sight", n)
@@ -99,12 +103,63 @@ func TestOnlyOrphansAreCollected(t *testing.T) {
 	if n := look(14 * time.Minute); n != 0 {
 		t.Fatalf("%d deleted before they are old enough", n)
 	}
+	if last.Waiting == 0 || last.Kept+last.Refused != 0 {
+		t.Errorf("before they are old enough: %+v", last)
+	}
 	if n := look(15 * time.Minute); n != 3 || len(cl.enis) != 15 {
 		t.Errorf("%d deleted, left are %v", n, slices.Sorted(maps.Keys(cl.enis)))
+	}
+	// Those of the instance that sleeps are kept, the one that came back is too young.
+	if states := last.ByState(); last.Kept != 2 || states["kept"] != 2 || states["waiting"] != 1 || states["refused"] != 0 {
+		t.Errorf("%+v", last)
 	}
 	for _, id := range []string{"orphan", "without an age", "adopted"} {
 		if _, ok := cl.enis[id]; ok {
 			t.Errorf("the ENI %q is left", id)
 		}
 	}
+}
+
+// TestOrphansThatStay are counted: those that EC2 refuses to delete, and nothing where it
+// could not be asked, or not for all.
+func TestOrphansThatStay(t *testing.T) {
+	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	orphan := func(id string) cloud.ENI {
+		return cloud.ENI{ID: id, Status: "available", Description: Description("i-gone"), Tags: map[string]string{TagCluster: "test", TagOwner: Owner, TagInstanceID: "i-gone"}}
+	}
+	refuses := &refusing{leftovers: leftovers{enis: map[string]cloud.ENI{"a": orphan("a"), "b": orphan("b"), "c": orphan("c")}}, id: "b"}
+	c := Collector{Cloud: refuses, Cluster: "test", Seen: Sightings{}, Alive: func(string) bool { return false }}
+	found, err := c.Collect(t.Context(), t0)
+	if err == nil || !strings.Contains(err.Error(), "delete b") || found != (Collected{Known: true, Refused: 1, Deleted: 2}) {
+		t.Errorf("%+v, %v", found, err)
+	}
+	c.Pause = func() bool { return true }
+	if found, err = c.Collect(t.Context(), t0); err != nil || found != (Collected{Paused: true}) {
+		t.Errorf("paused: %+v, %v", found, err)
+	}
+	refuses.away = true
+	if found, err = c.Collect(t.Context(), t0); err == nil || found.ByState() != nil {
+		t.Errorf("EC2 is away: %+v, %v", found, err)
+	}
+}
+
+// refusing deletes all but one.
+type refusing struct {
+	leftovers
+	id   string
+	away bool
+}
+
+func (r *refusing) ENIs(ctx context.Context, f cloud.ENIFilter) ([]cloud.ENI, error) {
+	if r.away {
+		return nil, errors.New("no route to host")
+	}
+	return r.leftovers.ENIs(ctx, f)
+}
+
+func (r *refusing) DeleteENI(ctx context.Context, id string) error {
+	if id == r.id {
+		return errors.New("it is in use by another service")
+	}
+	return r.leftovers.DeleteENI(ctx, id)
 }

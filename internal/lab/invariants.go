@@ -335,3 +335,14 @@ func Document(ctx context.Context, n *node.Node) (introspect.Document, error) {
 	}
 	return doc, nil
 }
+
+// WaitAvailable returns once a node has so many addresses to hand out, or ctx ends.
+func WaitAvailable(ctx context.Context, n *node.Node, want int) error {
+	return poll.Until(ctx, func() error {
+		doc, err := Document(ctx, n)
+		if err == nil && doc.Totals.Available < want {
+			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
+		}
+		return err
+	})
+}

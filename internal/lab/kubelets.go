@@ -42,6 +42,9 @@ type Kubelets struct {
 	Proxy host.ProxyMode
 	// CNIPlugins is the folder of the reference plugins, /usr/lib/cni when empty.
 	CNIPlugins string
+	// NoCNIPlugins has machines come without reference plugins, as the images of some
+	// distributions do: those that pods need come with Berth.
+	NoCNIPlugins bool
 	// MaxPods of a node; when 0, as many as its ENIs have addresses for, and 110 in
 	// pool mode.
 	MaxPods int
@@ -74,7 +77,10 @@ func (o Options) completeKubelets() (Options, error) {
 	if !slices.Contains(host.ProxyModes, k.Proxy) {
 		return o, fmt.Errorf("mode %q of kube-proxy: want one of %v", k.Proxy, host.ProxyModes)
 	}
-	if k.CNIPlugins == "" {
+	switch {
+	case k.NoCNIPlugins && k.CNIPlugins != "":
+		return o, fmt.Errorf("machines are to have no CNI plugins, and those of %s", k.CNIPlugins)
+	case k.CNIPlugins == "" && !k.NoCNIPlugins:
 		k.CNIPlugins = "/usr/lib/cni"
 	}
 	if k.runtime, err = host.FindContainerd(context.Background(), k.Containerd); err != nil {

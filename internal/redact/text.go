@@ -54,9 +54,12 @@ var (
 
 	yamlLine = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
 	// assigned is a name and what joins it to its value, assignee that value.
-	assigned  = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
-	assignee  = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
-	flagValue = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-][^\s"',]*)`)
+	assigned = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
+	assignee = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
+	unquoted = regexp.MustCompile(`^[^\s"',;&}\])]+`)
+	// furtherName is a name that a value is assigned to, or a flag.
+	furtherName = regexp.MustCompile(`^(?:--?[A-Za-z]|[A-Za-z0-9_.$/-]+\s*[:=])`)
+	flagValue   = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-](?:[^\s"',]|,[^\s"',-])*)`)
 	// nameParts has one of each name that Secret takes for one of a secret, whatever
 	// joins its other parts.
 	nameParts = []string{"pass", "secret", "token", "key", "auth", "cookie", "cred", "docker", "pwd", "psk", "signature"}
@@ -152,14 +155,35 @@ func named(s string) string {
 		name := s[m[2]:m[3]]
 		out.WriteString(s[:m[1]])
 		s = s[m[1]:]
-		if !Secret(name) {
-			continue
+		if !Secret(name) || opens(s) || strings.HasPrefix(strings.TrimLeft(s, quotes), Mark) {
+			continue // without a look for the value's end, which may be that of s
 		}
-		value := assignee.FindString(s)
+		value := unquotedWhole(s, assignee.FindString(s))
 		if masked, ok := mask(value); ok {
 			out.WriteString(masked)
 			s = s[len(value):]
 		}
+	}
+}
+
+// unquotedWhole is the whole of the value that s begins with, where it is in no quotes: a
+// comma or semicolon is part of a secret, unless a further name with a value, a space or
+// the end comes after it.
+func unquotedWhole(s, value string) string {
+	if strings.HasPrefix(strings.TrimLeft(value, `\`), `"`) || strings.HasPrefix(value, "'") {
+		return value
+	}
+	for {
+		rest := s[len(value):]
+		end := len(rest) - len(strings.TrimLeft(rest, ",;"))
+		if end == 0 || furtherName.MatchString(rest[end:]) {
+			return value
+		}
+		more := unquoted.FindString(rest[end:])
+		if more == "" {
+			return value
+		}
+		value = s[:len(value)+end+len(more)]
 	}
 }
 
@@ -174,10 +198,13 @@ func flags(s string) string {
 	})
 }
 
+// quotes may stand before a value, and after it.
+const quotes = "\\\"'`"
+
 // mask is a value without its secret, in its quotes if it has some. It is not ok for
 // what has none, or is the beginning of a list or object.
 func mask(value string) (masked string, ok bool) {
-	quote := value[:len(value)-len(strings.TrimLeft(value, `\"'`))]
+	quote := value[:len(value)-len(strings.TrimLeft(value, quotes))]
 	inner := strings.TrimSuffix(strings.TrimPrefix(value, quote), quote)
 	if !isValue(inner) || quote == "" && opens(inner) {
 		return "", false

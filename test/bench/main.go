@@ -5,7 +5,8 @@
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
 // against a plugin that does nothing, against the bare netlink calls, or against
-// Berth itself on a node with few pods; Berth against the Amazon VPC CNI in a lab of
+// Berth itself on a node with few pods; Berth against the reference plugins on the
+// kubelets of one cluster; Berth against the Amazon VPC CNI in a lab of
 // the same specification; and the operator with thousands of nodes,
 // against itself with few, or against the time that EC2's limits force, or with
 // nodes that ask for blocks of an address pool. Value and reference of what

@@ -17,7 +17,7 @@ const (
 // podsReady measures how long a Deployment takes until its pods are Ready, in turn with
 // the reference plugins in the same cluster.
 func podsReady(ctx context.Context, b *bench) ([]Result, error) {
-	s, err := b.takeTurns(ctx, max(1, b.rounds/2), func(n ready.Network) (time.Duration, error) {
+	s, err := b.takeTurns(max(1, b.rounds/2), func(n ready.Network) (time.Duration, error) {
 		return b.cluster.Deployment(ctx, n, deploymentPods)
 	})
 	if err != nil {
@@ -32,7 +32,7 @@ func burstReady(ctx context.Context, b *bench) ([]Result, error) {
 	if err := b.cluster.Configure(ctx, map[string]any{"settings": map[string]any{"minimum-ip-target": ready.MaxPods, "warm-ip-target": 1}}); err != nil {
 		return nil, err
 	}
-	s, err := b.takeTurns(ctx, max(1, b.rounds/4), func(n ready.Network) (time.Duration, error) {
+	s, err := b.takeTurns(max(1, b.rounds/5), func(n ready.Network) (time.Duration, error) {
 		took, err := b.cluster.Burst(ctx, n, burstPods)
 		if err != nil {
 			return 0, err
@@ -48,7 +48,7 @@ func burstReady(ctx context.Context, b *bench) ([]Result, error) {
 // takeTurns measures both networks so often, after a turn of each that does not
 // count. Who was second is first in the next round, so that a machine that becomes
 // slower or faster all the time does so to both.
-func (b *bench) takeTurns(ctx context.Context, n int, measure func(ready.Network) (time.Duration, error)) (series, error) {
+func (b *bench) takeTurns(n int, measure func(ready.Network) (time.Duration, error)) (series, error) {
 	all := series{}
 	order := [2]ready.Network{ready.Berth, ready.Reference}
 	for i := range n + 1 {

@@ -16,7 +16,6 @@ import (
 	"github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
-	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/test/bench/ready"
 )
 
@@ -174,14 +173,7 @@ func (b *bench) raise(ctx context.Context) (err error) {
 func waitWarm(ctx context.Context, n *node.Node, want int) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	err := poll.Until(ctx, func() error {
-		doc, err := lab.Document(ctx, n)
-		if err == nil && doc.Totals.Available < want {
-			err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
-		}
-		return err
-	})
-	if err != nil {
+	if err := lab.WaitAvailable(ctx, n, want); err != nil {
 		return fmt.Errorf("%w\n%s", err, n.LogTail(10))
 	}
 	return nil

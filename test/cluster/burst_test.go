@@ -64,7 +64,7 @@ func (w *world) burst(t *testing.T, prefix string, kills int) (slowest time.Dura
 	})
 	g.Go(func() error {
 		return objects.Until(gctx, w.Kube.Client, &corev1.PodList{}, nil, func(p *corev1.Pod) bool {
-			if at, ours := began[p.Name]; ours && took[p.Name] == 0 && isReady(p) {
+			if at, ours := began[p.Name]; ours && took[p.Name] == 0 && objects.IsReady(p) {
 				took[p.Name] = time.Since(at)
 			}
 			return len(took) == pods

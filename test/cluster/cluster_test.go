@@ -56,14 +56,15 @@ func run(m *testing.M) int {
 		fmt.Println("FAIL: remove what an interrupted run has left:", err)
 		return 1
 	}
-	return harness.Main(m)
+	return harness.Main(m, "berthctl")
 }
 
 // disks is where labs with kubelets have their machines' disks.
 const disks = "/var/lib/vpclab"
 
 // sweepDead removes the cgroups and disks of runs that were interrupted, which no
-// sandbox takes along. A lab in whose groups something runs is alive.
+// sandbox takes along. A lab in whose groups something runs, in
+// whichever sandbox, is alive.
 func sweepDead() error {
 	labs, err := filepath.Glob(disks + "/*")
 	errs := []error{err}

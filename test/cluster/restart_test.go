@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -131,8 +132,24 @@ func nodeReboots(t *testing.T, w *world) {
 	w.rest(t)
 }
 
-// apiServerAway is the API server killed for some seconds in which a sandbox is made
-// anew. What ten minutes do is tested in virtual time (internal/kubeapi, internal/source).
+// apiAway is how much longer the API server is away than the test takes, as the variable
+// API_AWAY says ("10m"); nothing when it is not set.
+func apiAway(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("API_AWAY")
+	if text == "" {
+		return 0
+	}
+	long, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("API_AWAY: %v", err)
+	}
+	return long
+}
+
+// apiServerAway is the API server killed for some seconds, or longer by API_AWAY, in
+// which sandboxes are made anew. What ten minutes do is tested in virtual time too
+// (internal/kubeapi, internal/source).
 func apiServerAway(t *testing.T, w *world) {
 	h, err := w.Host(brokenNode)
 	harness.OK(t, err)
@@ -141,6 +158,13 @@ func apiServerAway(t *testing.T, w *world) {
 	w.underCalls(t, brokenNode, func() {
 		harness.OK(t, w.Kube.KillAPIServer())
 		w.newSandbox(t, h, pods[0])
+		if long := apiAway(t); long > 0 {
+			select { // the test's subject: kubelets and containerd have no virtual time
+			case <-time.After(long):
+			case <-t.Context().Done():
+			}
+			w.newSandbox(t, h, pods[1])
+		}
 		harness.OK(t, w.Kube.StartAPIServer(harness.Deadline(t, soon)))
 	})
 	w.podReady(t, pods...)

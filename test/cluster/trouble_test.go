@@ -18,12 +18,22 @@ var (
 	inOperator  = []lab.Mode{lab.OperatorMode}
 )
 
-// troubles happen to a cluster in this order, and are put right again by who brings them.
-var troubles = []struct {
+// trouble is one, or something to look at beside it.
+type trouble struct {
 	name  string
 	in    []lab.Mode
 	bring func(t *testing.T, w *world)
-}{
+}
+
+// looks are had of a cluster at rest, by what people use when something is wrong.
+var looks = []trouble{
+	{"chained plugins", inAll, chainedPlugins},
+	{"kubectl berth", inAll, kubectlBerth},
+	{"support bundle", inAll, supportBundle},
+}
+
+// troubles happen to a cluster in this order, and are put right again by who brings them.
+var troubles = []trouble{
 	{"upgrade and rollback", inAll, upgrade}, // to the first revision
 	{"kubelet killed", inOperator, kubeletDies},
 	{"containerd killed in a burst", inAll, containerdDies},
@@ -39,14 +49,15 @@ var troubles = []struct {
 	{"node rebooted", inAll, nodeReboots},
 }
 
-// TestTrouble has one cluster for each kind of addresses, to which troubles happen in
-// turn. After each nothing is lost: nodes and pods are Ready, and pods, daemons and
+// TestTrouble has one cluster for each kind of addresses, which is looked at, and to which
+// troubles happen in turn. The nodes of one have no CNI plugins but those that come with
+// Berth. After each nothing is lost: nodes and pods are Ready, and pods, daemons and
 // cloud agree on every address.
 func TestTrouble(t *testing.T) {
 	for _, mode := range inAll {
 		t.Run(string(mode), func(t *testing.T) {
-			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{Proxy: host.NFTables}})
-			for _, trouble := range troubles {
+			w := raise(t, lab.Options{Mode: mode, OperatorCount: 2, Kubelets: &lab.Kubelets{Proxy: host.NFTables, NoCNIPlugins: mode == lab.NodeMode}})
+			for _, trouble := range slices.Concat(looks, troubles) {
 				if !slices.Contains(trouble.in, mode) {
 					continue
 				}

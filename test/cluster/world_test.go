@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/berthnet/berth/internal/lab"
 	"github.com/berthnet/berth/internal/lab/addons"
+	"github.com/berthnet/berth/test/bench/objects"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -193,16 +193,10 @@ func (w *world) isReady(ctx context.Context, name string) error {
 	if err := w.Kube.Client.Get(ctx, client.ObjectKey{Namespace: inDefault, Name: name}, p); err != nil {
 		return err
 	}
-	if !isReady(p) {
+	if !objects.IsReady(p) {
 		return fmt.Errorf("pod %s is %s: %+v", name, p.Status.Phase, p.Status.ContainerStatuses)
 	}
 	return nil
-}
-
-func isReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // nodeReady tells whether a Node is Ready, and what is said of it.

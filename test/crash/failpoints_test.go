@@ -26,20 +26,26 @@ import (
 func TestKillAtEveryFailpoint(t *testing.T) {
 	t.Parallel()
 	for _, m := range modes {
-		t.Run(string(m.name), func(t *testing.T) {
-			t.Parallel() // most of the time it waits for a process to start
+		for kills := range slices.Chunk(m.kills, killsOfALab) {
+			t.Run(string(m.name), func(t *testing.T) {
+				t.Parallel() // most of the time it waits for a process to start
 
-			l := harness.Raise(t, m.lab(2, 1))
-			book := newLedger(func(k kind, text string) { t.Errorf("%s: %s", k, text) })
-			for _, name := range m.kills {
-				if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
-					break // the lab is no longer what the next one expects
+				l := harness.Raise(t, m.lab(2, 1))
+				book := newLedger(func(k kind, text string) { t.Errorf("%s: %s", k, text) })
+				for _, name := range kills {
+					if !t.Run(name, func(t *testing.T) { killAt(t, m, l, book, name) }) {
+						break // the lab is no longer what the next one expects
+					}
 				}
-			}
-			t.Logf("%d failpoints, %d pods made, %d removed", len(m.kills), book.adds, book.dels)
-		})
+				t.Logf("%d failpoints, %d pods made, %d removed", len(kills), book.adds, book.dels)
+			})
+		}
 	}
 }
+
+// killsOfALab is at how many failpoints one lab sees a program killed: node mode,
+// which has most of them and no control plane, gets two labs.
+const killsOfALab = 24
 
 func killAt(t *testing.T, m mode, l *lab.Lab, book *ledger, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

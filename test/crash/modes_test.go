@@ -54,7 +54,7 @@ var nodeMode = mode{
 	}},
 	daemon:   named("daemon.", "eni.", "inventory.", "intent."),
 	kills:    named("daemon.", "eni.", "inventory.", "intent."),
-	ops:      600,
+	ops:      300,
 	troubles: []trouble{ec2Away, stopDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon, killDaemon},
 	empty:    primaryAlone,
 }
@@ -67,7 +67,7 @@ var operatorMode = mode{
 	daemon:   named("daemon.", "nodenetwork.", "inventory.save."),
 	operator: ofENIOperator,
 	kills:    ofENIOperator,
-	ops:      400,
+	ops:      200,
 	troubles: []trouble{ec2Away, killAPIServer, haltOperator, haltOperator, killDaemon, killOperator, killOperator, killOperator},
 	empty:    oneWarmAddress,
 }
@@ -87,7 +87,7 @@ var poolMode = mode{
 	// What of the operator needs a pool or a node to go is in its own tests, and
 	// what of the daemon has nothing to do with pools is killed at in node mode.
 	kills:    named("pool.", "operator.pool.accept.", "operator.pool.cut.", "operator.pool.answer."),
-	ops:      240,
+	ops:      120,
 	troubles: []trouble{killAPIServer, haltOperator, haltOperator, killDaemon, killDaemon, killOperator, killOperator, killOperator},
 	empty:    blocks(1),
 }

@@ -21,6 +21,7 @@ import (
 // It is one short round of each mode; with -soak.time or -soak.ops, rounds until
 // these limits, whatever is found on the way.
 func TestSoak(t *testing.T) {
+	t.Parallel()
 	o := soakFlags
 	if err := o.complete(); err != nil {
 		t.Fatal(err)
@@ -111,7 +112,7 @@ func (s *soak) rounds(t *testing.T, m mode, tally *tally) {
 const idleRounds = 3
 
 // longer is how many times the operations of a short round a round of many has.
-const longer = 5
+const longer = 10
 
 // keptRounds is of how many failed rounds of a mode the logs are kept.
 const keptRounds = 3

@@ -3,17 +3,13 @@
 package e2e
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/berthnet/berth/internal/lab/network/echo"
-	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -38,7 +34,7 @@ func TestHostPortAndBandwidth(t *testing.T) {
 	harness.Eventually(t, patience, "the host port answers", func() error {
 		return harness.AsksBy(t, other.node.Netns, "tcp", to, harness.PrimaryAddress(t, l, other.node))
 	})
-	if found := limits(t, c.node.Netns, rate/8); found["veth"] != 1 || found["ifb"] != 1 {
+	if found := harness.RateLimits(t, c.node.Netns, rate/8); found["veth"] != 1 || found["ifb"] != 1 {
 		t.Errorf("the pod's bandwidth is limited on %v, want a veth for what it gets and an ifb for what it sends", found)
 	}
 
@@ -47,30 +43,7 @@ func TestHostPortAndBandwidth(t *testing.T) {
 	if _, err := echo.Ask(short, other.node.Netns, "tcp", to, netip.Addr{}, "hello"); err == nil {
 		t.Errorf("the host port of %s still answers", s.name)
 	}
-	if found := limits(t, c.node.Netns, rate/8); len(found) > 0 {
+	if found := harness.RateLimits(t, c.node.Netns, rate/8); len(found) > 0 {
 		t.Errorf("limits are left on %v", found)
 	}
-}
-
-// limits counts the links of a namespace, by type, that have a token bucket of a
-// rate (bytes a second).
-func limits(t *testing.T, netns string, rate uint64) map[string]int {
-	t.Helper()
-	found := map[string]int{}
-	harness.OK(t, ns.Do(netns, func() error {
-		links, err := netlink.LinkList()
-		for _, link := range links {
-			qdiscs, listErr := netlink.QdiscList(link)
-			if listErr != nil {
-				err = errors.Join(err, fmt.Errorf("list the qdiscs of %s: %w", link.Attrs().Name, listErr))
-			}
-			for _, q := range qdiscs {
-				if tbf, ok := q.(*netlink.Tbf); ok && tbf.Rate == rate {
-					found[link.Type()]++
-				}
-			}
-		}
-		return err
-	}))
-	return found
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/cgroup"
 	"github.com/berthnet/berth/internal/lab/run/node"
+	"github.com/berthnet/berth/internal/lab/run/poll"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -230,8 +231,17 @@ func (c *containerd) checkLeftovers(t *testing.T) {
 		"cgroups":            func() ([]string, error) { return children(c.podsGroup()) },
 		"network namespaces": func() ([]string, error) { return filepath.Glob(c.netnsDir() + "/*") },
 	} {
-		if left, err := list(); err != nil || len(left) > 0 {
-			t.Errorf("containerd of %s left %s behind: %v (%v)", c.node.Name, what, left, err)
+		ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own has ended
+		err := poll.Until(ctx, func() error {                              // shims end by themselves
+			left, err := list()
+			if err == nil && len(left) > 0 {
+				err = fmt.Errorf("there are still %v", left)
+			}
+			return err
+		})
+		cancel()
+		if err != nil {
+			t.Errorf("containerd of %s left %s behind: %v", c.node.Name, what, err)
 		}
 	}
 }

@@ -28,8 +28,9 @@ import (
 var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.PoolMode)}
 
 const (
-	// labDir is where the cluster lives. Sockets lie in it, so it is short.
-	labDir = "/run/vpclab/upstream"
+	// labDirs is what the clusters' folders begin with, one for each mode. Sockets lie
+	// in them, so they are short.
+	labDirs = "/run/vpclab/up"
 	// nodes is how many the cluster has, each in a zone of its own: specs of traffic
 	// within a zone need three.
 	nodes = 3
@@ -117,7 +118,7 @@ func zone(ctx context.Context, c *lab.Cluster) error {
 // raise raises a cluster of the lab with Berth in it, from the chart and the images
 // that users have, and returns what removes it again.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
-	began := time.Now()
+	began, labDir := time.Now(), labDirs+o.mode
 	fmt.Fprintf(out, "Raising a cluster of %d nodes in mode %s ...\n", nodes, o.mode)
 	if err := os.MkdirAll(labDir, 0o755); err != nil {
 		return cluster{}, nil, fmt.Errorf("make the folder of the cluster: %w", err)

@@ -97,6 +97,7 @@ var exclusions = []exclusion{
 	{label: "Feature:PerformanceDNS", why: "makes 10,000 services to load the DNS server"},
 	{label: "Feature:LocalhostNodePorts", in: notIPTables, why: "kube-proxy serves node ports on loopback in iptables mode alone"},
 	{label: "Feature:KubeProxyNFAcct", in: notIPTables, why: "is about a metric of kube-proxy's iptables mode"},
+	{name: "should let a node pull an image from a registry exposed via localhost NodePort", why: "needs images of upstream's registry, which its agnhost carries and the one that is built here does not"},
 	{name: "should forward PTR records lookup to upstream nameserver", why: "needs the internet: it resolves 8.8.8.8"},
 	{name: "[Provider:gce", why: "is for clusters on Google's or other clouds, and enters nodes by SSH"},
 	{name: "should work after restarting apiserver [Disruptive]", why: "enters the nodes of a cloud by SSH"},

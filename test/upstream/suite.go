@@ -105,6 +105,12 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 	if c.netns != "" {
 		run = exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + c.netns, "--", s.ginkgo}, run.Args[1:]...)...)
 	}
+	tmp, err := os.MkdirTemp("", "upstream-")
+	if err != nil {
+		return fmt.Errorf("make a folder for what the tests leave behind: %w", err)
+	}
+	defer os.RemoveAll(tmp)
+	run.Env = append(os.Environ(), "TMPDIR="+tmp)
 	run.Stdout, run.Stderr = log, log
 	run.Dir = s.out
 	run.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -113,7 +119,7 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 	if err := run.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", run.Path, err)
 	}
-	err := run.Wait()
+	err = run.Wait()
 	// What its processes left behind, should it have been killed.
 	_ = syscall.Kill(-run.Process.Pid, syscall.SIGKILL)
 	return err

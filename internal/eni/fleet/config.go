@@ -46,6 +46,8 @@ type Observer interface {
 	Acted(node string, a plan.Action, class cloud.Class, err error, took time.Duration)
 	// Listed is called after each full listing.
 	Listed(took time.Duration, err error)
+	// Collected is called after each look for what vanished instances left.
+	Collected(found eni.Collected)
 }
 
 func (c *Config) withDefaults() error {

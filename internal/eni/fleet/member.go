@@ -47,6 +47,9 @@ func (o namedObserver) Acted(a plan.Action, class cloud.Class, err error, took t
 	o.to.Acted(o.name, a, class, err, took)
 }
 
+// Collected implements eni.Observer: the fleet looks for orphans itself.
+func (namedObserver) Collected(eni.Collected) {}
+
 // Reconciled implements eni.Observer.
 func (namedObserver) Reconciled(time.Duration) {}
 

@@ -250,8 +250,11 @@ func (f *Fleet) collect(ctx context.Context) {
 		}
 		call, cancel := context.WithTimeout(ctx, listTimeout)
 		now := f.cfg.Clock.Now()
-		n, _, err := c.Collect(call, now)
+		found, err := c.Collect(call, now)
 		cancel()
+		if f.cfg.Observer != nil {
+			f.cfg.Observer.Collected(found)
+		}
 		wait = retry.Jitter(f.cfg.CollectInterval)
 		if due := seen.Due(now, f.cfg.OrphanAge); !due.IsZero() {
 			wait = min(wait, due.Sub(f.cfg.Clock.Now()))
@@ -260,8 +263,8 @@ func (f *Fleet) collect(ctx context.Context) {
 			f.cfg.Logger.Warn("looking for orphans failed", "class", cloud.ClassOf(err).String(), "error", err)
 			wait = min(wait, retry.Jitter(time.Minute))
 		}
-		if n > 0 {
-			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", n)
+		if found.Deleted > 0 {
+			f.cfg.Logger.Info("deleted ENIs of vanished instances", "count", found.Deleted)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/internal/metric"
 )
@@ -22,6 +23,8 @@ var (
 	famCalls     = metric.New("berth_operator_aws_api_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter, by operation and response code: EC2's error code, or OK.", "operation", "response_code")
 	famLimiter   = metric.New("berth_operator_ec2_rate_limit_duration_seconds", "histogram", "Time that the client's limiter held calls to EC2 back, by operation.", "operation")
 	famResyncs   = metric.New("berth_operator_eni_resync_total", "counter", "Full listings of what EC2 holds for all nodes, failed ones included.")
+	famOrphans   = metric.New("berth_operator_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as they were seen last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
+	famCollected = metric.New("berth_operator_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that were deleted.")
 	famSubnets   = metric.New("berth_operator_subnet_free_addresses", "gauge", "Free addresses of the subnets that nodes may use, less what is being asked for right now.", "subnet_id", "zone")
 	famDemand    = metric.New("berth_operator_demand_to_address_seconds", "histogram", "Time from when more pods waited on a node than it had free addresses until it had enough.")
 
@@ -29,7 +32,7 @@ var (
 )
 
 // Families are the metrics, for the page that documents them.
-var Families = []metric.Family{famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famSubnets, famDemand}
+var Families = []metric.Family{famIPs, famAssigns, famCreations, famENIs, famNodes, famCalls, famLimiter, famResyncs, famOrphans, famCollected, famSubnets, famDemand}
 
 // Metrics count what is done for nodes. They implement fleet.Observer and
 // pace.Observer, and may be used by many goroutines at once.
@@ -40,6 +43,8 @@ type Metrics struct {
 	limiter   *prometheus.HistogramVec
 	resyncs   *prometheus.CounterVec
 	demand    *prometheus.HistogramVec
+	orphans   *prometheus.GaugeVec
+	collected *prometheus.CounterVec
 }
 
 // NewMetrics makes metrics that are not registered.
@@ -48,15 +53,17 @@ func NewMetrics() *Metrics {
 		assigns: famAssigns.Counter(), creations: famCreations.Counter(),
 		calls: famCalls.Histogram(callBuckets), limiter: famLimiter.Histogram(callBuckets),
 		resyncs: famResyncs.Counter(), demand: famDemand.Histogram(metric.WaitBuckets),
+		orphans: famOrphans.Gauge(), collected: famCollected.Counter(),
 	}
-	m.resyncs.WithLabelValues() // so that they are there before the first
+	m.Collected(eni.Collected{Known: true}) // so that they are there before the first
+	m.resyncs.WithLabelValues()
 	m.demand.WithLabelValues()
 	return m
 }
 
 // Collectors are to be registered.
 func (m *Metrics) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand}
+	return []prometheus.Collector{m.assigns, m.creations, m.calls, m.limiter, m.resyncs, m.demand, m.orphans, m.collected}
 }
 
 // Acted implements fleet.Observer.
@@ -73,6 +80,14 @@ func (m *Metrics) Acted(_ string, a plan.Action, class cloud.Class, err error, _
 
 // Listed implements fleet.Observer.
 func (m *Metrics) Listed(time.Duration, error) { m.resyncs.WithLabelValues().Inc() }
+
+// Collected implements fleet.Observer.
+func (m *Metrics) Collected(found eni.Collected) {
+	for state, n := range found.ByState() {
+		m.orphans.WithLabelValues(state).Set(float64(n))
+	}
+	m.collected.WithLabelValues().Add(float64(found.Deleted))
+}
 
 // DemandServed counts a node that had more pods waiting than free addresses,
 // and got enough after so long.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/pace"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/fleet"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/test/harness"
@@ -30,6 +31,8 @@ func TestMetricsOfNodes(t *testing.T) {
 	m.Call("AssignPrivateIpAddresses", "OK", time.Second)
 	m.Limited("AssignPrivateIpAddresses", 2*time.Second)
 	m.DemandServed(3 * time.Second)
+	m.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
+	m.Collected(eni.Collected{Deleted: 1}) // EC2 could not be asked for the others
 	g := gauges{
 		totals: func() Totals {
 			return Totals{Used: 1, Available: 2, Needed: 3, ENIs: 4, Nodes: 5, InDeficit: 6, AtCapacity: 7}
@@ -52,5 +55,9 @@ func TestMetricsOfNodes(t *testing.T) {
 		`berth_operator_aws_api_duration_seconds_sum{operation="AssignPrivateIpAddresses",response_code="OK"}`: "1",
 		`berth_operator_ec2_rate_limit_duration_seconds_sum{operation="AssignPrivateIpAddresses"}`:             "2",
 		`berth_operator_demand_to_address_seconds_sum`:                                                         "3",
+		`berth_operator_orphan_enis{state="waiting"}`:                                                          "1",
+		`berth_operator_orphan_enis{state="kept"}`:                                                             "2",
+		`berth_operator_orphan_enis{state="refused"}`:                                                          "3",
+		`berth_operator_orphan_enis_deleted_total`:                                                             "5",
 	})
 }

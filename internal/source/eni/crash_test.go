@@ -32,6 +32,8 @@ func (k *killer) Acted(_ plan.Action, _ cloud.Class, err error, _ time.Duration)
 	}
 }
 
+func (*killer) Collected(eni.Collected) {}
+
 func (*killer) Reconciled(time.Duration) {}
 
 // arm makes the next starts of n die at failpoints.

@@ -40,6 +40,9 @@ func (n *labNode) Acted(a plan.Action, _ cloud.Class, err error, _ time.Duration
 	}
 }
 
+// Collected implements eni.Observer.
+func (*labNode) Collected(eni.Collected) {}
+
 // Reconciled implements eni.Observer.
 func (n *labNode) Reconciled(time.Duration) { n.passes.Set() }
 

@@ -18,11 +18,13 @@ var (
 	famCalls      = metric.New("berth_ec2_calls_total", "counter", "Calls to EC2 by operation and code: EC2's error code, or OK.", "operation", "code")
 	famCallTime   = metric.New("berth_ec2_call_duration_seconds", "histogram", "Time that calls to EC2 took, without the client's limiter.", "operation")
 	famLimiter    = metric.New("berth_ec2_limiter_wait_seconds", "histogram", "Time that the client's limiter held calls to EC2 back.", "operation")
+	famOrphans    = metric.New("berth_orphan_enis", "gauge", "Detached ENIs of vanished instances of the cluster, as this node saw them last, by state: waiting (to be seen for --orphan-age), kept (an instance of theirs exists after all) or refused (EC2 does not delete them).", "state")
+	famCollected  = metric.New("berth_orphan_enis_deleted_total", "counter", "ENIs of vanished instances of the cluster that this node deleted.")
 	famReconciles = metric.New("berth_reconciles_total", "counter", "Passes of the ENI reconciler by result: success, or the class of the last error.", "result")
 )
 
 // Reference is what this source adds to the page of metrics.
-var Reference = source.Reference{Families: []metric.Family{famENIs, famCalls, famCallTime, famLimiter, famReconciles}}
+var Reference = source.Reference{Families: []metric.Family{famENIs, famCalls, famCallTime, famLimiter, famReconciles, famOrphans, famCollected}}
 
 // Metrics count what node mode asks EC2 for. They observe the calls (pace.Observer).
 type Metrics struct {
@@ -30,13 +32,15 @@ type Metrics struct {
 	duration   *prometheus.HistogramVec
 	wait       *prometheus.HistogramVec
 	reconciles *prometheus.CounterVec
+	orphans    *prometheus.GaugeVec
+	collected  *prometheus.CounterVec
 }
 
 // NewMetrics makes and registers them.
 func NewMetrics(to prometheus.Registerer) Metrics {
 	buckets := []float64{.01, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60} // seconds
-	m := Metrics{famCalls.Counter(), famCallTime.Histogram(buckets), famLimiter.Histogram(buckets), famReconciles.Counter()}
-	to.MustRegister(m.calls, m.duration, m.wait, m.reconciles)
+	m := Metrics{famCalls.Counter(), famCallTime.Histogram(buckets), famLimiter.Histogram(buckets), famReconciles.Counter(), famOrphans.Gauge(), famCollected.Counter()}
+	to.MustRegister(m.calls, m.duration, m.wait, m.reconciles, m.orphans, m.collected)
 	return m
 }
 
@@ -52,12 +56,12 @@ func (m Metrics) Limited(operation string, waited time.Duration) {
 }
 
 // Reconciler returns the observer of one reconciler.
-func (m Metrics) Reconciler() eni.Observer { return &passes{reconciles: m.reconciles} }
+func (m Metrics) Reconciler() eni.Observer { return &passes{Metrics: m} }
 
 // passes count those of a reconciler. Its calls come from one goroutine.
 type passes struct {
-	reconciles *prometheus.CounterVec
-	failed     string // class of the last error of the pass under way
+	Metrics
+	failed string // class of the last error of the pass under way
 }
 
 // Acted implements eni.Observer.
@@ -65,6 +69,14 @@ func (p *passes) Acted(_ plan.Action, class cloud.Class, err error, _ time.Durat
 	if err != nil {
 		p.failed = class.String()
 	}
+}
+
+// Collected implements eni.Observer.
+func (p *passes) Collected(found eni.Collected) {
+	for state, n := range found.ByState() {
+		p.orphans.WithLabelValues(state).Set(float64(n))
+	}
+	p.collected.WithLabelValues().Add(float64(found.Deleted))
 }
 
 // Reconciled implements eni.Observer: the result is success, or the class of

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/berthnet/berth/internal/cloud"
+	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/eni/plan"
 	"github.com/berthnet/berth/test/harness/sourcetest"
 )
@@ -21,10 +22,16 @@ func TestMetricsAreRegistered(t *testing.T) {
 	passes.Acted(plan.Action{}, cloud.Throttled, errors.New("slower"), 0)
 	passes.Reconciled(0)
 	passes.Reconciled(0)
+	passes.Collected(eni.Collected{Known: true, Waiting: 1, Kept: 2, Refused: 3, Deleted: 4})
+	passes.Collected(eni.Collected{Deleted: 1, Paused: true}) // of the others nothing new is known
 	want := map[string]float64{
 		`berth_ec2_calls_total{code="OK",operation="AssignPrivateIpAddresses"}`: 1,
 		`berth_ec2_call_duration_seconds{operation="AssignPrivateIpAddresses"}`: 1,
 		`berth_ec2_limiter_wait_seconds{operation="AssignPrivateIpAddresses"}`:  1,
+		`berth_orphan_enis{state="kept"}`:                                       2,
+		`berth_orphan_enis{state="refused"}`:                                    3,
+		`berth_orphan_enis{state="waiting"}`:                                    1,
+		`berth_orphan_enis_deleted_total{}`:                                     5,
 		`berth_reconciles_total{result="success"}`:                              1,
 		`berth_reconciles_total{result="throttled"}`:                            1,
 	}

@@ -161,14 +161,7 @@ func (c *Cluster) daemons(ctx context.Context, want int) error {
 // available returns once every node has so many addresses to hand out.
 func (c *Cluster) available(ctx context.Context, want int) error {
 	for _, n := range c.Nodes() {
-		err := poll.Until(ctx, func() error {
-			doc, err := lab.Document(ctx, n)
-			if err == nil && doc.Totals.Available < want {
-				err = fmt.Errorf("%s has %d addresses available, expected %d", n.Name, doc.Totals.Available, want)
-			}
-			return err
-		})
-		if err != nil {
+		if err := lab.WaitAvailable(ctx, n, want); err != nil {
 			return err
 		}
 	}

@@ -123,7 +123,7 @@ func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.
 		// By a watch, as users and controllers hear of it: the times in conditions are
 		// whole seconds.
 		until := objects.Until(groupCtx, c.Kube.Client, &corev1.PodList{}, nil, func(p *corev1.Pod) bool {
-			if _, known := at[p.Name]; !known && p.Labels["app"] == name && isReady(p) {
+			if _, known := at[p.Name]; !known && p.Labels["app"] == name && objects.IsReady(p) {
 				at[p.Name] = time.Now()
 				err = errors.Join(err, carries(n, p))
 			}
@@ -138,12 +138,6 @@ func (c *Cluster) turn(ctx context.Context, n Network, t turn) (map[string]time.
 		return nil, err
 	}
 	return at, c.remove(ctx)
-}
-
-func isReady(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // carries wants a pod to have an address of the network whose turn it is.

@@ -256,6 +256,7 @@ var elsewhere = map[string]string{
 	"BerthSubnetRefusesAddresses": "a full subnet is tried again after a minute, which is not scaled",
 	"BerthENIsNotRemoved":         "what only a person can heal is tried again after a minute, which is not scaled",
 	"BerthENICreationsFail":       "the same",
+	"BerthENIsLeftBehind":         "orphans are looked for every ten minutes, which is not scaled",
 	"BerthTwoLeaders":             "needs two installations",
 	"BerthAddressesComeLate":      "needs waits of 30 s, which are not scaled",
 	"BerthBlocksComeLate":         "needs waits of 10 s, which are not scaled",

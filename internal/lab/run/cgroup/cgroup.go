@@ -152,10 +152,10 @@ func (g Group) Populated() (bool, error) {
 // populated asks the controller pids, which counts those below too, or version 2
 // (cgroups(7), "Cgroups v2 cgroup.events file").
 func populated(dir string) (some, ok bool) {
-	if count, err := os.ReadFile(filepath.Join(dir, "pids.current")); err == nil { //nolint:gosec // cgroups have no links
+	if count, err := os.ReadFile(filepath.Join(dir, "pids.current")); err == nil {
 		return strings.TrimSpace(string(count)) != "0", true
 	}
-	events, err := os.ReadFile(filepath.Join(dir, "cgroup.events")) //nolint:gosec // as above
+	events, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
 	return strings.Contains(string(events), "populated 1"), err == nil
 }
 

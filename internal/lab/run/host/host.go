@@ -32,7 +32,7 @@ type Options struct {
 	Kubernetes string     // the folder of kubelet and kube-proxy; hack/kubebox.sh prints one
 	Runtime    Containerd // its container runtime
 	Images     []string   // archives that are imported when it boots for the first time
-	CNIPlugins string     // the folder of the reference plugins, such as /usr/lib/cni
+	CNIPlugins string     // the folder of the reference plugins, such as /usr/lib/cni; empty: it has none
 }
 
 // Host is a machine. Its methods may be called concurrently.
@@ -141,6 +141,9 @@ func (h *Host) boot(ctx context.Context) error {
 
 // installPlugins copies the reference plugins to a new machine's disk.
 func (h *Host) installPlugins() error {
+	if h.CNIPlugins == "" {
+		return nil
+	}
 	for _, name := range referencePlugins {
 		to := h.disk().path("opt", "cni", "bin", name)
 		if _, err := os.Stat(to); err == nil {

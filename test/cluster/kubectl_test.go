@@ -1,0 +1,267 @@
+//go:build e2e
+
+package cluster
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/berthnet/berth/api/v1alpha1"
+	ctl "github.com/berthnet/berth/internal/ctl/cluster"
+	"github.com/berthnet/berth/internal/ctl/diagnose"
+	"github.com/berthnet/berth/internal/lab"
+	"github.com/berthnet/berth/internal/lab/cloud/spec"
+	"github.com/berthnet/berth/test/harness"
+)
+
+// berth runs `kubectl berth` and wants it to end with a code: 0, or 2 where it found
+// something that is not well.
+func (w *world) berth(t *testing.T, code int, args ...string) string {
+	t.Helper()
+	out, err := w.Kubectl(t.Context(), append([]string{"berth", "--quiet"}, args...)...)
+	got := 0
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = exit.ExitCode()
+	} else {
+		harness.OK(t, err)
+	}
+	if got != code {
+		t.Errorf("kubectl berth %s ends with %d, want %d:\n%s", strings.Join(args, " "), got, code, out)
+	}
+	return out
+}
+
+// berthJSON runs it for a program and reads what it prints.
+func berthJSON[T any](t *testing.T, w *world, code int, args ...string) (out T) {
+	t.Helper()
+	text := w.berth(t, code, append(args, "--output=json")...)
+	if err := json.Unmarshal([]byte(text), &out); err != nil {
+		t.Fatalf("kubectl berth %s: %v\n%s", strings.Join(args, " "), err, text)
+	}
+	return out
+}
+
+// cells wants a table to have a row with these in this order.
+func cells(t *testing.T, table string, want ...string) {
+	t.Helper()
+	for line := range strings.Lines(table) {
+		if fields := strings.Fields(line); len(fields) >= len(want) && slices.Equal(fields[:len(want)], want) {
+			return
+		}
+	}
+	t.Errorf("no row begins with %q:\n%s", want, table)
+}
+
+// kubectlBerth compares what `kubectl berth` shows with the cluster, at rest and while
+// pods have no address.
+func kubectlBerth(t *testing.T, w *world) {
+	pluginPath(t)
+	used := map[string]int{} // by node
+	pods := &corev1.PodList{}
+	harness.OK(t, w.Kube.Client.List(t.Context(), pods))
+	for _, p := range pods.Items {
+		if !p.Spec.HostNetwork {
+			used[p.Spec.NodeName]++
+		}
+	}
+	mode := map[lab.Mode]diagnose.Mode{lab.NodeMode: diagnose.NodeMode, lab.OperatorMode: diagnose.OperatorMode, lab.PoolMode: diagnose.PoolMode}[w.Mode]
+
+	var details []string // what objects tell is enough
+	if w.Mode == lab.PoolMode {
+		details = []string{"--details"}
+	}
+	w.rest(t)
+	harness.Eventually(t, soon, "all is well, and reports follow the pods that went", func() error {
+		out, err := w.Kubectl(t.Context(), append([]string{"berth", "--quiet", "status", "--output=json"}, details...)...)
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+		var s ctl.Status
+		if err := json.Unmarshal([]byte(out), &s); err != nil {
+			return err
+		}
+		return harness.Equal("addresses in use", s.Totals.Used, used[calmNode]+used[brokenNode])
+	})
+	s := berthJSON[ctl.Status](t, w, 0, append([]string{"status"}, details...)...)
+	if !s.Healthy || len(s.Nodes) != len(w.Nodes()) || !slices.Equal(s.Modes, []diagnose.Mode{mode}) || s.Totals.Used != used[calmNode]+used[brokenNode] {
+		t.Errorf("status %+v, want %v addresses in use", s, used)
+	}
+	for _, n := range s.Nodes {
+		if !n.Daemon.Ready || n.Ready != "True" || n.Mode != mode || len(n.Trouble) > 0 || n.Addresses == nil || n.Addresses.Used != used[n.Name] || n.Addresses.Waiting != 0 {
+			t.Errorf("node %s: %+v %+v, want %d in use", n.Name, n, n.Addresses, used[n.Name])
+		}
+		if isVPC := w.Mode != lab.PoolMode; isVPC && (n.ENIs == 0 || n.InstanceID == "") || !isVPC && n.Blocks == 0 {
+			t.Errorf("node %s has no ENI or block: %+v", n.Name, n)
+		}
+	}
+	if w.Mode != lab.NodeMode && (s.Operator == nil || s.Operator.Ready != w.OperatorCount || s.Operator.Leader == "") {
+		t.Errorf("operator %+v", s.Operator)
+	}
+	table := w.berth(t, 0, append([]string{"status"}, details...)...)
+	if !strings.Contains(table, "all is well") {
+		t.Errorf("not all is well:\n%s", table)
+	}
+	for _, n := range s.Nodes {
+		cells(t, table, n.Name, "yes", "ready", fmt.Sprint(n.Addresses.Used))
+	}
+
+	table = w.berth(t, 0, "node", calmNode)
+	if !strings.Contains(table, "Node "+calmNode) || !strings.Contains(table, fmt.Sprintf("%d allocated", used[calmNode])) {
+		t.Errorf("want %d allocated:\n%s", used[calmNode], table)
+	}
+	cells(t, table, "DataPathReady", "True")
+	if d := berthJSON[ctl.NodeDetails](t, w, 0, "node", calmNode); d.Document == nil || len(d.Document.Allocated) != used[calmNode] {
+		t.Errorf("node %s: %+v", calmNode, d)
+	}
+
+	d := berthJSON[ctl.PodDetails](t, w, 0, "pod", inDefault+"/"+clientName)
+	if d.Diagnosis.Verdict != diagnose.Works || len(d.Attachments) != 1 || !d.Attachments[0].Checked || d.Attachments[0].Fault != "" ||
+		!slices.Contains(d.Addresses, d.Attachments[0].Address.String()) {
+		t.Errorf("pod %s: %+v", clientName, d)
+	}
+	table = w.berth(t, 0, "pod", clientName)
+	if !strings.Contains(table, "as it was set up") {
+		t.Errorf("the path is not compared:\n%s", table)
+	}
+	cells(t, table, d.Addresses[0])
+
+	pools := berthJSON[ctl.Pools](t, w, 0, "pools")
+	if isPool := w.Mode == lab.PoolMode; isPool != (len(pools.Pools) > 0) || isPool && (pools.Pools[0].Name != "default" || len(pools.Pools[0].Trouble) > 0) {
+		t.Errorf("pools %+v", pools)
+	}
+	top := berthJSON[ctl.Top](t, w, 0, append([]string{"top"}, details...)...)
+	for _, n := range top.Nodes {
+		if n.Used != used[n.Name] {
+			t.Errorf("top says that %s has %d in use, want %d", n.Name, n.Used, used[n.Name])
+		}
+	}
+	if len(top.Nodes) != len(w.Nodes()) || w.Mode != lab.PoolMode && (len(top.ENIs) == 0 || len(top.Subnets) == 0) {
+		t.Errorf("top %+v", top)
+	}
+	cells(t, w.berth(t, 0, append([]string{"top"}, details...)...), "NODE", "USE")
+
+	w.withoutAddress(t)
+}
+
+// withoutAddress has pods without an address for reasons that `kubectl berth pod` is to
+// name, and in events.
+func (w *world) withoutAddress(t *testing.T) {
+	t.Helper()
+	nowhere := plainPod("nowhere", "no-such-node")
+	mounts := plainPod("mounts", brokenNode)
+	mounts.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "no-such-secret"}}}}
+	mounts.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}
+	hostNetwork := plainPod("host-network", brokenNode)
+	hostNetwork.Spec.HostNetwork = true
+	for _, p := range []*corev1.Pod{nowhere, mounts, hostNetwork} {
+		harness.OK(t, w.Kube.Client.Create(t.Context(), p))
+	}
+	w.finds(t, nowhere.Name, diagnose.NotScheduled, "node(s) didn't match")
+	w.finds(t, mounts.Name, diagnose.NotAsked, "no-such-secret")
+	w.finds(t, hostNetwork.Name, diagnose.HostNetwork, "its node's address")
+	w.removePods(t, nowhere.Name, mounts.Name, hostNetwork.Name)
+	if w.Mode == lab.PoolMode {
+		w.withoutPool(t)
+		return
+	}
+
+	// No subnet has an address left, and more pods come than the node has addresses for.
+	for _, action := range []string{"CreateNetworkInterface", "AssignPrivateIpAddresses"} {
+		remove, err := w.Cloud.Inject(spec.Fault{Action: action, Kind: "error", Status: 400, Code: "InsufficientFreeAddressesInSubnet", Message: "there are too few free addresses"})
+		harness.OK(t, err)
+		defer remove()
+	}
+	doc := berthJSON[ctl.NodeDetails](t, w, 0, "node", brokenNode).Document
+	names := w.makePods(t, "short", brokenNode, doc.Totals.Available+doc.Totals.Cooling+2)
+	var waits string
+	harness.Eventually(t, soon, "a pod waits", func() error {
+		for _, name := range names {
+			if d, err := w.diagnosis(t, name); err == nil && len(d.Waiting) > 0 && d.Waiting[0].Message != "" {
+				waits = name
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	verdict := diagnose.Waiting
+	if w.Mode == lab.OperatorMode {
+		verdict = diagnose.Degraded
+	}
+	w.finds(t, waits, verdict, "subnet")
+	harness.Eventually(t, soon, "the node is short of addresses", func() error {
+		var s ctl.Status
+		out, _ := w.Kubectl(t.Context(), "berth", "--quiet", "status", "--output=json")
+		if err := json.Unmarshal([]byte(out), &s); err != nil {
+			return err
+		}
+		for _, n := range s.Nodes {
+			if n.Name == brokenNode && n.Short && n.Addresses.Waiting > 0 && !s.Healthy {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is not: %s", out)
+	})
+	w.shows(t, []string{"WaitingForAddress", waits}, "berth", "events")
+	w.Cloud.ClearFaults()
+	w.podReady(t, names...)
+	w.finds(t, waits, diagnose.Works, "")
+	w.removePods(t, names...)
+	w.rest(t)
+}
+
+// withoutPool has pods of a pool that there is not, and of one that has no block left.
+func (w *world) withoutPool(t *testing.T) {
+	t.Helper()
+	small := lab.Pool("small", 3, v1alpha1.PoolSubnet{IPv4: "10.77.0.0/29"}) // one block
+	small.Spec.PodNamespaces = []string{inDefault}
+	harness.OK(t, w.Kube.Client.Create(t.Context(), &small))
+	of := func(name, node, pool string) string {
+		p := plainPod(name, node)
+		p.Annotations = map[string]string{v1alpha1.AnnotationPool: pool}
+		harness.OK(t, w.Kube.Client.Create(t.Context(), p))
+		return name
+	}
+	first := of("has-block", calmNode, small.Name)
+	w.podReady(t, first)
+	unknown, late := of("no-pool", brokenNode, "no-such-pool"), of("no-block", brokenNode, small.Name)
+	w.finds(t, unknown, diagnose.NoPool, "no-such-pool")
+	w.finds(t, late, diagnose.PoolExhausted, small.Name)
+	if d, err := w.diagnosis(t, late); err != nil || len(d.Waiting) == 0 || d.Waiting[0].Message == "" {
+		t.Errorf("its node does not say why it waits: %+v, %v", d.Waiting, err)
+	}
+	table := w.berth(t, 2, "pools", small.Name)
+	cells(t, table, small.Name, "1", "0")
+	w.removePods(t, first, unknown, late)
+	harness.OK(t, client.IgnoreNotFound(w.Kube.Client.Delete(t.Context(), &small)))
+	w.rest(t)
+}
+
+// diagnosis is what it says of a pod, well or not.
+func (w *world) diagnosis(t *testing.T, name string) (d ctl.PodDetails, err error) {
+	t.Helper()
+	out, err := w.Kubectl(t.Context(), "berth", "--quiet", "pod", inDefault+"/"+name, "--output=json")
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 2 {
+		err = nil
+	}
+	return d, errors.Join(err, json.Unmarshal([]byte(out), &d))
+}
+
+// finds waits until it says of a pod what is the matter, in these words among others.
+func (w *world) finds(t *testing.T, name string, want diagnose.Verdict, words string) {
+	t.Helper()
+	harness.Eventually(t, soon, "kubectl berth pod "+name, func() error {
+		d, err := w.diagnosis(t, name)
+		if err == nil && (d.Diagnosis.Verdict != want || !strings.Contains(d.Diagnosis.Summary+d.Diagnosis.Remedy, words)) {
+			err = fmt.Errorf("it says %+v, want %s and %q", d.Diagnosis, want, words)
+		}
+		return err
+	})
+}
