@@ -41,14 +41,23 @@ func (w Want) Validate() error {
 	return w.Interface.validate()
 }
 
-// Validate is Want.Validate for what names a port.
-func (r Ref) Validate() error {
+// ValidateName refuses what names no port, such as for Unplug. Each error is an ErrInvalid.
+func (r Ref) ValidateName() error {
 	switch {
 	case !validMark(r.Attachment):
 		return invalid("Attachment", r.Attachment, "1 to 32 lower-case letters and digits")
 	case !validID(r.PortID) || len(r.PortID) < PrefixLen:
 		return invalid("PortID", r.PortID, "%d to %d letters, digits and dashes", PrefixLen, maxID)
-	case !rtnl.ValidName(r.Pod.IfName) || r.Pod.IfName == "lo":
+	}
+	return nil
+}
+
+// Validate is Want.Validate for what names a port and its place.
+func (r Ref) Validate() error {
+	if err := r.ValidateName(); err != nil {
+		return err
+	}
+	if !rtnl.ValidName(r.Pod.IfName) || r.Pod.IfName == "lo" {
 		return invalid("Pod.IfName", r.Pod.IfName, "a link name of up to 15 characters, not lo")
 	}
 	switch r.Kind {

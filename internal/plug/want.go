@@ -1,6 +1,7 @@
 package plug
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -49,9 +50,9 @@ type Want struct {
 type Interface struct {
 	MAC       net.HardwareAddr // the port's
 	LinkMAC   net.HardwareAddr // of the link in the pod, where a machine behind it has MAC; nil: MAC
-	MTU       int            // bytes; 0 keeps the link's
-	Addresses []netip.Prefix // with the prefix lengths of their subnets
-	Gateways  []netip.Addr   // at most one a family
+	MTU       int              // bytes; 0 keeps the link's
+	Addresses []netip.Prefix   // with the prefix lengths of their subnets
+	Gateways  []netip.Addr     // at most one a family
 	Routes    []Route
 	Default   bool // the pod's own connections leave by it
 }
@@ -97,6 +98,11 @@ type Found struct {
 	Ref             // as far as it can be told: Pod only has IfName at most
 	HalfMade bool   // the program ended while it was made; Attachment and PortID are not known
 	Link     string // on the node; empty: there is none any more
+}
+
+// Compare orders ports by ID, those half made first.
+func (f Found) Compare(o Found) int {
+	return cmp.Or(cmp.Compare(f.PortID, o.PortID), cmp.Compare(f.Attachment, o.Attachment), cmp.Compare(f.Link, o.Link))
 }
 
 // Plugger plugs ports of one kind. All methods are safe for concurrent use; calls about
