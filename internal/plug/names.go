@@ -22,10 +22,10 @@ func (r Ref) Mark() string {
 	return strings.Join([]string{"berth", string(r.Kind), r.Attachment, r.PortID, r.Pod.IfName}, " ")
 }
 
-// ParseMark reads an alias that Mark made.
+// ParseMark reads an alias that Mark made. More words may follow.
 func ParseMark(alias string) (r Ref, ok bool) {
 	parts := strings.Split(alias, " ")
-	if len(parts) != 5 || parts[0] != "berth" {
+	if len(parts) < 5 || parts[0] != "berth" {
 		return Ref{}, false
 	}
 	r = Ref{Kind: Kind(parts[1]), Attachment: parts[2], PortID: parts[3], Pod: Pod{IfName: parts[4]}}

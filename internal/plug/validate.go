@@ -38,7 +38,7 @@ func (w Want) Validate() error {
 			return invalid("Guest.Mode", string(g.Mode), "%s or %s", GuestTap, GuestBridge)
 		}
 	}
-	return w.Interface.validate()
+	return w.Interface.Validate()
 }
 
 // ValidateName refuses what names no port, such as for Unplug. Each error is an ErrInvalid.
@@ -75,7 +75,8 @@ func (r Ref) Validate() error {
 	return nil
 }
 
-func (i Interface) validate() error {
+// Validate is Want.Validate for what the pod sees.
+func (i Interface) Validate() error {
 	if !unicast(i.MAC) {
 		return invalid("Interface.MAC", i.MAC.String(), "a unicast address of six bytes")
 	}

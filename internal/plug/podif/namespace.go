@@ -67,7 +67,7 @@ func (s *Namespace) Link(name string) (netlink.Link, error) {
 	return l, nil
 }
 
-// Marked finds the link that carries the mark of a port, under whatever name; nil when there
+// Marked finds the veth that carries the mark of a port, under whatever name; nil when there
 // is none.
 func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {
 	links, err := rtnl.Whole(s.NL.LinkList)
@@ -75,7 +75,7 @@ func (s *Namespace) Marked(r plug.Ref) (netlink.Link, error) {
 		return nil, fmt.Errorf("list links in %s: %w", s.Path, err)
 	}
 	for _, l := range links {
-		if other, ok := plug.ParseMark(l.Attrs().Alias); ok && other.Attachment == r.Attachment && other.PortID == r.PortID {
+		if other, ok := plug.ParseMark(l.Attrs().Alias); ok && l.Type() == "veth" && other.Attachment == r.Attachment && other.PortID == r.PortID {
 			return l, nil
 		}
 	}
