@@ -183,11 +183,13 @@ func TestKeepsWhatTheAgentSet(t *testing.T) {
 	plugtest.Must(t, p.Check(ctx, w))
 }
 
+const againName = "the agent made the link anew"
+
 // When there is no place to go back to, the link does not stay in the pod.
 func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 	for name, spoil := range map[string]func(*agent, plug.Want){
 		"the VPC has no namespace any more": func(a *agent, _ plug.Want) { plugtest.Must(a.t, ns.Remove(a.name)) },
-		"the agent made the link anew": func(a *agent, w plug.Want) {
+		againName: func(a *agent, w plug.Want) {
 			plugtest.Must(a.t, plugtest.Veth(a.vpc, LinkName(w.Ref), "x0"))
 		},
 	} {
@@ -203,6 +205,9 @@ func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 				plugtest.Must(t, p.Unplug(ctx, w.Ref))
 				if got := plugtest.Links(t, pod); len(got) > 0 {
 					t.Errorf("left in the pod: %v", got)
+				}
+				if name == againName && len(plugtest.Links(t, a.vpc)) != 2 {
+					t.Errorf("left in the VPC's namespace: %v", plugtest.Links(t, a.vpc))
 				}
 			}
 		})
