@@ -26,6 +26,11 @@ internal/eni/act.go                 os                                  -
 internal/datapath/a.go              k8s.io/cri-api/pkg/apis             no-kubernetes
 internal/cloud/a.go                 sigs.k8s.io/yaml                    no-kubernetes
 internal/vpcport/neutron/a.go       k8s.io/api/core/v1                  no-kubernetes
+internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes
+internal/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
+internal/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
+internal/plug/tap/a.go              $berth/internal/lab/network/ns      lab
+internal/plug/plugtest/a.go         $berth/internal/lab/network/ns      -
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
 internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients

@@ -29,4 +29,13 @@ func open(t *testing.T) plugtest.Fixture {
 	}
 }
 
-func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.hybrid.", "plug.link.") }
+func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.hybrid.", "plug.link.made") }
+
+func TestPackets(t *testing.T) {
+	plugtest.Packets(t, plug.OVSHybrid, func(node *podif.Namespace, server *plugtest.Server) plug.Plugger {
+		p, err := hybrid.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
+		plugtest.Must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	})
+}

@@ -29,3 +29,12 @@ func open(t *testing.T) plugtest.Fixture {
 }
 
 func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") }
+
+func TestPackets(t *testing.T) {
+	plugtest.Packets(t, plug.OVS, func(node *podif.Namespace, server *plugtest.Server) plug.Plugger {
+		p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
+		plugtest.Must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	})
+}

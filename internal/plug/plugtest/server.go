@@ -28,8 +28,9 @@ var schemaJSON []byte // of ovs-vswitchd 3.1, the columns that matter
 
 type (
 	rootRow struct {
-		UUID    string   `ovsdb:"_uuid"`
-		Bridges []string `ovsdb:"bridges"`
+		UUID        string            `ovsdb:"_uuid"`
+		Bridges     []string          `ovsdb:"bridges"`
+		ExternalIDs map[string]string `ovsdb:"external_ids"`
 	}
 	bridgeRow struct {
 		UUID         string            `ovsdb:"_uuid"`
@@ -213,6 +214,9 @@ func (s *Server) Interfaces() map[string]map[string]string {
 	}
 	for _, i := range all[2].Rows {
 		name := i["name"].(string)
+		if name == "br-int" { // the bridge's own
+			continue
+		}
 		if !ifaces[i["_uuid"].(lib.UUID)] {
 			s.t.Errorf("interface %s is of no port of br-int", name)
 		}
