@@ -26,10 +26,11 @@ type Client struct {
 	log      *slog.Logger
 	dialing  plug.Turns
 
-	mu      sync.Mutex
-	conn    client.Client            // guarded by mu; nil without a connection
-	waiting map[string]chan struct{} // guarded by mu; by link, closed when its Interface changes or a connection is lost or made
-	closed  bool                     // guarded by mu
+	mu       sync.Mutex
+	conn     client.Client            // guarded by mu; nil without a connection
+	waiting  map[string]chan struct{} // guarded by mu; by link, closed when its Interface changes or a connection is lost or made
+	watchers map[*watcher]bool        // guarded by mu, with what they point to
+	closed   bool                     // guarded by mu
 }
 
 // probe is how often a server that says nothing is asked for a sign of life, and how long it
@@ -43,7 +44,7 @@ func New(endpoint string, log *slog.Logger) (*Client, error) {
 	if (kind != "unix" || !strings.HasPrefix(rest, "/")) && (kind != "tcp" || rest == "") {
 		return nil, fmt.Errorf("OVSDB endpoint: %q: want unix:/PATH or tcp:HOST:PORT", endpoint)
 	}
-	return &Client{endpoint: endpoint, log: log, waiting: map[string]chan struct{}{}}, nil
+	return &Client{endpoint: endpoint, log: log, waiting: map[string]chan struct{}{}, watchers: map[*watcher]bool{}}, nil
 }
 
 // Close ends the connection. Calls fail from then on.
@@ -66,12 +67,6 @@ func (c *Client) wake(link string) {
 			delete(c.waiting, name)
 		}
 	}
-}
-
-func (c *Client) changed(link string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.wake(link)
 }
 
 // next is closed when a link's Interface changes the next time, or might have.
@@ -132,9 +127,9 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 		return nil, err
 	}
 	conn.Cache().AddEventHandler(&cache.EventHandlerFuncs{
-		AddFunc:    func(_ string, m model.Model) { c.changed(nameOf(m)) },
-		UpdateFunc: func(_ string, _, m model.Model) { c.changed(nameOf(m)) },
-		DeleteFunc: func(_ string, m model.Model) { c.changed(nameOf(m)) },
+		AddFunc:    func(_ string, m model.Model) { c.rowChanged(nil, m) },
+		UpdateFunc: func(_ string, before, m model.Model) { c.rowChanged(before, m) },
+		DeleteFunc: func(_ string, m model.Model) { c.rowChanged(m, nil) },
 	})
 	i := &ifaceRow{}
 	if _, err := conn.Monitor(ctx, conn.NewMonitor(client.WithTable(i, &i.Name, &i.ExternalIDs, &i.OFPort, &i.Error))); err != nil {
@@ -155,13 +150,6 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 	go c.watch(conn)
 	c.log.Debug("connected to OVSDB", "endpoint", c.endpoint)
 	return conn, nil
-}
-
-func nameOf(m model.Model) string {
-	if i, ok := m.(*ifaceRow); ok {
-		return i.Name
-	}
-	return ""
 }
 
 // watch forgets a connection when it is lost. The library tells of a loss only to who
@@ -241,6 +229,7 @@ func (c *Client) drop(conn client.Client) {
 	if mine {
 		c.conn = nil
 		c.wake("")
+		c.tell(Change{})
 	}
 	c.mu.Unlock()
 	if mine {

@@ -204,6 +204,43 @@ func TestServerComesAndGoes(t *testing.T) {
 	}
 }
 
+// Who repairs is told of the port that others changed, not of what OVN writes beside it.
+func TestWatch(t *testing.T) {
+	server := plugtest.NewServer(t)
+	c := server.Client()
+	ctx, cancel := context.WithCancel(bounded(t))
+	told, done := make(chan []ovsdb.Change, 100), make(chan struct{})
+	go func() { defer close(done); c.Watch(ctx, func(list []ovsdb.Change) { told <- list }) }()
+	expect := func(what string, want ovsdb.Change) {
+		t.Helper()
+		select {
+		case got := <-told:
+			if len(got) != 1 || got[0] != want {
+				t.Errorf("%s: told of %v, want %v", what, got, want)
+			}
+		case <-ctx.Done():
+			t.Fatalf("%s: not told", what)
+		}
+	}
+	mine, anything := ovsdb.Change{Attachment: port.Attachment, PortID: port.PortID}, ovsdb.Change{}
+	expect("at first", anything)
+	plugtest.Must(t, c.Attach(ctx, port))
+	server.SetID(port.Link, "ovn-installed", "true")
+	server.Set(port.Link, lib.Row{"ofport": 7})
+	server.AddInterface("other", map[string]string{"iface-id": "x"})
+	server.SetID("other", "iface-status", "inactive")
+	server.Set(port.Link, lib.Row{"external_ids": plugtest.Map(map[string]string{"iface-id": "x", "berth-attachment": port.Attachment})})
+	expect("after a change of iface-id", mine)
+	server.Stop()
+	server.Start()
+	expect("after a loss of the connection", anything)
+	plugtest.Must(t, c.Attach(ctx, port))
+	plugtest.Must(t, c.Detach(ctx, port))
+	expect("after the row went", mine)
+	cancel()
+	<-done
+}
+
 func TestEndpoints(t *testing.T) {
 	for _, e := range []string{"", "unix:", "unix:relative", "ssl:1.2.3.4:6640", "/run/openvswitch/db.sock", "tcp:"} {
 		if _, err := ovsdb.New(e, nil); err == nil {
