@@ -63,7 +63,7 @@ func Unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv4Unspecified()
 }
 
-// ScopeFor: IPv6 routes have no scope.
+// ScopeFor is the scope of a route to an address: IPv6 routes have none.
 func ScopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
 	if a.Is4() {
 		return scope

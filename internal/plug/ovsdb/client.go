@@ -147,14 +147,14 @@ func (c *Client) dial(ctx context.Context) (client.Client, error) {
 		conn.Close()
 		return nil, errors.New("the client is closed")
 	}
-	go c.watch(conn)
+	go c.watch(context.WithoutCancel(ctx), conn)
 	c.log.Debug("connected to OVSDB", "endpoint", c.endpoint)
 	return conn, nil
 }
 
 // watch forgets a connection when it is lost. The library tells of a loss only to who
 // listens at that moment, and of a server that is stuck not at all, so it is asked too.
-func (c *Client) watch(conn client.Client) {
+func (c *Client) watch(ctx context.Context, conn client.Client) {
 	ask := time.NewTicker(probe)
 	defer ask.Stop()
 	for {
@@ -163,8 +163,8 @@ func (c *Client) watch(conn client.Client) {
 			c.drop(conn)
 			return
 		case <-ask.C:
-			ctx, cancel := context.WithTimeout(context.Background(), probe)
-			err := conn.Echo(ctx)
+			soon, cancel := context.WithTimeout(ctx, probe)
+			err := conn.Echo(soon)
 			cancel()
 			if err != nil {
 				c.drop(conn)

@@ -86,7 +86,7 @@ func (d daemons) serve(name, besides, schema string) {
 		if db.EndedByItself() {
 			d.t.Fatal(db.Failed())
 		}
-		c, err := net.Dial("unix", d.in(name+".sock"))
+		c, err := (&net.Dialer{}).DialContext(Bounded(d.t), "unix", d.in(name+".sock"))
 		if err == nil {
 			_ = c.Close()
 		}

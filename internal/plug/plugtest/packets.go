@@ -46,11 +46,15 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 		_, err := p.Plug(ctx, w)
 		Must(t, err)
 		if ovn != nil { // which does not know the port yet
-			short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-			if err := p.Await(short, w); !errors.Is(err, plug.ErrNotReady) {
-				t.Errorf("Await of a port that OVN does not know: %v, want %v", err, plug.ErrNotReady)
-			}
-			cancel()
+			Within(t, "Await tells what a port lacks that OVN does not know", func() bool {
+				short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+				err := p.Await(short, w)
+				if err == nil {
+					t.Fatal("Await of a port that OVN does not know: no error")
+				}
+				return errors.Is(err, plug.ErrNotReady) && strings.Contains(err.Error(), "ovn-installed")
+			})
 			ovn.AddPort(w)
 		}
 		Must(t, p.Await(ctx, w))
