@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/datapath/rtnl"
+	"github.com/berthnet/berth/internal/failpoint"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/plugtest"
@@ -211,6 +212,32 @@ func TestUnplugWithoutThePlaceToGoBackTo(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A link that was marked and never moved is the agent's again, also when the pod went meanwhile.
+func TestCrashBeforeTheMove(t *testing.T) {
+	a, pod := newAgent(t), plugtest.Space(t, "pod")
+	w := a.want(plugtest.One, plugtest.PortA, pod)
+	a.provision(plugtest.PortA, w.Interface)
+	before := plugtest.Describe(t, a.vpc)
+	restore, err := failpoint.Set("plug.nsveth.mark.after=error")
+	plugtest.Must(t, err)
+	ctx := plugtest.Bounded(t)
+	_, err = newPlugger(t, Options{}).Plug(ctx, w)
+	restore()
+	if !errors.Is(err, failpoint.ErrHit) {
+		t.Fatal(err)
+	}
+	list, err := newPlugger(t, Options{}).List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != 1 || list[0].PortID != plugtest.PortA || list[0].VPCNetns != a.name {
+		t.Errorf("List: %+v", list)
+	}
+	plugtest.Must(t, ns.Remove(filepath.Base(pod.Path)))
+	plugtest.Must(t, newPlugger(t, Options{}).Unplug(ctx, w.Ref))
+	if after := plugtest.Describe(t, a.vpc); after != before {
+		t.Errorf("the VPC's namespace:\n%s\nbefore:\n%s", after, before)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -143,13 +144,12 @@ func same(t *testing.T, f Fixture, before, what string) {
 
 func unplugAfterThePod(t *testing.T, f Fixture) {
 	ctx := Bounded(t)
-	name := "btplug-gone-" + strings.ToLower(t.Name()[len(t.Name())-4:])
-	pod := NamedSpace(t, name)
+	pod := Space(t, "pod")
 	w, p := f.Want(One, PortA, pod), f.Plugger()
 	before := f.State()
 	_, err := p.Plug(ctx, w)
 	Must(t, err)
-	Must(t, ns.Remove(name))
+	Must(t, ns.Remove(filepath.Base(pod.Path)))
 	for range 2 {
 		Must(t, p.Unplug(ctx, w.Ref))
 	}
@@ -294,6 +294,12 @@ func crash(t *testing.T, f Fixture, spec string) (passed bool) {
 	Must(t, doPlug()) // Unplug, then wanted again
 	Must(t, f.Plugger().Check(ctx, w))
 	Must(t, unplug())
+	armed(doPlug)
+	Must(t, ns.Remove(filepath.Base(pod.Path)))
+	Must(t, unplug()) // Plug, and the pod is gone
+	if !f.Keeps {
+		same(t, f, before, "a crash in Plug, the pod's end, and Unplug")
+	}
 	return hit
 }
 
