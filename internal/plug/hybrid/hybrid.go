@@ -193,7 +193,7 @@ func (p *Plugger) List(ctx context.Context) ([]plug.Found, error) {
 // Remove implements plug.Plugger.
 func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 	if f.HalfMade {
-		return p.Node.RemoveHalfMade(f.Link)
+		return p.RemoveHalfMade(ctx, f.Link)
 	}
 	return p.Unplug(ctx, f.Ref)
 }

@@ -273,10 +273,24 @@ func (b *Base) ListKind(ctx context.Context, kind plug.Kind, rowPrefix string, h
 	return list, nil
 }
 
+// RemoveHalfMade removes a link that List found half made, unless a Plug finishes it just now.
+func (b *Base) RemoveHalfMade(ctx context.Context, link string) error {
+	const prefix = len("tap") // of all names of links: tap, qbr, qvb, qvo
+	if len(link) != prefix+plug.PrefixLen {
+		return fmt.Errorf("Link: %q: want the name of a port's link: %w", link, plug.ErrInvalid)
+	}
+	done, err := b.Turns.Take(ctx, link[prefix:])
+	if err != nil {
+		return err
+	}
+	defer done()
+	return b.Node.RemoveHalfMade(link)
+}
+
 // Remove implements plug.Plugger.
 func (p *Plugger) Remove(ctx context.Context, f plug.Found) error {
 	if f.HalfMade {
-		return p.Node.RemoveHalfMade(f.Link)
+		return p.RemoveHalfMade(ctx, f.Link)
 	}
 	return p.Unplug(ctx, f.Ref)
 }

@@ -26,7 +26,8 @@ var _ = failpoint.Register("plug.tap.port.after", "plug.tap.made.after", "plug.t
 // Plugger adds tap devices to what another one plugs, for those ports that are for machines.
 type Plugger struct {
 	plug.Plugger
-	node rtnl.NetnsID
+	node  rtnl.NetnsID
+	turns plug.Turns
 }
 
 // New wraps a Plugger in the calling thread's network namespace, the node's.
@@ -81,6 +82,11 @@ func (p *Plugger) Plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 	if err := w.Validate(); err != nil {
 		return plug.Done{}, err
 	}
+	over, err := p.turns.Take(ctx, w.PortID)
+	if err != nil {
+		return plug.Done{}, err
+	}
+	defer over()
 	pod, err := podif.OpenPod(w.Pod, p.node)
 	if err != nil {
 		return plug.Done{}, fmt.Errorf("plug port %s as %s: %w", w.PortID, w.Pod.IfName, err)
@@ -165,6 +171,11 @@ func (p *Plugger) Unplug(ctx context.Context, r plug.Ref) error {
 	if err := r.ValidateName(); err != nil {
 		return err
 	}
+	over, err := p.turns.Take(ctx, r.PortID)
+	if err != nil {
+		return err
+	}
+	defer over()
 	pod, err := podif.OpenPod(r.Pod, p.node)
 	if err == nil {
 		err = removeGuest(pod, r)
@@ -197,9 +208,6 @@ func removeGuest(pod *podif.Namespace, r plug.Ref) error {
 	}
 	return nil
 }
-
-// Remove implements plug.Plugger.
-func (p *Plugger) Remove(ctx context.Context, f plug.Found) error { return p.Plugger.Remove(ctx, f) }
 
 // Check implements plug.Plugger.
 func (p *Plugger) Check(ctx context.Context, w plug.Want) error {
