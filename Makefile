@@ -11,6 +11,14 @@ VERSION ?= $(shell git describe --tags --always --dirty --abbrev=12 2>/dev/null 
 MODULE  := github.com/berthnet/berth
 LDFLAGS := -s -w -X $(MODULE)/internal/version.Version=$(VERSION)
 
+# Programs, tests, linters and generators are built with the same flags and, but
+# for -race, without cgo, so that every package is compiled once for all of them,
+# in whichever folder the clone is.
+export CGO_ENABLED := 0
+ifeq ($(MAKELEVEL),0)
+export GOFLAGS := $(strip -trimpath -tags=grpcnotrace $(GOFLAGS))
+endif
+
 # make demo: MODE is who calls EC2 for a node, "node" (its own daemon) or
 # "operator" (one for the cluster), or "pool": addresses of pools in place of
 # EC2's. The last two build a Kubernetes control plane the first time. "cluster" is a
@@ -80,10 +88,10 @@ images: ## Pack the programs into OCI images below dist/images (IMAGE_PREFIX=reg
 
 # For nodes of a lab: Berth's own, and those that hack/lab-images.sh has for clusters.
 .PHONY: lab-images
-lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders
+lab-images: ## Pack the images that `vpclab up --kubelets` needs and print their folders (LAB_IMAGES="pause coredns")
 	@hack/images.sh -version $(VERSION) -archs "$$(go env GOARCH)" -out dist/lab-images -- -formats archive -compress=false -tag lab >/dev/null
 	@echo dist/lab-images
-	@hack/lab-images.sh
+	@hack/lab-images.sh $(LAB_IMAGES)
 
 .PHONY: check-images
 check-images: ## Fail when the images depend on anything but the sources
@@ -125,7 +133,7 @@ e2e: ## Run the tests against real container runtimes, and those of whole cluste
 		hack/images.sh -version "0.0.0-$$1" -archs "$$2" -out "dist/lab-images-$$1" -- -formats archive -compress=false -tag "lab-$$1" >/dev/null; done; \
 	export BERTH_LAB_IMAGES="$$images" BERTH_LAB_IMAGES_NEXT="$$PWD/dist/lab-images-next" BERTH_LAB_IMAGES_FOREIGN="$$PWD/dist/lab-images-foreign" \
 		BERTH_HELM="$$helm" BERTH_CONTAINERD2="$${containerd%/*}"; \
-	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e"; export GOFLAGS; status=0; \
+	GOFLAGS="$${GOFLAGS:+$$GOFLAGS }-tags=e2e,grpcnotrace"; export GOFLAGS; status=0; \
 	for packages in ./test/e2e/... ./test/cluster/...; do hack/test.sh "$$packages" -timeout 60m $(TEST_FLAGS) || status=$$?; done; exit $$status
 
 .PHONY: conformance
@@ -149,15 +157,16 @@ bench: ## Measure the budgets into bench/results.json
 	@hack/deps.sh test
 	@mkdir -p bench bin
 	@CGO_ENABLED=0 go build -trimpath -o bin/bench ./test/bench
-	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni=; \
+	@needs=$$(bin/bench -needs $(BENCH_FLAGS)); packages= reference= cni= images=; \
 	for need in $$needs; do case $$need in \
 		./*) packages+=" $$need" ;; \
 		reference-plugins) reference=$$(hack/tool.sh cniplugins ptp); reference=$${reference%/*}; hack/tool.sh cniplugins host-local >/dev/null ;; \
 		amazon-vpc-cni) cni=$$(hack/tool.sh amazonvpccni aws-k8s-agent); cni=$${cni%/*}; hack/tool.sh amazonvpccni routed-eni-cni-plugin >/dev/null ;; \
+		lab-images) $(AS_ROOT) hack/check-machine.sh; hack/deps.sh cluster; images=$$($(MAKE) lab-images LAB_IMAGES="pause coredns" | paste -sd:) ;; \
 		control-plane) KUBEBUILDER_ASSETS=$$(hack/kubebox.sh); export KUBEBUILDER_ASSETS ;; \
 	esac; done; \
 	[ -z "$$packages" ] || $(MAKE) build PACKAGES="$$packages"; \
-	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -out bench/results.json $(BENCH_FLAGS)
+	$(AS_ROOT) bin/bench -reference-dir "$$reference" -amazon-vpc-cni-dir "$$cni" -lab-images "$$images" -out bench/results.json $(BENCH_FLAGS)
 
 .PHONY: lint
 lint: check-format check-docs vet golangci ## Check formatting, documents, go vet, and the linters with the import rules

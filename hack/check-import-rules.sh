@@ -66,6 +66,11 @@ internal/lab/a.go                   helm.sh/helm/v4/pkg/engine          helm
 internal/lab/b.go                   $berth/deploy                       -
 internal/daemon/d.go                $berth/deploy                       chart
 internal/daemon/d_test.go           $berth/deploy                       -
+internal/daemon/e.go                $berth/internal/source              -
+internal/daemon/f.go                $berth/internal/source/pool         daemon
+internal/daemon/g.go                $berth/internal/eni                 daemon
+internal/daemon/h.go                $berth/internal/carrier             daemon
+internal/daemon/h_test.go           $berth/internal/carrier             -
 cmd/berthctl/a.go                   $berth/deploy                       chart
 internal/clock/a.go                 math/rand                           one-way
 internal/clock/b.go                 math/rand/v2                        -

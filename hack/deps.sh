@@ -44,6 +44,7 @@ packages() {
 	lab-images) cat <<-EOF ;;
 		bash      bash
 		busybox   busybox-static
+		conntrack    conntrack
 		curl      curl
 		dig       bind9-dnsutils
 		getent    libc-bin

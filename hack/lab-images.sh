@@ -49,6 +49,11 @@ gather() {
 		hack/deps.sh lab-images
 		host busybox wget
 		;;
+	distroless-iptables)
+		hack/deps.sh lab-images
+		host busybox conntrack
+		;;
+	regression-issue-74839) ln -sf "$(hack/tool.sh kubee2e regression-issue-74839)" "$files/regression-issue-74839" ;;
 	*)
 		echo "hack/lab-images.sh: hack/lab-images.yaml has no image $1" >&2
 		exit 1

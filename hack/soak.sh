@@ -12,7 +12,7 @@ go mod download # nothing can be fetched in the sandbox
 KUBEBUILDER_ASSETS=$(hack/kubebox.sh)
 mkdir -p dist
 rm -rf dist/soak-report.txt dist/soak-logs
-go test -c -race -o dist/soak.test ./test/crash
+CGO_ENABLED=1 go test -c -race -o dist/soak.test ./test/crash
 
 # Not by `go test`, which would stand between an interrupt and the report.
 export KUBEBUILDER_ASSETS BERTH_LEFTOVERS=check BERTH_GRACE=180

@@ -43,13 +43,23 @@ case $all in
 esac
 for program in $prometheus; do hack/tool.sh prometheus "$program" >/dev/null; done
 
+# first prints packages, those that take longest before the rest, so that none of
+# them is left to run alone. A summary's list of slowest packages tells them.
+first() {
+	awk 'BEGIN { split("test/crash test/trouble internal/source/pool test/bench internal/operator/addresspool test/conformance " \
+			"internal/lab/demo internal/source/nodenetwork internal/operator internal/operator/nodenetwork deploy " \
+			"internal/source/eni internal/datapath internal/cloud/pace internal/cloud/aws", long, " ")
+		for (i in long) place["github.com/berthnet/berth/" long[i]] = i }
+		{ print ($0 in place ? place[$0] : 99), $0 }' | sort -ns -k 1,1 | cut -d ' ' -f 2-
+}
+
 # Those whose test program links the package that starts a control plane: a
 # dependency of PACKAGE.test is listed as PATH, or as PATH [PACKAGE.test].
 # shellcheck disable=SC2086
 kube=$(go list -test -f '{{if eq .Name "main"}}{{$p := .ImportPath}}{{range .Deps}}{{$p}} {{.}}{{"\n"}}{{end}}{{end}}' $patterns |
 	awk '$2 == "github.com/berthnet/berth/internal/lab/run/kube" && sub(/\.test$/, "", $1) { print $1 }' |
-	sort -ru | awk '/\/test\/crash$/ { print; next } { later = later $0 "\n" } END { printf "%s", later }') # the longest first
-others=$(grep -vxFf <(echo "$kube") <<<"$all" || [ $? = 1 ])
+	sort -u | first)
+others=$(grep -vxFf <(echo "$kube") <<<"$all" | first || [ $? = 1 ])
 
 status=0
 if [ "$patterns" = ./... ]; then
@@ -57,13 +67,20 @@ if [ "$patterns" = ./... ]; then
 	for module in tools/testrun tools/images; do go -C "$module" test ./... || status=$?; done
 fi
 
+# The race detector needs cgo.
+for flag in "$@"; do
+	case $flag in
+	-race | --race) export CGO_ENABLED=1 ;;
+	esac
+done
+
 # Results are never taken from the cache: the kernel and the programs that the
-# tests run are no part of its key. Twice as many packages as processors run at a
-# time, since each waits for something for a good part of its time. The programs
+# tests run are no part of its key. Three times as many packages as processors run at
+# a time, since each waits for something for most of its time. The programs
 # they start live for seconds, so that garbage is collected late.
 export GOGC=400
 BERTH_LEFTOVERS=check "$testrun" \
 	-packages "$others" -later "$kube" -await hack/kubebox.sh -await-env KUBEBUILDER_ASSETS -flaky-file dist/flaky-tests.txt \
-	-- hack/sandbox.sh go test -json -count=1 -p "$((2 * $(nproc)))" -ldflags=-s "$@" || status=$?
+	-- hack/sandbox.sh go test -json -count=1 -p "$((3 * $(nproc)))" -ldflags=-s "$@" || status=$?
 if [ "$status" = 0 ]; then echo PASS; else echo FAIL; fi
 exit "$status"

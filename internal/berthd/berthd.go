@@ -4,6 +4,7 @@
 //	berthd.go      the start, step by step, and the end
 //	mode.go        what depends on where addresses come from
 //	vpc.go         addresses of ENIs: an instance of the cloud
+//	identity.go    which one, also while the metadata service does not answer
 //	nodemode.go    whose ENIs its own daemon manages
 //	operator.go    whose ENIs the operator manages
 //	routed.go      addresses of pools
@@ -205,7 +206,7 @@ func (n *node) runDaemon(ctx context.Context, m mode, instanceID string, net net
 		o.Sandboxes = runtime
 	}
 	if n.cfg.InstallCNI {
-		if o.Install, err = n.installer(m.tells()); err != nil {
+		if o.Install, err = n.installer(src); err != nil {
 			return err
 		}
 	}

@@ -12,14 +12,23 @@ import (
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/install"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // pluginMargin is what the plugin's calls may take beyond the wait for an address.
 const pluginMargin = 15 * time.Second
 
+// tells are the capabilities by which the runtime tells what the source looks at of pods.
+func tells(src source.Source) []string {
+	if len(src.Annotations()) == 0 {
+		return nil
+	}
+	return []string{cni.PodAnnotations}
+}
+
 // installer returns what installs the plugin and its configuration, and says
 // what it did and found.
-func (n *node) installer(tells []string) (func(context.Context) (daemon.Installation, error), error) {
+func (n *node) installer(src source.Source) (func(context.Context) (daemon.Installation, error), error) {
 	plugin, bundle := n.cfg.CNIPlugin, n.cfg.CNIBundle
 	if self, err := os.Executable(); err == nil {
 		plugin = cmp.Or(plugin, filepath.Join(filepath.Dir(self), "berth"))
@@ -32,7 +41,7 @@ func (n *node) installer(tells []string) (func(context.Context) (daemon.Installa
 		Bundle: bundle, CNIVersion: n.cfg.CNIVersion,
 		Network: install.Network{
 			Name: n.cfg.CNINetwork, Socket: n.cfg.Socket, Chain: n.cfg.CNIChain,
-			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells,
+			Timeout: max(n.cfg.WarmWait+pluginMargin, cni.DefaultTimeout), Tells: tells(src),
 		},
 	}
 	if n.cfg.CNIVolatile {

@@ -49,15 +49,12 @@ type mode interface {
 	follow(ctx context.Context)
 	// end leaves the node as another daemon, or nobody, is to find it.
 	end() error
-	// tells are the capabilities by which the runtime tells of pods.
-	tells() []string
 }
 
 // What a mode has nothing to do about.
 func (n *node) check() error           { return nil }
 func (n *node) follow(context.Context) {}
 func (n *node) end() error             { return nil }
-func (n *node) tells() []string        { return nil }
 
 // network is what a daemon asks of the data path.
 type network interface {

@@ -5,8 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/berthnet/berth/internal/cni"
-	"github.com/berthnet/berth/internal/daemon"
+	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/source/pool"
@@ -18,7 +17,7 @@ const withdrawTimeout = 5 * time.Second // for the kernel, at the end
 // is the node of its name.
 type routed struct {
 	*node
-	datapath *daemon.RoutedNetwork
+	datapath *carrier.Routed
 }
 
 // uplinks: IPv6 is turned on with the first block that has it.
@@ -36,7 +35,7 @@ func (m *routed) check() error {
 func (m *routed) identify(context.Context) (string, error) { return m.cfg.NodeName, nil }
 
 func (m *routed) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
-	m.datapath = daemon.NewRoutedNetwork(kernel)
+	m.datapath = carrier.NewRouted(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), m.uplinks())
 }
 
@@ -62,6 +61,3 @@ func (m *routed) end() error {
 	m.log.Info("withdrew the routes of the node's blocks", "table", m.cfg.ExportTable)
 	return nil
 }
-
-// tells: a pod may choose its pool by an annotation.
-func (m *routed) tells() []string { return []string{cni.PodAnnotations} }

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/cloud"
 	"github.com/berthnet/berth/internal/cloud/aws"
-	"github.com/berthnet/berth/internal/daemon"
 	"github.com/berthnet/berth/internal/datapath"
 )
 
@@ -21,7 +21,7 @@ type vpc struct {
 	aws      aws.Options
 	meta     cloud.Metadata
 	id       cloud.Identity
-	datapath *daemon.VPCNetwork
+	datapath *carrier.VPC
 }
 
 func (m *vpc) identify(ctx context.Context) (string, error) {
@@ -31,7 +31,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 	}
 	m.meta = aws.NewMetadata(m.aws)
 	err := m.until(ctx, "the instance metadata service", func() (err error) {
-		m.id, err = daemon.Identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
+		m.id, err = identify(ctx, m.meta, m.cfg.StateDir, m.bootID, m.log)
 		return err
 	})
 	if err == nil {
@@ -41,7 +41,7 @@ func (m *vpc) identify(ctx context.Context) (string, error) {
 }
 
 func (m *vpc) setUp(ctx context.Context, kernel *datapath.Node) (network, error) {
-	m.datapath = daemon.NewVPCNetwork(kernel)
+	m.datapath = carrier.NewVPC(kernel)
 	return m.datapath, m.datapath.Setup(ctx, m.datapathConfig(), datapath.VPC{
 		PrimaryMAC: m.id.PrimaryMAC, PrimaryIPv4: m.id.PrimaryIPv4,
 		LocalCIDRs: podCIDRs(m.id), ExcludeCIDRs: m.cfg.ExcludeSNATCIDRs, ExternalSNAT: m.cfg.ExternalSNAT,

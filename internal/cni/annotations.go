@@ -2,6 +2,7 @@ package cni
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -13,15 +14,17 @@ import (
 // since 1.5, CRI-O since 1.29.
 const PodAnnotations = "io.kubernetes.cri.pod-annotations"
 
-// AnnotationPool is the one annotation that is passed on.
-const AnnotationPool = "berth.dev/pool"
-
-// maxPoolName bounds what is passed on as a pool's name, in bytes. Whether it can
-// be one is for the daemon to say.
-const maxPoolName = 256
+// Limits of what is passed on of a pod's annotations, in bytes.
+const (
+	// maxPoolName bounds what is passed on as a pool's name. Whether it can be one is
+	// for the daemon to say.
+	maxPoolName = 256
+	// maxAnnotations bounds keys and values together.
+	maxAnnotations = 32 << 10
+)
 
 // podAnnotations are what the runtime tells of a pod's annotations. A user may
-// write 256 kB of them: only what the daemon knows is passed on.
+// write 256 kB of them: only Berth's are passed on.
 type podAnnotations struct {
 	known *wire.Annotations // nil: the runtime does not tell
 }
@@ -36,15 +39,31 @@ func (a *podAnnotations) UnmarshalJSON(b []byte) error {
 		return failf(types.ErrInvalidNetworkConfig, "%s: expected an object of texts: %s", field, err)
 	}
 	a.known = &wire.Annotations{}
-	value, ok := all[AnnotationPool]
-	if !ok {
-		return nil
-	}
-	if err := json.Unmarshal(value, &a.known.Pool); err != nil {
-		return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a text: %s", field, AnnotationPool, err)
+	size := 0
+	for key, told := range all {
+		if !isBerths(key) {
+			continue
+		}
+		var value string
+		if err := json.Unmarshal(told, &value); err != nil {
+			return failf(types.ErrInvalidNetworkConfig, "%s: %s: expected a text: %s", field, key, err)
+		}
+		a.known.Set(key, value)
+		size += len(key) + len(value)
 	}
 	if n := len(a.known.Pool); n > maxPoolName {
-		return failf(types.ErrInvalidNetworkConfig, "the pod's annotation %s is %d bytes long, expected the name of an AddressPool", AnnotationPool, n)
+		return failf(types.ErrInvalidNetworkConfig, "the pod's annotation %s is %d bytes long, expected the name of an AddressPool", wire.AnnotationPool, n)
+	}
+	if size > maxAnnotations {
+		return failf(types.ErrInvalidNetworkConfig, "the pod's annotations of %s are %d bytes long, expected at most %d", domain, size, maxAnnotations)
 	}
 	return nil
+}
+
+// domain is that of the annotations which are Berth's, with those below it.
+const domain = "berth.dev"
+
+func isBerths(key string) bool {
+	prefix, _, named := strings.Cut(key, "/")
+	return named && (prefix == domain || strings.HasSuffix(prefix, "."+domain))
 }

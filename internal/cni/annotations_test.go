@@ -1,6 +1,7 @@
 package cni_test
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -13,14 +14,21 @@ import (
 	"github.com/berthnet/berth/internal/cni"
 	"github.com/berthnet/berth/internal/rpc"
 	"github.com/berthnet/berth/internal/rpc/rpcfake"
+	"github.com/berthnet/berth/internal/rpc/wire"
 )
 
 // As containerd and CRI-O do: annotations are passed to a plugin whose
 // configuration declares the capability, and the daemon hears of its own alone.
 func TestAnnotationsReachTheDaemon(t *testing.T) {
-	if cni.AnnotationPool != v1alpha1.AnnotationPool {
-		t.Errorf("the plugin looks for %s, and the annotation is %s", cni.AnnotationPool, v1alpha1.AnnotationPool)
+	if wire.AnnotationPool != v1alpha1.AnnotationPool {
+		t.Errorf("the plugin looks for %s, and the annotation is %s", wire.AnnotationPool, v1alpha1.AnnotationPool)
 	}
+	chosen := func(pool string) *rpc.Annotations {
+		return &rpc.Annotations{Pool: pool, All: map[string]string{"berth.dev/pool": pool}}
+	}
+	ofBerth := map[string]string{"berth.dev/vpc": "blue", "below.berth.dev/x": "y", "berth.dev/pool": "public"}
+	with := maps.Clone(ofBerth)
+	maps.Copy(with, map[string]string{"berth.dev": "no key of a domain", "notberth.dev/x": "y", "berth.dev.example.com/x": "y"})
 	declared := `{"io.kubernetes.cri.pod-annotations": true, "portMappings": true}`
 	long := strings.Repeat("a", 64)
 	many := map[string]string{"berth.dev/pool": "public"}
@@ -32,10 +40,12 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 		told               any // by the runtime; nil: nothing
 		want               *rpc.Annotations
 	}{
-		{"one", declared, map[string]string{"berth.dev/pool": "public"}, &rpc.Annotations{Pool: "public"}},
-		{"among many", declared, many, &rpc.Annotations{Pool: "public"}},
-		{"what is no pool's name, which the daemon refuses", declared, map[string]string{"berth.dev/pool": long}, &rpc.Annotations{Pool: long}},
-		{"others", declared, map[string]string{"example.com/a": "b", "berth.dev/POOL": "public"}, &rpc.Annotations{}},
+		{"one", declared, map[string]string{"berth.dev/pool": "public"}, chosen("public")},
+		{"among many", declared, many, chosen("public")},
+		{"what is no pool's name, which the daemon refuses", declared, map[string]string{"berth.dev/pool": long}, chosen(long)},
+		{"all that are Berth's", declared, with, &rpc.Annotations{Pool: "public", All: ofBerth}},
+		{"others", declared, map[string]string{"example.com/a": "b"}, &rpc.Annotations{}},
+		{"another spelling", declared, map[string]string{"berth.dev/POOL": "x"}, &rpc.Annotations{All: map[string]string{"berth.dev/POOL": "x"}}},
 		{"none", declared, map[string]string{}, &rpc.Annotations{}},
 		{"none, as Go writes it", declared, map[string]string(nil), &rpc.Annotations{}},
 		{"a runtime without the capability", declared, nil, nil},
@@ -63,13 +73,15 @@ func TestAnnotationsReachTheDaemon(t *testing.T) {
 	}
 }
 
-// What cannot be annotations, or the name of a pool, is refused by name.
+// What cannot be annotations, the name of a pool, or is too much, is refused by name.
 func TestBadAnnotationsAreRefused(t *testing.T) {
 	socket := rpcfake.Start(t, &rpcfake.Node{})
 	for value, want := range map[string]string{
 		`{"berth.dev/pool": 7}`: "berth.dev/pool: expected a text",
 		`["berth.dev/pool"]`:    "io.kubernetes.cri.pod-annotations: expected an object",
 		`{"berth.dev/pool": "` + strings.Repeat("a", 100<<10) + `"}`: "is 102400 bytes long, expected the name of an AddressPool",
+		`{"berth.dev/vpc": ["blue"]}`:                                "berth.dev/vpc: expected a text",
+		`{"berth.dev/nics": "` + strings.Repeat("a", 32<<10) + `"}`:  "the pod's annotations of berth.dev are 32782 bytes long, expected at most 32768",
 	} {
 		text := `{"io.kubernetes.cri.pod-annotations": ` + value + `}`
 		invocation{verb: "ADD", conf: conf(socket, "1.0.0", "runtimeConfig", text)}.check(t, types.ErrInvalidNetworkConfig, want)

@@ -62,6 +62,8 @@ type Operator struct {
 
 	// Unknown are environment variables that begin with BERTH_ and mean nothing.
 	Unknown []string
+	// Effective is every setting as it was given, or its default, for people.
+	Effective []introspect.Setting
 }
 
 // Logger logs as the settings ask for.
@@ -77,8 +79,8 @@ func NewOperatorLoader(flags *pflag.FlagSet) *Loader[Operator] {
 const inClusterNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // finish fills in what is not set and finds what is wrong with settings together.
-func (o *Operator) finish(unknown []string, _ []introspect.Setting) []error {
-	o.Unknown = unknown
+func (o *Operator) finish(unknown []string, effective []introspect.Setting) []error {
+	o.Unknown, o.Effective = unknown, effective
 	o.IMDSEndpoint = imdsURL(o.IMDSEndpoint, o.IMDSMode)
 	if o.PodName == "" {
 		o.PodName, _ = os.Hostname()
@@ -192,12 +194,15 @@ func operatorPoolSettings(o *Operator) []Setting {
 	}
 }
 
+// DefaultOperatorMetrics is where an operator serves metrics unless it is told.
+const DefaultOperatorMetrics = "127.0.0.1:61680"
+
 func operatorWatchingSettings(o *Operator) []Setting {
 	return []Setting{
-		{Flag: "metrics-address", Default: "127.0.0.1:61680", parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
-			Doc: "Where /metrics, /livez, /readyz and /startupz are served. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
+		{Flag: "metrics-address", Default: DefaultOperatorMetrics, parse: checked(&o.MetricsAddr, orEmpty(hostPort)),
+			Doc: "Where /metrics, /livez, /readyz and /startupz are served; at a loopback address /settings too. For a Prometheus that comes from elsewhere, the node's own address; every pod that reaches it can connect then. Empty turns it off."},
 		{Flag: "health-address", parse: checked(&o.HealthAddr, orEmpty(hostPort)),
-			Doc: "Where /livez, /readyz and /startupz are served besides, for probes that go on wherever /metrics is. Not set: nowhere else."},
+			Doc: "Where /livez, /readyz and /startupz are served besides, for probes that go on wherever /metrics is; at a loopback address /metrics and /settings too, which support bundles ask for. Not set: nowhere else."},
 		{Flag: "pprof-address", parse: checked(&o.PprofAddr, orEmpty(loopbackPort)),
 			Doc: "Where /debug/pprof is served; a loopback address. Not set: nowhere."},
 	}

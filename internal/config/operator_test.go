@@ -26,6 +26,10 @@ func TestOperatorDefaults(t *testing.T) {
 		IPAM: []string{IPAMENIOperator}, BlockClaimGrace: 2 * time.Minute, NodeMaxPods: 1024,
 		MetricsAddr: "127.0.0.1:61680", IMDSMode: imdsModeIPv4, LogLevel: "info", LogFormat: "text",
 	}
+	if len(o.Effective) != len(operatorTable(&Operator{})) {
+		t.Errorf("%d settings are told", len(o.Effective))
+	}
+	o.Effective = nil
 	if diff := cmp.Diff(want, o); diff != "" {
 		t.Error(diff)
 	}

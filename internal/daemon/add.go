@@ -11,7 +11,6 @@ import (
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/failpoint"
-	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/source"
 )
 
@@ -62,11 +61,10 @@ func (d *Daemon) add(ctx context.Context, want attachment.Record, wish source.Wi
 func (d *Daemon) addAgain(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	links, err := d.Kernel.AddPod(kctx, podOf(rec))
+	now, err := d.wire(kctx, rec)
 	if err != nil {
-		return attachment.Record{}, kernelFailure(err)
+		return attachment.Record{}, err
 	}
-	now := withLinks(rec, links)
 	if !reflect.DeepEqual(now, rec) {
 		if err := d.Store.Put(now); err != nil {
 			return attachment.Record{}, recordFailure(err)
@@ -191,14 +189,13 @@ func (d *Daemon) trySetUp(ctx context.Context, rec attachment.Record) (attachmen
 	}
 	kctx, cancel := kernelContext(ctx)
 	defer cancel()
-	links, err := d.Kernel.AddPod(kctx, podOf(rec))
+	rec, err := d.wire(kctx, rec)
 	if err != nil {
-		return rec, kernelFailure(err)
+		return rec, err
 	}
 	if err := failpoint.Hit("daemon.add.wired"); err != nil {
 		return rec, err
 	}
-	rec = withLinks(rec, links)
 	rec.State = attachment.Ready
 	if err := d.Store.Put(rec); err != nil {
 		return rec, recordFailure(err)
@@ -218,8 +215,8 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 			return recordFailure(err)
 		}
 	}
-	if err := d.Kernel.DetachPod(kctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
-		return kernelFailure(err)
+	if err := d.unwire(kctx, rec); err != nil {
+		return err
 	}
 	if err := failpoint.Hit("daemon.undo.detached"); err != nil {
 		return err
@@ -239,22 +236,6 @@ func (d *Daemon) undo(ctx context.Context, rec attachment.Record) error {
 	return err
 }
 
-func withLinks(rec attachment.Record, links datapath.PodLinks) attachment.Record {
-	rec.HostMAC, rec.PodMAC, rec.MTU = mac.Addr(links.HostMAC), mac.Addr(links.PodMAC), links.MTU
-	return rec
-}
-
 func recordFailure(err error) error {
 	return &Failure{Code: CodeRecord, Reason: "record", Message: "the attachment's record could not be written", Details: err.Error(), Err: err}
-}
-
-// kernelFailure says what a person can do about a data path error.
-func kernelFailure(err error) error {
-	switch {
-	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
-		return failf(types.ErrInvalidNetNS, "netns-missing", "%s", err)
-	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
-		return failf(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
-	}
-	return &Failure{Code: CodeKernel, Reason: "kernel", Message: "the kernel refused a step of the pod's network", Details: err.Error(), Err: err}
 }

@@ -3,14 +3,17 @@ package daemon
 import (
 	"context"
 	"errors"
-	"strings"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	"github.com/berthnet/berth/internal/rpc"
+	"github.com/berthnet/berth/internal/source"
 )
 
 func TestAddIsIdempotent(t *testing.T) {
@@ -80,23 +83,36 @@ func TestAddWithoutAddressNamesTheReason(t *testing.T) {
 	}
 }
 
-// A pod's annotation is a user's word, and so is a network's configuration: one that cannot be a pool's name is refused
-// and reaches neither the source nor, as it is, a log.
-func TestAddWithAnImpossiblePool(t *testing.T) {
-	n := newNode(t, "10.0.0.5")
+// A source hears of the annotations that it looks at, also from a plugin of an earlier
+// release, and of no others. What it refuses gets no address.
+func TestAnnotationsReachTheSource(t *testing.T) {
+	n := newNode(t, "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8")
 	r := n.start()
-	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
-		req := addOf("a", n.newNetns("a"))
-		req.Annotations = &rpc.Annotations{Pool: pool}
-		f := r.refused(t, req, types.ErrInvalidNetworkConfig)
-		if m := f.GetMessage(); !strings.Contains(m, "berth.dev/pool") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
-			t.Errorf("message %q", m)
+	r.source.Wants = []string{"berth.dev/pool", "berth.dev/vpc"}
+	all := map[string]string{"berth.dev/vpc": "blue", "berth.dev/other": "x"}
+	for name, tc := range map[string]struct {
+		told *rpc.Annotations
+		want source.Wish
+	}{
+		"some":    {&rpc.Annotations{All: all}, source.Wish{Told: true, Annotations: map[string]string{"berth.dev/vpc": "blue"}}},
+		"none":    {&rpc.Annotations{}, source.Wish{Told: true}},
+		"untold":  {nil, source.Wish{}},
+		"earlier": {&rpc.Annotations{Pool: "public"}, source.Wish{Told: true, Annotations: map[string]string{"berth.dev/pool": "public"}}},
+	} {
+		req := addOf(name, n.newNetns(name))
+		req.Annotations = tc.told
+		if _, err := r.client.Add(within(t), req, grpc.WaitForReady(true)); err != nil {
+			t.Fatalf("%s: %v", name, err)
 		}
-		req.Annotations, req.Pool = nil, pool
-		f = r.refused(t, req, types.ErrInvalidNetworkConfig)
-		if m := f.GetMessage(); !strings.Contains(m, "network's configuration") || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
-			t.Errorf("message %q", m)
+		if diff := cmp.Diff(tc.want, r.source.Wish()); diff != "" {
+			t.Errorf("%s: the source hears (-want +got):\n%s", name, diff)
 		}
+	}
+	r.source.Refuses = func(w source.Wish) error { return fmt.Errorf("%s is refused", w.Annotations["berth.dev/vpc"]) }
+	req := addOf("refused", n.newNetns("refused"))
+	req.Annotations = &rpc.Annotations{All: all}
+	if f := r.refused(t, req, types.ErrInvalidNetworkConfig); f.GetMessage() != "blue is refused" {
+		t.Errorf("message %q", f.GetMessage())
 	}
 }
 

@@ -35,7 +35,7 @@ func (d *Daemon) check(ctx context.Context, key attachment.Key, netns string, ad
 			return failf(CodeMismatch, "mismatch", "attachment %s holds %v, not %s", key, rec.Lease.Addrs(), a)
 		}
 	}
-	if err := d.Kernel.CheckPod(ctx, podOf(rec)); err != nil {
+	if err := d.wired(ctx, rec); err != nil {
 		return &Failure{Code: CodeMismatch, Reason: "mismatch", Message: fmt.Sprintf("attachment %s is not as it was set up", key), Details: err.Error(), Err: err}
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/netip"
 	"path/filepath"
 	"time"
@@ -26,7 +25,7 @@ import (
 type Kernel interface {
 	AddPod(ctx context.Context, pod datapath.Pod) (datapath.PodLinks, error)
 	CheckPod(ctx context.Context, pod datapath.Pod) error
-	PodRules(ctx context.Context, uplink int, ipv6 bool) ([]string, error)
+	PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error)
 	DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error
 	ReapLinks(ctx context.Context, hostLinks []string) error
 	Inventory(ctx context.Context) (datapath.Inventory, error)
@@ -140,16 +139,6 @@ func New(o Options) *Daemon {
 // the caller is still there.
 func kernelContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), kernelTimeout)
-}
-
-// podOf is a record as the data path wants it.
-func podOf(r attachment.Record) datapath.Pod {
-	return datapath.Pod{
-		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),
-		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
-		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
-		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
-	}
 }
 
 func hostLinkName(k attachment.Key) string {

@@ -58,8 +58,8 @@ func (d *Daemon) release(ctx context.Context, rec attachment.Record, why string)
 	if err := failpoint.Hit("daemon.del.cooling"); err != nil {
 		return err
 	}
-	if err := d.Kernel.DetachPod(kctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
-		return kernelFailure(err)
+	if err := d.unwire(kctx, rec); err != nil {
+		return err
 	}
 	if err := failpoint.Hit("daemon.del.detached"); err != nil {
 		return err

@@ -78,10 +78,10 @@ func (k *fakeKernel) CheckPod(ctx context.Context, p datapath.Pod) error {
 	return nil
 }
 
-func (k *fakeKernel) PodRules(ctx context.Context, uplink int, _ bool) ([]string, error) {
+func (k *fakeKernel) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]string, error) {
 	err := k.enter(ctx, "PodRules")
 	defer k.mu.Unlock()
-	return []string{fmt.Sprintf("rules of uplink %d", uplink)}, err
+	return []string{fmt.Sprintf("rules of uplink %d for %v", uplink, addrs)}, err
 }
 
 func (k *fakeKernel) DetachPod(ctx context.Context, hostLink string, addrs []netip.Addr) error {

@@ -18,7 +18,7 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	r.stop()
 	for _, name := range []string{
 		"attachments/freed.json", "attachments/.new-1", "attachments/cooling-10.0.0.5.json", "attachments/.new-probe",
-		usableName, identityFile, identityFile + ".new", filepath.Base(heartbeat.Path(r.socket)), filepath.Base(heartbeat.Path(r.socket)) + ".new",
+		usableName, filepath.Base(heartbeat.Path(r.socket)), filepath.Base(heartbeat.Path(r.socket)) + ".new",
 	} {
 		path := filepath.Join(n.dir, name)
 		_ = os.Remove(path)
@@ -26,9 +26,6 @@ func TestFIFOsInPlaceOfStateFiles(t *testing.T) {
 	}
 	if heartbeat.Recent(r.socket, n.clock.Boot()) {
 		t.Error("a FIFO is a heartbeat")
-	}
-	if _, ok := readIdentity(filepath.Join(n.dir, identityFile), "boot-1"); ok {
-		t.Error("a FIFO has an identity")
 	}
 	r = n.restart(nil)
 	defer n.tick()()

@@ -259,7 +259,7 @@ func (f *Front) introspectionHandler() http.Handler {
 		}
 		http.Error(w, "berthd is starting: "+f.waitingFor(), http.StatusServiceUnavailable)
 	})
-	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, f.Settings) })
+	mux.HandleFunc("GET "+introspect.SettingsPath, func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, f.Settings) })
 	mux.HandleFunc("GET "+introspect.PodPath, func(w http.ResponseWriter, r *http.Request) {
 		if d := f.admitted(); d != nil {
 			d.servePod(w, r)
@@ -271,5 +271,5 @@ func (f *Front) introspectionHandler() http.Handler {
 	if f.Pprof {
 		web.HandleProfiles(mux)
 	}
-	return localOnly(mux)
+	return web.LocalOnly(mux)
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"encoding/json"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/internal/source"
 	"github.com/berthnet/berth/internal/version"
+	"github.com/berthnet/berth/internal/web"
 )
 
 // document describes the node's addresses now (proposal for the Amazon VPC CNI, "Troubleshooting").
@@ -86,11 +86,6 @@ func describeAddresses(doc *introspect.Document, addresses []source.AddressInfo,
 	slices.SortFunc(doc.Cooling, func(a, b introspect.Cooling) int { return a.Address.Compare(b.Address) })
 }
 
-func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) { writeJSON(w, d.document()) }
-
-func writeJSON(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // the reader went away
+func (d *Daemon) serveDocument(w http.ResponseWriter, _ *http.Request) {
+	web.WriteJSON(w, d.document())
 }

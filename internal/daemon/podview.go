@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/web"
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect.Pod {
 	view := introspect.Pod{
 		Namespace: namespace, Name: name, Node: d.NodeName, Time: d.Clock.Now().UTC(),
-		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name),
+		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name, d.Source.Why),
 	}
 	var mine []attachment.Record
 	for _, rec := range d.Store.Records() {
@@ -55,7 +55,7 @@ func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect
 
 // lookAt compares a record with the kernel, as check does.
 func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspect.Attachment) {
-	rules, err := d.Kernel.PodRules(ctx, rec.Lease.Uplink, slices.ContainsFunc(rec.Lease.Addrs(), netip.Addr.Is6))
+	rules, err := d.Kernel.PodRules(ctx, rec.Lease.Uplink, rec.Lease.Addrs())
 	if err == nil {
 		a.Rules = append(a.Rules, rules...)
 	}
@@ -73,7 +73,7 @@ func (d *Daemon) lookAt(ctx context.Context, rec attachment.Record, a *introspec
 		return
 	}
 	a.Checked = true
-	if err := cmp.Or(d.Kernel.CheckPod(ctx, podOf(rec)), err); err != nil {
+	if err := cmp.Or(d.wired(ctx, rec), err); err != nil {
 		a.Fault = err.Error()
 	}
 }
@@ -98,5 +98,5 @@ func (d *Daemon) servePod(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), podViewTimeout)
 	defer cancel()
-	writeJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
+	web.WriteJSON(w, d.podView(ctx, pod.Namespace, pod.Name))
 }

@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -42,6 +44,9 @@ func TestPodView(t *testing.T) {
 	d := n.assemble()
 	f := frontOf(d)
 	rec := d.record(t, "a", n)
+	rec.Lease.IPv6 = netip.MustParseAddr("2001:db8::5")
+	must(t, d.Store.Put(rec))
+	n.kernel.routes[rec.Lease.IPv6] = rec.HostLink
 	d.attached(t, "other", n.newNetns("other"))
 	records := func() []attachment.Record {
 		return slices.SortedFunc(slices.Values(d.Store.Records()), func(a, b attachment.Record) int { return cmp.Compare(a.Key.String(), b.Key.String()) })
@@ -52,8 +57,8 @@ func TestPodView(t *testing.T) {
 		t.Fatalf("%+v", good)
 	}
 	a := good.Attachments[0]
-	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.State != "ready" || !a.Checked || a.Fault != "" ||
-		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0"}) {
+	if a.ContainerID != "a" || a.Address != rec.Lease.IPv4 || a.IPv6 != rec.Lease.IPv6 || a.State != "ready" || !a.Checked || a.Fault != "" ||
+		a.HostLink != rec.HostLink || !reflect.DeepEqual(a.Rules, []string{"rules of uplink 0 for [10.0.0.5 2001:db8::5]"}) {
 		t.Errorf("%+v", a)
 	}
 	if v := askPod(t, f, "namespace=shop&name=web-1"); v.Attachments == nil || len(v.Attachments)+len(v.Waiting) != 0 {
@@ -128,7 +133,7 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		defer endOther()
 		n.clock.Advance(3 * time.Second)
 		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
-		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}}
+		want := []introspect.Waiting{{ContainerID: "a", Interface: "eth0", Since: since}} // and could have an address
 		if !reflect.DeepEqual(v.Waiting, want) {
 			t.Errorf("waiting %+v, want %+v", v.Waiting, want)
 		}
@@ -136,5 +141,24 @@ func TestPodViewTellsOfADDsThatWait(t *testing.T) {
 		if v := askPod(t, frontOf(d), "namespace=shop&name=web-0"); len(v.Waiting) != 0 {
 			t.Errorf("still waiting: %+v", v.Waiting)
 		}
+	})
+	synctest.Test(t, func(t *testing.T) { // with why
+		n := newNode(t)
+		d := n.assemble()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			rec := attachment.Record{Key: keyFor("a"), Netns: attachment.Netns{Path: n.newNetns("a")}, Pod: attachment.Pod{Namespace: "shop", Name: "web-0"}}
+			_, _ = d.add(ctx, rec, source.Wish{})
+		}()
+		synctest.Wait()
+		v := askPod(t, frontOf(d), "namespace=shop&name=web-0")
+		ex := d.source.Why(keyFor("a"))
+		if len(v.Waiting) != 1 || ex == nil || v.Waiting[0].Reason != ex.Reason || v.Waiting[0].Message != ex.Message || ex.Message == "" {
+			t.Errorf("waiting %+v, want it for %+v", v.Waiting, ex)
+		}
+		cancel()
+		<-ended
 	})
 }

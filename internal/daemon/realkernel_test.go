@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/carrier"
 	"github.com/berthnet/berth/internal/clock"
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -111,7 +112,7 @@ func (m *machine) open() *datapath.Node {
 // started is a daemon on a machine.
 type started struct {
 	*Daemon
-	net    *VPCNetwork
+	net    *carrier.VPC
 	source *sourcefake.Source
 	stop   func()
 }
@@ -127,7 +128,7 @@ func (m *machine) start(period time.Duration) *started {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	network := NewVPCNetwork(m.open())
+	network := carrier.NewVPC(m.open())
 	must(m.t, network.Setup(context.Background(), datapath.Config{}, m.vpc))
 	src := sourcefake.New(clock.Real{}, period, m.addrs...)
 	d := New(Options{

@@ -17,14 +17,14 @@ import (
 	"github.com/berthnet/berth/internal/source"
 )
 
-// Upkeep is what the daemon asks of the data path besides pods. VPCNetwork and
-// RoutedNetwork implement it.
+// Upkeep is what the daemon asks of the data path besides pods. Package carrier
+// implements it.
 type Upkeep interface {
 	// Watch reports kernel changes until ctx ends (datapath.Node.Watch).
 	Watch(ctx context.Context) (<-chan datapath.Event, error)
 	// Repair makes the node's own state and all pods as wanted, removes what
 	// is Berth's and not wanted, but for the pod links to spare, and names what
-	// it did. It fails with ErrSupplyUnknown, having done nothing, while the
+	// it did. It fails with source.ErrSupplyUnknown, having done nothing, while the
 	// source has not told which blocks there are, or when there is state of an
 	// uplink, by number, that was not set up yet and that mayNeed does not disown.
 	Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error)
@@ -129,7 +129,7 @@ func (r *repairer) repair(ctx context.Context) {
 		}
 	}
 	did, err := r.upkeep.Repair(ctx, pods, r.quarantine.links(), r.mayNeedUplink)
-	if errors.Is(err, ErrSupplyUnknown) {
+	if errors.Is(err, source.ErrSupplyUnknown) {
 		did, err = r.repairPods(ctx)
 	}
 	if len(did) > 0 {

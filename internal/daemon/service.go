@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"net/netip"
-	"strings"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -25,11 +24,12 @@ func (s *service) Add(ctx context.Context, req *rpc.AddRequest) (*rpc.AddReply, 
 	if err != nil {
 		return nil, err
 	}
-	wish, err := wishOf(req)
-	if err != nil {
-		return nil, err
+	d := s.front.daemon
+	wish := wishOf(req, d.Source.Annotations())
+	if err := d.Source.CheckWish(wish); err != nil {
+		return nil, failf(types.ErrInvalidNetworkConfig, "bad-request", "%s", err)
 	}
-	rec, err := s.front.daemon.add(ctx, want, wish)
+	rec, err := d.add(ctx, want, wish)
 	if err != nil {
 		return nil, err
 	}
@@ -108,21 +108,19 @@ func keyOf(a *rpc.Attachment) (attachment.Key, error) {
 	return key, checkKey(key)
 }
 
-// wishOf checks what a user wrote into the pod's annotations and into the
-// network's configuration: what cannot be a pool's name reaches no log and no
-// message as it is.
-func wishOf(req *rpc.AddRequest) (source.Wish, error) {
-	wish := source.Wish{Told: req.GetAnnotations() != nil, Pool: req.GetAnnotations().GetPool(), NetworkPool: req.GetPool()}
-	outside := func(r rune) bool { return r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') }
-	for _, named := range []struct{ by, pool string }{
-		{"the pod's annotation berth.dev/pool", wish.Pool}, {"pool of the network's configuration", wish.NetworkPool},
-	} {
-		if len(named.pool) > 63 || strings.ContainsFunc(named.pool, outside) {
-			return source.Wish{}, failf(types.ErrInvalidNetworkConfig, "bad-request",
-				"%s is %.80q, expected the name of an AddressPool: at most 63 lower-case letters, digits and hyphens", named.by, named.pool)
+// wishOf is what a user wrote into the pod's annotations, of those that the source
+// looks at, and into the network's configuration.
+func wishOf(req *rpc.AddRequest, keys []string) source.Wish {
+	wish := source.Wish{Told: req.GetAnnotations() != nil, NetworkPool: req.GetPool()}
+	for _, key := range keys {
+		if value, ok := req.GetAnnotations().Get(key); ok {
+			if wish.Annotations == nil {
+				wish.Annotations = make(map[string]string, len(keys))
+			}
+			wish.Annotations[key] = value
 		}
 	}
-	return wish, nil
+	return wish
 }
 
 // The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).

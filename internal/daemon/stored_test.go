@@ -1,9 +1,6 @@
 package daemon
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
 	"reflect"
 	"testing"
 
@@ -13,23 +10,8 @@ import (
 
 // What every release remembered of the node is read, and what is written has all that
 // each release reads.
-func TestStoredIdentityAndMark(t *testing.T) {
-	path := filepath.Join(t.TempDir(), identityFile)
+func TestStoredMark(t *testing.T) {
 	samples.Check(t,
-		samples.Format{Files: identityFile, Type: reflect.TypeFor[savedIdentity](), Again: func(data []byte) ([]byte, error) {
-			var boot struct{ BootID string }
-			if err := errors.Join(os.WriteFile(path, data, 0o600), statefile.Decode(data, &boot)); err != nil {
-				return nil, err
-			}
-			id, ok := readIdentity(path, boot.BootID)
-			if !ok {
-				return nil, errors.New("it is not taken for this node's")
-			}
-			if err := writeIdentity(path, savedIdentity{boot.BootID, id}); err != nil {
-				return nil, err
-			}
-			return os.ReadFile(path)
-		}},
 		samples.Format{Files: usableName, Type: reflect.TypeFor[usableFile](), Again: func(data []byte) ([]byte, error) {
 			var f usableFile
 			if err := statefile.Decode(data, &f); err != nil {

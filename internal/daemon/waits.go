@@ -38,16 +38,21 @@ func newWaits(clk clock.Clock) *waits {
 	return &waits{clock: clk, adds: map[attachment.Key]waitingADD{}, dels: map[attachment.Key]int{}}
 }
 
-// of are the ADDs of a pod that wait, oldest first.
-func (w *waits) of(namespace, name string) []introspect.Waiting {
-	out := []introspect.Waiting{}
+// of are the ADDs of a pod that wait, oldest first, with what why says of each.
+func (w *waits) of(namespace, name string, why func(attachment.Key) *source.Exhausted) []introspect.Waiting {
+	out, keys := []introspect.Waiting{}, []attachment.Key{}
 	w.mu.Lock()
 	for key, a := range w.adds {
 		if a.pod.Namespace == namespace && a.pod.Name == name {
-			out = append(out, introspect.Waiting{ContainerID: key.ContainerID, Interface: key.IfName, Since: a.since})
+			out, keys = append(out, introspect.Waiting{ContainerID: key.ContainerID, Interface: key.IfName, Since: a.since}), append(keys, key)
 		}
 	}
 	w.mu.Unlock()
+	for i, key := range keys {
+		if ex := why(key); ex != nil {
+			out[i].Reason, out[i].Message = ex.Reason, ex.Message
+		}
+	}
 	slices.SortFunc(out, func(a, b introspect.Waiting) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ContainerID+a.Interface, b.ContainerID+b.Interface))
 	})

@@ -97,9 +97,9 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	u, ok := s.config.Uplinks.(Routed)
-	if !ok {
-		return nil, fmt.Errorf("set up blocks: the node's uplinks are %T, expected datapath.Routed", s.config.Uplinks)
+	u, err := chosen[Routed](s)
+	if err != nil {
+		return nil, fmt.Errorf("set up blocks: %w", err)
 	}
 	var want []netlink.Route
 	failed := map[string]error{}

@@ -115,7 +115,7 @@ func (r *rack) refuses(want ...string) {
 
 // wanted is what a repair of the rack is given.
 func (r *rack) wanted(blocks ...Block) Wanted {
-	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: blocks}
+	return Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList(blocks)}
 }
 
 func TestPodsOfBlocks(t *testing.T) {
@@ -198,8 +198,8 @@ func TestExportTable(t *testing.T) {
 // the blocks, and the other way round no rule, map or table of ENIs.
 func TestChangeOfMode(t *testing.T) {
 	v := newVPC(t)
-	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Blocks: []Block{block("b", block4)}}
-	uplinks := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
+	pools := Wanted{Config: Config{Uplinks: Routed{ExportTable: 119, IPv6: true}}, Carriers: BlockList{block("b", block4)}}
+	uplinks := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
 	for _, step := range []struct {
 		want            Wanted
 		uplinks, blocks int

@@ -40,9 +40,19 @@ func notToPod() exprs { return compare(meta(expr.MetaKeyOIFNAME), expr.CmpOpNeq,
 
 // fromLink: iifname NAME.
 func fromLink(name string) exprs {
+	return compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, linkName(name))
+}
+
+// notByLink: oifname != NAME.
+func notByLink(name string) exprs {
+	return compare(meta(expr.MetaKeyOIFNAME), expr.CmpOpNeq, linkName(name))
+}
+
+// linkName is a name as the kernel compares it, with zeros up to its whole length.
+func linkName(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	return compare(meta(expr.MetaKeyIIFNAME), expr.CmpOpEq, data)
+	return data
 }
 
 // isFamily: meta nfproto.
@@ -98,6 +108,16 @@ func toLoopback() exprs {
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{127, 0, 0, 0}}})
 }
 
+// notArrivedBy: iif != @set.
+func notArrivedBy(links *nftables.Set) exprs {
+	return rule(exprs{meta(expr.MetaKeyIIF)}, notIn(links))
+}
+
+// in: == @set, for the loaded value.
+func in(s *nftables.Set) exprs {
+	return exprs{&expr.Lookup{SourceRegister: reg, SetName: s.Name, SetID: s.ID}}
+}
+
 // notIn: != @set, for the loaded value.
 func notIn(s *nftables.Set) exprs {
 	return exprs{&expr.Lookup{SourceRegister: reg, SetName: s.Name, SetID: s.ID, Invert: true}}
@@ -131,6 +151,19 @@ func ctState(bit uint32) exprs {
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
 	}
 }
+
+// destinationTranslated: ct status dnat. A packet without conntrack does not match,
+// and none has changed its destination.
+func destinationTranslated() exprs {
+	return exprs{
+		ct(expr.CtKeySTATUS),
+		maskWord(dstNAT),
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: word(0)},
+	}
+}
+
+// dstNAT is IPS_DST_NAT of the kernel's enum ip_conntrack_status.
+const dstNAT = 1 << 5
 
 // ctMarked: ct mark & m == m.
 func ctMarked(m uint32) exprs {
@@ -260,4 +293,9 @@ func goTo(c string) exprs { return exprs{&expr.Verdict{Kind: expr.VerdictGoto, C
 // at once instead of after a time-out.
 func reject() exprs {
 	return exprs{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}}
+}
+
+// unreachable answers with "host unreachable": nobody has the address.
+func unreachable() exprs {
+	return exprs{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_HOST_UNREACH}}
 }

@@ -12,10 +12,9 @@ import (
 
 // Wanted is all that should exist on a node.
 type Wanted struct {
-	Config  Config
-	Uplinks []Uplink // of a VPC
-	Blocks  []Block  // of a Routed
-	Pods    []Pod
+	Config   Config
+	Carriers Carriers // as Config.Uplinks needs them; nil: none
+	Pods     []Pod
 	// Spare names pod links of which no more is known than that they may be in
 	// use: neither they nor their routes are removed.
 	Spare []string
@@ -54,14 +53,18 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 		return repaired, fmt.Errorf("repair: %w", err)
 	}
 	var errs []error
-	did, err := want.Config.Uplinks.restore(n, want)
+	carriers := want.Carriers
+	if carriers == nil {
+		carriers = want.Config.Uplinks.none()
+	}
+	did, err := carriers.restore(n)
 	repaired, errs = append(repaired, did...), append(errs, err)
 	inv, err := n.Inventory(ctx)
 	if err != nil {
 		return repaired, errors.Join(append(errs, fmt.Errorf("repair: %w", err))...)
 	}
 	for _, part := range []func() ([]string, error){
-		func() ([]string, error) { return n.removeStrayUplinks(want.Uplinks, inv) },
+		func() ([]string, error) { return carriers.tidy(n, inv) },
 		func() ([]string, error) { return n.removeStrayRoutes(ctx, want, inv) },
 		func() ([]string, error) { return n.removeStrayLinks(ctx, names, inv) },
 		func() ([]string, error) { return n.restorePods(ctx, want.Pods, inv) },
@@ -72,27 +75,6 @@ func (n *Node) Repair(ctx context.Context, want Wanted) (repaired []string, err 
 	}
 	n.podLinks.forget(before, names)
 	return repaired, errors.Join(errs...)
-}
-
-func (n *Node) removeStrayUplinks(want []Uplink, inv Inventory) (did []string, err error) {
-	wanted := map[int]bool{}
-	for _, e := range want {
-		if !e.Primary {
-			wanted[e.Number] = true
-		}
-	}
-	var errs []error
-	for _, e := range inv.Uplinks {
-		if wanted[e.Number] || e.Number < 1 || e.Number > MaxUplink {
-			continue
-		}
-		if err := n.removeUplink(e.Number); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		did = append(did, fmt.Sprintf("removed ENI %d", e.Number))
-	}
-	return did, errors.Join(errs...)
 }
 
 // removeStrayRoutes removes routes of PodTable that no wanted, spared or live

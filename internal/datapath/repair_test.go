@@ -11,7 +11,7 @@ import (
 )
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
-	w := Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}}
+	w := Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}}
 	for _, p := range pods {
 		w.Pods = append(w.Pods, p.want)
 	}
@@ -104,7 +104,7 @@ func TestRepairAtStartRemovesLeftovers(t *testing.T) {
 
 	v.node = v.host.open() // the daemon starts again
 	w := v.wanted(keep)
-	w.Uplinks = nil
+	w.Carriers = nil
 	did := v.repair(w)
 	for _, part := range []string{"removed link " + stray.want.HostIfName, "removed route " + podC, "removed route " + podB, "removed ENI 1"} {
 		if !strings.Contains(did, part) {
@@ -166,7 +166,7 @@ func TestRepairGoesOnAfterAnError(t *testing.T) {
 	w := v.wanted(a)
 	absent := v.uplink()
 	absent.ID, absent.Number, absent.MAC = "eni-9", 9, []byte{2, 0, 0, 0, 0, 9}
-	w.Uplinks = append([]Uplink{absent}, w.Uplinks...)
+	w.Carriers = append(UplinkList{absent}, w.Carriers.(UplinkList)...)
 	did, err := v.node.Repair(ctx, w)
 	if !errors.Is(err, ErrNoLink) || !strings.Contains(fmt.Sprint(did), a.want.HostIfName) {
 		t.Errorf("repaired %v, error %v", did, err)

@@ -21,6 +21,8 @@ type Routed struct {
 	IPv6 bool
 }
 
+func (u Routed) kind() string { return "routed" }
+
 // validate: the kernel's own tables are 253 to 255 (rtnetlink(7)).
 func (u Routed) validate() error {
 	t := u.ExportTable
@@ -71,16 +73,19 @@ func (u Routed) addTo(*ruleset, string) {}
 
 func (u Routed) entries(*Node, *nftables.Conn) (uplinkEntries, error) { return nil, nil }
 
-func (u Routed) restore(n *Node, want Wanted) ([]string, error) { return n.setBlocks(want.Blocks) }
+func (u Routed) follow(*Node) error { return nil }
 
-func (u Routed) clearOther(n *Node) ([]string, error) {
-	n.mu.Lock()
-	clear(n.uplinks)
-	n.mu.Unlock()
-	return n.removeRoutesThat(isUplinkRoute)
+func (u Routed) none() Carriers { return BlockList(nil) }
+
+func (u Routed) clear(n *Node) ([]string, error) {
+	n.exported.Store(nil)
+	return n.removeRoutesThat(isBlockRoute)
 }
 
-// isUplinkRoute tells the routes of a secondary ENI's table.
-func isUplinkRoute(r netlink.Route) bool {
-	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
-}
+// BlockList is all blocks of a routed node.
+type BlockList []Block
+
+func (l BlockList) restore(n *Node) ([]string, error) { return n.setBlocks(l) }
+
+// tidy has nothing to do: setBlocks removes what is of no block.
+func (l BlockList) tidy(*Node, Inventory) ([]string, error) { return nil, nil }

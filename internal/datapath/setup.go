@@ -3,7 +3,6 @@ package datapath
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,12 +31,7 @@ func (n *Node) Setup(ctx context.Context, c Config) error {
 	if _, err := n.setup(c); err != nil {
 		return fmt.Errorf("set up the node: %w", err)
 	}
-	var errs []error
-	for _, uplink := range n.knownUplinks() { // their rules and chains follow the Config
-		_, err := n.setUplink(uplink)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
+	return c.Uplinks.follow(n)
 }
 
 // setup is Setup under setupMu. It names what it had to change.
@@ -75,7 +69,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 		func() ([]string, error) { return n.setTable(c, primary) },
 		n.setARPTable,
 		func() ([]string, error) { return n.setRules(c.Uplinks.owns, nodeRules(c.Uplinks)) },
-		func() ([]string, error) { return c.Uplinks.clearOther(n) },
+		func() ([]string, error) { return n.clearOthers(c.Uplinks) },
 	} {
 		did, err := step()
 		changed = append(changed, did...)

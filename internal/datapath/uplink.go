@@ -23,7 +23,8 @@ type Uplink struct {
 	// Number is unique on the node, 1 to MaxUplink on a secondary ENI, and stays
 	// while the uplink does: its table and its mark follow from it.
 	Number int
-	// Primary ENIs belong to the operating system: only sysctls are set there.
+	// Primary ENIs belong to the operating system: only sysctls are set there, and
+	// the filter of what comes for addresses without a pod knows them.
 	Primary bool
 	// PrimaryIPv4 is the ENI's own address. On a secondary ENI it is put on the
 	// link, unless it is among Addresses: then it is a pod's, and not the node's.
@@ -106,9 +107,10 @@ func (e Uplink) gateway4() netip.Addr {
 }
 
 // SetUplink makes an ENI fit for pods: link up, MTU, rp_filter loose, an address,
-// its table, its rule, and the map from its addresses to its mark. It is
-// idempotent, puts back what is missing, and with changed Addresses changes the
-// map only (and the link's address if PrimaryIPv4 came or went among them). On
+// its table, its rule, the map from its addresses to its mark, and the sets of
+// addresses that are the node's. It is idempotent, puts back what is missing, and
+// with changed Addresses changes the map and the sets only (and the link's address
+// if PrimaryIPv4 came or went among them). On
 // failure what was done stays; call it again. An address is usable by a pod once
 // this has returned nil for it.
 //
@@ -132,9 +134,9 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 	fail := func(err error) ([]string, error) {
 		return changed, fmt.Errorf("set up ENI %s: %w", uplink.ID, err)
 	}
-	u, ok := s.config.Uplinks.(VPC)
-	if !ok {
-		return fail(fmt.Errorf("the node's uplinks are %T, expected datapath.VPC", s.config.Uplinks))
+	u, err := chosen[VPC](s)
+	if err != nil {
+		return fail(err)
 	}
 	if err := uplink.Validate(); err != nil {
 		return fail(err)
@@ -169,8 +171,14 @@ func (n *Node) setUplink(uplink Uplink) (changed []string, err error) {
 		}
 	}
 	n.mu.Lock()
+	before := n.uplinks[uplink.ID]
 	n.uplinks[uplink.ID] = uplink
 	n.mu.Unlock()
+	did, err := n.setOwn(uplink, before, link.Attrs().Index)
+	changed = append(changed, did...)
+	if err != nil {
+		return fail(err)
+	}
 	return changed, nil
 }
 
@@ -327,11 +335,14 @@ func (n *Node) removeUplink(number int) error {
 		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	for id, e := range n.uplinks {
 		if !e.Primary && e.Number == number {
 			delete(n.uplinks, id)
 		}
+	}
+	n.mu.Unlock()
+	if _, err := n.removeOwn(); err != nil {
+		return fmt.Errorf("remove ENI %d: %w", number, err)
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"fmt"
+
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -8,8 +10,10 @@ import (
 
 // Uplinks is how packets of pods leave the node and come to it: a VPC, where each
 // address is of an ENI, or a Routed, where a router knows the node's blocks. All
-// that differs between the two is behind it.
+// that differs between them is behind it, and none knows of another.
 type Uplinks interface {
+	// kind is a word that tells one implementation from the others.
+	kind() string
 	// validate names the first field that cannot work.
 	validate() error
 	// ipv6 tells whether the IPv6 data path is wanted.
@@ -25,18 +29,52 @@ type Uplinks interface {
 	addTo(rs *ruleset, primary string)
 	// entries are what the maps of addTo have to hold, those in the kernel included.
 	entries(n *Node, conn *nftables.Conn) (uplinkEntries, error)
-	// restore sets up what a Repair wants.
-	restore(n *Node, want Wanted) (did []string, err error)
-	// clearOther removes the routes of the other implementation, which another
-	// daemon left, and forgets what this Node set up for it. Rules and filters follow
-	// from the rest.
-	clearOther(n *Node) (changed []string, err error)
+	// follow adapts to the Config what was set up for pods' addresses before.
+	follow(n *Node) error
+	// none are the Carriers of a Repair that wants none.
+	none() Carriers
+	// clear removes the routes of a node that has other uplinks now, which another
+	// daemon left, and forgets what this Node set up. Rules and filters follow from
+	// those of the others. It is asked of a zero value.
+	clear(n *Node) (changed []string, err error)
 }
 
-var (
-	_ Uplinks = VPC{}
-	_ Uplinks = Routed{}
-)
+// Carriers is what the addresses of pods are of, in the kernel: an UplinkList with a
+// VPC, a BlockList with a Routed.
+type Carriers interface {
+	// restore sets them up.
+	restore(n *Node) (did []string, err error)
+	// tidy removes those that the node has besides.
+	tidy(n *Node, has Inventory) (did []string, err error)
+}
+
+// implementations are all that there are, as zero values.
+var implementations = []Uplinks{VPC{}, Routed{}}
+
+// clearOthers removes what the implementations left that are not the chosen one.
+func (n *Node) clearOthers(chosen Uplinks) (changed []string, err error) {
+	for _, u := range implementations {
+		if u.kind() == chosen.kind() {
+			continue
+		}
+		did, err := u.clear(n)
+		changed = append(changed, did...)
+		if err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+// chosen are the node's uplinks, which must be of a kind to be asked what only that
+// kind can do.
+func chosen[U Uplinks](s *established) (u U, err error) {
+	u, ok := s.config.Uplinks.(U)
+	if !ok {
+		return u, fmt.Errorf("the node's uplinks are %T, expected %T", s.config.Uplinks, u)
+	}
+	return u, nil
+}
 
 // families are the address families of the data path. IPv4 is always there: it
 // costs nothing, and a node without it does not exist in EC2.

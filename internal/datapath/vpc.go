@@ -38,6 +38,8 @@ type VPC struct {
 	MarkShift uint
 }
 
+func (u VPC) kind() string { return "VPC" }
+
 func (u VPC) validate() error {
 	if len(u.PrimaryMAC) != 6 {
 		return fmt.Errorf("PrimaryMAC %q: want six octets", u.PrimaryMAC)
@@ -145,16 +147,60 @@ func (u VPC) entries(n *Node, conn *nftables.Conn) (uplinkEntries, error) {
 	return m, nil
 }
 
-func (u VPC) restore(n *Node, want Wanted) (did []string, err error) {
+// follow: the rules and chains of ENIs follow the Config.
+func (u VPC) follow(n *Node) error {
 	var errs []error
-	for _, uplink := range want.Uplinks {
+	for _, uplink := range n.knownUplinks() {
+		_, err := n.setUplink(uplink)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (u VPC) none() Carriers { return UplinkList(nil) }
+
+func (u VPC) clear(n *Node) ([]string, error) {
+	n.mu.Lock()
+	clear(n.uplinks)
+	n.mu.Unlock()
+	return n.removeRoutesThat(isUplinkRoute)
+}
+
+// isUplinkRoute tells the routes of a secondary ENI's table.
+func isUplinkRoute(r netlink.Route) bool {
+	return r.Table > UplinkTableBase && r.Table <= UplinkTableBase+MaxUplink && !isUnreachable(r)
+}
+
+// UplinkList is all uplinks of a VPC's node.
+type UplinkList []Uplink
+
+func (l UplinkList) restore(n *Node) (did []string, err error) {
+	var errs []error
+	for _, uplink := range l {
 		done, err := n.setUplink(uplink)
 		did, errs = append(did, done...), append(errs, err)
 	}
-	return did, errors.Join(errs...)
+	done, err := n.removeOwn()
+	return append(did, done...), errors.Join(append(errs, err)...)
 }
 
-func (u VPC) clearOther(n *Node) ([]string, error) {
-	n.exported.Store(nil)
-	return n.removeRoutesThat(isBlockRoute)
+func (l UplinkList) tidy(n *Node, has Inventory) (did []string, err error) {
+	wanted := map[int]bool{}
+	for _, e := range l {
+		if !e.Primary {
+			wanted[e.Number] = true
+		}
+	}
+	var errs []error
+	for _, e := range has.Uplinks {
+		if wanted[e.Number] || e.Number < 1 || e.Number > MaxUplink {
+			continue
+		}
+		if err := n.removeUplink(e.Number); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		did = append(did, fmt.Sprintf("removed ENI %d", e.Number))
+	}
+	return did, errors.Join(errs...)
 }

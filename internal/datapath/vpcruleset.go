@@ -20,6 +20,11 @@ func (u VPC) addTo(rs *ruleset, primary string) {
 		rs.sets = append(rs.sets, setSpec{set: m.set})
 	}
 	rs.chains = append(rs.chains, u.fromPodChain(), byUplinkChain(maps), u.classifyChain(primary), u.snatChain())
+	rs.sets = append(rs.sets, setSpec{set: uplinkLinkSet()})
+	for _, s := range ownSets() {
+		rs.sets = append(rs.sets, setSpec{set: s.set})
+	}
+	rs.chains = append(rs.chains, noPodChain(primary))
 }
 
 func (u VPC) classifyChain(primary string) chainSpec {

@@ -144,6 +144,6 @@ func TestWatchSurvivesAnOverflow(t *testing.T) {
 		if e.Kind == StateLost && strings.Contains(e.What, "policy rule") {
 			return
 		}
-		v.repair(Wanted{Config: v.settings(), Uplinks: []Uplink{v.uplink()}})
+		v.repair(Wanted{Config: v.settings(), Carriers: UplinkList{v.uplink()}})
 	}
 }

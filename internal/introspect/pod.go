@@ -36,4 +36,8 @@ type Waiting struct {
 	ContainerID string    `json:"containerID"`
 	Interface   string    `json:"interface"`
 	Since       time.Time `json:"since"`
+	// Reason is a short word for why, of those that Events of Pods have in brackets, and
+	// Message says it to a person. Both are empty where it has an address by now.
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
 }

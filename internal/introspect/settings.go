@@ -1,10 +1,10 @@
 package introspect
 
-// SettingsPath is where berthd serves its settings, from its first moment, on the
-// introspection address.
+// SettingsPath is where programs serve their settings from their first moment: berthd
+// on its introspection address, berth-operator where it listens at a loopback address.
 const SettingsPath = "/settings"
 
-// Settings are those that a daemon runs with.
+// Settings are those that a program runs with.
 type Settings struct {
 	Version  string    `json:"version"`
 	Settings []Setting `json:"settings"` // all there are, in the order of the reference

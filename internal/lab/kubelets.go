@@ -105,6 +105,7 @@ func (l *Lab) raiseCluster(ctx context.Context, machines func() error) error {
 		defer close(l.kubeUp)
 		err := l.startKube(groupCtx, kube.Options{
 			Controllers: true, Scheduler: true, Kubelets: true, ControllerArgs: controllerArgs,
+			DualStack: l.Mode.DualStack(),
 		})
 		if err != nil {
 			return err

@@ -28,6 +28,9 @@ const (
 // Modes are all there are.
 var Modes = []Mode{NodeMode, OperatorMode, PoolMode}
 
+// DualStack tells whether nodes and pods have addresses of IPv6 beside those of IPv4.
+func (m Mode) DualStack() bool { return m == PoolMode }
+
 // OperatorKey is the access key of the operators. It may do what
 // deploy/iam/operator.json allows in the lab's cluster and no more,
 // unless the spec has a key of the same ID.

@@ -31,7 +31,8 @@ func (l *Lab) PullPlug(name string) error {
 }
 
 // PlugIn boots a machine whose plug was pulled: its disk is as it was; its /run and what
-// the kernel knew of its network are not. It returns when its kubelet runs.
+// the kernel knew of its network are not. It returns when its kubelet runs. A machine that
+// does not come up is dark again.
 func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	m, err := l.wholeMachine(name)
 	if err != nil {
@@ -43,10 +44,14 @@ func (l *Lab) PlugIn(ctx context.Context, name string) error {
 	if err := l.plugNetwork(m); err != nil {
 		return fmt.Errorf("boot %s: %w", name, err)
 	}
-	if err := m.Serve(); err != nil {
-		return err
+	err = m.Serve()
+	if err == nil {
+		err = m.host.Boot(ctx)
 	}
-	return m.host.Boot(ctx)
+	if err != nil {
+		return errors.Join(err, l.PullPlug(name))
+	}
+	return nil
 }
 
 // Reboot turns a machine off, as an administrator does, and on again.
@@ -68,11 +73,21 @@ func (l *Lab) unplugNetwork(m *machine) error {
 }
 
 // plugNetwork makes it again, with the links that are the machine's: those of the ENIs
-// that are attached now.
+// that are attached now. On failure nothing is left of it.
 func (l *Lab) plugNetwork(m *machine) error {
 	l.following.Lock()
 	defer l.following.Unlock()
+	if !m.dark {
+		return errors.New("its plug is in")
+	}
+	if err := l.addNetwork(m); err != nil {
+		return errors.Join(err, l.unplugNetwork(m))
+	}
 	m.dark = false
+	return nil
+}
+
+func (l *Lab) addNetwork(m *machine) error {
 	if l.Site != nil {
 		_, err := l.Site.AddNode(m.Name) // gets the number that it had: the first that is free
 		return err

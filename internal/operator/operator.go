@@ -89,9 +89,12 @@ func Run(ctx context.Context, cfg config.Operator, log *slog.Logger) error {
 func newManager(ctx context.Context, api *apiServer, kinds []*watched.Kind, cfg config.Operator, log *slog.Logger) (_ manager.Manager, err error) {
 	grace, warmup := endTimeout, true
 	o := manager.Options{
-		Scheme:                        api.scheme,
-		MapperProvider:                api.mapping,
-		Cache:                         cache.Options{ByObject: watched.ByObject(kinds), DefaultTransform: cache.TransformStripManagedFields()},
+		Scheme:         api.scheme,
+		MapperProvider: api.mapping,
+		Cache: cache.Options{
+			ByObject: watched.ByObject(kinds), DefaultTransform: cache.TransformStripManagedFields(),
+			DefaultWatchErrorHandler: newUnwatched(log, api.clock).handle,
+		},
 		Metrics:                       metricsserver.Options{BindAddress: "0"}, // front serves them
 		HealthProbeBindAddress:        "0",
 		LeaderElection:                cfg.LeaderElect,

@@ -14,11 +14,13 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/introspect"
+	"github.com/berthnet/berth/internal/version"
 	"github.com/berthnet/berth/internal/web"
 )
 
-// front is what the operator shows to those who watch it: metrics and probes,
-// from its first moment until it ends.
+// front is what the operator shows to those who watch it: metrics, probes and
+// settings, from its first moment until it ends.
 type front struct {
 	log     *slog.Logger
 	serving sync.WaitGroup
@@ -44,19 +46,20 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 		ready: func(context.Context) error { return errStarting },
 		alive: func(context.Context) error { return nil },
 	}
-	monitoring, probes, profiles := http.NewServeMux(), http.NewServeMux(), http.NewServeMux()
-	web.HandleMetrics(monitoring, metrics)
-	f.handleProbes(monitoring)
-	f.handleProbes(probes)
+	scrape, profiles := http.NewServeMux(), http.NewServeMux()
+	web.HandleMetrics(scrape, metrics)
 	web.HandleProfiles(profiles)
+	monitoring, probes := f.probes(), f.probes()
+	monitoring.Handle("GET /metrics", scrape)
 	servers := []struct {
 		flag, address string
-		handler       http.Handler
+		mux           *http.ServeMux
+		local         map[string]http.Handler // what is served besides, by pattern, at a loopback address
 		listener      net.Listener
 	}{
-		{flag: "metrics-address", address: cfg.MetricsAddr, handler: monitoring},
-		{flag: "health-address", address: cfg.HealthAddr, handler: probes},
-		{flag: "pprof-address", address: cfg.PprofAddr, handler: profiles},
+		{flag: "metrics-address", address: cfg.MetricsAddr, mux: monitoring, local: map[string]http.Handler{settingsPattern: settings(cfg)}},
+		{flag: "health-address", address: cfg.HealthAddr, mux: probes, local: map[string]http.Handler{settingsPattern: settings(cfg), "GET /metrics": scrape}},
+		{flag: "pprof-address", address: cfg.PprofAddr, mux: profiles},
 	}
 	var err error
 	for i := range servers {
@@ -73,9 +76,14 @@ func newFront(cfg config.Operator, metrics prometheus.Gatherer, log *slog.Logger
 			err = errors.Join(err, s.listener.Close())
 			continue
 		}
+		for pattern, handler := range s.local {
+			if web.OnLoopback(s.listener) {
+				s.mux.Handle(pattern, web.LocalOnly(handler))
+			}
+		}
 		log.Info("serving", "flag", s.flag, "address", s.listener.Addr().String())
 		f.serving.Go(func() {
-			if err := web.Serve(ctx, s.listener, s.handler); err != nil {
+			if err := web.Serve(ctx, s.listener, s.mux); err != nil {
 				log.Error("a web server ended", "flag", s.flag, "err", err)
 			}
 		})
@@ -101,7 +109,17 @@ func (f *front) wait(why error) {
 	f.ready = func(context.Context) error { return why }
 }
 
-func (f *front) handleProbes(mux *http.ServeMux) {
+const settingsPattern = "GET " + introspect.SettingsPath
+
+// settings tells those that the operator runs with.
+func settings(cfg config.Operator) http.Handler {
+	s := introspect.Settings{Version: version.String(), Settings: cfg.Effective, Unknown: cfg.Unknown}
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { web.WriteJSON(w, s) })
+}
+
+// probes are served on every listener but that of profiles.
+func (f *front) probes() *http.ServeMux {
+	mux := http.NewServeMux()
 	ask := func(which *check) func() error {
 		return func() error {
 			f.mu.Lock()
@@ -115,6 +133,7 @@ func (f *front) handleProbes(mux *http.ServeMux) {
 	web.HandleProbe(mux, "/readyz", ask(&f.ready))
 	web.HandleProbe(mux, "/livez", ask(&f.alive))
 	web.HandleStartup(mux, "/startupz", ask(&f.ready))
+	return mux
 }
 
 func (f *front) close() {

@@ -2,16 +2,22 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"log/slog"
 	"net"
+	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
 
 	"github.com/berthnet/berth/internal/config"
+	"github.com/berthnet/berth/internal/introspect"
 	"github.com/berthnet/berth/test/harness"
 )
 
@@ -56,9 +62,59 @@ func TestProbesFollowTheChecks(t *testing.T) {
 	f.watch(fine, func(ctx context.Context) error { return errStarting })
 	expect("/livez", 503)
 	harness.OK(t, answersWith(cfg.MetricsAddr, "/metrics", 200)())
-	harness.OK(t, answersWith(cfg.HealthAddr, "/metrics", 404)())
+	harness.OK(t, answersWith(cfg.HealthAddr, "/metrics", 200)())
 	harness.OK(t, answersWith(cfg.PprofAddr, "/debug/pprof/", 200)())
 	harness.OK(t, answersWith(cfg.MetricsAddr, "/debug/pprof/", 404)())
+}
+
+// TestSettingsAreForThisMachine: they, and what else is served beside probes, are told
+// at loopback addresses only, and under their names only.
+func TestSettingsAreForThisMachine(t *testing.T) {
+	loader := config.NewOperatorLoader(pflag.NewFlagSet("", pflag.ContinueOnError))
+	cfg, err := loader.Load([]string{"BERTH_CLUSTER_NAME=prod", "BERTH_EC2_ENDPOINT=http://me:secret@ec2", "BERTH_CLUSTER=typo"})
+	harness.OK(t, err)
+	all := func(address string) string {
+		_, port, err := net.SplitHostPort(address)
+		harness.OK(t, err)
+		return "0.0.0.0:" + port
+	}
+	inside, outside := cfg, cfg
+	inside.MetricsAddr, inside.HealthAddr = freeAddress(t), freeAddress(t)
+	outside.MetricsAddr, outside.HealthAddr = all(freeAddress(t)), all(freeAddress(t))
+	for _, cfg := range []config.Operator{inside, outside} {
+		f, err := newFront(cfg, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+		harness.OK(t, err)
+		t.Cleanup(f.close)
+	}
+	for _, address := range []string{inside.MetricsAddr, inside.HealthAddr} {
+		resp, err := http.Get("http://" + address + introspect.SettingsPath)
+		harness.OK(t, err)
+		var got introspect.Settings
+		harness.OK(t, errors.Join(json.NewDecoder(resp.Body).Decode(&got), resp.Body.Close()))
+		name, _ := got.Get("cluster-name")
+		endpoint, _ := got.Get("ec2-endpoint")
+		if name != "prod" || strings.Contains(endpoint, "secret") || !strings.Contains(endpoint, "@ec2") || !slices.Contains(got.Unknown, "BERTH_CLUSTER") || got.Version == "" {
+			t.Errorf("settings of %s: %+v", address, got)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+introspect.SettingsPath, nil)
+		harness.OK(t, err)
+		req.Host = "rebound.example"
+		resp, err = http.DefaultClient.Do(req)
+		harness.OK(t, err)
+		harness.OK(t, resp.Body.Close())
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("under another's name: %s", resp.Status)
+		}
+	}
+	for _, wanted := range []struct {
+		address, path string
+		status        int
+	}{
+		{outside.MetricsAddr, introspect.SettingsPath, 404}, {outside.HealthAddr, introspect.SettingsPath, 404},
+		{outside.MetricsAddr, "/metrics", 200}, {outside.HealthAddr, "/metrics", 404}, {outside.HealthAddr, "/livez", 200},
+	} {
+		harness.OK(t, answersWith(strings.Replace(wanted.address, "0.0.0.0", "127.0.0.1", 1), wanted.path, wanted.status)())
+	}
 }
 
 func TestAddressInUseNamesTheFlag(t *testing.T) {

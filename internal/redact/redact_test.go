@@ -29,6 +29,15 @@ func TestText(t *testing.T) {
 		"json, cut after sep":  {`{"node":"a","deep":"{\"password\":\"planted planted`, `"node":"a"`},
 		"yaml":                 {"  password: planted with planted words\n  user: a", "user: a"},
 		"yaml list":            {"- token: planted\n  name: a", "name: a"},
+		"comma":                {"password=a,planted,b node=a", "node=a"},
+		"comma first":          {"password=,planted node=a", "node=a"},
+		"comma, more names":    {"token=a,planted,node=a,other:b", ",node=a,other:b"},
+		"semicolon":            {"Server=x;Password=a;planted;b;User=a", ";User=a"},
+		"both at the end":      {"password=a,;planted;, then", "then"},
+		"list of names":        {"token=planted, node=a; b", "node=a; b"},
+		"flags by commas":      {"[--token=a,planted,--v=2]", "--v=2]"},
+		"flag, comma":          {"berthd --api-key a,planted,b --node=a", "--node=a"},
+		"URL, comma":           {"https://x/?token=a,planted&a=b", "&a=b"},
 		"flag":                 {"berthd --api-key planted --node=a", "--node=a"},
 		"flag with =":          {"berthd --kube-token=planted --node=a", "--node=a"},
 		"flag, quoted":         {`berthd --password "planted two words" --node=a`, "--node=a"},
@@ -62,7 +71,7 @@ func TestText(t *testing.T) {
 		"cookie":               {"Set-Cookie: planted\nA: b", "A: b"},
 	} {
 		got := Text(tt.in)
-		for _, secret := range []string{"planted two", "=planted", "planted with", "planted w", "plantedplanted", "planted1", "planted2", "pl@nted", ":planted", "{planted", "[planted", "\"planted", " planted", jwt, awsKey, "AKIAIOS", "ASIAIOS", "ghp_", "abc1ef", "\nplanted", "cGxhbnRl"} {
+		for _, secret := range []string{"planted two", "=planted", "planted with", "planted w", "plantedplanted", "planted1", "planted2", "pl@nted", ":planted", "{planted", "[planted", ",planted", ";planted", "\"planted", " planted", jwt, awsKey, "AKIAIOS", "ASIAIOS", "ghp_", "abc1ef", "\nplanted", "cGxhbnRl"} {
 			if strings.Contains(strings.ReplaceAll(got, "planted=1", ""), secret) {
 				t.Errorf("%s: %q is left in %q", name, secret, got)
 			}

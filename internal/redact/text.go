@@ -54,9 +54,12 @@ var (
 
 	yamlLine = regexp.MustCompile(`^(\s*(?:- )?["']?([A-Za-z0-9_./-]+)["']?:\s+)(\S.*)$`)
 	// assigned is a name and what joins it to its value, assignee that value.
-	assigned  = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
-	assignee  = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
-	flagValue = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-][^\s"',]*)`)
+	assigned = regexp.MustCompile(`([A-Za-z0-9_.$/-]+)\\*["']?\s*[:=]\s*`)
+	assignee = regexp.MustCompile(`^(?:\\+"[^"]*(?:"|$)|"(?:[^"\\]|\\.)*(?:"|$)|'[^']*(?:'|$)|[^\s"',;&}\])]+)`)
+	unquoted = regexp.MustCompile(`^[^\s"',;&}\])]+`)
+	// furtherName is a name that a value is assigned to, or a flag.
+	furtherName = regexp.MustCompile(`^(?:--?[A-Za-z]|[A-Za-z0-9_.$/-]+\s*[:=])`)
+	flagValue   = regexp.MustCompile(`(^|[\s"'\[])(--?[A-Za-z][A-Za-z0-9-]*)(\\*["']?(?:,\s*|\s+))(\\*"[^"]*(?:"|$)|'[^']*(?:'|$)|[^\s"',\\-](?:[^\s"',]|,[^\s"',-])*)`)
 	// nameParts has one of each name that Secret takes for one of a secret, whatever
 	// joins its other parts.
 	nameParts = []string{"pass", "secret", "token", "key", "auth", "cookie", "cred", "docker", "pwd", "psk", "signature"}
@@ -155,11 +158,32 @@ func named(s string) string {
 		if !Secret(name) {
 			continue
 		}
-		value := assignee.FindString(s)
+		value := unquotedWhole(s, assignee.FindString(s))
 		if masked, ok := mask(value); ok {
 			out.WriteString(masked)
 			s = s[len(value):]
 		}
+	}
+}
+
+// unquotedWhole is the whole of the value that s begins with, where it is in no quotes: a
+// comma or semicolon is part of a secret, unless a further name with a value, a space or
+// the end comes after it.
+func unquotedWhole(s, value string) string {
+	if strings.HasPrefix(strings.TrimLeft(value, `\`), `"`) || strings.HasPrefix(value, "'") {
+		return value
+	}
+	for {
+		rest := s[len(value):]
+		end := len(rest) - len(strings.TrimLeft(rest, ",;"))
+		if end == 0 || furtherName.MatchString(rest[end:]) {
+			return value
+		}
+		more := unquoted.FindString(rest[end:])
+		if more == "" {
+			return value
+		}
+		value = s[:len(value)+end+len(more)]
 	}
 }
 

@@ -146,11 +146,13 @@ func (x *Pod) GetUid() string {
 	return ""
 }
 
-// Annotations are those of the pod that the daemon knows. A pod has others, of
-// any size, which are none of its business.
+// Annotations are those of the pod that are Berth's: of berth.dev and what is below it. A
+// pod has others, of any size, which are none of the daemon's business.
 type Annotations struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"` // berth.dev/pool; empty without it
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// berth.dev/pool once more, for a daemon that does not know all; empty without it.
+	Pool          string            `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	All           map[string]string `protobuf:"bytes,2,rep,name=all,proto3" json:"all,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // by key; none of a plugin that does not know it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,6 +192,13 @@ func (x *Annotations) GetPool() string {
 		return x.Pool
 	}
 	return ""
+}
+
+func (x *Annotations) GetAll() map[string]string {
+	if x != nil {
+		return x.All
+	}
+	return nil
 }
 
 type AddRequest struct {
@@ -891,9 +900,13 @@ const file_berth_proto_rawDesc = "" +
 	"\x03Pod\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
-	"\x03uid\x18\x03 \x01(\tR\x03uid\"!\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\"\x8b\x01\n" +
 	"\vAnnotations\x12\x12\n" +
-	"\x04pool\x18\x01 \x01(\tR\x04pool\"\xd8\x01\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x120\n" +
+	"\x03all\x18\x02 \x03(\v2\x1e.berth.v1.Annotations.AllEntryR\x03all\x1a6\n" +
+	"\bAllEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd8\x01\n" +
 	"\n" +
 	"AddRequest\x124\n" +
 	"\n" +
@@ -963,7 +976,7 @@ func file_berth_proto_rawDescGZIP() []byte {
 	return file_berth_proto_rawDescData
 }
 
-var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_berth_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_berth_proto_goTypes = []any{
 	(*Attachment)(nil),    // 0: berth.v1.Attachment
 	(*Pod)(nil),           // 1: berth.v1.Pod
@@ -981,33 +994,35 @@ var file_berth_proto_goTypes = []any{
 	(*StatusRequest)(nil), // 13: berth.v1.StatusRequest
 	(*StatusReply)(nil),   // 14: berth.v1.StatusReply
 	(*Failure)(nil),       // 15: berth.v1.Failure
+	nil,                   // 16: berth.v1.Annotations.AllEntry
 }
 var file_berth_proto_depIdxs = []int32{
-	0,  // 0: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
-	1,  // 1: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
-	2,  // 2: berth.v1.AddRequest.annotations:type_name -> berth.v1.Annotations
-	5,  // 3: berth.v1.AddReply.host:type_name -> berth.v1.Interface
-	5,  // 4: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
-	6,  // 5: berth.v1.AddReply.routes:type_name -> berth.v1.Route
-	0,  // 6: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 7: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
-	0,  // 8: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
-	0,  // 9: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
-	3,  // 10: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
-	7,  // 11: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
-	9,  // 12: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
-	11, // 13: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
-	13, // 14: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
-	4,  // 15: berth.v1.Node.Add:output_type -> berth.v1.AddReply
-	8,  // 16: berth.v1.Node.Del:output_type -> berth.v1.DelReply
-	10, // 17: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
-	12, // 18: berth.v1.Node.GC:output_type -> berth.v1.GCReply
-	14, // 19: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
-	15, // [15:20] is the sub-list for method output_type
-	10, // [10:15] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	16, // 0: berth.v1.Annotations.all:type_name -> berth.v1.Annotations.AllEntry
+	0,  // 1: berth.v1.AddRequest.attachment:type_name -> berth.v1.Attachment
+	1,  // 2: berth.v1.AddRequest.pod:type_name -> berth.v1.Pod
+	2,  // 3: berth.v1.AddRequest.annotations:type_name -> berth.v1.Annotations
+	5,  // 4: berth.v1.AddReply.host:type_name -> berth.v1.Interface
+	5,  // 5: berth.v1.AddReply.sandbox:type_name -> berth.v1.Interface
+	6,  // 6: berth.v1.AddReply.routes:type_name -> berth.v1.Route
+	0,  // 7: berth.v1.DelRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 8: berth.v1.CheckRequest.attachment:type_name -> berth.v1.Attachment
+	0,  // 9: berth.v1.GCRequest.valid:type_name -> berth.v1.Attachment
+	0,  // 10: berth.v1.GCReply.released:type_name -> berth.v1.Attachment
+	3,  // 11: berth.v1.Node.Add:input_type -> berth.v1.AddRequest
+	7,  // 12: berth.v1.Node.Del:input_type -> berth.v1.DelRequest
+	9,  // 13: berth.v1.Node.Check:input_type -> berth.v1.CheckRequest
+	11, // 14: berth.v1.Node.GC:input_type -> berth.v1.GCRequest
+	13, // 15: berth.v1.Node.Status:input_type -> berth.v1.StatusRequest
+	4,  // 16: berth.v1.Node.Add:output_type -> berth.v1.AddReply
+	8,  // 17: berth.v1.Node.Del:output_type -> berth.v1.DelReply
+	10, // 18: berth.v1.Node.Check:output_type -> berth.v1.CheckReply
+	12, // 19: berth.v1.Node.GC:output_type -> berth.v1.GCReply
+	14, // 20: berth.v1.Node.Status:output_type -> berth.v1.StatusReply
+	16, // [16:21] is the sub-list for method output_type
+	11, // [11:16] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_berth_proto_init() }
@@ -1021,7 +1036,7 @@ func file_berth_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_berth_proto_rawDesc), len(file_berth_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

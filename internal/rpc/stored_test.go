@@ -29,7 +29,9 @@ func protocol() (lines []string) {
 		for k := range m.Fields().Len() {
 			f := m.Fields().Get(k)
 			kind := f.Kind().String()
-			if f.Kind() == protoreflect.MessageKind {
+			if f.IsMap() {
+				kind = fmt.Sprintf("map from %s to %s", f.MapKey().Kind(), f.MapValue().Kind())
+			} else if f.Kind() == protoreflect.MessageKind {
 				kind = string(f.Message().Name())
 			}
 			lines = append(lines, fmt.Sprintf("field %s %d %s %s %s", m.Name(), f.Number(), f.Name(), f.Cardinality(), kind))

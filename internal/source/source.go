@@ -5,6 +5,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -29,8 +30,9 @@ type Request struct {
 // Wish is what a user asks for, in the runtime's words: on its own node the
 // runtime speaks for every pod.
 type Wish struct {
-	Told bool   // the runtime tells the pod's annotations; else nothing is known of them
-	Pool string // that the annotation berth.dev/pool names; empty without
+	Told bool // the runtime tells the pod's annotations; else nothing is known of them
+	// Annotations are those of the pod that the source looks at, by key.
+	Annotations map[string]string
 	// NetworkPool is the pool that the network's configuration names; empty
 	// without. It comes before the annotation, and is as much a user's word: Multus
 	// takes configurations from objects in the pods' namespaces.
@@ -39,6 +41,12 @@ type Wish struct {
 
 // Source hands out addresses. All methods may be called concurrently.
 type Source interface {
+	// Annotations are the keys of pods' annotations that the source looks at, below
+	// berth.dev; nil: none, and the runtime need not tell them. Always the same.
+	Annotations() []string
+	// CheckWish refuses, before anything is done about an ADD, what no pod can have.
+	// The error names the annotation or the field, and what was expected.
+	CheckWish(wish Wish) error
 	// Restore marks a lease as held, as found in a record at start, before Run
 	// and before any Acquire. An address that the source does not know (yet)
 	// is held all the same and never handed to another. It fails when another
@@ -77,6 +85,10 @@ type Source interface {
 	// Snapshot is the source's view for introspection and metrics.
 	Snapshot() Snapshot
 }
+
+// ErrSupplyUnknown: the kernel has, or may have, state of an ENI or a block that
+// the source has not set up yet, but may.
+var ErrSupplyUnknown = errors.New("the address source has not set up yet what is its here")
 
 // Exhausted says that no address became free in time, and why.
 type Exhausted struct {

@@ -57,3 +57,31 @@ func TestStartupProbeEndsWithItsRequest(t *testing.T) {
 		}
 	})
 }
+
+// Whoever else reaches the address cannot hold its connections by asking often.
+func TestStartupProbesThatWaitAreFew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mux := http.NewServeMux()
+		HandleStartup(mux, "/startupz", func() error { return errors.New("no address") })
+		began := time.Now()
+		took := make(chan time.Duration)
+		const asked = 20
+		for range asked {
+			go func() {
+				w := httptest.NewRecorder()
+				mux.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/startupz", nil))
+				if w.Code != http.StatusOK || w.Body.String() != "started, and not ready yet: no address\n" {
+					t.Errorf("%d: %s", w.Code, w.Body)
+				}
+				took <- time.Since(began)
+			}()
+		}
+		at := map[time.Duration]int{}
+		for range asked {
+			at[<-took]++
+		}
+		if at[0] != asked-startupWaiting || at[StartupPatience] != startupWaiting {
+			t.Errorf("answers after %v, want all but %d at once", at, startupWaiting)
+		}
+	})
+}

@@ -55,16 +55,11 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	limits := listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: onLoopback(l.Addr())}
+	limits := listener.Limits{Total: Connections, PerPeer: perPeer, LocalOnly: OnLoopback(l)}
 	if err := server.Serve(listener.Limit(l, limits)); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
-}
-
-func onLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
-	return ok && tcp.IP.IsLoopback()
 }
 
 // HandleProbe answers a probe: with 200, or while check returns an error with

@@ -5,7 +5,8 @@
 // What is compared: real berthd processes and the real plugin on a lab VPC,
 // against the reference plugins ptp and host-local under the same libcni calls,
 // against a plugin that does nothing, against the bare netlink calls, or against
-// Berth itself on a node with few pods; Berth against the Amazon VPC CNI in a lab of
+// Berth itself on a node with few pods; Berth against the reference plugins on the
+// kubelets of one cluster; Berth against the Amazon VPC CNI in a lab of
 // the same specification; and the operator with thousands of nodes,
 // against itself with few, or against the time that EC2's limits force, or with
 // nodes that ask for blocks of an address pool. Value and reference of what
@@ -47,6 +48,7 @@ func run(ctx context.Context) (err error) {
 	only := flag.String("only", "", "groups of figures to measure, separated by commas: "+strings.Join(groupNames(), ", ")+
 		"; or those that begin alike by "+strings.Join(prefixes, ", ")+" (default: all but "+strings.Join(onDemand, " and ")+"). Other figures stay in the file as they are")
 	flag.StringVar(&b.amazonDir, "amazon-vpc-cni-dir", "", "where the Amazon VPC CNI's programs are")
+	flag.StringVar(&b.images, "lab-images", "", "folders of the images that machines of a whole cluster have, separated by colons")
 	flag.IntVar(&b.rounds, "rounds", 40, "runs behind each median of what a lab measures")
 	flag.StringVar(&b.profiles, "profiles", "", "directory for CPU profiles of the scale runs (default: none are made)")
 	needs := flag.Bool("needs", false, "print what the chosen groups need, a package or a name a line, and measure nothing")
@@ -139,6 +141,8 @@ var groups = []group{
 	{"pools-book", "which of a million blocks are taken", nothing, poolBook},
 	{"pools-requests", "5,000 nodes ask for a block at once, in turn with 1,000, with a real API server", controlPlanePrograms, blockRequests},
 	{"pools-add", "ADD and DEL with addresses of a pool, as in exec and daemon", poolModeLab, poolAdds},
+	{"pods-ready", "a Deployment of 30 pods on three nodes until all are Ready, in turn with ptp + host-local", wholeCluster, podsReady},
+	{"burst-ready", "100 pods for one node at once until they are Ready, likewise", wholeCluster, burstReady},
 	{hugeGroup, "the whole operator with 10,000 nodes: ten minutes and 6 GiB of memory", controlPlanePrograms, hugeOperator},
 	{amazonGroup, "the same work as by the Amazon VPC CNI, beside it: 20 minutes", comparison, compareWithAmazon},
 }

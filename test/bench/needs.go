@@ -19,6 +19,7 @@ const (
 	nodeModeLab               // a VPC with three nodes
 	poolModeLab               // a lab in pool mode with one node
 	controlPlanePrograms      // a control plane's: the group raises it itself
+	wholeCluster              // one with kubelets
 	comparison                // what Berth and the Amazon VPC CNI are run with: the group raises its labs itself
 )
 
@@ -27,6 +28,7 @@ const (
 	referencePlugins = "reference-plugins"
 	controlPlane     = "control-plane"
 	amazonVPCCNI     = "amazon-vpc-cni"
+	clusterImages    = "lab-images"
 )
 
 // parts are what must be there before the bench starts: packages whose
@@ -35,6 +37,7 @@ var parts = map[need][]string{
 	nodeModeLab:          {"./cmd/berth", "./cmd/berthd", "./test/bench/null", referencePlugins},
 	poolModeLab:          {"./cmd/berth", "./cmd/berthd", "./cmd/berth-operator", referencePlugins, controlPlane},
 	controlPlanePrograms: {"./cmd/berth-operator", controlPlane},
+	wholeCluster:         {clusterImages, controlPlane},
 	comparison:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 }
 
@@ -64,6 +67,10 @@ func (b *bench) check(chosen []group) error {
 				return errors.New("KUBEBUILDER_ASSETS is empty: expected the directory that hack/kubebox.sh prints")
 			}
 			programs = append(programs, filepath.Join(b.assets, "kube-apiserver"))
+		case clusterImages:
+			if b.images == "" {
+				return errors.New("-lab-images is empty: expected the folders that make lab-images prints, separated by colons")
+			}
 		case amazonVPCCNI:
 			if b.amazonDir == "" {
 				return errors.New("-amazon-vpc-cni-dir is empty: expected the directory that holds " + vpccni.Daemon + " and " + vpccni.Plugin)

@@ -13,7 +13,8 @@ func TestOnlyNeededProgramsAreBuilt(t *testing.T) {
 		"exec,daemon,limiter": lab,
 		amazonGroup:           {"./cmd/berth", "./cmd/berthd", amazonVPCCNI, controlPlane},
 		"scale-operator":      {"./cmd/berth-operator", controlPlane},
-		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, referencePlugins},
+		"burst-ready":         {controlPlane, clusterImages},
+		"":                    {"./cmd/berth", "./cmd/berth-operator", "./cmd/berthd", "./test/bench/null", controlPlane, clusterImages, referencePlugins},
 	} {
 		chosen, err := choose(only)
 		if err != nil {

@@ -49,6 +49,8 @@ var budgets = []figure{
 	{"pool-daemon-add", budget{1.5, false, "its netlink calls, bare"}},
 	{"pool-exec-add", budget{0.6, false, "ptp + host-local"}},
 	{"pool-exec-del", budget{0.5, false, "ptp + host-local"}},
+	{"pods-ready", budget{1.05, false, "ptp + host-local"}},
+	{"burst-ready", budget{1.05, false, "ptp + host-local"}},
 	{"packets-250-pods", budget{0.95, true, "10 pods"}},
 	{"dual-stack-add", budget{1.3, false, "IPv4 only"}},
 	{"plugin-size", budget{12, false, ""}},

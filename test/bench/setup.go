@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/lab/run/node"
 	"github.com/berthnet/berth/internal/lab/run/poll"
+	"github.com/berthnet/berth/test/bench/ready"
 )
 
 const (
@@ -36,6 +37,7 @@ var benchDaemonArgs = []string{"--cooling-period=1s", "--cni-chain=", "--log-lev
 // address pools with one, and a namespace for the reference plugins.
 type bench struct {
 	binDir, refDir string
+	images         string // folders of those of a whole cluster's machines
 	amazonDir      string // of the Amazon VPC CNI's programs
 	assets         string // of the control plane
 	profiles       string // directory; empty: none
@@ -46,6 +48,7 @@ type bench struct {
 	rounds         int
 
 	up               need // which lab is
+	cluster          *ready.Cluster
 	lab              *lab.Lab
 	idle, few, many  *node.Node
 	podName          string // of podNamespace, whose sandboxes all are; empty: of none
@@ -63,11 +66,22 @@ func (b *bench) provide(ctx context.Context, n need) error {
 	if err := b.close(); err != nil {
 		return err
 	}
-	if n == nodeModeLab || n == poolModeLab {
+	switch n {
+	case nodeModeLab, poolModeLab:
 		b.up = n
 		return b.open(ctx)
+	case wholeCluster:
+		b.up = n
+		return b.raiseCluster(ctx)
 	}
 	return nil
+}
+
+// raiseCluster raises the one whose machines are whole.
+func (b *bench) raiseCluster(ctx context.Context) (err error) {
+	say("raising a cluster of whole machines")
+	b.cluster, err = ready.Raise(ctx, ready.Order{BinDir: b.binDir, Assets: b.assets, Images: filepath.SplitList(b.images), Say: say})
+	return err
 }
 
 func (b *bench) open(ctx context.Context) (err error) {
@@ -230,8 +244,11 @@ func (b *bench) close() error {
 	if b.lab != nil {
 		errs = append(errs, b.lab.Close())
 	}
+	if b.cluster != nil {
+		errs = append(errs, b.cluster.Close())
+	}
 	errs = append(errs, b.removeDirs())
-	b.berth, b.reference, b.null, b.sandboxes, b.refNetns, b.lab = nil, nil, nil, nil, "", nil
+	b.berth, b.reference, b.null, b.sandboxes, b.refNetns, b.lab, b.cluster = nil, nil, nil, nil, "", nil, nil
 	b.up, b.podName = nothing, ""
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,14 +53,15 @@ type world struct {
 	dir string
 }
 
-// raise starts a cluster of two nodes with a Deployment behind a Service and a client
-// that calls it all the time, and removes it at the end of the test.
+// raise starts a cluster of two nodes, unless the options say how many, with a
+// Deployment behind a Service and a client that calls it all the time, and removes it at
+// the end of the test.
 func raise(t *testing.T, o lab.Options) *world {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "trouble")
 	harness.OK(t, err)
 	settings := kernelSettings(t)
-	o.Dir, o.BinDir, o.Nodes = dir, harness.BinDir, 2
+	o.Dir, o.BinDir, o.Nodes = dir, harness.BinDir, cmp.Or(o.Nodes, 2)
 	o.Kubelets.Images, o.Kubelets.Helm = filepath.SplitList(os.Getenv(imagesVariable)), os.Getenv(helmVariable)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 	defer cancel()
@@ -191,12 +193,16 @@ func (w *world) isReady(ctx context.Context, name string) error {
 	if err := w.Kube.Client.Get(ctx, client.ObjectKey{Namespace: inDefault, Name: name}, p); err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	}) {
+	if !isReady(p) {
 		return fmt.Errorf("pod %s is %s: %+v", name, p.Status.Phase, p.Status.ContainerStatuses)
 	}
 	return nil
+}
+
+func isReady(p *corev1.Pod) bool {
+	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
 }
 
 // nodeReady tells whether a Node is Ready, and what is said of it.

@@ -23,6 +23,7 @@ const planted = "Planted7Secret"
 // TestSupportBundle makes one on a node that has what nodes have in each mode, and
 // secrets in every kind of place. All is in it but the secrets.
 func TestSupportBundle(t *testing.T) {
+	t.Parallel()
 	for _, mode := range lab.Modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()

@@ -18,6 +18,7 @@ import (
 // call nothing, grow and shrink without being refused once; and the policy has
 // no action that none of this needs.
 func TestPolicySuffices(t *testing.T) {
+	t.Parallel()
 	s := lab.DefaultSpec(2, "m5.large")
 	s.VPCs[0].SecurityGroups = append(s.VPCs[0].SecurityGroups, spec.SecurityGroup{
 		Name: "pods", Description: "of pods", Tags: map[string]string{"for": "pods"},

@@ -24,6 +24,7 @@ import (
 // and traffic like any other. Without it again the pod keeps the address; then
 // the node has it. An ENI that holds nothing else goes back whole.
 func TestUsePrimaryAddress(t *testing.T) {
+	t.Parallel()
 	l := harness.RaiseQuick(t, lab.OperatorMode, lab.Options{Nodes: 2, InstanceType: "m5.large"})
 	n, far := l.Nodes()[0], l.Nodes()[1]
 	other := harness.Add(t, far, "other")

@@ -50,9 +50,8 @@ func TestCancelledADD(t *testing.T) {
 	harness.Settle(t, l)
 }
 
-// TestDrain ends a daemon with SIGTERM: an ADD that waits is told to try
-// again, the process leaves at once and in order, pods do not notice, and the
-// next daemon answers for them.
+// TestDrain ends a daemon with SIGTERM: the process leaves at once and in order
+// while an ADD waits, which the next daemon answers, and pods do not notice.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	l := harness.RaiseQuick(t, lab.NodeMode, lab.Options{Nodes: 1, InstanceType: "t3.small", DaemonArgs: []string{"--warm-wait=5m"}})
@@ -77,8 +76,10 @@ func TestDrain(t *testing.T) {
 		t.Errorf("exit status %d after SIGTERM", status)
 	}
 	harness.OK(t, harness.AsksBy(t, n.Netns, "tcp", netip.AddrPortFrom(first.Addr(), echo.Port), harness.PrimaryAddress(t, l, n)))
+	// The plugin asks the next daemon too, and the DEL that a runtime sends after the
+	// failed ADD waits for it.
+	n.Args = append(n.Args, "--warm-wait=1s")
 	harness.OK(t, n.Start())
-	// The DEL that a runtime sends after the failed ADD waits for the new daemon.
 	err := <-waited
 	if node.CNICode(err) != 11 {
 		t.Errorf("the ADD that waited was told %v with code %d, want code 11", err, node.CNICode(err))

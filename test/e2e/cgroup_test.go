@@ -50,7 +50,7 @@ func sweepCgroups() error {
 		old, _ := filepath.Glob(filepath.Join(root, treePrefix+"*"))
 		for _, dir := range old {
 			g := cgroup.Group(filepath.Base(dir))
-			if pids, err := g.Processes(); err == nil && len(pids) == 0 {
+			if some, err := g.Populated(); err == nil && !some {
 				errs = append(errs, g.Remove())
 			}
 		}

@@ -67,21 +67,25 @@ func buildAll(programs []string) (remove func(), err error) {
 		if _, err := os.Stat(filepath.Join(BinDir, p)); err == nil {
 			continue
 		}
-		flags := []string{"-ldflags=-s -w"}
-		if p == "berthd" || p == "berth-operator" {
-			flags = append(flags, raceFlags...)
-		}
-		if err := build(p, flags...); err != nil {
+		if err := build(p, race && (p == "berthd" || p == "berth-operator")); err != nil {
 			return remove, err
 		}
 	}
 	return remove, nil
 }
 
-func build(program string, flags ...string) error {
-	args := append(append([]string{"build", "-tags=grpcnotrace"}, flags...),
-		"-o", filepath.Join(BinDir, program), "github.com/berthnet/berth/cmd/"+program)
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+// build builds as `make build` does, so that packages that it compiled need not
+// be again. The race detector needs cgo.
+func build(program string, race bool) error {
+	args := []string{"build", "-trimpath", "-tags=grpcnotrace", "-ldflags=-s -w"}
+	env := "CGO_ENABLED=0"
+	if race {
+		args, env = append(args, "-race"), "CGO_ENABLED=1"
+	}
+	args = append(args, "-o", filepath.Join(BinDir, program), "github.com/berthnet/berth/cmd/"+program)
+	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), env)
+	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	goruntime "runtime"
 	"testing"
 	"time"
 
@@ -91,12 +89,6 @@ func WithoutAPIServer(t *testing.T) (back func()) {
 		OK(t, ControlPlane.StartAPIServer(Deadline(t, 10*time.Minute)))
 		up = true
 	}
-}
-
-// Tree is the top of the source tree.
-func Tree() string {
-	_, file, _, _ := goruntime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
 // KubeClient reads and writes Berth's and Kubernetes' own kinds as the

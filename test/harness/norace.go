@@ -2,7 +2,7 @@
 
 package harness
 
-var raceFlags []string
+const race = false
 
 // RaceMemory is 1 without the race detector.
 const RaceMemory = 1

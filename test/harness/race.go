@@ -2,8 +2,8 @@
 
 package harness
 
-// raceFlags make the daemons under test report data races when the test does.
-var raceFlags = []string{"-race"}
+// race tells that the daemons under test report data races, since the test does.
+const race = true
 
 // RaceMemory is how many times as much memory a daemon under test takes at most
 // as it does without the race detector (Go documentation, "Data Race Detector":

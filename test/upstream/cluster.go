@@ -5,13 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/berthnet/berth/internal/lab"
+	labspec "github.com/berthnet/berth/internal/lab/cloud/spec"
 	"github.com/berthnet/berth/internal/lab/control"
 	"github.com/berthnet/berth/internal/lab/network/fabric"
+	"github.com/berthnet/berth/internal/lab/run/host"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 )
 
@@ -21,7 +30,8 @@ var modes = []string{string(lab.NodeMode), string(lab.OperatorMode), string(lab.
 const (
 	// labDir is where the cluster lives. Sockets lie in it, so it is short.
 	labDir = "/run/vpclab/upstream"
-	// nodes is how many the cluster has: some specs need two with pods and one more.
+	// nodes is how many the cluster has, each in a zone of its own: specs of traffic
+	// within a zone need three.
 	nodes = 3
 	// instanceType has addresses for the pods of several specs at a time, with those
 	// that cool down.
@@ -40,6 +50,70 @@ var daemonArgs = map[lab.Mode][]string{
 
 var apiWithoutSNAT = fmt.Sprintf("--exclude-snat-cidrs=%s/32", fabric.APIEndpoint)
 
+// network is what the cluster of a mode has. Both modes of kube-proxy get their run,
+// unless one is asked for.
+func (o options) network() network {
+	n := network{dualStack: lab.Mode(o.mode).DualStack(), proxy: host.NFTables}
+	if lab.Mode(o.mode) == lab.PoolMode {
+		n.proxy = host.IPTables
+	}
+	if o.proxy != "" {
+		n.proxy = host.ProxyMode(o.proxy)
+	}
+	return n
+}
+
+// inZones is a VPC with a subnet and a node in each of three zones.
+func inZones() *labspec.Spec {
+	s := lab.DefaultSpec(nodes, instanceType)
+	s.VPCs[0].Subnets = nil
+	for i := range nodes {
+		name := string(rune('a' + i))
+		s.VPCs[0].Subnets = append(s.VPCs[0].Subnets, labspec.Subnet{
+			Name: name, Zone: "lab-1" + name, CIDR: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(4 * i), 0}), 22),
+		})
+		s.Instances[i].Subnet = name
+	}
+	return &s
+}
+
+// existing is a cluster that somebody else has raised.
+func existing(ctx context.Context, kubeconfig string) (cluster, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return cluster{}, fmt.Errorf("read -kubeconfig: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return cluster{}, fmt.Errorf("use -kubeconfig: %w", err)
+	}
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return cluster{}, fmt.Errorf("count the cluster's nodes: %w", err)
+	}
+	return cluster{kubeconfig: kubeconfig, nodes: len(nodes.Items)}, nil
+}
+
+// zone gives nodes that no cloud has labelled a zone each.
+func zone(ctx context.Context, c *lab.Cluster) error {
+	var list corev1.NodeList
+	if err := c.Client.List(ctx, &list); err != nil {
+		return fmt.Errorf("list nodes: %w", err)
+	}
+	for i := range list.Items {
+		n := &list.Items[i]
+		if n.Labels[corev1.LabelTopologyZone] != "" {
+			continue
+		}
+		before := n.DeepCopy()
+		n.Labels[corev1.LabelTopologyZone] = fmt.Sprintf("room-%d", i+1)
+		if err := c.Client.Patch(ctx, n, client.MergeFrom(before)); err != nil {
+			return fmt.Errorf("label node %s with its zone: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
 // raise raises a cluster of the lab with Berth in it, from the chart and the images
 // that users have, and returns what removes it again.
 func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() error, error) {
@@ -54,10 +128,14 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 	}
 	up, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	var vpcs *labspec.Spec
+	if lab.Mode(o.mode) != lab.PoolMode {
+		vpcs = inZones()
+	}
 	l, err := lab.Start(up, lab.Options{
-		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, InstanceType: instanceType,
+		Dir: labDir, Mode: lab.Mode(o.mode), Nodes: nodes, Spec: vpcs,
 		OperatorCount: 2, DaemonArgs: daemonArgs[lab.Mode(o.mode)],
-		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd},
+		Kubelets: &lab.Kubelets{Images: filepath.SplitList(o.images), Containerd: o.containerd, Proxy: o.network().proxy},
 		Progress: func(line string) {
 			fmt.Fprintf(out, "  %5.1f s  %s\n", time.Since(began).Seconds(), line)
 		},
@@ -71,8 +149,8 @@ func (o options) raise(ctx context.Context, out io.Writer) (cluster, func() erro
 		return errors.Join(l.Trouble(), l.Close())
 	}
 	// The tests know the API server by its own address alone.
-	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns}
-	if err := kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config()); err != nil {
+	c := cluster{kubeconfig: filepath.Join(labDir, "upstream.kubeconfig"), netns: l.Kube.Netns, nodes: nodes}
+	if err := errors.Join(zone(up, l.Kube), kube.WriteKubeconfig(c.kubeconfig, l.Kube.Config())); err != nil {
 		return cluster{}, nil, errors.Join(err, lower())
 	}
 	return c, lower, nil

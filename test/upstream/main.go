@@ -24,6 +24,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 var errSpecsFailed = errors.New("specs failed")
@@ -57,6 +59,7 @@ type options struct {
 	kubeconfig string
 	images     string
 	containerd string
+	proxy      string
 	page       string
 	record     string
 	list       bool
@@ -77,6 +80,7 @@ func parse(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "run against this cluster, and raise none")
 	f.StringVar(&o.images, "images", "", "folder of the images of the cluster that is raised (hack/lab-images.sh)")
 	f.StringVar(&o.containerd, "containerd", "", "folder of containerd for the cluster that is raised (default: this machine's own)")
+	f.StringVar(&o.proxy, "proxy", "", "mode of kube-proxy: nftables or iptables (default: as -mode has it in docs/conformance.md)")
 	f.StringVar(&o.page, "page", "", "write the results in the folder -record into this page, and run nothing")
 	f.StringVar(&o.record, "record", "", "folder to keep the results of whole groups in, as MODE.json")
 	f.BoolVar(&o.list, "list", false, "print what would be run and what is not applicable, and run nothing")
@@ -123,6 +127,8 @@ func (o options) check() error {
 		return usagef("-e2e and -ginkgo are needed: `make conformance` builds both")
 	case !slices.Contains(modes, o.mode):
 		return usagef("-mode is %q, expected one of %s", o.mode, strings.Join(modes, ", "))
+	case o.proxy != "" && !slices.Contains(host.ProxyModes, host.ProxyMode(o.proxy)):
+		return usagef("-proxy is %q, expected one of %v", o.proxy, host.ProxyModes)
 	case o.suite.procs < 1:
 		return usagef("-procs is %d, expected at least 1", o.suite.procs)
 	case o.suite.attempts < 1:
@@ -158,7 +164,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p := choose(all, o.choice)
+	p := choose(all, o.choice, o.network())
 	if len(p.run) == 0 {
 		return fmt.Errorf("none of the %d specs is chosen and applicable", len(all))
 	}
@@ -189,8 +195,12 @@ func (o options) test(ctx context.Context, p plan, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	c := cluster{kubeconfig: o.kubeconfig}
-	if o.kubeconfig == "" {
+	var c cluster
+	if o.kubeconfig != "" {
+		if c, err = existing(ctx, o.kubeconfig); err != nil {
+			return err
+		}
+	} else {
 		var lower func() error
 		if c, lower, err = o.raise(ctx, out); err != nil {
 			return err

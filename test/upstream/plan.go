@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 // group is a set of specs that are run and reported together.
@@ -69,7 +71,17 @@ type exclusion struct {
 	label string // that the specs have; or
 	name  string // a part of their names
 	why   string
+	in    func(network) bool // the clusters; all when nil
 }
+
+// network is what specs need of a cluster's network that not every cluster has.
+type network struct {
+	dualStack bool           // pods and Services have addresses of IPv4 and IPv6
+	proxy     host.ProxyMode // of kube-proxy
+}
+
+func oneFamily(n network) bool   { return !n.dualStack }
+func notIPTables(n network) bool { return n.proxy != host.IPTables }
 
 // exclusions are the specs that are not applicable. Anything else that a group
 // has is run; a spec may still find by itself that the cluster is not made for it.
@@ -77,22 +89,26 @@ var exclusions = []exclusion{
 	{label: "Feature:LoadBalancer", why: "needs a cloud's load balancer"},
 	{label: "Feature:NetworkPolicy", why: "Berth does not enforce NetworkPolicy"},
 	{label: "Feature:SCTPConnectivity", why: "needs a kernel with SCTP"},
-	{label: "Feature:IPv6DualStack", why: "needs a cluster with IPv4 and IPv6; this one has IPv4 alone"},
+	{label: "Feature:IPv6DualStack", in: oneFamily, why: "needs pods with addresses of IPv4 and IPv6; those of this mode have IPv4 alone"},
 	{label: "Feature:Networking-IPv6", why: "needs the internet, by IPv6"},
 	{label: "Feature:Networking-IPv4", why: "needs the internet: it pings 8.8.8.8"},
 	{label: "Feature:Networking-DNS", why: "needs the internet: it resolves google.com"},
 	{label: "Feature:Networking-Performance", why: "measures throughput with iperf2, and checks nothing"},
 	{label: "Feature:PerformanceDNS", why: "makes 10,000 services to load the DNS server"},
-	{label: "Feature:LocalhostNodePorts", why: "kube-proxy serves node ports on loopback in iptables mode alone; this one is in nftables mode"},
-	{label: "Feature:KubeProxyNFAcct", why: "is about a metric of kube-proxy's iptables mode"},
+	{label: "Feature:LocalhostNodePorts", in: notIPTables, why: "kube-proxy serves node ports on loopback in iptables mode alone"},
+	{label: "Feature:KubeProxyNFAcct", in: notIPTables, why: "is about a metric of kube-proxy's iptables mode"},
+	{name: "should forward PTR records lookup to upstream nameserver", why: "needs the internet: it resolves 8.8.8.8"},
 	{name: "[Provider:gce", why: "is for clusters on Google's or other clouds, and enters nodes by SSH"},
 	{name: "should work after restarting apiserver [Disruptive]", why: "enters the nodes of a cloud by SSH"},
 	{name: "should work after restarting kube-proxy [Disruptive]", why: "enters the nodes of a cloud by SSH"},
 }
 
-// excluded is why a spec is not run, or nothing.
-func excluded(s spec) string {
+// excluded is why a spec is not run on a cluster, or nothing.
+func excluded(s spec, n network) string {
 	for _, e := range exclusions {
+		if e.in != nil && !e.in(n) {
+			continue
+		}
 		if e.label != "" && s.has(e.label) || e.name != "" && strings.Contains(s.name, e.name) {
 			return e.why
 		}
@@ -117,9 +133,9 @@ type plan struct {
 	exclude []result // not applicable, with the reason
 }
 
-// choose parts the specs that are chosen into those to run and those that are not
-// applicable.
-func choose(all []spec, c choice) plan {
+// choose parts the specs that are chosen into those to run on a cluster and those that
+// are not applicable.
+func choose(all []spec, c choice, n network) plan {
 	var p plan
 	for _, s := range all {
 		name := groupOf(s)
@@ -127,7 +143,7 @@ func choose(all []spec, c choice) plan {
 			c.focus != nil && !c.focus.MatchString(s.name) || c.skip != nil && c.skip.MatchString(s.name) {
 			continue
 		}
-		if why := excluded(s); why != "" {
+		if why := excluded(s, n); why != "" {
 			p.exclude = append(p.exclude, result{Name: s.name, Group: name, Outcome: notApplicable, Why: why})
 		} else {
 			p.run = append(p.run, s)

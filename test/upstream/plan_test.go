@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/berthnet/berth/internal/lab/run/host"
 )
 
 func TestChoose(t *testing.T) {
@@ -17,20 +19,25 @@ func TestChoose(t *testing.T) {
 		{"[sig-node] Pods should start slowly", []string{"sig-node"}},
 		{"[sig-node] Security Context should run as [Conformance]", []string{"sig-node", "Conformance"}},
 		{"[sig-storage] Volumes should mount [Conformance]", []string{"sig-storage", "Conformance"}},
+		{"[sig-network] [Feature:IPv6DualStack] should create pod", []string{"sig-network", "Feature:IPv6DualStack"}},
+		{"[sig-network] LocalhostNodePorts should let a node pull", []string{"sig-network", "Feature:LocalhostNodePorts"}},
 	}
+	node, pool := network{proxy: host.NFTables}, network{dualStack: true, proxy: host.IPTables}
 	everything := []string{"conformance", "network", "node"}
 	for _, tc := range []struct {
 		name         string
 		choice       choice
+		network      network
 		run, exclude []string
 	}{
-		{"all groups", choice{groups: everything}, []string{all[0].name, all[1].name, all[4].name}, []string{all[2].name, all[3].name}},
-		{"one group", choice{groups: []string{"network"}}, []string{all[1].name}, []string{all[2].name, all[3].name}},
-		{"focus", choice{groups: everything, focus: regexp.MustCompile("hairpin|LoadBalancers")}, []string{all[1].name}, []string{all[2].name}},
-		{"skip", choice{groups: everything, skip: regexp.MustCompile("sig-network")}, []string{all[4].name}, nil},
+		{"all groups", choice{groups: everything}, node, []string{all[0].name, all[1].name, all[4].name}, []string{all[2].name, all[3].name, all[8].name, all[9].name}},
+		{"one group", choice{groups: []string{"network"}}, node, []string{all[1].name}, []string{all[2].name, all[3].name, all[8].name, all[9].name}},
+		{"both families, iptables", choice{groups: []string{"network"}}, pool, []string{all[1].name, all[8].name, all[9].name}, []string{all[2].name, all[3].name}},
+		{"focus", choice{groups: everything, focus: regexp.MustCompile("hairpin|LoadBalancers")}, node, []string{all[1].name}, []string{all[2].name}},
+		{"skip", choice{groups: everything, skip: regexp.MustCompile("sig-network")}, node, []string{all[4].name}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := choose(all, tc.choice)
+			p := choose(all, tc.choice, tc.network)
 			var run, exclude []string
 			for _, s := range p.run {
 				run = append(run, s.name)

@@ -30,6 +30,7 @@ type suite struct {
 type cluster struct {
 	kubeconfig string
 	netns      string // path of the network namespace from which it is reached; empty for the runner's own
+	nodes      int    // that it has; some specs need two
 }
 
 // specs lists all specs that there are. It asks no cluster.
@@ -97,7 +98,7 @@ func (s suite) ginkgoRun(ctx context.Context, c cluster, specs []spec, report st
 		"run", "--no-color", "--procs=" + strconv.Itoa(s.procs), "--timeout=" + s.limit.String(), "--focus=" + focusOn(specs),
 		"--flake-attempts=" + strconv.Itoa(s.attempts),
 		"--output-dir=" + s.out, "--json-report=" + report, "--output-interceptor-mode=none", s.e2e, "--",
-		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--report-dir=" + s.out,
+		"--kubeconfig=" + c.kubeconfig, "--provider=skeleton", "--num-nodes=" + strconv.Itoa(c.nodes), "--report-dir=" + s.out,
 		"--minStartupPods=0", "--allowed-not-ready-nodes=0", "--disable-log-dump", "--dump-logs-on-failure=false",
 	}
 	run := exec.CommandContext(ctx, s.ginkgo, append(args, s.flags...)...)

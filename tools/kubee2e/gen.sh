@@ -17,6 +17,7 @@ for module in $(awk '$1 ~ /^k8s.io\// && $2 == "v0.0.0" { print $1 }' "$upstream
 done
 go mod edit -require="k8s.io/kubernetes@v$version" "$@" \
 	-tool=k8s.io/kubernetes/test/e2e -tool=k8s.io/kubernetes/test/images/agnhost \
+	-tool=k8s.io/kubernetes/test/images/regression-issue-74839 \
 	-tool=github.com/onsi/ginkgo/v2/ginkgo
 go mod tidy
 

@@ -189,4 +189,5 @@ tool (
 	github.com/onsi/ginkgo/v2/ginkgo
 	k8s.io/kubernetes/test/e2e
 	k8s.io/kubernetes/test/images/agnhost
+	k8s.io/kubernetes/test/images/regression-issue-74839
 )

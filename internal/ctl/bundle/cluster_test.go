@@ -314,14 +314,18 @@ func TestRightsThatAreDocumented(t *testing.T) {
 			t.Errorf("%s: %s", e.Part, e.Error)
 		}
 	}
-	// Whether a program may be run in a pod is the API server's to say.
-	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "supporter",
-		ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: "create", Resource: "pods", Subresource: "exec"}}}
+	// Whether a program may be run in a pod, and a port be forwarded, is the API server's to say.
 	set, err := kubernetes.NewForConfig(harness.ControlPlane.Config())
 	harness.OK(t, err)
-	review, err = set.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-	if err != nil || !review.Status.Allowed {
-		t.Errorf("running programs in pods is not allowed: %v", err)
+	for _, sub := range []string{"exec", "portforward"} {
+		for _, verb := range []string{"get", "create"} { // by WebSocket, by SPDY
+			review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "supporter",
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: ns, Verb: verb, Resource: "pods", Subresource: sub}}}
+			review, err = set.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+			if err != nil || !review.Status.Allowed {
+				t.Errorf("%s of pods/%s is not allowed: %v", verb, sub, err)
+			}
+		}
 	}
 }
 

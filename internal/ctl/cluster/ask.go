@@ -6,34 +6,33 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"sync"
 
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/introspect"
 )
 
 // maxAnswer is far above what the largest node's document has.
 const maxAnswer = 16 << 20
 
+// maxSaid bounds what is shown of an answer that is an error.
+const maxSaid = 4 << 10
+
 // get asks a daemon for a path of its introspection address.
-func (p *program) get(ctx context.Context, dial Dialer, d daemon, path string, into any) error {
+func (p *program) get(ctx context.Context, dial connect.Dialer, d daemon, path string, into any) error {
 	if d.port == 0 {
 		return errors.New("its introspection address is turned off, or none that port forwarding reaches (localhost)")
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout, fmt.Errorf("no answer within %v", p.timeout))
 	defer cancel()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, d.pod, d.port) },
-	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://localhost:%d%s", d.port, path), nil)
 	if err != nil {
 		return err
 	}
-	resp, err := client.Do(req)
+	resp, err := dial.Client(d.pod, d.port).Do(req)
 	if err != nil {
 		return plain(ctx, err)
 	}
@@ -47,7 +46,7 @@ func (p *program) get(ctx context.Context, dial Dialer, d daemon, path string, i
 	case resp.StatusCode == http.StatusNotFound:
 		return errors.New("its berthd does not know this question: it is older than this program")
 	case resp.StatusCode != http.StatusOK:
-		return errors.New(strings.TrimSpace(string(body[:min(len(body), maxRefusal)])))
+		return errors.New(strings.TrimSpace(string(body[:min(len(body), maxSaid)])))
 	}
 	if err := json.Unmarshal(body, into); err != nil {
 		return fmt.Errorf("it answers with something else than berthd's %s: %w", path, err)
@@ -68,7 +67,7 @@ func plain(ctx context.Context, err error) error {
 
 // document asks a node for what it has. One that answers for another node is not
 // believed.
-func (p *program) document(ctx context.Context, dial Dialer, d daemon) (introspect.Document, error) {
+func (p *program) document(ctx context.Context, dial connect.Dialer, d daemon) (introspect.Document, error) {
 	var doc introspect.Document
 	err := p.get(ctx, dial, d, introspect.Path, &doc)
 	if err == nil && doc.Node != "" && doc.Node != d.node {
@@ -78,7 +77,7 @@ func (p *program) document(ctx context.Context, dial Dialer, d daemon) (introspe
 }
 
 // podView asks a node about a pod.
-func (p *program) podView(ctx context.Context, dial Dialer, d daemon, namespace, name string) (introspect.Pod, error) {
+func (p *program) podView(ctx context.Context, dial connect.Dialer, d daemon, namespace, name string) (introspect.Pod, error) {
 	var view introspect.Pod
 	query := url.Values{"namespace": {namespace}, "name": {name}}
 	err := p.get(ctx, dial, d, introspect.PodPath+"?"+query.Encode(), &view)
@@ -96,7 +95,7 @@ type answer struct {
 
 // askAll asks nodes for their documents, so many at a time, and keeps of each
 // what keep leaves of it. The end of ctx ends what is asked still.
-func (p *program) askAll(ctx context.Context, dial Dialer, daemons []daemon, done func(n int)) map[string]answer {
+func (p *program) askAll(ctx context.Context, dial connect.Dialer, daemons []daemon, done func(n int)) map[string]answer {
 	var mu sync.Mutex // guards out
 	out := make(map[string]answer, len(daemons))
 	work := make(chan daemon)
@@ -124,7 +123,7 @@ func (p *program) askAll(ctx context.Context, dial Dialer, daemons []daemon, don
 }
 
 // dialer is how daemons are reached.
-func (p *program) dialer() (Dialer, error) {
+func (p *program) dialer() (connect.Dialer, error) {
 	if p.parallel < 1 || p.parallel > 256 {
 		return nil, fmt.Errorf("--parallel is %d, expected 1 to 256", p.parallel)
 	}
@@ -138,5 +137,5 @@ func (p *program) dialer() (Dialer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return forwarder(cfg)
+	return connect.Forwarder(cfg)
 }

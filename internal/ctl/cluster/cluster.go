@@ -51,8 +51,8 @@ func ExitCode(err error) (code int, tell error) {
 // Options are for those who reach a cluster in another way than by kubeconfig.
 // The zero value is what people use.
 type Options struct {
-	Config *rest.Config // in place of kubeconfig
-	Dial   Dialer       // in place of port forwarding
+	Config *rest.Config   // in place of kubeconfig
+	Dial   connect.Dialer // in place of port forwarding
 	Now    func() time.Time
 }
 

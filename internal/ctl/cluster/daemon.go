@@ -4,20 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
-)
-
-// The label of Berth's pods, and its values.
-const (
-	nameLabel    = "app.kubernetes.io/name"
-	daemonName   = "berthd"
-	operatorName = "berth-operator"
 )
 
 // daemon is what a pod of berthd tells of it.
@@ -50,14 +42,11 @@ func daemonsOf(pods []corev1.Pod) map[string]daemon {
 
 func daemonOf(pod *corev1.Pod) daemon {
 	d := daemon{pod: pod, node: pod.Spec.NodeName, port: 6666}
-	for _, c := range pod.Spec.Containers {
-		if c.Name != daemonName && len(pod.Spec.Containers) > 1 {
-			continue
-		}
+	if c, ok := connect.Container(pod, connect.DaemonName); ok {
 		d.version = imageVersion(c.Image)
-		d.mode = modeOf(setting(c, "ipam", "BERTH_IPAM"))
-		if at, set := settingOf(c, "introspection-address", "BERTH_INTROSPECTION_ADDRESS"); set {
-			d.port = loopbackPort(at)
+		d.mode = modeOf(connect.Setting(c, "ipam", "BERTH_IPAM"))
+		if at, set := connect.LookupSetting(c, "introspection-address", "BERTH_INTROSPECTION_ADDRESS"); set {
+			d.port = connect.LoopbackPort(at)
 		}
 	}
 	d.ready, d.why = readiness(pod)
@@ -77,45 +66,6 @@ func modeOf(ipam string) diagnose.Mode {
 	default:
 		return diagnose.NodeMode
 	}
-}
-
-func setting(c corev1.Container, flag, env string) string {
-	v, _ := settingOf(c, flag, env)
-	return v
-}
-
-// settingOf is the value of a setting of a container: its flag, or else its variable.
-func settingOf(c corev1.Container, flag, env string) (value string, set bool) {
-	words := append(append([]string{}, c.Command...), c.Args...)
-	for i, w := range words {
-		if v, ok := strings.CutPrefix(w, "--"+flag+"="); ok {
-			value, set = v, true
-		} else if w == "--"+flag && i+1 < len(words) {
-			value, set = words[i+1], true
-		}
-	}
-	if set {
-		return value, true
-	}
-	for _, e := range c.Env {
-		if e.Name == env && e.ValueFrom == nil {
-			value, set = e.Value, true
-		}
-	}
-	return value, set
-}
-
-// loopbackPort is the port of an address that port forwarding reaches; 0 for others.
-func loopbackPort(address string) uint16 {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil || host != "localhost" && host != "127.0.0.1" && host != "::1" {
-		return 0
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return 0
-	}
-	return uint16(n)
 }
 
 // imageVersion is the tag of an image's name, or the beginning of its digest.
@@ -158,7 +108,7 @@ func (d daemon) facts() diagnose.Daemon {
 
 // daemonPods are the pods of berthd, of one node or all, by node.
 func (p *program) daemonPods(ctx context.Context, a *api, node string) map[string]daemon {
-	return daemonsOf(a.berthPods(ctx, p.daemons, daemonName, node))
+	return daemonsOf(a.berthPods(ctx, p.daemons, connect.DaemonName, node))
 }
 
 // Operator is how berth-operator does.
@@ -182,5 +132,5 @@ func operatorOf(pods []corev1.Pod) Operator {
 }
 
 func (p *program) operatorPods(ctx context.Context, a *api) []corev1.Pod {
-	return a.berthPods(ctx, p.daemons, operatorName, "")
+	return a.berthPods(ctx, p.daemons, connect.OperatorName, "")
 }

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/ctl/view"
 )
@@ -97,7 +98,7 @@ func readEvents(ctx context.Context, a *api, namespace string, keep func(Event) 
 // Berth's plugin.
 func ofBerth(e corev1.Event) bool {
 	from := cmp.Or(e.ReportingController, e.Source.Component)
-	return from == daemonName || from == operatorName ||
+	return from == connect.DaemonName || from == connect.OperatorName ||
 		e.Reason == "FailedCreatePodSandBox" && strings.Contains(e.Message, `type="berth"`)
 }
 

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/view"
 	"github.com/berthnet/berth/internal/introspect"
 )
@@ -70,7 +71,7 @@ func node(name string, ready corev1.ConditionStatus) corev1.Node {
 // berthd is the pod of a node's daemon.
 func berthd(node, ipam string, ready bool) corev1.Pod {
 	p := corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-" + node, Labels: map[string]string{nameLabel: daemonName}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "berthd-" + node, Labels: map[string]string{connect.NameLabel: connect.DaemonName}},
 		Spec: corev1.PodSpec{NodeName: node, HostNetwork: true, Containers: []corev1.Container{{
 			Name: "berthd", Image: "registry.example:5000/berth/node:v0.9.1@sha256:0123", Env: []corev1.EnvVar{{Name: "BERTH_IPAM", Value: ipam}},
 		}}},
@@ -86,7 +87,7 @@ func berthd(node, ipam string, ready bool) corev1.Pod {
 
 func operatorPod(name string, ready bool) corev1.Pod {
 	p := berthd("node-a", "", ready)
-	p.Name, p.Labels = name, map[string]string{nameLabel: operatorName}
+	p.Name, p.Labels = name, map[string]string{connect.NameLabel: connect.OperatorName}
 	return p
 }
 

@@ -14,6 +14,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
 // answering is an API server without a network; nil is an empty answer.
@@ -33,7 +35,7 @@ func (f answering) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestFollowingGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, told := time.Now(), func(name string, at time.Time) corev1.Event {
-			return corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}, Reason: name, ReportingController: daemonName, LastTimestamp: metav1.NewTime(at)}
+			return corev1.Event{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}, Reason: name, ReportingController: connect.DaemonName, LastTimestamp: metav1.NewTime(at)}
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		lists, watches := 0, 0

@@ -23,6 +23,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/introspect"
 )
 
@@ -174,7 +175,7 @@ func TestForwarding(t *testing.T) {
 	k.refuse["berthd-gone"] = "error forwarding port 6666: connection refused"
 	k.refuse["berthd-forbidden"] = "forbidden"
 	k.refuse["berthd-hangs"] = "hang"
-	dial, err := forwarder(k.config())
+	dial, err := connect.Forwarder(k.config())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +209,7 @@ func TestForwarding(t *testing.T) {
 	if _, err := p.document(t.Context(), dial, daemonOn("hangs", 6666)); err == nil || !strings.Contains(err.Error(), "no answer within 100ms") {
 		t.Errorf("of a node that hangs: %v", err)
 	}
-	stranger, err := forwarder(&rest.Config{Host: k.URL, BearerToken: "other"})
+	stranger, err := connect.Forwarder(&rest.Config{Host: k.URL, BearerToken: "other"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +220,7 @@ func TestForwarding(t *testing.T) {
 }
 
 // pipes dials the handlers of nodes without anything between.
-func pipes(handlers map[string]http.Handler) Dialer {
+func pipes(handlers map[string]http.Handler) connect.Dialer {
 	return func(_ context.Context, pod *corev1.Pod, _ uint16) (net.Conn, error) {
 		h := handlers[pod.Spec.NodeName]
 		if h == nil {

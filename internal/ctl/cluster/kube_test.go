@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 	"github.com/berthnet/berth/internal/lab/run/kube"
 	"github.com/berthnet/berth/test/harness"
@@ -97,7 +98,7 @@ func create(t *testing.T, objects ...client.Object) {
 }
 
 // cluster makes a cluster of two nodes in a mode, and returns a way to its nodes.
-func inMode(t *testing.T, ipam string) (dial Dialer, web *corev1.Pod) {
+func inMode(t *testing.T, ipam string) (dial connect.Dialer, web *corev1.Pod) {
 	t.Helper()
 	harness.KubeClean(t)
 	a, b := node("node-a", corev1.ConditionTrue), node("node-b", corev1.ConditionTrue)
@@ -111,7 +112,7 @@ func inMode(t *testing.T, ipam string) (dial Dialer, web *corev1.Pod) {
 	create(t, &a, &b, &da, &db, &op, web)
 	create(t, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "node-a.1"}, Type: corev1.EventTypeWarning, Reason: "NetworkSubnetFull", Message: "subnet-1 is full",
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-a"}, ReportingController: operatorName, ReportingInstance: "x",
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-a"}, ReportingController: connect.OperatorName, ReportingInstance: "x",
 		Action: "ManageAddresses", EventTime: metav1.NewMicroTime(time.Now()), LastTimestamp: metav1.Now(),
 	}, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other.1"}, Type: corev1.EventTypeNormal, Reason: "Scheduled", Message: "not Berth's",
@@ -311,7 +312,7 @@ func TestEventsAreFollowed(t *testing.T) {
 	wait("NetworkSubnetFull Node node-a: subnet-1 is full")
 	create(t, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "node-a.2"}, Type: corev1.EventTypeNormal, Reason: "NetworkHealed", Message: "The node's addresses are managed again.",
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-a"}, ReportingController: operatorName, ReportingInstance: "x",
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: "node-a"}, ReportingController: connect.OperatorName, ReportingInstance: "x",
 		Action: "ManageAddresses", EventTime: metav1.NewMicroTime(time.Now()),
 	})
 	wait("NetworkHealed")

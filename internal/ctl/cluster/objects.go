@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/internal/ctl/connect"
 	"github.com/berthnet/berth/internal/ctl/diagnose"
 )
 
@@ -52,7 +53,7 @@ func (a *api) namespace(ctx context.Context, name string) diagnose.Fact[corev1.N
 
 // pods of Berth, by the name in their label; of one node, or of all.
 func (a *api) berthPods(ctx context.Context, namespace, name, node string) []corev1.Pod {
-	q := query{"labelSelector": nameLabel + "=" + name}
+	q := query{"labelSelector": connect.NameLabel + "=" + name}
 	if node != "" {
 		q["fieldSelector"] = "spec.nodeName=" + node
 	}

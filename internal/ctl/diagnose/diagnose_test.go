@@ -183,6 +183,11 @@ func TestPod(t *testing.T) {
 			f.Document.Value.LastError = "of another pod"
 			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
 		}, Waiting, "for 7s: no address is free: every ENI is full [eni-limit]"},
+		{"the node says why this ADD waits", waits(NodeMode), func(f *Facts) {
+			f.View.Value.Waiting = append(f.View.Value.Waiting, introspect.Waiting{ContainerID: "d", Since: now, Reason: "subnet-full", Message: "no subnet has a free address"})
+			f.Document.Value.LastError = "of another pod"
+			f.Events = []corev1.Event{toldByDaemon("WaitingForAddress", "no address is free: every ENI is full [eni-limit] Run fewer pods")}
+		}, Waiting, "for 7s: no subnet has a free address [subnet-full]"},
 		{"berthd told that there was none", waits(NodeMode), func(f *Facts) {
 			idle(f)
 			f.Events = []corev1.Event{toldByDaemon("NoAddress", "no address for the pod: every ENI is full [eni-limit]")}

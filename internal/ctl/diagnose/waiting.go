@@ -94,6 +94,7 @@ func waiting(f Facts) *Diagnosis {
 		if waits { // and that was said of this pod
 			why = said
 		}
+		why = cmp.Or(whyNow(f), why)
 		since := f.View.Value.Waiting[0].Since
 		return trouble(Waiting, fmt.Sprintf("The pod has waited for an address of node %s for %s: %s", f.Pod.Spec.NodeName,
 			max(0, f.View.Value.Time.Sub(since)).Round(time.Second), cmp.Or(why, "one is on its way")),
@@ -104,6 +105,19 @@ func waiting(f Facts) *Diagnosis {
 	}
 	return trouble(Waiting, "The pod waited for an address in vain: "+said,
 		"See to what it names; the kubelet tries again by itself.", seeOf(f))
+}
+
+// whyNow is what the node says of the ADD that waits.
+func whyNow(f Facts) string {
+	for _, w := range f.View.Value.Waiting {
+		switch {
+		case w.Message != "" && w.Reason != "":
+			return fmt.Sprintf("%s [%s]", w.Message, w.Reason) // as its Events do
+		case w.Message != "":
+			return w.Message
+		}
+	}
+	return ""
 }
 
 // whyShort is what the node says of its addresses.

@@ -20,8 +20,26 @@ type Attachment struct{ Network, ContainerID, IfName string }
 // Pod is what Kubernetes' CNI_ARGS tell; empty elsewhere.
 type Pod struct{ Namespace, Name, UID string }
 
-// Annotations are those of the pod that the daemon knows.
-type Annotations struct{ Pool string } // berth.dev/pool; empty without it
+// Annotations are those of the pod that are Berth's.
+type Annotations struct {
+	Pool string            // AnnotationPool once more, for a daemon that does not know All
+	All  map[string]string // by key
+}
+
+// AnnotationPool is the annotation that has a field of its own: the first release had no
+// other.
+const AnnotationPool = "berth.dev/pool"
+
+// Set adds an annotation.
+func (a *Annotations) Set(key, value string) {
+	if a.All == nil {
+		a.All = map[string]string{}
+	}
+	a.All[key] = value
+	if key == AnnotationPool {
+		a.Pool = value
+	}
+}
 
 // AddRequest asks for an attachment.
 type AddRequest struct {
@@ -124,6 +142,12 @@ func (p Pod) encode() []byte {
 func (a Annotations) encode() []byte {
 	var m message
 	m.text(1, a.Pool)
+	for key, value := range a.All {
+		var entry message // how a map is encoded: protobuf.dev, "Maps"
+		entry.text(1, key)
+		entry.text(2, value)
+		m.nest(2, entry)
+	}
 	return m
 }
 

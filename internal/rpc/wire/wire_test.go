@@ -41,6 +41,10 @@ func same(ours any, theirs protoreflect.Message) proto.Message {
 		f := theirs.Descriptor().Fields().Get(i)
 		from := v.FieldByNameFunc(func(n string) bool { return strings.ToLower(n) == goName(f) })
 		switch {
+		case f.IsMap():
+			for key, value := range from.Seq2() {
+				theirs.Mutable(f).Map().Set(protoreflect.ValueOf(key.Interface()).MapKey(), protoreflect.ValueOf(value.Interface()))
+			}
 		case f.IsList():
 			list := theirs.Mutable(f).List()
 			for k := range from.Len() {
@@ -83,6 +87,14 @@ func fill(t *rapid.T, v reflect.Value) {
 		v.Set(reflect.MakeSlice(v.Type(), rapid.IntRange(0, 3).Draw(t, "length"), 3))
 		for i := range v.Len() {
 			fill(t, v.Index(i))
+		}
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+		for range rapid.IntRange(0, 3).Draw(t, "length") {
+			key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
+			fill(t, key)
+			fill(t, value)
+			v.SetMapIndex(key, value)
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {

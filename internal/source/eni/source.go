@@ -180,6 +180,12 @@ func (s *Source) RestoreCooling(addr netip.Addr, since time.Time) {
 	s.cooled.Set()
 }
 
+// Annotations implements source.Source.
+func (s *Source) Annotations() []string { return nil }
+
+// CheckWish implements source.Source.
+func (s *Source) CheckWish(w source.Wish) error { return w.CheckNetworkPool() }
+
 // Acquire implements source.Source.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
 	if pool := req.Wish.NetworkPool; pool != "" {

@@ -45,7 +45,7 @@ func choose(w world, pod attachment.Pod, wish source.Wish) (name string, final b
 		return "", false, exhausted("namespace-unknown", "namespace %s is not known from the API server yet, so that the pool of its pods cannot be chosen", pod.Namespace)
 	}
 	given := cmp.Or(annotation, v1alpha1.DefaultPool)
-	asked, by, change := wish.Pool, "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
+	asked, by, change := wish.Annotations[v1alpha1.AnnotationPool], "the pod's annotation "+v1alpha1.AnnotationPool, "the annotation"
 	if wish.NetworkPool != "" {
 		asked, by, change = wish.NetworkPool, "pool of the network's configuration", "it there"
 	} else if !wish.Told {
@@ -83,6 +83,20 @@ func (w world) chooseWithoutAnnotations(namespace, given string) (name string, f
 		return "", false, exhausted("pool-unknown", "there is no AddressPool yet: create one, named %s for pods that choose none", v1alpha1.DefaultPool)
 	}
 	return given, true, nil
+}
+
+// annotations are what the source looks at of a pod.
+var annotations = []string{v1alpha1.AnnotationPool}
+
+// Annotations implements source.Source.
+func (s *Source) Annotations() []string { return annotations }
+
+// CheckWish implements source.Source.
+func (s *Source) CheckWish(w source.Wish) error {
+	if err := source.CheckPoolName("the pod's annotation "+v1alpha1.AnnotationPool, w.Annotations[v1alpha1.AnnotationPool]); err != nil {
+		return err
+	}
+	return w.CheckNetworkPool()
 }
 
 func exhausted(reason, format string, args ...any) *source.Exhausted {

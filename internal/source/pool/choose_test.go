@@ -9,9 +9,42 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/source"
 )
+
+// wishFor is that of a pod that names a pool; empty: none.
+func wishFor(pool string) source.Wish { return named(pool, "") }
+
+// named is wishFor where the network's configuration names one too.
+func named(pool, network string) source.Wish {
+	return source.Wish{Told: true, Annotations: map[string]string{v1alpha1.AnnotationPool: pool}, NetworkPool: network}
+}
+
+// What a user wrote and cannot be a pool's name is refused, and is in no message as it is.
+func TestCheckWish(t *testing.T) {
+	s := &Source{}
+	for _, pool := range []string{"public\x1b[2J", "Public", strings.Repeat("a", 64), "a/b"} {
+		for wish, want := range map[*source.Wish]string{
+			new(wishFor(pool)):                  "the pod's annotation berth.dev/pool is ",
+			new(source.Wish{NetworkPool: pool}): "pool of the network's configuration is ",
+			new(named("public", pool)):          "pool of the network's configuration is ",
+		} {
+			err := s.CheckWish(*wish)
+			if err == nil {
+				t.Errorf("%+v is taken", wish)
+			} else if m := err.Error(); !strings.HasPrefix(m, want) || strings.ContainsRune(m, 0x1b) || len(m) > 300 {
+				t.Errorf("message %q", m)
+			}
+		}
+	}
+	for _, wish := range []source.Wish{{}, {Told: true}, wishFor(""), wishFor(strings.Repeat("a", 63)), named("public", "in-2")} {
+		if err := s.CheckWish(wish); err != nil {
+			t.Errorf("%+v: %s", wish, err)
+		}
+	}
+}
 
 // Who chooses: the pod where the pool lets its namespace, else the namespace,
 // else nobody.
@@ -46,26 +79,25 @@ func TestPoolChoice(t *testing.T) {
 			t.Errorf("%s %+v: pool %q, %v; want %q, %q", ns, wish, got, err, pool, message)
 		}
 	}
-	wish := func(pool string) source.Wish { return source.Wish{Told: true, Pool: pool} }
 	m.podNamed(namespace, "in", "inner") // of which the operator knows that it chose
-	expect(namespace, wish(""), "default", "")
-	expect(namespace, wish("inner"), "inner", "")
-	expect(namespace, wish("global"), "", "does not list namespace ns")
-	expect(namespace, wish("globe"), "", "there is no AddressPool globe")
+	expect(namespace, wishFor(""), "default", "")
+	expect(namespace, wishFor("inner"), "inner", "")
+	expect(namespace, wishFor("global"), "", "does not list namespace ns")
+	expect(namespace, wishFor("globe"), "", "there is no AddressPool globe")
 	expect(namespace, source.Wish{}, "", "the container runtime does not tell")
 	m.namespace("rich", "global")
 	m.known("rich", "global")
 	m.podNamed("rich", "p", "")
-	expect("rich", wish(""), "global", "")
+	expect("rich", wishFor(""), "global", "")
 	expect("rich", source.Wish{}, "global", "") // its pods have no choice
 	m.namespace("mistaken", "globe")
 	m.known("mistaken", "globe")
-	expect("mistaken", wish(""), "", "there is no AddressPool globe, which the namespace's annotation")
+	expect("mistaken", wishFor(""), "", "there is no AddressPool globe, which the namespace's annotation")
 
 	// What is chosen is so for pods that start.
 	m.annotate(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "rich"}}, "")
 	m.known("rich", "")
-	expect("rich", wish(""), "default", "")
+	expect("rich", wishFor(""), "default", "")
 }
 
 // A pod of a namespace that is not known yet waits, and goes on when it is.
@@ -103,25 +135,24 @@ func TestChoose(t *testing.T) {
 			"publik": {podNamespaces: []string{"other"}}, // blocks of a pool that is no more
 		},
 	}
-	told := func(pool string) source.Wish { return source.Wish{Told: true, Pool: pool} }
 	for _, tc := range []struct {
 		namespace    string
 		wish         source.Wish
 		want, reason string
 		final        bool
 	}{
-		{"plain", told(""), "default", "", true},
-		{"global", told(""), "public", "", true},
-		{"global", told("inner"), "inner", "", true},
-		{"plain", told("inner"), "inner", "", true},
-		{"plain", told("public"), "", "pool-not-allowed", true},
-		{"plain", told("default"), "default", "", true}, // what would be its pool anyway needs no permission
-		{"global", told("public"), "public", "", true},
-		{"global", told("default"), "", "pool-not-allowed", true},
-		{"plain", told("publik"), "", "pool-unknown", false},
-		{"lost", told(""), "", "namespace-unknown", false},
-		{"lost", told("default"), "", "namespace-unknown", false},
-		{"", told(""), "", "pod-unnamed", true},
+		{"plain", wishFor(""), "default", "", true},
+		{"global", wishFor(""), "public", "", true},
+		{"global", wishFor("inner"), "inner", "", true},
+		{"plain", wishFor("inner"), "inner", "", true},
+		{"plain", wishFor("public"), "", "pool-not-allowed", true},
+		{"plain", wishFor("default"), "default", "", true}, // what would be its pool anyway needs no permission
+		{"global", wishFor("public"), "public", "", true},
+		{"global", wishFor("default"), "", "pool-not-allowed", true},
+		{"plain", wishFor("publik"), "", "pool-unknown", false},
+		{"lost", wishFor(""), "", "namespace-unknown", false},
+		{"lost", wishFor("default"), "", "namespace-unknown", false},
+		{"", wishFor(""), "", "pod-unnamed", true},
 
 		// A runtime that does not tell annotations.
 		{"other", source.Wish{}, "default", "", true},
@@ -132,8 +163,8 @@ func TestChoose(t *testing.T) {
 
 		// The network's configuration comes first, told or not.
 		{"plain", source.Wish{NetworkPool: "inner"}, "inner", "", true},
-		{"plain", source.Wish{Told: true, Pool: "public", NetworkPool: "inner"}, "inner", "", true},
-		{"plain", source.Wish{Told: true, Pool: "inner", NetworkPool: "default"}, "default", "", true},
+		{"plain", named("public", "inner"), "inner", "", true},
+		{"plain", named("inner", "default"), "default", "", true},
 		{"other", source.Wish{NetworkPool: "inner"}, "", "pool-not-allowed", true},
 		{"plain", source.Wish{NetworkPool: "publik"}, "", "pool-unknown", false},
 		{"lost", source.Wish{NetworkPool: "inner"}, "", "namespace-unknown", false},

@@ -22,6 +22,11 @@ import (
 // Source hands out the addresses it was given, longest free first, and
 // cools released ones by its clock.
 type Source struct {
+	// Wants are the annotations that it looks at, and Refuses what it says of a wish;
+	// none and nothing unless set before it is used.
+	Wants   []string
+	Refuses func(source.Wish) error
+
 	clock  clock.Clock
 	period time.Duration
 	kicks  atomic.Int64
@@ -35,6 +40,7 @@ type Source struct {
 	reason  string // of Exhausted
 	eni     string
 	cancels int
+	wish    source.Wish
 }
 
 const none = "the fake source has no free address"
@@ -52,6 +58,24 @@ func New(clk clock.Clock, period time.Duration, addrs ...netip.Addr) *Source {
 		clock: clk, period: period, free: slices.Clone(addrs), held: map[attachment.Key]source.Lease{},
 		ready: len(addrs) > 0, reason: "subnet-full", eni: "eni-fake",
 	}
+}
+
+// Annotations implements source.Source.
+func (s *Source) Annotations() []string { return s.Wants }
+
+// CheckWish implements source.Source.
+func (s *Source) CheckWish(w source.Wish) error {
+	if s.Refuses == nil {
+		return nil
+	}
+	return s.Refuses(w)
+}
+
+// Wish is that of the last Acquire.
+func (s *Source) Wish() source.Wish {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.wish
 }
 
 // Kick implements source.Source.
@@ -118,6 +142,9 @@ func (s *Source) Run(ctx context.Context) error {
 
 // Acquire implements source.Source for IPv4 or IPv6 addresses, one a lease.
 func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease, error) {
+	s.mu.Lock()
+	s.wish = req.Wish
+	s.mu.Unlock()
 	for {
 		lease, ok, changed, next := s.try(req.Key)
 		if ok {

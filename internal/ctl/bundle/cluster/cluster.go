@@ -6,6 +6,7 @@
 //	events.go   events
 //	logs.go     logs of Berth's pods, and of kubelets
 //	exec.go     the bundle of a node, which its own berthctl makes
+//	operator.go what operators serve
 package cluster
 
 import (
@@ -24,15 +25,11 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
-// The label of Berth's pods, and its values.
-const (
-	nameLabel    = "app.kubernetes.io/name"
-	daemonName   = "berthd"
-	operatorName = "berth-operator"
-	ours         = nameLabel + " in (" + daemonName + ", " + operatorName + ")"
-)
+// ours selects Berth's pods.
+const ours = connect.NameLabel + " in (" + connect.DaemonName + ", " + connect.OperatorName + ")"
 
 // Options say what to collect.
 type Options struct {
@@ -51,6 +48,7 @@ type Cluster struct {
 	Options
 	cfg  *rest.Config
 	core rest.Interface // of v1
+	dial connect.Dialer // of operators
 	pods []corev1.Pod   // Berth's
 	// noPods is why they are not known.
 	noPods error
@@ -70,7 +68,11 @@ func New(ctx context.Context, cfg *rest.Config, o Options) (*Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the Kubernetes API: %w", err)
 	}
-	k := &Cluster{Options: o, cfg: cfg, core: core}
+	dial, err := connect.Forwarder(cfg)
+	if err != nil {
+		return nil, err
+	}
+	k := &Cluster{Options: o, cfg: cfg, core: core, dial: dial}
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	if err := core.Get().AbsPath("/version").Do(ctx).Error(); err != nil {
@@ -127,7 +129,11 @@ func (k *Cluster) Objects() []archive.Part {
 		parts = append(parts, k.part("pods of Berth", func(context.Context, *archive.Sink) error { return k.noPods }))
 	}
 	for _, p := range k.pods {
-		if k.wanted(p.Spec.NodeName) || p.Labels[nameLabel] == operatorName {
+		isOperator := p.Labels[connect.NameLabel] == connect.OperatorName
+		if isOperator {
+			parts = append(parts, k.part("operator "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.operator(ctx, s, p) }))
+		}
+		if isOperator || k.wanted(p.Spec.NodeName) {
 			parts = append(parts, k.part("logs of "+p.Namespace+"/"+p.Name, func(ctx context.Context, s *archive.Sink) error { return k.podLogs(ctx, s, p) }))
 		}
 	}
@@ -145,7 +151,7 @@ func (k *Cluster) wanted(node string) bool { return k.All || slices.Contains(k.N
 func (k *Cluster) daemons() map[string]corev1.Pod {
 	out := map[string]corev1.Pod{}
 	for _, p := range k.pods {
-		if p.Labels[nameLabel] != daemonName || p.Spec.NodeName == "" {
+		if p.Labels[connect.NameLabel] != connect.DaemonName || p.Spec.NodeName == "" {
 			continue
 		}
 		if had, ok := out[p.Spec.NodeName]; !ok || had.Status.Phase != corev1.PodRunning {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
 // program is berthctl in the image of berthd.
@@ -31,7 +32,7 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 	case !ok && k.noPods != nil:
 		return fmt.Errorf("which pod is berthd's is not known: %w", k.noPods)
 	case !ok:
-		return fmt.Errorf("no pod with %s=%s is on it: run berthctl support-bundle on the node itself", nameLabel, daemonName)
+		return fmt.Errorf("no pod with %s=%s is on it: run berthctl support-bundle on the node itself", connect.NameLabel, connect.DaemonName)
 	case pod.Status.Phase != corev1.PodRunning:
 		return fmt.Errorf("pod %s/%s of berthd is %s: run berthctl support-bundle on the node itself", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
@@ -64,12 +65,9 @@ func (k *Cluster) node(ctx context.Context, s *archive.Sink, node string) error 
 // exec runs a program in berthd's container, by WebSocket, or by SPDY where the server
 // or a proxy has only that.
 func (k *Cluster) exec(ctx context.Context, pod corev1.Pod, args []string, out, said io.Writer) error {
-	container := daemonName
-	if len(pod.Spec.Containers) == 1 {
-		container = pod.Spec.Containers[0].Name
-	}
+	container, _ := connect.Container(&pod, connect.DaemonName)
 	req := k.core.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("exec").
-		Param("container", container).Param("stdout", "true").Param("stderr", "true")
+		Param("container", container.Name).Param("stdout", "true").Param("stderr", "true")
 	for _, arg := range args {
 		req = req.Param("command", arg)
 	}

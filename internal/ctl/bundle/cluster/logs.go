@@ -1,9 +1,12 @@
 package cluster
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"maps"
 	"strings"
@@ -11,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/berthnet/berth/internal/ctl/bundle/archive"
+	"github.com/berthnet/berth/internal/ctl/connect"
 )
 
 func mapsKeys(m map[string]int) iter.Seq[string] { return maps.Keys(m) }
@@ -54,7 +58,7 @@ func (k *Cluster) podLog(ctx context.Context, s *archive.Sink, p corev1.Pod, con
 
 // folderOf is where in the bundle a pod's logs are: with its node's, or with the cluster's.
 func folderOf(p corev1.Pod) string {
-	if p.Labels[nameLabel] == daemonName && p.Spec.NodeName != "" {
+	if p.Labels[connect.NameLabel] == connect.DaemonName && p.Spec.NodeName != "" {
 		return "nodes/" + p.Spec.NodeName
 	}
 	return "cluster"
@@ -75,11 +79,21 @@ func (k *Cluster) kubelet(ctx context.Context, s *archive.Sink, node string) err
 		r, logErr := k.core.Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("logs/").
 			Param("query", unit).Param("tailLines", fmt.Sprint(min(100000, s.Most()/lineBytes))).Stream(ctx)
 		if logErr == nil {
-			logErr = errors.Join(s.Log(fmt.Sprintf("%s/logs/journal-%s.log", folder, unit), r), r.Close())
+			logErr = errors.Join(journal(s, fmt.Sprintf("%s/logs/journal-%s.log", folder, unit), r), r.Close())
 		}
 		if logErr != nil {
 			return errors.Join(err, fmt.Errorf("log of %s: %w", unit, logErr))
 		}
 	}
 	return err
+}
+
+// journal adds the log of a unit. A kubelet that does not serve it takes the question for
+// one about /var/log, and answers with a page that lists what is there.
+func journal(s *archive.Sink, name string, r io.Reader) error {
+	in := bufio.NewReader(r)
+	if start, _ := in.Peek(len("<!doctype html>")); strings.EqualFold(string(start), "<!doctype html>") || bytes.HasPrefix(start, []byte("<pre>")) {
+		return errors.New("the kubelet does not serve it: see its enableSystemLogQuery")
+	}
+	return s.Log(name, in)
 }

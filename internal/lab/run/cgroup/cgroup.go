@@ -111,8 +111,12 @@ func delegate(dir string) error {
 	return nil
 }
 
-// Directories are the group's in all hierarchies, where processes join it.
+// Directories are the group's in all hierarchies, where processes join it. A group
+// without a name has none: they would be those of the whole machine.
 func (g Group) Directories() ([]string, error) {
+	if g == "" {
+		return nil, nil
+	}
 	roots, err := Hierarchies()
 	for i := range roots {
 		roots[i] = filepath.Join(roots[i], string(g))
@@ -120,8 +124,44 @@ func (g Group) Directories() ([]string, error) {
 	return roots, err
 }
 
+// Populated tells whether any process is there or below, also one of another process
+// namespace, which version 1 leaves out of what Processes reads.
+func (g Group) Populated() (bool, error) {
+	dirs, err := g.Directories()
+	if err != nil {
+		return false, err
+	}
+	told, there := false, false
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); err != nil {
+			continue
+		}
+		there = true
+		some, ok := populated(dir)
+		if ok && some {
+			return true, nil
+		}
+		told = told || ok
+	}
+	if there && !told {
+		return false, fmt.Errorf("cgroup %s: no hierarchy tells whether a process is in it: want the controller pids, or version 2", g)
+	}
+	return false, nil
+}
+
+// populated asks the controller pids, which counts those below too, or version 2
+// (cgroups(7), "Cgroups v2 cgroup.events file").
+func populated(dir string) (some, ok bool) {
+	if count, err := os.ReadFile(filepath.Join(dir, "pids.current")); err == nil { //nolint:gosec // cgroups have no links
+		return strings.TrimSpace(string(count)) != "0", true
+	}
+	events, err := os.ReadFile(filepath.Join(dir, "cgroup.events")) //nolint:gosec // as above
+	return strings.Contains(string(events), "populated 1"), err == nil
+}
+
 // Processes lists all that are there or below, by any hierarchy, without
-// duplicates. Those of other process namespaces have the number 0.
+// duplicates. Those of other process namespaces have the number 0 in version 2, and
+// are missing in version 1.
 func (g Group) Processes() ([]int, error) {
 	dirs, err := g.Directories()
 	if err != nil {

@@ -53,3 +53,31 @@ func TestInheritCPUsTakesTheParents(t *testing.T) {
 		t.Errorf("the child has %q, want its parent's", got)
 	}
 }
+
+// What is removed or ended by an unset name is not the machine.
+func TestGroupWithoutANameHasNothing(t *testing.T) {
+	if dirs, err := Group("").Directories(); err != nil || len(dirs) > 0 {
+		t.Errorf("%v, %v", dirs, err)
+	}
+}
+
+func TestPopulatedReadsEitherVersion(t *testing.T) {
+	for _, tt := range []struct {
+		file, text string
+		some, ok   bool
+	}{
+		{"pids.current", "3\n", true, true},
+		{"pids.current", "0\n", false, true},
+		{"cgroup.events", "populated 1\nfrozen 0\n", true, true},
+		{"cgroup.events", "populated 0\nfrozen 0\n", false, true},
+		{"cgroup.procs", "", false, false},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, tt.file), []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if some, ok := populated(dir); some != tt.some || ok != tt.ok {
+			t.Errorf("%s %q: %t, %t", tt.file, tt.text, some, ok)
+		}
+	}
+}

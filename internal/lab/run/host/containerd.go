@@ -145,12 +145,18 @@ func (h *Host) WaitContainerd(ctx context.Context) error {
 	return h.Containerd.Wait(ctx, func() error { return h.askCRI(ctx) })
 }
 
-// askCRI asks the runtime for its version over CRI, at its socket as the machine has it.
+// CRI is a connection to the runtime's socket, by which its kubelet speaks to it too.
+// It is the caller's to close.
+func (h *Host) CRI() (*grpc.ClientConn, error) {
+	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", h.Containerd.PID())
+	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+}
+
+// askCRI asks the runtime for its version over CRI.
 func (h *Host) askCRI(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	socket := fmt.Sprintf("/proc/%d/root/run/containerd/containerd.sock", h.Containerd.PID())
-	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := h.CRI()
 	if err != nil {
 		return err
 	}

@@ -18,14 +18,14 @@ const (
 var ProxyModes = []ProxyMode{NFTables, IPTables}
 
 // proxyConfiguration is a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1).
-// Limits of connection tracking are the whole kernel's, so that they stay.
+// How many connections are tracked is the whole kernel's to say, so that it stays.
 func (h *Host) proxyConfiguration(c Cluster) map[string]any {
 	return map[string]any{
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode":             string(c.ProxyMode),
 		"clientConnection": map[string]any{"kubeconfig": settingsDir + "/" + proxyKubeconfig},
 		"hostnameOverride": h.Name,
-		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
+		"conntrack":        map[string]any{"maxPerCore": 0, "min": 0},
 		// Any source but a service's own backend is left as it is: pods have
 		// addresses of the network.
 		"detectLocalMode": "InterfaceNamePrefix",

@@ -11,8 +11,11 @@ import (
 )
 
 // ServiceCIDR is where Services have their addresses; the API server's own has the
-// first.
-var ServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
+// first. ServiceCIDR6 is where they have those of IPv6, if the cluster has any.
+var (
+	ServiceCIDR  = netip.MustParsePrefix("10.96.0.0/16")
+	ServiceCIDR6 = netip.MustParsePrefix("fd00:96::/112")
+)
 
 // Etcd is reached by sockets in the control plane's directory, in which all
 // programs run, so it needs no ports.
@@ -47,7 +50,7 @@ func (c *ControlPlane) apiServerArgs() []string {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + tokenPublicKey,
 		"--service-account-signing-key-file=" + tokenKey,
-		"--service-cluster-ip-range=" + ServiceCIDR.String(),
+		"--service-cluster-ip-range=" + c.serviceCIDRs(),
 		"--allow-privileged",
 		"--kubelet-preferred-address-types=InternalIP",
 	}
@@ -70,6 +73,13 @@ func (c *ControlPlane) apiServerArgs() []string {
 		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
 	return append(args, c.APIServerArgs...)
+}
+
+func (c *ControlPlane) serviceCIDRs() string {
+	if c.DualStack {
+		return ServiceCIDR.String() + "," + ServiceCIDR6.String()
+	}
+	return ServiceCIDR.String()
 }
 
 func (c *ControlPlane) controllerArgs() []string {

@@ -43,6 +43,9 @@ type Options struct {
 	// and pods reach it by the Service "kubernetes".
 	Kubelets bool
 
+	// DualStack gives Services that ask for it addresses of IPv6 too.
+	DualStack bool
+
 	// CRDs holds files with CustomResourceDefinitions (*.yaml, below any
 	// folder). They are usable when Start returns.
 	CRDs fs.FS

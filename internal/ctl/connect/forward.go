@@ -1,4 +1,4 @@
-package cluster
+package connect
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"sync"
 	"time"
@@ -23,23 +24,32 @@ import (
 // Dialer opens a connection to a port at the loopback address of a pod's node.
 type Dialer func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error)
 
-// forwarder dials by the portforward subresource of pods: the API server asks
+// Client makes one HTTP request after another to a pod's port, each on a connection of
+// its own. Requests name localhost as their host.
+func (d Dialer) Client(pod *corev1.Pod, port uint16) *http.Client {
+	return &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return d(ctx, pod, port) },
+	}}
+}
+
+// Forwarder dials by the portforward subresource of pods: the API server asks
 // the kubelet, which connects to the port inside the pod's network namespace, and
 // that of a pod on the host's network is its node's. So a daemon listens at
 // loopback addresses only, and Kubernetes says who may ask it. No port is
 // opened here.
-func forwarder(cfg *rest.Config) (Dialer, error) {
+func Forwarder(cfg *rest.Config) (Dialer, error) {
 	cfg = rest.CopyConfig(cfg)
 	transport, upgrader, err := spdy.RoundTripperFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("make a client for port forwarding: %w", err)
 	}
-	target, err := restClient(cfg)
+	server, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the API server's address: %w", err)
 	}
 	return func(ctx context.Context, pod *corev1.Pod, port uint16) (net.Conn, error) {
-		url := target.Post().AbsPath(podsPath(pod.Namespace) + join(pod.Name) + "/portforward").URL()
+		url := server.JoinPath("api/v1/namespaces", url.PathEscape(pod.Namespace), "pods", url.PathEscape(pod.Name), "portforward")
 		// As kubectl: by WebSocket, or by SPDY where the server or a proxy has only that.
 		web, err := portforward.NewSPDYOverWebsocketDialerForStreaming(url, cfg)
 		if err != nil {

@@ -1,4 +1,4 @@
-package daemon
+package carrier
 
 import (
 	"context"
@@ -8,21 +8,22 @@ import (
 	"testing"
 
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
 )
 
 // Where addresses are of blocks a repair waits for the source to tell which there
 // are, puts back what it asked for last, and announces nothing after a
 // withdrawal. IPv6 follows the blocks, across restarts too.
 func TestNetworkOfBlocks(t *testing.T) {
-	m := newMachine(t, 1)
+	m := newMachine(t)
 	ctx := context.Background()
 	never := func(int) bool { t.Error("asked for an ENI"); return true }
-	open := func() *RoutedNetwork {
-		n := NewRoutedNetwork(m.open())
+	open := func() *Routed {
+		n := NewRouted(m.open())
 		must(t, n.Setup(ctx, datapath.Config{}, datapath.Routed{ExportTable: 119}))
 		return n
 	}
-	state := func(n *RoutedNetwork) (announced, refused int, v6 bool) {
+	state := func(n *Routed) (announced, refused int, v6 bool) {
 		inv, err := n.Inventory(ctx)
 		if err != nil {
 			t.Fatal(err)
@@ -35,20 +36,20 @@ func TestNetworkOfBlocks(t *testing.T) {
 		}
 		return announced, refused, slices.ContainsFunc(inv.Rules, func(r datapath.RuleInfo) bool { return r.IPv6 })
 	}
-	want := func(n *RoutedNetwork, when string, announced, refused int, v6 bool) {
+	want := func(n *Routed, when string, announced, refused int, v6 bool) {
 		t.Helper()
 		if a, r, six := state(n); a != announced || r != refused || six != v6 {
 			t.Errorf("%s: %d announced, %d refused, IPv6 %v; want %d, %d, %v", when, a, r, six, announced, refused, v6)
 		}
 	}
-	repair := func(n *RoutedNetwork) {
+	repair := func(n *Routed) {
 		t.Helper()
 		if _, err := n.Repair(ctx, nil, nil, never); err != nil {
 			t.Fatal(err)
 		}
 	}
 	n := open()
-	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, ErrSupplyUnknown) {
+	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	want(n, "at first", 0, 0, false)
@@ -72,13 +73,13 @@ func TestNetworkOfBlocks(t *testing.T) {
 
 	n = open() // another daemon
 	want(n, "after a restart", 3, 3, true)
-	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, ErrSupplyUnknown) {
+	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	must(t, n.SetBlocks(ctx, blocks))
 	repair(n)
 	must(t, n.WithdrawBlocks(ctx))
-	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, ErrSupplyUnknown) {
+	if _, err := n.Repair(ctx, nil, nil, never); !errors.Is(err, source.ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	want(n, "after a withdrawal", 0, 3, true)

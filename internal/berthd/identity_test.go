@@ -1,8 +1,9 @@
-package daemon
+package berthd
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -11,19 +12,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
-	runtime "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/berthnet/berth/internal/cloud"
 )
-
-// metadata answers as it is told.
-type metadata struct {
-	id  cloud.Identity
-	err error
-}
-
-func (m metadata) Identity(context.Context) (cloud.Identity, error) { return m.id, m.err }
 
 func TestIdentify(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
@@ -34,7 +26,7 @@ func TestIdentify(t *testing.T) {
 	away := metadata{err: errors.New("connection refused")}
 	dir := t.TempDir()
 	ask := func(m cloud.Metadata, boot string) (cloud.Identity, error) {
-		return Identify(context.Background(), m, dir, boot, quiet)
+		return identify(context.Background(), m, dir, boot, quiet)
 	}
 	if _, err := ask(away, "boot-1"); !errors.Is(err, away.err) {
 		t.Errorf("first start without metadata service: %v", err)
@@ -64,9 +56,48 @@ func TestIdentify(t *testing.T) {
 	if got, err := ask(metadata{id: other}, "boot-2"); err != nil || got.InstanceID != "i-2" {
 		t.Errorf("another instance after a boot, as of an image: %+v, %v; want i-2", got, err)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600))
+	if err := os.WriteFile(filepath.Join(dir, identityFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := ask(away, "boot-1"); err == nil {
 		t.Error("a damaged file was used")
+	}
+}
+
+// On a full disk, and where a FIFO is in place of its file, the node's identity is
+// what the metadata service says, and nothing is waited for.
+func TestIdentityThatCannotBeRemembered(t *testing.T) {
+	id := cloud.Identity{InstanceID: "i-1"}
+	for name, spoil := range map[string]func(dir string) error{
+		"full": func(dir string) error {
+			if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+				return err
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 128<<10), 0o600); !errors.Is(err, unix.ENOSPC) {
+				return fmt.Errorf("the folder is not full: %w", err)
+			}
+			return nil
+		},
+		"FIFOs": func(dir string) error {
+			return errors.Join(unix.Mkfifo(filepath.Join(dir, identityFile), 0o600), unix.Mkfifo(filepath.Join(dir, identityFile+".new"), 0o600))
+		},
+	} {
+		dir := t.TempDir()
+		if err := spoil(dir); err != nil {
+			t.Fatalf("%s: this test mounts a file system and needs root: %v", name, err)
+		}
+		if _, ok := readIdentity(filepath.Join(dir, identityFile), "boot-1"); ok {
+			t.Errorf("%s: there is an identity", name)
+		}
+		got, err := identify(t.Context(), metadata{id: id}, dir, "boot-1", slog.New(slog.DiscardHandler))
+		if err != nil || got.InstanceID != "i-1" {
+			t.Errorf("%s: the node is %+v, %v", name, got, err)
+		}
 	}
 }
 
@@ -74,46 +105,3 @@ var (
 	addrComparer   = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	prefixComparer = cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 )
-
-// runtimeService is a container runtime that has some sandboxes.
-type runtimeService struct {
-	runtime.UnimplementedRuntimeServiceServer
-	ids []string
-}
-
-func (s *runtimeService) ListPodSandbox(context.Context, *runtime.ListPodSandboxRequest) (*runtime.ListPodSandboxResponse, error) {
-	reply := &runtime.ListPodSandboxResponse{}
-	for _, id := range s.ids {
-		reply.Items = append(reply.Items, &runtime.PodSandbox{Id: id, State: runtime.PodSandboxState_SANDBOX_NOTREADY})
-	}
-	return reply, nil
-}
-
-func TestRuntimeListsItsSandboxes(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "cri.sock")
-	r, err := NewRuntime(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	if _, err := r.Sandboxes(within(t)); err == nil {
-		t.Error("a runtime that is down listed sandboxes")
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	runtime.RegisterRuntimeServiceServer(server, &runtimeService{ids: []string{"a", "b"}})
-	go func() { _ = server.Serve(l) }()
-	defer server.Stop()
-	second, err := NewRuntime(socket) // without the first one's pause before it dials again
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer second.Close()
-	got, err := second.Sandboxes(within(t))
-	if diff := cmp.Diff(map[string]bool{"a": true, "b": true}, got); err != nil || diff != "" {
-		t.Errorf("%v %s", err, diff)
-	}
-}

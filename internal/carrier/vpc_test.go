@@ -1,31 +1,26 @@
-package daemon
+package carrier
 
 import (
 	"context"
 	"errors"
-	"net"
 	"net/netip"
 	"testing"
-	"time"
-
-	"github.com/vishvananda/netlink"
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/eni"
 	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/source"
 )
 
 func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
-	m := newMachine(t, 1)
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = "ens6", net.HardwareAddr{2, 0, 0, 0, 0, 6}
-	addVeth(t, m.net, attrs, "router6")
-	open := func() *VPCNetwork {
-		n := NewVPCNetwork(m.open())
+	m := newMachine(t)
+	link := m.addLink("ens6", 6)
+	open := func() *VPC {
+		n := NewVPC(m.open())
 		must(t, n.Setup(context.Background(), datapath.Config{}, m.vpc))
 		return n
 	}
-	enis := func(n *VPCNetwork) int {
+	enis := func(n *VPC) int {
 		inv, err := n.Inventory(context.Background())
 		if err != nil {
 			t.Fatal(err)
@@ -33,13 +28,13 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 		return len(inv.Uplinks)
 	}
 	set := eni.ENI{
-		ID: "eni-2", MAC: mac.Addr(attrs.HardwareAddr), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
+		ID: "eni-2", MAC: mac.Addr(link), DeviceIndex: 1, PrimaryIPv4: netip.MustParseAddr("10.0.2.4"),
 		Subnet: netip.MustParsePrefix("10.0.2.0/24"), Addresses: []netip.Addr{netip.MustParseAddr("10.0.2.5")},
 	}
 	must(t, open().SetENI(context.Background(), set))
 
 	n := open() // another daemon, which has not heard of the ENI
-	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, ErrSupplyUnknown) {
+	if _, err := n.Repair(context.Background(), nil, nil, func(i int) bool { return i == 1 }); !errors.Is(err, source.ErrSupplyUnknown) {
 		t.Errorf("err = %v", err)
 	}
 	if enis(n) != 1 {
@@ -61,15 +56,16 @@ func TestRepairSparesENIsThatAreNotKnownYet(t *testing.T) {
 }
 
 func TestVPCGetsAnotherCIDR(t *testing.T) {
-	m := newMachine(t, 1)
-	s := m.start(time.Hour)
+	m := newMachine(t)
+	n := NewVPC(m.open())
+	must(t, n.Setup(context.Background(), datapath.Config{}, m.vpc))
 	cidrs := append([]netip.Prefix{netip.MustParsePrefix("100.64.0.0/16")}, m.vpc.LocalCIDRs...)
 	for _, want := range []bool{true, false} {
-		if changed, err := s.net.SetLocalCIDRs(context.Background(), cidrs); err != nil || changed != want {
+		if changed, err := n.SetLocalCIDRs(context.Background(), cidrs); err != nil || changed != want {
 			t.Errorf("changed %v, %v; want %v", changed, err, want)
 		}
 	}
-	if changed, err := s.net.SetLocalCIDRs(context.Background(), nil); err != nil || changed {
+	if changed, err := n.SetLocalCIDRs(context.Background(), nil); err != nil || changed {
 		t.Errorf("no CIDRs at all were taken over: %v, %v", changed, err)
 	}
 }

@@ -1,4 +1,4 @@
-package daemon
+package berthd
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/berthnet/berth/internal/cloud"
@@ -25,11 +24,11 @@ type savedIdentity struct {
 	Identity cloud.Identity `json:"identity"`
 }
 
-// Identify asks the metadata service who this node is. When that does not
+// identify asks the metadata service who this node is. When that does not
 // answer, or names another instance, the answer to an earlier daemon counts, if
 // the kernel was not booted since: an instance cannot change its identity while it
 // runs, and one that is not this node's has other ENIs and other records.
-func Identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
+func identify(ctx context.Context, meta cloud.Metadata, stateDir, bootID string, log *slog.Logger) (cloud.Identity, error) {
 	path := filepath.Join(stateDir, identityFile)
 	known, isKnown := readIdentity(path, bootID)
 	askCtx := ctx
@@ -80,13 +79,4 @@ func writeIdentity(path string, saved savedIdentity) error {
 		return fmt.Errorf("remembering the node's identity: %w", err)
 	}
 	return nil
-}
-
-// BootID returns the kernel's ID of this boot (random(4)).
-func BootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("reading the boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
 }

@@ -1,4 +1,4 @@
-package daemon
+package carrier
 
 import (
 	"context"
@@ -9,29 +9,30 @@ import (
 
 	"github.com/berthnet/berth/internal/datapath"
 	"github.com/berthnet/berth/internal/eni"
+	"github.com/berthnet/berth/internal/source"
 )
 
-// VPCNetwork is the data path of a node whose addresses are of ENIs. The source of
+// VPC is the data path of a node whose addresses are of ENIs. The source of
 // addresses sets these up through it.
-type VPCNetwork struct {
-	network
+type VPC struct {
+	node
 	enis map[string]datapath.Uplink // guarded by mu; by ID
 }
 
-// NewVPCNetwork wraps an open data path. Call Setup before anything else.
-func NewVPCNetwork(node *datapath.Node) *VPCNetwork {
-	return &VPCNetwork{network: network{Node: node}, enis: map[string]datapath.Uplink{}}
+// NewVPC wraps an open data path. Call Setup before anything else.
+func NewVPC(data *datapath.Node) *VPC {
+	return &VPC{node: node{Node: data}, enis: map[string]datapath.Uplink{}}
 }
 
 // Setup is datapath.Node.Setup with these uplinks, remembered.
-func (n *VPCNetwork) Setup(ctx context.Context, config datapath.Config, vpc datapath.VPC) error {
+func (n *VPC) Setup(ctx context.Context, config datapath.Config, vpc datapath.VPC) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.setup(ctx, config, vpc)
 }
 
 // SetLocalCIDRs changes the VPC's CIDRs, and the data path if they are others.
-func (n *VPCNetwork) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
+func (n *VPC) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (changed bool, err error) {
 	n.mu.Lock()
 	config := n.config
 	n.mu.Unlock()
@@ -46,7 +47,7 @@ func (n *VPCNetwork) SetLocalCIDRs(ctx context.Context, cidrs []netip.Prefix) (c
 // SetENI makes an ENI fit for pods (datapath.Node.SetUplink). An ENI's number is its
 // device index, so that it has the same table and mark after a restart as pods that
 // run were set up with. It implements the ENI source's Datapath.
-func (n *VPCNetwork) SetENI(ctx context.Context, e eni.ENI) error {
+func (n *VPC) SetENI(ctx context.Context, e eni.ENI) error {
 	want := datapath.Uplink{
 		ID: e.ID, MAC: net.HardwareAddr(e.MAC), Number: e.DeviceIndex, Primary: e.Primary,
 		PrimaryIPv4: e.PrimaryIPv4, Subnet: e.Subnet,
@@ -62,7 +63,7 @@ func (n *VPCNetwork) SetENI(ctx context.Context, e eni.ENI) error {
 }
 
 // RemoveENI removes what SetENI made. It implements the ENI source's Datapath.
-func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
+func (n *VPC) RemoveENI(ctx context.Context, id string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e, ok := n.enis[id]
@@ -78,15 +79,15 @@ func (n *VPCNetwork) RemoveENI(ctx context.Context, id string) error {
 	return nil
 }
 
-// Repair implements Upkeep. It fails with ErrSupplyUnknown while there is state of
+// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while there is state of
 // an ENI that was not set up yet and that mayNeed does not disown.
-func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
+func (n *VPC) Repair(ctx context.Context, pods []datapath.Pod, spare []string, mayNeed func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	want := datapath.Wanted{Config: n.config, Pods: pods, Spare: spare}
+	var uplinks datapath.UplinkList
 	known := map[int]bool{}
 	for _, e := range n.enis {
-		want.Uplinks = append(want.Uplinks, e)
+		uplinks = append(uplinks, e)
 		known[e.Number] = !e.Primary
 	}
 	inv, err := n.Inventory(ctx)
@@ -95,8 +96,8 @@ func (n *VPCNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []st
 	}
 	for _, e := range inv.Uplinks {
 		if !known[e.Number] && mayNeed(e.Number) {
-			return nil, fmt.Errorf("uplink %d: %w", e.Number, ErrSupplyUnknown)
+			return nil, fmt.Errorf("uplink %d: %w", e.Number, source.ErrSupplyUnknown)
 		}
 	}
-	return n.Node.Repair(ctx, want)
+	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: uplinks, Pods: pods, Spare: spare})
 }

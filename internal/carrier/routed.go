@@ -1,4 +1,4 @@
-package daemon
+package carrier
 
 import (
 	"cmp"
@@ -9,24 +9,25 @@ import (
 	"slices"
 
 	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/source"
 )
 
-// RoutedNetwork is the data path of a node whose addresses are of blocks. The
+// Routed is the data path of a node whose addresses are of blocks. The
 // source of addresses sets these up through it.
-type RoutedNetwork struct {
-	network
+type Routed struct {
+	node
 	blocks *[]datapath.Block // guarded by mu; nil while the source has not told which there are
 }
 
-// NewRoutedNetwork wraps an open data path. Call Setup before anything else.
-func NewRoutedNetwork(node *datapath.Node) *RoutedNetwork {
-	return &RoutedNetwork{network: network{Node: node}}
+// NewRouted wraps an open data path. Call Setup before anything else.
+func NewRouted(data *datapath.Node) *Routed {
+	return &Routed{node: node{Node: data}}
 }
 
 // Setup is datapath.Node.Setup with these uplinks, remembered. The IPv6 data path
 // is on too if the kernel has a block or a pod of IPv6 already: pods of before a
 // restart go on.
-func (n *RoutedNetwork) Setup(ctx context.Context, config datapath.Config, routed datapath.Routed) error {
+func (n *Routed) Setup(ctx context.Context, config datapath.Config, routed datapath.Routed) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !routed.IPv6 {
@@ -43,7 +44,7 @@ func (n *RoutedNetwork) Setup(ctx context.Context, config datapath.Config, route
 // SetBlocks makes the node's blocks these (datapath.Node.SetBlocks), or has the
 // next repair do it when that fails. The IPv6 data path is turned on with the
 // first block that has IPv6. It implements the pool source's Datapath.
-func (n *RoutedNetwork) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
+func (n *Routed) SetBlocks(ctx context.Context, blocks []datapath.Block) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	has6 := func(b datapath.Block) bool {
@@ -69,20 +70,20 @@ func (n *RoutedNetwork) SetBlocks(ctx context.Context, blocks []datapath.Block) 
 
 // WithdrawBlocks is datapath.Node.WithdrawBlocks. No repair announces the blocks
 // again before SetBlocks does.
-func (n *RoutedNetwork) WithdrawBlocks(ctx context.Context) error {
+func (n *Routed) WithdrawBlocks(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.blocks = nil
 	return n.Node.WithdrawBlocks(ctx)
 }
 
-// Repair implements Upkeep. It fails with ErrSupplyUnknown while the source has not
+// Repair implements the daemon's Upkeep. It fails with source.ErrSupplyUnknown while the source has not
 // told which blocks there are.
-func (n *RoutedNetwork) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
+func (n *Routed) Repair(ctx context.Context, pods []datapath.Pod, spare []string, _ func(uplink int) bool) ([]string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.blocks == nil {
-		return nil, ErrSupplyUnknown
+		return nil, source.ErrSupplyUnknown
 	}
-	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Blocks: *n.blocks, Pods: pods, Spare: spare})
+	return n.Node.Repair(ctx, datapath.Wanted{Config: n.config, Carriers: datapath.BlockList(*n.blocks), Pods: pods, Spare: spare})
 }

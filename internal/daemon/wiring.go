@@ -1,0 +1,62 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/datapath"
+	"github.com/berthnet/berth/internal/mac"
+)
+
+// What an attachment has in the kernel is set up, compared and taken down here, and
+// nowhere else: a link to the pod, with the addresses of the lease and their routes.
+
+// wire sets up all that a record says, as far as it is not there, and returns the
+// record with what the kernel tells of it. The error is a Failure.
+func (d *Daemon) wire(ctx context.Context, rec attachment.Record) (attachment.Record, error) {
+	links, err := d.Kernel.AddPod(ctx, podOf(rec))
+	if err != nil {
+		return rec, kernelFailure(err)
+	}
+	rec.HostMAC, rec.PodMAC, rec.MTU = mac.Addr(links.HostMAC), mac.Addr(links.PodMAC), links.MTU
+	return rec, nil
+}
+
+// unwire takes down what leads to the pod. Its link is left for the reaper. The error
+// is a Failure.
+func (d *Daemon) unwire(ctx context.Context, rec attachment.Record) error {
+	if err := d.Kernel.DetachPod(ctx, rec.HostLink, rec.Lease.Addrs()); err != nil {
+		return kernelFailure(err)
+	}
+	return nil
+}
+
+// wired tells how the kernel differs from a record, and changes nothing.
+func (d *Daemon) wired(ctx context.Context, rec attachment.Record) error {
+	return d.Kernel.CheckPod(ctx, podOf(rec))
+}
+
+// podOf is a record as the data path wants it.
+func podOf(r attachment.Record) datapath.Pod {
+	return datapath.Pod{
+		Netns: r.Netns.Path, NetnsID: netnsID(r.Netns),
+		IfName: r.Key.IfName, HostIfName: r.HostLink, MTU: r.MTU,
+		IPv4: r.Lease.IPv4, IPv6: r.Lease.IPv6,
+		HostMAC: net.HardwareAddr(r.HostMAC), PodMAC: net.HardwareAddr(r.PodMAC),
+	}
+}
+
+// kernelFailure says what a person can do about a data path error.
+func kernelFailure(err error) error {
+	switch {
+	case errors.Is(err, datapath.ErrNoNetns), errors.Is(err, datapath.ErrNotNetns):
+		return failf(types.ErrInvalidNetNS, "netns-missing", "%s", err)
+	case errors.Is(err, datapath.ErrNotSetUp), errors.Is(err, datapath.ErrClosed):
+		return failf(types.ErrTryAgainLater, "datapath", "the node's data path is not ready: %s", err)
+	}
+	return &Failure{Code: CodeKernel, Reason: "kernel", Message: "the kernel refused a step of the pod's network", Details: err.Error(), Err: err}
+}
