@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -149,21 +148,7 @@ func (n *Node) Bridge(w plug.Want, name string) (Link, error) {
 			return Link{}, fmt.Errorf("make bridge %s: %w", name, err)
 		}
 	}
-	link, err := n.mark(w.Ref, name)
-	if err != nil {
-		return Link{}, err
-	}
-	err = rtnl.InNetns(n.NS, func() error {
-		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0)
-		if errors.Is(err, os.ErrNotExist) { // a kernel without IPv6
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return Link{}, fmt.Errorf("keep the node out of bridge %s: %w", name, err)
-	}
-	return link, nil
+	return n.mark(w.Ref, name)
 }
 
 // mark writes for whom a link was made.
@@ -196,16 +181,6 @@ func (n *Node) resize(l netlink.Link, mtu int) (Link, error) {
 		}
 	}
 	return Link{Name: a.Name, Index: a.Index, MAC: a.HardwareAddr}, nil
-}
-
-// Raise sets links up.
-func (n *Node) Raise(links ...Link) error {
-	for _, l := range links {
-		if err := n.NL.LinkSetUp(rtnl.LinkRef(l.Index)); err != nil {
-			return fmt.Errorf("set %s up: %w", l.Name, err)
-		}
-	}
-	return nil
 }
 
 // Join makes a link a port of a Linux bridge.

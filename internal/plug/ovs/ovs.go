@@ -136,14 +136,14 @@ func (p *Plugger) plug(ctx context.Context, w plug.Want) (plug.Done, error) {
 // FinishPod sets both ends of a link to a pod up. The node's goes first: the pod's can send at
 // once then.
 func FinishPod(node *hostlink.Node, link hostlink.Link, bridge *ovsdb.Bridge, pod *podif.Namespace, w plug.Want) error {
-	if err := node.Raise(link); err != nil {
-		return err
-	}
 	if bridge.Datapath == "netdev" {
 		err := errors.Join(podif.FillChecksums(pod.NS, w.Pod.IfName), podif.FillChecksums(node.NS, link.Name))
 		if err != nil {
 			return err
 		}
+	}
+	if err := errors.Join(node.KeepFromNode(), node.Raise(link)); err != nil {
+		return err
 	}
 	return pod.Configure(w.Pod.IfName, w.Interface)
 }

@@ -3,11 +3,16 @@ package ovsdb
 import (
 	"context"
 	"fmt"
+	"time"
 
 	lib "github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"github.com/berthnet/berth/internal/plug"
 )
+
+// relook is how often a wait looks without having been told of a change, in case the library
+// was not.
+const relook = time.Second
 
 // Await returns once Open vSwitch has taken a link, and, with ovn, once OVN's controller has
 // installed its flows. Errors: plug.ErrNotReady with what was missing when ctx ended.
@@ -24,9 +29,13 @@ func (c *Client) Await(ctx context.Context, p Port, ovn bool) error {
 		if missing = lacks(results, p, ovn); missing == "" {
 			return nil
 		}
+		look := time.NewTimer(relook)
 		select {
 		case <-next:
+			look.Stop()
+		case <-look.C:
 		case <-ctx.Done():
+			look.Stop()
 			return fmt.Errorf("%w: port %s: %s", plug.ErrNotReady, p.PortID, missing)
 		}
 	}

@@ -1,8 +1,6 @@
 package plugtest
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/podif"
@@ -43,20 +44,11 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 			netip.MustParsePrefix(fmt.Sprintf("192.168.0.%d/24", 10+n)), netip.MustParsePrefix(fmt.Sprintf("2001:db8:1::%d/64", 10+n)),
 		}
 		w.OVN = ovn != nil
-		_, err := p.Plug(ctx, w)
-		Must(t, err)
-		if ovn != nil { // which does not know the port yet
-			Within(t, "Await tells what a port lacks that OVN does not know", func() bool {
-				short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-				defer cancel()
-				err := p.Await(short, w)
-				if err == nil {
-					t.Fatal("Await of a port that OVN does not know: no error")
-				}
-				return errors.Is(err, plug.ErrNotReady) && strings.Contains(err.Error(), "ovn-installed")
-			})
+		if ovn != nil { // as the port is bound before it is plugged
 			ovn.AddPort(w)
 		}
+		_, err := p.Plug(ctx, w)
+		Must(t, err)
 		Must(t, p.Await(ctx, w))
 		Must(t, p.Check(ctx, w))
 		wants, pods = append(wants, w), append(pods, pod)
@@ -64,6 +56,7 @@ func packets(t *testing.T, kind plug.Kind, node *podif.Namespace, server *Server
 	for _, addr := range wants[1].Interface.Addresses {
 		transfer(t, pods[0], pods[1], addr.Addr())
 	}
+	nodeIsOutOfReach(t, node, pods[0], wants[0])
 	list, err := p.List(ctx)
 	Must(t, err)
 	if len(list) != 2 || list[0].PortID != PortA || list[1].PortID != PortB || list[1].Attachment != Two {
@@ -108,4 +101,46 @@ func transfer(t *testing.T, from, to *podif.Namespace, addr netip.Addr) {
 	if err != nil || string(got) != text {
 		t.Errorf("from %s: %d bytes, %v", addr, len(got), err)
 	}
+}
+
+// nodeIsOutOfReach has a pod send to the node's own address by the MAC addresses of all links on the
+// node that are its port's.
+func nodeIsOutOfReach(t *testing.T, node, pod *podif.Namespace, w plug.Want) {
+	t.Helper()
+	lo, err := node.NL.LinkByName("lo")
+	Must(t, err)
+	address := netip.MustParseAddr("198.51.100.1")
+	Must(t, node.NL.AddrAdd(lo, &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(address))}))
+	server, err := ns.ListenPacket(node.Path, netip.AddrPortFrom(address, 7777))
+	Must(t, err)
+	defer server.Close()
+	l, err := pod.NL.LinkByName(w.Pod.IfName)
+	Must(t, err)
+	links, err := rtnl.Whole(node.NL.LinkList)
+	Must(t, err)
+	own := 0
+	for _, host := range links {
+		if !strings.HasSuffix(host.Attrs().Name, w.Short()) {
+			continue
+		}
+		own++
+		via := netip.MustParseAddr("192.168.0.99")
+		Must(t, pod.NL.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: via.AsSlice(), State: netlink.NUD_PERMANENT, HardwareAddr: host.Attrs().HardwareAddr}))
+		Must(t, pod.NL.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Table: rtnl.SourceTable(l.Attrs().Index), Dst: rtnl.IPNet(rtnl.HostPrefix(address)), Gw: via.AsSlice()}))
+		c, err := ns.Dial(Bounded(t), pod.Path, "udp", netip.AddrPortFrom(address, 7777), w.Interface.Addresses[0].Addr())
+		Must(t, err)
+		for range 3 {
+			_, err = c.Write([]byte("to the node"))
+			Must(t, err)
+		}
+		_ = c.Close()
+	}
+	if own == 0 {
+		t.Error("the port has no link on the node")
+	}
+	Must(t, server.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+	if n, from, err := server.ReadFrom(make([]byte, 100)); err == nil {
+		t.Errorf("the node got %d bytes from %s, a pod of the VPC", n, from)
+	}
+	Must(t, node.NL.AddrDel(lo, &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(address))}))
 }
