@@ -140,12 +140,13 @@ type OVN struct {
 // NewOVN runs OVN's databases, northd and controller beside Open vSwitch, with one logical switch.
 func NewOVN(t *testing.T, node *podif.Namespace) *OVN {
 	t.Helper()
-	d := find(t, node, "ovn", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovn-northd", "ovn-controller", "ovn-nbctl")
+	d := find(t, node, "ovn", "ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovn-northd", "ovn-controller", "ovn-nbctl", "ovn-sbctl")
 	s, d := openVSwitch(t, d)
 	d.serve("nb", "ovn-nbctl", "ovn/ovn-nb.ovsschema")
 	d.serve("sb", "ovn-nbctl", "ovn/ovn-sb.ovsschema")
 	o := &OVN{s, d}
 	o.nbctl("init")
+	d.once("ovn-sbctl", "--no-leader-only", "--db=unix:"+d.in("sb.sock"), "init") // else both programs below make its first row
 	d.run("ovn-northd", "ovn-northd", "--ovnnb-db=unix:"+d.in("nb.sock"), "--ovnsb-db=unix:"+d.in("sb.sock"))
 	d.run("ovn-controller", "ovn-controller", s.Endpoint)
 	o.nbctl("ls-add", "net")
