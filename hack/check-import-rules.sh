@@ -33,6 +33,11 @@ internal/operator/vpcport/a.go      github.com/gophercloud/gophercloud/v2 neutro
 internal/lab/cloud/neutron/a.go     $berth/internal/vpcport             lab-is-independent
 internal/lab/cloud/neutron/b.go     github.com/gophercloud/gophercloud/v2 neutron
 internal/lab/cloud/neutron/c_test.go $berth/internal/vpcport            -
+internal/plug/ovs/a.go              k8s.io/api/core/v1                  no-kubernetes
+internal/plug/ovs/b.go              github.com/ovn-kubernetes/libovsdb/client ovsdb
+internal/plug/ovsdb/a.go            github.com/ovn-kubernetes/libovsdb/client -
+internal/plug/tap/a.go              $berth/internal/lab/network/ns      lab
+internal/plug/plugtest/a.go         $berth/internal/lab/network/ns      -
 internal/eni/b.go                   k8s.io/apimachinery/pkg/types       no-kubernetes
 internal/eni/fleet/a.go             $berth/api/v1alpha1                 no-kubernetes
 internal/daemon/a.go                sigs.k8s.io/controller-runtime      kubernetes-clients

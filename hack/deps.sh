@@ -53,6 +53,16 @@ packages() {
 		timeout   coreutils
 		wget      wget
 	EOF
+	ovs) cat <<-EOF ;;
+		ovsdb-server  openvswitch-switch
+		ovs-vswitchd  openvswitch-switch
+	EOF
+	ovn) cat <<-EOF ;;
+		ovsdb-server  openvswitch-switch
+		ovs-vswitchd  openvswitch-switch
+		ovn-northd    ovn-central
+		ovn-controller  ovn-host
+	EOF
 	generate) cat <<-EOF ;;
 		protoc    protobuf-compiler
 	EOF

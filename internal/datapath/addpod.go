@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // AddPod makes a pod's link, addresses and routes on both sides.
@@ -57,7 +59,7 @@ func (k *kernel) addPod(ctx context.Context, pod Pod, sysctls string) (PodLinks,
 		return PodLinks{}, err
 	}
 	defer func() { _ = ns.Close() }()
-	inPod, err := routeHandle(ns)
+	inPod, err := rtnl.Handle(ns)
 	if err != nil {
 		return PodLinks{}, fmt.Errorf("open netlink in %s: %w", pod.Netns, err)
 	}
@@ -90,7 +92,7 @@ func (k *kernel) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (
 		return links, err == nil || links.HostIndex != 0, err
 	}
 	host, err := k.main.LinkByName(pod.HostIfName)
-	if isNoLink(err) {
+	if rtnl.IsNoLink(err) {
 		return PodLinks{}, false, fmt.Errorf("%s in %s: %w", pod.IfName, pod.Netns, ErrInterfaceExists)
 	}
 	if err != nil {
@@ -102,7 +104,7 @@ func (k *kernel) ensureLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (
 	}
 	// A link of this attachment's name whose other end is elsewhere is the
 	// remnant of a sandbox that was made anew.
-	if err := k.main.LinkDel(host); err != nil && !isNoLink(err) {
+	if err := k.main.LinkDel(host); err != nil && !rtnl.IsNoLink(err) {
 		return PodLinks{}, false, fmt.Errorf("remove stale %s: %w", pod.HostIfName, err)
 	}
 	links, err = k.createLink(pod, ns, inPod)
@@ -147,7 +149,7 @@ func (k *kernel) createLink(pod Pod, ns netns.NsHandle, inPod *netlink.Handle) (
 // podEnds tells whether host's peer is the pod's interface, and describes both.
 func podEnds(host netlink.Link, pod Pod, inPod *netlink.Handle) (PodLinks, bool, error) {
 	peer, err := inPod.LinkByName(pod.IfName)
-	if isNoLink(err) {
+	if rtnl.IsNoLink(err) {
 		return PodLinks{}, false, nil
 	}
 	if err != nil {
@@ -166,14 +168,14 @@ func podEnds(host netlink.Link, pod Pod, inPod *netlink.Handle) (PodLinks, bool,
 // undoLink removes a link that the failed call made.
 func (k *kernel) undoLink(pod Pod, links PodLinks) error {
 	err := k.main.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: links.HostIndex}})
-	if err != nil && !isNoLink(err) {
+	if err != nil && !rtnl.IsNoLink(err) {
 		return fmt.Errorf("undo: remove %s: %w", pod.HostIfName, err)
 	}
 	return nil
 }
 
 func (k *kernel) raiseHostSide(pod Pod, links PodLinks) error {
-	if err := k.main.LinkSetUp(linkRef(links.HostIndex)); err != nil {
+	if err := k.main.LinkSetUp(rtnl.LinkRef(links.HostIndex)); err != nil {
 		return fmt.Errorf("set %s up: %w", pod.HostIfName, err)
 	}
 	return nil
@@ -238,9 +240,9 @@ func (k *kernel) addPodRoute(pod Pod, index int, addr netip.Addr) error {
 func podRoute(index int, addr netip.Addr) *netlink.Route {
 	return &netlink.Route{
 		LinkIndex: index,
-		Dst:       ipNet(hostPrefix(addr)),
+		Dst:       rtnl.IPNet(rtnl.HostPrefix(addr)),
 		Table:     PodTable,
-		Scope:     scopeFor(addr, netlink.SCOPE_LINK),
+		Scope:     rtnl.ScopeFor(addr, netlink.SCOPE_LINK),
 		Protocol:  Protocol,
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 func TestAddPodFamilies(t *testing.T) {
@@ -67,14 +69,14 @@ func TestAddPodFinishesWhatACrashLeft(t *testing.T) {
 		do   func(p *pod)
 	}{
 		{"host route", func(p *pod) { p.must(v.host.nl.RouteDel(podRoute(p.links.HostIndex, p.want.IPv4))) }},
-		{"host link up", func(p *pod) { p.must(v.host.nl.LinkSetDown(linkRef(p.links.HostIndex))) }},
-		{"pod address", func(p *pod) { p.must(p.nl.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4))) }},
-		{"pod link up", func(p *pod) { p.must(p.nl.LinkSetDown(linkRef(p.links.PodIndex))) }},
+		{"host link up", func(p *pod) { p.must(v.host.nl.LinkSetDown(rtnl.LinkRef(p.links.HostIndex))) }},
+		{"pod address", func(p *pod) { p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4))) }},
+		{"pod link up", func(p *pod) { p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex))) }},
 		{"pod neighbour", func(p *pod) { p.must(p.nl.NeighDel(neighbour(p.links.PodIndex, gateway4, p.links.HostMAC))) }},
 		{"all but the link", func(p *pod) {
-			p.must(p.nl.LinkSetDown(linkRef(p.links.PodIndex)))
-			p.must(p.nl.AddrDel(linkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
-			p.must(v.host.nl.LinkSetDown(linkRef(p.links.HostIndex)))
+			p.must(p.nl.LinkSetDown(rtnl.LinkRef(p.links.PodIndex)))
+			p.must(p.nl.AddrDel(rtnl.LinkRef(p.links.PodIndex), podAddress(p.want.IPv4)))
+			p.must(v.host.nl.LinkSetDown(rtnl.LinkRef(p.links.HostIndex)))
 		}},
 	} {
 		t.Run(undo.name, func(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Block is a range of addresses that is this node's (Coil's design, "Routing").
@@ -120,11 +122,11 @@ func (n *Node) setBlocks(blocks []Block) (changed []string, err error) {
 	missing, extra := diffBlockRoutes(want, have)
 	refused := map[netip.Prefix]bool{}
 	for _, r := range missing {
-		if !isUnreachable(r) && refused[routeDst(r)] {
+		if !isUnreachable(r) && refused[rtnl.RouteDst(r)] {
 			continue // a block that would loop is not announced
 		}
 		if err := n.addBlockRoute(r); err != nil {
-			dst := routeDst(r)
+			dst := rtnl.RouteDst(r)
 			failed[owner[dst]] = errors.Join(failed[owner[dst]], fmt.Errorf("add %s: %w", describeRoute(r), err))
 			refused[dst] = true
 			continue
@@ -171,14 +173,14 @@ func (b Block) validate(u Routed) error {
 
 func exportRoute(p netip.Prefix, lo, table int) netlink.Route {
 	return netlink.Route{
-		Family: familyOf(p.Addr()), LinkIndex: lo, Dst: ipNet(p), Table: table, Protocol: Protocol,
-		Type: unix.RTN_UNICAST, Scope: scopeFor(p.Addr(), netlink.SCOPE_LINK),
+		Family: rtnl.FamilyOf(p.Addr()), LinkIndex: lo, Dst: rtnl.IPNet(p), Table: table, Protocol: Protocol,
+		Type: unix.RTN_UNICAST, Scope: rtnl.ScopeFor(p.Addr(), netlink.SCOPE_LINK),
 	}
 }
 
 func unreachableRoute(p netip.Prefix) netlink.Route {
 	return netlink.Route{
-		Family: familyOf(p.Addr()), Dst: ipNet(p), Table: PodTable, Protocol: Protocol,
+		Family: rtnl.FamilyOf(p.Addr()), Dst: rtnl.IPNet(p), Table: PodTable, Protocol: Protocol,
 		Type: unix.RTN_UNREACHABLE, Priority: blockMetric,
 	}
 }
@@ -221,7 +223,7 @@ type blockRouteID struct {
 }
 
 func blockRouteKey(r netlink.Route) blockRouteID {
-	k := blockRouteID{dst: routeDst(r), table: r.Table, kind: r.Type}
+	k := blockRouteID{dst: rtnl.RouteDst(r), table: r.Table, kind: r.Type}
 	if isUnreachable(r) {
 		k.metric = r.Priority
 	} else {
@@ -248,7 +250,7 @@ func diffBlockRoutes(want, have []netlink.Route) (missing, extra []netlink.Route
 func (k *kernel) removeRoutes(routes []netlink.Route) (did []string, err error) {
 	var errs []error
 	for _, r := range routes {
-		if err := k.slow.RouteDel(&r); err != nil && !isGone(err) {
+		if err := k.slow.RouteDel(&r); err != nil && !rtnl.IsGone(err) {
 			errs = append(errs, fmt.Errorf("remove %s: %w", describeRoute(r), err))
 			continue
 		}
@@ -268,7 +270,7 @@ func (k *kernel) removeRoutesThat(are func(netlink.Route) bool) ([]string, error
 
 func describeRoute(r netlink.Route) string {
 	if isUnreachable(r) {
-		return fmt.Sprintf("unreachable route %s", routeDst(r))
+		return fmt.Sprintf("unreachable route %s", rtnl.RouteDst(r))
 	}
-	return fmt.Sprintf("route %s of table %d", routeDst(r), r.Table)
+	return fmt.Sprintf("route %s of table %d", rtnl.RouteDst(r), r.Table)
 }

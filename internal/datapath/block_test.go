@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // rack is a node of a data centre behind a router, which forwards the node's
@@ -75,12 +77,12 @@ func block(name string, cidrs ...string) Block {
 func (r *rack) exports(table int) (out []string) {
 	r.t.Helper()
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		routes, err := whole(func() ([]netlink.Route, error) {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
 			return r.host.nl.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 		})
 		r.host.must(err)
 		for _, x := range routes {
-			out = append(out, routeDst(x).String()+" "+x.Protocol.String())
+			out = append(out, rtnl.RouteDst(x).String()+" "+x.Protocol.String())
 			if x.LinkIndex != r.host.link("lo").Attrs().Index {
 				r.t.Errorf("route %s is not by lo", x)
 			}
@@ -170,7 +172,7 @@ func TestFreeAddressDoesNotLoop(t *testing.T) {
 
 func TestExportTable(t *testing.T) {
 	r := newRack(t)
-	foreign := &netlink.Route{Dst: ipNet(netip.MustParsePrefix("192.0.2.0/24")), LinkIndex: r.host.link("lo").Attrs().Index, Table: 119, Protocol: unix.RTPROT_STATIC}
+	foreign := &netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix("192.0.2.0/24")), LinkIndex: r.host.link("lo").Attrs().Index, Table: 119, Protocol: unix.RTPROT_STATIC}
 	r.host.must(r.host.nl.RouteAdd(foreign))
 	both := []string{block4 + " 190", "192.0.2.0/24 static", block6 + " 190"}
 	r.set(block("b", block4, block6))

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // podTable is the table of pods as a person sees it.
@@ -215,7 +217,7 @@ func TestModesDoNotMix(t *testing.T) {
 	if err := v.node.SetBlocks(ctx, []Block{block("b", block4)}); err == nil || !strings.Contains(err.Error(), "uplinks are datapath.VPC, expected datapath.Routed") {
 		t.Errorf("a block on a node of ENIs: %v", err)
 	}
-	if routes, _ := v.host.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: ipNet(netip.MustParsePrefix(block4))}, netlink.RT_FILTER_DST); len(routes) > 0 {
+	if routes, _ := v.host.nl.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Dst: rtnl.IPNet(netip.MustParsePrefix(block4))}, netlink.RT_FILTER_DST); len(routes) > 0 {
 		t.Errorf("routes %v", routes)
 	}
 	r := newRack(t)

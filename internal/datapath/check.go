@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Mismatch tells how the kernel differs from a wanted pod.
@@ -41,7 +43,7 @@ func (n *Node) CheckPod(ctx context.Context, pod Pod) error {
 		return fmt.Errorf("check %s: %w", pod.HostIfName, err)
 	}
 	defer func() { _ = ns.Close() }()
-	inPod, err := routeHandle(ns)
+	inPod, err := rtnl.Handle(ns)
 	if err != nil {
 		return fmt.Errorf("open netlink in %s: %w", pod.Netns, err)
 	}
@@ -90,7 +92,7 @@ func (c *check) links() error {
 // find looks a link up; it is nil when missing.
 func (c *check) find(h *netlink.Handle, name, where string) (*netlink.LinkAttrs, error) {
 	link, err := h.LinkByName(name)
-	if isNoLink(err) {
+	if rtnl.IsNoLink(err) {
 		c.differs("link %s is missing %s", name, where)
 		return nil, nil
 	}
@@ -155,8 +157,8 @@ func (c *check) podSide() error {
 }
 
 func (c *check) address(addr netip.Addr) error {
-	list, err := whole(func() ([]netlink.Addr, error) {
-		return c.inPod.AddrList(linkRef(c.peer.Index), familyOf(addr))
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) {
+		return c.inPod.AddrList(rtnl.LinkRef(c.peer.Index), rtnl.FamilyOf(addr))
 	})
 	if err != nil {
 		return fmt.Errorf("list addresses in %s: %w", c.pod.Netns, err)
@@ -171,28 +173,28 @@ func (c *check) address(addr netip.Addr) error {
 }
 
 func (c *check) wayOut(addr netip.Addr) error {
-	routes, err := whole(func() ([]netlink.Route, error) {
-		return c.inPod.RouteList(linkRef(c.peer.Index), familyOf(addr))
+	routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+		return c.inPod.RouteList(rtnl.LinkRef(c.peer.Index), rtnl.FamilyOf(addr))
 	})
 	if err != nil {
 		return fmt.Errorf("list routes in %s: %w", c.pod.Netns, err)
 	}
 	for _, want := range podSideRoutes(c.peer.Index, addr) {
-		want.Family = familyOf(addr)
+		want.Family = rtnl.FamilyOf(addr)
 		if missing, _ := diff([]netlink.Route{*want}, routes, uplinkRouteKey); len(missing) > 0 {
-			c.differs("the pod lacks its route to %s", routeDst(*want))
+			c.differs("the pod lacks its route to %s", rtnl.RouteDst(*want))
 		}
 	}
-	further := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Priority == laterMetric+c.peer.Index })
+	further := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Priority == rtnl.LaterMetric+c.peer.Index })
 	if !further {
 		return nil
 	}
-	rules, err := whole(func() ([]netlink.Rule, error) { return c.inPod.RuleList(familyOf(addr)) })
+	rules, err := rtnl.Whole(func() ([]netlink.Rule, error) { return c.inPod.RuleList(rtnl.FamilyOf(addr)) })
 	if err != nil {
 		return fmt.Errorf("list rules in %s: %w", c.pod.Netns, err)
 	}
 	if !slices.ContainsFunc(rules, func(r netlink.Rule) bool {
-		return r.Table == laterMetric+c.peer.Index && r.Src != nil && r.Src.String() == hostPrefix(addr).String()
+		return r.Table == rtnl.LaterMetric+c.peer.Index && r.Src != nil && r.Src.String() == rtnl.HostPrefix(addr).String()
 	}) {
 		c.differs("the pod lacks its rule for packets from %s", addr)
 	}
@@ -200,8 +202,8 @@ func (c *check) wayOut(addr netip.Addr) error {
 }
 
 func (c *check) gateway(addr netip.Addr) error {
-	list, err := whole(func() ([]netlink.Neigh, error) {
-		return c.inPod.NeighList(c.peer.Index, familyOf(addr))
+	list, err := rtnl.Whole(func() ([]netlink.Neigh, error) {
+		return c.inPod.NeighList(c.peer.Index, rtnl.FamilyOf(addr))
 	})
 	if err != nil {
 		return fmt.Errorf("list neighbours in %s: %w", c.pod.Netns, err)
@@ -227,7 +229,7 @@ func (k *kernel) podRouteLink(addr netip.Addr) (int, error) {
 		return 0, fmt.Errorf("look up the route to %s: %w", addr, err)
 	}
 	for _, r := range routes {
-		if r.Table == PodTable && routeDst(r) == hostPrefix(addr) {
+		if r.Table == PodTable && rtnl.RouteDst(r) == rtnl.HostPrefix(addr) {
 			return r.LinkIndex, nil
 		}
 	}

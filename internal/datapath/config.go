@@ -47,8 +47,6 @@ const (
 	maxMTU = 65535
 )
 
-func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
-
 // disjoint returns the prefixes of one family, masked, sorted, without those
 // that another one contains.
 func disjoint(prefixes []netip.Prefix, v4 bool) []netip.Prefix {

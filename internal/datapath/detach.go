@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // DetachPod is the fast part of removing a pod: its routes go, and with them
@@ -30,7 +32,7 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	defer n.podLinks.release(hostLink)
 	n.podLinks.set(hostLink, detached, 0)
 	link, err := n.main.LinkByName(hostLink)
-	if isNoLink(err) { // and the kernel dropped its routes with it
+	if rtnl.IsNoLink(err) { // and the kernel dropped its routes with it
 		return nil
 	}
 	if err != nil {
@@ -38,7 +40,7 @@ func (n *Node) DetachPod(ctx context.Context, hostLink string, addrs []netip.Add
 	}
 	for _, addr := range addrs {
 		// The kernel compares the link too, so another one's route is safe.
-		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !isGone(err) {
+		if err := n.main.RouteDel(podRoute(link.Attrs().Index, addr)); err != nil && !rtnl.IsGone(err) {
 			return fmt.Errorf("detach: remove route %s dev %s: %w", addr, hostLink, err)
 		}
 	}
@@ -84,14 +86,14 @@ func (n *Node) reap(ctx context.Context, links []string) (reaped []string, err e
 		switch err := n.moveToGroup(name, group); {
 		case err == nil:
 			reaped = append(reaped, name)
-		case !isNoLink(err):
+		case !rtnl.IsNoLink(err):
 			errs = append(errs, fmt.Errorf("remove %s: set link group: %w", name, err))
 		}
 	}
 	if len(reaped) == 0 {
 		return nil, errors.Join(errs...)
 	}
-	if err := n.deleteGroup(group); err != nil && !isNoLink(err) {
+	if err := n.deleteGroup(group); err != nil && !rtnl.IsNoLink(err) {
 		return nil, errors.Join(append(errs, fmt.Errorf("remove %d pod links: %w", len(reaped), err))...)
 	}
 	return reaped, errors.Join(errs...)

@@ -1,6 +1,10 @@
 package datapath
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
 
 func TestDetachPod(t *testing.T) {
 	v := newVPC(t)
@@ -57,7 +61,7 @@ func TestReapLinksLeavesOthersAlone(t *testing.T) {
 func TestDetachPodOfAGoneSandbox(t *testing.T) {
 	v := newVPC(t)
 	p := v.pod(podA)
-	p.must(p.nl.LinkDel(linkRef(p.links.PodIndex)))
+	p.must(p.nl.LinkDel(rtnl.LinkRef(p.links.PodIndex)))
 	v.detach(p)
 	v.has(0, 0)
 }

@@ -18,11 +18,13 @@
 // changed or removed, except the sysctls that Setup names.
 package datapath
 
+import "github.com/berthnet/berth/internal/datapath/rtnl"
+
 // Numbers that identify Berth's state in the kernel.
 const (
 	// Protocol marks every route and rule that Berth makes (rtnetlink's
 	// rtm_protocol and FRA_PROTOCOL).
-	Protocol = 190
+	Protocol = rtnl.Protocol
 
 	// PodTable is the routing table that holds one route for each pod address,
 	// and the unreachable ones of blocks.

@@ -1,13 +1,17 @@
 package datapath
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
 
 // Errors that a caller tells apart with errors.Is.
 var (
 	// ErrNoNetns: the pod's network namespace does not exist (any more).
-	ErrNoNetns = errors.New("network namespace does not exist")
+	ErrNoNetns = rtnl.ErrNoNetns
 	// ErrNotNetns: something else is at the path of a network namespace.
-	ErrNotNetns = errors.New("is not a network namespace")
+	ErrNotNetns = rtnl.ErrNotNetns
 	// ErrInterfaceExists: the pod's namespace has an interface of the wanted
 	// name that Berth did not make for this attachment.
 	ErrInterfaceExists = errors.New("interface exists already and is not Berth's")

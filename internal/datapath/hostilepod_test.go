@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // neighbours counts what the node has noted about a pod's link by itself.
@@ -32,7 +34,7 @@ func TestPodsDoNotFillTheNeighbourTable(t *testing.T) {
 	b := v.pod(podB, podB6)
 	v.host.ready(b.want.HostIfName)
 	mac, own := b.links.PodMAC, netip.MustParseAddr(podB6)
-	list, err := v.host.nl.AddrList(linkRef(b.links.HostIndex), unix.AF_INET6)
+	list, err := v.host.nl.AddrList(rtnl.LinkRef(b.links.HostIndex), unix.AF_INET6)
 	b.must(err)
 	node, _ := netip.AddrFromSlice(list[0].IP)
 	linkLocals := func(kind byte, i int) netip.Addr {
@@ -110,7 +112,7 @@ func TestTheNodesLoopbackIsNotForPods(t *testing.T) {
 	b.sysctl("net/ipv4/conf/all/route_localnet", "1")
 	lo, err := netlink.ParseAddr("127.0.0.1/8")
 	b.must(err)
-	b.must(b.nl.AddrDel(linkRef(1), lo))
+	b.must(b.nl.AddrDel(rtnl.LinkRef(1), lo))
 	b.route("127.0.0.1/32", gateway4.String(), "eth0")
 	b.cannotReach(podB, "127.0.0.1:81")
 	v.host.serveTCP(nodeAddr + ":82")

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Inventory is what Berth owns in the kernel, whoever made it and when.
@@ -67,7 +69,7 @@ func (n *Node) Inventory(ctx context.Context) (Inventory, error) {
 	}
 	var inv Inventory
 	names := map[int]string{}
-	links, err := whole(n.slow.LinkList)
+	links, err := rtnl.Whole(n.slow.LinkList)
 	if err != nil {
 		return inv, fmt.Errorf("list links: %w", err)
 	}
@@ -139,17 +141,17 @@ func (k *kernel) inventRoutes(inv *Inventory, family int, names map[int]string, 
 		case isBlockRoute(r):
 			inv.addBlockRoute(r)
 		case r.Table == PodTable:
-			inv.Routes = append(inv.Routes, RouteInfo{routeDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
+			inv.Routes = append(inv.Routes, RouteInfo{rtnl.RouteDst(r).Addr(), r.LinkIndex, names[r.LinkIndex]})
 		case i >= 1 && i <= MaxUplink:
 			e := uplinkInfo(uplinks, i)
-			e.Routes = append(e.Routes, routeDst(r))
+			e.Routes = append(e.Routes, rtnl.RouteDst(r))
 		}
 	}
 	return nil
 }
 
 func (inv *Inventory) addBlockRoute(r netlink.Route) {
-	dst := routeDst(r)
+	dst := rtnl.RouteDst(r)
 	i := slices.IndexFunc(inv.Blocks, func(b BlockInfo) bool { return b.Prefix == dst })
 	if i < 0 {
 		i = len(inv.Blocks)

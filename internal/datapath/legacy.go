@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // iptables-legacy keeps its tables outside nftables. They are read as the
@@ -48,7 +50,7 @@ const (
 
 func (k *kernel) legacyForwardDrops() ([]Finding, error) {
 	var found []Finding
-	err := inNetns(k.ns, func() error {
+	err := rtnl.InNetns(k.ns, func() error {
 		for _, f := range legacyFamilies {
 			drops, err := f.forwardDrops()
 			for tries := 0; errors.Is(err, unix.EAGAIN) && tries < 5; tries++ {

@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // The matches and actions of the ruleset, in the words of nft(8). All use
@@ -79,13 +81,13 @@ func masked(family, bits int) exprs {
 
 // destinationIs: ip daddr, ip6 daddr.
 func destinationIs(a netip.Addr) exprs {
-	return rule(isFamily(familyOf(a)), loadDestination(familyOf(a)),
+	return rule(isFamily(rtnl.FamilyOf(a)), loadDestination(rtnl.FamilyOf(a)),
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}})
 }
 
 // sourceIs: ip saddr, ip6 saddr.
 func sourceIs(a netip.Addr) exprs {
-	return rule(isFamily(familyOf(a)), loadSource(familyOf(a)),
+	return rule(isFamily(rtnl.FamilyOf(a)), loadSource(rtnl.FamilyOf(a)),
 		exprs{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}})
 }
 
@@ -240,7 +242,7 @@ const (
 // snatTo: snat to ADDRESS fully-random, so that pods do not collide on ports.
 func snatTo(a netip.Addr) exprs {
 	family := uint32(unix.NFPROTO_IPV4)
-	if isIPv6(a) {
+	if rtnl.IsIPv6(a) {
 		family = unix.NFPROTO_IPV6
 	}
 	return exprs{

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"github.com/vishvananda/netns"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Node is the data path of the network namespace that it was opened in. All
@@ -50,7 +52,7 @@ func Open(path string) (*Node, error) {
 	if path == "" {
 		ns, err = netns.Get()
 	} else {
-		ns, err = openNetns(path)
+		ns, err = rtnl.OpenNetns(path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open the node's network namespace: %w", err)

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Pod is one attachment as the kernel should have it.
@@ -69,13 +71,13 @@ func (p Pod) Validate() error {
 	switch {
 	case p.Netns == "":
 		return fmt.Errorf("Netns: want the path of the pod's network namespace")
-	case !validIfName(p.IfName):
+	case !rtnl.ValidName(p.IfName):
 		return fmt.Errorf("IfName %q: want 1 to 15 characters without '/', ':' and spaces", p.IfName)
 	case !IsHostLinkName(p.HostIfName):
 		return fmt.Errorf("HostIfName %q: want a name that HostLinkName makes", p.HostIfName)
 	case p.IPv4.IsValid() && !p.IPv4.Is4():
 		return fmt.Errorf("IPv4 %s: not an IPv4 address", p.IPv4)
-	case p.IPv6.IsValid() && !isIPv6(p.IPv6):
+	case p.IPv6.IsValid() && !rtnl.IsIPv6(p.IPv6):
 		return fmt.Errorf("IPv6 %s: not an IPv6 address", p.IPv6)
 	case !p.IPv4.IsValid() && !p.IPv6.IsValid():
 		return fmt.Errorf("IPv4, IPv6: want at least one address")
@@ -83,11 +85,6 @@ func (p Pod) Validate() error {
 		return fmt.Errorf("MTU %d: want 0 or %d to %d", p.MTU, minMTU, maxMTU)
 	}
 	return nil
-}
-
-// validIfName follows the kernel's dev_valid_name.
-func validIfName(name string) bool {
-	return name != "" && len(name) <= 15 && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r\x00")
 }
 
 // complete fills what may be left out.
@@ -118,11 +115,4 @@ func deriveMAC(parts ...string) net.HardwareAddr {
 func digest(parts ...string) []byte {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return sum[:]
-}
-
-func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// ipNet converts at the edge of the netlink library.
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

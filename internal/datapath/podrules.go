@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // PodRules describes those of Berth's policy rules, as the kernel has them, that
@@ -21,7 +23,7 @@ func (n *Node) PodRules(ctx context.Context, uplink int, addrs []netip.Addr) ([]
 	}
 	out := []string{}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return familyOf(a) == family }) {
+		if !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return rtnl.FamilyOf(a) == family }) {
 			continue
 		}
 		rules, err := n.listRules(family)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // The addresses of pods in the tests.
@@ -213,11 +215,11 @@ func TestSpoofedSourcesAreDropped(t *testing.T) {
 	}
 	for _, c := range []struct{ own, to string }{{podB, nodeAddr}, {podB6, nodeAddr6}} {
 		for _, forged := range map[string][]string{podB: {podA, podC, nodeAddr, peer, internet}, podB6: {podA6, nodeAddr6, peer6, internet6}}[c.own] {
-			b.address("lo", hostPrefix(netip.MustParseAddr(forged)).String())
+			b.address("lo", rtnl.HostPrefix(netip.MustParseAddr(forged)).String())
 			if forged != c.to { // a packet to an address of its own does not leave the pod
 				send(forged, c.to)
 			}
-			b.must(b.nl.AddrDel(linkRef(1), podAddress(netip.MustParseAddr(forged))))
+			b.must(b.nl.AddrDel(rtnl.LinkRef(1), podAddress(netip.MustParseAddr(forged))))
 		}
 		send(c.own, c.to)
 		onlyFrom(t, got, c.own, 1)
@@ -234,12 +236,12 @@ func TestPodsCannotAdvertiseRoutes(t *testing.T) {
 	// A packet behind it on the same link has arrived: so had the advertisement.
 	v.host.serveTCP(":81")
 	b.seenAs("["+nodeAddr6+"]:81", podB6)
-	routes, err := whole(func() ([]netlink.Route, error) {
-		return v.host.nl.RouteList(linkRef(b.links.HostIndex), unix.AF_INET6)
+	routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
+		return v.host.nl.RouteList(rtnl.LinkRef(b.links.HostIndex), unix.AF_INET6)
 	})
 	v.host.must(err)
 	for _, r := range routes {
-		if r.Protocol == unix.RTPROT_RA || routeDst(r).Bits() == 0 {
+		if r.Protocol == unix.RTPROT_RA || rtnl.RouteDst(r).Bits() == 0 {
 			t.Errorf("a pod gave the node a route: %s", r)
 		}
 	}

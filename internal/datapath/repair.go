@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Wanted is all that should exist on a node.
@@ -103,7 +105,7 @@ func (n *Node) removeStrayRoutes(ctx context.Context, want Wanted, inv Inventory
 		if IsHostLinkName(r.Link) {
 			n.podLinks.release(r.Link)
 		}
-		if err != nil && !isGone(err) {
+		if err != nil && !rtnl.IsGone(err) {
 			errs = append(errs, fmt.Errorf("remove route %s dev %s: %w", r.Addr, r.Link, err))
 			continue
 		}

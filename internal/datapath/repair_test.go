@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 func (v *vpc) wanted(pods ...*pod) Wanted {
@@ -76,7 +78,7 @@ func TestRepairPutsBackWhatWasTaken(t *testing.T) {
 func TestRepairRestoresAPodLinkThatSomeoneDeleted(t *testing.T) {
 	v := newVPC(t)
 	a := v.pod(podA)
-	v.host.must(v.host.nl.LinkDel(linkRef(a.links.HostIndex)))
+	v.host.must(v.host.nl.LinkDel(rtnl.LinkRef(a.links.HostIndex)))
 	if did := v.repair(v.wanted(a)); did != "pod link "+a.want.HostIfName {
 		t.Errorf("repaired %q", did)
 	}

@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Routed is a node whose pods have addresses of its blocks (SetBlocks): nothing
@@ -39,14 +41,14 @@ func (u Routed) ipv6() bool { return u.IPv6 }
 // bring them.
 func (u Routed) links(n *Node, all []netlink.Link) (out []netlink.Link, err error) {
 	for _, family := range families(u) {
-		routes, err := whole(func() ([]netlink.Route, error) {
+		routes, err := rtnl.Whole(func() ([]netlink.Route, error) {
 			return n.slow.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list %s routes: %w", familyName(family), err)
 		}
 		for _, r := range routes {
-			if routeDst(r).Bits() != 0 {
+			if rtnl.RouteDst(r).Bits() != 0 {
 				continue
 			}
 			hops := []int{r.LinkIndex}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // nodeRules are the policy rules that do not depend on ENIs.
@@ -57,7 +59,7 @@ func (k *kernel) setRules(mine func(netlink.Rule) bool, want []netlink.Rule) (ch
 			if kept[i] || !mine(h) {
 				continue
 			}
-			if err := k.slow.RuleDel(&h); err != nil && !isGone(err) {
+			if err := k.slow.RuleDel(&h); err != nil && !rtnl.IsGone(err) {
 				return changed, fmt.Errorf("remove %s rule: %w", describeRule(h), err)
 			}
 			changed = append(changed, "removed "+describeRule(h)+" rule")
@@ -95,7 +97,7 @@ func ruleKey(r netlink.Rule) ruleIdentity {
 // listRules lists the rules that carry Berth's protocol number. A kernel
 // without IPv6 has none of IPv6.
 func (k *kernel) listRules(family int) ([]netlink.Rule, error) {
-	all, err := whole(func() ([]netlink.Rule, error) { return k.slow.RuleList(family) })
+	all, err := rtnl.Whole(func() ([]netlink.Rule, error) { return k.slow.RuleList(family) })
 	if isNoFamily(err) {
 		return nil, nil
 	}

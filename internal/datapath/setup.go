@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Setup establishes what a node needs before its first pod: sysctls, the
@@ -37,7 +39,7 @@ func (n *Node) setup(c Config) (changed []string, err error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	links, err := whole(n.slow.LinkList)
+	links, err := rtnl.Whole(n.slow.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // run runs a program inside the namespace, for what someone else would do.
@@ -276,8 +278,8 @@ func TestENILinkSettings(t *testing.T) {
 	if l.MTU != 1400 {
 		t.Errorf("MTU %d, want 1400", l.MTU)
 	}
-	h.must(h.nl.LinkSetDown(linkRef(l.Index))) // takes the routes along
-	h.must(h.nl.AddrDel(linkRef(l.Index), &netlink.Addr{IPNet: ipNet(hostPrefix(netip.MustParseAddr(eniAddr)))}))
+	h.must(h.nl.LinkSetDown(rtnl.LinkRef(l.Index))) // takes the routes along
+	h.must(h.nl.AddrDel(rtnl.LinkRef(l.Index), &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(netip.MustParseAddr(eniAddr)))}))
 	v.setUplink(v.uplink())
 	b := v.pod(podB)
 	v.router.serveTCP(":80")

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // procSys is where the kernel has its settings. Those of net are of the network
@@ -63,7 +65,7 @@ func uplinkSysctls(u Uplinks, link string, primary bool) []sysctl {
 // setSysctls writes those that differ below a folder, /proc/sys if empty, in
 // order, and reads each back.
 func (k *kernel) setSysctls(dir string, list []sysctl) (changed []string, err error) {
-	err = inNetns(k.ns, func() error {
+	err = rtnl.InNetns(k.ns, func() error {
 		for _, s := range list {
 			did, err := s.set(dir)
 			if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 	"github.com/berthnet/berth/internal/lab/network/ns"
 )
 
@@ -49,7 +50,7 @@ func newSpace(t testing.TB, role string) *space {
 	s.nl, err = netlink.NewHandleAt(s.handle)
 	s.must(err)
 	t.Cleanup(s.nl.Close)
-	s.must(s.nl.LinkSetUp(linkRef(1)))
+	s.must(s.nl.LinkSetUp(rtnl.LinkRef(1)))
 	return s
 }
 
@@ -75,7 +76,7 @@ func (s *space) must(err error) {
 // in runs f inside the namespace.
 func (s *space) in(f func() error) {
 	s.t.Helper()
-	s.must(inNetns(s.handle, f))
+	s.must(rtnl.InNetns(s.handle, f))
 }
 
 func (s *space) sysctl(path, value string) {
@@ -104,7 +105,7 @@ func (s *space) link(name string) netlink.Link {
 func (s *space) address(link, prefix string) {
 	s.t.Helper()
 	p := netip.MustParsePrefix(prefix)
-	a := &netlink.Addr{IPNet: ipNet(p)}
+	a := &netlink.Addr{IPNet: rtnl.IPNet(p)}
 	if p.Addr().Is6() {
 		a.Flags = 0x02 // IFA_F_NODAD
 	}
@@ -115,7 +116,7 @@ func (s *space) address(link, prefix string) {
 func (s *space) route(dst, via, link string) {
 	s.t.Helper()
 	p := netip.MustParsePrefix(dst)
-	r := &netlink.Route{LinkIndex: s.link(link).Attrs().Index, Dst: ipNet(p)}
+	r := &netlink.Route{LinkIndex: s.link(link).Attrs().Index, Dst: rtnl.IPNet(p)}
 	if via != "" {
 		r.Gw = netip.MustParseAddr(via).AsSlice()
 		r.Flags = int(netlink.FLAG_ONLINK)
@@ -216,7 +217,7 @@ func (s *space) dialFrom(from, to string, timeout time.Duration) (netip.Addr, er
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))
 	}
 	var seen netip.Addr
-	err := inNetns(s.handle, func() error {
+	err := rtnl.InNetns(s.handle, func() error {
 		c, err := d.Dial("tcp", to)
 		if err != nil {
 			return err

@@ -11,6 +11,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // Uplink is one interface by which packets of pods leave a VPC's node, such as an
@@ -62,7 +64,7 @@ func (e Uplink) Validate() error {
 		return fmt.Errorf("Subnet: want the IPv4 subnet of the ENI, for its router")
 	}
 	for _, a := range e.Addresses {
-		if !a.Is4() && !isIPv6(a) {
+		if !a.Is4() && !rtnl.IsIPv6(a) {
 			return fmt.Errorf("Addresses: %s is not an IPv4 or IPv6 address", a)
 		}
 	}
@@ -87,7 +89,7 @@ func (e Uplink) hasIPv4() bool {
 	return e.PrimaryIPv4.IsValid() || e.Subnet.IsValid() || e.has(netip.Addr.Is4)
 }
 
-func (e Uplink) hasIPv6() bool { return e.has(isIPv6) }
+func (e Uplink) hasIPv6() bool { return e.has(rtnl.IsIPv6) }
 
 func (e Uplink) has(family func(netip.Addr) bool) bool {
 	return slices.ContainsFunc(e.Addresses, family) ||
@@ -185,7 +187,7 @@ func (n *Node) numberFree(uplink Uplink) error {
 }
 
 func (k *kernel) findUplinkLink(uplink Uplink) (netlink.Link, error) {
-	links, err := whole(k.slow.LinkList)
+	links, err := rtnl.Whole(k.slow.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -236,11 +238,11 @@ func uplinkRoutes(uplink Uplink, index int, u VPC) []netlink.Route {
 	var routes []netlink.Route
 	for _, gw := range gws {
 		routes = append(routes, netlink.Route{
-			Family: familyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
-			Dst: ipNet(hostPrefix(gw)), Scope: scopeFor(gw, netlink.SCOPE_LINK),
+			Family: rtnl.FamilyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
+			Dst: rtnl.IPNet(rtnl.HostPrefix(gw)), Scope: rtnl.ScopeFor(gw, netlink.SCOPE_LINK),
 		}, netlink.Route{
-			Family: familyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
-			Dst: ipNet(netip.PrefixFrom(unspecified(gw), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+			Family: rtnl.FamilyOf(gw), LinkIndex: index, Table: uplink.table(), Protocol: Protocol,
+			Dst: rtnl.IPNet(netip.PrefixFrom(rtnl.Unspecified(gw), 0)), Gw: gw.AsSlice(), Flags: int(netlink.FLAG_ONLINK),
 		})
 	}
 	return routes
@@ -294,7 +296,7 @@ type uplinkRouteID struct {
 
 func uplinkRouteKey(r netlink.Route) uplinkRouteID {
 	via, _ := netip.AddrFromSlice(r.Gw)
-	return uplinkRouteID{routeDst(r), via.Unmap(), r.LinkIndex}
+	return uplinkRouteID{rtnl.RouteDst(r), via.Unmap(), r.LinkIndex}
 }
 
 // RemoveUplink removes an ENI's rule, map entries and table, so that it can be

@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // The address of a secondary ENI's link.
@@ -49,7 +51,7 @@ func (k *kernel) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []s
 	if !want.IsValid() {
 		return nil, nil
 	}
-	addr := &netlink.Addr{IPNet: ipNet(hostPrefix(want)), Flags: unix.IFA_F_NOPREFIXROUTE}
+	addr := &netlink.Addr{IPNet: rtnl.IPNet(rtnl.HostPrefix(want)), Flags: unix.IFA_F_NOPREFIXROUTE}
 	if want == standIn {
 		addr.Scope = int(netlink.SCOPE_HOST)
 	}
@@ -59,7 +61,7 @@ func (k *kernel) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []s
 	case !errors.Is(err, unix.EEXIST):
 		return nil, fmt.Errorf("add address %s to %s: %w", want, name, err)
 	}
-	have, err := whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET) })
+	have, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET) })
 	if err != nil {
 		return changed, fmt.Errorf("list addresses of %s: %w", name, err)
 	}
@@ -69,7 +71,7 @@ func (k *kernel) setUplinkAddress(uplink Uplink, link netlink.Link) (changed []s
 		if ip == want || ip != uplink.PrimaryIPv4 && !stoodIn {
 			continue
 		}
-		if err := k.slow.AddrDel(link, &a); err != nil && !isGone(err) {
+		if err := k.slow.AddrDel(link, &a); err != nil && !rtnl.IsGone(err) {
 			return changed, fmt.Errorf("remove address %s from %s: %w", a.IPNet, name, err)
 		}
 		changed = append(changed, fmt.Sprintf("removed address %s of %s", a.IPNet, name))

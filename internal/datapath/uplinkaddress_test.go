@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // forPods is the secondary ENI with its own address for pods.
@@ -28,7 +30,7 @@ func (v *vpc) asFabric() {
 
 func (v *vpc) linkHas(want ...string) {
 	v.t.Helper()
-	list, err := whole(func() ([]netlink.Addr, error) { return v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET) })
+	list, err := rtnl.Whole(func() ([]netlink.Addr, error) { return v.host.nl.AddrList(v.host.link("eth1"), unix.AF_INET) })
 	v.host.must(err)
 	var got []string
 	for _, a := range list {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // linkLocal is the IPv6 address of a link that the kernel makes from its MAC
@@ -28,7 +30,7 @@ func (k *kernel) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (ch
 		return nil, nil
 	}
 	name := link.Attrs().Name
-	have, err := whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET6) })
+	have, err := rtnl.Whole(func() ([]netlink.Addr, error) { return k.slow.AddrList(link, unix.AF_INET6) })
 	if err != nil {
 		return nil, fmt.Errorf("list IPv6 addresses of %s: %w", name, err)
 	}
@@ -36,7 +38,7 @@ func (k *kernel) setUplinkLinkLocal(uplink Uplink, link netlink.Link, u VPC) (ch
 		return nil, nil
 	}
 	own := linkLocal(uplink.MAC)
-	switch err := k.slow.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
+	switch err := k.slow.AddrAdd(link, &netlink.Addr{IPNet: rtnl.IPNet(netip.PrefixFrom(own, 64)), Flags: unix.IFA_F_NODAD}); {
 	case err == nil:
 		return []string{fmt.Sprintf("address %s of %s", own, name)}, nil
 	case errors.Is(err, unix.EEXIST): // the kernel was faster

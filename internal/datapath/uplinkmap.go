@@ -13,6 +13,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // uplinkEntries is the content of the ENI maps: an uplink's number by source address
@@ -22,7 +24,7 @@ type uplinkEntries map[netip.Prefix]int
 func (e Uplink) entries() uplinkEntries {
 	m := uplinkEntries{}
 	for _, a := range e.Addresses {
-		m[hostPrefix(a)] = e.Number
+		m[rtnl.HostPrefix(a)] = e.Number
 	}
 	for _, p := range e.Prefixes {
 		m[p] = e.Number
@@ -93,7 +95,7 @@ func (m uplinkEntries) queue(send func(*nftables.Set, []nftables.SetElement) err
 	for _, em := range uplinkMaps() {
 		var elements []nftables.SetElement
 		for _, p := range slices.SortedFunc(maps.Keys(m), func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) }) {
-			if familyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
+			if rtnl.FamilyOf(p.Addr()) == em.family && (em.bits == p.Bits() || em.bits == 0 && p.IsSingleIP()) {
 				elements = append(elements, nftables.SetElement{Key: p.Addr().AsSlice(),
 					VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: uplinkChainName(m[p])}})
 			}

@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // VPC is a node whose pods have addresses of its uplinks (SetUplink), which are ENIs. Packets to the VPC
@@ -45,7 +47,7 @@ func (u VPC) validate() error {
 	if u.PrimaryIPv4.IsValid() && !u.PrimaryIPv4.Is4() {
 		return fmt.Errorf("PrimaryIPv4 %s: not an IPv4 address", u.PrimaryIPv4)
 	}
-	if u.PrimaryIPv6.IsValid() && !isIPv6(u.PrimaryIPv6) {
+	if u.PrimaryIPv6.IsValid() && !rtnl.IsIPv6(u.PrimaryIPv6) {
 		return fmt.Errorf("PrimaryIPv6 %s: not an IPv6 address", u.PrimaryIPv6)
 	}
 	if len(u.LocalCIDRs) == 0 {

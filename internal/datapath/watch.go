@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
 )
 
 // EventKind says what a daemon should do about an Event.
@@ -58,7 +60,7 @@ func (n *Node) Watch(ctx context.Context) (<-chan Event, error) {
 		return nil, fmt.Errorf("watch nftables: %w", err)
 	}
 	// Subscribed first: a link that comes while these are listed is reported.
-	links, err := whole(n.slow.LinkList)
+	links, err := rtnl.Whole(n.slow.LinkList)
 	if err != nil {
 		route.Close()
 		filter.Close()

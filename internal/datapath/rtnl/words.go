@@ -1,0 +1,100 @@
+package rtnl
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Whole repeats a dump that the kernel reported as interrupted by a change
+// (NLM_F_DUMP_INTR) a few times, since half a list would look like loss.
+func Whole[T any](dump func() ([]T, error)) ([]T, error) {
+	for range 10 {
+		list, err := dump()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return list, err
+		}
+	}
+	return dump()
+}
+
+// LinkRef names a link by index without a look-up.
+func LinkRef(index int) netlink.Link {
+	return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}
+
+// IsNoLink tells that a link does not exist.
+func IsNoLink(err error) bool {
+	var notFound netlink.LinkNotFoundError
+	return errors.As(err, &notFound) || errors.Is(err, unix.ENODEV)
+}
+
+// IsGone tells that a route, rule or address to be removed was not there.
+func IsGone(err error) bool {
+	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) ||
+		errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EADDRNOTAVAIL)
+}
+
+// ValidName follows the kernel's dev_valid_name.
+func ValidName(name string) bool {
+	return name != "" && len(name) <= 15 && name != "." && name != ".." && !strings.ContainsAny(name, "/: \t\n\v\f\r\x00")
+}
+
+// FamilyOf is the address family of an address.
+func FamilyOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// IsIPv6 tells IPv6 addresses from IPv4 ones, also those written as IPv6.
+func IsIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
+
+// Unspecified is 0.0.0.0 or ::, of an address's family.
+func Unspecified(a netip.Addr) netip.Addr {
+	if IsIPv6(a) {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}
+
+// ScopeFor is the scope of a route to an address: IPv6 routes have none.
+func ScopeFor(a netip.Addr, scope netlink.Scope) netlink.Scope {
+	if a.Is4() {
+		return scope
+	}
+	return netlink.SCOPE_UNIVERSE
+}
+
+// RouteDst is a route's destination; the default route is 0.0.0.0/0 or ::/0.
+func RouteDst(r netlink.Route) netip.Prefix {
+	if r.Dst == nil {
+		if r.Family == unix.AF_INET6 {
+			return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	addr, ok := netip.AddrFromSlice(r.Dst.IP)
+	if !ok {
+		return netip.Prefix{}
+	}
+	if r.Family != unix.AF_INET6 {
+		addr = addr.Unmap()
+	}
+	bits, _ := r.Dst.Mask.Size()
+	return netip.PrefixFrom(addr, bits)
+}
+
+// HostPrefix is an address as a prefix of full length.
+func HostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// IPNet converts at the edge of the netlink library. It keeps the host bits, as
+// addresses on links need them.
+func IPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

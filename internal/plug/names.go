@@ -1,0 +1,67 @@
+package plug
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
+
+// LinkGroup (IFLA_GROUP) is that of the links that are made for ports. It is below those
+// of pod links (internal/datapath), which begin with Protocol times 2^16.
+const LinkGroup = rtnl.Protocol<<16 - 1
+
+// Short is the part of a port's ID in the names of its links: the first 11 characters,
+// as Neutron's agents and Alcor's expect. Two ports may share it.
+func (r Ref) Short() string { return r.PortID[:PrefixLen] }
+
+// Mark is what links that are made for a port carry as their alias.
+func (r Ref) Mark() string {
+	return strings.Join([]string{"berth", string(r.Kind), r.Attachment, r.PortID, r.Pod.IfName}, " ")
+}
+
+// ParseMark reads an alias that Mark made. More words may follow.
+func ParseMark(alias string) (r Ref, ok bool) {
+	parts := strings.Split(alias, " ")
+	if len(parts) < 5 || parts[0] != "berth" {
+		return Ref{}, false
+	}
+	r = Ref{Kind: Kind(parts[1]), Attachment: parts[2], PortID: parts[3], Pod: Pod{IfName: parts[4]}}
+	ok = validMark(r.Attachment) && validID(r.PortID) && len(r.PortID) >= PrefixLen && rtnl.ValidName(r.Pod.IfName)
+	if !ok {
+		return Ref{}, false
+	}
+	return r, true
+}
+
+// Owner is whose a link on the node is.
+type Owner int
+
+// The owners, as a port sees them.
+const (
+	Mine     Owner = iota // made for this port and attachment
+	HalfMade              // Berth's, and the program ended before it said for whom
+	Others                // another attachment's, another port's, or not Berth's
+)
+
+// OwnerOf tells whose a link is, with an error that says so if it is another's.
+func (r Ref) OwnerOf(l *netlink.LinkAttrs) (Owner, error) {
+	if l.Group != LinkGroup {
+		return Others, fmt.Errorf("%w: %s is not Berth's", ErrNameTaken, l.Name)
+	}
+	if l.Alias == "" {
+		return HalfMade, nil
+	}
+	other, ok := ParseMark(l.Alias)
+	switch {
+	case !ok:
+		return Others, fmt.Errorf("%w: %s has the unknown mark %q", ErrNameTaken, l.Name, l.Alias)
+	case other.PortID != r.PortID:
+		return Others, fmt.Errorf("%w: %s is that of port %s, whose ID has the same first %d characters", ErrNameTaken, l.Name, other.PortID, PrefixLen)
+	case other.Attachment != r.Attachment:
+		return Others, fmt.Errorf("%w: %s has it, by %s", ErrPortInUse, other.Attachment, l.Name)
+	}
+	return Mine, nil
+}

@@ -1,0 +1,129 @@
+package ovs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/berthnet/berth/internal/plug"
+	"github.com/berthnet/berth/internal/plug/ovs"
+	"github.com/berthnet/berth/internal/plug/plugtest"
+	"github.com/berthnet/berth/internal/plug/podif"
+)
+
+// open makes a node with an OVSDB server.
+func open(t *testing.T) plugtest.Fixture {
+	node, server := plugtest.Space(t, "node"), plugtest.NewServer(t)
+	return plugtest.Fixture{
+		Node: node,
+		Plugger: func() plug.Plugger {
+			p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
+			plugtest.Must(t, err)
+			t.Cleanup(p.Close)
+			return p
+		},
+		Want: func(attachment, portID string, pod *podif.Namespace) plug.Want {
+			return plugtest.Want(plug.OVS, attachment, portID, pod, t)
+		},
+		State: func() string { return plugtest.Describe(t, node) + "\n" + fmt.Sprint(server.Interfaces()) },
+	}
+}
+
+func TestContract(t *testing.T) { plugtest.Run(t, open, "plug.ovs.", "plug.link.") }
+
+// Many calls at once, some about one port, leave what the last of each asked for.
+func TestManyAtOnce(t *testing.T) {
+	f := open(t)
+	p, ctx, before := f.Plugger(), plugtest.Bounded(t), f.State()
+	var wants []plug.Want
+	for n := range 12 {
+		w := f.Want(plugtest.One, fmt.Sprintf("%08x-1111-4000-8000-000000000001", n), plugtest.Space(t, "pod"))
+		w.Attachment = fmt.Sprintf("bth%012d", n)
+		wants = append(wants, w)
+	}
+	each := func(call func(plug.Want) error) {
+		t.Helper()
+		var group errgroup.Group
+		for _, w := range wants {
+			for range 3 {
+				group.Go(func() error { return call(w) })
+			}
+		}
+		plugtest.Must(t, group.Wait())
+	}
+	each(func(w plug.Want) error { _, err := p.Plug(ctx, w); return err })
+	each(func(w plug.Want) error { return p.Check(ctx, w) })
+	list, err := p.List(ctx)
+	plugtest.Must(t, err)
+	if len(list) != len(wants) {
+		t.Errorf("List: %d ports, want %d", len(list), len(wants))
+	}
+	each(func(w plug.Want) error { return p.Unplug(ctx, w.Ref) })
+	if after := f.State(); after != before {
+		t.Errorf("left behind:\n%s", after)
+	}
+}
+
+// Without OVSDB nothing is made; what is plugged loses its link at least, and Unplug fails, so
+// that it is called again.
+func TestWithoutOVSDB(t *testing.T) {
+	node, server, pod := plugtest.Space(t, "node"), plugtest.NewServer(t), plugtest.Space(t, "pod")
+	p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
+	plugtest.Must(t, err)
+	t.Cleanup(p.Close)
+	w := plugtest.Want(plug.OVS, plugtest.One, plugtest.PortA, pod, t)
+	_, err = p.Plug(plugtest.Bounded(t), w)
+	plugtest.Must(t, err)
+	server.Stop()
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := p.Unplug(short, w.Ref); !errors.Is(err, plug.ErrUnreachable) {
+		t.Errorf("Unplug: %v, want %v", err, plug.ErrUnreachable)
+	}
+	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
+		t.Errorf("links are left: %v", got)
+	}
+	if _, err := p.Plug(short, w); !errors.Is(err, plug.ErrUnreachable) {
+		t.Errorf("Plug: %v, want %v", err, plug.ErrUnreachable)
+	}
+	if got := append(plugtest.Links(t, node), plugtest.Links(t, pod)...); len(got) > 0 {
+		t.Errorf("links were made: %v", got)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	f := open(t)
+	w, p, ctx := f.Want(plugtest.One, plugtest.PortA, plugtest.Space(t, "pod")), f.Plugger(), plugtest.Bounded(t)
+	for field, spoil := range map[string]func(*plug.Want){
+		"Bridge":        func(w *plug.Want) { w.Bridge = "docker0" },
+		"Kind":          func(w *plug.Want) { w.Kind = plug.OVSHybrid },
+		"Guest":         func(w *plug.Want) { w.Guest = &plug.Guest{Mode: plug.GuestTap} },
+		"Interface.MAC": func(w *plug.Want) { w.Interface.MAC = nil },
+	} {
+		bad := w
+		spoil(&bad)
+		_, err := p.Plug(ctx, bad)
+		for _, err := range []error{err, p.Check(ctx, bad), p.Await(ctx, bad)} {
+			if !errors.Is(err, plug.ErrInvalid) || !strings.HasPrefix(err.Error(), field+":") {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+	}
+	if err := p.Remove(ctx, plug.Found{HalfMade: true, Link: "eth0"}); !errors.Is(err, plug.ErrInvalid) {
+		t.Errorf("Remove of a link that List cannot have found: %v", err)
+	}
+}
+
+func TestPackets(t *testing.T) {
+	plugtest.Packets(t, plug.OVS, func(node *podif.Namespace, server *plugtest.Server) plug.Plugger {
+		p, err := ovs.New(ovs.Options{Netns: node.Path, OVSDB: server.Client()})
+		plugtest.Must(t, err)
+		t.Cleanup(p.Close)
+		return p
+	})
+}

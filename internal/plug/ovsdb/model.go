@@ -1,0 +1,20 @@
+package ovsdb
+
+import "github.com/ovn-kubernetes/libovsdb/model"
+
+// ifaceRow is what is watched of a row of table Interface (ovs-vswitchd.conf.db(5)).
+type ifaceRow struct {
+	UUID        string            `ovsdb:"_uuid"`
+	Name        string            `ovsdb:"name"`
+	ExternalIDs map[string]string `ovsdb:"external_ids"`
+	OFPort      *int              `ovsdb:"ofport"`
+	Error       *string           `ovsdb:"error"`
+}
+
+func schema() model.ClientDBModel {
+	m, err := model.NewClientDBModel(database, map[string]model.Model{"Interface": &ifaceRow{}})
+	if err != nil {
+		panic(err) //nolint:forbidigo // a constant, which tests read
+	}
+	return m
+}

@@ -1,0 +1,110 @@
+package plug
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func whole() Want {
+	return Want{
+		Ref: Ref{
+			Attachment: "bthaaaaaaaaaaaa", PortID: "3f2a9c10-76f7-46d4-9d11-057063db1a14", Kind: OVS, Bridge: "br-int",
+			Pod: Pod{Netns: "/run/netns/x", IfName: "eth0"},
+		},
+		Interface: Interface{
+			MAC: net.HardwareAddr{0xfa, 0x16, 0x3e, 1, 2, 3}, MTU: 1442,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.0.12/24"), netip.MustParsePrefix("2001:db8::12/64")},
+			Gateways:  []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("fe80::1")},
+			Routes:    []Route{{Dst: netip.MustParsePrefix("10.0.0.0/8"), Via: netip.MustParseAddr("192.168.0.254")}, {Dst: netip.MustParsePrefix("2001:db8:9::/48")}},
+		},
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for _, w := range []Want{whole(), func() Want {
+		w := whole()
+		w.Kind, w.Bridge, w.VPCNetns, w.Guest, w.VMUUID = Namespace, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50", &Guest{Mode: GuestBridge}, "vm-1"
+		return w
+	}(), func() Want {
+		w := whole()
+		w.Interface = Interface{MAC: w.Interface.MAC}
+		return w
+	}()} {
+		if err := w.Validate(); err != nil {
+			t.Errorf("%+v: %v", w, err)
+		}
+	}
+	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	for _, tc := range []struct {
+		field string
+		spoil func(*Want)
+	}{
+		{"Attachment", func(w *Want) { w.Attachment = "" }},
+		{"Attachment", func(w *Want) { w.Attachment = "a b" }},
+		{"PortID", func(w *Want) { w.PortID = "3f2a9c10-7" }},
+		{"PortID", func(w *Want) { w.PortID = "../../../../etc/passwd" }},
+		{"PortID", func(w *Want) { w.PortID = strings.Repeat("a", 65) }},
+		{"PortID", func(w *Want) { w.PortID = "3f2a9c10-76f7\n" }},
+		{"Pod.IfName", func(w *Want) { w.Pod.IfName = "lo" }},
+		{"Pod.IfName", func(w *Want) { w.Pod.IfName = "a/b" }},
+		{"Pod.Netns", func(w *Want) { w.Pod.Netns = "" }},
+		{"Pod.Netns", func(w *Want) { w.Pod.Netns = "netns/x" }},
+		{"Kind", func(w *Want) { w.Kind = "vhostuser" }},
+		{"Bridge", func(w *Want) { w.Bridge = "" }},
+		{"Bridge", func(w *Want) { w.Bridge = "a-name-that-is-too-long" }},
+		{"VPCNetns", func(w *Want) { w.Kind = Namespace }},
+		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, "../x" }},
+		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, ".." }},
+		{"VMUUID", func(w *Want) { w.VMUUID = "a b" }},
+		{"Guest.Mode", func(w *Want) { w.Guest = &Guest{Mode: "macvtap"} }},
+		{"Interface.MAC", func(w *Want) { w.Interface.MAC = nil }},
+		{"Interface.MAC", func(w *Want) { w.Interface.MAC = make(net.HardwareAddr, 6) }},
+		{"Interface.MAC", func(w *Want) { w.Interface.MAC = net.HardwareAddr{1, 0, 0, 0, 0, 1} }},
+		{"Interface.MAC", func(w *Want) { w.Interface.MAC = make(net.HardwareAddr, 20) }},
+		{"Interface.LinkMAC", func(w *Want) { w.Interface.LinkMAC = net.HardwareAddr{1, 0, 0, 0, 0, 1} }},
+		{"Interface.MTU", func(w *Want) { w.Interface.MTU = 1279 }}, // with an IPv6 address
+		{"Interface.MTU", func(w *Want) { w.Interface.MTU = 65536 }},
+		{"Interface.MTU", func(w *Want) { w.Interface.MTU = -1 }},
+		{"Interface.Addresses", func(w *Want) { w.Interface.Addresses = make([]netip.Prefix, 17) }},
+		{"Interface.Addresses[0]", func(w *Want) { w.Interface.Addresses[0] = netip.Prefix{} }},
+		{"Interface.Addresses[0]", func(w *Want) { w.Interface.Addresses[0] = prefix("127.0.0.1/8") }},
+		{"Interface.Addresses[0]", func(w *Want) { w.Interface.Addresses[0] = prefix("224.0.0.1/24") }},
+		{"Interface.Addresses[0]", func(w *Want) { w.Interface.Addresses[0] = prefix("192.168.0.12/0") }},
+		{"Interface.Addresses[1]", func(w *Want) { w.Interface.Addresses[1] = prefix("::ffff:192.168.0.12/120") }},
+		{"Interface.Addresses[1]", func(w *Want) { w.Interface.Addresses[1] = prefix("fe80::12/64") }},
+		{"Interface.Addresses[1]", func(w *Want) { w.Interface.Addresses[1] = w.Interface.Addresses[0] }},
+		{"Interface.Gateways[0]", func(w *Want) { w.Interface.Gateways[0] = netip.Addr{} }},
+		{"Interface.Gateways[0]", func(w *Want) { w.Interface.Gateways[0] = addr("192.168.0.12") }},
+		{"Interface.Gateways[0]", func(w *Want) { w.Interface.Gateways[0] = addr("0.0.0.0") }},
+		{"Interface.Gateways[1]", func(w *Want) { w.Interface.Gateways[1] = addr("192.168.0.2") }},
+		{"Interface.Gateways[1]", func(w *Want) { w.Interface.Addresses = w.Interface.Addresses[:1] }},
+		{"Interface.Routes", func(w *Want) { w.Interface.Routes = make([]Route, 129) }},
+		{"Interface.Routes[0].Dst", func(w *Want) { w.Interface.Routes[0].Dst = prefix("10.1.0.0/8") }},
+		{"Interface.Routes[0].Dst", func(w *Want) { w.Interface.Routes[0].Dst = prefix("0.0.0.0/0") }},
+		{"Interface.Routes[0].Dst", func(w *Want) { w.Interface.Routes[0].Dst = prefix("127.0.0.0/8") }},
+		{"Interface.Routes[0].Via", func(w *Want) { w.Interface.Routes[0].Via = addr("fe80::1") }},
+		{"Interface.Routes[0].Via", func(w *Want) { w.Interface.Routes[0].Via = addr("192.168.0.12") }},
+	} {
+		w := whole()
+		tc.spoil(&w)
+		if err := w.Validate(); !errors.Is(err, ErrInvalid) || !strings.HasPrefix(err.Error(), tc.field+":") {
+			t.Errorf("%s: %v", tc.field, err)
+		}
+	}
+}
+
+func TestMark(t *testing.T) {
+	r := whole().Ref
+	got, ok := ParseMark(r.Mark())
+	if want := (Ref{Kind: OVS, Attachment: r.Attachment, PortID: r.PortID, Pod: Pod{IfName: "eth0"}}); !ok || got != want {
+		t.Errorf("ParseMark(%q) = %+v, %v", r.Mark(), got, ok)
+	}
+	for _, alias := range []string{"", "berth", "x OVS a 3f2a9c10-76f7 eth0", "berth OVS A! 3f2a9c10-76f7 eth0", "berth OVS a short eth0", "berth OVS a 3f2a9c10-76f7 a/b", "berth OVS a 3f2a9c10-76f7"} {
+		if r, ok := ParseMark(alias); ok {
+			t.Errorf("ParseMark(%q) = %+v", alias, r)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package plug
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/datapath/rtnl"
+)
+
+// Kind is how a port gets to a pod.
+type Kind string
+
+// The kinds, as the operator tells them by a PodNIC's status.
+const (
+	OVS       Kind = "OVS"       // straight on the integration bridge
+	OVSHybrid Kind = "OVSHybrid" // by a Linux bridge of the port's own
+	Namespace Kind = "Namespace" // from the VPC's namespace, where an agent put it
+)
+
+// Ref names one port that is, or is to be, plugged: all that Unplug needs, so it is to be
+// recorded before Plug is called.
+type Ref struct {
+	Attachment string // the name of the attachment's record
+	PortID     string // at the provider, whole
+	Kind       Kind
+	Bridge     string // OVS, OVSHybrid: the integration bridge
+	VPCNetns   string // Namespace: the file name of the VPC's namespace
+	Pod        Pod
+}
+
+// Pod is the place of a port in a pod.
+type Pod struct {
+	Netns   string       // path of the pod's network namespace
+	NetnsID rtnl.NetnsID // what must be there; zero takes what is
+	IfName  string       // such as "eth0"
+}
+
+// Want is one port as it should be plugged.
+type Want struct {
+	Ref
+	Interface Interface
+	Guest     *Guest // the interface is for a virtual machine; nil: for the pod's containers
+	VMUUID    string // of OVSDB's external ID vm-uuid; empty: none
+	OVN       bool   // OVS, OVSHybrid: OVN's controller says on the node when the port works
+}
+
+// Interface is what the pod sees of a port.
+type Interface struct {
+	MAC       net.HardwareAddr // the port's
+	LinkMAC   net.HardwareAddr // of the link in the pod, where a machine behind it has MAC; nil: MAC
+	MTU       int              // bytes; 0 keeps the link's
+	Addresses []netip.Prefix   // with the prefix lengths of their subnets
+	Gateways  []netip.Addr     // at most one a family
+	Routes    []Route
+	Default   bool // the pod's own connections leave by it
+}
+
+// Route is a further route of a subnet.
+type Route struct {
+	Dst netip.Prefix
+	Via netip.Addr // zero: on link
+}
+
+// Guest is how the runtime of a virtual machine finds its interface in the pod.
+type Guest struct {
+	Mode GuestMode
+	UID  uint32 // who may open the tap device, besides those with CAP_NET_ADMIN
+	GID  uint32
+}
+
+// GuestMode is what leads from the port to a tap device in the pod.
+type GuestMode string
+
+// The ways. What the pod's interface is called (Pod.IfName) is the tap device in both.
+const (
+	// GuestTap: the tap device has the port's MAC address, and frames are handed to and
+	// from it one to one. For runtimes that take a tap device as it is.
+	GuestTap GuestMode = "tap"
+	// GuestBridge: a Linux bridge in the pod joins the port with the tap device, so that
+	// the runtime can join more. A bridge keeps frames for its ports' own MAC addresses
+	// to itself, so the tap device has one of its own, and the machine has the port's.
+	GuestBridge GuestMode = "bridge"
+)
+
+// Done tells what Plug left.
+type Done struct {
+	HostIfName string // of the link on the node; empty where it is another's (Namespace)
+	HostMAC    net.HardwareAddr
+	PodMAC     net.HardwareAddr // what the pod, or the machine in it, sends with
+	MTU        int
+	TapIfName  string // for a machine: the tap device in the pod
+}
+
+// Found is a port of Berth's that List came across.
+type Found struct {
+	Ref             // as far as it can be told: Pod only has IfName at most
+	HalfMade bool   // the program ended while it was made; Attachment and PortID are not known
+	Link     string // on the node; empty: there is none any more
+}
+
+// Compare orders ports by ID, those half made first.
+func (f Found) Compare(o Found) int {
+	return cmp.Or(cmp.Compare(f.PortID, o.PortID), cmp.Compare(f.Attachment, o.Attachment), cmp.Compare(f.Link, o.Link))
+}
+
+// Plugger plugs ports of one kind. All methods are safe for concurrent use; calls about
+// ports whose links have one name take turns. Each ends when its context does.
+type Plugger interface {
+	// Plug puts a port into a pod. It is idempotent: what is there stays as it is, what is
+	// half done is finished, and what is another's is an error. After a failure, or the end
+	// of the program at any point, Plug or Unplug may be called again.
+	//
+	// Errors: ErrInvalid, rtnl.ErrNoNetns, rtnl.ErrNotNetns, ErrInterfaceExists, ErrNameTaken,
+	// ErrPortInUse, ErrNoBridge, ErrUnreachable, ErrNotReady.
+	Plug(ctx context.Context, w Want) (Done, error)
+	// Await returns once the node's part of the VPC says that the port works, or at once
+	// where nothing on the node can. Errors: ErrNotReady with what is missing, ErrUnreachable.
+	Await(ctx context.Context, w Want) error
+	// Unplug takes a port out of a pod again, with all that Plug made. It succeeds when
+	// nothing is left, also the second time, for a port never seen, and for a namespace that
+	// is gone. It touches nothing that carries another attachment or port.
+	Unplug(ctx context.Context, r Ref) error
+	// Check compares what is there with what is wanted and changes nothing. It fails with a
+	// *Mismatch that names every difference, or as Plug does where it cannot look.
+	Check(ctx context.Context, w Want) error
+	// List names the ports of Berth's on the node, of this kind, in the order of their IDs.
+	List(ctx context.Context) ([]Found, error)
+	// Remove unplugs what List found and nobody wants any more.
+	Remove(ctx context.Context, f Found) error
+}
