@@ -46,6 +46,7 @@ type Record struct {
 	Key        Key       `json:"key"`
 	Pod        Pod       `json:"pod,omitzero"`
 	Lease      Lease     `json:"lease"`
+	NICs       []NIC     `json:"nics,omitempty"`
 	Netns      Netns     `json:"netns"`
 	HostLink   string    `json:"hostLink"` // names the record's file too
 	HostMAC    mac.Addr  `json:"hostMAC,omitempty"`
@@ -137,7 +138,7 @@ func (r Record) validate() error {
 	case r.InstanceID == "" || r.BootID == "":
 		return errors.New("instanceID or bootID is empty")
 	}
-	return nil
+	return r.checkNICs()
 }
 
 func (c Cooling) validate() error {

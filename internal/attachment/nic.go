@@ -1,0 +1,78 @@
+package attachment
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/berthnet/berth/internal/mac"
+)
+
+// NIC is an interface of the pod that is a port of a VPC, beside the one that has the
+// lease's addresses. The record has all that it takes to set it up again, compare it and
+// remove it, also when the object that told it is gone.
+type NIC struct {
+	Object string   `json:"object"` // name of the PodNIC, in the pod's namespace
+	UID    string   `json:"uid"`    // of the PodNIC: one of the same name may follow
+	Port   string   `json:"port"`   // the port's ID at its provider
+	IfName string   `json:"ifName"` // in the pod
+	MAC    mac.Addr `json:"mac"`    // the port's, which the interface must have
+	MTU    int      `json:"mtu"`    // of the port's network, in bytes
+	// Addresses are the port's. Those of two VPCs may be the same.
+	Addresses []NICAddress `json:"addresses"`
+	Routes    []NICRoute   `json:"routes,omitempty"` // of the port's subnets, besides those to gateways
+	// DefaultRoute: the pod's packets to elsewhere leave by this NIC.
+	DefaultRoute bool   `json:"defaultRoute,omitempty"`
+	HostLink     string `json:"hostLink,omitempty"` // on the node, where there is one
+	Plug         Plug   `json:"plug"`
+}
+
+// NICAddress is an address of a port.
+type NICAddress struct {
+	CIDR    netip.Prefix `json:"cidr"`             // with the length of its subnet's prefix
+	Gateway netip.Addr   `json:"gateway,omitzero"` // the subnet's router; zero without one
+}
+
+// NICRoute is a route of a port's subnet.
+type NICRoute struct {
+	Destination netip.Prefix `json:"destination"`
+	Gateway     netip.Addr   `json:"gateway,omitzero"` // zero: on link
+}
+
+// Plug says how the node connects a port, in the words of the PodNIC's status.
+type Plug struct {
+	Type   string `json:"type"` // OVS, OVSHybrid or Netns
+	Bridge string `json:"bridge,omitempty"`
+	Netns  string `json:"netns,omitempty"` // where the provider's agent puts the link
+	OVN    bool   `json:"ovn,omitempty"`   // the node's OVN tells when the port carries packets
+}
+
+func (n NIC) validate() error {
+	switch {
+	case n.Object == "" || n.UID == "" || n.Port == "" || n.Plug.Type == "":
+		return errors.New("object, uid, port or plug.type is empty")
+	case n.IfName == "" || n.HostLink != "" && !linkName.MatchString(n.HostLink):
+		return fmt.Errorf("ifName is %q and hostLink %q, expected names of links", n.IfName, n.HostLink)
+	case len(n.MAC) != 6:
+		return fmt.Errorf("mac is %q, expected six octets", n.MAC)
+	case len(n.Addresses) == 0 || slices.ContainsFunc(n.Addresses, func(a NICAddress) bool { return !a.CIDR.IsValid() }):
+		return fmt.Errorf("addresses are %v, expected CIDRs", n.Addresses)
+	case slices.ContainsFunc(n.Routes, func(r NICRoute) bool { return !r.Destination.IsValid() }):
+		return fmt.Errorf("routes are %v, expected those to CIDRs", n.Routes)
+	}
+	return nil
+}
+
+// checkNICs finds what is wrong with a record's NICs.
+func (r Record) checkNICs() error {
+	for i, n := range r.NICs {
+		if err := n.validate(); err != nil {
+			return fmt.Errorf("nics[%d]: %w", i, err)
+		}
+		if n.IfName == r.Key.IfName || slices.ContainsFunc(r.NICs[:i], func(o NIC) bool { return o.IfName == n.IfName || o.Port == n.Port }) {
+			return fmt.Errorf("nics[%d]: interface %s or port %s is there twice", i, n.IfName, n.Port)
+		}
+	}
+	return nil
+}
