@@ -29,9 +29,9 @@ func (r *recorder) List(context.Context) ([]Found, error) { return r.found, r.er
 func TestSet(t *testing.T) {
 	ctx, broken := t.Context(), errors.New("broken")
 	a := &recorder{found: []Found{{Ref: Ref{PortID: "b", Kind: OVS}}}, err: broken}
-	b := &recorder{found: []Found{{Ref: Ref{PortID: "a", Kind: Namespace}}}}
-	s := Set{OVS: a, Namespace: b}
-	if d, err := s.Plug(ctx, Want{Ref: Ref{PortID: "x", Kind: Namespace}}); err != nil || d.HostIfName != string(Namespace) {
+	b := &recorder{found: []Found{{Ref: Ref{PortID: "a", Kind: Netns}}}}
+	s := Set{OVS: a, Netns: b}
+	if d, err := s.Plug(ctx, Want{Ref: Ref{PortID: "x", Kind: Netns}}); err != nil || d.HostIfName != string(Netns) {
 		t.Errorf("Plug: %+v, %v", d, err)
 	}
 	if err := s.Unplug(ctx, Ref{PortID: "y", Kind: OVS}); err != nil {

@@ -65,12 +65,12 @@ func (r Ref) Validate() error {
 		if !rtnl.ValidName(r.Bridge) {
 			return invalid("Bridge", r.Bridge, "the name of a bridge of Open vSwitch")
 		}
-	case Namespace:
+	case Netns:
 		if !validNetnsName(r.VPCNetns) {
 			return invalid("VPCNetns", r.VPCNetns, "the name of a network namespace, of up to 100 letters, digits, dashes, dots and underscores")
 		}
 	default:
-		return invalid("Kind", string(r.Kind), "%s, %s or %s", OVS, OVSHybrid, Namespace)
+		return invalid("Kind", string(r.Kind), "%s, %s or %s", OVS, OVSHybrid, Netns)
 	}
 	return nil
 }

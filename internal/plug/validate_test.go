@@ -55,7 +55,7 @@ func TestValidate(t *testing.T) {
 		{"Kind", func(w *Want) { w.Kind = "vhostuser" }},
 		{"Bridge", func(w *Want) { w.Bridge = "" }},
 		{"Bridge", func(w *Want) { w.Bridge = "a-name-that-is-too-long" }},
-		{"VPCNetns", func(w *Want) { w.Kind = Namespace }},
+		{"VPCNetns", func(w *Want) { w.Kind = Netns }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, "../x" }},
 		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, ".." }},
 		{"VMUUID", func(w *Want) { w.VMUUID = "a b" }},

@@ -16,7 +16,7 @@ type Kind string
 const (
 	OVS       Kind = "OVS"       // straight on the integration bridge
 	OVSHybrid Kind = "OVSHybrid" // by a Linux bridge of the port's own
-	Namespace Kind = "Namespace" // from the VPC's namespace, where an agent put it
+	Netns     Kind = "Netns"     // from the VPC's namespace, where an agent put it
 )
 
 // Ref names one port that is, or is to be, plugged: all that Unplug needs, so it is to be
@@ -26,7 +26,7 @@ type Ref struct {
 	PortID     string // at the provider, whole
 	Kind       Kind
 	Bridge     string // OVS, OVSHybrid: the integration bridge
-	VPCNetns   string // Namespace: the file name of the VPC's namespace
+	VPCNetns   string // Netns: the file name of the VPC's namespace
 	Pod        Pod
 }
 
@@ -86,7 +86,7 @@ const (
 
 // Done tells what Plug left.
 type Done struct {
-	HostIfName string // of the link on the node; empty where it is another's (Namespace)
+	HostIfName string // of the link on the node; empty where it is another's (Netns)
 	HostMAC    net.HardwareAddr
 	PodMAC     net.HardwareAddr // what the pod, or the machine in it, sends with
 	MTU        int

@@ -117,8 +117,8 @@ func (p *Plugger) accept(w plug.Want) ([]string, error) {
 		return nil, err
 	}
 	switch {
-	case w.Kind != plug.Namespace:
-		return nil, fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, plug.Namespace, plug.ErrInvalid)
+	case w.Kind != plug.Netns:
+		return nil, fmt.Errorf("Kind: %q: want %s here: %w", w.Kind, plug.Netns, plug.ErrInvalid)
 	case w.Guest != nil:
 		return nil, fmt.Errorf("Guest: want none here, since package tap makes what a machine needs: %w", plug.ErrInvalid)
 	}
@@ -363,7 +363,7 @@ func (p *Plugger) List(context.Context) ([]plug.Found, error) {
 			return fmt.Errorf("list links in %s: %w", vpc.Path, err)
 		}
 		for _, l := range links {
-			if r, ok := plug.ParseMark(l.Attrs().Alias); ok && r.Kind == plug.Namespace {
+			if r, ok := plug.ParseMark(l.Attrs().Alias); ok && r.Kind == plug.Netns {
 				r.VPCNetns = filepath.Base(vpc.Path)
 				list = append(list, plug.Found{Ref: r, Link: l.Attrs().Name})
 			}

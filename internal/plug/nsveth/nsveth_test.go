@@ -50,7 +50,7 @@ func (a *agent) provision(portID string, i plug.Interface) {
 }
 
 func (a *agent) want(kindOf string, portID string, pod *podif.Namespace) plug.Want {
-	w := plugtest.Want(plug.Namespace, kindOf, portID, pod, a.t)
+	w := plugtest.Want(plug.Netns, kindOf, portID, pod, a.t)
 	w.Bridge, w.VPCNetns = "", a.name
 	return w
 }
@@ -89,7 +89,7 @@ func TestPlugWaitsForTheAgent(t *testing.T) {
 			vpcs++
 			id := fmt.Sprintf("late%d-%d", os.Getpid(), vpcs)
 			pod := plugtest.Space(t, "pod")
-			w := plugtest.Want(plug.Namespace, plugtest.One, plugtest.PortA, pod, t)
+			w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
 			w.Bridge, w.VPCNetns = "", "vpc-ns"+id
 			p, plugged := newPlugger(t, Options{Wait: plugWait}), make(chan error, 1)
 			go func() { _, err := p.Plug(plugtest.Bounded(t), w); plugged <- err }()
@@ -245,7 +245,7 @@ func TestCrashBeforeTheMove(t *testing.T) {
 // nor a file elsewhere.
 func TestOtherNamespacesAreNotEntered(t *testing.T) {
 	pod, victim := plugtest.Space(t, "pod"), plugtest.Space(t, "victim")
-	w := plugtest.Want(plug.Namespace, plugtest.One, plugtest.PortA, pod, t)
+	w := plugtest.Want(plug.Netns, plugtest.One, plugtest.PortA, pod, t)
 	w.Bridge = ""
 	plugtest.Must(t, plugtest.Veth(victim, LinkName(w.Ref), "x0"))
 	p, ctx := newPlugger(t, Options{Wait: 100 * time.Millisecond}), plugtest.Bounded(t)
