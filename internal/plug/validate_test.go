@@ -26,7 +26,7 @@ func whole() Want {
 func TestValidate(t *testing.T) {
 	for _, w := range []Want{whole(), func() Want {
 		w := whole()
-		w.Kind, w.Bridge, w.VPCNetns, w.Guest, w.VMUUID = Namespace, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50", &Guest{Mode: GuestBridge}, "vm-1"
+		w.Kind, w.Bridge, w.VPCNetns, w.Guest, w.VMUUID = Netns, "", "vpc-ns3dda2801-d675-4688-a63f-dcda8d327f50", &Guest{Mode: GuestBridge}, "vm-1"
 		return w
 	}(), func() Want {
 		w := whole()
@@ -56,8 +56,8 @@ func TestValidate(t *testing.T) {
 		{"Bridge", func(w *Want) { w.Bridge = "" }},
 		{"Bridge", func(w *Want) { w.Bridge = "a-name-that-is-too-long" }},
 		{"VPCNetns", func(w *Want) { w.Kind = Netns }},
-		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, "../x" }},
-		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Namespace, ".." }},
+		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, "../x" }},
+		{"VPCNetns", func(w *Want) { w.Kind, w.VPCNetns = Netns, ".." }},
 		{"VMUUID", func(w *Want) { w.VMUUID = "a b" }},
 		{"Guest.Mode", func(w *Want) { w.Guest = &Guest{Mode: "macvtap"} }},
 		{"Interface.MAC", func(w *Want) { w.Interface.MAC = nil }},
