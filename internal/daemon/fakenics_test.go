@@ -230,13 +230,14 @@ func (f *fakeNICs) Changed() <-chan struct{} { return f.changed }
 func (f *fakeNICs) Plugged(rec attachment.Record) { f.tell(rec, true) }
 
 func (f *fakeNICs) Unplugged(rec attachment.Record) {
-	if now, ok := f.records().Get(rec.Key); ok {
-		f.tell(now, true)
-		f.switchboard.mu.Lock()
-		f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be unplugged, and has a record", rec.Key))
-		f.switchboard.mu.Unlock()
-	}
 	f.tell(rec, false)
+	f.switchboard.mu.Lock()
+	defer f.switchboard.mu.Unlock()
+	for p := range f.plugs {
+		if p.hostLink == rec.HostLink {
+			f.wrong = append(f.wrong, fmt.Sprintf("%s is told to be unplugged, and has %s", rec.Key, p.port))
+		}
+	}
 }
 
 func (f *fakeNICs) tell(rec attachment.Record, is bool) {

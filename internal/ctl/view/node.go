@@ -14,6 +14,9 @@ func Addresses(p *Printer, doc introspect.Document) {
 	p.Section("Allocated", allocatedGrid(doc, from), "No pod holds an address.")
 	p.Section("Available", availableGrid(doc, from), "No address is available.")
 	p.Section("Cooling", coolingGrid(doc, from), "No address is cooling.")
+	if len(doc.NICs) > 0 {
+		p.Section("Ports of VPCs", portGrid(doc), "")
+	}
 }
 
 // Node is `berthctl ip-manager`.
