@@ -374,3 +374,50 @@ func TestFailuresOfNICs(t *testing.T) {
 		r.stop()
 	}
 }
+
+// Where a NIC leads elsewhere, the pod's own interface does not, as far as it is told.
+func TestReplyWithADefaultRouteOfANIC(t *testing.T) {
+	rec := recordOf("a", attachment.Lease{IPv4: netip.MustParseAddr("10.0.0.5"), IPv6: netip.MustParseAddr("2001:db8::5")})
+	routes := func(r *rpc.AddReply) (out []string) {
+		for _, one := range r.GetRoutes() {
+			out = append(out, one.GetDst()+" "+one.GetGateway())
+		}
+		return out
+	}
+	nic := testNIC("eth1", "p-1")
+	rec.NICs = []attachment.NIC{nic}
+	want := []string{"169.254.1.1/32 ", "0.0.0.0/0 169.254.1.1", "::/0 fe80::1"}
+	if diff := cmp.Diff(want, routes(replyOf(rec))); diff != "" {
+		t.Errorf("without (-want +got):\n%s", diff)
+	}
+	nic.DefaultRoute = true
+	rec.NICs = []attachment.NIC{nic}
+	reply := replyOf(rec)
+	if diff := cmp.Diff([]string{"169.254.1.1/32 ", "::/0 fe80::1"}, routes(reply)); diff != "" {
+		t.Errorf("with (-want +got):\n%s", diff)
+	}
+	if got := reply.GetLinks()[0].GetRoutes(); len(got) != 1 || got[0].GetDst() != "0.0.0.0/0" || got[0].GetGateway() != "192.168.0.1" {
+		t.Errorf("routes of the NIC: %v", got)
+	}
+}
+
+// A pod of NICs alone has no link whose absence would tell that its namespace is gone:
+// the runtime's word is waited for.
+func TestVanishedSandboxOfNICsAlone(t *testing.T) {
+	for _, listed := range []map[string]bool{nil, {"a": true}, {}} {
+		n := newPortNode(t)
+		n.listed = listed
+		r := n.assemble()
+		r.source.Nothing = true
+		r.nics.bind("", testNIC("eth0", "p-0"))
+		ns := n.newNetns("a")
+		r.attached(t, "a", ns)
+		n.removeNetns(ns)
+		r.sweep(within(t))
+		n.clock.Advance(time.Minute)
+		r.sweep(within(t))
+		if gone := len(r.Store.Records()) == 0; gone != (listed != nil && !listed["a"]) {
+			t.Errorf("the runtime lists %v: released %v", listed, gone)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -11,11 +12,7 @@ import (
 func NICs(list []introspect.NIC) *Grid {
 	g := NewGrid("INTERFACE", "ADDRESSES", "MAC", "PORT", "PODNIC", "PLUG", "LINK", "MTU")
 	for _, n := range list {
-		var addresses []string
-		for _, a := range n.Addresses {
-			addresses = append(addresses, a.String())
-		}
-		g.Add(n.Interface, strings.Join(addresses, " "), n.MAC, n.Port, n.PodNIC, n.Plug, n.HostLink, strconv.Itoa(n.MTU))
+		g.Add(n.Interface, spaced(n.Addresses), n.MAC, n.Port, n.PodNIC, n.Plug, n.HostLink, strconv.Itoa(n.MTU))
 	}
 	return g
 }
@@ -24,11 +21,15 @@ func NICs(list []introspect.NIC) *Grid {
 func portGrid(doc introspect.Document) *Grid {
 	g := NewGrid("NAMESPACE", "POD", "CONTAINER", "INTERFACE", "ADDRESSES", "PORT", "PLUG", "LINK")
 	for _, n := range doc.NICs {
-		var addresses []string
-		for _, a := range n.Addresses {
-			addresses = append(addresses, a.String())
-		}
-		g.Add(n.Namespace, n.Pod, Short(n.ContainerID), n.Interface, strings.Join(addresses, " "), n.Port, n.Plug, n.HostLink)
+		g.Add(n.Namespace, n.Pod, Short(n.ContainerID), n.Interface, spaced(n.Addresses), n.Port, n.Plug, n.HostLink)
 	}
 	return g
+}
+
+func spaced(prefixes []netip.Prefix) string {
+	var out []string
+	for _, p := range prefixes {
+		out = append(out, p.String())
+	}
+	return strings.Join(out, " ")
 }
