@@ -31,7 +31,9 @@ type portView struct {
 	errs  []error
 }
 
-func (v *portView) wrong(format string, args ...any) { v.errs = append(v.errs, fmt.Errorf(format, args...)) }
+func (v *portView) wrong(format string, args ...any) {
+	v.errs = append(v.errs, fmt.Errorf(format, args...))
+}
 
 // checkPorts compares six views of the NICs of a lab in port mode with each other: pods and
 // what is in them, PodNICs, the cloud's ports, the nodes' OVSDBs, their kernels, and berthd's
