@@ -30,7 +30,7 @@ func TestContract(t *testing.T) {
 		p.AddGroup("g-1")
 		p.AddHost("node-a", plug)
 		return vpcporttest.Bed{
-			Provider: lanes.New(lanes.Options{}).Provider(p), Network: "n-1", Name: "blue", Subnet: "s-1", CIDR: web, Gateway: gateway,
+			Provider: lanes.New(lanes.Options{}).Provider(p, nil), Network: "n-1", Name: "blue", Subnet: "s-1", CIDR: web, Gateway: gateway,
 			Free: netip.MustParseAddr("192.168.0.200"), Small: "s-2", Room: 5, Group: "g-1", Host: "node-a", NoHost: "node-z", Plug: plug, Absent: "absent",
 			SetQuota: func(_ *testing.T, more int) { p.SetQuota(len(p.All()) + more) },
 		}
@@ -47,7 +47,7 @@ type traffic struct {
 
 func newTraffic(o portfake.Options, l lanes.Options) *traffic {
 	tr := &traffic{lanes: lanes.New(l), fake: portfake.New(o)}
-	tr.provider = tr.lanes.Provider(tr.fake)
+	tr.provider = tr.lanes.Provider(tr.fake, nil)
 	return tr
 }
 
@@ -224,7 +224,7 @@ func TestGivesUp(t *testing.T) {
 // A call that panics gives its place back.
 func TestPanic(t *testing.T) {
 	l := lanes.New(lanes.Options{Most: 1})
-	p := l.Provider(nil)
+	p := l.Provider(nil, nil)
 	func() {
 		defer func() { _ = recover() }()
 		_ = p.Delete(t.Context(), "x")
