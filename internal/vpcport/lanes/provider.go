@@ -31,7 +31,7 @@ func (l *Lanes) Provider(p vpcport.Provider, told func(op string, err error)) vp
 	if told == nil {
 		told = func(string, error) {}
 	}
-	return provider{l, p, told}
+	return &provider{l, p, told} // comparable
 }
 
 type provider struct {
