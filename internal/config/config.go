@@ -20,6 +20,7 @@ const (
 	IPAMENI         = "eni"          // node mode: berthd calls EC2 itself
 	IPAMENIOperator = "eni-operator" // operator mode: the cluster's operator does
 	IPAMPool        = "pool"         // address pools: nobody does; the operator gives blocks
+	IPAMPort        = "port"         // ports of VPCs: nobody does; the operator has them made
 )
 
 // The values of pod-events.
