@@ -10,6 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/lab/network/ns"
@@ -134,13 +135,18 @@ func (v *portView) checkCloud() {
 
 // phase is where a PodNIC is, and why.
 func phase(n *v1alpha1.PodNIC) string {
-	_, why := readiness(n.Status.Conditions)
-	for _, c := range n.Status.Conditions {
-		if c.Status != "True" {
-			why = fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message)
+	return strings.TrimSpace(string(n.Status.Phase) + " " + untrue(n.Status.Conditions))
+}
+
+// untrue is what those conditions say that are not True, where all should be.
+func untrue(conditions []metav1.Condition) string {
+	var bad []string
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionTrue {
+			bad = append(bad, fmt.Sprintf("%s is %s (%s): %s", c.Type, c.Status, c.Reason, c.Message))
 		}
 	}
-	return strings.TrimSpace(string(n.Status.Phase) + " " + why)
+	return strings.Join(bad, "; ")
 }
 
 // portNode is the check of one node.
