@@ -4,24 +4,11 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/berthnet/berth/api/v1alpha1"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
-
-// PodNICs are all.
-var PodNICs = &watched.Kind{
-	Object: &v1alpha1.PodNIC{}, List: func() client.ObjectList { return &v1alpha1.PodNICList{} },
-	Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
-}
-
-// VPCs are all, for whoever opens their providers.
-var VPCs = &watched.Kind{
-	Object: &v1alpha1.VPC{}, List: func() client.ObjectList { return &v1alpha1.VPCList{} },
-	Cache: cache.ByObject{Transform: cache.TransformStripManagedFields()},
-}
 
 // Watches are the kinds that the process keeps in memory for Setup.
 func Watches() []*watched.Kind {

@@ -219,8 +219,8 @@ func (c *caller) single(ctx context.Context, j job) {
 	switch j.step.Kind {
 	case plan.Change:
 		revision := 0
-		if p := j.have.Port; p != nil && p.ID == j.step.Port {
-			revision = p.Revision
+		if p := j.have.Port; p != nil && p.ID == j.step.Port && j.step.Change.Device != nil {
+			revision = p.Revision // nobody else may take it in this moment
 		}
 		a.err = failpoint.Around("operator.port.change", func() error {
 			p, err := c.provider.Update(ctx, j.step.Port, revision, j.step.Change)
