@@ -9,6 +9,7 @@ import (
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/failpoint"
+	"github.com/berthnet/berth/internal/mac"
 	"github.com/berthnet/berth/internal/plug"
 	"github.com/berthnet/berth/internal/plug/ovsdb"
 	"github.com/berthnet/berth/internal/retry"
@@ -24,7 +25,7 @@ func (n *NICs) Plug(ctx context.Context, rec attachment.Record, nic attachment.N
 		n.failed(rec, nic, err)
 		return nic, err
 	}
-	nic.HostLink, nic.MTU = done.HostIfName, cmp.Or(done.MTU, nic.MTU)
+	nic.HostLink, nic.HostMAC, nic.MTU = done.HostIfName, mac.Addr(done.HostMAC), cmp.Or(done.MTU, nic.MTU)
 	return nic, nil
 }
 

@@ -18,8 +18,8 @@ type waiter struct {
 
 // Acquire returns the NICs that a pod is to have, once all of them are bound to this
 // node: none for a pod that asks for none. When ctx ends first the error is an
-// *source.Exhausted that names the port, its host and its status; what cannot be is an
-// error at once, and a plug.ErrInvalid where a PodNIC is to blame.
+// *source.Exhausted that names the port, its host and its status; so it is, at once, about
+// what cannot be, and a plug.ErrInvalid where a PodNIC is to blame.
 func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NIC, error) {
 	decide := func() verdict { return n.book.decide(n.rules, req) }
 	begun := n.clock.Now()
@@ -30,7 +30,7 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 		n.mu.Unlock()
 		switch {
 		case v.err != nil:
-			return nil, fmt.Errorf("NICs of pod %s/%s: %w", req.Pod.Namespace, req.Pod.Name, v.err)
+			return nil, refused(v.err)
 		case v.wait == nil:
 			if len(v.nics) > 0 {
 				n.cfg.Observer.Waited("bound", n.clock.Now().Sub(begun))
@@ -44,6 +44,16 @@ func (n *NICs) Acquire(ctx context.Context, req source.Request) ([]attachment.NI
 			return nil, v.wait
 		}
 	}
+}
+
+// refused is an ADD's answer about what cannot be, until somebody changes an annotation or
+// a PodNIC.
+func refused(err error) *source.Exhausted {
+	reason := "nic-refused"
+	if errors.Is(err, plug.ErrInvalid) {
+		reason = "podnic-invalid"
+	}
+	return &source.Exhausted{Reason: reason, Message: err.Error(), Err: err}
 }
 
 // waits notes that an ADD waits, until the function that it returns is called.
