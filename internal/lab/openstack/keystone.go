@@ -59,7 +59,7 @@ func (c *Cloud) startKeystone() error {
 		}
 	}
 	p, err := c.service(program{
-		what: "Keystone", name: "python3", args: []string{script, conf, services.Addr().String(), fmt.Sprint(keystonePort), c.keystoneURL(), Region},
+		what: "Keystone", name: "python3", args: []string{"-P", script, conf, services.Addr().String(), fmt.Sprint(keystonePort), c.keystoneURL(), Region},
 		env: []string{"BERTH_LAB_PASSWORD=" + k.password},
 	})
 	if err != nil {

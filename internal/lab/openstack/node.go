@@ -116,6 +116,9 @@ func (n *Node) run(p program) (*proc.Process, error) {
 
 func (n *Node) socket() string { return filepath.Join(n.dir, "db.sock") }
 
+// Netns is the file of its network namespace.
+func (n *Node) Netns() string { return n.netns }
+
 // OVSDB is the endpoint of the node's Open vSwitch database, unix:PATH.
 func (n *Node) OVSDB() string { return "unix:" + n.socket() }
 

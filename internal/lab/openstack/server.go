@@ -44,7 +44,7 @@ func (c *Cloud) startServer(ctx context.Context) error {
 		}
 	}
 	p, err := c.service(program{what: "neutron-server", name: "python3", args: []string{
-		script, c.database("neutron"), "--config-file", c.in("neutron.conf"), "--config-file", c.in("ml2.ini"),
+		"-P", script, c.database("neutron"), "--config-file", c.in("neutron.conf"), "--config-file", c.in("ml2.ini"),
 	}})
 	if err != nil {
 		return err
