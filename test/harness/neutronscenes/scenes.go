@@ -196,6 +196,9 @@ func (x *exchanges) request(p *httputil.ProxyRequest) {
 	p.Out.Body = io.NopCloser(bytes.NewReader(body))
 	query := r.URL.Query()
 	for _, values := range query {
+		for i := range values {
+			values[i] = x.plain(values[i])
+		}
 		slices.Sort(values)
 	}
 	request := r.Method + " " + r.URL.Path

@@ -1,7 +1,6 @@
 package neutron
 
 import (
-	"reflect"
 	"slices"
 )
 
@@ -71,9 +70,6 @@ func (c *Cloud) groupsFor(p *Port, want *[]string) *refusal {
 		return nil
 	}
 	for _, g := range *want {
-		if !uuid(g) {
-			return refuse(400, "InvalidInput", "Invalid input for operation: '%s' is not an integer or uuid.", g)
-		}
 		if _, ok := c.groups[g]; !ok {
 			return refuse(404, "SecurityGroupNotFound", "Security group %s does not exist", g)
 		}
@@ -98,7 +94,7 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
 	if revision >= 0 && revision != p.Revision {
 		return refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
 	}
-	was := p.copied()
+	failed := p.VIF.Type == "binding_failed"
 	if b.Groups != nil {
 		if err := c.groupsFor(p, b.Groups); err != nil {
 			return err
@@ -110,7 +106,9 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
 		p.Host = *b.Host
 	}
 	c.bind(p, moved)
-	if !reflect.DeepEqual(was, p.copied()) { // else the revision stays
+	// What is set to the value that it had makes a revision too, but for the host; answered
+	// makes the one that storing a binding makes.
+	if hostOnly := *b == (portBody{Host: b.Host}); !hostOnly || p.Host != "" && (moved || failed) {
 		c.change(p, func() {})
 	}
 	return nil
