@@ -99,14 +99,14 @@ func (c *Cloud) vif(host string) VIF {
 
 // answered is a port as the answer to a request has it that made or changed it. Neutron answers
 // from what it knew before the binding was stored: without the drivers that bound the port, and,
-// if the request was about its host, without the change of the revision that comes of storing.
-func (c *Cloud) answered(p *Port, b *portBody) *Port {
+// where late says so, without the last change of the revision.
+func (c *Cloud) answered(p *Port, late bool) *Port {
 	out := p.copied()
 	if _, told := out.VIF.Details["bound_drivers"]; told {
 		out.VIF.Details = maps.Clone(out.VIF.Details)
 		delete(out.VIF.Details, "bound_drivers")
 	}
-	if b.Host != nil && (*b.Host != "" || p.Revision > 1) {
+	if late {
 		c.change(p, func() {})
 	}
 	return &out

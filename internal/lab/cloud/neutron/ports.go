@@ -89,16 +89,22 @@ func (c *Cloud) defaultGroup(project string) string {
 	return id
 }
 
-// update changes a port. With a revision, which is -1 for none, only if it still has it.
-func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
+// update changes a port. With a revision, which is -1 for none, only if it still has it. Every
+// request makes a revision, also one that changes nothing. It is late, so that the answer does
+// not have it, where the port itself stays as it was; binding it makes two, of which the second is
+// late (seen with Neutron 21.0).
+func (c *Cloud) update(p *Port, revision int, b *portBody) (late bool, err *refusal) {
 	if revision >= 0 && revision != p.Revision {
-		return refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
+		return false, refuse(412, "RevisionNumberConstraintFailed", "Constrained to %d, but current revision is %d", revision, p.Revision)
 	}
 	failed := p.VIF.Type == "binding_failed"
+	touched := b.Name != nil || b.Device != nil || b.Owner != nil || b.AdminUp != nil
 	if b.Groups != nil {
+		had := p.Groups
 		if err := c.groupsFor(p, b.Groups); err != nil {
-			return err
+			return false, err
 		}
+		touched = touched || !slices.Equal(slices.Sorted(slices.Values(had)), slices.Sorted(slices.Values(p.Groups)))
 	}
 	b.copyTo(p)
 	moved := b.Host != nil && *b.Host != p.Host
@@ -106,12 +112,11 @@ func (c *Cloud) update(p *Port, revision int, b *portBody) *refusal {
 		p.Host = *b.Host
 	}
 	c.bind(p, moved)
-	// What is set to the value that it had makes a revision too, but for the host; answered
-	// makes the one that storing a binding makes.
-	if hostOnly := *b == (portBody{Host: b.Host}); !hostOnly || p.Host != "" && (moved || failed) {
+	binds := p.Host != "" && (moved || failed)
+	if binds || touched {
 		c.change(p, func() {})
 	}
-	return nil
+	return binds || !touched, nil
 }
 
 func (c *Cloud) network(who caller, id string) (Network, *refusal) {
