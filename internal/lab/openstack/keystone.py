@@ -14,6 +14,7 @@ sys.argv = ["keystone"]
 
 import keystone.conf
 from keystone.common import sql
+from keystone.resource.backends import base
 from keystone.server import backends
 from keystone.server.flask import core
 import sqlalchemy
@@ -27,7 +28,12 @@ while True:
     except sqlalchemy.exc.OperationalError as e:
         print("waiting for the database:", e.orig, flush=True)
         time.sleep(0.1)
-sql.ModelBase.metadata.create_all(engine)
+tables = sql.ModelBase.metadata
+tables.create_all(engine)
+root = base.NULL_DOMAIN_ID  # which all domains are in
+with engine.begin() as connection:
+    connection.execute(tables.tables["project"].insert().values(
+        id=root, name=root, domain_id=root, enabled=False, description="", is_domain=True, extra="{}"))
 engine.dispose()
 
 from keystone.cmd import bootstrap

@@ -149,21 +149,33 @@ func (c *Cloud) raise(ctx context.Context) error {
 		}
 	}
 	g, groupCtx := errgroup.WithContext(ctx)
-	switch c.Backend {
-	case OVN:
-		c.Progress("starting MariaDB, OVN's databases and neutron-server")
-		g.Go(func() error { return c.startOVN(groupCtx) })
-	case Agent:
-		c.Progress("starting MariaDB, RabbitMQ and neutron-server")
-		g.Go(func() error { return c.startRabbit(groupCtx) })
-	}
 	if c.Keystone {
 		g.Go(func() error { return c.waitKeystone(groupCtx) })
 	}
-	if err := g.Wait(); err != nil {
-		return err
+	first := c.startOVN
+	if c.Backend == Agent {
+		first = c.startRabbit
 	}
-	return c.startServer(ctx)
+	c.Progress(c.summary())
+	g.Go(func() error {
+		if err := first(groupCtx); err != nil {
+			return err
+		}
+		return c.startServer(groupCtx)
+	})
+	return g.Wait()
+}
+
+// summary says what starts.
+func (c *Cloud) summary() string {
+	parts := []string{"MariaDB", "OVN's databases", "neutron-server"}
+	if c.Backend == Agent {
+		parts[1] = "RabbitMQ"
+	}
+	if c.Keystone {
+		parts = append(parts, "Keystone")
+	}
+	return "starting " + strings.Join(parts, ", ")
 }
 
 // Close ends every program and removes all but the logs. A second Close does nothing.
