@@ -44,7 +44,7 @@ type OVN struct {
 func Start(ctx context.Context, o Options) (*OVN, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	found, err := find()
+	found, err := find(needed...)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ var needed = []string{"ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl",
 // Installed tells whether all programs are there that the package runs. The error names one
 // that is not, and how to get it.
 func Installed() error {
-	_, err := find()
+	_, err := find(needed...)
 	return err
 }
 
@@ -29,9 +29,9 @@ type programs map[string]string
 // adminDirs are where Debian puts programs to which only root's PATH leads.
 var adminDirs = []string{"/usr/sbin", "/sbin"}
 
-func find() (programs, error) {
+func find(names ...string) (programs, error) {
 	found := programs{}
-	for _, name := range needed {
+	for _, name := range names {
 		path, err := exec.LookPath(name)
 		for _, dir := range adminDirs {
 			if err == nil {

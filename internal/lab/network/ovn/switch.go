@@ -126,10 +126,20 @@ type Interface struct {
 
 // Interfaces are the rows of ports, by port.
 func (s *Switch) Interfaces(ctx context.Context) ([]Interface, error) {
+	return Interfaces(ctx, s.Endpoint())
+}
+
+// Interfaces are the rows of ports in the OVSDB at an endpoint, by port.
+func Interfaces(ctx context.Context, endpoint string) ([]Interface, error) {
+	found, err := find("ovs-vsctl")
+	if err != nil {
+		return nil, err
+	}
+	r := rack{programs: found}
 	var out, errs bytes.Buffer
-	c := s.command("ovs-vsctl", "--db="+s.Endpoint(), "--format=json", "--columns=name,external_ids", "find", "Interface")
+	c := r.command("ovs-vsctl", "--db="+endpoint, "--timeout=60", "--format=json", "--columns=name,external_ids", "find", "Interface")
 	if err := proc.Run(ctx, c, nil, &out, &errs); err != nil {
-		return nil, fmt.Errorf("list the interfaces of %s: %w: %s", s.Node, err, errs.String())
+		return nil, fmt.Errorf("list the interfaces of %s: %w: %s", endpoint, err, errs.String())
 	}
 	return parseInterfaces(out.Bytes())
 }
