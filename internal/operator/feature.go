@@ -17,6 +17,7 @@ import (
 	"github.com/berthnet/berth/internal/metric"
 	"github.com/berthnet/berth/internal/operator/addresspool"
 	"github.com/berthnet/berth/internal/operator/nodenetwork"
+	"github.com/berthnet/berth/internal/operator/vpcport/vpc"
 	"github.com/berthnet/berth/internal/operator/watched"
 )
 
@@ -44,7 +45,7 @@ type part struct {
 }
 
 // newFeatures are all there are. A new one is added here and in config.Operator.
-func newFeatures() []feature { return []feature{eniFeature(), poolFeature()} }
+func newFeatures() []feature { return []feature{eniFeature(), poolFeature(), portFeature()} }
 
 // configured are those that the operator is to work for.
 func configured(features []feature, cfg config.Operator) []feature {
@@ -78,6 +79,17 @@ func poolFeature() feature {
 		name: config.IPAMPool, families: addresspool.Families, counters: m.Collectors(), watches: addresspool.Watches,
 		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
 			return setupPools(ctx, mgr, env, m)
+		},
+	}
+}
+
+// portFeature is having ports of VPCs made for pods.
+func portFeature() feature {
+	m := vpc.NewMetrics()
+	return feature{
+		name: config.IPAMPort, families: vpc.Families, counters: m.Collectors(), watches: vpc.Watches,
+		setup: func(ctx context.Context, mgr manager.Manager, env environment) (part, error) {
+			return setupPorts(ctx, mgr, env, m)
 		},
 	}
 }
@@ -137,4 +149,17 @@ func setupPools(ctx context.Context, mgr manager.Manager, env environment, m *ad
 		alive:  answers("the book of blocks", func() { pools.Usage() }),
 		gauges: pools.Gauges(),
 	}, nil
+}
+
+// setupPorts makes what opens VPCs and has their ports made.
+func setupPorts(ctx context.Context, mgr manager.Manager, env environment, m *vpc.Metrics) (part, error) {
+	cfg := env.cfg
+	vpcs, err := vpc.Setup(ctx, mgr, vpc.Options{
+		Namespace: cfg.LeaseNamespace, Interval: cfg.ListingInterval, Calls: cfg.VPCCalls,
+		Observer: m, Clock: clock.Real{}, Logger: env.log,
+	})
+	if err != nil {
+		return part{}, err
+	}
+	return part{alive: answers("the VPCs", vpcs.Alive), gauges: vpcs.Gauges()}, nil
 }

@@ -1,6 +1,7 @@
 // Package operator is berth-operator: it owns the ENIs of all nodes of a
-// cluster, by their NodeNetwork objects, or cuts address pools into blocks for
-// them, or both (design: docs/architecture.md).
+// cluster, by their NodeNetwork objects, cuts address pools into blocks for
+// them, or has the ports of VPCs made that pods have for NICs (design:
+// docs/architecture.md).
 //
 //	operator.go  puts the parts together and runs them
 //	feature.go   what it may work for: each feature's metrics, watches and set-up
