@@ -247,6 +247,12 @@ type VPCStatus struct {
 	// +optional
 	NetworkID string `json:"networkID,omitempty"`
 
+	// ProjectID is the ID of the project whose ports the credentials see. While the VPC
+	// has PodNICs, credentials of another project are not used: it would say of their
+	// ports that there are none.
+	// +optional
+	ProjectID string `json:"projectID,omitempty"`
+
 	// MTU is that of the network, in bytes.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
