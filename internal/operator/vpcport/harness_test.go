@@ -113,7 +113,7 @@ func newProvider(o portfake.Options) *portfake.Provider {
 func specA() v1alpha1.VPCSpec {
 	most := int32(4)
 	return v1alpha1.VPCSpec{
-		Provider: v1alpha1.ProviderNeutron, Network: "blue", DefaultSubnets: []string{"web"}, MaxNICsPerPod: &most,
+		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: "http://127.0.0.1:9696", Project: "p", DefaultSubnets: []string{"web"}, MaxNICsPerPod: &most,
 		AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"default"}},
 	}
 }
@@ -126,7 +126,7 @@ func start(t *testing.T, o Options, traits ...portfake.Options) *world {
 	}
 	w := &world{Provider: newProvider(po), t: t, nets: &networks{}}
 	w.nets.set("a", Opened{Provider: w.Provider, Network: blue, Spec: specA()})
-	o.Networks = w.nets
+	harness.OK(t, w.client().Create(t.Context(), &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: specA()}))
 	w.run(o)
 	w.makeNode("node-a")
 	w.makeNode("node-b")

@@ -32,7 +32,7 @@ func TestTroubleOfOneNIC(t *testing.T) {
 	}
 	w.pod("full", `[{subnet: small}]`)
 	w.pod("group", `[{subnet: web, securityGroup: g-none}]`)
-	w.pod("taken", `[{ip: 192.168.1.2}]`)
+	w.pod("taken", `[{ip: 192.168.1.4}]`)
 	w.pod("gateway", `[{ip: 192.168.0.1}]`)
 	w.pod("nowhere", `[{subnet: nowhere}]`)
 	for i := range 3 {
@@ -46,7 +46,7 @@ func TestTroubleOfOneNIC(t *testing.T) {
 	}
 	w.awaitNIC("full", "eth0", "waits", is("SubnetFull", "s-small"))
 	w.awaitNIC("group", "eth0", "waits", is("NotFound", "g-none"))
-	w.awaitNIC("taken", "eth0", "waits", is("AddressTaken", "192.168.1.2"))
+	w.awaitNIC("taken", "eth0", "waits", is("AddressTaken", "192.168.1.4"))
 	w.awaitNIC("gateway", "eth0", "is refused", is(reasonRefused, "is the gateway"))
 	w.awaitNIC("nowhere", "eth0", "is refused", is(reasonRefused, "no subnet"))
 	w.awaitEvent("full", "SubnetFull", "eth0")
