@@ -73,7 +73,7 @@ func (p *Provider) authenticate(ctx context.Context) (*gophercloud.ServiceClient
 		return service(client, p.endpoint), nil
 	}
 	if err := openstack.AuthenticateV3(ctx, client, p.settings.options(p.endpoint), gophercloud.EndpointOpts{}); err != nil {
-		return nil, failure(opToken, err, scope{keystone: true})
+		return nil, p.conceal(failure(opToken, err, scope{keystone: true}), nil)
 	}
 	result, ok := client.GetAuthResult().(tokens.CreateResult)
 	if !ok {

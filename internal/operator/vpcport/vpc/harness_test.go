@@ -25,6 +25,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/berthnet/berth/api/v1alpha1"
+	"github.com/berthnet/berth/deploy"
 	lab "github.com/berthnet/berth/internal/lab/cloud/neutron"
 	"github.com/berthnet/berth/test/harness"
 	"github.com/berthnet/berth/test/harness/controllers"
@@ -95,11 +96,12 @@ func newBed(t *testing.T, o Options) *bed {
 	return b
 }
 
-// start runs the controller as an operator that leads.
+// start runs the controller as an operator that leads, under its service account, with
+// the chart's roles and admission policies.
 func (b *bed) start(o Options) {
 	b.t.Helper()
 	o.Namespace, o.Logger = namespace, slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	mgr, err := controllers.Manager(harness.ControlPlane.Config(), Watches())
+	mgr, err := controllers.Manager(harness.OperatorConfig(b.t, deploy.PortMode), Watches())
 	harness.OK(b.t, err)
 	b.vpcs, err = Setup(b.t.Context(), mgr, o)
 	harness.OK(b.t, err)
@@ -116,7 +118,7 @@ func (b *bed) newVPC(name string, edit ...func(*v1alpha1.VPCSpec)) *v1alpha1.VPC
 	v := &v1alpha1.VPC{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.VPCSpec{
 		Provider: v1alpha1.ProviderNeutron, Network: "blue", Endpoint: b.server.URL + "/v3",
 		Credentials: &v1alpha1.VPCCredentials{Type: v1alpha1.CredentialsPassword, SecretName: "neutron"},
-		TLS:         &v1alpha1.VPCTLS{CABundle: trust(b.server)},
+		TLS:         &v1alpha1.VPCTLS{CABundle: trust(b.server)}, AllowedNamespaces: &v1alpha1.VPCNamespaces{Names: []string{"*"}},
 	}}
 	for _, e := range edit {
 		e(&v.Spec)

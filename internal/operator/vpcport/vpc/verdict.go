@@ -23,7 +23,7 @@ const (
 	ReasonInvalidEndpoint      = "InvalidEndpoint"
 	ReasonCertificateRefused   = "CertificateRefused"
 	ReasonNoAnswer             = "NoAnswer"
-	ReasonProviderFails        = "ProviderFails"
+	ReasonProviderFailed       = "ProviderFailed"
 	ReasonThrottled            = "Throttled"
 	ReasonUnexpectedAnswer     = "UnexpectedAnswer"
 	ReasonSecretNotFound       = "SecretNotFound"
@@ -127,7 +127,7 @@ func unreachable(err error) *problem {
 		p.reason, p.message = ReasonCertificateRefused, p.message+" (spec.tls.caBundle says which certificates are trusted, spec.tls.serverName the name that they must have)"
 	}
 	if e, ok := errors.AsType[*vpcport.Error](err); ok && e.Status != 0 {
-		p.reason = ReasonProviderFails
+		p.reason = ReasonProviderFailed
 	}
 	return p
 }
