@@ -40,7 +40,7 @@ func (o *opener) open(s neutron.Settings, worse func()) (*tended, error) {
 	if err != nil {
 		return nil, err
 	}
-	at := endpoint{s.Endpoint, s.Region}
+	at := endpoint{p.Endpoint(), s.Region}
 	h := newHealth(worse)
 	return &tended{
 		settings: s, provider: o.take(at).Provider(p, h.told), health: h,

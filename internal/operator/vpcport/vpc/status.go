@@ -58,6 +58,7 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 	describe(v, s, nics, c.now())
 	c.reported.put(v.Name, meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady))
 	if reflect.DeepEqual(before.Status, v.Status) {
+		s.pin = pinIn(v.Status)
 		return 0, nil
 	}
 	if wait := s.reported.Add(reportEvery).Sub(c.now()); wait > 0 {
@@ -68,6 +69,7 @@ func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics
 	if client.IgnoreNotFound(err) != nil {
 		return 0, fmt.Errorf("write the status of VPC %s: %w", v.Name, err)
 	}
+	s.pin = pinIn(v.Status)
 	c.tell(before, v)
 	return 0, nil
 }
