@@ -22,7 +22,7 @@ import (
 )
 
 // What a spec and a Secret say is what the provider is opened with.
-func TestSettingsOf(t *testing.T) {
+func TestAccessOf(t *testing.T) {
 	secret := &corev1.Secret{Data: map[string][]byte{}}
 	for _, k := range []string{"username", "password", "userDomain", "project", "projectDomain", "id", "secret"} {
 		secret.Data[k] = []byte("the " + k)
@@ -45,14 +45,15 @@ func TestSettingsOf(t *testing.T) {
 		if kind != "" {
 			spec.Credentials = &v1alpha1.VPCCredentials{Type: kind, SecretName: "neutron"}
 		}
-		got, why := settingsOf(spec, secret)
+		a, why := accessOf(spec, secret)
+		got := a.(toNeutron).Settings
 		got.Agent, plain.Credentials = "", want
 		if diff := cmp.Diff(plain, got); diff != "" || why != nil {
 			t.Errorf("%q: %v %s", kind, why, diff)
 		}
 	}
 	spec.Credentials = &v1alpha1.VPCCredentials{Type: "token", SecretName: "neutron"}
-	if _, why := settingsOf(spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
+	if _, why := accessOf(spec, secret); why == nil || !strings.Contains(why.message, `"token"`) {
 		t.Errorf("an unknown type: %+v", why)
 	}
 }
@@ -202,7 +203,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 	m.Called(lanes.OpCreate, nil, time.Second, 2*time.Second)
 	m.Called(lanes.OpCreate, &vpcport.Error{Class: vpcport.SubnetFull}, 0, time.Second)
 	c := &Controller{opener: newOpener(lanes.Options{Most: 5}), reported: newReports()}
-	p, err := c.opener.open(neutron.Settings{Endpoint: "http://127.0.0.1:1", Project: "p-1"}, func() {})
+	p, err := c.opener.open(toNeutron{neutron.Settings{Endpoint: "http://127.0.0.1:1", Project: "p-1"}}, func() {})
 	harness.OK(t, err)
 	c.reported.put("blue", true)
 	c.reported.put("red", false)
@@ -228,7 +229,7 @@ func TestMetricsOfVPCs(t *testing.T) {
 func TestLanesAreShared(t *testing.T) {
 	o := newOpener(lanes.Options{Most: 8})
 	for _, endpoint := range []string{"http://127.0.0.1:1", "http://127.0.0.1:1/", "http://127.0.0.1:1/v3", "http://127.0.0.1:2/v3"} {
-		_, err := o.open(neutron.Settings{Endpoint: endpoint, Project: "p-1"}, func() {})
+		_, err := o.open(toNeutron{neutron.Settings{Endpoint: endpoint, Project: "p-1"}}, func() {})
 		harness.OK(t, err)
 	}
 	if got := o.usage(); got.Allowed != 16 {

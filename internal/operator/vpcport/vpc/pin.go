@@ -24,7 +24,7 @@ func (s *state) pinOf(v *v1alpha1.VPC) pin {
 	return pinIn(v.Status)
 }
 
-// holds holds what was found against the pin of a VPC. Without PodNICs there are no
+// holds compares what was found with the pin of a VPC. Without PodNICs there are no
 // ports, and anything goes.
 func (p pin) holds(spec v1alpha1.VPCSpec, nics int, found sight) *problem {
 	switch is := found.pin(); {

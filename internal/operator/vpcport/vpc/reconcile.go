@@ -228,14 +228,14 @@ func (c *Controller) tend(ctx context.Context, v *v1alpha1.VPC, s *state) *probl
 			return why
 		}
 	}
-	settings, why := settingsOf(v.Spec, secret)
+	to, why := accessOf(v.Spec, secret)
 	if why != nil {
 		return why
 	}
-	if s.tended != nil && reflect.DeepEqual(s.tended.settings, settings) {
+	if s.tended != nil && reflect.DeepEqual(s.tended.access, to) {
 		return nil
 	}
-	t, err := c.opener.open(settings, func() { c.wakeAfter(v.Name, worsePause) })
+	t, err := c.opener.open(to, func() { c.wakeAfter(v.Name, worsePause) })
 	if err != nil {
 		return &problem{ofEndpoint, ReasonInvalidEndpoint, fmt.Sprintf("spec.%v", err)}
 	}
