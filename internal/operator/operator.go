@@ -132,7 +132,7 @@ func assemble(ctx context.Context, mgr manager.Manager, f *front, features []fea
 		if err != nil {
 			return err
 		}
-		alive, collectors = append(alive, p.alive), append(collectors, p.gauges)
+		alive, collectors = append(alive, p.alive), append(collectors, p.gauges...)
 	}
 	for _, c := range collectors {
 		if err := ctrlmetrics.Registry.Register(c); err != nil {

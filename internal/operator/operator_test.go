@@ -76,7 +76,7 @@ func created(subnet string) string {
 }
 
 // gaugesOfOthers begin the names of those that there are with --ipam=pool and port only.
-var gaugesOfOthers = []string{"berth_operator_pool_", "berth_operator_port_calls_", "berth_operator_vpc_"}
+var gaugesOfOthers = []string{"berth_operator_pool_", "berth_operator_port_calls_", "berth_operator_vpc_", "berth_operator_podnics", "berth_operator_port_bound_"}
 
 // checkFamilies holds /metrics against the page that documents it.
 func checkFamilies(t *testing.T, o *process) {

@@ -18,11 +18,10 @@ var (
 	famWaiting  = metric.New("berth_operator_port_calls_waiting", "gauge", "Calls that wait until they may be sent.")
 	famAllowed  = metric.New("berth_operator_port_calls_allowed", "gauge", "Calls that may be under way at once, to all endpoints together: --vpc-calls for each, fewer after it refused some as too many.")
 	famReady    = metric.New("berth_operator_vpc_ready", "gauge", "1 for a VPC whose condition Ready is True, else 0.", "vpc")
-	famNICs     = metric.New("berth_operator_vpc_nics", "gauge", "PodNICs of a VPC.", "vpc")
 )
 
 // Families are the metrics, for the page that documents them.
-var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famReady, famNICs}
+var Families = []metric.Family{famCalls, famDuration, famWait, famUnderWay, famWaiting, famAllowed, famReady}
 
 // Metrics count the calls to providers. They may be used by many goroutines at once.
 type Metrics struct {
@@ -67,7 +66,7 @@ type gauges struct{ c *Controller }
 
 // Describe implements prometheus.Collector.
 func (gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famReady, famNICs} {
+	for _, f := range []metric.Family{famUnderWay, famWaiting, famAllowed, famReady} {
 		ch <- f.Desc()
 	}
 }
@@ -78,12 +77,11 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	ch <- famUnderWay.Value(float64(u.UnderWay))
 	ch <- famWaiting.Value(float64(u.Waiting))
 	ch <- famAllowed.Value(float64(u.Allowed))
-	for name, r := range g.c.reported.all() {
+	for name, yes := range g.c.reported.all() {
 		ready := 0.
-		if r.ready {
+		if yes {
 			ready = 1
 		}
 		ch <- famReady.Value(ready, name)
-		ch <- famNICs.Value(float64(r.nics), name)
 	}
 }

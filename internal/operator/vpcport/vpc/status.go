@@ -25,23 +25,18 @@ const (
 	maxSubnets = 1024
 )
 
-// reports are what was last written, for metrics.
+// reports are whether VPCs are ready, for metrics.
 type reports struct {
 	mu sync.Mutex // guards by
-	by map[string]reported
+	by map[string]bool
 }
 
-type reported struct {
-	ready bool
-	nics  int32
-}
+func newReports() *reports { return &reports{by: map[string]bool{}} }
 
-func newReports() *reports { return &reports{by: map[string]reported{}} }
-
-func (r *reports) put(vpc string, what reported) {
+func (r *reports) put(vpc string, ready bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.by[vpc] = what
+	r.by[vpc] = ready
 }
 
 func (r *reports) drop(vpc string) {
@@ -50,7 +45,7 @@ func (r *reports) drop(vpc string) {
 	delete(r.by, vpc)
 }
 
-func (r *reports) all() map[string]reported {
+func (r *reports) all() map[string]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return maps.Clone(r.by)
@@ -61,7 +56,7 @@ func (r *reports) all() map[string]reported {
 func (c *Controller) report(ctx context.Context, v *v1alpha1.VPC, s *state, nics int) (time.Duration, error) {
 	before := v.DeepCopy()
 	describe(v, s, nics, c.now())
-	c.reported.put(v.Name, reported{meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady), v.Status.NICs})
+	c.reported.put(v.Name, meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.ConditionReady))
 	if reflect.DeepEqual(before.Status, v.Status) {
 		return 0, nil
 	}

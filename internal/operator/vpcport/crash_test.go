@@ -1,0 +1,3 @@
+package vpcport
+
+func child(string) error { return nil }
