@@ -29,7 +29,7 @@ const (
 func (d *Daemon) podView(ctx context.Context, namespace, name string) introspect.Pod {
 	view := introspect.Pod{
 		Namespace: namespace, Name: name, Node: d.NodeName, Time: d.Clock.Now().UTC(),
-		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name, d.Source.Why),
+		Attachments: []introspect.Attachment{}, Waiting: d.waits.of(namespace, name, d.why),
 	}
 	var mine []attachment.Record
 	for _, rec := range d.Store.Records() {

@@ -53,7 +53,10 @@ func (f *Front) whyWaits(key attachment.Key) (kind podevents.Kind, cause, messag
 	if d == nil {
 		return podevents.WaitsForNetwork, "starting", "berthd is starting: " + f.waitingFor()
 	}
-	if ex := d.Source.Why(key); ex != nil {
+	switch ex, nics := d.why(key); {
+	case ex != nil && nics:
+		return podevents.WaitsForNetwork, ex.Reason, ex.Message
+	case ex != nil:
 		return podevents.WaitsForAddress, ex.Reason, ex.Message
 	}
 	return podevents.WaitsForNetwork, podevents.Busy, "the kernel, or another call about the same container, takes long"

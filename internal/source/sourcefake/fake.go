@@ -26,6 +26,8 @@ type Source struct {
 	// none and nothing unless set before it is used.
 	Wants   []string
 	Refuses func(source.Wish) error
+	// Nothing: it leases none, as where all interfaces of pods are NICs.
+	Nothing bool
 
 	clock  clock.Clock
 	period time.Duration
@@ -145,6 +147,9 @@ func (s *Source) Acquire(ctx context.Context, req source.Request) (source.Lease,
 	s.mu.Lock()
 	s.wish = req.Wish
 	s.mu.Unlock()
+	if s.Nothing {
+		return source.Lease{}, nil
+	}
 	for {
 		lease, ok, changed, next := s.try(req.Key)
 		if ok {

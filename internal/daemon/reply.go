@@ -1,0 +1,83 @@
+package daemon
+
+import (
+	"net/netip"
+
+	"github.com/berthnet/berth/internal/attachment"
+	"github.com/berthnet/berth/internal/mac"
+	"github.com/berthnet/berth/internal/rpc"
+)
+
+// The gateways of the pod side (proposal for the Amazon VPC CNI, for IPv4; datapath sets them up).
+const (
+	podGateway4 = "169.254.1.1"
+	podGateway6 = "fe80::1"
+)
+
+// replyOf is an attachment for the plugin: its own interface, from the lease or from the
+// NIC of its name, and then the other NICs.
+func replyOf(rec attachment.Record) *rpc.AddReply {
+	reply := &rpc.AddReply{
+		Host:    interfaceOf(rec.HostLink, rec.HostMAC),
+		Sandbox: interfaceOf(rec.Key.IfName, rec.PodMAC),
+		Mtu:     uint32(rec.MTU),
+	}
+	for _, a := range rec.Lease.Addrs() {
+		reply.Addresses = append(reply.Addresses, netip.PrefixFrom(a, a.BitLen()).String())
+		if a.Is4() {
+			reply.Routes = append(reply.Routes,
+				&rpc.Route{Dst: podGateway4 + "/32"}, &rpc.Route{Dst: "0.0.0.0/0", Gateway: podGateway4})
+		} else {
+			reply.Routes = append(reply.Routes, &rpc.Route{Dst: "::/0", Gateway: podGateway6})
+		}
+	}
+	for _, nic := range rec.NICs {
+		link := linkOf(nic)
+		if nic.IfName != rec.Key.IfName {
+			reply.Links = append(reply.Links, link)
+			continue
+		}
+		reply.Host, reply.Sandbox, reply.Mtu, reply.Routes = link.GetHost(), link.GetSandbox(), link.GetMtu(), link.GetRoutes()
+		for _, a := range link.GetAddresses() {
+			reply.Addresses = append(reply.Addresses, a.GetCidr())
+		}
+	}
+	return reply
+}
+
+func interfaceOf(name string, address mac.Addr) *rpc.Interface {
+	return &rpc.Interface{Name: name, Mac: address.String()}
+}
+
+func linkOf(nic attachment.NIC) *rpc.Link {
+	link := &rpc.Link{
+		Host: interfaceOf(nic.HostLink, nic.HostMAC), Sandbox: interfaceOf(nic.IfName, nic.MAC), Mtu: uint32(nic.MTU),
+	}
+	for _, a := range nic.Addresses {
+		address := &rpc.Address{Cidr: a.CIDR.String()}
+		if a.Gateway.IsValid() {
+			address.Gateway = a.Gateway.String()
+			if nic.DefaultRoute {
+				anywhere := netip.PrefixFrom(unspecified(a.CIDR.Addr()), 0)
+				link.Routes = append(link.Routes, &rpc.Route{Dst: anywhere.String(), Gateway: a.Gateway.String()})
+			}
+		}
+		link.Addresses = append(link.Addresses, address)
+	}
+	for _, r := range nic.Routes {
+		route := &rpc.Route{Dst: r.Destination.String()}
+		if r.Gateway.IsValid() {
+			route.Gateway = r.Gateway.String()
+		}
+		link.Routes = append(link.Routes, route)
+	}
+	return link
+}
+
+// unspecified is the address of zeros of an address's family.
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
