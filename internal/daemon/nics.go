@@ -178,7 +178,7 @@ func nicFailure(what string, err error) error {
 		return say(types.ErrTryAgainLater, ex.Reason)
 	}
 	switch {
-	case errors.Is(err, plug.ErrInvalid):
+	case errors.Is(err, plug.ErrInvalid), errors.Is(err, plug.ErrDefaultRoute):
 		return say(types.ErrInvalidNetworkConfig, "nic-invalid")
 	case errors.Is(err, plug.ErrNoBridge), errors.Is(err, plug.ErrUnreachable):
 		return say(types.ErrTryAgainLater, "nic-switch")

@@ -1,13 +1,14 @@
 package daemon
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
 
+	"github.com/containernetworking/cni/pkg/types"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/testing/protocmp"
-
-	"net/netip"
 
 	"github.com/berthnet/berth/internal/attachment"
 	"github.com/berthnet/berth/internal/rpc"
@@ -94,4 +95,33 @@ func TestPodOfNICsAlone(t *testing.T) {
 	if left := r.Store.Records(); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
+}
+
+// CHECK compares what is plugged, and the addresses that the runtime remembers of each
+// interface that is ours.
+func TestCheckWithNICs(t *testing.T) {
+	n := newPortNode(t, "10.0.0.5")
+	r := n.start()
+	r.nics.bind("pod-a", testNIC("eth1", "p-1"))
+	mustAdd(t, r, "a", n.newNetns("a"))
+	check := func(ifName, cidr string) error {
+		_, err := r.client.Check(within(t), &rpc.CheckRequest{
+			Attachment: addOf("a", "").GetAttachment(), Netns: "/run/netns/a", Addresses: []string{"10.0.0.5/32"},
+			Links: []*rpc.Link{{Sandbox: &rpc.Interface{Name: ifName}, Addresses: []*rpc.Address{{Cidr: cidr}}}},
+		})
+		return err
+	}
+	must(t, check("eth1", "192.168.0.12/24"))
+	must(t, check("net1", "192.168.0.13/24")) // another plugin's
+	if f := wantFailure(t, check("eth1", "192.168.0.13/24"), CodeMismatch); !strings.Contains(f.GetMessage(), "interface eth1 of attachment berth/a/eth0 holds [192.168.0.12], not 192.168.0.13") {
+		t.Errorf("message %q", f.GetMessage())
+	}
+	wantFailure(t, check("eth1", "x"), types.ErrInvalidNetworkConfig)
+	n.board.lose()
+	if f := wantFailure(t, check("eth1", "192.168.0.12/24"), CodeMismatch); !strings.Contains(f.GetDetails(), "NIC eth1, port p-1: is not plugged") {
+		t.Errorf("details %q", f.GetDetails())
+	}
+	// The same ADD puts it back.
+	mustAdd(t, r, "a", "/run/netns/a")
+	must(t, check("eth1", "192.168.0.12/24"))
 }

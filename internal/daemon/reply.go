@@ -57,12 +57,11 @@ func linkOf(nic attachment.NIC) *rpc.Link {
 		address := &rpc.Address{Cidr: a.CIDR.String()}
 		if a.Gateway.IsValid() {
 			address.Gateway = a.Gateway.String()
-			if nic.DefaultRoute {
-				anywhere := netip.PrefixFrom(unspecified(a.CIDR.Addr()), 0)
-				link.Routes = append(link.Routes, &rpc.Route{Dst: anywhere.String(), Gateway: a.Gateway.String()})
-			}
 		}
 		link.Addresses = append(link.Addresses, address)
+	}
+	if nic.DefaultRoute {
+		link.Routes = append(defaultRoutes(nic, netip.IPv4Unspecified()), defaultRoutes(nic, netip.IPv6Unspecified())...)
 	}
 	for _, r := range nic.Routes {
 		route := &rpc.Route{Dst: r.Destination.String()}
@@ -74,10 +73,13 @@ func linkOf(nic attachment.NIC) *rpc.Link {
 	return link
 }
 
-// unspecified is the address of zeros of an address's family.
-func unspecified(a netip.Addr) netip.Addr {
-	if a.Is4() {
-		return netip.IPv4Unspecified()
+// defaultRoutes is the route to anywhere of the family of nowhere, by the first gateway
+// of that family; none without one.
+func defaultRoutes(nic attachment.NIC, nowhere netip.Addr) []*rpc.Route {
+	for _, a := range nic.Addresses {
+		if a.Gateway.IsValid() && a.Gateway.Is4() == nowhere.Is4() {
+			return []*rpc.Route{{Dst: netip.PrefixFrom(nowhere, 0).String(), Gateway: a.Gateway.String()}}
+		}
 	}
-	return netip.IPv6Unspecified()
+	return nil
 }
