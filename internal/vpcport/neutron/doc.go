@@ -15,6 +15,7 @@
 //	call.go       one request
 //	errors.go     failures into classes
 //	about.go      what a failure is about
+//	conceal.go    errors without credentials and tokens
 //	wire.go       requests and replies as they are sent
 //	binding.go    how a bound port is plugged
 //	network.go    Provider.Network
@@ -22,4 +23,5 @@
 //	list.go       Provider.Ports and Get
 //	create.go     Provider.Create
 //	change.go     Provider.Update and Delete
+//	settle.go     what the answer to a binding does not tell
 package neutron
