@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -293,11 +292,6 @@ func (c *Controller) report(s *scene, before, after v1alpha1.PodNICStatus) {
 	if before.PortID != after.PortID {
 		c.o.Logger.Info("port of a NIC", "podnic", name, "vpc", s.o.Spec.VPC, "port", after.PortID, "made", after.Made, "before", before.PortID)
 	}
-}
-
-// warn makes an Event of an error of a pod (see told).
-func (c *Controller) warn(p *corev1.Pod, nic, reason string, err error) {
-	_ = c.told.warn(c.events, p, nic, reason, err)
 }
 
 // answered takes in what came of a call, and has the NIC reconciled, and those that it
