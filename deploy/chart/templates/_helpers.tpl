@@ -92,6 +92,7 @@ the schema lets them say nothing of what makes the mode.
 {{- $_ := set $ofMode "vpc-ports" true -}}
 {{- else -}}
 {{- $_ := set $ofMode "ipam" (append ($ofMode.ipam | default list) "port") -}}
+{{- $_ := set $ofMode "first-interface-is-port" false -}}
 {{- end -}}
 {{- end -}}
 {{- merge $settings $ofMode | toYaml -}}
