@@ -356,7 +356,7 @@ func (n *nic) learn(j job, a answer, now time.Time) {
 	switch {
 	case a.err != nil && j.step.Kind == plan.Create && n.have.Unclear:
 		n.unclear = now
-	case class == vpcport.AddressTaken && j.want.Over == false:
+	case class == vpcport.AddressTaken:
 		n.anew = true
 	case class == vpcport.PortGone && j.have.Recorded != "":
 		n.lost = j.have.Recorded
