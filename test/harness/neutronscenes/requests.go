@@ -60,6 +60,9 @@ func (r *requests) ask(what, method, path, body string) (ids []string) {
 		line += ";"
 		_, _, now := r.do("GET", "ports/"+id, "")
 		for _, n := range append([]map[string]any{p}, now...) {
+			if d, ok := n["binding:vif_details"].(map[string]any); ok {
+				delete(d, "datapath_type") // is the node's, not Neutron's
+			}
 			details, _ := json.Marshal(n["binding:vif_details"])
 			line += fmt.Sprintf(" [%v %v at %q %s %s]", n["revision_number"], n["status"], n["binding:host_id"], n["binding:vif_type"], details)
 		}
