@@ -53,7 +53,9 @@ func (r *requests) ask(what, method, path, body string) (ids []string) {
 	r.t.Helper()
 	status, text, ports := r.do(method, path, body)
 	line := fmt.Sprintf("%s: %d", anID.ReplaceAllString(what, "<id>"), status)
-	slices.SortFunc(ports, func(a, b map[string]any) int { return strings.Compare(fmt.Sprint(a["device_id"]), fmt.Sprint(b["device_id"])) })
+	slices.SortFunc(ports, func(a, b map[string]any) int {
+		return strings.Compare(fmt.Sprint(a["device_id"]), fmt.Sprint(b["device_id"]))
+	})
 	for _, p := range ports {
 		id := fmt.Sprint(p["id"])
 		ids = append(ids, id)
